@@ -1,0 +1,3 @@
+"""Baton: an LLM serving engine. See docs/architecture.md for the map."""
+
+__version__ = "0.1.0.dev0"

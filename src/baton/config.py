@@ -1,0 +1,103 @@
+"""Configuration: frozen, one class an owner, a sentence a field, checked once when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from baton.errors import InvalidConfig
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise InvalidConfig(message)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVConfig:
+    """The device pool of one instance."""
+
+    blocks: int = 1024
+    "Blocks in the pool."
+    block_size: int = 16
+    "Tokens a block holds."
+    prefix_caching: bool = True
+    "Share computed blocks between requests. Off: only the n sequences of one request share their prompt."
+    eviction: Literal["lru", "lfu"] = "lru"
+    "Which unreferenced cached block goes first (core/kv/eviction.py)."
+
+    def __post_init__(self) -> None:
+        _require(self.blocks >= 1, f"kv.blocks is {self.blocks}: a pool needs at least one block")
+        _require(self.block_size >= 1, f"kv.block_size is {self.block_size}: a block holds at least one token")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerConfig:
+    """What one step may hold, and how careful admission is."""
+
+    slots: int = 256
+    "Sequences that may sit on the worker at once."
+    tokens_per_step: int = 8192
+    "Upper bound of tokens, prompt and decode together, in one step."
+    chunk_tokens_max: int | None = None
+    "Upper bound of prompt tokens of one sequence in one step. None: only tokens_per_step bounds it."
+    steps_in_flight: int = 2
+    "Plans handed to the worker before the oldest result is in. 2 hides the scheduler behind the worker."
+    order: Literal["priority", "arrival"] = "priority"
+    "Line order: by priority (lower is more urgent) and then arrival, or by arrival alone."
+    reserve_start: float = 0.4
+    "Share of the running sequences' possible growth that admission keeps free, right after start."
+    reserve_floor: float = 0.05
+    "The share decays towards this while nothing is preempted."
+    reserve_decay: float = 0.01
+    "How much of the distance to the floor the share loses in a step."
+    reserve_clip_tokens: int = 4096
+    "A sequence's possible growth is counted up to this many tokens."
+    step_seconds_max: float = 60.0
+    "A step without a result for this long means that the worker is lost."
+    worker_restarts_max: int = 5
+    "Worker losses in a row, without one absorbed step in between, after which the instance gives up."
+
+    def __post_init__(self) -> None:
+        _require(self.slots >= 1, f"scheduler.slots is {self.slots}: at least one sequence must be able to run")
+        _require(
+            self.tokens_per_step >= self.slots,
+            f"scheduler.tokens_per_step is {self.tokens_per_step}, less than scheduler.slots ({self.slots}): "
+            "every running sequence needs one token of a step",
+        )
+        _require(self.steps_in_flight >= 1, "scheduler.steps_in_flight must be at least 1")
+        _require(
+            self.chunk_tokens_max is None or self.chunk_tokens_max >= 1, "scheduler.chunk_tokens_max must be at least 1"
+        )
+        _require(
+            0.0 <= self.reserve_floor <= self.reserve_start <= 1.0,
+            "scheduler: 0 <= reserve_floor <= reserve_start <= 1 must hold",
+        )
+        _require(0.0 <= self.reserve_decay <= 1.0, "scheduler.reserve_decay must be between 0 and 1")
+        _require(self.reserve_clip_tokens >= 1, "scheduler.reserve_clip_tokens must be at least 1")
+        _require(self.step_seconds_max > 0, "scheduler.step_seconds_max must be positive")
+        _require(self.worker_restarts_max >= 0, "scheduler.worker_restarts_max must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueConfig:
+    """How much may wait. Over it a request is refused at once, with the numbers."""
+
+    requests_max: int = 4096
+    "Sequences waiting for their first admission; a preempted one keeps its place and does not count."
+    tokens_max: int = 4_000_000
+    "Prompt tokens of those sequences."
+
+    def __post_init__(self) -> None:
+        _require(self.requests_max >= 1 and self.tokens_max >= 1, "queue: both bounds must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstanceConfig:
+    """Everything the instance machine (core/engine/instance.py) is told."""
+
+    kv: KVConfig = field(default_factory=KVConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    queue: QueueConfig = field(default_factory=QueueConfig)
+    fingerprint: bytes = b""
+    "Root of every block key: Fingerprint.digest() of what is served (core/kv/block_hash.py)."

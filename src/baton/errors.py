@@ -1,0 +1,52 @@
+"""Every error of ours, as one tree; each knows whose fault it is and what HTTP says about it.
+
+EngineError
+  CallerError            400   the request is wrong; sending it again will not help
+    InvalidConfig              a setting is wrong; the message names it
+    RequestRefused             the core's answer to a request it will never run, with the numbers
+  Overloaded             429   we are full; try again later
+  Unavailable            503   draining, paused, or the worker is gone for good
+  ProtocolError          500   bytes on a wire that we cannot accept (see protocol/codec.py for the leaves)
+  InvariantBroken        500   our fault: stop, do not go on
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    http_status: int = 500
+    retryable: bool = False
+
+
+class CallerError(EngineError):
+    http_status = 400
+
+
+class InvalidConfig(CallerError):
+    """A setting is out of range or contradicts another one."""
+
+
+class RequestRefused(CallerError):
+    """The request can never be run by this instance."""
+
+
+class Overloaded(EngineError):
+    http_status = 429
+    retryable = True
+
+
+class Unavailable(EngineError):
+    http_status = 503
+    retryable = True
+
+
+class ProtocolError(EngineError):
+    """A peer sent something that is not in the protocol."""
+
+
+class InvariantBroken(EngineError):
+    """The engine found its own state impossible. `invariant` is the number in docs/reliability.md, 0 if none."""
+
+    def __init__(self, message: str, invariant: int = 0) -> None:
+        super().__init__(f"[{invariant}] {message}" if invariant else message)
+        self.invariant = invariant

@@ -1,0 +1,1 @@
+"""NAMES what crosses a boundary. Nothing here decides and nothing here acts."""

@@ -1,0 +1,87 @@
+"""What a front asks of an instance, and how each request ends. Token ids only: text never reaches an engine."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from baton.protocol.ids import RequestId
+
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+
+class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How tokens are drawn and when to stop. A draw depends on (seed, sequence index, position) and nothing else."""
+
+    max_tokens: Count = 16
+    min_tokens: Annotated[int, Meta(ge=0)] = 0
+    "No stop id ends the sequence before this many tokens."
+    stop_token_ids: tuple[TokenId, ...] = ()
+    "Ends of text included, unless the client asked to ignore them."
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] = 0
+    "Always concrete: the front draws one where the client gave none."
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 0.0
+    top_k: Annotated[int, Meta(ge=-1)] = -1
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+
+
+class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One prompt, n sequences."""
+
+    id: RequestId
+    prompt: Annotated[tuple[TokenId, ...], Meta(min_length=1)]
+    sampling: SamplingParams = SamplingParams()
+    n: Annotated[int, Meta(ge=1, le=128)] = 1
+    priority: int = 0
+    "Lower is more urgent, as in vLLM."
+    timeout_seconds: Annotated[float, Meta(gt=0.0)] | None = None
+    "Ends the request that long after its arrival, with what it has so far."
+    salt: bytes = b""
+    "Requests share cached blocks only within one salt (a tenant, say)."
+
+
+class FinishReason(str, Enum):
+    """Why a sequence ended. The word is also the metric label and the log word."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+
+RefusalReason = Literal[
+    "never_fits", "queue_full", "queue_tokens_full", "duplicate_id", "draining", "paused", "worker_gone"
+]
+
+
+class Refused(Struct, frozen=True):
+    """The answer to a request that is not taken: at once, whole, with the numbers."""
+
+    reason: RefusalReason
+    needed: int = 0
+    limit: int = 0
+
+    def __str__(self) -> str:
+        match self.reason:
+            case "never_fits":
+                return (
+                    f"the request can need {self.needed} KV blocks and the pool has {self.limit}: "
+                    "shorten the prompt, lower max_tokens, or give the instance more blocks"
+                )
+            case "queue_full":
+                return f"{self.needed} sequences would wait and the queue holds {self.limit}"
+            case "queue_tokens_full":
+                return f"{self.needed} prompt tokens would wait and the queue holds {self.limit}"
+            case "duplicate_id":
+                return "a request with this id is still running"
+            case "draining":
+                return "the instance is draining and takes no new requests"
+            case "paused":
+                return "the instance is paused"
+            case "worker_gone":
+                return f"the worker was lost {self.needed} times in a row (limit {self.limit})"
