@@ -6,6 +6,10 @@ EngineError
     RequestRefused             the core's answer to a request it will never run, with the numbers
   Overloaded             429   we are full; try again later
   Unavailable            503   draining, paused, or the worker is gone for good
+  ModelLoadError         500   a model cannot be served; the message names the file or tensor and what would work
+    ModelNotFound              no folder, file, alias or hub model of that name
+    ModelUnsupported           a whole model, but of a kind that we do not run
+    ModelFileBroken            truncated, wrong checksum, or tensors that do not fit the configuration
   ProtocolError          500   bytes on a wire that we cannot accept (see protocol/codec.py for the leaves)
   InvariantBroken        500   our fault: stop, do not go on
 """
@@ -38,6 +42,22 @@ class Overloaded(EngineError):
 class Unavailable(EngineError):
     http_status = 503
     retryable = True
+
+
+class ModelLoadError(EngineError):
+    """The model cannot be brought into memory. An instance says this at start; no request ever sees it."""
+
+
+class ModelNotFound(ModelLoadError):
+    """Nothing of that name, here or where we may fetch from."""
+
+
+class ModelUnsupported(ModelLoadError):
+    """The files are fine, but hold an architecture, a tensor type or a setting that we do not run."""
+
+
+class ModelFileBroken(ModelLoadError):
+    """The files are damaged or contradict each other."""
 
 
 class ProtocolError(EngineError):

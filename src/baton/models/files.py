@@ -1,0 +1,34 @@
+"""What a model file is not: small checks that turn a puzzling failure into a plain sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from baton.errors import ModelFileBroken
+
+PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
+GIT_LFS_MAGIC = b"version https://git-lfs"
+
+
+def is_pickle(path: Path) -> bool:
+    return path.suffix.lower() in PICKLE_SUFFIXES
+
+
+def refuse_git_lfs_pointer(path: Path) -> None:
+    """A clone without LFS leaves a short text in place of every large file."""
+    with path.open("rb") as file:
+        if file.read(len(GIT_LFS_MAGIC)) == GIT_LFS_MAGIC:
+            raise ModelFileBroken(f"{path}: only a Git LFS pointer, not the file itself; run `git lfs pull`")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON table; anything else is a broken file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelFileBroken(f"{path}: not readable as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ModelFileBroken(f"{path}: holds a {type(value).__name__}, not a table of settings")
+    return value

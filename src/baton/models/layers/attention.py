@@ -1,0 +1,58 @@
+"""The attention block, and the socket into which whoever owns the KV cache plugs the attention itself.
+
+hidden -> one product gives queries, keys and values of every token -> (norm) -> rotation -> the socket -> output
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from baton.models.config import ModelConfig
+from baton.models.layers.linear import Linear
+from baton.models.layers.norm import HeadNorm
+from baton.models.layers.rope import Angles, rotate
+from baton.models.loaders.weights import Weights
+
+
+class AttentionContext(Protocol):
+    """One step's attention: knows which sequence each row belongs to and where its keys and values are kept.
+
+    Called once a layer. It stores k and v, and lets every row of q look at all rows of its own sequence up to and
+    including itself (within ModelConfig.window(layer), if that is set), with scores times ModelConfig.attention_scale.
+    """
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
+        """q: [tokens, heads, head_dim], k and v: [tokens, kv_heads, head_dim] -> [tokens, heads * head_dim].
+
+        The inputs are already rotated. They may be views with gaps between rows; only the last dimension is dense.
+        """
+        ...
+
+
+class AttentionBlock:
+    __slots__ = ("config", "head_norm", "layer", "output", "qkv")
+
+    def __init__(self, config: ModelConfig, weights: Weights, layer: int) -> None:
+        self.config = config
+        self.layer = layer
+        prefix = f"layers.{layer}.attention."
+        traits = config.traits
+        self.qkv = Linear.load(weights, [f"{prefix}q", f"{prefix}k", f"{prefix}v"], bias=traits.qkv_bias)
+        self.output = Linear.load(weights, [f"{prefix}o"], bias=traits.output_bias)
+        self.head_norm: HeadNorm | None = None
+        if traits.qk_norm:
+            q_norm, k_norm = weights.take([f"{prefix}q_norm.weight"]), weights.take([f"{prefix}k_norm.weight"])
+            self.head_norm = HeadNorm(q_norm, k_norm, config.heads, config.kv_heads, config.norm_eps)
+
+    def __call__(self, hidden: Tensor, angles: Angles, attention: AttentionContext) -> Tensor:
+        heads, kv_heads, head_dim = self.config.heads, self.config.kv_heads, self.config.head_dim
+        # The row of a token: |-- q of every head --|-- k of every kv head --|-- v of every kv head --|
+        # Queries and keys are neighbours, so norm and rotation treat them as one run of heads.
+        qkv = self.qkv(hidden).view(-1, heads + 2 * kv_heads, head_dim)
+        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+        if self.head_norm is not None:
+            qk = self.head_norm(qk)
+        qk = rotate(qk, angles)
+        return self.output(attention(self.layer, qk[:, :heads], qk[:, heads:], v))

@@ -1,0 +1,37 @@
+"""Llama 2 and 3, SmolLM2, Mistral: the plain decoder, with optional biases and, for Mistral, a sliding window."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from baton.models.config import Traits
+from baton.models.config_fields import Fields
+from baton.models.decoder import Decoder
+
+MISTRAL_WINDOW_DEFAULT = 4096
+"""What a Mistral config.json without the key means. A null there means no window."""
+
+
+class Llama(Decoder):
+    name = "llama"
+    hf_names = ("LlamaForCausalLM", "MistralForCausalLM")
+    gguf_name = "llama"
+    gguf_rotary_interleaved = True
+
+    @classmethod
+    def traits_from_hf(cls, fields: Fields) -> Traits:
+        if fields.get("model_type") == "mistral":
+            window = fields.integer_or_none("sliding_window", MISTRAL_WINDOW_DEFAULT)
+            return Traits(layer_windows=(window,) * fields.integer("num_hidden_layers") if window else ())
+        bias = fields.boolean("attention_bias", False)
+        return Traits(qkv_bias=bias, output_bias=bias, mlp_bias=fields.boolean("mlp_bias", False))
+
+    @classmethod
+    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+        window = fields.integer_or_none("attention.sliding_window", None)
+        return Traits(
+            qkv_bias="blk.0.attn_q.bias" in tensors,
+            output_bias="blk.0.attn_output.bias" in tensors,
+            mlp_bias="blk.0.ffn_gate.bias" in tensors,
+            layer_windows=(window,) * fields.integer("block_count") if window else (),
+        )

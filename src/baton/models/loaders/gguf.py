@@ -1,0 +1,106 @@
+"""Weights of a GGUF file, dequantised on the way in, or raw for kernels that compute on the quantised blocks.
+
+For the llama architecture the format keeps the two dimensions of a rotary pair side by side (0, d/2, 1, d/2+1, ...),
+and so reorders the rows of q and k when a model is converted. We turn the first half against the second, like Hugging
+Face, so the rows are put back here. Quantisation works along rows: whole rows of blocks move and no number changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.models.config import ModelConfig
+from baton.models.config_from_gguf import ROPE_DIVISORS
+from baton.models.loaders.gguf_dequantise import dequantise
+from baton.models.loaders.gguf_reader import GGUFFile, GGUFTensor
+from baton.models.loaders.gguf_types import TensorType
+from baton.models.loaders.weights import StoredTensor
+from baton.models.registry import architecture
+
+OUR_TOP_NAMES = {
+    "token_embd.weight": "embed.weight",
+    "output_norm.weight": "final_norm.weight",
+    "output.weight": "lm_head.weight",
+}
+OUR_LAYER_NAMES = {
+    "attn_norm": "attention_norm",
+    "attn_q": "attention.q",
+    "attn_k": "attention.k",
+    "attn_v": "attention.v",
+    "attn_output": "attention.o",
+    "attn_q_norm": "attention.q_norm",
+    "attn_k_norm": "attention.k_norm",
+    "ffn_norm": "mlp_norm",
+    "ffn_gate": "mlp.gate",
+    "ffn_up": "mlp.up",
+    "ffn_down": "mlp.down",
+}
+LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+ROTARY_NAME = re.compile(r"layers\.\d+\.attention\.([qk])\.(weight|bias)")
+
+
+def our_name(name: str) -> str:
+    """Our name of a GGUF tensor; a name we do not know is returned as it is."""
+    match = LAYER_NAME.fullmatch(name)
+    if match and match[2] in OUR_LAYER_NAMES:
+        return f"layers.{match[1]}.{OUR_LAYER_NAMES[match[2]]}.{match[3]}"
+    return OUR_TOP_NAMES.get(name, name)
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """A parameter as the file stores it, rows in our order."""
+
+    type: TensorType
+    shape: tuple[int, ...]
+    "Of the values."
+    data: Tensor
+    "uint8 [rows, bytes of a row]. A view of the mapped file where the rows need not move: do not write to it."
+
+
+class GGUFWeights:
+    def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
+        self.origin = str(file.path)
+        self._file = file
+        self._config = config
+        self._interleaved = architecture(config.architecture).gguf_rotary_interleaved
+        # The divisors are part of the config by now (config_from_gguf.py).
+        self._tensors = {our_name(name): tensor for name, tensor in file.tensors.items() if name != ROPE_DIVISORS}
+
+    def stored(self) -> Mapping[str, StoredTensor]:
+        return {
+            name: StoredTensor(tensor.shape, tensor.nbytes, f"{self.origin}: {tensor.name}")
+            for name, tensor in self._tensors.items()
+        }
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        raw = self.raw(name)
+        if out.dtype == torch.float32 and out.is_contiguous() and out.device.type == "cpu":
+            dequantise(raw.data, raw.type, out)
+        else:
+            values = torch.empty(raw.shape, dtype=torch.float32)
+            dequantise(raw.data, raw.type, values)
+            out.copy_(values)
+
+    def raw(self, name: str) -> RawTensor:
+        """The stored blocks of a parameter, for a kernel that computes on them."""
+        tensor = self._tensors[name]
+        data = self._bytes(tensor)
+        match = ROTARY_NAME.fullmatch(name) if self._interleaved else None
+        if match:
+            data = _halves_apart(data, self._config.heads if match[1] == "q" else self._config.kv_heads)
+        return RawTensor(tensor.type, tensor.shape, data)
+
+    def _bytes(self, tensor: GGUFTensor) -> Tensor:
+        data = torch.frombuffer(self._file.buffer, dtype=torch.uint8, count=tensor.nbytes, offset=tensor.offset)
+        return data.view(tensor.shape[0], -1)
+
+
+def _halves_apart(rows: Tensor, heads: int) -> Tensor:
+    """Rows of a head from (0, d/2, 1, d/2+1, ...) back to (0, 1, ..., d-1)."""
+    return rows.view(heads, -1, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)

@@ -1,0 +1,151 @@
+"""GGUF blocks to float32, bit for bit what the format's own reference gives.
+
+Each function takes blocks as bytes, uint8 [n, block_bytes], and fills float32 out [n, block_elements]. The layouts,
+with the byte counts in brackets (d, m: float16 scale and minimum; qs: packed numbers; qh: their high bits):
+
+Q4_0  d[2] qs[16]                         value = d * (q - 8)      low nibbles first, then high nibbles
+Q4_1  d[2] m[2] qs[16]                    value = d * q + m
+Q5_0  d[2] qh[4] qs[16]                   value = d * (q - 16)     bit i of qh belongs to value i
+Q5_1  d[2] m[2] qh[4] qs[16]              value = d * q + m
+Q8_0  d[2] qs[32]                         value = d * q            q is signed
+Q4_K  d[2] m[2] scales[12] qs[128]        value = d * scale * q - m * minimum, for 8 groups of 32 values
+Q5_K  d[2] m[2] scales[12] qh[32] qs[128] the same; bit g of qh[i] belongs to value i of group g
+Q6_K  ql[128] qh[64] scales[16] d[2]      value = d * scale * (q - 32), for 16 groups of 16 values
+
+Multiplication and addition stay separate steps: a fused one would round differently from the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from baton.models.loaders.gguf_types import TensorType
+
+CHUNK_ELEMENTS = 1 << 18
+"""Values per pass: 1 MiB of float32, so that the passes over a chunk find it in the cache."""
+
+
+def dequantise(raw: Tensor, kind: TensorType, out: Tensor) -> None:
+    """raw: bytes of a whole number of blocks, in order; out: dense float32 with as many values as the blocks hold."""
+    fill = _FILL[kind.name]
+    blocks = raw.reshape(-1, kind.block_bytes)
+    values = out.view(-1, kind.block_elements)
+    step = max(1, CHUNK_ELEMENTS // kind.block_elements)
+    for start in range(0, blocks.shape[0], step):
+        fill(blocks[start : start + step], values[start : start + step])
+
+
+def _half(blocks: Tensor, at: int) -> Tensor:
+    """The float16 at this byte of every block, as float32 [n, 1]."""
+    return blocks[:, at : at + 2].view(torch.float16).to(torch.float32)
+
+
+def _nibbles(packed: Tensor, out: Tensor) -> None:
+    """packed [..., bytes] -> out [..., 2 * bytes]: all low nibbles, then all high ones."""
+    count = packed.shape[-1]
+    out[..., :count] = packed & 0x0F
+    out[..., count:] = packed >> 4
+
+
+def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
+    """16 for every value whose bit in the 32-bit word at this byte is set, else 0: [n, 32]."""
+    word = blocks[:, at : at + 4].contiguous().view(torch.int32)
+    return (word >> torch.arange(32, dtype=torch.int32)).bitwise_and_(1).mul_(16)
+
+
+def _f32(blocks: Tensor, out: Tensor) -> None:
+    out.copy_(blocks.view(torch.float32))
+
+
+def _f16(blocks: Tensor, out: Tensor) -> None:
+    out.copy_(blocks.view(torch.float16))
+
+
+def _bf16(blocks: Tensor, out: Tensor) -> None:
+    out.copy_(blocks.view(torch.bfloat16))
+
+
+def _q4_0(blocks: Tensor, out: Tensor) -> None:
+    _nibbles(blocks[:, 2:18], out)
+    out.sub_(8.0).mul_(_half(blocks, 0))
+
+
+def _q4_1(blocks: Tensor, out: Tensor) -> None:
+    _nibbles(blocks[:, 4:20], out)
+    out.mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+def _q5_0(blocks: Tensor, out: Tensor) -> None:
+    _nibbles(blocks[:, 6:22], out)
+    out.add_(_fifth_bits(blocks, 2)).sub_(16.0).mul_(_half(blocks, 0))
+
+
+def _q5_1(blocks: Tensor, out: Tensor) -> None:
+    _nibbles(blocks[:, 8:24], out)
+    out.add_(_fifth_bits(blocks, 4)).mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+def _q8_0(blocks: Tensor, out: Tensor) -> None:
+    out.copy_(blocks[:, 2:34].view(torch.int8))
+    out.mul_(_half(blocks, 0))
+
+
+def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and minimum of the 8 groups of a Q4_K or Q5_K block, each float32 [n, 8, 1], times d and m.
+
+    Twelve bytes hold sixteen 6-bit numbers. Bytes 0-3 end in the scales of groups 0-3, bytes 4-7 in their minimums;
+    bytes 8-11 hold the low four bits of the scale (low nibble) and minimum (high nibble) of groups 4-7, whose upper two
+    bits are the top bits of bytes 0-3 and 4-7.
+    """
+    first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = torch.cat((first & 0x3F, (third & 0x0F) | ((first >> 6) << 4)), 1)
+    minimums = torch.cat((second & 0x3F, (third >> 4) | ((second >> 6) << 4)), 1)
+    return (scales * _half(blocks, 0))[:, :, None], (minimums * _half(blocks, 2))[:, :, None]
+
+
+def _q4_k(blocks: Tensor, out: Tensor) -> None:
+    scales, minimums = _k_scales(blocks)
+    # 32 bytes hold two groups: one in the low nibbles, the next in the high ones.
+    _nibbles(blocks[:, 16:144].view(-1, 4, 32), out.view(-1, 4, 64))
+    out.view(-1, 8, 32).mul_(scales).sub_(minimums)
+
+
+def _q5_k(blocks: Tensor, out: Tensor) -> None:
+    scales, minimums = _k_scales(blocks)
+    _nibbles(blocks[:, 48:176].view(-1, 4, 32), out.view(-1, 4, 64))
+    groups = out.view(-1, 8, 32)
+    group = torch.arange(8, dtype=torch.uint8)[:, None]
+    groups.add_((blocks[:, 16:48][:, None, :] >> group).bitwise_and_(1).mul_(16))
+    groups.mul_(scales).sub_(minimums)
+
+
+def _q6_k(blocks: Tensor, out: Tensor) -> None:
+    # Both halves of a block are alike: 64 bytes of ql and 32 of qh make 128 values, in four runs of 32.
+    # run      0              1               2              3
+    # ql       low of 0..31   low of 32..63   high of 0..31  high of 32..63
+    # qh bits  0-1            2-3             4-5            6-7
+    halves = out.view(-1, 2, 128)
+    _nibbles(blocks[:, :128].view(-1, 2, 64), halves)
+    shift = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
+    high = (blocks[:, 128:192].view(-1, 2, 1, 32) >> shift).bitwise_and_(3).mul_(16)
+    halves.add_(high.flatten(2)).sub_(32.0)
+    scales = blocks[:, 192:208].view(torch.int8) * _half(blocks, 208)
+    out.view(-1, 16, 16).mul_(scales[:, :, None])
+
+
+_FILL: dict[str, Callable[[Tensor, Tensor], None]] = {
+    "F32": _f32,
+    "F16": _f16,
+    "BF16": _bf16,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}

@@ -1,0 +1,138 @@
+"""Weights of a Hugging Face folder: model.safetensors, or shards with an index. Pickle files are never opened."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from baton.errors import ModelFileBroken, ModelNotFound, ModelUnsupported
+from baton.models.files import is_pickle, refuse_git_lfs_pointer
+from baton.models.loaders.weights import StoredTensor
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+OUR_TOP_NAMES = {
+    "model.embed_tokens.weight": "embed.weight",
+    "model.norm.weight": "final_norm.weight",
+    "lm_head.weight": "lm_head.weight",
+}
+OUR_LAYER_NAMES = {
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "mlp_norm",
+    "self_attn.q_proj": "attention.q",
+    "self_attn.k_proj": "attention.k",
+    "self_attn.v_proj": "attention.v",
+    "self_attn.o_proj": "attention.o",
+    "self_attn.q_norm": "attention.q_norm",
+    "self_attn.k_norm": "attention.k_norm",
+    "mlp.gate_proj": "mlp.gate",
+    "mlp.up_proj": "mlp.up",
+    "mlp.down_proj": "mlp.down",
+}
+LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+
+# Old Llama files store the rotary frequencies, which follow from the config.
+DERIVED_SUFFIX = ".rotary_emb.inv_freq"
+
+
+def our_name(name: str) -> str:
+    """Our name of a Hugging Face parameter; a name we do not know is returned as it is."""
+    match = LAYER_NAME.fullmatch(name)
+    if match and match[2] in OUR_LAYER_NAMES:
+        return f"layers.{match[1]}.{OUR_LAYER_NAMES[match[2]]}.{match[3]}"
+    return OUR_TOP_NAMES.get(name, name)
+
+
+class SafetensorsWeights:
+    """The files are memory-mapped and stay so while this object lives."""
+
+    def __init__(self, folder: Path) -> None:
+        self.origin = str(folder)
+        self._stored: dict[str, StoredTensor] = {}
+        self._handles: dict[str, tuple[Any, str]] = {}
+        for path in _files(folder):
+            self._add(path)
+        _check_index(folder, {theirs for _, theirs in self._handles.values()})
+
+    def _add(self, path: Path) -> None:
+        refuse_git_lfs_pointer(path)
+        try:
+            handle: Any = safe_open(path, framework="pt")
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ModelFileBroken(f"{path}: not a whole safetensors file ({error}); fetch it again") from error
+        for theirs in sorted(handle.keys()):
+            if theirs.endswith(DERIVED_SUFFIX):
+                continue
+            origin = f"{path}: {theirs}"
+            view = handle.get_slice(theirs)
+            if view.get_dtype() not in DTYPE_BYTES:
+                raise ModelUnsupported(
+                    f"{origin}: type {view.get_dtype()} is not supported; supported are {', '.join(DTYPE_BYTES)}"
+                )
+            shape = tuple(view.get_shape())
+            size = DTYPE_BYTES[view.get_dtype()]
+            for extent in shape:
+                size *= extent
+            ours = our_name(theirs)
+            if ours in self._stored:
+                raise ModelFileBroken(f"{origin}: also stored as {self._stored[ours].origin}")
+            self._stored[ours] = StoredTensor(shape, size, origin)
+            self._handles[ours] = (handle, theirs)
+
+    def stored(self) -> Mapping[str, StoredTensor]:
+        return self._stored
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        handle, theirs = self._handles[name]
+        try:
+            out.copy_(handle.get_tensor(theirs))
+        except SafetensorError as error:
+            raise ModelFileBroken(f"{self._stored[name].origin}: cannot be read ({error})") from error
+
+
+def _files(folder: Path) -> list[Path]:
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if not (folder / INDEX).is_file():
+        pickles = sorted(path.name for path in folder.iterdir() if is_pickle(path))
+        if pickles:
+            raise ModelUnsupported(
+                f"{folder}: the weights are pickle files ({', '.join(pickles)}), which can run any code when opened; "
+                "convert them to safetensors"
+            )
+        raise ModelNotFound(f"{folder}: neither {SINGLE} nor {INDEX} is there")
+    paths = []
+    for name in sorted(set(_weight_map(folder).values())):
+        if Path(name).name != name:
+            raise ModelFileBroken(f"{folder / INDEX}: {name!r} is not a plain file name in the same folder")
+        if not (folder / name).is_file():
+            raise ModelFileBroken(f"{folder / INDEX}: the shard {name} is not in the folder; fetch it again")
+        paths.append(folder / name)
+    return paths
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    try:
+        weight_map = json.loads((folder / INDEX).read_text())["weight_map"]
+        return {str(name): str(file) for name, file in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelFileBroken(f"{folder / INDEX}: not a readable index with a weight_map ({error!r})") from error
+
+
+def _check_index(folder: Path, found: set[str]) -> None:
+    """A tensor that the index promises must be in a shard, else the shards and the index are of different downloads."""
+    if (folder / SINGLE).is_file():
+        return
+    promised = [name for name in _weight_map(folder) if not name.endswith(DERIVED_SUFFIX)]
+    lost = [name for name in promised if name not in found]
+    if lost:
+        raise ModelFileBroken(f"{folder / INDEX}: {len(lost)} tensors are in no shard, the first is {lost[0]}")

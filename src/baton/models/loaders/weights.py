@@ -1,0 +1,117 @@
+"""From a file's tensors to a model's, whatever the file.
+
+A WeightSource (safetensors.py, gguf.py, dummy.py) says what it holds under our names (models/parameters.py) and copies
+one tensor at a time into memory it is given. `Weights` stands between source and model:
+
+made    what the file holds is compared with what the config needs; nothing is read if they differ
+take    a parameter, or several stacked into one, is allocated once and filled in place
+close   a parameter that nobody took is our own mistake
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from baton.errors import InvariantBroken, ModelFileBroken
+from baton.models.config import ModelConfig
+from baton.models.parameters import LM_HEAD, Shape, expected_shapes
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all), first with (0, total), last with (total, total)."""
+
+NAMES_IN_AN_ERROR_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as it lies in a file."""
+
+    shape: Shape
+    nbytes: int
+    origin: str
+    "For errors: the file, and the tensor's name in it."
+
+
+class WeightSource(Protocol):
+    """Where a model's parameters come from."""
+
+    @property
+    def origin(self) -> str:
+        """The file or folder, for errors."""
+        ...
+
+    def stored(self) -> Mapping[str, StoredTensor]:
+        """What there is, by our names; a tensor we have no name for keeps its own. Reads no tensor."""
+        ...
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Fill `out`, which has the stored shape and any float type, on any device."""
+        ...
+
+
+class Weights:
+    """The parameters of one model, handed out once each."""
+
+    def __init__(
+        self,
+        source: WeightSource,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        progress: Progress | None = None,
+    ) -> None:
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self._source = source
+        self._stored = source.stored()
+        self._left = expected_shapes(config)
+        _check(source, self._stored, self._left, tied=config.tied_embeddings)
+        self._progress = progress or (lambda done, total: None)
+        self._done, self._total = 0, sum(self._stored[name].nbytes for name in self._left)
+        self._progress(0, self._total)
+
+    def take(self, names: Sequence[str]) -> Tensor:
+        """The parameters of these names, stacked along their first dimension."""
+        shapes = [self._left.pop(name) for name in names]
+        rows = [shape[0] for shape in shapes]
+        out = torch.empty((sum(rows), *shapes[0][1:]), dtype=self.dtype, device=self.device)
+        for name, part in zip(names, torch.split(out, rows), strict=True):
+            self._source.read_into(name, part)
+            self._done += self._stored[name].nbytes
+            self._progress(self._done, self._total)
+        return out
+
+    def close(self) -> None:
+        if self._left:
+            raise InvariantBroken(f"{self._source.origin}: the model never asked for {_listed(list(self._left))}")
+
+
+def _check(source: WeightSource, stored: Mapping[str, StoredTensor], expected: Mapping[str, Shape], tied: bool) -> None:
+    missing = [name for name in expected if name not in stored]
+    if missing:
+        raise ModelFileBroken(
+            f"{source.origin}: {len(missing)} of {len(expected)} tensors are missing: {_listed(missing)}"
+        )
+    # Some files carry the head although it is the embedding again; the config's word counts.
+    extra = [stored[name].origin for name in stored if name not in expected and not (tied and name == LM_HEAD)]
+    if extra:
+        raise ModelFileBroken(
+            f"{source.origin}: {len(extra)} tensors have no place in a model of this config: {_listed(extra)}"
+        )
+    for name, shape in expected.items():
+        if stored[name].shape != shape:
+            raise ModelFileBroken(
+                f"{stored[name].origin}: the shape is {list(stored[name].shape)}, but the config asks for "
+                f"{list(shape)} ({name})"
+            )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - NAMES_IN_AN_ERROR_MAX
+    return ", ".join(names[:NAMES_IN_AN_ERROR_MAX]) + (f" and {more} more" if more > 0 else "")

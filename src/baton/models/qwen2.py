@@ -1,0 +1,41 @@
+"""Qwen2 and Qwen2.5: biases on queries, keys and values; a sliding window on the upper layers where it is on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from baton.errors import ModelUnsupported
+from baton.models.config import Traits
+from baton.models.config_fields import Fields
+from baton.models.decoder import Decoder
+
+
+class Qwen2(Decoder):
+    name = "qwen2"
+    hf_names = ("Qwen2ForCausalLM",)
+    gguf_name = "qwen2"
+    gguf_rotary_interleaved = False
+
+    @classmethod
+    def traits_from_hf(cls, fields: Fields) -> Traits:
+        return Traits(qkv_bias=True, layer_windows=qwen_windows(fields))
+
+    @classmethod
+    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+        return Traits(qkv_bias=True)
+
+
+def qwen_windows(fields: Fields) -> tuple[int | None, ...]:
+    """Windows by layer: from `layer_types` where it is given, else layers from `max_window_layers` on."""
+    layers = fields.integer("num_hidden_layers")
+    window = fields.integer_or_none("sliding_window", None)
+    if not fields.boolean("use_sliding_window", False) or window is None:
+        return ()
+    kinds = fields.get("layer_types")
+    if kinds is None:
+        first = fields.integer("max_window_layers")
+        return tuple(window if layer >= first else None for layer in range(layers))
+    known = {"sliding_attention": window, "full_attention": None}
+    if not isinstance(kinds, list) or not all(kind in known for kind in kinds):
+        raise ModelUnsupported(f"{fields.origin}: layer_types is {kinds!r}; we run lists of {', '.join(known)}")
+    return tuple(known[kind] for kind in kinds)

@@ -1,0 +1,26 @@
+"""Qwen3 (dense): no biases, but every query and key head is normalised before the rotation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from baton.models.config import Traits
+from baton.models.config_fields import Fields
+from baton.models.decoder import Decoder
+from baton.models.qwen2 import qwen_windows
+
+
+class Qwen3(Decoder):
+    name = "qwen3"
+    hf_names = ("Qwen3ForCausalLM",)
+    gguf_name = "qwen3"
+    gguf_rotary_interleaved = False
+
+    @classmethod
+    def traits_from_hf(cls, fields: Fields) -> Traits:
+        bias = fields.boolean("attention_bias", False)
+        return Traits(qkv_bias=bias, output_bias=bias, qk_norm=True, layer_windows=qwen_windows(fields))
+
+    @classmethod
+    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+        return Traits(qk_norm=True)
