@@ -32,7 +32,8 @@ class DummyWeights:
         }
 
     def read_into(self, name: str, out: Tensor) -> None:
-        generator = torch.Generator().manual_seed(self._seed * 2**32 + zlib.crc32(name.encode()))
+        # torch's CPU generator looks at 32 bits of its seed only, so both go into one checksum.
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
         noise = torch.randn(out.shape, generator=generator)
         if name.endswith("norm.weight"):
             noise.mul_(0.1).add_(1.0)

@@ -51,9 +51,9 @@ def _nibbles(packed: Tensor, out: Tensor) -> None:
 
 
 def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
-    """16 for every value whose bit in the 32-bit word at this byte is set, else 0: [n, 32]."""
-    word = blocks[:, at : at + 4].contiguous().view(torch.int32)
-    return (word >> torch.arange(32, dtype=torch.int32)).bitwise_and_(1).mul_(16)
+    """16 for every value whose bit in the four bytes from here on is set, else 0: [n, 32]."""
+    bits = blocks[:, at : at + 4, None] >> torch.arange(8, dtype=torch.uint8)
+    return bits.bitwise_and_(1).mul_(16).flatten(1)
 
 
 def _f32(blocks: Tensor, out: Tensor) -> None:
