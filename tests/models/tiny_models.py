@@ -49,9 +49,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-yarn-settings": (
         "Llama",
         rope(
-            *("yarn",),
-            **{"factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8.0, "beta_slow": 2.0},
-            **{"mscale": 0.7, "mscale_all_dim": 1.3, "truncate": False},
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=16,
+            beta_fast=8.0,
+            beta_slow=2.0,
+            mscale=0.7,
+            mscale_all_dim=1.3,
+            truncate=False,
         ),
     ),
     "llama-yarn-attention-factor": (

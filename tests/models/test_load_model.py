@@ -1,0 +1,104 @@
+"""What load_model() gives besides the model: progress, ids, tokenizer and chat template."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from gguf_files import write_gguf
+from tiny_models import oracle_model
+
+from baton.models.config_from_hf import config_from_hf
+from baton.models.load import load_model, open_model
+from baton.models.tokenizer_source import read_tokenizer_source
+
+
+@pytest.fixture
+def folder(tmp_path):
+    oracle_model("llama").save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_progress_runs_from_nothing_to_all(folder, tmp_path):
+    for path in (folder, write_gguf(tmp_path / "m.gguf", oracle_model("qwen2-tied"), "qwen2")):
+        seen: list[tuple[int, int]] = []
+        load_model(path, progress=lambda done, total, seen=seen: seen.append((done, total)))
+        assert seen[0][0] == 0
+        assert seen[-1][0] == seen[-1][1] > 0
+        assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+        assert len({total for _, total in seen}) == 1
+
+
+def test_the_model_describes_itself(folder):
+    assert repr(load_model(folder).model) == "<Llama 3 layers, 42 wide, 6/2 heads, torch.float32 on cpu>"
+
+
+def test_opening_reads_no_weights(folder):
+    opened = open_model(folder)
+    assert opened.config.layers == 3
+    assert len(opened.weights.stored()) == 30
+
+
+def test_generation_config_knows_more_ends(folder):
+    assert open_model(folder).config.eos_ids == (2,)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 9]}))
+    assert open_model(folder).config.eos_ids == (2, 9)
+    assert open_model(folder).config.bos_id == 1
+
+
+def test_configs_of_transformers_4(folder):
+    raw = json.loads((folder / "config.json").read_text())
+    modern = config_from_hf({**raw, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}})
+    raw.pop("rope_parameters")
+    old = config_from_hf({**raw, "rope_theta": 5000.0, "rope_scaling": {"type": "linear", "factor": 2.0}})
+    assert old == modern
+    assert config_from_hf({**raw, "rope_theta": 5000.0, "rope_scaling": None}).rope.scaling is None
+
+
+def test_an_absent_mistral_window_is_the_default_and_null_is_none(tmp_path):
+    oracle_model("mistral").save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    assert config_from_hf({**raw, "sliding_window": None}).window(0) is None
+    raw.pop("sliding_window", None)
+    assert config_from_hf(raw).window(2) == 4096
+
+
+@pytest.mark.parametrize(
+    ("files", "template"),
+    [
+        ({}, None),
+        ({"tokenizer_config.json": '{"chat_template": "A"}'}, "A"),
+        ({"tokenizer_config.json": '{"chat_template": null}'}, None),
+        (
+            {"tokenizer_config.json": '{"chat_template": [{"name": "tool_use", "template": "T"}, '
+             '{"name": "default", "template": "D"}]}'},
+            "D",
+        ),
+        ({"tokenizer_config.json": '{"chat_template": "A"}', "chat_template.jinja": "J"}, "J"),
+    ],
+)  # fmt: skip
+def test_chat_templates_of_folders(folder, files, template):
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    loaded = load_model(folder)
+    assert loaded.chat_template == template
+    assert loaded.tokenizer.path is None
+    (folder / "tokenizer.json").write_text("{}")
+    assert read_tokenizer_source(folder).path == folder / "tokenizer.json"
+
+
+def test_the_text_side_of_a_gguf(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", oracle_model("qwen3"), "qwen3")
+    source = read_tokenizer_source(path)
+    assert source.path == path
+    assert source.chat_template == "{{ messages }}"
+    assert source.settings["tokenizer.ggml.tokens"][:2] == ["t0", "t1"]
+    assert load_model(path).tokenizer == source
+
+
+def test_names_and_tokenizers_need_no_torch():
+    """A front process resolves names and builds a tokenizer; it must not pay for torch."""
+    check = "import sys, baton.models.names, baton.models.tokenizer_source; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
