@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import struct
 
 import numpy as np
@@ -13,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from tiny_models import oracle_model
 
 from baton.errors import EngineError, ModelFileBroken, ModelLoadError, ModelNotFound, ModelUnsupported
-from baton.models.load import load_model
+from baton.models.load import load_model, open_model
+from baton.models.reference import all_logits
 
 PICKLE = b"\x80\x04cposix\nsystem\n(S'false'\ntR."
 
@@ -207,6 +209,30 @@ class TestConfig:
             load_model(tmp_path)
 
 
+WEIRD = [None, 0, -1, 1, 3, 2**40, 1.5, -0.5, float("nan"), float("inf"), "x", "", True, [], [1], ["a"], {}, {"a": 1}]
+
+
+@pytest.mark.parametrize("case", ["llama-llama3", "llama-yarn", "mistral-window", "qwen2-window"])
+def test_any_nonsense_in_a_config_is_refused_or_harmless(case, tmp_path):
+    """Whatever one setting says, the answer is a model or an error of ours: never a stray exception, never a hang."""
+    oracle_model(case).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    good = json.loads(path.read_text())
+    rope = good["rope_parameters"]
+    configs = [{**good, key: value} for key in good for value in WEIRD]
+    configs += [{**good, "rope_parameters": {**rope, key: value}} for key in rope for value in WEIRD]
+    refused = 0
+    for config in configs:
+        path.write_text(json.dumps(config))
+        try:
+            model = load_model(tmp_path).model
+        except ModelLoadError:
+            refused += 1
+        else:
+            assert all_logits(model, [1, 2, 3]).isfinite().all(), config
+    assert refused > len(configs) // 4
+
+
 class TestGGUF:
     @pytest.fixture
     def oracle(self):
@@ -238,6 +264,21 @@ class TestGGUF:
         path.write_bytes(path.read_bytes()[:-500])
         with pytest.raises(ModelFileBroken, match=r"truncated; \S+\.weight ends at byte \d+"):
             load_model(path)
+
+    def test_flipped_bits_are_refused_or_harmless(self, path):
+        whole = path.read_bytes()
+        header = whole.index(b"output_norm.weight")
+        rng = random.Random(7)
+        refused = 0
+        for _ in range(600):
+            broken = bytearray(whole)
+            broken[rng.randrange(header)] ^= 1 << rng.randrange(8)
+            path.write_bytes(broken)
+            try:
+                open_model(path)
+            except ModelLoadError:
+                refused += 1
+        assert refused > 60
 
     def test_absurd_counts_do_not_fill_the_memory(self, path):
         whole = bytearray(path.read_bytes())
@@ -295,6 +336,7 @@ class TestGGUF:
         [
             ({"block_count": None}, ModelFileBroken, r"the setting llama\.block_count is missing"),
             ({"feed_forward_length": 57}, ModelFileBroken, r"shape is \[56, 42\], but the config asks for \[57, 42\]"),
+            ({"attention.head_count": 0}, ModelUnsupported, "heads is 0: it must be at least 1"),
             ({"expert_count": 8}, ModelUnsupported, "mixture of 8 experts is not supported"),
             ({"rope.dimension_count": 8}, ModelUnsupported, "rotary positions on 8 of 16 dimensions"),
             ({"attention.value_length": 8}, ModelUnsupported, "value heads of 8 beside key heads of 16"),

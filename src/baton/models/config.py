@@ -6,6 +6,7 @@ made. It holds no file names and no torch types, so any process may carry it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from baton.errors import ModelUnsupported
@@ -58,6 +59,22 @@ class RopeConfig:
 
     theta: float = 10000.0
     scaling: RopeScaling | None = None
+
+    def __post_init__(self) -> None:
+        scaling = self.scaling
+        _require(math.isfinite(self.theta) and self.theta > 1, f"rope theta is {self.theta}: it must be above 1")
+        if isinstance(scaling, LinearScaling | Llama3Scaling | YarnScaling):
+            ok = math.isfinite(scaling.factor) and scaling.factor > 0
+            _require(ok, f"the rotary scaling factor is {scaling.factor}: it must be positive")
+        if isinstance(scaling, Llama3Scaling):
+            ok = scaling.high_freq_factor > scaling.low_freq_factor
+            _require(ok, "rotary scaling llama3: high_freq_factor must be above low_freq_factor")
+        if isinstance(scaling, YarnScaling):
+            numbers = (scaling.original_context, scaling.beta_fast, scaling.beta_slow, scaling.attention_factor)
+            ok = all(math.isfinite(number) and number > 0 for number in numbers)
+            _require(ok, "rotary scaling yarn: the original context, both betas and the attention factor are positive")
+        if isinstance(scaling, FrequencyDivisors):
+            _require(all(d > 0 for d in scaling.divisors), "every rotary divisor must be positive")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +130,8 @@ class ModelConfig:
         _require(
             self.head_dim % 2 == 0, f"head_dim is {self.head_dim}: rotary positions turn pairs, so it must be even"
         )
+        ok = math.isfinite(self.norm_eps) and self.norm_eps >= 0
+        _require(ok, f"norm_eps is {self.norm_eps}: it must be a number from 0 up")
         windows = self.traits.layer_windows
         _require(len(windows) in (0, self.layers), f"{len(windows)} layer windows were given for {self.layers} layers")
         _require(all(w is None or w >= 1 for w in windows), "a sliding window must hold at least one token")

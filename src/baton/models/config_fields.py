@@ -7,6 +7,8 @@ from typing import Any
 
 from baton.errors import ModelFileBroken
 
+LAYERS_MAX = 10_000
+
 
 class Fields:
     """A mapping from keys to values of any type. `origin` is what errors call it; `prefix` goes before every key."""
@@ -22,6 +24,13 @@ class Fields:
     def integer(self, key: str, default: int | None = None) -> int:
         return self._typed(key, default, int, "a whole number")  # type: ignore[no-any-return]
 
+    def layer_count(self, key: str) -> int:
+        """Bounded, because things are made for every layer before any tensor could contradict the number."""
+        count = self.integer(key)
+        if count > LAYERS_MAX:
+            raise ModelFileBroken(f"{self.origin}: {self.prefix + key} is {count}; more than {LAYERS_MAX} is no model")
+        return count
+
     def integer_or_none(self, key: str, default: int | None) -> int | None:
         """None is a value here: a key that is null means none, and an absent key means `default`."""
         return None if self.get(key, default) is None else self.integer(key, default)
@@ -34,6 +43,14 @@ class Fields:
 
     def text(self, key: str) -> str:
         return self._typed(key, None, str, "a string")  # type: ignore[no-any-return]
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """One id, a list of ids, or nothing."""
+        value = self.get(key)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+            raise ModelFileBroken(f"{self.origin}: {self.prefix + key} is {value!r}; it must be a token id or a list")
+        return tuple(ids)
 
     def _typed(self, key: str, default: Any, wanted: type | tuple[type, ...], description: str) -> Any:
         value = self.get(key)

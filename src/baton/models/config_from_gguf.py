@@ -26,17 +26,18 @@ ROPE_DIVISORS = "rope_freqs.weight"
 
 def config_from_gguf(file: GGUFFile) -> ModelConfig:
     origin = str(file.path)
-    name = Fields(file.metadata, origin).text("general.architecture")
+    top = Fields(file.metadata, origin)
+    name = top.text("general.architecture")
     model = architecture_of_gguf(name, origin)
     fields = Fields(file.metadata, origin, prefix=f"{name}.")
     hidden, heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
-    head_dim = fields.integer("attention.key_length", hidden // heads)
+    head_dim = fields.integer("attention.key_length", hidden // max(heads, 1))
     traits = model.traits_from_gguf(fields, file.tensors)
     _refuse_what_we_do_not_run(fields, head_dim, windowed=bool(traits.layer_windows))
     return ModelConfig(
         architecture=model.name,
         vocab_size=_vocab_size(file),
-        layers=fields.integer("block_count"),
+        layers=fields.layer_count("block_count"),
         hidden_size=hidden,
         heads=heads,
         kv_heads=fields.integer("attention.head_count_kv", heads),
@@ -47,8 +48,8 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
         tied_embeddings="output.weight" not in file.tensors,
         traits=traits,
         context_tokens_max=fields.integer("context_length"),
-        bos_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
-        eos_ids=_eos_ids(file),
+        bos_id=top.integer_or_none("tokenizer.ggml.bos_token_id", None),
+        eos_ids=_eos_ids(top),
     )
 
 
@@ -57,6 +58,8 @@ def _refuse_what_we_do_not_run(fields: Fields, head_dim: int, windowed: bool) ->
         if not ok:
             raise ModelUnsupported(f"{fields.origin}: {what}")
 
+    parts = Fields(fields.values, fields.origin).integer("split.count", 1)
+    refuse_unless(parts <= 1, f"this is one of {parts} parts; merge them into one file with `llama-gguf-split --merge`")
     # Mixtral calls itself "llama" too.
     experts = fields.integer("expert_count", 0)
     refuse_unless(experts == 0, f"a mixture of {experts} experts is not supported; supported are dense models")
@@ -66,8 +69,9 @@ def _refuse_what_we_do_not_run(fields: Fields, head_dim: int, windowed: bool) ->
     refuse_unless(values == head_dim, f"value heads of {values} beside key heads of {head_dim} are not supported")
     window = fields.integer("attention.sliding_window", 0)
     refuse_unless(windowed or window == 0, f"a sliding window ({window}) is not supported for {fields.prefix[:-1]}")
-    scale = fields.number("attention.scale", head_dim**-0.5)
-    refuse_unless(math.isclose(scale, head_dim**-0.5, rel_tol=1e-5), f"attention scale {scale} is not supported")
+    usual = max(head_dim, 1) ** -0.5
+    scale = fields.number("attention.scale", usual)
+    refuse_unless(math.isclose(scale, usual, rel_tol=1e-5), f"attention scale {scale} is not supported")
 
 
 def _vocab_size(file: GGUFFile) -> int:
@@ -99,8 +103,7 @@ def _scaling(fields: Fields, file: GGUFFile) -> RopeScaling | None:
     )
 
 
-def _eos_ids(file: GGUFFile) -> tuple[int, ...]:
+def _eos_ids(top: Fields) -> tuple[int, ...]:
     """The end of text, of a turn, and of a message: any of them ends an answer."""
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-    ids = (file.metadata.get(f"tokenizer.ggml.{key}") for key in keys)
-    return tuple(dict.fromkeys(i for i in ids if i is not None))
+    return tuple(dict.fromkeys(i for key in keys for i in top.token_ids(f"tokenizer.ggml.{key}")))

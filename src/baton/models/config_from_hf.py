@@ -30,25 +30,28 @@ def config_from_hf(
     return ModelConfig(
         architecture=model.name,
         vocab_size=fields.integer("vocab_size"),
-        layers=fields.integer("num_hidden_layers"),
+        layers=fields.layer_count("num_hidden_layers"),
         hidden_size=hidden,
         heads=heads,
         kv_heads=fields.integer("num_key_value_heads", heads),
-        head_dim=fields.integer("head_dim", hidden // heads),
+        head_dim=fields.integer("head_dim", hidden // max(heads, 1)),
         intermediate_size=fields.integer("intermediate_size"),
         rope=_rope(fields),
         norm_eps=fields.number("rms_norm_eps"),
         tied_embeddings=fields.boolean("tie_word_embeddings", False),
         traits=model.traits_from_hf(fields),
         context_tokens_max=fields.integer("max_position_embeddings"),
-        bos_id=_bos_id(fields, generation or {}),
-        eos_ids=_eos_ids(fields, generation or {}),
+        bos_id=next(iter(fields.token_ids("bos_token_id")), None),
+        # generation_config.json goes first: for chat models it lists the end of a turn, which config.json may not.
+        eos_ids=Fields(generation or {}, "generation_config.json").token_ids("eos_token_id")
+        or fields.token_ids("eos_token_id"),
     )
 
 
 def _refuse_what_we_do_not_run(fields: Fields) -> None:
-    if fields.get("quantization_config"):
-        method = fields.get("quantization_config").get("quant_method", "unknown")
+    quantised = fields.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
         raise ModelUnsupported(
             f"{fields.origin}: the weights are quantised ({method}); supported are plain float32, float16 and bfloat16 "
             "safetensors, and quantised GGUF files"
@@ -85,7 +88,7 @@ def _scaling(rope: Fields, context: int) -> RopeScaling | None:
             original_context=original,
         )
     if kind == "yarn":
-        factor = rope.number("factor", context / original)
+        factor = rope.number("factor", context / max(original, 1))
         return YarnScaling(
             factor=factor,
             original_context=original,
@@ -108,19 +111,3 @@ def _yarn_attention_factor(rope: Fields, factor: float) -> float:
     if rope.get("mscale") and rope.get("mscale_all_dim"):
         return growth(rope.number("mscale")) / growth(rope.number("mscale_all_dim"))
     return growth(1.0)
-
-
-def _bos_id(fields: Fields, generation: Mapping[str, Any]) -> int | None:
-    ids = _ids(generation.get("bos_token_id")) or _ids(fields.get("bos_token_id"))
-    return ids[0] if ids else None
-
-
-def _eos_ids(fields: Fields, generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """generation_config.json goes first: for chat models it lists the end of a turn, which config.json may not."""
-    return _ids(generation.get("eos_token_id")) or _ids(fields.get("eos_token_id"))
-
-
-def _ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)

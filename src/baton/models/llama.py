@@ -20,9 +20,9 @@ class Llama(Decoder):
 
     @classmethod
     def traits_from_hf(cls, fields: Fields) -> Traits:
-        if fields.get("model_type") == "mistral":
+        if "MistralForCausalLM" in fields.get("architectures", ()):
             window = fields.integer_or_none("sliding_window", MISTRAL_WINDOW_DEFAULT)
-            return Traits(layer_windows=(window,) * fields.integer("num_hidden_layers") if window else ())
+            return Traits(layer_windows=(window,) * fields.layer_count("num_hidden_layers") if window else ())
         bias = fields.boolean("attention_bias", False)
         return Traits(qkv_bias=bias, output_bias=bias, mlp_bias=fields.boolean("mlp_bias", False))
 
@@ -33,5 +33,5 @@ class Llama(Decoder):
             qkv_bias="blk.0.attn_q.bias" in tensors,
             output_bias="blk.0.attn_output.bias" in tensors,
             mlp_bias="blk.0.ffn_gate.bias" in tensors,
-            layer_windows=(window,) * fields.integer("block_count") if window else (),
+            layer_windows=(window,) * fields.layer_count("block_count") if window else (),
         )

@@ -27,7 +27,7 @@ class Qwen2(Decoder):
 
 def qwen_windows(fields: Fields) -> tuple[int | None, ...]:
     """Windows by layer: from `layer_types` where it is given, else layers from `max_window_layers` on."""
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.layer_count("num_hidden_layers")
     window = fields.integer_or_none("sliding_window", None)
     if not fields.boolean("use_sliding_window", False) or window is None:
         return ()
@@ -36,6 +36,6 @@ def qwen_windows(fields: Fields) -> tuple[int | None, ...]:
         first = fields.integer("max_window_layers")
         return tuple(window if layer >= first else None for layer in range(layers))
     known = {"sliding_attention": window, "full_attention": None}
-    if not isinstance(kinds, list) or not all(kind in known for kind in kinds):
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) and kind in known for kind in kinds):
         raise ModelUnsupported(f"{fields.origin}: layer_types is {kinds!r}; we run lists of {', '.join(known)}")
     return tuple(known[kind] for kind in kinds)

@@ -157,4 +157,6 @@ class _Cursor:
             code = SCALARS[kind]
             start = self.advance(struct.calcsize(code) * count)
             return list(struct.unpack_from(f"<{count}{code[1]}", self.buffer, start))
-        return [self.value(kind) for _ in range(count)]
+        if kind == STRING:
+            return [self.string() for _ in range(count)]
+        raise ModelUnsupported(f"{self.path}: metadata with arrays of type {kind}; supported are scalars and strings")
