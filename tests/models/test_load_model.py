@@ -65,6 +65,16 @@ def test_an_absent_mistral_window_is_the_default_and_null_is_none(tmp_path):
     assert config_from_hf(raw).window(2) == 4096
 
 
+def test_qwen_windows_without_a_list_of_layer_types(tmp_path):
+    """transformers 4 wrote only the first layer that has a window."""
+    oracle_model("qwen2-window").save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    listed = config_from_hf(raw).traits.layer_windows
+    raw.pop("layer_types")
+    assert config_from_hf(raw).traits.layer_windows == listed == (None, 4, 4)
+    assert config_from_hf({**raw, "use_sliding_window": False}).traits.layer_windows == ()
+
+
 @pytest.mark.parametrize(
     ("files", "template"),
     [
