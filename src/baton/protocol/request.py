@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -44,7 +44,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     "Requests share cached blocks only within one salt (a tenant, say)."
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a sequence ended. The word is also the metric label and the log word."""
 
     STOP = "stop"
@@ -54,9 +54,7 @@ class FinishReason(str, Enum):
     ERROR = "error"
 
 
-RefusalReason = Literal[
-    "never_fits", "queue_full", "queue_tokens_full", "duplicate_id", "draining", "paused", "worker_gone"
-]
+RefusalReason = Literal["never_fits", "queue_full", "queue_tokens_full", "duplicate_id", "draining", "paused", "worker_gone"]
 
 
 class Refused(Struct, frozen=True):

@@ -108,7 +108,7 @@ def read_rows(result: StepResult) -> Rows:
     """Decode the sentinels. Any other negative value is a protocol error: it has no meaning."""
     if not len(result.slots) == len(result.incarnations) == len(result.values):
         raise ProtocolError(f"step {result.step}: the columns of the result differ in length")
-    sampled: list[tuple[Slot, Incarnation, int]] = list(zip(result.slots, result.incarnations, result.values))
+    sampled: list[tuple[Slot, Incarnation, int]] = list(zip(result.slots, result.incarnations, result.values, strict=True))
     if not result.values or min(result.values) >= 0:
         return Rows(sampled, [], [])
     rows = Rows([row for row in sampled if row[2] >= 0], [], [])

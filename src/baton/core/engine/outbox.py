@@ -1,0 +1,37 @@
+"""What clients are told at the end of an event: one object an event, however many tokens."""
+
+from __future__ import annotations
+
+from baton.core.effects import Emit, Ended
+from baton.core.engine.request import Sequence
+from baton.protocol.ids import RequestId
+from baton.protocol.request import FinishReason
+
+
+class Outbox:
+    __slots__ = ("ended", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[tuple[RequestId, int, int]] = []
+        self.ended: list[Ended] = []
+
+    def end(self, sequence: Sequence, reason: FinishReason, detail: str) -> None:
+        self.ended.append(
+            Ended(
+                request=sequence.request.id,
+                index=sequence.index,
+                reason=reason,
+                prompt_tokens=sequence.prompt_tokens,
+                cached_tokens=sequence.cached_tokens,
+                output_tokens=sequence.outputs,
+                preemptions=sequence.preemptions,
+                detail=detail,
+            )
+        )
+
+    def flush(self) -> Emit | None:
+        if not self.tokens and not self.ended:
+            return None
+        emit = Emit(self.tokens, self.ended)
+        self.tokens, self.ended = [], []
+        return emit

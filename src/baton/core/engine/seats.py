@@ -1,0 +1,46 @@
+"""Seats on the worker. A slot is taken from admission until the worker has acknowledged its drop."""
+
+from __future__ import annotations
+
+from baton.core.engine.request import Sequence
+from baton.errors import InvariantBroken
+from baton.protocol.ids import Incarnation, Slot
+
+
+class Seats:
+    __slots__ = ("_free", "incarnations", "occupants")
+
+    def __init__(self, slots: int) -> None:
+        self.occupants: list[Sequence | None] = [None] * slots
+        self.incarnations = [0] * slots
+        "Of the present or last occupant. Never falls, so that a late row of an earlier one is known by it."
+        self._free = [Slot(slot) for slot in reversed(range(slots))]
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def taken(self) -> int:
+        return len(self.occupants) - len(self._free)
+
+    def seat(self, sequence: Sequence) -> None:
+        slot = self._free.pop()
+        self.incarnations[slot] += 1
+        self.occupants[slot] = sequence
+        sequence.slot = slot
+        sequence.incarnation = Incarnation(self.incarnations[slot])
+
+    def vacate(self, sequence: Sequence) -> None:
+        slot = sequence.slot
+        if self.occupants[slot] is not sequence:
+            raise InvariantBroken(f"{sequence!r} leaves a slot that it does not have", invariant=25)
+        self.occupants[slot] = None
+        self._free.append(slot)
+        sequence.slot = Slot(-1)
+
+    def occupant(self, slot: Slot, incarnation: Incarnation) -> Sequence | None:
+        """Who a row is about; None for a row of an occupant that is gone."""
+        if not 0 <= slot < len(self.incarnations) or self.incarnations[slot] != incarnation:
+            return None
+        return self.occupants[slot]
