@@ -1,5 +1,5 @@
-"""What can keep the head of the line from being admitted. Admission asks a list, cheap questions first; a feature adds an entry,
-not a branch.
+"""What can keep the head of the line from being admitted. Admission asks a list, cheap questions first; a feature adds an
+entry, not a branch.
 
 A limit answers None, or a Shortage whose word is also the metric label. Running sequences are not asked: they were admitted.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from baton.core.engine.request import Sequence
     from baton.core.engine.scheduler import Draft, Scheduler
 
-Reason = Literal["budget", "slots", "blocks", "suspect"]
+Reason = Literal["budget", "slots", "order", "suspect", "blocks"]
 
 
 class Shortage(Struct, frozen=True):
@@ -60,6 +60,15 @@ class Blocks:
         return Shortage("blocks", missing) if missing > 0 else None
 
 
+class Order:
+    """Nobody overtakes a more urgent sequence that was preempted and is not back in line yet."""
+
+    def short(self, head: Sequence, draft: Draft, scheduler: Scheduler) -> Shortage | None:
+        if any(sequence.order < head.order for sequence in scheduler.preempting):
+            return Shortage("order", 1)
+        return None
+
+
 class OneSuspect:
     """Of those that were being computed when the worker was lost, one at a time: the next loss then names the culprit."""
 
@@ -70,4 +79,4 @@ class OneSuspect:
 
 
 def default_limits() -> list[Limit]:
-    return [TokenBudget(), Slots(), OneSuspect(), Blocks()]
+    return [TokenBudget(), Slots(), Order(), OneSuspect(), Blocks()]

@@ -32,6 +32,7 @@ def preempt(scheduler: Scheduler, victim: Sequence) -> None:
     victim.preemptions += 1
     scheduler.stats.preemptions += 1
     scheduler.reserve.recover()
+    scheduler.preempting.append(victim)
     leave_worker(scheduler, victim, was)
 
 
@@ -55,6 +56,7 @@ def acknowledge(scheduler: Scheduler, sequence: Sequence) -> None:
     if sequence.phase is Phase.WAITING:
         if sequence.in_flight:
             raise InvariantBroken(f"{sequence!r}: dropped with {sequence.in_flight} tokens in flight", invariant=32)
+        scheduler.preempting.remove(sequence)
         scheduler.waiting.join(sequence)
 
 
@@ -64,8 +66,7 @@ def make_way(scheduler: Scheduler, head: Sequence, shortage: Shortage) -> bool:
     Equal urgency never makes way, so two of a class cannot push each other out in turn.
     """
     running = scheduler.running
-    lesser = [sequence for sequence in running if sequence.priority > head.priority]
-    if not lesser:
+    if not running or running[-1].priority <= head.priority:
         return False
     match shortage.reason:
         case "slots":
@@ -73,8 +74,10 @@ def make_way(scheduler: Scheduler, head: Sequence, shortage: Shortage) -> bool:
                 return False  # a slot is on its way already
             preempt(scheduler, running[-1])
             return True
-        case "blocks" if sum(len(sequence.blocks) for sequence in lesser) >= shortage.short_by:
+        case "blocks":
             short = shortage.short_by
+            if sum(len(sequence.blocks) for sequence in running if sequence.priority > head.priority) < short:
+                return False
             before = scheduler.cache.available
             while running and running[-1].priority > head.priority and scheduler.cache.available - before < short:
                 preempt(scheduler, running[-1])
@@ -107,6 +110,7 @@ def worker_lost(scheduler: Scheduler, in_flight: Iterable[StepPlan]) -> None:
                 scheduler.stats.crash_ends += 1
                 scheduler.end(sequence, FinishReason.ERROR, "the worker was lost twice while computing this request")
     scheduler.running.clear()
+    scheduler.preempting.clear()
     scheduler.drops.clear()
     scheduler.folds.clear()
     scheduler.decoding = 0

@@ -70,6 +70,7 @@ class Scheduler:
         "hasher",
         "limits",
         "out",
+        "preempting",
         "queued",
         "queued_tokens",
         "reserve",
@@ -90,6 +91,8 @@ class Scheduler:
         "PREFILL and DECODE, most urgent first: the tail is the next victim."
         self.decoding = 0
         "How many of them decode."
+        self.preempting: list[Sequence] = []
+        "Given up their blocks, not acknowledged yet. Few."
         self.drops: list[tuple[Slot, Incarnation]] = []
         "To be told to the worker in the next plan."
         self.folds: list[tuple[Sequence, Incarnation, int, BlockId]] = []
@@ -242,6 +245,8 @@ class Scheduler:
             self.waiting.leave()
         elif phase in (Phase.PREFILL, Phase.DECODE):
             preemption.leave_worker(self, sequence, was=phase)
+        elif phase is Phase.PREEMPTING:
+            self.preempting.remove(sequence)
         if sequence.queued:
             self._leave_queue(sequence)
         if sequence.index == 0 and len(sequence.group.sequences) > 1:

@@ -39,8 +39,10 @@ class Seats:
         self._free.append(slot)
         sequence.slot = Slot(-1)
 
+    def is_current(self, slot: Slot, incarnation: Incarnation) -> bool:
+        """The row is about the present or last occupant of a slot that exists."""
+        return 0 <= slot < len(self.incarnations) and self.incarnations[slot] == incarnation
+
     def occupant(self, slot: Slot, incarnation: Incarnation) -> Sequence | None:
         """Who a row is about; None for a row of an occupant that is gone."""
-        if not 0 <= slot < len(self.incarnations) or self.incarnations[slot] != incarnation:
-            return None
-        return self.occupants[slot]
+        return self.occupants[slot] if self.is_current(slot, incarnation) else None
