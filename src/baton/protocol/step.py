@@ -68,9 +68,9 @@ class StepPlan(Struct, frozen=True, array_like=True):
     run: Run = Run()
 
     @property
-    def rows(self) -> int:
-        """Rows that the result must have."""
-        return len(self.run.slots) + len(self.drops)
+    def rows(self) -> tuple[Slot, ...]:
+        """The slots that the result must answer for, in this order: what runs, then what is dropped."""
+        return self.run.slots + tuple(slot for slot, _ in self.drops)
 
     @property
     def tokens(self) -> int:
@@ -86,7 +86,10 @@ class RowFailure(Struct, frozen=True, array_like=True):
 
 
 class StepResult(Struct, frozen=True, array_like=True):
-    """Row i says what came of slot `slots[i]` in its incarnation `incarnations[i]`."""
+    """Row i says what came of slot `slots[i]` in its incarnation `incarnations[i]`: first the plan's `rows`, in order.
+
+    Rows after those are late ones, of an earlier occupant; they are inert.
+    """
 
     step: StepNo
     epoch: WorkerEpoch

@@ -198,8 +198,10 @@ class Instance:
             return
         self._early[result.step] = result
         while self.in_flight and (due := self._early.pop(self.in_flight[0].step, None)) is not None:
-            if not self._absorb(self.in_flight.popleft(), due):
+            if not self._absorb(self.in_flight[0], due):
                 return
+            self.in_flight.popleft()
+            self.worker.step_absorbed(self._now, self.in_flight)
 
     def _is_awaited(self, step: StepNo) -> bool:
         return self.in_flight[0].step <= step <= self.in_flight[-1].step and step not in self._early
@@ -208,19 +210,14 @@ class Instance:
         """False: the worker broke the protocol. Its state is not what we think it is, so it is restarted."""
         try:
             rows = read_rows(result)
-            answered = len(result.slots)
-            if answered > plan.rows:  # late rows of occupants that are gone are inert, and do not count
-                seats = self.scheduler.seats
-                answered = sum(map(seats.is_current, result.slots, result.incarnations))
-            if answered != plan.rows:
-                raise ProtocolError(f"step {plan.step}: {answered} rows, {plan.rows} expected")
+            if not self.scheduler.seats.answered(plan.rows, result):
+                raise ProtocolError(f"step {plan.step}: the result's rows are not the plan's")
         except ProtocolError as error:
             self._lose_worker(str(error))
             return False
         run = plan.run
         chunks = {slot: tokens for slot, tokens in zip(run.slots, run.counts, strict=True) if tokens != 1}
         absorb(self.scheduler, chunks, rows, result.failures)
-        self.worker.step_absorbed(self._now, self.in_flight)
         return True
 
     # The worker's life

@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from baton.core.engine.limits import Shortage
 from baton.core.engine.request import Fact, Phase, Sequence
 from baton.errors import InvariantBroken
 from baton.protocol.request import FinishReason
 from baton.protocol.step import StepPlan
 
 if TYPE_CHECKING:
-    from baton.core.engine.scheduler import Scheduler
+    from baton.core.engine.scheduler import Draft, Scheduler
 
 CRASHES_MAX: Final = 2
 """Worker losses at the same place after which a sequence is given up."""
@@ -60,30 +59,28 @@ def acknowledge(scheduler: Scheduler, sequence: Sequence) -> None:
         scheduler.waiting.join(sequence)
 
 
-def make_way(scheduler: Scheduler, head: Sequence, shortage: Shortage) -> bool:
-    """Preempt strictly less urgent sequences for the head of the line, if that is enough. Says whether it did.
+def make_way(scheduler: Scheduler, draft: Draft) -> None:
+    """Preempt strictly less urgent sequences for the head of the line, if that is what keeps it out and if it is enough.
 
     Equal urgency never makes way, so two of a class cannot push each other out in turn.
     """
-    running = scheduler.running
-    if not running or running[-1].priority <= head.priority:
-        return False
-    match shortage.reason:
-        case "slots":
-            if any(s is not None and s.phase not in (Phase.PREFILL, Phase.DECODE) for s in scheduler.seats.occupants):
-                return False  # a slot is on its way already
-            preempt(scheduler, running[-1])
-            return True
-        case "blocks":
-            short = shortage.short_by
-            if sum(len(sequence.blocks) for sequence in running if sequence.priority > head.priority) < short:
-                return False
-            before = scheduler.cache.available
-            while running and running[-1].priority > head.priority and scheduler.cache.available - before < short:
-                preempt(scheduler, running[-1])
-            return True
-        case _:
-            return False
+    running, head = scheduler.running, scheduler.waiting.head()
+    if head is None or not running or running[-1].priority <= head.priority:
+        return
+    shortage = scheduler.shortage(head, draft)
+    if shortage is None:
+        return
+    if shortage.reason == "slots" and scheduler.seats.taken == len(running):  # else one is on its way already
+        preempt(scheduler, running[-1])
+        draft.preempted = True
+    elif shortage.reason == "blocks":
+        enough = scheduler.cache.available + shortage.short_by
+        lesser = [sequence for sequence in running if sequence.priority > head.priority]
+        if sum(len(sequence.blocks) for sequence in lesser) < shortage.short_by:
+            return
+        while lesser and scheduler.cache.available < enough:
+            preempt(scheduler, lesser.pop())
+        draft.preempted = True
 
 
 def worker_lost(scheduler: Scheduler, in_flight: Iterable[StepPlan]) -> None:

@@ -14,7 +14,7 @@ from bisect import insort
 from baton.config import InstanceConfig
 from baton.core.engine import preemption
 from baton.core.engine.admission import GrowthReserve
-from baton.core.engine.limits import Limit, Need, default_limits
+from baton.core.engine.limits import Limit, Need, Shortage, default_limits
 from baton.core.engine.outbox import Outbox
 from baton.core.engine.request import Fact, Group, Phase, Sequence
 from baton.core.engine.seats import Seats
@@ -111,6 +111,7 @@ class Scheduler:
     def plan_step(self, step: StepNo, epoch: WorkerEpoch) -> StepPlan | None:
         """The next step, or None if there is nothing to do and nothing to tell."""
         draft = Draft(self._tokens_per_step - self.decoding)
+        preemption.make_way(self, draft)  # first: what has its place in the draft is not preempted any more
         self._go_on(draft)
         if not draft.preempted:
             self._admit(draft)
@@ -173,13 +174,16 @@ class Scheduler:
     def _admit(self, draft: Draft) -> None:
         """Strictly in order: nobody overtakes a head that does not fit, so it cannot starve."""
         while (head := self.waiting.head()) is not None:
-            shortage = next((s for limit in self.limits if (s := limit.short(head, draft, self))), None)
+            shortage = self.shortage(head, draft)
             if shortage is not None:
                 self.stats.held_back[shortage.reason] += 1
-                draft.preempted = preemption.make_way(self, head, shortage)
                 return
             self.waiting.pop()
             self._seat(head, draft)
+
+    def shortage(self, head: Sequence, draft: Draft) -> Shortage | None:
+        """The first limit that says no."""
+        return next((short for limit in self.limits if (short := limit.short(head, draft, self))), None)
 
     def need(self, sequence: Sequence) -> Need:
         known = len(sequence.tokens)

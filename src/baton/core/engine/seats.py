@@ -5,6 +5,7 @@ from __future__ import annotations
 from baton.core.engine.request import Sequence
 from baton.errors import InvariantBroken
 from baton.protocol.ids import Incarnation, Slot
+from baton.protocol.step import StepResult
 
 
 class Seats:
@@ -42,6 +43,16 @@ class Seats:
     def is_current(self, slot: Slot, incarnation: Incarnation) -> bool:
         """The row is about the present or last occupant of a slot that exists."""
         return 0 <= slot < len(self.incarnations) and self.incarnations[slot] == incarnation
+
+    def answered(self, rows: tuple[Slot, ...], result: StepResult) -> bool:
+        """The result has exactly these rows, of the present occupants; what it has besides is about nobody."""
+        count = len(rows)
+        incarnations = self.incarnations
+        return (
+            result.slots[:count] == rows
+            and list(result.incarnations[:count]) == [incarnations[slot] for slot in rows]
+            and not any(map(self.is_current, result.slots[count:], result.incarnations[count:]))
+        )
 
     def occupant(self, slot: Slot, incarnation: Incarnation) -> Sequence | None:
         """Who a row is about; None for a row of an occupant that is gone."""
