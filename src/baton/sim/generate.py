@@ -46,7 +46,7 @@ def _instance(seed: int, rng: Random) -> Scenario:
     def on(chance: float = 0.5) -> bool:
         return rng.random() < chance
 
-    slots = rng.choice((1, 2, 3, 4, 8, 16))
+    slots = rng.choice((1, 2, 3, 4, 8, 8, 16, 32))
     return Scenario(
         seed=seed,
         blocks=0,
@@ -77,7 +77,7 @@ def _clients(seed: int, scenario: Scenario, swarm: Random) -> list[Client]:
     tree = _PromptTree(stream(seed, "prompts"), scenario.block_size)
     clients: list[Client] = []
     at = 0.0
-    for number in range(swarm.choice((3, 8, 15, 30))):
+    for number in range(swarm.choice((3, 8, 15, 30, 60, 120))):
         rng = stream(seed, f"client {number}")
         at += rng.expovariate(1.0) * spread
         clients.append(
@@ -121,7 +121,7 @@ class _PromptTree:
 def _size_pool(scenario: Scenario, rng: Random) -> None:
     """From 'the largest request just fits, alone' to roomy; now and then too small for some, which must be refused."""
     worst = max(-(-(len(c.prompt) + c.max_tokens - 1) // scenario.block_size) for c in scenario.clients)
-    factor = rng.choice((1.0, 1.0, 1.2, 1.5, 2.0, 3.0, 20.0))
+    factor = rng.choice((1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 40.0))
     scenario.blocks = max(1, round(worst * factor))
     if rng.random() < 0.1:
         scenario.blocks = max(1, scenario.blocks // 2)

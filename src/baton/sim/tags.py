@@ -51,8 +51,6 @@ class Oracle:
         self._tag = first_tag(request.salt)
         self._crc = 0
         self._position = 0
-        for token in request.prompt:
-            self._feed(token)
 
     def _feed(self, token: int) -> None:
         self._tag = next_tag(self._tag, token)
@@ -72,6 +70,9 @@ class Oracle:
 
     def _next(self) -> None:
         sampling = self._request.sampling
+        if not self._position:
+            for token in self._request.prompt:
+                self._feed(token)
         token = draw(self._crc, sampling.seed, self._index, self._position, self._vocab)
         self.tokens.append(token)
         if token in sampling.stop_token_ids and len(self.tokens) >= sampling.min_tokens:

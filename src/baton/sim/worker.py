@@ -100,12 +100,12 @@ class SimWorker:
         begin = seat.computed
         if begin + count > len(seat.tokens):
             raise InvariantBroken(f"step {plan.step}: slot {slot} is to run {count} tokens past {begin}", invariant=30)
-        size, table = self._size, seat.table
+        size, table, pool = self._size, seat.table, self.pool
         for position in range(begin, begin + count):
             tag = seat.compute(seat.tokens[position])
             offset = position % size * TAG_BYTES
-            self.pool[table[position // size]][offset : offset + TAG_BYTES] = tag
-        context = b"".join([self.pool[block] for block in table])[: seat.computed * TAG_BYTES]
+            pool[table[position // size]][offset : offset + TAG_BYTES] = tag
+        context = b"".join([pool[block] for block in table])[: seat.computed * TAG_BYTES]
         if context != seat.expected:
             raise InvariantBroken(f"step {plan.step}: slot {slot} reads foreign KV (request {seat.client.id})", invariant=12)
         if seat.computed < len(seat.tokens):

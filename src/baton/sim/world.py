@@ -1,7 +1,8 @@
 """The world: virtual time, one real instance, a modelled worker, clients, faults. Chaos, heal, drain, rest.
 
-Everything that happens is an entry in one heap ordered by (time, counter). An *event* of a run is such an entry, or one row
-that the worker computes; each is checked. The digest covers all of it: same scenario, same digest.
+Everything that happens is an entry in one heap ordered by (time, counter). An *event* of a run is one thing that happens to
+one party, each of them checked: a submission, an abort, a timer, a fault, a plan executed, a row of it, a result taken in, a
+token or an end that reaches its client. The digest covers all of it: same scenario, same digest.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class World:
         self._clock_offset = 0.0
         self._armed: float | None = None
         self._restarts_to_fail = 0
-        self._watching = [trip for trip in self.watch.trips.values() if trip.client.abort_in is not None]
+        self._watching: list[Trip] = []
+        "Clients that leave when their request comes into a certain phase."
         for fault in scenario.steps:
             self._step_faults.setdefault(fault.step, []).append(fault)
 
@@ -96,7 +98,7 @@ class World:
             invariant, violation = 0, f"{type(error).__name__}: {error}"
         return Outcome(
             seed=self.scenario.seed,
-            events=self.events + self.watch.rows,
+            events=self.events + self.watch.rows + self.watch.deliveries,
             requests=len(self.scenario.clients),
             tokens=self.watch.tokens,
             virtual_seconds=self.now,
@@ -156,7 +158,10 @@ class World:
             if type(effect) is Emit:
                 self._emit(effect)
         for effect in effects:
-            self._do(effect)
+            if type(effect) is RunStep:
+                self._run_step(effect.plan)
+            else:
+                self._do(effect)
         self.watch.after()
         if self._watching:
             self._phase_aborts()
@@ -164,17 +169,19 @@ class World:
         if self._tracer is not None:
             self._tracer.after(self.now, self)
 
+    def _run_step(self, plan: StepPlan) -> None:
+        self.watch.plan(plan)
+        self._digest.update(repr((plan.step, plan.drops, plan.grown, plan.folded, plan.run)).encode())
+        scenario = self.scenario
+        seconds = scenario.step_seconds + scenario.token_seconds * plan.tokens
+        seconds *= 1.0 + scenario.noise * _noise(scenario.seed, plan.step)
+        self._busy_until = max(self.now, self._busy_until) + seconds
+        if self._tracer is not None:
+            self._note("instance", f"plan {plan.step}: {_plan_text(plan)}")
+        self._at(self._busy_until, self._step, plan)
+
     def _do(self, effect: Effect) -> None:
         match effect:
-            case RunStep(plan):
-                self.watch.plan(plan)
-                self._digest.update(repr((plan.step, plan.drops, plan.grown, plan.folded, plan.run)).encode())
-                scenario = self.scenario
-                seconds = scenario.step_seconds + scenario.token_seconds * plan.tokens
-                seconds *= 1.0 + scenario.noise * _noise(scenario.seed, plan.step)
-                self._busy_until = max(self.now, self._busy_until) + seconds
-                self._note("instance", f"plan {plan.step}: {_plan_text(plan)}")
-                self._at(self._busy_until, self._step, plan)
             case Refuse(request, refused):
                 self._note("client", f"{request} refused: {refused.reason}")
                 self.watch.refused(effect)
@@ -200,6 +207,8 @@ class World:
             trip = self.watch.trips[ended.request]
             if trip.client.abort_in == "end" and not trip.aborted:
                 self._at(self.now, self._abort, trip)
+            if trip in self._watching and None not in trip.ended and trip.client.abort_in != "closing":
+                self._watching.remove(trip)
 
     def _arm(self) -> None:
         """One timer is enough: it is re-armed when it fires too early."""
@@ -228,7 +237,8 @@ class World:
         trip.submitted = True
         self._tell(Submit(trip.request))
         self.watch.submitted(trip)
-        if trip.client.abort_in is not None:
+        if trip.client.abort_in is not None and trip.sequences:
+            self._watching.append(trip)
             self._phase_aborts()
 
     def _abort(self, trip: Trip) -> None:
@@ -244,10 +254,14 @@ class World:
         self._tell(Abort(RequestId(trip.client.id)))
 
     def _phase_aborts(self) -> None:
-        for trip in self._watching:
-            if not trip.aborted and any(sequence.phase.value == trip.client.abort_in for sequence in trip.sequences):
-                trip.aborted = True
-                self._at(self.now, self._abort, trip)
+        for trip in list(self._watching):
+            wanted = trip.client.abort_in
+            for sequence in trip.sequences:
+                if sequence.phase.value == wanted:
+                    self._watching.remove(trip)
+                    trip.aborted = True
+                    self._at(self.now, self._abort, trip)
+                    break
 
     # The worker
 
@@ -306,7 +320,9 @@ class World:
         self._heap.sort()
 
     def _result(self, result: StepResult) -> None:
-        self._note("worker", f"result {result.step}: {' '.join(map(str, result.values))}")
+        self.events += 1
+        if self._tracer is not None:
+            self._note("worker", f"result {result.step}: {' '.join(map(str, result.values))}")
         before = self.instance.stats.stale_results
         if result.epoch != self.instance.worker.epoch:
             self.watch.saw("a result of a dead worker")

@@ -112,8 +112,11 @@ class Instance:
         return effects
 
     def next_deadline(self) -> Instant | None:
-        known = [self.worker.deadline, self._drain_deadline, self._deadlines[0][0] if self._deadlines else None]
-        return min((deadline for deadline in known if deadline is not None), default=None)
+        deadline = self.worker.deadline
+        for other in (self._drain_deadline, self._deadlines[0][0] if self._deadlines else None):
+            if other is not None and (deadline is None or other < deadline):
+                deadline = other
+        return deadline
 
     def check(self) -> None:
         audit.check(self)
