@@ -64,6 +64,8 @@ class StepFault(Struct, omit_defaults=True):
     kind: StepFaultKind
     seconds: float = 0.0
     "slow: added to the step; late, repeat: added to the (second) delivery."
+    every: bool = False
+    "late, repeat, ghost: from that step on. Does not depend on how many steps come before it, which helps the shrinker."
 
 
 NudgeKind = Literal["preempt", "evict", "crash", "clock", "pause", "resume", "restart_fails"]

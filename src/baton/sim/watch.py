@@ -6,7 +6,7 @@ output of every request, and a shadow of who owns which block. Numbers are those
 
 from __future__ import annotations
 
-from baton.core.effects import Emit, Ended, Refuse
+from baton.core.effects import Emit, Ended, Mode, Refuse
 from baton.core.engine.instance import Instance
 from baton.core.engine.request import ON_WORKER, Phase, Sequence
 from baton.errors import InvariantBroken
@@ -62,6 +62,7 @@ class Watch:
         self._known: dict[int, int] = {}
         self._clients: dict[tuple[int, int], Client] = {}
         self._preempting: dict[Sequence, int] = {}
+        self._deaths: dict[str, int] = {}
         self._idle_steps = 0
         self._last_step = 0
 
@@ -83,6 +84,8 @@ class Watch:
             self._tables.pop(slot, None)
         for new in plan.new:
             self._new(new)
+        for slot in (*(slot for slot, _ in plan.grown), *(slot for slot, _, _ in plan.folded), *plan.run.slots):
+            self._expect(slot in self._tables, 25, f"step {plan.step} plans for slot {slot}, which is empty")
         for slot, block in plan.grown:
             self._tables[slot].append(block)
             self._assign(block, slot)
@@ -167,8 +170,9 @@ class Watch:
 
     # Clients
 
-    def submitted(self, trip: Trip) -> None:
-        trip.submitted = True
+    def submitted(self, trip: Trip, mode: Mode) -> None:
+        if mode is not Mode.SERVING and trip.refused is None:
+            raise InvariantBroken(f"{trip.client.id} is taken by an instance that is {mode}", invariant=22)
         group = self.instance.groups.get(RequestId(trip.client.id))
         trip.sequences = list(group.sequences) if group is not None and group.request is trip.request else []
 
@@ -254,6 +258,20 @@ class Watch:
             raise InvariantBroken(f"{ended.request}.{index} fails for nothing: {ended.detail}", invariant=22)
         else:
             self.saw("a bystander was given up: the worker was lost twice at its place")
+
+    def mode_changed(self, mode: Mode) -> None:
+        """9: paused means that nobody is owed anything."""
+        owed = [trip for trip in self.trips.values() if trip.submitted and trip.refused is None and None in trip.ended]
+        if mode is Mode.PAUSED and owed:
+            raise InvariantBroken(f"paused while {owed[0].client.id} is not answered", invariant=9)
+        self.saw(f"mode: {mode}")
+
+    def poisoned(self, client: Client | None) -> None:
+        """47: one client's request takes at most two workers for each of its sequences with it."""
+        if client is not None:
+            self._deaths[client.id] = self._deaths.get(client.id, 0) + 1
+            if self._deaths[client.id] > 2 * client.n:
+                raise InvariantBroken(f"{client.id} has killed {self._deaths[client.id]} workers", invariant=47)
 
     # After every event
 

@@ -18,6 +18,11 @@ from baton.sim.tags import TAG_BYTES, draw, first_tag, next_tag, tag_bytes
 class WorkerDied(Exception):
     """The process is gone in the middle of a step; what it wrote so far is in the pool."""
 
+    def __init__(self, client: Client | None = None) -> None:
+        super().__init__()
+        self.client = client
+        "Whose poison it was."
+
 
 class _Seat:
     __slots__ = ("client", "computed", "expected", "failed", "incarnation", "index", "prompt_tokens", "table", "tag", "tokens")
@@ -92,7 +97,7 @@ class SimWorker:
         """Compute `count` tokens of one sequence; sample if that reaches the end of what is known."""
         outputs = len(seat.tokens) - seat.prompt_tokens
         if seat.client.poison_at == outputs:
-            raise WorkerDied
+            raise WorkerDied(seat.client)
         if seat.failed or seat.client.nan_at == outputs:
             seat.failed = True
             failures.append(RowFailure(slot, seat.incarnation, "NaN in the logits"))  # type: ignore[arg-type]

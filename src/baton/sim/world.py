@@ -83,6 +83,7 @@ class World:
         self._restarts_to_fail = 0
         self._watching: list[Trip] = []
         "Clients that leave when their request comes into a certain phase."
+        self._lasting_faults = [fault for fault in scenario.steps if fault.every and fault.kind in ("late", "repeat", "ghost")]
         for fault in scenario.steps:
             self._step_faults.setdefault(fault.step, []).append(fault)
 
@@ -153,6 +154,7 @@ class World:
     # The instance
 
     def _tell(self, event: Event, at_least: float = 0.0) -> None:
+        idle = not self.instance.in_flight and self.instance.worker.state.value == "ready"
         effects = self.instance.handle(event, Instant(max(self.now + self._clock_offset, at_least)))
         for effect in effects:  # clients first: a plan must agree with what they have been told
             if type(effect) is Emit:
@@ -162,6 +164,8 @@ class World:
                 self._run_step(effect.plan)
             else:
                 self._do(effect)
+                if idle and type(effect) is RestartWorker and type(event) is not WorkerLost:
+                    raise InvariantBroken("a worker that owes nothing is restarted", invariant=46)
         self.watch.after()
         if self._watching:
             self._phase_aborts()
@@ -194,7 +198,7 @@ class World:
                 self._at(self.now + self.scenario.restart_seconds, self._worker_ready, epoch)
             case ModeChanged(mode):
                 self._note("instance", f"is {mode}")
-                self.watch.saw(f"mode: {mode}")
+                self.watch.mode_changed(mode)
 
     def _emit(self, emit: Emit) -> None:
         self.watch.emitted(emit, self.now)
@@ -235,8 +239,9 @@ class World:
     def _submit(self, trip: Trip) -> None:
         self._note("client", f"{trip.client.id} submits {len(trip.client.prompt)} + {trip.client.max_tokens}")
         trip.submitted = True
+        mode = self.instance.mode
         self._tell(Submit(trip.request))
-        self.watch.submitted(trip)
+        self.watch.submitted(trip, mode)
         if trip.client.abort_in is not None and trip.sequences:
             self._watching.append(trip)
             self._phase_aborts()
@@ -281,7 +286,8 @@ class World:
         if plan.epoch != self._epoch:
             return  # the process that had this plan is dead
         self._steps_begun += 1
-        faults = {fault.kind: fault for fault in self._step_faults.pop(self._steps_begun, ())}
+        lasting = (fault for fault in self._lasting_faults if fault.step <= self._steps_begun)
+        faults = {fault.kind: fault for fault in (*lasting, *self._step_faults.pop(self._steps_begun, ()))}
         if "slow" in faults:
             self._steps_begun -= 1  # the same step comes again, later
             self._step_faults[self._steps_begun + 1] = [fault for fault in faults.values() if fault.kind != "slow"]
@@ -292,7 +298,8 @@ class World:
             return
         try:
             result = self.worker.execute(plan, die_after=len(plan.run.slots) // 2 if "crash_amid" in faults else None)
-        except WorkerDied:
+        except WorkerDied as died:
+            self.watch.poisoned(died.client)
             self._crash("amid a step")
             return
         if "crash_after" in faults:

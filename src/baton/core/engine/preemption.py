@@ -86,17 +86,16 @@ def make_way(scheduler: Scheduler, draft: Draft) -> None:
 def worker_lost(scheduler: Scheduler, in_flight: Iterable[StepPlan]) -> None:
     """Every occupant leaves its slot without an acknowledgement: there is nobody left to give one.
 
-    Those in a plan without a result are suspects (limits.OneSuspect). One that was being computed at the same length when
-    the worker was lost twice is given up, so that it cannot take a third worker with it.
+    Those in a plan without a result are suspects (limits.OneSuspect) until they are past the furthest place that the dead
+    worker can have reached. One that is lost twice on the way there is given up: it must not take a third worker with it.
     """
     suspects = dict.fromkeys(slot for plan in in_flight for slot in plan.run.slots)
     for slot, sequence in enumerate(scheduler.seats.occupants):
         if sequence is None:
             continue
         if slot in suspects and sequence.phase is not Phase.CLOSING:
-            same_place = sequence.crashes and len(sequence.tokens) == sequence.crash_length
-            sequence.crashes = sequence.crashes + 1 if same_place else 1
-            sequence.crash_length = len(sequence.tokens)
+            sequence.crashes += 1  # absorb.py clears it once the sequence is past the place
+            sequence.crash_length = len(sequence.tokens) + sequence.in_flight
         sequence.advance(Fact.WORKER_LOST)
         scheduler.cache.release(sequence.lose_blocks())
         sequence.in_flight = 0

@@ -139,8 +139,9 @@ class Sequence:
         "Prompt tokens that the first admission did not have to compute."
         self.preemptions = 0
         self.crashes = 0
-        "Worker losses in a row while this sequence was being computed at the same length."
+        "Worker losses in a row while this sequence was being computed, without getting past `crash_length` in between."
         self.crash_length = 0
+        "Tokens, those in flight included, when the worker was last lost: the furthest that it can have come."
 
     def __repr__(self) -> str:
         return (
