@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from baton import __version__
-from baton.cli.simulate import simulate
+from baton.cli.simulate import HELP, simulate
 
 app = typer.Typer(
     name="baton",
@@ -34,7 +34,7 @@ def version() -> None:
     typer.echo(f"baton {__version__}")
 
 
-app.command()(simulate)
+app.command(help=HELP)(simulate)
 
 if __name__ == "__main__":
     app()

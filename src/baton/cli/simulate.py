@@ -1,7 +1,7 @@
 """`baton simulate`: rehearse the core, and say what came of it.
 
-stdout is for the answer (text or one JSON object), stderr for the bar and for complaints. Exit codes: 0 all is well, 1 something
-was found, 2 the command was not understood, 130 Ctrl-C. The simulator is loaded when a run begins, not for `--help`.
+stdout is for the answer (text or one JSON object), stderr for bar and complaints. Exit codes: 0 all is well, 1 something is
+wrong with the core, 2 with the command, 130 Ctrl-C. The simulator is loaded when a run begins, not for `--help`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,33 @@ if TYPE_CHECKING:
     from baton.sim.campaign import Campaign, Violation
     from baton.sim.mutants import MutantResult
     from baton.sim.scenario import Scenario
+    from baton.sim.trace import PerfettoTrace
     from baton.sim.world import Outcome, Tracer
 
 SEEDS = "0:200"
+SHOWN = 20
+"""Violations that the summary tells of, one by one."""
 FOUND, USAGE, INTERRUPTED = 1, 2, 130
+
+
+HELP = """Rehearse the core in virtual time, with faults, and check every step of it. No GPU is needed.
+
+A seed makes a scenario: clients, sizes, and what goes wrong. The same seed is the same run on any machine, down to the digest.
+
+\b
+Examples:
+  baton simulate                      seeds 0 to 199, on all cores
+  baton simulate --seeds 0:100000     a night's work
+  baton simulate --seed 4711          one seed, with its digest
+    ... --trace                       and what happened in it
+    ... --perfetto t.json             and a picture of it, for ui.perfetto.dev
+  baton simulate --shrink found       write small scenarios of what is found,
+  baton simulate --scenario found/invariant-21-seed-4711.json --trace
+                                      and look at one of them
+  baton simulate --mutants            would it find a bug?
+
+Exit code 0: no violation and, from 1,000 seeds on, every rare state was reached. 1: otherwise. 2: wrong usage.
+"""
 
 
 class WrongUsage(Exception):
@@ -49,7 +72,9 @@ class Order:
 
 
 def simulate(
-    seeds: Annotated[str | None, typer.Option(metavar="A:B", help=f"Seeds A to B - 1.  \\[default: {SEEDS}]")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="A:B", help=f"Seeds A to B - 1.  \\[default: {SEEDS}, mutants: 0:2000]")
+    ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="This one seed.")] = None,
     scenario: Annotated[Path | None, typer.Option(metavar="FILE", help="This scenario (JSON), as --shrink writes it.")] = None,
     mutants: Annotated[bool, typer.Option("--mutants", help="Plant known bugs, one at a time: is each of them found?")] = False,
@@ -63,35 +88,10 @@ def simulate(
         Path | None, typer.Option(metavar="DIR", help="On a violation: write the smallest scenario that shows it.")
     ] = None,
 ) -> None:
-    """Rehearse the core in virtual time, with faults, and check every step of it. No GPU is needed.
-
-    A seed makes a scenario: clients, sizes, and what goes wrong. The same seed is the same run, down to the digest, on any
-    machine.
-
-    \b
-    Examples:
-      baton simulate                             seeds 0 to 199, on all cores
-      baton simulate --seeds 0:100000            a night's work
-      baton simulate --seed 4711                 one seed, with its digest
-      baton simulate --seed 4711 --trace         ... and what happened in it
-      baton simulate --seed 4711 --perfetto t.json    ... as a picture, for ui.perfetto.dev
-      baton simulate --seeds 0:5000 --shrink found    small scenarios of what was found
-      baton simulate --scenario found/x.json --trace  look at one of them
-      baton simulate --mutants                   would it find a bug?
-
-    Exit code 0: no violation and, from 1,000 seeds on, every rare state was reached. 1: otherwise. 2: wrong usage.
-    """
     order = Order(
-        seeds=seeds,
-        seed=seed,
-        scenario=scenario,
-        mutants=mutants,
-        jobs=jobs,
-        as_json=as_json,
-        trace=trace,
-        perfetto=perfetto,
-        shrink=shrink,
-    )
+        seeds=seeds, seed=seed, scenario=scenario, mutants=mutants, jobs=jobs,
+        as_json=as_json, trace=trace, perfetto=perfetto, shrink=shrink,
+    )  # fmt: skip
     raise typer.Exit(_obey(order))
 
 
@@ -124,21 +124,20 @@ def _check(order: Order) -> None:
         raise WrongUsage(f"{' and '.join(given)} contradict each other: give one of them")
     one_run = "--trace" if order.trace else "--perfetto" if order.perfetto is not None else None
     if order.mutants:
-        only = [
-            *(name for name in given if name != "--seeds"),
-            *filter(None, [one_run]),
-            *(["--shrink"] if order.shrink else []),
-        ]
-        if only:
-            raise WrongUsage(f"--mutants runs many seeds of many programs: leave out {only[0]}")
+        for other in (*given, one_run, "--shrink" if order.shrink is not None else None):
+            if other not in (None, "--seeds"):
+                raise WrongUsage(f"--mutants runs many seeds of many programs: leave out {other}")
     elif one_run is not None and _is_many(order):
         raise WrongUsage(f"{one_run} shows one run: add --seed N or --scenario FILE")
     if order.trace and order.as_json:
         raise WrongUsage("--trace prints text and --json prints JSON: leave out one (--perfetto FILE goes with --json)")
     if order.perfetto is not None and not order.perfetto.parent.is_dir():
         raise WrongUsage(f"--perfetto {order.perfetto}: there is no directory {order.perfetto.parent}: make it first")
-    if order.shrink is not None and order.shrink.exists() and not order.shrink.is_dir():
-        raise WrongUsage(f"--shrink {order.shrink}: is a file: give a directory")
+    if order.shrink is not None:
+        try:
+            order.shrink.mkdir(parents=True, exist_ok=True)  # now, and not at the end of a long night
+        except OSError as error:
+            raise WrongUsage(f"--shrink {order.shrink}: cannot be made ({error.strerror}): give another directory")
 
 
 def read_range(text: str) -> range:
@@ -156,12 +155,15 @@ def read_scenario(path: Path) -> Scenario:
     import msgspec
 
     from baton.errors import InvalidConfig
+    from baton.protocol.request import GenerateRequest
     from baton.sim.scenario import Scenario
 
     try:
         scenario = Scenario.load(path)
         unknown = unknown_fields(msgspec.json.decode(path.read_bytes()))
         scenario.config()
+        for client in scenario.clients:  # sent over the wire, it would be checked there
+            msgspec.convert(msgspec.to_builtins(client.request()), GenerateRequest)
     except OSError as error:
         raise WrongUsage(f"--scenario {path}: cannot be read ({error.strerror}): give a file that --shrink wrote")
     except msgspec.DecodeError as error:
@@ -170,6 +172,8 @@ def read_scenario(path: Path) -> Scenario:
         raise WrongUsage(f"--scenario {path}: cannot be run ({error}): correct the file")
     if unknown:
         raise WrongUsage(f"--scenario {path}: unknown field {unknown[0]}: correct the file (see baton.sim.scenario)")
+    if len({client.id for client in scenario.clients}) < len(scenario.clients):
+        raise WrongUsage(f"--scenario {path}: two clients have one id: correct the file")
     return scenario
 
 
@@ -197,10 +201,10 @@ def _campaign(order: Order) -> int:
         _print_json(campaign)
     else:
         _print_summary(campaign)
-    _shrink_seeds(order, campaign.violations)
     if campaign.interrupted:
         typer.echo(f"interrupted after {campaign.seeds:,} of {len(seeds):,} seeds", err=True)
         return INTERRUPTED
+    _shrink_seeds(order, campaign.violations)
     return 0 if campaign.ok else FOUND
 
 
@@ -211,20 +215,16 @@ def _print_summary(campaign: Campaign) -> None:
     typer.echo(f"tokens     {campaign.tokens:,} in {campaign.virtual_seconds:,.0f} virtual seconds")
     typer.echo(f"digest     {campaign.digest}")
     typer.echo(f"violations {len(campaign.violations)}")
-    for violation in campaign.violations:
-        typer.echo(f"  seed {violation.seed}: {_said(violation)}")
+    for violation in campaign.violations[:SHOWN]:
+        typer.echo(f"  seed {violation.seed}: {violation.message}")
         typer.echo(f"    replay: baton simulate --seed {violation.seed} --trace")
+    if len(campaign.violations) > SHOWN:
+        typer.echo(f"  ... and {len(campaign.violations) - SHOWN} more (--json tells all)")
     _print_sometimes(campaign)
-
-
-def _said(violation: Violation) -> str:
-    """A message of ours begins with the invariant's number; an exception of another kind has none."""
-    return violation.message if violation.invariant else f"exception: {violation.message}"
 
 
 def _print_sometimes(campaign: Campaign) -> None:
     """Which rare states were reached, and in how many seeds; those that were not are marked."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -236,11 +236,9 @@ def _print_sometimes(campaign: Campaign) -> None:
         style = "yellow" if name in campaign.missing else ""
         share = f"{100 * seeds / max(1, campaign.seeds):.1f} %"
         table.add_row(Text(name, style), Text(f"{seeds:,}", style), Text(share, style))
-    Console().print(table)
+    _console().print(table)
     if campaign.missing and campaign.seeds >= LARGE:
-        typer.echo(
-            f"FAILED: {len(campaign.missing)} rare states in less than 0.1 % of the seeds: {'; '.join(campaign.missing)}"
-        )
+        typer.echo(f"FAILED: reached in less than 0.1 % of the seeds: {'; '.join(campaign.missing)}")
     elif campaign.missing:
         typer.echo(f"not reached (no failure below {LARGE:,} seeds): {'; '.join(campaign.missing)}")
 
@@ -250,15 +248,15 @@ def _print_sometimes(campaign: Campaign) -> None:
 
 def _one_run(order: Order) -> int:
     from baton.sim.campaign import part_of, violations_of
-    from baton.sim.generate import generate
     from baton.sim.world import World
 
-    scenario = generate(order.seed) if order.seed is not None else read_scenario(_given(order.scenario))
-    with _tracer(order) as (tracer, save):
-        begin = process_time()
-        outcome = World(scenario, tracer).run()
-        seconds = process_time() - begin
-        save(outcome)
+    scenario = _scenario(order)
+    tracer, picture = _tracers(order)
+    begin = process_time()
+    outcome = World(scenario, tracer).run()
+    seconds = process_time() - begin
+    if picture is not None and order.perfetto is not None:
+        picture.save(order.perfetto, outcome)
     if order.as_json:
         _print_json(part_of(outcome, seconds).campaign(seconds, jobs=1))
     else:
@@ -267,29 +265,25 @@ def _one_run(order: Order) -> int:
     return 0 if outcome.invariant is None else FOUND
 
 
-def _given(path: Path | None) -> Path:
-    assert path is not None
-    return path
+def _scenario(order: Order) -> Scenario:
+    from baton.sim.generate import generate
+
+    if order.scenario is not None:
+        return read_scenario(order.scenario)
+    assert order.seed is not None
+    return generate(order.seed)
 
 
-@contextmanager
-def _tracer(order: Order) -> Iterator[tuple[Tracer | None, Callable[[Outcome], None]]]:
-    """The tracers that were asked for, and what to do with them when the run is over."""
+def _tracers(order: Order) -> tuple[Tracer | None, PerfettoTrace | None]:
+    """What the run is to be watched by, and the part of it that is to be saved afterwards."""
     from baton.sim.trace import ColumnTrace, PerfettoTrace, Tee
 
-    tracers: list[Tracer] = []
-    picture = PerfettoTrace()
-    if order.trace:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends the run, as it ends any other program
-        tracers.append(ColumnTrace(typer.echo))
-    if order.perfetto is not None:
-        tracers.append(picture)
-
-    def save(outcome: Outcome) -> None:
-        if order.perfetto is not None:
-            picture.save(order.perfetto, outcome)
-
-    yield Tee(tracers) if tracers else None, save
+    picture = PerfettoTrace() if order.perfetto is not None else None
+    if not order.trace:
+        return picture, picture
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends the run, as it ends any other program
+    columns = ColumnTrace(typer.echo)
+    return (columns if picture is None else Tee([columns, picture])), picture
 
 
 def _print_outcome(order: Order, outcome: Outcome) -> None:
@@ -325,7 +319,6 @@ def _shrink(order: Order, scenario: Scenario, violations: Sequence[Violation]) -
         return
     from baton.sim.shrink import shrink
 
-    order.shrink.mkdir(parents=True, exist_ok=True)
     for violation in violations:
         name = f"invariant-{violation.invariant}-seed-{violation.seed}"
         small = shrink(scenario, violation.invariant, lambda text, name=name: typer.echo(f"{name}: {text}", err=True))  # type: ignore[misc]
@@ -365,7 +358,6 @@ def _mutants(order: Order) -> int:
 
 
 def _print_mutants(results: Sequence[MutantResult], survivors: Sequence[str]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -375,7 +367,7 @@ def _print_mutants(results: Sequence[MutantResult], survivors: Sequence[str]) ->
         style = "bold red" if result.killed_by_seed is None else ""
         cells = (result.name, result.file, result.fault, killed, "" if result.invariant is None else str(result.invariant))
         table.add_row(*(Text(cell, style) for cell in cells))
-    Console().print(table)
+    _console().print(table)
     typer.echo(f"{len(results) - len(survivors)} of {len(results)} mutants killed")
     if survivors:
         typer.echo(f"FAILED: nothing found {', '.join(survivors)}: the simulator lacks a check or a scenario")
@@ -389,6 +381,13 @@ def _print_json(answer: object) -> None:
 
     sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
     sys.stdout.flush()
+
+
+def _console() -> Console:
+    """For tables. A pipe has no width; make it one in which no line is broken."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 160)
 
 
 @contextmanager

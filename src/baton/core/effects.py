@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from baton.protocol.ids import RequestId, WorkerEpoch
 from baton.protocol.request import FinishReason, Refused
-from baton.protocol.step import StepPlan
+from baton.protocol.step import RowLogprobs, StepPlan
 
 
 class RunStep(Struct, frozen=True):
@@ -32,11 +32,13 @@ class Ended(Struct, frozen=True):
 
 
 class Emit(Struct, frozen=True):
-    """Everything clients are told by one event: tokens first, then ends."""
+    """Everything clients are told by one event: tokens, what the model thought of them, then ends."""
 
     tokens: list[tuple[RequestId, int, int]]
     "(request, sequence index, token id), in order."
     ended: list[Ended]
+    logprobs: list[tuple[RequestId, int, RowLogprobs]] = []
+    "Of the tokens above, or of prompts; only for requests that asked."
 
 
 class Refuse(Struct, frozen=True):

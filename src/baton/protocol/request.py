@@ -27,6 +27,16 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     top_k: Annotated[int, Meta(ge=-1)] = -1
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] = 1.0
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    logit_bias: tuple[tuple[TokenId, float], ...] = ()
+    bad_words: tuple[tuple[TokenId, ...], ...] = ()
+    "Token sequences that must not appear in the output."
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    "Report the log-probability of each token, and of this many of the likeliest."
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    "The same for the prompt's own tokens. The whole prompt is computed then, whatever is cached."
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):

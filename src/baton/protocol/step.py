@@ -85,6 +85,28 @@ class RowFailure(Struct, frozen=True, array_like=True):
     reason: str
 
 
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """What the model thought of one token."""
+
+    token: TokenId
+    logprob: float
+    rank: int
+    "1 for the likeliest."
+    top: tuple[tuple[TokenId, float], ...] = ()
+    "The likeliest tokens, best first."
+
+
+class RowLogprobs(Struct, frozen=True, array_like=True):
+    """Log-probabilities that a sequence asked for. The core hands them on and never looks inside."""
+
+    slot: Slot
+    incarnation: Incarnation
+    sampled: TokenLogprob | None = None
+    prompt_from: int = 0
+    "Position of the first of `prompt`. A prompt computed twice is reported twice; the receiver keeps one."
+    prompt: tuple[TokenLogprob, ...] = ()
+
+
 class StepResult(Struct, frozen=True, array_like=True):
     """Row i says what came of slot `slots[i]` in its incarnation `incarnations[i]`: first the plan's `rows`, in order.
 
@@ -97,6 +119,7 @@ class StepResult(Struct, frozen=True, array_like=True):
     incarnations: tuple[Incarnation, ...] = ()
     values: tuple[int, ...] = ()
     failures: tuple[RowFailure, ...] = ()
+    logprobs: tuple[RowLogprobs, ...] = ()
 
 
 class Rows(Struct):

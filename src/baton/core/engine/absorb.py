@@ -12,16 +12,20 @@ from baton.core.engine.request import Phase, Sequence
 from baton.core.kv.prefix_cache import NO_PARENT
 from baton.protocol.ids import Slot
 from baton.protocol.request import FinishReason
-from baton.protocol.step import RowFailure, Rows
+from baton.protocol.step import Rows, StepResult
 
 if TYPE_CHECKING:
     from baton.core.engine.scheduler import Scheduler
 
 
-def absorb(scheduler: Scheduler, chunks: dict[Slot, int], rows: Rows, failures: tuple[RowFailure, ...]) -> None:
-    """`chunks` says how many tokens a slot computed in this step, where it is not one."""
+def absorb(scheduler: Scheduler, chunks: dict[Slot, int], rows: Rows, result: StepResult) -> None:
+    """`rows` are the result's, by meaning. `chunks` says how many tokens a slot computed in this step, where it is not one."""
+    for logprobs in result.logprobs:  # before the tokens, which may end their sequence
+        sequence = scheduler.seats.occupant(logprobs.slot, logprobs.incarnation)
+        if sequence is not None and sequence.phase is not Phase.CLOSING:
+            scheduler.out.logprobs.append((sequence.request.id, sequence.index, logprobs))
     # Failures first: a failed row computed nothing that may be published.
-    for failure in failures:
+    for failure in result.failures:
         sequence = scheduler.seats.occupant(failure.slot, failure.incarnation)
         if sequence is not None and sequence.phase is not Phase.CLOSING:
             scheduler.end(sequence, FinishReason.ERROR, failure.reason)

@@ -220,7 +220,7 @@ class Instance:
             return False
         run = plan.run
         chunks = {slot: tokens for slot, tokens in zip(run.slots, run.counts, strict=True) if tokens != 1}
-        absorb(self.scheduler, chunks, rows, result.failures)
+        absorb(self.scheduler, chunks, rows, result)
         return True
 
     # The worker's life

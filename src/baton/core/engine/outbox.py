@@ -6,14 +6,16 @@ from baton.core.effects import Emit, Ended
 from baton.core.engine.request import Sequence
 from baton.protocol.ids import RequestId
 from baton.protocol.request import FinishReason
+from baton.protocol.step import RowLogprobs
 
 
 class Outbox:
-    __slots__ = ("ended", "tokens")
+    __slots__ = ("ended", "logprobs", "tokens")
 
     def __init__(self) -> None:
         self.tokens: list[tuple[RequestId, int, int]] = []
         self.ended: list[Ended] = []
+        self.logprobs: list[tuple[RequestId, int, RowLogprobs]] = []
 
     def end(self, sequence: Sequence, reason: FinishReason, detail: str) -> None:
         self.ended.append(
@@ -30,8 +32,8 @@ class Outbox:
         )
 
     def flush(self) -> Emit | None:
-        if not self.tokens and not self.ended:
+        if not self.tokens and not self.ended and not self.logprobs:
             return None
-        emit = Emit(self.tokens, self.ended)
-        self.tokens, self.ended = [], []
+        emit = Emit(self.tokens, self.ended, self.logprobs)
+        self.tokens, self.ended, self.logprobs = [], [], []
         return emit

@@ -191,7 +191,8 @@ class Scheduler:
         # block with the last token is computed into a private one; no shared block is ever written.
         full = (known - 1) // self.block_size
         self.hasher.extend(sequence.keys, sequence.root, sequence.tokens, full)
-        hit = self.cache.match(sequence.keys, full)
+        whole = sequence.request.sampling.prompt_logprobs is not None and sequence.outputs == 0
+        hit = 0 if whole else self.cache.match(sequence.keys, full)
         return Need(hit, self.cache.idle_among(sequence.keys, hit), -(-known // self.block_size) - hit)
 
     def _seat(self, sequence: Sequence, draft: Draft) -> None:
