@@ -55,6 +55,8 @@ class SchedulerConfig:
     "A sequence's possible growth is counted up to this many tokens."
     step_seconds_max: float = 60.0
     "A step without a result for this long means that the worker is lost."
+    worker_start_seconds_max: float = 600.0
+    "A restarted worker that is not ready after this long is lost too."
     worker_restarts_max: int = 5
     "Worker losses in a row, without one absorbed step in between, after which the instance gives up."
 
@@ -66,16 +68,17 @@ class SchedulerConfig:
             "every running sequence needs one token of a step",
         )
         _require(self.steps_in_flight >= 1, "scheduler.steps_in_flight must be at least 1")
-        _require(
-            self.chunk_tokens_max is None or self.chunk_tokens_max >= 1, "scheduler.chunk_tokens_max must be at least 1"
-        )
+        _require(self.chunk_tokens_max is None or self.chunk_tokens_max >= 1, "scheduler.chunk_tokens_max must be at least 1")
         _require(
             0.0 <= self.reserve_floor <= self.reserve_start <= 1.0,
             "scheduler: 0 <= reserve_floor <= reserve_start <= 1 must hold",
         )
         _require(0.0 <= self.reserve_decay <= 1.0, "scheduler.reserve_decay must be between 0 and 1")
         _require(self.reserve_clip_tokens >= 1, "scheduler.reserve_clip_tokens must be at least 1")
-        _require(self.step_seconds_max > 0, "scheduler.step_seconds_max must be positive")
+        _require(
+            self.step_seconds_max > 0 and self.worker_start_seconds_max > 0,
+            "scheduler.step_seconds_max and scheduler.worker_start_seconds_max must be positive",
+        )
         _require(self.worker_restarts_max >= 0, "scheduler.worker_restarts_max must not be negative")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -27,6 +27,16 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     top_k: Annotated[int, Meta(ge=-1)] = -1
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] = 1.0
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    logit_bias: tuple[tuple[TokenId, float], ...] = ()
+    bad_words: tuple[tuple[TokenId, ...], ...] = ()
+    "Token sequences that must not appear in the output."
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    "Report the log-probability of each token, and of this many of the likeliest."
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    "The same for the prompt's own tokens. The whole prompt is computed then, whatever is cached."
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -44,7 +54,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     "Requests share cached blocks only within one salt (a tenant, say)."
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a sequence ended. The word is also the metric label and the log word."""
 
     STOP = "stop"
@@ -54,9 +64,7 @@ class FinishReason(str, Enum):
     ERROR = "error"
 
 
-RefusalReason = Literal[
-    "never_fits", "queue_full", "queue_tokens_full", "duplicate_id", "draining", "paused", "worker_gone"
-]
+RefusalReason = Literal["never_fits", "queue_full", "queue_tokens_full", "duplicate_id", "draining", "paused", "worker_gone"]
 
 
 class Refused(Struct, frozen=True):

@@ -68,9 +68,9 @@ class StepPlan(Struct, frozen=True, array_like=True):
     run: Run = Run()
 
     @property
-    def rows(self) -> int:
-        """Rows that the result must have."""
-        return len(self.run.slots) + len(self.drops)
+    def rows(self) -> tuple[Slot, ...]:
+        """The slots that the result must answer for, in this order: what runs, then what is dropped."""
+        return self.run.slots + tuple(slot for slot, _ in self.drops)
 
     @property
     def tokens(self) -> int:
@@ -85,8 +85,33 @@ class RowFailure(Struct, frozen=True, array_like=True):
     reason: str
 
 
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """What the model thought of one token."""
+
+    token: TokenId
+    logprob: float
+    rank: int
+    "1 for the likeliest."
+    top: tuple[tuple[TokenId, float], ...] = ()
+    "The likeliest tokens, best first."
+
+
+class RowLogprobs(Struct, frozen=True, array_like=True):
+    """Log-probabilities that a sequence asked for. The core hands them on and never looks inside."""
+
+    slot: Slot
+    incarnation: Incarnation
+    sampled: TokenLogprob | None = None
+    prompt_from: int = 0
+    "Position of the first of `prompt`. A prompt computed twice is reported twice; the receiver keeps one."
+    prompt: tuple[TokenLogprob, ...] = ()
+
+
 class StepResult(Struct, frozen=True, array_like=True):
-    """Row i says what came of slot `slots[i]` in its incarnation `incarnations[i]`."""
+    """Row i says what came of slot `slots[i]` in its incarnation `incarnations[i]`: first the plan's `rows`, in order.
+
+    Rows after those are late ones, of an earlier occupant; they are inert.
+    """
 
     step: StepNo
     epoch: WorkerEpoch
@@ -94,6 +119,7 @@ class StepResult(Struct, frozen=True, array_like=True):
     incarnations: tuple[Incarnation, ...] = ()
     values: tuple[int, ...] = ()
     failures: tuple[RowFailure, ...] = ()
+    logprobs: tuple[RowLogprobs, ...] = ()
 
 
 class Rows(Struct):
@@ -108,7 +134,7 @@ def read_rows(result: StepResult) -> Rows:
     """Decode the sentinels. Any other negative value is a protocol error: it has no meaning."""
     if not len(result.slots) == len(result.incarnations) == len(result.values):
         raise ProtocolError(f"step {result.step}: the columns of the result differ in length")
-    sampled: list[tuple[Slot, Incarnation, int]] = list(zip(result.slots, result.incarnations, result.values))
+    sampled: list[tuple[Slot, Incarnation, int]] = list(zip(result.slots, result.incarnations, result.values, strict=True))
     if not result.values or min(result.values) >= 0:
         return Rows(sampled, [], [])
     rows = Rows([row for row in sampled if row[2] >= 0], [], [])

@@ -1,0 +1,97 @@
+"""Cost of the core: plan + absorb of one step, at 1, 64 and 256 running with 0 and 10,000 waiting.
+
+    python bench/scheduler.py [--steps N] [--json]
+
+The worker is a stub that answers every plan with a constant token; only `Instance.handle` is timed. Every line is the
+median over steps in which all sequences decode, with block growth and publishing to the prefix cache included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from statistics import median, quantiles
+from time import perf_counter
+
+from baton.config import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig
+from baton.core.effects import RunStep
+from baton.core.engine.instance import Instance
+from baton.core.events import StepDone, Submit, WorkerReady
+from baton.protocol.ids import Instant, RequestId
+from baton.protocol.request import GenerateRequest, SamplingParams
+from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, StepPlan, StepResult
+
+
+class StubWorker:
+    """Answers a plan at once. Keeps what it must to know a last chunk from another one."""
+
+    def __init__(self) -> None:
+        self.incarnation: dict[int, int] = {}
+        self.left: dict[int, int] = {}
+
+    def run(self, plan: StepPlan) -> StepResult:
+        for new in plan.new:
+            self.incarnation[new.slot] = new.incarnation
+            self.left[new.slot] = len(new.tokens) - new.computed_tokens
+        values = []
+        for slot, count in zip(plan.run.slots, plan.run.counts, strict=True):
+            self.left[slot] -= count
+            values.append(7 if self.left[slot] <= 0 else NO_TOKEN_ID)
+        slots = [*plan.run.slots, *(slot for slot, _ in plan.drops)]
+        incarnations = [*(self.incarnation[s] for s in plan.run.slots), *(i for _, i in plan.drops)]
+        values += [PREEMPTED_TOKEN_ID] * len(plan.drops)
+        return StepResult(plan.step, plan.epoch, tuple(slots), tuple(incarnations), tuple(values))
+
+
+def measure(running: int, waiting: int, steps: int, prompt: int = 64) -> dict[str, float]:
+    config = InstanceConfig(
+        kv=KVConfig(blocks=running * (prompt + steps + 64) // 16 + 1024, block_size=16),
+        scheduler=SchedulerConfig(slots=running, tokens_per_step=8192),
+        queue=QueueConfig(requests_max=waiting + running + 1, tokens_max=10**9),
+    )
+    instance, worker = Instance(config), StubWorker()
+    plans = []
+
+    def handle(event: object) -> float:
+        begin = perf_counter()
+        effects = instance.handle(event, Instant(0.0))  # type: ignore[arg-type]
+        took = perf_counter() - begin
+        plans.extend(effect.plan for effect in effects if isinstance(effect, RunStep))
+        return took
+
+    handle(WorkerReady(instance.worker.epoch))
+    for number in range(running + waiting):
+        tokens = tuple((number * 31 + place) % 50_000 for place in range(prompt))
+        sampling = SamplingParams(max_tokens=steps + 32, stop_token_ids=(2,))
+        handle(Submit(GenerateRequest(id=RequestId(str(number)), prompt=tokens, sampling=sampling)))
+    times = []
+    for step in range(steps):
+        took = handle(StepDone(worker.run(plans.pop(0))))
+        if step >= steps // 4:  # all are decoding by then
+            times.append(took)
+    assert instance.scheduler.decoding == running, instance.scheduler.decoding
+    instance.check()
+    return {
+        "running": running,
+        "waiting": waiting,
+        "median_us": median(times) * 1e6,
+        "p99_us": quantiles(times, n=100)[98] * 1e6,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=400, help="steps for each line (default 400)")
+    parser.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
+    arguments = parser.parse_args()
+    lines = [measure(running, waiting, arguments.steps) for running in (1, 64, 256) for waiting in (0, 10_000)]
+    if arguments.json:
+        print(json.dumps(lines))
+        return
+    print(f"{'running':>8} {'waiting':>8} {'plan+absorb, median us':>24} {'p99 us':>10}")
+    for line in lines:
+        print(f"{line['running']:>8} {line['waiting']:>8} {line['median_us']:>24.1f} {line['p99_us']:>10.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,403 @@
+"""`baton simulate`: rehearse the core, and say what came of it.
+
+stdout is for the answer (text or one JSON object), stderr for bar and complaints. Exit codes: 0 all is well, 1 something is
+wrong with the core, 2 with the command, 130 Ctrl-C. The simulator is loaded when a run begins, not for `--help`.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import process_time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from baton.sim.campaign import Campaign, Violation
+    from baton.sim.mutants import MutantResult
+    from baton.sim.scenario import Scenario
+    from baton.sim.trace import PerfettoTrace
+    from baton.sim.world import Outcome, Tracer
+
+SEEDS = "0:200"
+SHOWN = 20
+"""Violations that the summary tells of, one by one."""
+FOUND, USAGE, INTERRUPTED = 1, 2, 130
+
+
+HELP = """Rehearse the core in virtual time, with faults, and check every step of it. No GPU is needed.
+
+A seed makes a scenario: clients, sizes, and what goes wrong. The same seed is the same run on any machine, down to the digest.
+
+\b
+Examples:
+  baton simulate                      seeds 0 to 199, on all cores
+  baton simulate --seeds 0:100000     a night's work
+  baton simulate --seed 4711          one seed, with its digest
+    ... --trace                       and what happened in it
+    ... --perfetto t.json             and a picture of it, for ui.perfetto.dev
+  baton simulate --shrink found       write small scenarios of what is found,
+  baton simulate --scenario found/invariant-21-seed-4711.json --trace
+                                      and look at one of them
+  baton simulate --mutants            would it find a bug?
+
+Exit code 0: no violation and, from 1,000 seeds on, every rare state was reached. 1: otherwise. 2: wrong usage.
+"""
+
+
+class WrongUsage(Exception):
+    """What was asked makes no sense; the message is one line that says what to do instead."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """What the command line asks for."""
+
+    seeds: str | None
+    seed: int | None
+    scenario: Path | None
+    mutants: bool
+    jobs: int | None
+    as_json: bool
+    trace: bool
+    perfetto: Path | None
+    shrink: Path | None
+
+
+def simulate(
+    seeds: Annotated[
+        str | None, typer.Option(metavar="A:B", help=f"Seeds A to B - 1.  \\[default: {SEEDS}, mutants: 0:2000]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="This one seed.")] = None,
+    scenario: Annotated[Path | None, typer.Option(metavar="FILE", help="This scenario (JSON), as --shrink writes it.")] = None,
+    mutants: Annotated[bool, typer.Option("--mutants", help="Plant known bugs, one at a time: is each of them found?")] = False,
+    jobs: Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes.  \\[default: one a core]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Print what happens, a column an actor. One run only.")] = False,
+    perfetto: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev. One run only.")
+    ] = None,
+    shrink: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="On a violation: write the smallest scenario that shows it.")
+    ] = None,
+) -> None:
+    order = Order(
+        seeds=seeds, seed=seed, scenario=scenario, mutants=mutants, jobs=jobs,
+        as_json=as_json, trace=trace, perfetto=perfetto, shrink=shrink,
+    )  # fmt: skip
+    raise typer.Exit(_obey(order))
+
+
+def _obey(order: Order) -> int:
+    try:
+        _check(order)
+        if order.mutants:
+            return _mutants(order)
+        return _campaign(order) if _is_many(order) else _one_run(order)
+    except WrongUsage as wrong:
+        typer.echo(f"baton simulate: {wrong}", err=True)
+        return USAGE
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        return INTERRUPTED
+
+
+# What was asked
+
+
+def _is_many(order: Order) -> bool:
+    return order.seed is None and order.scenario is None
+
+
+def _check(order: Order) -> None:
+    """Everything that can be wrong without running anything."""
+    given = [name for name, value in (("--seed", order.seed), ("--seeds", order.seeds), ("--scenario", order.scenario))
+             if value is not None]  # fmt: skip
+    if len(given) > 1:
+        raise WrongUsage(f"{' and '.join(given)} contradict each other: give one of them")
+    one_run = "--trace" if order.trace else "--perfetto" if order.perfetto is not None else None
+    if order.mutants:
+        for other in (*given, one_run, "--shrink" if order.shrink is not None else None):
+            if other not in (None, "--seeds"):
+                raise WrongUsage(f"--mutants runs many seeds of many programs: leave out {other}")
+    elif one_run is not None and _is_many(order):
+        raise WrongUsage(f"{one_run} shows one run: add --seed N or --scenario FILE")
+    if order.trace and order.as_json:
+        raise WrongUsage("--trace prints text and --json prints JSON: leave out one (--perfetto FILE goes with --json)")
+    if order.perfetto is not None and not order.perfetto.parent.is_dir():
+        raise WrongUsage(f"--perfetto {order.perfetto}: there is no directory {order.perfetto.parent}: make it first")
+    if order.shrink is not None:
+        try:
+            order.shrink.mkdir(parents=True, exist_ok=True)  # now, and not at the end of a long night
+        except OSError as error:
+            raise WrongUsage(f"--shrink {order.shrink}: cannot be made ({error.strerror}): give another directory")
+
+
+def read_range(text: str) -> range:
+    """A:B, as in Python: A is the first, B is one past the last."""
+    first, colon, last = text.partition(":")
+    if not (colon and first.isdecimal() and last.isdecimal()):
+        raise WrongUsage(f"--seeds {text}: write A:B, two whole numbers, like --seeds {SEEDS} (for one seed: --seed N)")
+    if int(first) >= int(last):
+        raise WrongUsage(f"--seeds {text}: no seed is in there: A must be less than B")
+    return range(int(first), int(last))
+
+
+def read_scenario(path: Path) -> Scenario:
+    """Strict: a misspelt field would be ignored, and the scenario would quietly be another one."""
+    import msgspec
+
+    from baton.errors import InvalidConfig
+    from baton.protocol.request import GenerateRequest
+    from baton.sim.scenario import Scenario
+
+    try:
+        scenario = Scenario.load(path)
+        unknown = unknown_fields(msgspec.json.decode(path.read_bytes()))
+        scenario.config()
+        for client in scenario.clients:  # sent over the wire, it would be checked there
+            msgspec.convert(msgspec.to_builtins(client.request()), GenerateRequest)
+    except OSError as error:
+        raise WrongUsage(f"--scenario {path}: cannot be read ({error.strerror}): give a file that --shrink wrote")
+    except msgspec.DecodeError as error:
+        raise WrongUsage(f"--scenario {path}: is no scenario ({error}): correct the file")
+    except InvalidConfig as error:
+        raise WrongUsage(f"--scenario {path}: cannot be run ({error}): correct the file")
+    if unknown:
+        raise WrongUsage(f"--scenario {path}: unknown field {unknown[0]}: correct the file (see baton.sim.scenario)")
+    if len({client.id for client in scenario.clients}) < len(scenario.clients):
+        raise WrongUsage(f"--scenario {path}: two clients have one id: correct the file")
+    return scenario
+
+
+def unknown_fields(raw: dict[str, Any]) -> list[str]:
+    """Fields in the file that no scenario has, by path. The file is known to be a scenario otherwise."""
+    from baton.sim.scenario import Client, Nudge, Scenario, StepFault
+
+    unknown = [name for name in raw if name not in Scenario.__struct_fields__]
+    for part, kind in (("clients", Client), ("steps", StepFault), ("nudges", Nudge)):
+        for place, entry in enumerate(raw.get(part, ())):
+            unknown += [f"{part}[{place}].{name}" for name in entry if name not in kind.__struct_fields__]
+    return unknown
+
+
+# Many seeds
+
+
+def _campaign(order: Order) -> int:
+    from baton.sim.campaign import cores, run_campaign
+
+    seeds = read_range(order.seeds or SEEDS)
+    with _bar(order, "seeds", len(seeds)) as advance:
+        campaign = run_campaign(seeds, order.jobs or cores(), lambda done, found: advance(done, f"{found} violations"))
+    if order.as_json:
+        _print_json(campaign)
+    else:
+        _print_summary(campaign)
+    if campaign.interrupted:
+        typer.echo(f"interrupted after {campaign.seeds:,} of {len(seeds):,} seeds", err=True)
+        return INTERRUPTED
+    _shrink_seeds(order, campaign.violations)
+    return 0 if campaign.ok else FOUND
+
+
+def _print_summary(campaign: Campaign) -> None:
+    typer.echo(f"seeds      {campaign.seeds:,} in {campaign.seconds:.1f} s with {campaign.jobs} jobs")
+    typer.echo(f"requests   {campaign.requests:,}")
+    typer.echo(f"events     {campaign.events:,} ({campaign.events_per_second:,.0f} a second and core)")
+    typer.echo(f"tokens     {campaign.tokens:,} in {campaign.virtual_seconds:,.0f} virtual seconds")
+    typer.echo(f"digest     {campaign.digest}")
+    typer.echo(f"violations {len(campaign.violations)}")
+    for violation in campaign.violations[:SHOWN]:
+        typer.echo(f"  seed {violation.seed}: {violation.message}")
+        typer.echo(f"    replay: baton simulate --seed {violation.seed} --trace")
+    if len(campaign.violations) > SHOWN:
+        typer.echo(f"  ... and {len(campaign.violations) - SHOWN} more (--json tells all)")
+    _print_sometimes(campaign)
+
+
+def _print_sometimes(campaign: Campaign) -> None:
+    """Which rare states were reached, and in how many seeds; those that were not are marked."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from baton.sim.campaign import LARGE
+
+    table = Table("state", "seeds", "share", title="Rare states", title_justify="left", box=None, pad_edge=False)
+    table.columns[1].justify = table.columns[2].justify = "right"
+    for name, seeds in campaign.sometimes.items():
+        style = "yellow" if name in campaign.missing else ""
+        share = f"{100 * seeds / max(1, campaign.seeds):.1f} %"
+        table.add_row(Text(name, style), Text(f"{seeds:,}", style), Text(share, style))
+    _console().print(table)
+    if campaign.missing and campaign.seeds >= LARGE:
+        typer.echo(f"FAILED: reached in less than 0.1 % of the seeds: {'; '.join(campaign.missing)}")
+    elif campaign.missing:
+        typer.echo(f"not reached (no failure below {LARGE:,} seeds): {'; '.join(campaign.missing)}")
+
+
+# One run
+
+
+def _one_run(order: Order) -> int:
+    from baton.sim.campaign import part_of, violations_of
+    from baton.sim.world import World
+
+    scenario = _scenario(order)
+    tracer, picture = _tracers(order)
+    begin = process_time()
+    outcome = World(scenario, tracer).run()
+    seconds = process_time() - begin
+    if picture is not None and order.perfetto is not None:
+        picture.save(order.perfetto, outcome)
+    if order.as_json:
+        _print_json(part_of(outcome, seconds).campaign(seconds, jobs=1))
+    else:
+        _print_outcome(order, outcome)
+    _shrink(order, scenario, violations_of(outcome))
+    return 0 if outcome.invariant is None else FOUND
+
+
+def _scenario(order: Order) -> Scenario:
+    from baton.sim.generate import generate
+
+    if order.scenario is not None:
+        return read_scenario(order.scenario)
+    assert order.seed is not None
+    return generate(order.seed)
+
+
+def _tracers(order: Order) -> tuple[Tracer | None, PerfettoTrace | None]:
+    """What the run is to be watched by, and the part of it that is to be saved afterwards."""
+    from baton.sim.trace import ColumnTrace, PerfettoTrace, Tee
+
+    picture = PerfettoTrace() if order.perfetto is not None else None
+    if not order.trace:
+        return picture, picture
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends the run, as it ends any other program
+    columns = ColumnTrace(typer.echo)
+    return (columns if picture is None else Tee([columns, picture])), picture
+
+
+def _print_outcome(order: Order, outcome: Outcome) -> None:
+    what = f"seed {order.seed}" if order.seed is not None else f"scenario {order.scenario}"
+    again = f"--seed {order.seed}" if order.seed is not None else f"--scenario {order.scenario}"
+    typer.echo(f"{what}: {'ok' if outcome.invariant is None else 'VIOLATION'}")
+    typer.echo(f"requests   {outcome.requests:,}")
+    typer.echo(f"events     {outcome.events:,}")
+    typer.echo(f"tokens     {outcome.tokens:,} in {outcome.virtual_seconds:.3f} virtual seconds")
+    typer.echo(f"digest     {outcome.digest}")
+    typer.echo(f"reached    {'; '.join(sorted(outcome.sometimes))}")
+    if order.perfetto is not None:
+        typer.echo(f"trace      {order.perfetto} (open it in https://ui.perfetto.dev)")
+    if outcome.invariant is not None:
+        typer.echo(f"violation  {outcome.violation}")
+        typer.echo(f"  replay: baton simulate {again} --trace")
+
+
+# Shrinking
+
+
+def _shrink_seeds(order: Order, violations: Sequence[Violation]) -> None:
+    """The first seed of each invariant: a thousand seeds that found one bug are one bug."""
+    from baton.sim.generate import generate
+
+    for violation in {violation.invariant: violation for violation in reversed(violations)}.values():
+        _shrink(order, generate(violation.seed), [violation])
+
+
+def _shrink(order: Order, scenario: Scenario, violations: Sequence[Violation]) -> None:
+    """Each violation as a small scenario file. Nothing to do if it was not asked for, or all is well."""
+    if order.shrink is None or not violations:
+        return
+    from baton.sim.shrink import shrink
+
+    for violation in violations:
+        name = f"invariant-{violation.invariant}-seed-{violation.seed}"
+        small = shrink(scenario, violation.invariant, lambda text, name=name: typer.echo(f"{name}: {text}", err=True))  # type: ignore[misc]
+        small.fails = None  # that is for kept mutants: what fails here must pass once it is mended
+        small.note = f"seed {violation.seed}: {violation.message}"
+        path = order.shrink / f"{name}.json"
+        small.save(path)
+        typer.echo(f"shrunk: {path}  (baton simulate --scenario {path} --trace)", err=True)
+
+
+# Mutants
+
+
+def _mutants(order: Order) -> int:
+    """Every mutant must be found by some seed; one that survives is a hole in the rehearsal."""
+    from baton.sim.campaign import cores
+    from baton.sim.mutants import MUTANTS, SEEDS, run_mutants
+
+    seeds = range(SEEDS) if order.seeds is None else read_range(order.seeds)
+    if seeds.start:
+        raise WrongUsage(f"--seeds {order.seeds}: mutants begin at seed 0: write --seeds 0:{seeds.stop}")
+    done = 0
+
+    def progress(result: MutantResult) -> None:
+        nonlocal done
+        done += 1
+        advance(done, result.name)
+
+    with _bar(order, "mutants", len(MUTANTS)) as advance:
+        results = run_mutants([mutant.name for mutant in MUTANTS], seeds.stop, order.jobs or cores(), progress)
+    survivors = [result.name for result in results if result.killed_by_seed is None]
+    if order.as_json:
+        _print_json({"mutants": results, "survivors": survivors})
+    else:
+        _print_mutants(results, survivors)
+    return FOUND if survivors else 0
+
+
+def _print_mutants(results: Sequence[MutantResult], survivors: Sequence[str]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("mutant", "file", "fault", "killed by", "invariant", box=None, pad_edge=False)
+    for result in results:
+        killed = "SURVIVED" if result.killed_by_seed is None else f"seed {result.killed_by_seed}"
+        style = "bold red" if result.killed_by_seed is None else ""
+        cells = (result.name, result.file, result.fault, killed, "" if result.invariant is None else str(result.invariant))
+        table.add_row(*(Text(cell, style) for cell in cells))
+    _console().print(table)
+    typer.echo(f"{len(results) - len(survivors)} of {len(results)} mutants killed")
+    if survivors:
+        typer.echo(f"FAILED: nothing found {', '.join(survivors)}: the simulator lacks a check or a scenario")
+
+
+# Output
+
+
+def _print_json(answer: object) -> None:
+    import msgspec
+
+    sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
+    sys.stdout.flush()
+
+
+def _console() -> Console:
+    """For tables. A pipe has no width; make it one in which no line is broken."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 160)
+
+
+@contextmanager
+def _bar(order: Order, what: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """A bar on stderr, where a person looks on; for a file or a JSON reader it would be noise."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console: Console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*columns, console=console, transient=True, disable=order.as_json or not console.is_terminal) as progress:
+        task = progress.add_task(what, total=total, note="")
+        yield lambda done, note: progress.update(task, completed=done, note=note)

@@ -1,0 +1,1 @@
+"""One serving instance: requests in, step plans out, tokens back."""

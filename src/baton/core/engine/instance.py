@@ -1,0 +1,298 @@
+"""One serving instance as a machine: events in, effects out, one thread, no locks.
+
+A request's way:  Submit -> line -> admitted into a plan -> RunStep -> StepDone -> Emit ... Ended
+                  (waiting.py)      (scheduler.py)                    (absorb.py)
+
+Plans go out while fewer than `steps_in_flight` results are missing, so the worker always has its next step. Results are
+absorbed once and in order, whatever order they arrive in. A worker that is lost takes its plans with it: every sequence goes
+back in line with the tokens it has, and the next worker computes the rest again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+from baton.config import InstanceConfig
+from baton.core.effects import Effect, Mode, ModeChanged, Refuse, RestartWorker, RunStep
+from baton.core.engine import audit, preemption
+from baton.core.engine.absorb import absorb
+from baton.core.engine.request import OPEN, Group, Phase, Sequence
+from baton.core.engine.scheduler import Scheduler
+from baton.core.engine.stats import Stats
+from baton.core.engine.worker_watch import WorkerState, WorkerWatch
+from baton.core.events import (
+    Abort,
+    Event,
+    EvictSome,
+    Pause,
+    PreemptSome,
+    Resume,
+    StepDone,
+    Submit,
+    Tick,
+    WorkerLost,
+    WorkerReady,
+)
+from baton.errors import ProtocolError
+from baton.protocol.ids import Instant, RequestId, StepNo
+from baton.protocol.request import FinishReason, GenerateRequest, Refused
+from baton.protocol.step import StepPlan, StepResult, read_rows
+
+
+class Instance:
+    __slots__ = (
+        "_deadlines",
+        "_drain_deadline",
+        "_early",
+        "_effects",
+        "_handlers",
+        "_next_step",
+        "_now",
+        "_order",
+        "config",
+        "groups",
+        "in_flight",
+        "mode",
+        "scheduler",
+        "stats",
+        "worker",
+    )
+
+    def __init__(self, config: InstanceConfig) -> None:
+        self.config = config
+        self.stats = Stats()
+        self.scheduler = Scheduler(config, self.stats)
+        self.groups: dict[RequestId, Group] = {}
+        "Requests whose client is still owed an end."
+        self.in_flight: deque[StepPlan] = deque()
+        "Plans without a result, oldest first."
+        self.worker = WorkerWatch(config.scheduler)
+        self.mode = Mode.SERVING
+        self._early: dict[StepNo, StepResult] = {}
+        "Results that overtook an older one; never more than steps_in_flight."
+        self._next_step = StepNo(1)
+        self._order = count()
+        self._deadlines: list[tuple[Instant, int, RequestId]] = []
+        self._drain_deadline: Instant | None = None
+        self._now = Instant(0.0)
+        self._effects: list[Effect] = []
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            Submit: self._on_submit,
+            Abort: self._on_abort,
+            StepDone: self._on_step_done,
+            WorkerReady: self._on_worker_ready,
+            WorkerLost: self._on_worker_lost,
+            Pause: self._on_pause,
+            Resume: self._on_resume,
+            PreemptSome: self._on_preempt_some,
+            EvictSome: self._on_evict_some,
+            Tick: self._on_tick,
+        }
+
+    # The machine
+
+    def handle(self, event: Event, now: Instant) -> list[Effect]:
+        self._now = max(self._now, now)  # a clock that went backwards has not un-happened anything
+        self._handlers[type(event)](event)
+        self._expire()
+        self._pump()
+        emit = self.scheduler.out.flush()
+        if emit is not None:
+            self._effects.append(emit)
+            for ended in emit.ended:
+                group = self.groups.get(ended.request)
+                if group is not None and not group.open:
+                    del self.groups[ended.request]
+        self._settle_mode()
+        effects, self._effects = self._effects, []
+        return effects
+
+    def next_deadline(self) -> Instant | None:
+        deadline = self.worker.deadline
+        for other in (self._drain_deadline, self._deadlines[0][0] if self._deadlines else None):
+            if other is not None and (deadline is None or other < deadline):
+                deadline = other
+        return deadline
+
+    def check(self) -> None:
+        audit.check(self)
+
+    # Requests
+
+    def _on_submit(self, event: Submit) -> None:
+        request = event.request
+        refused = self._refusal(request)
+        if refused is not None:
+            self.stats.refused[refused.reason] += 1
+            self._effects.append(Refuse(request.id, refused))
+            return
+        deadline = None if request.timeout_seconds is None else Instant(self._now + request.timeout_seconds)
+        group = Group(request, deadline)
+        private = b"" if self.config.kv.prefix_caching else request.id.encode()
+        root = self.scheduler.hasher.root(request.salt, private)
+        priority = request.priority if self.config.scheduler.order == "priority" else 0
+        for index in range(request.n):
+            phase = Phase.HELD if index else Phase.WAITING
+            group.sequences.append(Sequence(group, index, (priority, next(self._order)), root, phase))
+        self.groups[request.id] = group
+        self.scheduler.join(group)
+        if deadline is not None:
+            heappush(self._deadlines, (deadline, next(self._order), request.id))
+
+    def _refusal(self, request: GenerateRequest) -> Refused | None:
+        """Why the request is not taken, from the cheapest question to the dearest; None if it is."""
+        kv, queue, scheduler = self.config.kv, self.config.queue, self.scheduler
+        if self.worker.state is WorkerState.GONE:
+            return Refused("worker_gone", self.worker.losses, self.config.scheduler.worker_restarts_max)
+        if self.mode is not Mode.SERVING:
+            return Refused("draining" if self.mode is Mode.DRAINING else "paused")
+        if request.id in self.groups:
+            return Refused("duplicate_id")
+        worst = -(-(len(request.prompt) + request.sampling.max_tokens - 1) // kv.block_size)
+        if worst > kv.blocks:
+            return Refused("never_fits", worst, kv.blocks)
+        if scheduler.queued + request.n > queue.requests_max:
+            return Refused("queue_full", scheduler.queued + request.n, queue.requests_max)
+        tokens = scheduler.queued_tokens + request.n * len(request.prompt)
+        if tokens > queue.tokens_max:
+            return Refused("queue_tokens_full", tokens, queue.tokens_max)
+        return None
+
+    def _on_abort(self, event: Abort) -> None:
+        group = self.groups.get(event.request)
+        if group is None:
+            return
+        for sequence in reversed(group.sequences):  # siblings before the leader, whose end would let them in line
+            if sequence.phase in OPEN and event.index in (None, sequence.index):
+                self.scheduler.end(sequence, event.reason)
+
+    def _end_all(self, group: Group, reason: FinishReason, detail: str = "") -> None:
+        for sequence in reversed(group.sequences):
+            if sequence.phase in OPEN:
+                self.scheduler.end(sequence, reason, detail)
+
+    # Steps
+
+    def _pump(self) -> None:
+        """Keep the worker supplied."""
+        while (
+            self.worker.state is WorkerState.READY
+            and self.mode is not Mode.PAUSED
+            and len(self.in_flight) < self.config.scheduler.steps_in_flight
+        ):
+            plan = self.scheduler.plan_step(self._next_step, self.worker.epoch)
+            if plan is None:
+                return
+            self._next_step = StepNo(self._next_step + 1)
+            self.stats.steps += 1
+            self.worker.step_planned(self._now)
+            self.in_flight.append(plan)
+            self._effects.append(RunStep(plan))
+
+    def _on_step_done(self, event: StepDone) -> None:
+        """Absorb what is next in order; keep what overtook it; ignore what is not of this worker or was absorbed."""
+        result = event.result
+        if result.epoch != self.worker.epoch or not self.in_flight or not self._is_awaited(result.step):
+            self.stats.stale_results += 1
+            return
+        self._early[result.step] = result
+        while self.in_flight and (due := self._early.pop(self.in_flight[0].step, None)) is not None:
+            if not self._absorb(self.in_flight[0], due):
+                return
+            self.in_flight.popleft()
+            self.worker.step_absorbed(self._now, self.in_flight)
+
+    def _is_awaited(self, step: StepNo) -> bool:
+        return self.in_flight[0].step <= step <= self.in_flight[-1].step and step not in self._early
+
+    def _absorb(self, plan: StepPlan, result: StepResult) -> bool:
+        """False: the worker broke the protocol. Its state is not what we think it is, so it is restarted."""
+        try:
+            rows = read_rows(result)
+            if not self.scheduler.seats.answered(plan.rows, result):
+                raise ProtocolError(f"step {plan.step}: the result's rows are not the plan's")
+        except ProtocolError as error:
+            self._lose_worker(str(error))
+            return False
+        run = plan.run
+        chunks = {slot: tokens for slot, tokens in zip(run.slots, run.counts, strict=True) if tokens != 1}
+        absorb(self.scheduler, chunks, rows, result)
+        return True
+
+    # The worker's life
+
+    def _on_worker_ready(self, event: WorkerReady) -> None:
+        if self.worker.ready(event.epoch) and not event.pool_kept:
+            self.scheduler.cache.clear()
+
+    def _on_worker_lost(self, event: WorkerLost) -> None:
+        if event.epoch == self.worker.epoch and self.worker.state is not WorkerState.GONE:
+            self._lose_worker(event.reason)
+
+    def _lose_worker(self, reason: str) -> None:
+        """Everything on the worker goes back in line, with the tokens it has; plans in flight are void."""
+        self.stats.worker_losses += 1
+        preemption.worker_lost(self.scheduler, self.in_flight)
+        self.in_flight.clear()
+        self._early.clear()
+        if self.worker.lose(self._now):
+            self._effects.append(RestartWorker(self.worker.epoch, reason))
+            return
+        for group in list(self.groups.values()):
+            self._end_all(group, FinishReason.ERROR, "the worker was lost too often in a row")
+
+    # Pause
+
+    def _on_pause(self, event: Pause) -> None:
+        if self.mode is Mode.SERVING:
+            self.mode = Mode.DRAINING
+            self._effects.append(ModeChanged(self.mode))
+        if self.mode is Mode.DRAINING and event.drain_seconds_max is not None:
+            self._drain_deadline = Instant(self._now + event.drain_seconds_max)
+
+    def _on_resume(self, event: Resume) -> None:
+        self._drain_deadline = None
+        if self.mode is not Mode.SERVING:
+            self.mode = Mode.SERVING
+            self._effects.append(ModeChanged(self.mode))
+
+    def _settle_mode(self) -> None:
+        """Drained means: no client is owed anything, no plan is out, every drop is acknowledged."""
+        if self.mode is Mode.DRAINING and not self.groups and not self.in_flight and not self.scheduler.seats.taken:
+            self.mode = Mode.PAUSED
+            self._drain_deadline = None
+            self._effects.append(ModeChanged(self.mode))
+
+    # Pressure and time
+
+    def _on_preempt_some(self, event: PreemptSome) -> None:
+        for _ in range(min(event.count, len(self.scheduler.running))):
+            preemption.preempt(self.scheduler, self.scheduler.running[-1])
+
+    def _on_evict_some(self, event: EvictSome) -> None:
+        self.scheduler.cache.evict(event.count)
+
+    def _on_tick(self, event: Tick) -> None:
+        """Deadlines are looked at after every event; this one has nothing else to say."""
+
+    def _expire(self) -> None:
+        now = self._now
+        while self._deadlines and (self._deadlines[0][0] <= now or self._is_over(self._deadlines[0])):
+            _, _, request = entry = heappop(self._deadlines)
+            if not self._is_over(entry):
+                self._end_all(self.groups[request], FinishReason.TIMEOUT)
+        if self._drain_deadline is not None and self._drain_deadline <= now:
+            self._drain_deadline = None
+            for group in list(self.groups.values()):
+                self._end_all(group, FinishReason.ABORT)
+        if self.worker.deadline is not None and self.worker.deadline <= now:
+            self._lose_worker(self.worker.overdue)
+
+    def _is_over(self, entry: tuple[Instant, int, RequestId]) -> bool:
+        """The entry is of a request that has ended (its id may be in use again, with another deadline)."""
+        group = self.groups.get(entry[2])
+        return group is None or not group.open or group.deadline != entry[0]

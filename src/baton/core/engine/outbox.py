@@ -1,0 +1,39 @@
+"""What clients are told at the end of an event: one object an event, however many tokens."""
+
+from __future__ import annotations
+
+from baton.core.effects import Emit, Ended
+from baton.core.engine.request import Sequence
+from baton.protocol.ids import RequestId
+from baton.protocol.request import FinishReason
+from baton.protocol.step import RowLogprobs
+
+
+class Outbox:
+    __slots__ = ("ended", "logprobs", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[tuple[RequestId, int, int]] = []
+        self.ended: list[Ended] = []
+        self.logprobs: list[tuple[RequestId, int, RowLogprobs]] = []
+
+    def end(self, sequence: Sequence, reason: FinishReason, detail: str) -> None:
+        self.ended.append(
+            Ended(
+                request=sequence.request.id,
+                index=sequence.index,
+                reason=reason,
+                prompt_tokens=sequence.prompt_tokens,
+                cached_tokens=sequence.cached_tokens,
+                output_tokens=sequence.outputs,
+                preemptions=sequence.preemptions,
+                detail=detail,
+            )
+        )
+
+    def flush(self) -> Emit | None:
+        if not self.tokens and not self.ended and not self.logprobs:
+            return None
+        emit = Emit(self.tokens, self.ended, self.logprobs)
+        self.tokens, self.ended, self.logprobs = [], [], []
+        return emit

@@ -1,0 +1,59 @@
+"""Seats on the worker. A slot is taken from admission until the worker has acknowledged its drop."""
+
+from __future__ import annotations
+
+from baton.core.engine.request import Sequence
+from baton.errors import InvariantBroken
+from baton.protocol.ids import Incarnation, Slot
+from baton.protocol.step import StepResult
+
+
+class Seats:
+    __slots__ = ("_free", "incarnations", "occupants")
+
+    def __init__(self, slots: int) -> None:
+        self.occupants: list[Sequence | None] = [None] * slots
+        self.incarnations = [0] * slots
+        "Of the present or last occupant. Never falls, so that a late row of an earlier one is known by it."
+        self._free = [Slot(slot) for slot in reversed(range(slots))]
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def taken(self) -> int:
+        return len(self.occupants) - len(self._free)
+
+    def seat(self, sequence: Sequence) -> None:
+        slot = self._free.pop()
+        self.incarnations[slot] += 1
+        self.occupants[slot] = sequence
+        sequence.slot = slot
+        sequence.incarnation = Incarnation(self.incarnations[slot])
+
+    def vacate(self, sequence: Sequence) -> None:
+        slot = sequence.slot
+        if self.occupants[slot] is not sequence:
+            raise InvariantBroken(f"{sequence!r} leaves a slot that it does not have", invariant=25)
+        self.occupants[slot] = None
+        self._free.append(slot)
+        sequence.slot = Slot(-1)
+
+    def is_current(self, slot: Slot, incarnation: Incarnation) -> bool:
+        """The row is about the present or last occupant of a slot that exists."""
+        return 0 <= slot < len(self.incarnations) and self.incarnations[slot] == incarnation
+
+    def answered(self, rows: tuple[Slot, ...], result: StepResult) -> bool:
+        """The result has exactly these rows, of the present occupants; what it has besides is about nobody."""
+        count = len(rows)
+        incarnations = self.incarnations
+        return (
+            result.slots[:count] == rows
+            and list(result.incarnations[:count]) == [incarnations[slot] for slot in rows]
+            and not any(map(self.is_current, result.slots[count:], result.incarnations[count:]))
+        )
+
+    def occupant(self, slot: Slot, incarnation: Incarnation) -> Sequence | None:
+        """Who a row is about; None for a row of an occupant that is gone."""
+        return self.occupants[slot] if self.is_current(slot, incarnation) else None

@@ -1,0 +1,47 @@
+"""Numbers worth telling. The core counts, observe/ publishes."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from baton.core.engine.limits import Reason
+from baton.protocol.request import FinishReason, RefusalReason
+
+
+class Stats:
+    __slots__ = (
+        "cached_tokens",
+        "crash_ends",
+        "ended",
+        "folded_blocks",
+        "held_back",
+        "output_tokens",
+        "preemptions",
+        "prompt_tokens",
+        "refused",
+        "stale_results",
+        "stale_rows",
+        "steps",
+        "worker_losses",
+    )
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        "Prompt tokens that were found in the cache at a first admission."
+        self.output_tokens = 0
+        self.preemptions = 0
+        self.folded_blocks = 0
+        "Blocks that two sequences computed at the same time, now one."
+        self.stale_rows = 0
+        "Rows of an occupant that is gone: inert."
+        self.stale_results = 0
+        "Results that were repeated, or came from an earlier life of the worker: inert."
+        self.worker_losses = 0
+        self.crash_ends = 0
+        "Sequences given up because the worker was lost twice while computing them."
+        self.ended: dict[FinishReason, int] = dict.fromkeys(FinishReason, 0)
+        self.refused: dict[RefusalReason, int] = dict.fromkeys(get_args(RefusalReason), 0)
+        self.held_back: dict[Reason, int] = dict.fromkeys(get_args(Reason), 0)
+        "Steps in which the head of the line did not fit, by what was short."

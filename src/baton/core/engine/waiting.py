@@ -1,0 +1,46 @@
+"""The line. Head and join cost the same whether ten wait or ten thousand; leaving is free (the entry is skipped later)."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+from baton.core.engine.request import Phase, Sequence
+
+
+class WaitingLine:
+    """Ordered by `Sequence.order`, which a sequence keeps for life: one that was preempted is back at its old place."""
+
+    __slots__ = ("_heap", "waiting")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[int, int], Sequence]] = []
+        self.waiting = 0
+        "Sequences in line."
+
+    def __len__(self) -> int:
+        return self.waiting
+
+    def join(self, sequence: Sequence) -> None:
+        heappush(self._heap, (sequence.order, sequence))
+        self.waiting += 1
+
+    def leave(self) -> None:
+        """A waiting sequence has changed its phase; its entry is dropped when it comes to the head."""
+        self.waiting -= 1
+        if len(self._heap) > 2 * self.waiting + 64:
+            live = {order: (order, s) for order, s in self._heap if s.phase is Phase.WAITING}
+            self._heap = list(live.values())
+            heapify(self._heap)
+
+    def head(self) -> Sequence | None:
+        while self._heap:
+            sequence = self._heap[0][1]
+            if sequence.phase is Phase.WAITING:
+                return sequence
+            heappop(self._heap)
+        return None
+
+    def pop(self) -> None:
+        """The head has been admitted."""
+        heappop(self._heap)
+        self.leave()

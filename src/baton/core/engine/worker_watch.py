@@ -1,0 +1,68 @@
+"""Is the worker alive? One life after the other, each with an epoch; every wait has a deadline.
+
+STARTING --ready--> READY --lose--> STARTING (next epoch) ... after too many losses in a row: GONE
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from baton.config import SchedulerConfig
+from baton.protocol.ids import Instant, WorkerEpoch
+from baton.protocol.step import StepPlan
+
+
+class WorkerState(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    GONE = "gone"
+
+
+class WorkerWatch:
+    __slots__ = ("_config", "deadline", "epoch", "losses", "state")
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self.epoch = WorkerEpoch(1)
+        self.state = WorkerState.STARTING
+        self.losses = 0
+        "In a row, without an absorbed step in between."
+        self.deadline: Instant | None = None
+        "By then the oldest plan has its result, or the new worker is ready. The first start is the start-up table's."
+
+    @property
+    def overdue(self) -> str:
+        """What the deadline was for."""
+        waited = "no result of a step" if self.state is WorkerState.READY else "not ready"
+        return f"{waited} in time"
+
+    def ready(self, epoch: WorkerEpoch) -> bool:
+        if epoch != self.epoch or self.state is WorkerState.READY:
+            return False
+        if self.state is WorkerState.GONE:
+            self.losses = 0  # somebody has mended it
+        self.state = WorkerState.READY
+        self.deadline = None
+        return True
+
+    def lose(self, now: Instant) -> bool:
+        """This life is over. True if another one is to be started."""
+        self.losses += 1
+        self.epoch = WorkerEpoch(self.epoch + 1)
+        if self.losses > self._config.worker_restarts_max:
+            self.state = WorkerState.GONE
+            self.deadline = None
+            return False
+        self.state = WorkerState.STARTING
+        self.deadline = Instant(now + self._config.worker_start_seconds_max)
+        return True
+
+    def step_planned(self, now: Instant) -> None:
+        if self.deadline is None:
+            self.deadline = Instant(now + self._config.step_seconds_max)
+
+    def step_absorbed(self, now: Instant, in_flight: Sequence[StepPlan]) -> None:
+        """The worker answers: the next plan's time runs from now, because it could not begin before."""
+        self.losses = 0
+        self.deadline = Instant(now + self._config.step_seconds_max) if in_flight else None

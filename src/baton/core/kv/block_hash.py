@@ -1,0 +1,71 @@
+"""Names of blocks: a SHA-256 chain over (parent, token ids, extra) whose root is the full fingerprint.
+
+    root --+-- tokens 0..15 --> key 0 --+-- tokens 16..31 --> key 1 ...
+    (fingerprint, salt)                 (parent = key 0)
+
+Equal keys mean equal KV: same model and weights, adapter, dtype, block size, layout, TP shape, tenant, and the same
+tokens at the same positions. All tiers use the same key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from hashlib import sha256
+from struct import Struct
+
+from baton.protocol.ids import BlockKey
+
+
+def _joined(parts: Iterable[bytes]) -> bytes:
+    """Length before content, so that no two lists of parts give the same bytes."""
+    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fingerprint:
+    """Everything besides tokens that KV depends on. Two deployments that differ in any field share nothing."""
+
+    model: str
+    revision: str = ""
+    "Of the weights: an update changes every key."
+    adapter: str = ""
+    "Content digest of the adapter, not its name."
+    dtype: str = "float32"
+    quantization: str = "none"
+    block_size: int = 16
+    layout: str = ""
+    "Order and padding of a block's bytes."
+    tp_size: int = 1
+    tp_rank: int = 0
+
+    def digest(self) -> bytes:
+        named = (f"{field.name}={getattr(self, field.name)}".encode() for field in fields(self))
+        return sha256(_joined([b"baton.fingerprint.v1", *named])).digest()
+
+
+class BlockHasher:
+    """Computes keys for one block size."""
+
+    __slots__ = ("_pack", "block_size", "fingerprint")
+
+    def __init__(self, fingerprint: bytes, block_size: int) -> None:
+        self.fingerprint = fingerprint
+        self.block_size = block_size
+        self._pack = Struct(f"<{block_size}I").pack
+
+    def root(self, salt: bytes, private: bytes = b"") -> BlockKey:
+        """Where a chain begins. `private` splits off a name space of its own (one request's, say)."""
+        return BlockKey(sha256(_joined([b"baton.root.v1", self.fingerprint, salt, private])).digest())
+
+    def key(self, parent: BlockKey, tokens: Sequence[int], extra: bytes = b"") -> BlockKey:
+        """Key of one full block. `extra` is what else the KV depends on, an image's digest for one."""
+        return BlockKey(sha256(parent + self._pack(*tokens) + extra).digest())
+
+    def extend(self, keys: list[BlockKey], root: BlockKey, tokens: Sequence[int], blocks: int) -> None:
+        """Bring `keys` up to the first `blocks` full blocks of `tokens`. Never touches the token list."""
+        size = self.block_size
+        parent = keys[-1] if keys else root
+        for block in range(len(keys), blocks):
+            parent = self.key(parent, tokens[block * size : (block + 1) * size])
+            keys.append(parent)

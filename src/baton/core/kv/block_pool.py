@@ -1,0 +1,164 @@
+"""Who holds each block. Three kinds of holder: requests, the prefix cache, moves. Freeing is dropping the last.
+
+    free        nobody holds it                            take ->  owned
+    owned       one or more requests hold it               give_back by the last ->  cached if the cache has it, else free
+    cached      only the cache holds it: may be evicted    share ->  owned,  uncache ->  free
+    pinned      a move holds it and no request does        unpin ->  as after give_back
+
+Every block is in exactly one of the four at any time; `check()` proves it from the holders alone. A block's generation
+grows each time it leaves `free`, so that anything made for an earlier use can be told from one made for this use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from baton.errors import InvariantBroken
+from baton.protocol.ids import BlockId, Generation
+
+
+class BlockPool:
+    __slots__ = ("_cached", "_free", "_generation", "_idle", "_moves", "_requests", "total")
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._free: list[BlockId] = [BlockId(block) for block in reversed(range(total))]
+        self._requests = [0] * total
+        self._moves = [0] * total
+        self._cached = bytearray(total)
+        self._generation = [0] * total
+        self._idle = 0
+
+    def __repr__(self) -> str:
+        held = self.total - self.free - self._idle
+        return f"<BlockPool {self.total}: {self.free} free, {self._idle} cached, {held} held>"
+
+    # Questions
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def idle(self) -> int:
+        """Blocks that only the cache holds."""
+        return self._idle
+
+    def is_idle(self, block: BlockId) -> bool:
+        return bool(self._cached[block]) and not self._requests[block] and not self._moves[block]
+
+    def is_cached(self, block: BlockId) -> bool:
+        return bool(self._cached[block])
+
+    def request_references(self, block: BlockId) -> int:
+        return self._requests[block]
+
+    def generation(self, block: BlockId) -> Generation:
+        return Generation(self._generation[block])
+
+    # Requests
+
+    def take(self, count: int) -> list[BlockId]:
+        """Hand out free blocks, each with one request reference. The caller has made sure that there are enough."""
+        if count > len(self._free):
+            raise InvariantBroken(f"asked for {count} blocks with {len(self._free)} free", invariant=7)
+        if not count:
+            return []
+        taken = self._free[-count:]
+        del self._free[-count:]
+        taken.reverse()
+        for block in taken:
+            self._requests[block] = 1
+            self._generation[block] += 1
+        return taken
+
+    def share(self, blocks: Iterable[BlockId]) -> None:
+        """One more request holds these."""
+        for block in blocks:
+            if not self._requests[block]:
+                if not self._cached[block]:
+                    raise InvariantBroken(f"block {block} is shared but nobody holds it", invariant=3)
+                if not self._moves[block]:
+                    self._idle -= 1
+            self._requests[block] += 1
+
+    def give_back(self, blocks: Iterable[BlockId]) -> list[BlockId]:
+        """One request lets go of these. Returns those that only the cache holds now."""
+        idle: list[BlockId] = []
+        for block in blocks:
+            references = self._requests[block] - 1
+            if references < 0:
+                raise InvariantBroken(f"block {block} is given back by a request that does not hold it", invariant=2)
+            self._requests[block] = references
+            if not references and not self._moves[block]:
+                self._rest(block, idle)
+        return idle
+
+    # Moves
+
+    def pin(self, blocks: Iterable[BlockId]) -> None:
+        """A move holds these until it completes; they must be held by someone already."""
+        for block in blocks:
+            if not (self._requests[block] or self._moves[block] or self._cached[block]):
+                raise InvariantBroken(f"block {block} is pinned but nobody holds it", invariant=3)
+            if self.is_idle(block):
+                self._idle -= 1
+            self._moves[block] += 1
+
+    def unpin(self, blocks: Iterable[BlockId]) -> list[BlockId]:
+        """A move is over. Returns those that only the cache holds now."""
+        idle: list[BlockId] = []
+        for block in blocks:
+            if not self._moves[block]:
+                raise InvariantBroken(f"block {block} is unpinned without a pin", invariant=2)
+            self._moves[block] -= 1
+            if not self._moves[block] and not self._requests[block]:
+                self._rest(block, idle)
+        return idle
+
+    # The cache
+
+    def cache(self, block: BlockId) -> None:
+        """The cache holds it from now on; someone else does too, so it is not idle yet."""
+        if self._cached[block] or not self._requests[block]:
+            raise InvariantBroken(f"block {block} enters the cache twice or without an owner", invariant=14)
+        self._cached[block] = 1
+
+    def uncache(self, block: BlockId) -> None:
+        """The cache lets go of an idle block: it is free."""
+        if not self.is_idle(block):
+            raise InvariantBroken(f"block {block} is evicted while it is held", invariant=15)
+        self._cached[block] = 0
+        self._idle -= 1
+        self._free.append(block)
+
+    def _rest(self, block: BlockId, idle: list[BlockId]) -> None:
+        """The last request or move has let go."""
+        if self._cached[block]:
+            self._idle += 1
+            idle.append(block)
+        else:
+            self._free.append(block)
+
+    # Proof
+
+    def check(self, held: dict[BlockId, int] | None = None) -> None:
+        """Invariants 1 to 3, from the holders alone. `held` counts the table entries that name each block, if known."""
+        free = [0] * self.total
+        for block in self._free:
+            free[block] += 1
+        idle = 0
+        for block in map(BlockId, range(self.total)):
+            holders = self._requests[block] + self._moves[block] + self._cached[block]
+            if free[block] != (0 if holders else 1):
+                raise InvariantBroken(f"block {block}: {free[block]} times free, {holders} holders", invariant=1)
+            idle += self.is_idle(block)
+        if idle != self._idle:
+            raise InvariantBroken(f"{idle} blocks are idle, {self._idle} are counted", invariant=1)
+        if held is not None:
+            for block in map(BlockId, range(self.total)):
+                if self._requests[block] != held.get(block, 0):
+                    raise InvariantBroken(
+                        f"block {block}: {self._requests[block]} request references, {held.get(block, 0)} table entries",
+                        invariant=2,
+                    )

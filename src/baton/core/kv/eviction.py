@@ -1,0 +1,27 @@
+"""Which idle cached block goes first: a policy is a sort key, smallest goes first.
+
+A key may depend only on the two numbers given, both of which change only while a block is in use. The cache relies on
+it: a block that stays idle keeps its place in the heap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+SortKey = tuple[int, ...]
+EvictionPolicy = Callable[[int, int], SortKey]
+"""(tick of the last release, number of hits) -> sort key."""
+
+
+def lru(last_used: int, hits: int) -> SortKey:
+    """The one released longest ago."""
+    return (last_used,)
+
+
+def lfu(last_used: int, hits: int) -> SortKey:
+    """The one hit least often; of equals the one released longest ago."""
+    return (hits, last_used)
+
+
+POLICIES: Final[dict[str, EvictionPolicy]] = {"lru": lru, "lfu": lfu}

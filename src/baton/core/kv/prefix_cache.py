@@ -1,0 +1,233 @@
+"""Computed blocks by key: longest-prefix match, insert, evict. Costs do not depend on how much is cached.
+
+Two facts carry the design, and `check()` proves both:
+
+  closed   a cached block's parent is cached.      Eviction takes leaves only; nothing is inserted without its parent.
+  covered  a held cached block's parent is held.   A table holds every block before the ones it holds; a request that
+                                                   computed a block which another published first is folded onto it.
+
+From *closed*: which keys of a chain are cached is a leading run, so the longest match is found by bisection. From
+*covered*: every idle block can be evicted, leaves first, so `available` is a plain sum and a promise that `take` keeps.
+
+    chain    k0 --- k1 --- k2 --- k3 --- k4 --- k5
+    cached   yes    yes    yes    yes    no     no         match: 4, by asking for k3, k5, k4
+    held     yes    yes    no     no
+    heap                          k3                       idle leaves only; k2 enters when k3 goes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+
+from baton.core.kv.block_pool import BlockPool
+from baton.core.kv.eviction import EvictionPolicy, SortKey
+from baton.errors import InvariantBroken
+from baton.protocol.ids import BlockId, BlockKey
+
+NO_PARENT = BlockId(-1)
+
+
+class PrefixCache:
+    __slots__ = (
+        "_block_of",
+        "_children",
+        "_heap",
+        "_hits",
+        "_key_of",
+        "_last_used",
+        "_parent",
+        "_policy",
+        "_tick",
+        "evicted",
+        "pool",
+    )
+
+    def __init__(self, pool: BlockPool, policy: EvictionPolicy) -> None:
+        self.pool = pool
+        self.evicted = 0
+        self._policy = policy
+        self._block_of: dict[BlockKey, BlockId] = {}
+        self._key_of: list[BlockKey | None] = [None] * pool.total
+        self._parent = [NO_PARENT] * pool.total
+        self._children = [0] * pool.total
+        self._last_used = [0] * pool.total
+        self._hits = [0] * pool.total
+        self._heap: list[tuple[SortKey, BlockId]] = []
+        self._tick = 0
+
+    def __len__(self) -> int:
+        return len(self._block_of)
+
+    # Questions: they change nothing
+
+    @property
+    def available(self) -> int:
+        """Blocks that `take` can hand out now, evicting if it must."""
+        return self.pool.free + self.pool.idle
+
+    def match(self, keys: Sequence[BlockKey], limit: int) -> int:
+        """How many of the first `limit` keys are cached. Bisection, because the cached ones are a leading run."""
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high) // 2
+            if keys[middle] in self._block_of:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def idle_among(self, keys: Sequence[BlockKey], hit: int) -> int:
+        """How many of the first `hit` keys, all cached, are idle. Bisection again: the held ones are a leading run."""
+        low, high = 0, hit
+        while low < high:
+            middle = (low + high) // 2
+            if self.pool.is_idle(self._block_of[keys[middle]]):
+                high = middle
+            else:
+                low = middle + 1
+        return hit - low
+
+    def key_of(self, block: BlockId) -> BlockKey | None:
+        return self._key_of[block]
+
+    # Requests come and go
+
+    def acquire(self, keys: Sequence[BlockKey]) -> list[BlockId]:
+        """Hold the blocks of these cached keys."""
+        blocks = [self._block_of[key] for key in keys]
+        self.pool.share(blocks)
+        for block in blocks:
+            self._hits[block] += 1
+        return blocks
+
+    def take(self, count: int) -> list[BlockId]:
+        """Hand out blocks, evicting as many idle ones as that needs. The caller has asked `available`."""
+        short = count - self.pool.free
+        if short > 0:
+            self.evict(short)
+        return self.pool.take(count)
+
+    def release(self, blocks: Sequence[BlockId]) -> None:
+        """One request lets go. What is cached stays and may be hit again, the rest is free."""
+        self._settle(self.pool.give_back(blocks))
+
+    def pin(self, blocks: Sequence[BlockId]) -> None:
+        """A move holds these. Cached ones must be a leading run, or *covered* breaks."""
+        self.pool.pin(blocks)
+
+    def unpin(self, blocks: Sequence[BlockId]) -> None:
+        self._settle(self.pool.unpin(blocks))
+
+    # What is cached
+
+    def insert(self, key: BlockKey, parent: BlockId, block: BlockId) -> BlockId:
+        """Publish a computed block. Returns the block that has the key from now on.
+
+        If another one was first, that one is returned and nothing changes: the caller folds onto it. A block is never
+        replaced under its key. A parent that is no longer cached means that the chain is cut; the block stays private.
+        """
+        first = self._block_of.get(key)
+        if first is not None:
+            return first
+        if parent != NO_PARENT:
+            if self._key_of[parent] is None:
+                return block
+            self._children[parent] += 1
+        self.pool.cache(block)
+        self._block_of[key] = block
+        self._key_of[block] = key
+        self._parent[block] = parent
+        self._children[block] = 0
+        self._hits[block] = 0
+        return block
+
+    def evict(self, count: int) -> int:
+        """Drop up to `count` idle blocks in the policy's order, leaves first. Returns how many went."""
+        gone = 0
+        heap, pool = self._heap, self.pool
+        while gone < count and heap:
+            sort_key, block = heappop(heap)
+            if self._is_current(sort_key, block):
+                self._forget(block)
+                pool.uncache(block)
+                gone += 1
+        self.evicted += gone
+        return gone
+
+    def clear(self) -> None:
+        """Forget everything that nobody holds; what is held stays usable by its holders and is forgotten too."""
+        for block in range(self.pool.total):
+            if self._key_of[block] is not None and not self.pool.is_idle(BlockId(block)):
+                raise InvariantBroken(f"the cache is cleared while block {block} is held", invariant=15)
+        self.evict(len(self._block_of))
+
+    def _forget(self, block: BlockId) -> None:
+        key, parent = self._key_of[block], self._parent[block]
+        assert key is not None
+        del self._block_of[key]
+        self._key_of[block] = None
+        self._parent[block] = NO_PARENT
+        if parent != NO_PARENT:
+            self._children[parent] -= 1
+            self._offer(parent)
+
+    def _settle(self, idle: list[BlockId]) -> None:
+        """These have just become idle: stamp them, and offer the leaves for eviction."""
+        self._tick += 1
+        for block in idle:
+            self._last_used[block] = self._tick
+        for block in idle:
+            self._offer(block)
+        if len(self._heap) > 2 * self.pool.idle + 64:
+            self._compact()
+
+    def _offer(self, block: BlockId) -> None:
+        if not self._children[block] and self.pool.is_idle(block):
+            heappush(self._heap, (self._policy(self._last_used[block], self._hits[block]), block))
+
+    def _is_current(self, sort_key: SortKey, block: BlockId) -> bool:
+        """An entry goes stale when its block is used again or gains a child; it is skipped here, never searched for."""
+        return (
+            self.pool.is_idle(block)
+            and not self._children[block]
+            and sort_key == self._policy(self._last_used[block], self._hits[block])
+        )
+
+    def _compact(self) -> None:
+        """Stale entries outnumber the blocks they could name: drop them. Amortised over the releases that made them."""
+        self._heap = list(dict.fromkeys(entry for entry in self._heap if self._is_current(*entry)))
+        heapify(self._heap)
+
+    # Proof
+
+    def eviction_order(self) -> list[BlockId]:
+        """Idle leaves in the order in which they would go, the slow and obvious way (invariant 20)."""
+        leaves = [BlockId(b) for b in range(self.pool.total) if self.pool.is_idle(BlockId(b)) and not self._children[b]]
+        return sorted(leaves, key=lambda b: (self._policy(self._last_used[b], self._hits[b]), b))
+
+    def check(self) -> None:
+        """Invariants 11, 14, 15: the index and the blocks agree, the cache is closed and covered."""
+        children = [0] * self.pool.total
+        cached = 0
+        for number, key in enumerate(self._key_of):
+            block = BlockId(number)
+            if (key is not None) != self.pool.is_cached(block):
+                raise InvariantBroken(f"block {block}: pool and cache disagree whether it is cached", invariant=14)
+            if key is None:
+                continue
+            cached += 1
+            if self._block_of.get(key) != block:
+                raise InvariantBroken(f"block {block} has a key that names another block", invariant=14)
+            parent = self._parent[block]
+            if parent != NO_PARENT:
+                children[parent] += 1
+                if self._key_of[parent] is None:
+                    raise InvariantBroken(f"block {block}: its parent {parent} is not cached", invariant=11)
+                if self.pool.is_idle(parent) and not self.pool.is_idle(block):
+                    raise InvariantBroken(f"block {block} is held and its parent {parent} is not", invariant=15)
+        if cached != len(self._block_of) or children != self._children:
+            raise InvariantBroken("the index or the child counts are off", invariant=14)
+        current = sorted(dict.fromkeys(block for key_, block in self._heap if self._is_current(key_, block)))
+        if current != sorted(self.eviction_order()):
+            raise InvariantBroken("an idle leaf is not offered for eviction", invariant=20)

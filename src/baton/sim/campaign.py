@@ -1,0 +1,294 @@
+"""Many seeds over many processes, and what they add up to.
+
+A seed is one world and needs nothing from any other, so seeds go out in small chunks to spawned processes and come back as
+bytes. Everything that is added up is an integer: the sums, and so the digest, are the same for any number of jobs and in any
+order of arrival.
+
+A campaign fails on a violation. A large one also fails if a state of `SOMETIMES` was hardly ever reached: a rehearsal that
+does not come to the interesting places proves nothing by passing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import closing, contextmanager
+from multiprocessing import get_context
+from time import perf_counter, process_time
+
+import msgspec
+from msgspec import Struct, field
+
+from baton.sim.generate import generate
+from baton.sim.world import Outcome, World
+
+SOMETIMES: tuple[str, ...] = (
+    # Prefix cache
+    "a prefix hit",
+    "a full hit: the last block is computed again",
+    "a sibling found the leader's prompt",
+    "resumed from its own cached blocks",
+    # Plans
+    "a slot was reused",
+    "a batch with nothing but drops",
+    "chunk, block and prompt end together",
+    # Preemption
+    "preempted with tokens in flight",
+    "preempted more than once",
+    "everything was preempted",
+    "the last token was in flight at a preemption",
+    # Outputs and ends
+    "token 0 was delivered",
+    "an end on a block's edge",
+    "a deadline passed in the line",
+    "a deadline passed on the worker",
+    "one row failed, alone",
+    # Clients that leave
+    "abort while held",
+    "abort while waiting",
+    "abort while prefill",
+    "abort while decode",
+    "abort while preempting",
+    "abort while closing",
+    "abort while done",
+    "abort in the tick of an end",
+    # Refusals (duplicate_id is missing: no scenario uses an id twice)
+    "refused: never_fits",
+    "refused: queue_full",
+    "refused: queue_tokens_full",
+    "refused: draining",
+    "refused: paused",
+    "refused: worker_gone",
+    # The instance's modes
+    "mode: serving",
+    "mode: draining",
+    "mode: paused",
+    # Results that go astray
+    "a result of a dead worker",
+    "a result overtook an older one",
+    "a result came twice",
+    # The worker's life
+    "a restart failed",
+    "the worker was lost twice in a row",
+    "the worker was lost with a preemption unacknowledged",
+    "a poisonous request was given up",
+    "a bystander was given up: the worker was lost twice at its place",
+    "the worker was given up",
+    # Time
+    "the clock jumped back",
+    "the clock jumped ahead",
+)
+"""Rare states, as the watch and the world name them. Each must be reached, or the generator has gone blind to it."""
+
+LARGE = 1_000
+"""Seeds from which on a campaign must reach every state of SOMETIMES."""
+
+CHUNK = 8
+"""Seeds a process is given at a time: a fraction of a second, so that the bar moves and Ctrl-C does not wait."""
+
+Progress = Callable[[int, int], None]
+"""Told (seeds done, violations so far), in the caller's thread."""
+
+
+class Violation(Struct, frozen=True):
+    seed: int
+    invariant: int
+    "The number in docs/reliability.md; 0 for an exception of another kind."
+    message: str
+
+
+class Campaign(Struct, frozen=True):
+    seeds: int
+    requests: int
+    events: int
+    tokens: int
+    virtual_seconds: float
+    seconds: float
+    "On the clock on the wall."
+    cpu_seconds: float
+    events_per_second: float
+    "Of one core: events by CPU seconds. The start of the processes is not counted."
+    violations: list[Violation]
+    sometimes: dict[str, int]
+    "In how many seeds each state was reached."
+    missing: list[str]
+    "States of SOMETIMES that fewer than 0.1 % of the seeds reached."
+    digest: str
+    "The seeds' digests added up. One seed: its own."
+    jobs: int = 1
+    interrupted: bool = False
+    "Ctrl-C: the numbers are of the seeds that were done by then."
+
+    @property
+    def ok(self) -> bool:
+        return not self.violations and not (self.missing and self.seeds >= LARGE)
+
+
+class Part(Struct):
+    """A few seeds, added up; what a process sends home. Seconds are nanoseconds here, because floats do not add up."""
+
+    seeds: int = 0
+    requests: int = 0
+    events: int = 0
+    tokens: int = 0
+    virtual_ns: int = 0
+    cpu_ns: int = 0
+    digest: bytes = bytes(16)
+    violations: list[Violation] = field(default_factory=list)
+    sometimes: dict[str, int] = field(default_factory=dict)
+
+    def add(self, other: Part) -> None:
+        self.seeds += other.seeds
+        self.requests += other.requests
+        self.events += other.events
+        self.tokens += other.tokens
+        self.virtual_ns += other.virtual_ns
+        self.cpu_ns += other.cpu_ns
+        self.digest = _sum(self.digest, other.digest)
+        self.violations += other.violations
+        for name, seeds in other.sometimes.items():
+            self.sometimes[name] = self.sometimes.get(name, 0) + seeds
+
+    def campaign(self, seconds: float, jobs: int, interrupted: bool = False) -> Campaign:
+        return Campaign(
+            seeds=self.seeds,
+            requests=self.requests,
+            events=self.events,
+            tokens=self.tokens,
+            virtual_seconds=self.virtual_ns / 1e9,
+            seconds=seconds,
+            cpu_seconds=self.cpu_ns / 1e9,
+            events_per_second=self.events / (self.cpu_ns / 1e9) if self.cpu_ns else 0.0,
+            violations=sorted(self.violations, key=lambda violation: violation.seed),
+            sometimes=_in_declared_order(self.sometimes),
+            missing=_missing(self.sometimes, self.seeds),
+            digest=self.digest.hex(),
+            jobs=jobs,
+            interrupted=interrupted,
+        )
+
+
+def check_seed(seed: int) -> Outcome:
+    """One seed, from scratch. A scenario that cannot even be built is a finding too, and must not stop the other seeds."""
+    try:
+        world = World(generate(seed))
+    except Exception as error:
+        message = f"no world: {type(error).__name__}: {error}"
+        return Outcome(seed, 0, 0, 0, 0.0, "0" * 32, {}, invariant=0, violation=message)
+    return world.run()
+
+
+def part_of(outcome: Outcome, cpu_seconds: float = 0.0) -> Part:
+    """One outcome as the smallest part of a campaign."""
+    return Part(
+        seeds=1,
+        requests=outcome.requests,
+        events=outcome.events,
+        tokens=outcome.tokens,
+        virtual_ns=round(outcome.virtual_seconds * 1e9),
+        cpu_ns=round(cpu_seconds * 1e9),
+        digest=bytes.fromhex(outcome.digest),
+        violations=violations_of(outcome),
+        sometimes=dict.fromkeys(outcome.sometimes, 1),
+    )
+
+
+def violations_of(outcome: Outcome) -> list[Violation]:
+    return [] if outcome.invariant is None else [Violation(outcome.seed, outcome.invariant, outcome.violation)]
+
+
+def run_campaign(seeds: range, jobs: int | None = None, progress: Progress | None = None) -> Campaign:
+    """Run the seeds in `jobs` processes (None: one a core). On Ctrl-C: the sum of what was done, nothing left running."""
+    begin = perf_counter()
+    total, interrupted = Part(), False
+    chunks = [seeds[place : place + CHUNK] for place in range(0, len(seeds), CHUNK)]
+    jobs = max(1, min(jobs or cores(), len(chunks)))
+    try:
+        with closing(_parts(chunks, jobs)) as parts:
+            for part in parts:
+                total.add(part)
+                if progress is not None:
+                    progress(total.seeds, len(total.violations))
+    except KeyboardInterrupt:
+        interrupted = True
+    return total.campaign(perf_counter() - begin, jobs, interrupted)
+
+
+def cores() -> int:
+    """Cores that this process may use, which in a container are fewer than the machine has."""
+    return len(os.sched_getaffinity(0))
+
+
+# Processes
+
+
+def _parts(chunks: Sequence[range], jobs: int) -> Generator[Part]:
+    """The chunks' sums, as they come in. One job needs no process of its own."""
+    if jobs == 1:
+        for chunk in chunks:
+            yield _run_chunk(chunk)
+        return
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+    running: set[Future[bytes]] = set()
+    left = iter(chunks)
+    try:
+        while True:
+            for _, chunk in zip(range(2 * jobs - len(running)), left, strict=False):
+                running.add(_submit(pool, chunk))
+            if not running:
+                return
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield msgspec.msgpack.decode(future.result(), type=Part)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _submit(pool: ProcessPoolExecutor, chunk: range) -> Future[bytes]:
+    with _no_interrupts():  # a submission may start a process
+        return pool.submit(_send_chunk, chunk.start, chunk.stop, chunk.step)
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """A process started in here never sees Ctrl-C, which a terminal sends to the whole group: only the parent acts on it,
+    and lets each process finish its chunk. One that arrives in the parent meanwhile is kept, not lost."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _send_chunk(start: int, stop: int, step: int) -> bytes:
+    return msgspec.msgpack.encode(_run_chunk(range(start, stop, step)))
+
+
+def _run_chunk(seeds: range) -> Part:
+    """CPU time is taken around the seeds, so that loading the modules is not counted."""
+    total = Part()
+    begin = process_time()
+    for seed in seeds:
+        total.add(part_of(check_seed(seed)))
+    total.cpu_ns = round((process_time() - begin) * 1e9)
+    return total
+
+
+# Sums
+
+
+def _sum(one: bytes, other: bytes) -> bytes:
+    """Of two digests. Addition, because it does not care in which order the seeds come in."""
+    return (int.from_bytes(one) + int.from_bytes(other) & (1 << 128) - 1).to_bytes(16)
+
+
+def _in_declared_order(reached: Mapping[str, int]) -> dict[str, int]:
+    """Every declared state, reached or not; then what nobody has declared."""
+    declared = {name: reached.get(name, 0) for name in SOMETIMES}
+    return declared | {name: reached[name] for name in sorted(reached) if name not in declared}
+
+
+def _missing(reached: Mapping[str, int], seeds: int) -> list[str]:
+    return [name for name in SOMETIMES if 1_000 * reached.get(name, 0) < seeds]

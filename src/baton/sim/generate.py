@@ -1,0 +1,189 @@
+"""One seed -> one scenario. A swarm: each feature and each kind of fault is on in about half of the seeds, at its own rate.
+
+Every part draws from a stream of its own, named by the seed and what it is for, so that taking one part out does not re-roll
+the others. Sizes are tiny on purpose: collisions, evictions and preemptions are what is wanted.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from baton.sim.scenario import VOCAB, Abortable, Client, Nudge, NudgeKind, Scenario, StepFault, StepFaultKind
+
+FAULTS = ("slow", "stall", "crash", "late", "repeat", "ghost", "garble", "abort", "preempt", "evict", "clock", "pause",
+          "poison", "nan", "restart_fails")  # fmt: skip
+PHASES: tuple[Abortable, ...] = ("held", "waiting", "prefill", "decode", "preempting", "closing", "end")
+
+
+def stream(seed: int, name: str) -> Random:
+    """A named random stream. Text seeds do not depend on PYTHONHASHSEED."""
+    return Random(f"baton/{seed}/{name}")
+
+
+def generate(seed: int) -> Scenario:
+    rng = stream(seed, "swarm")
+    scenario = _instance(seed, rng)
+    faults = _chosen_faults(rng)
+    scenario.clients = _clients(seed, scenario, rng)
+    _size_pool(scenario, rng)
+    last = max(client.at for client in scenario.clients)
+    _client_faults(scenario, faults, stream(seed, "client faults"))
+    _step_faults(scenario, faults, stream(seed, "step faults"))
+    _nudges(scenario, faults, last, stream(seed, "nudges"))
+    return scenario
+
+
+def _chosen_faults(rng: Random) -> list[str]:
+    """10 % of seeds have no fault at all (pure concurrency), 10 % exactly one kind, the others about half of the kinds."""
+    roll = rng.random()
+    chosen = [fault for fault in FAULTS if rng.random() < 0.5]
+    if roll < 0.1:
+        return []
+    return [rng.choice(FAULTS)] if roll < 0.2 else chosen
+
+
+def _instance(seed: int, rng: Random) -> Scenario:
+    def on(chance: float = 0.5) -> bool:
+        return rng.random() < chance
+
+    slots = rng.choice((1, 2, 3, 4, 8, 8, 16, 32))
+    return Scenario(
+        seed=seed,
+        blocks=0,
+        block_size=rng.choice((1, 2, 3, 4, 4, 8, 16)),
+        slots=slots,
+        tokens_per_step=slots + rng.choice((0, 1, 5, 16, 64)),
+        chunk_tokens_max=rng.choice((1, 2, 3, 7, 16)) if on() else None,
+        clients=[],
+        steps_in_flight=rng.choice((1, 2, 2, 3)),
+        order="priority" if on(0.8) else "arrival",
+        prefix_caching=on(0.8),
+        eviction="lru" if on(0.7) else "lfu",
+        reserve_start=rng.choice((0.0, 0.1, 0.4, 1.0)),
+        reserve_decay=rng.choice((0.0, 0.01, 0.1, 1.0)),
+        queue_requests_max=rng.randint(4, 24) if on(0.3) else 10_000,
+        queue_tokens_max=rng.randint(100, 800) if on(0.2) else 1_000_000,
+        worker_restarts_max=rng.choice((1, 5, 5, 5)),
+        pool_kept=on(0.3),
+        noise=rng.choice((0.0, 0.5, 2.0)),
+    )
+
+
+def _clients(seed: int, scenario: Scenario, swarm: Random) -> list[Client]:
+    """Prompts from a small tree, so that they share prefixes; arrivals from one burst to a slow trickle."""
+    features = {name: swarm.random() < 0.5 for name in ("n", "priority", "stop", "min", "timeout", "salt", "burst")}
+    spread = 0.0 if features["burst"] else 10 ** swarm.uniform(-3, -0.5)
+    long_output = swarm.choice((4, 12, 40))
+    tree = _PromptTree(stream(seed, "prompts"), scenario.block_size)
+    clients: list[Client] = []
+    at = 0.0
+    for number in range(swarm.choice((3, 8, 15, 30, 60, 120))):
+        rng = stream(seed, f"client {number}")
+        at += rng.expovariate(1.0) * spread
+        clients.append(
+            Client(
+                id=f"r{number}",
+                at=at,
+                prompt=tree.prompt(rng),
+                max_tokens=rng.randint(1, long_output),
+                seed=rng.choice((0, 0, rng.randrange(1000))),
+                n=rng.choice((1, 1, 2, 4)) if features["n"] else 1,
+                priority=rng.choice((-1, 0, 0, 5)) if features["priority"] else 0,
+                min_tokens=rng.randint(0, 3) if features["min"] else 0,
+                stop=[rng.randrange(VOCAB)] if features["stop"] else [],
+                timeout=rng.uniform(0.01, 2.0) if features["timeout"] and rng.random() < 0.3 else None,
+                salt=rng.choice(("", "a", "b")) if features["salt"] else "",
+            )
+        )
+    for client in clients:
+        client.min_tokens = min(client.min_tokens, client.max_tokens)
+    return clients
+
+
+class _PromptTree:
+    """Three levels: a few openings, a few continuations, own words. Lengths like to end on a block's edge."""
+
+    def __init__(self, rng: Random, block_size: int) -> None:
+        def words(count: int) -> list[int]:
+            return [rng.randrange(VOCAB) for _ in range(count)]
+
+        self._size = block_size
+        self._openings = [words(rng.choice((0, block_size, 2 * block_size, 13))) for _ in range(2)]
+        self._middles = [words(rng.choice((0, block_size, 5))) for _ in range(2)]
+
+    def prompt(self, rng: Random) -> list[int]:
+        prompt = rng.choice(self._openings) + rng.choice(self._middles)
+        if rng.random() < 0.6 or not prompt:
+            prompt = prompt + [rng.randrange(VOCAB) for _ in range(rng.choice((1, 2, self._size, rng.randint(1, 24))))]
+        return prompt[:80]
+
+
+def _size_pool(scenario: Scenario, rng: Random) -> None:
+    """From 'the largest request just fits, alone' to roomy; now and then too small for some, which must be refused."""
+    worst = max(-(-(len(c.prompt) + c.max_tokens - 1) // scenario.block_size) for c in scenario.clients)
+    factor = rng.choice((1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 40.0))
+    scenario.blocks = max(1, round(worst * factor))
+    if rng.random() < 0.1:
+        scenario.blocks = max(1, scenario.blocks // 2)
+
+
+def _client_faults(scenario: Scenario, faults: list[str], rng: Random) -> None:
+    for client in scenario.clients:
+        if "abort" in faults and rng.random() < 0.4:
+            if rng.random() < 0.5:
+                client.abort_at = client.at + rng.uniform(0.0, 0.5)
+            else:
+                client.abort_in = rng.choice(PHASES)
+        if "poison" in faults and rng.random() < 0.05:
+            client.poison_at = rng.randint(0, 3)
+        if "nan" in faults and rng.random() < 0.1:
+            client.nan_at = rng.randint(0, 3)
+
+
+def _step_faults(scenario: Scenario, faults: list[str], rng: Random) -> None:
+    """The first few hundred steps each have a chance; the rate is drawn once a kind."""
+    rates = {fault: 10 ** rng.uniform(-2.5, -0.7) for fault in FAULTS}
+    long = scenario.step_seconds_max
+    for step in range(1, 400):
+        for fault in faults:
+            if rng.random() >= rates[fault]:
+                continue
+            match fault:
+                case "slow":
+                    scenario.steps.append(StepFault(step, "slow", rng.uniform(0.0, 0.3)))
+                case "late" | "repeat":
+                    scenario.steps.append(StepFault(step, fault, rng.uniform(0.0, 0.1)))
+                case "ghost":
+                    scenario.steps.append(StepFault(step, "ghost"))
+                case "stall" if rng.random() < 0.2:
+                    scenario.steps.append(StepFault(step, "slow", long * rng.uniform(1.01, 3.0)))
+                case "garble" if rng.random() < 0.2:
+                    scenario.steps.append(StepFault(step, "garble"))
+                case "crash" if rng.random() < 0.4:
+                    kinds: tuple[StepFaultKind, ...] = ("crash_before", "crash_amid", "crash_after")
+                    scenario.steps.append(StepFault(step, rng.choice(kinds)))
+
+
+def _nudges(scenario: Scenario, faults: list[str], last: float, rng: Random) -> None:
+    end = last + 2.0
+
+    def some(kind: NudgeKind, most: int, low: float, high: float) -> None:
+        for _ in range(rng.randint(1, most)):
+            scenario.nudges.append(Nudge(rng.uniform(0.0, end), kind, rng.uniform(low, high)))
+
+    if "preempt" in faults:
+        some("preempt", 12, 1, 4)
+    if "evict" in faults:
+        some("evict", 12, 1, 8)
+    if "crash" in faults and rng.random() < 0.3:
+        some("crash", 2, 1, 1)
+    if "restart_fails" in faults:
+        some("restart_fails", 2, 1, 2)
+    if "clock" in faults:
+        some("clock", 3, -5.0, 5.0)
+    if "pause" in faults:
+        for _ in range(rng.randint(1, 2)):
+            begin = rng.uniform(0.0, end)
+            scenario.nudges.append(Nudge(begin, "pause", rng.choice((0.0, 0.05, 0.5, 100.0))))
+            scenario.nudges.append(Nudge(begin + rng.uniform(0.0, 1.0), "resume"))
+    scenario.nudges.sort(key=lambda nudge: nudge.at)

@@ -1,0 +1,244 @@
+"""Does the rehearsal find bugs? One-line faults of the core, each of which it must find.
+
+A mutant is a text replacement in one module of the core. It runs in a process of its own, in which the module is loaded with
+that line changed; the seeds are the usual ones. `python -m baton.sim.mutants NAME SEEDS [FILE]` is such a process.
+
+This module imports nothing of the core: the change must be in place before the core is loaded.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+from msgspec import Struct
+
+SEEDS = 2_000
+
+
+class Mutant(Struct, frozen=True):
+    name: str
+    module: str
+    "Below baton.core."
+    old: str
+    new: str
+    fault: str
+    "What a developer would have got wrong."
+
+    @property
+    def file(self) -> str:
+        return f"core/{self.module.replace('.', '/')}.py"
+
+    @property
+    def path(self) -> Path:
+        return Path(__file__).parent.parent / self.file
+
+
+class MutantResult(Struct):
+    name: str
+    file: str
+    fault: str
+    killed_by_seed: int | None
+    seeds_run: int
+    invariant: int | None
+    message: str
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    # Blocks
+    Mutant("share-without-reference", "kv.block_pool", "            self._requests[block] += 1\n", "            pass\n",
+           "a hit does not count as a reference"),
+    Mutant("free-while-shared", "kv.block_pool", "if not references and not self._moves[block]:", "if references <= 1 and not self._moves[block]:",
+           "the last but one holder frees the block"),
+    Mutant("no-generation", "kv.block_pool", "            self._generation[block] += 1\n", "            pass\n",
+           "the generation does not grow on reuse"),
+    # Keys
+    Mutant("key-without-salt", "kv.block_hash", "self.fingerprint, salt, private", 'self.fingerprint, b"", private',
+           "the salt is not in the key: tenants share blocks"),
+    Mutant("key-without-parent", "kv.block_hash", "sha256(parent + self._pack(*tokens) + extra)", "sha256(self._pack(*tokens) + extra)",
+           "a key names a block's own tokens only"),
+    # Prefix cache
+    Mutant("parent-not-offered", "kv.prefix_cache", "            self._offer(parent)\n", "            pass\n",
+           "an idle parent is never evicted after its last child"),
+    Mutant("match-one-too-many", "kv.prefix_cache", "        return low\n\n    def idle_among", "        return min(low + 1, limit)\n\n    def idle_among",
+           "the match is one block too long"),
+    Mutant("insert-replaces", "kv.prefix_cache", "        if first is not None:\n", "        if first is not None and not block:\n",
+           "a second block overwrites the first under its key"),
+    Mutant("hits-count-as-free", "kv.prefix_cache", "        return hit - low\n", "        return 0\n",
+           "idle blocks that are hit are promised to others too"),
+    # Planning
+    Mutant("full-hit-computes-nothing", "engine.scheduler", "full = (known - 1) // self.block_size", "full = known // self.block_size",
+           "a full hit leaves no token to compute"),
+    Mutant("stale-computed", "engine.scheduler", "sequence.computed = sequence.scheduled = hit * self.block_size",
+           "sequence.computed = sequence.scheduled = min(hit + 1, (len(sequence.tokens) - 1) // self.block_size) * self.block_size",
+           "a block counts as computed that is not"),
+    Mutant("prefill-prompt-only", "engine.scheduler", "sequence.target = len(sequence.tokens)", "sequence.target = sequence.prompt_tokens",
+           "after preemption only the prompt is prefilled (FastDeploy 3071)"),
+    Mutant("budget-not-spent", "engine.scheduler", "        draft.prefill_left -= count\n", "",
+           "a chunk does not use up the step's budget"),
+    Mutant("decodes-not-budgeted", "engine.scheduler", "Draft(self._tokens_per_step - self.decoding)", "Draft(self._tokens_per_step)",
+           "decoding sequences are left out of the budget"),
+    Mutant("victim-is-oldest", "engine.scheduler", "victim = self.running[-1]", "victim = self.running[0]",
+           "the oldest is preempted for a newer one"),
+    Mutant("admit-by-first-block", "engine.scheduler", "-(-known // self.block_size) - hit)", "min(1, -(-known // self.block_size) - hit))",
+           "admission does not ask for the whole need"),
+    Mutant("fold-not-told", "engine.scheduler", "if sequence.incarnation == incarnation and sequence.blocks", "if sequence.incarnation < incarnation",
+           "the worker keeps reading a folded block that was given back"),
+    Mutant("overtake-preempted", "engine.limits", "sequence.order < head.order for", "sequence.order > head.order for",
+           "a younger request overtakes one that is not back in line yet"),
+    Mutant("equals-make-way", "engine.preemption", "running[-1].priority <= head.priority", "running[-1].priority < head.priority",
+           "two of a class push each other out in turn"),
+    # Preemption and ends
+    Mutant("requeue-before-ack", "engine.request", "(Phase.DECODE, Fact.PREEMPTED): Phase.PREEMPTING", "(Phase.DECODE, Fact.PREEMPTED): Phase.WAITING",
+           "a victim is back in line before the acknowledgement (FastDeploy 3267)"),
+    Mutant("drop-not-told", "engine.preemption", "    scheduler.drops.append((sequence.slot, sequence.incarnation))\n", "",
+           "the worker is not told of a preemption"),
+    Mutant("abort-keeps-blocks", "engine.scheduler", "elif phase in (Phase.PREFILL, Phase.DECODE):", "elif phase is Phase.DECODE:",
+           "an abort in prefill frees nothing"),
+    Mutant("abort-stays-queued", "engine.scheduler", "        if sequence.queued:\n            self._leave_queue(sequence)\n        if sequence.index == 0", "        if sequence.index == 0",
+           "an aborted request counts against the queue for ever"),
+    Mutant("siblings-forgotten", "engine.scheduler", "        if sequence.index == 0 and len(sequence.group.sequences) > 1:\n            self.release_siblings(sequence.group)\n", "",
+           "siblings wait for a leader that has failed"),
+    Mutant("one-token-too-many", "engine.request", "self.prompt_tokens + sampling.max_tokens - 1", "self.prompt_tokens + sampling.max_tokens",
+           "max_tokens is off by one"),
+    Mutant("usage-counts-ahead", "engine.outbox", "output_tokens=sequence.outputs,", "output_tokens=sequence.outputs + sequence.in_flight,",
+           "usage counts tokens that were never delivered"),
+    # Results
+    Mutant("token-after-end", "engine.absorb", "        if sequence.phase is closing:\n", "        if sequence.phase is None:\n",
+           "a token in flight at the end is delivered after it"),
+    Mutant("ghost-row", "engine.absorb", "incarnations[slot] == incarnation else None", "incarnations[slot] >= incarnation else None",
+           "a late row of a former occupant is taken for a token"),
+    Mutant("cache-uncomputed", "engine.absorb", "full = sequence.computed // scheduler.block_size", "full = len(sequence.tokens) // scheduler.block_size",
+           "blocks with uncomputed tokens are published"),
+    Mutant("publish-after-preemption", "engine.absorb", "        elif sequence.blocks:\n", "        else:\n",
+           "a chunk's result is counted for a sequence that lost its blocks (FastDeploy 5502)"),
+    Mutant("min-tokens-off-by-one", "engine.absorb", "length >= sequence.min_length", "length > sequence.min_length",
+           "a stop at exactly min_tokens is missed"),
+    # The worker's life, deadlines, pause
+    Mutant("cache-survives-pool", "engine.instance", "and not event.pool_kept:", "and event.pool_kept:",
+           "the cache of a lost pool is believed"),
+    Mutant("in-flight-survives-worker", "engine.preemption", "        sequence.in_flight = 0\n", "",
+           "tokens of a dead worker are still expected"),
+    Mutant("poison-forgiven", "engine.preemption", "sequence.crashes += 1", "sequence.crashes = 1",
+           "a request that kills workers is never given up"),
+    Mutant("suspect-cleared-early", "engine.preemption", "len(sequence.tokens) + sequence.in_flight", "len(sequence.tokens)",
+           "a poisonous request clears itself by a token that was in flight"),
+    Mutant("rows-counted-only", "engine.seats", "            result.slots[:count] == rows\n            and list(result.incarnations[:count]) == [incarnations[slot] for slot in rows]\n", "            len(result.slots) >= count\n",
+           "a result with a row missing and a late one added is taken"),
+    Mutant("deadline-not-disarmed", "engine.worker_watch", "Instant(now + self._config.step_seconds_max) if in_flight else None", "Instant(now + self._config.step_seconds_max)",
+           "the step deadline stays armed when nothing is in flight"),
+    Mutant("never-fits-accepted", "engine.instance", "if worst > kv.blocks:", "if worst > kv.blocks + 1:",
+           "a request that can never fit is accepted"),
+    Mutant("paused-with-work", "engine.instance", "if self.mode is Mode.DRAINING and not self.groups and", "if self.mode is Mode.DRAINING and",
+           "paused while requests still wait"),
+    Mutant("draining-accepts", "engine.instance", "if self.mode is not Mode.SERVING:\n            return Refused", "if self.mode is Mode.PAUSED:\n            return Refused",
+           "a draining instance takes new requests"),
+)  # fmt: skip
+
+
+class _MutatedLoader(SourceFileLoader):
+    """Loads a module from its source with one text replaced; never from or to a byte-code cache."""
+
+    mutant: Mutant
+
+    def path_stats(self, path: str) -> dict[str, float]:
+        raise OSError("not cached")
+
+    def get_data(self, path: str) -> bytes:
+        source = super().get_data(path).decode()
+        if source.count(self.mutant.old) != 1:
+            raise ValueError(f"mutant {self.mutant.name}: its text occurs {source.count(self.mutant.old)} times in {path}")
+        return source.replace(self.mutant.old, self.mutant.new).encode()
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+        self._name = f"baton.core.{mutant.module}"
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        loader = _MutatedLoader(name, str(self._mutant.path))
+        loader.mutant = self._mutant
+        return spec_from_file_location(name, self._mutant.path, loader=loader)
+
+
+def find(name: str) -> Mutant:
+    return next(mutant for mutant in MUTANTS if mutant.name == name)
+
+
+def apply(mutant: Mutant) -> None:
+    """From now on this process runs the mutant. The core must not have been loaded."""
+    if any(name.startswith("baton.core") for name in sys.modules):
+        raise RuntimeError("the core is loaded already")
+    sys.meta_path.insert(0, _Finder(mutant))
+
+
+def hunt(mutant: Mutant, seeds: int) -> MutantResult:
+    """Run seeds until one fails. In a process that runs the mutant."""
+    from baton.sim.generate import generate
+    from baton.sim.world import World
+
+    for seed in range(seeds):
+        outcome = World(generate(seed)).run()
+        if outcome.invariant is not None:
+            return MutantResult(
+                mutant.name, mutant.file, mutant.fault, seed, seed + 1, outcome.invariant, outcome.violation[:200]
+            )
+    return MutantResult(mutant.name, mutant.file, mutant.fault, None, seeds, None, "survived")
+
+
+def run_mutants(
+    names: Sequence[str] = (),
+    seeds: int = SEEDS,
+    jobs: int = 1,
+    progress: Callable[[MutantResult], None] | None = None,
+) -> list[MutantResult]:
+    """Each mutant in a process of its own, `jobs` at a time."""
+
+    def one(name: str) -> MutantResult:
+        command = [sys.executable, "-m", "baton.sim.mutants", name, str(seeds)]
+        ran = subprocess.run(command, capture_output=True, check=False, timeout=1800)
+        if ran.returncode:
+            raise RuntimeError(f"mutant {name}: {ran.stderr.decode()[-2000:]}")
+        result = msgspec.json.decode(ran.stdout, type=MutantResult)
+        if progress is not None:
+            progress(result)
+        return result
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(one, names or [mutant.name for mutant in MUTANTS]))
+
+
+def keep(result: MutantResult, path: Path) -> None:
+    """Shrink the scenario that killed the mutant and keep it. In a process that runs the mutant."""
+    from baton.sim.generate import generate
+    from baton.sim.shrink import shrink
+
+    if result.killed_by_seed is not None and result.invariant is not None:
+        scenario = shrink(generate(result.killed_by_seed), result.invariant)
+        scenario.note = f"kills the mutant {result.name}: {result.fault}"
+        scenario.save(path)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """NAME SEEDS [FILE]: hunt the mutant; with FILE, keep the shrunken scenario that kills it."""
+    mutant = find(arguments[0])
+    apply(mutant)
+    result = hunt(mutant, int(arguments[1]))
+    if len(arguments) > 2:
+        keep(result, Path(arguments[2]))
+    sys.stdout.buffer.write(msgspec.json.encode(result))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,150 @@
+"""A scenario: everything a run depends on, as plain data. A seed makes one (generate.py), a file keeps one (tests/seeds)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from baton.config import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig
+from baton.protocol.ids import RequestId
+from baton.protocol.request import GenerateRequest, SamplingParams
+
+VOCAB = 16
+
+Abortable = Literal["held", "waiting", "prefill", "decode", "preempting", "closing", "end"]
+
+
+class Client(Struct, omit_defaults=True):
+    """One request, and what its client does with it."""
+
+    id: str
+    at: float
+    prompt: list[int]
+    max_tokens: int
+    seed: int = 0
+    n: int = 1
+    priority: int = 0
+    min_tokens: int = 0
+    stop: list[int] = []
+    timeout: float | None = None
+    salt: str = ""
+    abort_at: float | None = None
+    "Leaves at this time, whatever the request is doing."
+    abort_in: Abortable | None = None
+    "Leaves as soon as one of its sequences is in this phase ('end': in the tick of its first end)."
+    poison_at: int | None = None
+    "Kills the worker that computes it with this many outputs known."
+    nan_at: int | None = None
+    "The worker cannot compute it with this many outputs known; it fails alone."
+
+    def request(self) -> GenerateRequest:
+        return GenerateRequest(
+            id=RequestId(self.id),
+            prompt=tuple(self.prompt),
+            sampling=SamplingParams(
+                max_tokens=self.max_tokens, min_tokens=self.min_tokens, stop_token_ids=tuple(self.stop), seed=self.seed
+            ),
+            n=self.n,
+            priority=self.priority,
+            timeout_seconds=self.timeout,
+            salt=self.salt.encode(),
+        )
+
+
+StepFaultKind = Literal["slow", "late", "repeat", "ghost", "garble", "crash_before", "crash_amid", "crash_after"]
+
+
+class StepFault(Struct, omit_defaults=True):
+    """Something goes wrong with the k-th step that the worker begins. Addressed by occurrence, so it survives shrinking."""
+
+    step: int
+    kind: StepFaultKind
+    seconds: float = 0.0
+    "slow: added to the step; late, repeat: added to the (second) delivery."
+    every: bool = False
+    "late, repeat, ghost: from that step on. Does not depend on how many steps come before it, which helps the shrinker."
+
+
+NudgeKind = Literal["preempt", "evict", "crash", "clock", "pause", "resume", "restart_fails"]
+
+
+class Nudge(Struct, omit_defaults=True):
+    """Something happens at a time."""
+
+    at: float
+    kind: NudgeKind
+    amount: float = 1.0
+    "preempt, evict: how many; clock: seconds of the jump; pause: seconds to drain; restart_fails: how often."
+
+
+class Scenario(Struct, omit_defaults=True):
+    seed: int
+    blocks: int
+    block_size: int
+    slots: int
+    tokens_per_step: int
+    clients: list[Client]
+    chunk_tokens_max: int | None = None
+    steps_in_flight: int = 2
+    order: Literal["priority", "arrival"] = "priority"
+    prefix_caching: bool = True
+    eviction: Literal["lru", "lfu"] = "lru"
+    reserve_start: float = 0.4
+    reserve_decay: float = 0.01
+    queue_requests_max: int = 10_000
+    queue_tokens_max: int = 1_000_000
+    step_seconds_max: float = 5.0
+    worker_restarts_max: int = 5
+    pool_kept: bool = False
+    "A restarted worker finds the pool of its predecessor."
+    step_seconds: float = 0.01
+    token_seconds: float = 0.001
+    noise: float = 0.5
+    "A step takes up to this share longer."
+    restart_seconds: float = 0.5
+    steps: list[StepFault] = []
+    nudges: list[Nudge] = []
+    fails: int | None = None
+    "For a kept scenario of a mutant: the invariant that fails there. None: it must pass."
+    note: str = ""
+
+    def config(self) -> InstanceConfig:
+        return InstanceConfig(
+            kv=KVConfig(
+                blocks=self.blocks, block_size=self.block_size, prefix_caching=self.prefix_caching, eviction=self.eviction
+            ),
+            scheduler=SchedulerConfig(
+                slots=self.slots,
+                tokens_per_step=self.tokens_per_step,
+                chunk_tokens_max=self.chunk_tokens_max,
+                steps_in_flight=self.steps_in_flight,
+                order=self.order,
+                reserve_start=self.reserve_start,
+                reserve_floor=min(0.05, self.reserve_start),
+                reserve_decay=self.reserve_decay,
+                step_seconds_max=self.step_seconds_max,
+                worker_start_seconds_max=4 * self.step_seconds_max,
+                worker_restarts_max=self.worker_restarts_max,
+            ),
+            queue=QueueConfig(requests_max=self.queue_requests_max, tokens_max=self.queue_tokens_max),
+            fingerprint=b"tag machine",
+        )
+
+    @property
+    def faults(self) -> int:
+        """Things that go wrong, clients included: what the shrinker counts."""
+        odd = sum(
+            (c.abort_at is not None) + (c.abort_in is not None) + (c.poison_at is not None) + (c.nan_at is not None)
+            for c in self.clients
+        )
+        return len(self.steps) + len(self.nudges) + odd
+
+    def save(self, path: Path) -> None:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+
+    @staticmethod
+    def load(path: Path) -> Scenario:
+        return msgspec.json.decode(path.read_bytes(), type=Scenario)

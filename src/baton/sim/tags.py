@@ -1,0 +1,83 @@
+"""The tag machine that stands for the model.
+
+In place of tensors each KV slot holds a 64-bit tag, `tag(pos) = H(tag(pos - 1), token)`, begun by the request's salt. A step
+reads the tags of its whole context through the block table it was given, and the next token is a pseudo-random function of
+what it read. So the right output of any request is known in closed form (`Oracle`), and any stale, foreign, torn or
+misordered block changes it.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from zlib import crc32
+
+from baton.protocol.request import FinishReason, GenerateRequest
+
+_MASK = (1 << 64) - 1
+_TAG = Struct("<Q")
+TAG_BYTES = _TAG.size
+
+
+def first_tag(salt: bytes) -> int:
+    return crc32(salt, 0x5EED) * 0x9E3779B97F4A7C15 & _MASK
+
+
+def next_tag(tag: int, token: int) -> int:
+    mixed = (tag ^ (token + 1) * 0xD6E8FEB86659FD93) * 0x9E3779B97F4A7C15 & _MASK
+    return mixed ^ mixed >> 29
+
+
+def tag_bytes(tag: int) -> bytes:
+    return _TAG.pack(tag)
+
+
+def draw(context_crc: int, seed: int, index: int, position: int, vocab: int) -> int:
+    """The next token: a function of everything attended to, and of (seed, index, position), and of nothing else."""
+    mixed = (context_crc ^ (seed * 31 + index) * 0x9E3779B1 ^ position * 0x85EBCA77) & _MASK
+    mixed = mixed * 0xD6E8FEB86659FD93 & _MASK
+    return (mixed >> 32) % vocab
+
+
+class Oracle:
+    """What any correct engine must answer for one sequence: no batching, no cache, no preemption. Computed on demand."""
+
+    __slots__ = ("_crc", "_index", "_position", "_request", "_tag", "_vocab", "reason", "tokens")
+
+    def __init__(self, request: GenerateRequest, index: int, vocab: int) -> None:
+        self._request, self._index, self._vocab = request, index, vocab
+        self.tokens: list[int] = []
+        self.reason: FinishReason | None = None
+        "Set when the output is complete."
+        self._tag = first_tag(request.salt)
+        self._crc = 0
+        self._position = 0
+
+    def _feed(self, token: int) -> None:
+        self._tag = next_tag(self._tag, token)
+        self._crc = crc32(_TAG.pack(self._tag), self._crc)
+        self._position += 1
+
+    def token(self, place: int) -> int | None:
+        """Output token number `place`, or None if the output is over by then."""
+        while len(self.tokens) <= place and self.reason is None:
+            self._next()
+        return self.tokens[place] if place < len(self.tokens) else None
+
+    def complete(self) -> list[int]:
+        while self.reason is None:
+            self._next()
+        return self.tokens
+
+    def _next(self) -> None:
+        sampling = self._request.sampling
+        if not self._position:
+            for token in self._request.prompt:
+                self._feed(token)
+        token = draw(self._crc, sampling.seed, self._index, self._position, self._vocab)
+        self.tokens.append(token)
+        if token in sampling.stop_token_ids and len(self.tokens) >= sampling.min_tokens:
+            self.reason = FinishReason.STOP
+        elif len(self.tokens) >= sampling.max_tokens:
+            self.reason = FinishReason.LENGTH
+        else:
+            self._feed(token)

@@ -1,0 +1,290 @@
+"""Two ways to look at one run.
+
+ColumnTrace     a line a happening, a column an actor: to be read from top to bottom
+PerfettoTrace   a JSON file for https://ui.perfetto.dev (or chrome://tracing): to see a whole run at once
+
+Both are told what happens (`note`) and look at the world after each event (`after`). Neither changes anything: a traced run
+has the digest of an untraced one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from textwrap import wrap
+
+import msgspec
+
+from baton.core.engine.request import Phase
+from baton.core.engine.request import Sequence as Answer
+from baton.protocol.ids import RequestId
+from baton.protocol.step import StepPlan
+from baton.sim.watch import Trip
+from baton.sim.world import Outcome, Tracer, World
+
+
+class Tee:
+    """Several tracers as one."""
+
+    def __init__(self, tracers: Sequence[Tracer]) -> None:
+        self._tracers = tracers
+
+    def note(self, now: float, actor: str, text: str) -> None:
+        for tracer in self._tracers:
+            tracer.note(now, actor, text)
+
+    def after(self, now: float, world: World) -> None:
+        for tracer in self._tracers:
+            tracer.after(now, world)
+
+
+def sequences_of(world: World, trip: Trip) -> list[Answer]:
+    """The watch learns a request's sequences after the event that brought it; the instance has them during it."""
+    if trip.sequences:
+        return trip.sequences
+    group = world.instance.groups.get(RequestId(trip.client.id))
+    return group.sequences if group is not None and group.request is trip.request else []
+
+
+def is_over(trip: Trip) -> bool:
+    """Nothing more can be seen of it: it is answered, and its sequences hold nothing."""
+    if trip.refused is not None:
+        return True
+    return trip.submitted and None not in trip.ended and all(answer.phase is Phase.DONE for answer in trip.sequences)
+
+
+class LiveTrips:
+    """The trips that can still change, so that a long run is not looked at from its beginning after every event."""
+
+    def __init__(self) -> None:
+        self._live: list[Trip] | None = None
+
+    def look(self, world: World) -> Iterator[Trip]:
+        """Those that are submitted; a trip that is over is shown one last time."""
+        live = list(world.watch.trips.values()) if self._live is None else self._live
+        for trip in live:
+            if trip.submitted:
+                yield trip
+        self._live = [trip for trip in live if not is_over(trip)]
+
+
+# Columns
+
+TIME_WIDTH = 11
+WIDTHS = {"client": 30, "instance": 46, "worker": 34, "world": 18}
+
+
+class ColumnTrace:
+    """time | client | instance | worker | world, in 151 columns. Changes of phase are told in the instance's column."""
+
+    def __init__(self, write: Callable[[str], None] | None = None) -> None:
+        """`write` gets each line as it comes; without it they are collected in `lines`."""
+        self.lines: list[str] = []
+        self._write = write or self.lines.append
+        self._phases: dict[Answer, Phase] = {}
+        self._trips = LiveTrips()
+        self._row("time", {actor: actor for actor in WIDTHS})
+        self._write("-|-".join(["-" * TIME_WIDTH, *("-" * width for width in WIDTHS.values())]))
+
+    def note(self, now: float, actor: str, text: str) -> None:
+        """A text that is too long goes on below, without a time."""
+        time = f"{now:{TIME_WIDTH}.6f}"
+        for part in wrap(text, WIDTHS[actor]) or [""]:
+            self._row(time, {actor: part})
+            time = ""
+
+    def after(self, now: float, world: World) -> None:
+        changes: list[str] = []
+        for trip in self._trips.look(world):
+            for answer in sequences_of(world, trip):
+                before = self._phases.get(answer)
+                if before is not answer.phase:
+                    self._phases[answer] = answer.phase
+                    came = "is" if before is None else f"{before.value} ->"
+                    changes.append(f"{trip.client.id}.{answer.index} {came} {answer.phase.value}")
+        if changes:
+            self.note(now, "instance", ", ".join(changes))
+
+    def _row(self, time: str, cells: dict[str, str]) -> None:
+        columns = [time.rjust(TIME_WIDTH), *(cells.get(actor, "").ljust(width) for actor, width in WIDTHS.items())]
+        self._write(" | ".join(columns).rstrip())
+
+
+# Perfetto
+
+Track = tuple[int, int]
+"""(pid, tid): Perfetto groups tracks by 'process'. A tid is used once in all of them, as on a real machine."""
+
+_INSTANCE, _REQUESTS = 1, 2
+_MODE: Track = (_INSTANCE, 11)
+_WORKER: Track = (_INSTANCE, 12)
+_STEPS: Track = (_INSTANCE, 13)
+_WORLD: Track = (_INSTANCE, 14)
+_FIRST_SEQUENCE = 101
+
+
+class _Row:
+    """What has been drawn of one sequence."""
+
+    __slots__ = ("ended", "tokens", "track")
+
+    def __init__(self, track: Track) -> None:
+        self.track = track
+        self.tokens = 0
+        self.ended = False
+
+
+class PerfettoTrace:
+    """Tracks: the instance's mode, the worker's life, its steps, the faults; then one a sequence, a slice a phase.
+
+    All times are whole microseconds of virtual time, rounded before durations are taken: what touches in the run touches in
+    the picture, and nothing overlaps.
+    """
+
+    def __init__(self) -> None:
+        self._events: list[dict[str, object]] = []
+        self._open: dict[Track, tuple[str, int]] = {}
+        self._rows: dict[str, list[_Row]] = {}
+        self._trips = LiveTrips()
+        self._plans: dict[int, tuple[StepPlan, int]] = {}
+        "Plans in flight, and when each was handed over."
+        self._steps_end = 0
+        self._counters: dict[str, dict[str, int]] = {}
+        self._now = 0
+        self._name_process(_INSTANCE, "instance")
+        self._name_process(_REQUESTS, "requests")
+        for track, name in ((_MODE, "mode"), (_WORKER, "worker"), (_STEPS, "steps"), (_WORLD, "world")):
+            self._name_track(track, name)
+
+    # Tracer
+
+    def note(self, now: float, actor: str, text: str) -> None:
+        """Faults, and what becomes of the worker. The rest is read off the world, which knows it as data."""
+        self._now = _micros(now)
+        if actor == "world":
+            self._instant(_WORLD, text)
+        elif actor == "worker" and not text.startswith("result "):
+            self._instant(_WORKER, text)
+
+    def after(self, now: float, world: World) -> None:
+        self._now = _micros(now)
+        instance = world.instance
+        self._switch(_MODE, instance.mode.value)
+        self._switch(_WORKER, f"epoch {instance.worker.epoch}: {instance.worker.state.value}")
+        self._look_at_steps(world)
+        for trip in self._trips.look(world):
+            self._look_at_trip(world, trip)
+        pool, scheduler = instance.scheduler.cache.pool, instance.scheduler
+        held = pool.total - pool.free - pool.idle
+        self._count("blocks", {"free": pool.free, "cached": pool.idle, "held": held})
+        self._count("sequences", {"running": len(scheduler.running), "waiting": len(scheduler.waiting)})
+
+    # The file
+
+    def encode(self, outcome: Outcome | None = None) -> bytes:
+        """The run is over; what is still open ends now. A violation stands on the world's track, where the run broke off."""
+        if outcome is not None:
+            self._now = max(self._now, _micros(outcome.virtual_seconds))
+            if outcome.invariant is not None:
+                self._instant(_WORLD, f"violation: {outcome.violation}", scope="g")
+        for track in list(self._open):
+            self._switch(track, None)
+        for step in list(self._plans):
+            self._end_step(step, "unfinished")
+        other = {} if outcome is None else {"seed": outcome.seed, "digest": outcome.digest}
+        return msgspec.json.encode({"displayTimeUnit": "ms", "otherData": other, "traceEvents": self._events})
+
+    def save(self, path: Path, outcome: Outcome | None = None) -> None:
+        path.write_bytes(self.encode(outcome))
+
+    # The worker's steps
+
+    def _look_at_steps(self, world: World) -> None:
+        """A plan that is in flight no more was absorbed, or its worker is dead: then a newer epoch has begun."""
+        in_flight = {plan.step: plan for plan in world.instance.in_flight}
+        for step in [step for step in self._plans if step not in in_flight]:
+            lost = self._plans[step][0].epoch != world.instance.worker.epoch
+            self._end_step(step, "lost" if lost else "absorbed")
+        for step, plan in in_flight.items():
+            self._plans.setdefault(step, (plan, self._now))
+
+    def _end_step(self, step: int, outcome: str) -> None:
+        """The worker does one step at a time: one began when it was handed over, or when the one before it was over."""
+        plan, handed_over = self._plans.pop(step)
+        begin, self._steps_end = max(handed_over, self._steps_end), self._now
+        about = {
+            "outcome": outcome,
+            "epoch": plan.epoch,
+            "tokens": plan.tokens,
+            "sequences": len(plan.run.slots),
+            "new": len(plan.new),
+            "drops": len(plan.drops),
+        }
+        name = f"step {step}" if outcome == "absorbed" else f"step {step} ({outcome})"
+        self._slice(_STEPS, name, begin, about)
+
+    # Requests
+
+    def _look_at_trip(self, world: World, trip: Trip) -> None:
+        rows = self._rows_of(trip)
+        for answer in sequences_of(world, trip):
+            self._switch(rows[answer.index].track, None if answer.phase is Phase.DONE else answer.phase.value)
+        for row, delivered, ended in zip(rows, trip.delivered, trip.ended, strict=True):
+            for token in delivered[row.tokens :]:
+                self._instant(row.track, f"token {token}")
+            row.tokens = len(delivered)
+            end = ended or trip.refused
+            if end is not None and not row.ended:
+                row.ended = True
+                self._instant(row.track, f"refused: {end}" if trip.refused else f"ends: {end}")
+
+    def _rows_of(self, trip: Trip) -> list[_Row]:
+        """Tracks are numbered in the order of submission."""
+        name = trip.client.id
+        if name not in self._rows:
+            first = _FIRST_SEQUENCE + sum(len(rows) for rows in self._rows.values())
+            self._rows[name] = [_Row((_REQUESTS, first + index)) for index in range(trip.client.n)]
+            for index, row in enumerate(self._rows[name]):
+                self._name_track(row.track, f"{name}.{index}")
+        return self._rows[name]
+
+    # Events
+
+    def _switch(self, track: Track, name: str | None) -> None:
+        """From now on the track is in this state; the slice of the one before ends."""
+        before = self._open.get(track)
+        if (before and before[0]) == name:
+            return
+        if before is not None:
+            del self._open[track]
+            self._slice(track, before[0], before[1])
+        if name is not None:
+            self._open[track] = (name, self._now)
+
+    def _slice(self, track: Track, name: str, begin: int, about: dict[str, object] | None = None) -> None:
+        self._add("X", track, name, ts=begin, dur=self._now - begin, args=about or {})
+
+    def _instant(self, track: Track, name: str, scope: str = "t") -> None:
+        self._add("i", track, name, ts=self._now, s=scope)
+
+    def _count(self, name: str, values: dict[str, int]) -> None:
+        if self._counters.get(name) != values:
+            self._counters[name] = values
+            self._add("C", (_INSTANCE, None), name, ts=self._now, args=values)
+
+    def _name_process(self, pid: int, name: str) -> None:
+        self._add("M", (pid, None), "process_name", args={"name": name})
+        self._add("M", (pid, None), "process_sort_index", args={"sort_index": pid})
+
+    def _name_track(self, track: Track, name: str) -> None:
+        self._add("M", track, "thread_name", args={"name": name})
+        self._add("M", track, "thread_sort_index", args={"sort_index": track[1]})
+
+    def _add(self, ph: str, track: tuple[int, int | None], name: str, **rest: object) -> None:
+        """Counters and names of processes have no tid."""
+        pid, tid = track
+        self._events.append({"ph": ph, "pid": pid, **({} if tid is None else {"tid": tid}), "name": name, **rest})
+
+
+def _micros(seconds: float) -> int:
+    return round(seconds * 1e6)

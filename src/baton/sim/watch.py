@@ -1,0 +1,352 @@
+"""The checks beside the core: what plans may say, what clients may see, what must sometimes happen.
+
+The core audits itself (core/engine/audit.py); this file looks at it from outside, with knowledge of its own: the closed-form
+output of every request, and a shadow of who owns which block. Numbers are those of docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+from baton.core.effects import Emit, Ended, Mode, Refuse
+from baton.core.engine.instance import Instance
+from baton.core.engine.request import ON_WORKER, Phase, Sequence
+from baton.errors import InvariantBroken
+from baton.protocol.ids import BlockId, RequestId
+from baton.protocol.request import FinishReason, GenerateRequest
+from baton.protocol.step import NewSequence, StepPlan
+from baton.sim.scenario import VOCAB, Client, Scenario
+from baton.sim.tags import Oracle
+
+PREEMPTIONS_MAX = 24
+"""Invariant 33: preemptions of one sequence, none of them forced, without a token in between."""
+
+
+class Trip:
+    """One client's request, as the client sees it."""
+
+    __slots__ = ("aborted", "client", "delivered", "ended", "ended_at", "hit", "oracles", "refused", "request", "sequences",
+                 "submitted", "thrash")  # fmt: skip
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.request: GenerateRequest = client.request()
+        self.oracles = [Oracle(self.request, index, VOCAB) for index in range(client.n)]
+        self.delivered: list[list[int]] = [[] for _ in range(client.n)]
+        self.ended: list[FinishReason | None] = [None] * client.n
+        self.ended_at: float | None = None
+        self.hit: list[int | None] = [None] * client.n
+        "Prompt tokens that the first admission skipped."
+        self.thrash = [0] * client.n
+        self.sequences: list[Sequence] = []
+        self.submitted = self.aborted = False
+        self.refused: str | None = None
+
+
+class Watch:
+    def __init__(self, scenario: Scenario, instance: Instance) -> None:
+        self.scenario = scenario
+        self.instance = instance
+        self.trips: dict[str, Trip] = {client.id: Trip(client) for client in scenario.clients}
+        self.sometimes: dict[str, int] = {}
+        "Rare states that were reached."
+        self.disturbed = False
+        "Something happened that may end requests other than their own client's doing."
+        self.worker_gone = False
+        self.rows = 0
+        self.deliveries = 0
+        self.tokens = 0
+        self._assigned = [0] * scenario.blocks
+        self._owner: list[tuple[int, int]] = [(-1, 0)] * scenario.blocks
+        self._tables: dict[int, list[BlockId]] = {}
+        self._incarnation: dict[int, int] = {}
+        self._position: dict[int, int] = {}
+        self._known: dict[int, int] = {}
+        self._clients: dict[tuple[int, int], Client] = {}
+        self._preempting: dict[Sequence, int] = {}
+        self._deaths: dict[str, int] = {}
+        self._idle_steps = 0
+        self._last_step = 0
+
+    def saw(self, what: str) -> None:
+        self.sometimes[what] = self.sometimes.get(what, 0) + 1
+
+    # Plans
+
+    def plan(self, plan: StepPlan) -> None:
+        """4, 5, 19, 23, 30, 31, 32, 34: what the worker is told is allowed, and is what the front believes."""
+        self._expect(plan.step == self._last_step + 1, 30, "steps are not numbered in order")
+        self._last_step = plan.step
+        scenario = self.scenario
+        counts = plan.run.counts
+        self.rows += len(plan.run.slots) + len(plan.drops)
+        if len(counts) > scenario.slots or sum(counts) > scenario.tokens_per_step or (counts and min(counts) < 1):
+            raise InvariantBroken(f"step {plan.step} runs {sum(counts)} tokens of {len(counts)} sequences", invariant=30)
+        for slot, _ in plan.drops:
+            self._tables.pop(slot, None)
+        for new in plan.new:
+            self._new(new)
+        for slot in (*(slot for slot, _ in plan.grown), *(slot for slot, _, _ in plan.folded), *plan.run.slots):
+            self._expect(slot in self._tables, 25, f"step {plan.step} plans for slot {slot}, which is empty")
+        for slot, block in plan.grown:
+            self._tables[slot].append(block)
+            self._assign(block, slot)
+        for slot, place, block in plan.folded:
+            self._tables[slot][place] = block
+        if plan.drops and not counts:
+            self.saw("a batch with nothing but drops")
+        chunk_max = scenario.chunk_tokens_max or scenario.tokens_per_step
+        for slot, count in zip(plan.run.slots, counts, strict=True):
+            self._writes(plan, slot, count, chunk_max)
+
+    def _new(self, new: NewSequence) -> None:
+        sequence = self.instance.scheduler.seats.occupants[new.slot]
+        trip = self._trip_of(new)
+        self._clients[new.slot, new.incarnation] = trip.client
+        table, size = list(new.blocks), self.scenario.block_size
+        self._tables[new.slot] = table
+        self._incarnation[new.slot] = new.incarnation
+        self._position[new.slot] = new.computed_tokens
+        self._known[new.slot] = len(new.tokens)
+        for block in table[new.computed_tokens // size :]:
+            self._assign(block, new.slot)
+        if list(new.tokens) != [*trip.client.prompt, *trip.delivered[new.index]]:
+            raise InvariantBroken(f"{trip.client.id}.{new.index} prefills other tokens than its client has", invariant=32)
+        if new.computed_tokens >= len(new.tokens) or new.computed_tokens % size or new.prompt_tokens != len(trip.client.prompt):
+            raise InvariantBroken(f"{trip.client.id}: {new.computed_tokens} of {len(new.tokens)} tokens hit", invariant=19)
+        if len(table) * size < len(new.tokens) or len(dict.fromkeys(table)) != len(table):
+            raise InvariantBroken(f"{trip.client.id}: {len(table)} blocks for {len(new.tokens)} tokens", invariant=6)
+        self._admitted(new, trip, sequence)
+
+    def _admitted(self, new: NewSequence, trip: Trip, sequence: Sequence | None) -> None:
+        head = self.instance.scheduler.waiting.head()
+        if head is not None and sequence is not None and head.order < sequence.order:
+            raise InvariantBroken(f"{sequence!r} overtook {head!r}", invariant=34)
+        for victim in self.instance.scheduler.preempting:
+            if sequence is not None and victim.order < sequence.order and sequence.phase in ON_WORKER:
+                raise InvariantBroken(f"{sequence!r} overtook {victim!r}, which is not back in line", invariant=34)
+        size = self.scenario.block_size
+        if trip.hit[new.index] is None:
+            trip.hit[new.index] = new.computed_tokens
+            if new.computed_tokens:
+                self.saw("a prefix hit")
+                if len(new.tokens) % size == 0 and new.computed_tokens == len(new.tokens) - size:
+                    self.saw("a full hit: the last block is computed again")
+                if new.index:
+                    self.saw("a sibling found the leader's prompt")
+        elif new.computed_tokens:
+            self.saw("resumed from its own cached blocks")
+        if new.incarnation > 1:
+            self.saw("a slot was reused")
+
+    def _trip_of(self, new: NewSequence) -> Trip:
+        sequence = self.instance.scheduler.seats.occupants[new.slot]
+        if sequence is None or sequence.incarnation != new.incarnation:
+            raise InvariantBroken(f"slot {new.slot}.{new.incarnation} is planned for nobody", invariant=25)
+        return self.trips[sequence.request.id]
+
+    def client_of(self, slot: int, incarnation: int) -> Client:
+        return self._clients[slot, incarnation]
+
+    def _assign(self, block: int, slot: int) -> None:
+        self._assigned[block] += 1
+        self._owner[block] = (slot, self._incarnation[slot])
+
+    def _writes(self, plan: StepPlan, slot: int, count: int, chunk_max: int) -> None:
+        position, size, pool = self._position[slot], self.scenario.block_size, self.instance.scheduler.cache.pool
+        table = self._tables[slot]
+        end = position + count
+        self._position[slot] = end
+        if end > len(table) * size:
+            raise InvariantBroken(f"step {plan.step}: slot {slot} has no block for position {end - 1}", invariant=6)
+        for block in table[position // size : (end - 1) // size + 1]:
+            if self._owner[block] != (slot, self._incarnation[slot]):
+                raise InvariantBroken(f"step {plan.step}: slot {slot} writes to block {block} of another", invariant=5)
+            if pool.is_cached(block) or pool.request_references(block) > 1:
+                raise InvariantBroken(f"step {plan.step}: slot {slot} writes to shared block {block}", invariant=4)
+        if count > 1 or end < self._known[slot]:
+            if count > chunk_max:
+                raise InvariantBroken(f"step {plan.step}: a chunk of {count} tokens", invariant=30)
+            if end == self._known[slot] and end % size == 0:
+                self.saw("chunk, block and prompt end together")
+
+    # Clients
+
+    def submitted(self, trip: Trip, mode: Mode) -> None:
+        if mode is not Mode.SERVING and trip.refused is None:
+            raise InvariantBroken(f"{trip.client.id} is taken by an instance that is {mode}", invariant=22)
+        group = self.instance.groups.get(RequestId(trip.client.id))
+        trip.sequences = list(group.sequences) if group is not None and group.request is trip.request else []
+
+    def refused(self, effect: Refuse) -> None:
+        """A refusal is the only answer, and its numbers are true."""
+        trip, reason = self.trips[effect.request], effect.refused.reason
+        scenario = self.scenario
+        worst = -(-(len(trip.client.prompt) + trip.client.max_tokens - 1) // scenario.block_size)
+        if any(trip.delivered) or any(trip.ended) or trip.refused:
+            raise InvariantBroken(f"{effect.request} is refused after it was answered", invariant=22)
+        if (reason == "never_fits") != (worst > scenario.blocks) and reason in (
+            "never_fits",
+            "queue_full",
+            "queue_tokens_full",
+        ):
+            raise InvariantBroken(f"{effect.request} needs {worst} blocks: {effect.refused}", invariant=22)
+        if not str(effect.refused):
+            raise InvariantBroken("a refusal says nothing", invariant=22)
+        trip.refused = reason
+        self.saw(f"refused: {reason}")
+
+    def emitted(self, emit: Emit, now: float) -> None:
+        """21: tokens are a prefix of the undisturbed output. 22, 23, 26: one end, with the right reason and usage."""
+        self.deliveries += len(emit.tokens) + len(emit.ended)
+        for request, index, token in emit.tokens:
+            trip = self.trips[request]
+            delivered = trip.delivered[index]
+            if trip.ended[index] is not None or trip.refused:
+                raise InvariantBroken(f"{request}.{index} gets a token after its end", invariant=22)
+            if trip.oracles[index].token(len(delivered)) != token:
+                raise InvariantBroken(
+                    f"{request}.{index}: token {len(delivered)} is {token}, not the undisturbed one", invariant=21
+                )
+            delivered.append(token)
+            trip.thrash[index] = 0
+            if token == 0:
+                self.saw("token 0 was delivered")
+        if emit.tokens:
+            self.tokens += len(emit.tokens)
+            self._idle_steps = 0
+        for ended in emit.ended:
+            self._ended(ended, now)
+
+    def _ended(self, ended: Ended, now: float) -> None:
+        trip = self.trips[ended.request]
+        index, client, delivered = ended.index, trip.client, trip.delivered[ended.index]
+        if trip.ended[index] is not None or trip.refused:
+            raise InvariantBroken(f"{ended.request}.{index} ends twice", invariant=22)
+        trip.ended[index] = ended.reason
+        trip.ended_at = now
+        hit = trip.hit[index] or 0
+        if (ended.prompt_tokens, ended.output_tokens, ended.cached_tokens) != (len(client.prompt), len(delivered), hit):
+            raise InvariantBroken(f"{ended.request}.{index}: usage is {ended}", invariant=23)
+        match ended.reason:
+            case FinishReason.STOP | FinishReason.LENGTH:
+                if delivered != trip.oracles[index].complete() or ended.reason != trip.oracles[index].reason:
+                    raise InvariantBroken(f"{ended.request}.{index} ends by {ended.reason} too early or wrongly", invariant=26)
+                if (len(client.prompt) + len(delivered) - 1) % self.scenario.block_size == 0:
+                    self.saw("an end on a block's edge")
+                if any(s.index == index and s in self._preempting for s in trip.sequences):
+                    self.saw("the last token was in flight at a preemption")
+            case FinishReason.ABORT:
+                if not trip.aborted and not self.disturbed:
+                    raise InvariantBroken(f"{ended.request}.{index} is aborted by nobody", invariant=22)
+            case FinishReason.TIMEOUT:
+                if client.timeout is None:
+                    raise InvariantBroken(f"{ended.request}.{index} times out without a deadline", invariant=22)
+                self.saw("a deadline passed in the line" if trip.hit[index] is None else "a deadline passed on the worker")
+            case FinishReason.ERROR:
+                self._failed(trip, index, ended)
+
+    def _failed(self, trip: Trip, index: int, ended: Ended) -> None:
+        """An error is allowed to those that cause one, and to all when the worker is given up."""
+        outputs, client = len(trip.delivered[index]), trip.client
+        if client.nan_at == outputs and "NaN" in ended.detail:
+            self.saw("one row failed, alone")
+        elif client.poison_at == outputs and "twice" in ended.detail:
+            self.saw("a poisonous request was given up")
+        elif "too often" in ended.detail:
+            self.worker_gone = True
+            self.saw("the worker was given up")
+        elif not ("twice" in ended.detail and self.scenario.faults):
+            raise InvariantBroken(f"{ended.request}.{index} fails for nothing: {ended.detail}", invariant=22)
+        else:
+            self.saw("a bystander was given up: the worker was lost twice at its place")
+
+    def mode_changed(self, mode: Mode) -> None:
+        """9: paused means that nobody is owed anything."""
+        owed = [trip for trip in self.trips.values() if trip.submitted and trip.refused is None and None in trip.ended]
+        if mode is Mode.PAUSED and owed:
+            raise InvariantBroken(f"paused while {owed[0].client.id} is not answered", invariant=9)
+        self.saw(f"mode: {mode}")
+
+    def poisoned(self, client: Client | None) -> None:
+        """47: one client's request takes at most two workers for each of its sequences with it."""
+        if client is not None:
+            self._deaths[client.id] = self._deaths.get(client.id, 0) + 1
+            if self._deaths[client.id] > 2 * client.n:
+                raise InvariantBroken(f"{client.id} has killed {self._deaths[client.id]} workers", invariant=47)
+
+    # After every event
+
+    def after(self) -> None:
+        """33, 35 and the generations (5), for what this event touched."""
+        instance, scheduler = self.instance, self.instance.scheduler
+        if not instance.in_flight and (scheduler.running or len(scheduler.waiting) or scheduler.drops):
+            self._expect(instance.worker.state.value != "ready" or instance.mode.value == "paused", 35, "work and no step")
+        if scheduler.preempting or self._preempting:
+            self._preemptions()
+
+    def step_absorbed(self) -> None:
+        self._idle_steps += 1
+        if self._idle_steps > 200 + 4 * self.scenario.blocks * self.scenario.block_size:
+            raise InvariantBroken(f"{self._idle_steps} steps without a token for anyone", invariant=35)
+
+    def forced(self) -> None:
+        """A preemption from outside, or a lost worker, does not count as thrashing."""
+        self._idle_steps = 0
+        for trip in self.trips.values():
+            trip.thrash = [0] * trip.client.n
+
+    def _preemptions(self) -> None:
+        scheduler = self.instance.scheduler
+        for sequence in scheduler.preempting:
+            if self._preempting.get(sequence) == sequence.preemptions:
+                continue
+            self._preempting[sequence] = sequence.preemptions
+            if sequence.in_flight:
+                self.saw("preempted with tokens in flight")
+            if sequence.computed or sequence.blocks or sequence.slot < 0:
+                raise InvariantBroken(f"{sequence!r} is preempted and holds blocks, or lost its slot", invariant=31)
+            self._expect(
+                all(other.order < sequence.order for other in scheduler.running), 33, f"{sequence!r} is not the last in line"
+            )
+            thrash = self.trips[sequence.request.id].thrash
+            thrash[sequence.index] += 1
+            if thrash[sequence.index] > PREEMPTIONS_MAX:
+                raise InvariantBroken(f"{sequence!r}: preempted again and again, no token in between", invariant=33)
+            if len(scheduler.preempting) > 1 and not scheduler.running:
+                self.saw("everything was preempted")
+            if sequence.preemptions > 1:
+                self.saw("preempted more than once")
+        for sequence in [s for s in self._preempting if s.phase is not Phase.PREEMPTING]:
+            del self._preempting[sequence]
+
+    def generations(self) -> None:
+        """5: a block's generation has grown once for each time it was handed out."""
+        pool = self.instance.scheduler.cache.pool
+        for block, times in zip(map(BlockId, range(pool.total)), self._assigned, strict=True):
+            if pool.generation(block) != times:
+                raise InvariantBroken(
+                    f"block {block}: handed out {times} times, generation {pool.generation(block)}", invariant=5
+                )
+
+    # At rest
+
+    def at_rest(self) -> None:
+        """9, 22: nothing is held and everyone was answered; without faults, everything that fits succeeded."""
+        instance = self.instance
+        scheduler = instance.scheduler
+        pool = scheduler.cache.pool
+        held = pool.total - pool.free - pool.idle
+        left = (held, scheduler.seats.taken, len(scheduler.waiting), len(scheduler.running), len(instance.in_flight))
+        if any(left) or instance.groups or scheduler.queued or scheduler.drops or scheduler.preempting:
+            raise InvariantBroken(f"at rest: blocks, slots, waiting, running, plans = {left}", invariant=9)
+        if instance.next_deadline() is not None:
+            raise InvariantBroken("at rest and a deadline is armed", invariant=9)
+        quiet = not self.scenario.faults
+        for trip in self.trips.values():
+            if trip.submitted and trip.refused is None and None in trip.ended:
+                raise InvariantBroken(f"{trip.client.id} was never answered", invariant=22)
+            if quiet and trip.client.timeout is None and trip.refused is None:
+                self._expect(all(r in ("stop", "length") for r in trip.ended), 22, f"{trip.client.id} did not succeed")
+
+    def _expect(self, ok: bool, invariant: int, message: str) -> None:
+        if not ok:
+            raise InvariantBroken(message, invariant=invariant)

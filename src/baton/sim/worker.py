@@ -1,0 +1,120 @@
+"""The modelled worker: executes plans on the tag machine, and nothing but what the plans say.
+
+It keeps, as the real one does, each occupant's tokens and block table, and reads every context through that table. It also
+knows, as the real one cannot, what it should read: a block with other content is caught at the read (invariant 12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from zlib import crc32
+
+from baton.errors import InvariantBroken
+from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, NewSequence, RowFailure, StepPlan, StepResult
+from baton.sim.scenario import VOCAB, Client
+from baton.sim.tags import TAG_BYTES, draw, first_tag, next_tag, tag_bytes
+
+
+class WorkerDied(Exception):
+    """The process is gone in the middle of a step; what it wrote so far is in the pool."""
+
+    def __init__(self, client: Client | None = None) -> None:
+        super().__init__()
+        self.client = client
+        "Whose poison it was."
+
+
+class _Seat:
+    __slots__ = ("client", "computed", "expected", "failed", "incarnation", "index", "prompt_tokens", "table", "tag", "tokens")
+
+    def __init__(self, new: NewSequence, client: Client) -> None:
+        self.client = client
+        self.incarnation = new.incarnation
+        self.index = new.index
+        self.tokens = list(new.tokens)
+        self.prompt_tokens = new.prompt_tokens
+        self.table = list(new.blocks)
+        self.computed = 0
+        self.tag = first_tag(client.salt.encode())
+        self.expected = bytearray()
+        self.failed = False
+        for token in self.tokens[: new.computed_tokens]:
+            self.compute(token)
+
+    def compute(self, token: int) -> bytes:
+        self.tag = next_tag(self.tag, token)
+        tag = tag_bytes(self.tag)
+        self.expected += tag
+        self.computed += 1
+        return tag
+
+
+class SimWorker:
+    def __init__(self, blocks: int, block_size: int, client_of: Callable[[int, int], Client]) -> None:
+        self._size = block_size
+        self._client_of = client_of
+        self.seats: dict[int, _Seat] = {}
+        self.pool = [bytearray(TAG_BYTES * block_size) for _ in range(blocks)]
+
+    def die(self, pool_kept: bool) -> None:
+        self.seats.clear()
+        if not pool_kept:
+            for number, block in enumerate(self.pool):  # junk: whoever trusts it will be found out
+                block[:] = bytes([0xA5 ^ number & 0xFF]) * len(block)
+
+    def execute(self, plan: StepPlan, die_after: int | None = None) -> StepResult:
+        """`die_after`: the process dies when it has computed that many rows."""
+        slots: list[int] = []
+        incarnations: list[int] = []
+        values: list[int] = []
+        failures: list[RowFailure] = []
+        for slot, incarnation in plan.drops:
+            seat = self.seats.pop(slot, None)
+            if seat is None or seat.incarnation != incarnation:
+                raise InvariantBroken(f"step {plan.step} drops {slot}.{incarnation}, which is not there", invariant=32)
+        for new in plan.new:
+            if new.slot in self.seats:
+                raise InvariantBroken(f"step {plan.step} seats a sequence in a taken slot {new.slot}", invariant=25)
+            self.seats[new.slot] = _Seat(new, self._client_of(new.slot, new.incarnation))
+        for slot, block in plan.grown:
+            self.seats[slot].table.append(block)
+        for slot, place, block in plan.folded:
+            self.seats[slot].table[place] = block
+        for number, (slot, count) in enumerate(zip(plan.run.slots, plan.run.counts, strict=True)):
+            if number == die_after:
+                raise WorkerDied
+            seat = self.seats[slot]
+            slots.append(slot)
+            incarnations.append(seat.incarnation)
+            values.append(self._row(plan, slot, seat, count, failures))
+        for slot, incarnation in plan.drops:
+            slots.append(slot)
+            incarnations.append(incarnation)
+            values.append(PREEMPTED_TOKEN_ID)
+        return StepResult(plan.step, plan.epoch, tuple(slots), tuple(incarnations), tuple(values), tuple(failures))  # type: ignore[arg-type]
+
+    def _row(self, plan: StepPlan, slot: int, seat: _Seat, count: int, failures: list[RowFailure]) -> int:
+        """Compute `count` tokens of one sequence; sample if that reaches the end of what is known."""
+        outputs = len(seat.tokens) - seat.prompt_tokens
+        if seat.client.poison_at == outputs:
+            raise WorkerDied(seat.client)
+        if seat.failed or seat.client.nan_at == outputs:
+            seat.failed = True
+            failures.append(RowFailure(slot, seat.incarnation, "NaN in the logits"))  # type: ignore[arg-type]
+            return NO_TOKEN_ID
+        begin = seat.computed
+        if begin + count > len(seat.tokens):
+            raise InvariantBroken(f"step {plan.step}: slot {slot} is to run {count} tokens past {begin}", invariant=30)
+        size, table, pool = self._size, seat.table, self.pool
+        for position in range(begin, begin + count):
+            tag = seat.compute(seat.tokens[position])
+            offset = position % size * TAG_BYTES
+            pool[table[position // size]][offset : offset + TAG_BYTES] = tag
+        context = b"".join([pool[block] for block in table])[: seat.computed * TAG_BYTES]
+        if context != seat.expected:
+            raise InvariantBroken(f"step {plan.step}: slot {slot} reads foreign KV (request {seat.client.id})", invariant=12)
+        if seat.computed < len(seat.tokens):
+            return NO_TOKEN_ID
+        token = draw(crc32(context), seat.client.seed, seat.index, seat.computed, VOCAB)
+        seat.tokens.append(token)
+        return token
