@@ -4,8 +4,8 @@
     push  -> "Hel" "lo "  ""      "你!"        a character comes out whole, with its last byte
     flush -> ""                               or U+FFFD where the output ends inside one
 
-All pushes and the flush together give exactly Tokenizer.decode of all ids, however they are cut. Each token costs its own
-bytes and at most three held-back ones, so a sequence of any length costs the same per token.
+All pushes and the flush together give exactly Tokenizer.decode of all ids, however they are cut. Each token costs its
+own bytes and at most three held-back ones, so a sequence of any length costs the same per token.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class _Reader:
     def _format_of(self, kind: int) -> str:
         code = _SCALARS.get(kind)
         if code is None:
-            raise InvalidConfig(f"{self._name}: metadata type {kind} at byte {self._at} is unknown (arrays of arrays too)")
+            raise InvalidConfig(f"{self._name}: the metadata type {kind} at byte {self._at} is not supported here")
         return code
 
     def _string(self) -> str:
@@ -93,7 +93,7 @@ class _Reader:
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
-            raise InvalidConfig(f"{self._name}: the string at byte {start} is not UTF-8; is the file damaged?") from None
+            raise InvalidConfig(f"{self._name}: the string at byte {start} is not UTF-8; is it damaged?") from None
 
     def _number(self, code: str) -> int | float | bool:
         size = struct.calcsize("<" + code)

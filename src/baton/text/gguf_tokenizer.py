@@ -147,7 +147,7 @@ def _sentencepiece_parts(metadata: Metadata) -> TokenizerParts:
     pieces, types = _vocabulary(metadata)
     scores = _many(metadata, "tokenizer.ggml.scores", float)
     if len(scores) != len(pieces):
-        raise InvalidConfig(f"the GGUF file has {len(pieces)} tokens and {len(scores)} scores: they must be as many")
+        raise InvalidConfig(f"the GGUF file has {len(pieces)} tokens and {len(scores)} scores: it is damaged")
     # Only these can be the result of a merge. A "<s>" or "<0x41>" typed by a user must not turn into that token.
     mergeable = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
     score_of: dict[str, float] = {}
@@ -191,7 +191,7 @@ def _vocabulary(metadata: Metadata) -> tuple[list[str], list[int]]:
         raise InvalidConfig("the GGUF file's tokenizer has no tokens (tokenizer.ggml.tokens)")
     types = _many(metadata, "tokenizer.ggml.token_type", int) or [int(TokenType.NORMAL)] * len(pieces)
     if len(types) != len(pieces):
-        raise InvalidConfig(f"the GGUF file has {len(pieces)} tokens and {len(types)} token types: they must be as many")
+        raise InvalidConfig(f"the GGUF file has {len(pieces)} tokens and {len(types)} token types: it is damaged")
     return pieces, types
 
 

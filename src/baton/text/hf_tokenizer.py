@@ -47,7 +47,7 @@ def tokenizer_parts_from_folder(folder: Path) -> TokenizerParts:
         token_bytes=_token_bytes(backend, style, special),
         special_ids=frozenset(special),
         prefix_ids=_overruled(prefix, settings.get("add_bos_token"), bos),
-        suffix_ids=_overruled(suffix, settings.get("add_eos_token"), eos),
+        suffix_ids=_overruled(suffix[::-1], settings.get("add_eos_token"), eos)[::-1],
         bos_id=bos,
         eos_ids=tuple(dict.fromkeys([*([] if eos is None else [eos]), *_eos_ids_of_generation(folder)])),
         strips_leading_space=style.strips_leading_space,
@@ -86,8 +86,8 @@ def _backend_of(folder: Path, settings: dict[str, Any]) -> Backend:
             backend.add_tokens([token])
         if backend.token_to_id(token.content) != token_id:
             raise InvalidConfig(
-                f"{folder}: tokenizer_config.json gives an added token the id {token_id}, "
-                f"and in tokenizer.json it has {backend.token_to_id(token.content)}: the two files do not belong together"
+                f"{folder}: tokenizer_config.json gives an added token the id {token_id}, and in tokenizer.json "
+                f"it has {backend.token_to_id(token.content)}: the two files do not belong together"
             )
     return backend
 
@@ -115,7 +115,10 @@ def _surroundings(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _overruled(ids: tuple[int, ...], wanted: object, token_id: int | None) -> tuple[int, ...]:
-    """add_bos_token and add_eos_token, where given, overrule the post-processor, as in transformers."""
+    """add_bos_token and add_eos_token, where given, overrule the post-processor, as in transformers.
+
+    The token goes to the outer end: first of a prefix, and (given and taken in reverse) last of a suffix.
+    """
     if wanted is False:
         return tuple(i for i in ids if i != token_id)
     if wanted is True and token_id is not None and token_id not in ids:

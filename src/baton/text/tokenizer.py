@@ -1,8 +1,8 @@
 """Text to token ids and back, the same for every kind of model file.
 
-Decoding is defined on bytes: the bytes of all tokens in a row, read as UTF-8, with U+FFFD for what is not UTF-8. That is
-what the Hugging Face libraries give for well-formed text, and unlike their byte fallback it can be done a token at a time
-with the same result (detokenizer.py).
+Decoding is defined on bytes: the bytes of all tokens in a row, read as UTF-8, with U+FFFD for what is not UTF-8. That
+is what the Hugging Face libraries give for well-formed text, and unlike their byte fallback it can be done a token at a
+time with the same result (detokenizer.py).
 """
 
 from __future__ import annotations
