@@ -29,10 +29,12 @@ CHATML = (
 "For a model without a template. Much used, but no model was asked whether it agrees."
 
 # A client that could set these would choose the template, or what the server puts into it.
-_RESERVED = frozenset(
-    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
-    + ("bos_token", "eos_token", "raise_exception", "strftime_now", "namespace", "dict", "range", "loop", "self")
-    + ("caller", "varargs", "kwargs", "cycler", "joiner")
+_RESERVED_BY_US = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
+)
+_RESERVED_BY_TEMPLATES = frozenset(
+    {"bos_token", "eos_token", "raise_exception", "strftime_now", "namespace", "dict", "range", "loop", "self"}
+    | {"caller", "varargs", "kwargs", "cycler", "joiner"}
 )
 _SHOWN_CHARS_MAX = 300
 # Put at the end of the message to go on with. The space shows whether the template trims the message.
@@ -173,7 +175,7 @@ class ChatTemplate:
         for key in extras:
             if not isinstance(key, str) or len(key) > 64 or not key.isidentifier() or key.startswith("_"):
                 raise CallerError("chat_template_kwargs: a key must be a plain name of at most 64 characters")
-            if key in _RESERVED:
+            if key in _RESERVED_BY_US | _RESERVED_BY_TEMPLATES:
                 raise CallerError(f"chat_template_kwargs may not set '{key}': the server sets it")
         return dict(extras)
 

@@ -23,9 +23,7 @@ class Detokenizer:
 
     __slots__ = ("_skip_special_tokens", "_strip_space", "_tokenizer", "_utf8")
 
-    def __init__(
-        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, at_text_start: bool = True
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, at_text_start: bool = True) -> None:
         """With at_text_start off the ids go on from a prompt, and a leading space is kept (see Tokenizer.decode)."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens

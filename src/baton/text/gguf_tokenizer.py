@@ -43,6 +43,7 @@ _LLAMA3_WORDS = (
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
+_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
 
 
@@ -72,9 +73,9 @@ def _qwen2_words() -> pre_tokenizers.PreTokenizer:
 
 
 def _default_words() -> pre_tokenizers.PreTokenizer:
-    """What llama.cpp does for files that name no other way."""
-    by_three = _split_at("[0-9][0-9][0-9]")
-    return pre_tokenizers.Sequence([_split_at(_PUNCTUATION), _byte_level(words=True), by_three])
+    """What llama.cpp does for files that name no other way: each cut is made inside the pieces of the one before."""
+    cuts = (_PUNCTUATION, _GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
+    return pre_tokenizers.Sequence([*(_split_at(cut) for cut in cuts), _byte_level(words=False)])
 
 
 _WORD_SPLITS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
