@@ -40,12 +40,12 @@ def smollm2(smollm2_gguf: Path) -> Tokenizer:
 
 
 def byte_level_backend() -> Backend:
-    """A byte-level BPE of 500 tokens, with two special tokens and an added one."""
+    """A byte-level BPE of 400 tokens, with two special tokens and an added one."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, special_tokens=["<|start|>", "<|end|>"])
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=["<|start|>", "<|end|>"])
     backend.train_from_iterator(CORPUS, trainer)
     backend.add_tokens([AddedToken("<tool é>", special=False, normalized=False)])
     backend.post_processor = processors.TemplateProcessing(
@@ -59,7 +59,7 @@ def sentencepiece_vocabulary() -> tuple[list[str], list[int], list[float]]:
     backend = Backend(models.BPE())
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), normalizers.Replace(" ", SPACE_MARK)])
     backend.pre_tokenizer = pre_tokenizers.Split(SPACE_MARK, behavior="merged_with_next")
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>", "<s>", "</s>"])
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>", "<s>", "</s>"])
     # Without CJK: those characters then need byte fallback.
     backend.train_from_iterator([line for line in CORPUS if "你" not in line], trainer)
     learnt = json.loads(backend.to_str())["model"]

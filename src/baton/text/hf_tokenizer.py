@@ -81,7 +81,7 @@ def _backend_of(folder: Path, settings: dict[str, Any]) -> Backend:
         raise InvalidConfig(f"{folder / 'tokenizer.json'}: the tokenizers library cannot read it: {error}") from error
     backend.no_truncation()  # limits are the front's business, with an error; never a silent cut
     backend.no_padding()
-    for token_id, token in sorted(_added_later(settings)):
+    for token_id, token in sorted(_added_later(settings), key=lambda entry: entry[0]):
         if backend.id_to_token(token_id) is None:
             backend.add_tokens([token])
         if backend.token_to_id(token.content) != token_id:
