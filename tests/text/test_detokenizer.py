@@ -72,7 +72,10 @@ def test_the_end_inside_a_character_is_one_replacement_character(byte_level):
 
 
 def test_a_special_token_in_the_middle_of_a_character(byte_level):
-    head, tail = byte_level.encode("😀", add_special_tokens=False)[:2], byte_level.encode("😀", add_special_tokens=False)[2:]
+    head, tail = (
+        byte_level.encode("😀", add_special_tokens=False)[:2],
+        byte_level.encode("😀", add_special_tokens=False)[2:],
+    )
     assert "".join(streamed(byte_level, [*head, 1, *tail], [])) == "😀"
     assert "<|end|>" in "".join(streamed(byte_level, [*head, 1, *tail], [], skip_special_tokens=False))
 

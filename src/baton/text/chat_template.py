@@ -7,16 +7,17 @@ Encode the prompt with add_special_tokens=False and parse_special=True: the temp
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from jinja2 import Template, TemplateSyntaxError, UndefinedError
+from jinja2 import Template, TemplateSyntaxError, UndefinedError, nodes
 from jinja2.exceptions import SecurityError
 
 from baton.errors import CallerError, InvalidConfig
-from baton.text.chat_messages import Message, plain_messages
+from baton.text.chat_messages import plain_messages
 from baton.text.clean import replace_lone_surrogates
 from baton.text.template_sandbox import BoundedEnvironment, Budget, OverBudget, RaisedByTemplate, run_within
 
@@ -57,10 +58,21 @@ class TemplateLimits:
     "Further values for the template."
     prompt_chars_max: int = 8 * 1024 * 1024
     "Characters of the prompt, and of any value the template makes on the way."
-    units_max: int = 2_000_000
-    "Work of the template (template_sandbox.py says what costs how much)."
+    units_max: int = 1_000_000
+    "Work of the template (template_sandbox.py says what costs how much): some seconds at most."
     template_chars_max: int = 1024 * 1024
     "Characters of the template itself."
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A template, and what may be told about it in an error: only what it says itself, never what the chat says."""
+
+    template: Template
+    literals: tuple[str, ...]
+    "Its string constants, the longest first."
+    names: frozenset[str]
+    "Words in its source."
 
 
 class ChatTemplate:
@@ -125,24 +137,27 @@ class ChatTemplate:
             "documents": self._checked_list(documents, "documents"),
             "add_generation_prompt": add_generation_prompt,
         }
-        prompt = self._rendered(template, values, chat)
+        prompt = self._rendered(template, values)
         return replace_lone_surrogates(_cut(prompt) if continue_final_message else prompt)
 
-    def _compiled(self, name: str, source: str) -> Template:
+    def _compiled(self, name: str, source: str) -> _Compiled:
         if len(source) > self._limits.template_chars_max:
             raise InvalidConfig(
                 f"the chat template '{name}' has {len(source)} characters and "
                 f"{self._limits.template_chars_max} are allowed"
             )
         try:
-            return self._environment.from_string(self._environment.bounded(source))
+            tree = self._environment.bounded(source)
+            constants = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+            literals = tuple(sorted(constants, key=len, reverse=True))
+            return _Compiled(self._environment.from_string(tree), literals, frozenset(re.findall(r"\w+", source)))
         except TemplateSyntaxError as error:
             where = f"line {error.lineno}: {error.message}"
             raise InvalidConfig(f"the chat template '{name}' is not valid jinja: {where}") from error
         except (OverBudget, RecursionError) as error:
             raise InvalidConfig(f"the chat template '{name}' cannot be compiled: {error}") from error
 
-    def _chosen(self, *, with_tools: bool) -> Template:
+    def _chosen(self, *, with_tools: bool) -> _Compiled:
         if not self._templates:
             raise CallerError(
                 "this model has no chat template: use the completions endpoint, or start the server with one"
@@ -179,16 +194,20 @@ class ChatTemplate:
                 raise CallerError(f"chat_template_kwargs may not set '{key}': the server sets it")
         return dict(extras)
 
-    def _rendered(self, template: Template, values: Mapping[str, Any], chat: Sequence[Message]) -> str:
+    def _rendered(self, chosen: _Compiled, values: Mapping[str, Any]) -> str:
         budget = Budget(self._limits.units_max, self._limits.prompt_chars_max)
         try:
-            return run_within(budget, lambda: "".join(self._within_size(template.generate(values))))
+            return run_within(budget, lambda: "".join(self._within_size(chosen.template.generate(values))))
         except OverBudget as error:
             raise TemplateFailed(f"the model's chat template was stopped: {error}") from None
         except RaisedByTemplate as error:
-            raise TemplateFailed(f"the model's chat template refuses this chat: {_shown(error, chat)}") from None
+            raise TemplateFailed(
+                f"the model's chat template refuses this chat: {_reason(error, chosen.literals)}"
+            ) from None
         except UndefinedError as error:
-            raise TemplateFailed(f"the model's chat template misses a value: {_shown(error, chat)}") from None
+            raise TemplateFailed(
+                f"the model's chat template misses a value: {_missing_name(error, chosen.names)}"
+            ) from None
         except SecurityError:
             raise TemplateFailed("the model's chat template tried something that templates may not do") from None
         except (RecursionError, MemoryError) as error:
@@ -213,13 +232,20 @@ def _cut(prompt: str) -> str:
     return prompt[:at] if kept_spaces else prompt[:at].rstrip()
 
 
-def _shown(error: Exception, chat: Sequence[Message]) -> str:
-    """The template's own words, unless they repeat what a message says."""
+def _reason(error: RaisedByTemplate, literals: Sequence[str]) -> str:
+    """What the template says, as far as it stands in the template: the rest may come from the chat and is left out."""
     words = str(error)
-    if len(words) > _SHOWN_CHARS_MAX:
-        return "(its message is too long to show)"
-    for message in chat:
-        content = str(message["content"]).strip()
-        if len(content) >= 4 and content in words:
-            return "(its message repeats the chat and is not shown)"
-    return words
+    for literal in literals:
+        if words == literal:
+            return words[:_SHOWN_CHARS_MAX]
+        if len(literal) >= 8 and words.startswith(literal):
+            return literal.rstrip()[:_SHOWN_CHARS_MAX] + " ..."
+    return "(its reason may repeat the chat and is not shown)"
+
+
+def _missing_name(error: UndefinedError, names: frozenset[str]) -> str:
+    """The name at the end of jinja2's "... is undefined" or "... has no attribute ...", if the template has it."""
+    for name in re.findall(r"'(\w{1,64})'", str(error))[::-1]:
+        if name in names:
+            return f"'{name}'"
+    return "(a name that is not in the template)"

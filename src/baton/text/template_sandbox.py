@@ -112,8 +112,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return tree
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if getattr(function, "__func__", None) is BoundedEnvironment.meter:
+            return function(*args)  # our own, and called in every round of a loop: no checks needed
         current_budget().spend(1)
-        owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+        method = getattr(function, "__wrapped__", function)  # jinja2 wraps str.format
+        owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
         if isinstance(owner, str | bytes | int):
             _check_growth(name, _PADDING_METHODS, (owner, *args), kwargs)
         return super().call(context, function, *args, **kwargs)
