@@ -55,7 +55,7 @@ def byte_level_backend() -> Backend:
 
 
 def sentencepiece_vocabulary() -> tuple[list[str], list[int], list[float]]:
-    """Pieces, types and scores as in a Llama 2 GGUF: control tokens, 256 bytes, then pieces, the best one first."""
+    """Pieces, types and scores as in a Llama 2 GGUF: control tokens, 256 bytes, then pieces."""
     backend = Backend(models.BPE())
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), normalizers.Replace(" ", SPACE_MARK)])
     backend.pre_tokenizer = pre_tokenizers.Split(SPACE_MARK, behavior="merged_with_next")
@@ -65,9 +65,12 @@ def sentencepiece_vocabulary() -> tuple[list[str], list[int], list[float]]:
     learnt = json.loads(backend.to_str())["model"]
     merged = ["".join(pair) for pair in learnt["merges"]]
     chars = sorted(piece for piece in learnt["vocab"] if len(piece) == 1)
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *merged, *chars, "<tool>"]
-    types = [2, 3, 3, *[6] * 256, *[1] * (len(merged) + len(chars)), 4]
-    scores = [0.0] * 259 + [-float(rank) for rank in range(len(merged) + len(chars))] + [0.0]
+    scored = {piece: -float(rank) for rank, piece in enumerate([*merged, *chars])}
+    # The best pieces are not first, so that order and score differ; and "<" + "s>" could make the control token "<s>".
+    normal = {"<": -900.0, ">": -901.0, "s>": -902.0} | dict(sorted(scored.items()))
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *normal, "<tool>"]
+    types = [2, 3, 3, *[6] * 256, *[1] * len(normal), 4]
+    scores = [0.0] * 259 + list(normal.values()) + [0.0]
     return pieces, types, scores
 
 

@@ -9,7 +9,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from baton.errors import InvalidConfig
@@ -109,6 +109,12 @@ def test_the_same_model_as_folder_and_as_gguf(byte_level, byte_level_folder):
             assert from_gguf.encode(text, parse_special=parse) == byte_level.encode(text, parse_special=parse)
 
 
+def test_llama3_takes_a_whole_word_where_no_merges_lead_to_it():
+    bare = {"model": "gpt2", "tokens": ["a", "b", "c", "ab", "abc"], "merges": ["a b"]}
+    assert built({}, pre="llama-bpe", **bare).encode("abc") == [4]
+    assert built({}, pre="gpt-2", **bare).encode("abc") == [3, 2]
+
+
 # --- SentencePiece ----------------------------------------------------------------------------------------------------
 
 
@@ -129,6 +135,9 @@ def naive_sentencepiece(text: str, pieces: list[str], types: list[int], scores: 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=200)
 @given(text=st.text(st.one_of(st.sampled_from("the and dog\n()漢😀"), st.characters(codec="utf-8")), max_size=40))
+@example(text="The quick brown fox jumps over the lazy dog. It's 12 o'clock, and we've 3.14 apples!")
+@example(text="def f(x):\n    return x ** 2  # square\n\n\nclass A:\n\tpass\n")
+@example(text="the then there these those  and   and    and")
 def test_sentencepiece_equals_a_naive_one(sentencepiece, sentencepiece_metadata, text):
     keys = ("tokens", "token_type", "scores")
     expected = naive_sentencepiece(text, *(sentencepiece_metadata[f"tokenizer.ggml.{key}"] for key in keys))
@@ -139,6 +148,7 @@ def test_sentencepiece_control_tokens(sentencepiece):
     assert sentencepiece.encode("the")[0] == 1
     assert sentencepiece.encode("</s>", add_special_tokens=False, parse_special=True) == [2]
     assert 2 not in sentencepiece.encode("</s>", add_special_tokens=False)
+    assert 1 not in sentencepiece.encode("a<s>", add_special_tokens=False)
     assert 3 + 0x41 not in sentencepiece.encode("<0x41>", add_special_tokens=False)
     assert sentencepiece.decode(sentencepiece.encode("<0x41>")) == "<0x41>"
 

@@ -69,6 +69,12 @@ def test_is_stopped(name):
     assert len(str(caught.value)) < 300
 
 
+def test_output_that_is_kept_inside_the_template_counts_too():
+    source = "{% set x %}{% for a in range(99999) %}{{ messages[0].content }}{% endfor %}{% endset %}"
+    with pytest.raises(TemplateFailed, match="too much work"):
+        ChatTemplate(source, limits=FAST).render([{"role": "user", "content": "x" * 100_000}])
+
+
 def test_a_budget_is_for_one_rendering():
     template = ChatTemplate("{% for a in range(1000) %}{% endfor %}ok", limits=TemplateLimits(units_max=3000))
     for _ in range(10):

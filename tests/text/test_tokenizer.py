@@ -44,8 +44,10 @@ def test_decode_undoes_encode(tokenizer, text):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(text=st.text(st.characters(codec="utf-8"), max_size=60))
 def test_decode_undoes_encode_for_any_text(byte_level, sentencepiece, text):
-    for tokenizer in (byte_level, sentencepiece):
-        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+    assert byte_level.decode(byte_level.encode(text, add_special_tokens=False)) == text
+    # U+2581 is how SentencePiece writes a space: a text that has it comes back with a space, with any library.
+    expected = text.replace("\u2581", " ")
+    assert sentencepiece.decode(sentencepiece.encode(text, add_special_tokens=False)) == expected
 
 
 def test_smollm2_has_no_token_for_some_bytes(smollm2):
