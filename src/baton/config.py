@@ -104,3 +104,115 @@ class InstanceConfig:
     queue: QueueConfig = field(default_factory=QueueConfig)
     fingerprint: bytes = b""
     "Root of every block key: Fingerprint.digest() of what is served (core/kv/block_hash.py)."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerConfig:
+    """What the worker process is told."""
+
+    model: str = "smollm2"
+    "A folder, a .gguf file, a Hugging Face id, or an alias."
+    dtype: Literal["float32"] = "float32"
+    "Arithmetic and KV cache."
+    quantization: Literal["none"] = "none"
+    "none: weights are dequantised when they are loaded, which is the exact mode."
+    threads: int = 0
+    "Compute threads. 0: one a core."
+    context_tokens_max: int | None = None
+    "Longest sequence, prompt and output. None: what the model was made for."
+    blocks: int | None = None
+    "KV blocks. None: as many as kv_memory_gib holds."
+    kv_memory_gib: float = 2.0
+    "Memory for the KV pool, where the number of blocks is not given."
+    block_size: int = 16
+    slots: int = 64
+    epoch: int = 1
+    "Which life of the worker this is; the engine counts."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """What the engine process is told."""
+
+    instance: InstanceConfig = field(default_factory=InstanceConfig)
+    worker: WorkerConfig = field(default_factory=WorkerConfig)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeConfig:
+    """Everything `baton serve` can be told. Each field is a flag, a YAML key and a line of GET /config."""
+
+    model: str = "smollm2"
+    "A folder, a .gguf file, a Hugging Face id, or an alias (baton models lists them)."
+    served_model_name: str | None = None
+    "The name clients use. None: the model's own."
+    host: str = "127.0.0.1"
+    "Address to listen on. 0.0.0.0 for all: then set an api_key."
+    port: int = 8000
+    api_key: tuple[str, ...] = ()
+    "Clients must send one of these as a bearer token, on every route but health."
+    chat_template: str | None = None
+    "File with a chat template (jinja) to use in place of the model's own."
+    dtype: Literal["float32"] = "float32"
+    quantization: Literal["none"] = "none"
+    threads: int = 0
+    "Compute threads. 0: one a core."
+    context_tokens_max: int | None = None
+    "Longest sequence, prompt and output. None: what the model was made for."
+    kv_blocks: int | None = None
+    "KV blocks. None: as many as kv_memory_gib holds."
+    kv_memory_gib: float = 2.0
+    "Memory for the KV pool, where kv_blocks is not given."
+    block_size: int = 16
+    "Tokens a KV block holds."
+    prefix_caching: bool = True
+    "Share computed blocks between requests."
+    eviction: Literal["lru", "lfu"] = "lru"
+    "Which unreferenced cached block goes first."
+    slots: int = 64
+    "Sequences that may run at once."
+    tokens_per_step: int = 512
+    "Upper bound of tokens, prompt and decode together, in one step."
+    chunk_tokens_max: int | None = None
+    "Upper bound of prompt tokens of one sequence in one step."
+    steps_in_flight: int = 2
+    "Plans handed to the worker before the oldest result is in."
+    order: Literal["priority", "arrival"] = "priority"
+    "Line order."
+    queue_requests_max: int = 1024
+    "Sequences that may wait; over it clients get 429."
+    queue_tokens_max: int = 1_000_000
+    "Prompt tokens that may wait; over it clients get 429."
+    step_seconds_max: float = 60.0
+    "A step without a result for this long means that the worker is lost."
+    drain_seconds_max: float = 30.0
+    "How long running requests may take to finish after Ctrl-C."
+    start_seconds_max: float = 600.0
+    "How long the start may take, a download of the model included."
+
+    def engine(self) -> EngineConfig:
+        worker = WorkerConfig(
+            model=self.model,
+            dtype=self.dtype,
+            quantization=self.quantization,
+            threads=self.threads,
+            context_tokens_max=self.context_tokens_max,
+            blocks=self.kv_blocks,
+            kv_memory_gib=self.kv_memory_gib,
+            block_size=self.block_size,
+            slots=self.slots,
+        )
+        instance = InstanceConfig(
+            kv=KVConfig(block_size=self.block_size, prefix_caching=self.prefix_caching, eviction=self.eviction),
+            scheduler=SchedulerConfig(
+                slots=self.slots,
+                tokens_per_step=max(self.tokens_per_step, self.slots),
+                chunk_tokens_max=self.chunk_tokens_max,
+                steps_in_flight=self.steps_in_flight,
+                order=self.order,
+                step_seconds_max=self.step_seconds_max,
+                worker_start_seconds_max=self.start_seconds_max,
+            ),
+            queue=QueueConfig(requests_max=self.queue_requests_max, tokens_max=self.queue_tokens_max),
+        )
+        return EngineConfig(instance=instance, worker=worker)

@@ -7,38 +7,15 @@ from enum import StrEnum
 from msgspec import Struct
 
 from baton.protocol.ids import RequestId, WorkerEpoch
-from baton.protocol.request import FinishReason, Refused
-from baton.protocol.step import RowLogprobs, StepPlan
+from baton.protocol.output import Emit
+from baton.protocol.request import Refused
+from baton.protocol.step import StepPlan
 
 
 class RunStep(Struct, frozen=True):
     """Hand the plan to the worker. Plans go out in the order of their numbers."""
 
     plan: StepPlan
-
-
-class Ended(Struct, frozen=True):
-    """The one end of one sequence, with its usage."""
-
-    request: RequestId
-    index: int
-    reason: FinishReason
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    preemptions: int
-    detail: str = ""
-    "For an error: what happened, fit for the client."
-
-
-class Emit(Struct, frozen=True):
-    """Everything clients are told by one event: tokens, what the model thought of them, then ends."""
-
-    tokens: list[tuple[RequestId, int, int]]
-    "(request, sequence index, token id), in order."
-    ended: list[Ended]
-    logprobs: list[tuple[RequestId, int, RowLogprobs]] = []
-    "Of the tokens above, or of prompts; only for requests that asked."
 
 
 class Refuse(Struct, frozen=True):

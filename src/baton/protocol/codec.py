@@ -15,14 +15,48 @@ from typing import Final
 import msgspec
 
 from baton.errors import ProtocolError
+from baton.protocol.control import (
+    AbortRequest,
+    InstanceReady,
+    InstanceStats,
+    LoadProgress,
+    ModeReport,
+    PauseInstance,
+    Ping,
+    Pong,
+    RefusedRequest,
+    ResumeInstance,
+    StartFailed,
+    WorkerHello,
+)
 from baton.protocol.moves import BlockMove, MoveResult
+from baton.protocol.output import Emit
 from baton.protocol.request import GenerateRequest
 from baton.protocol.step import StepPlan, StepResult
 
 VERSION: Final = 1
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 
-Message = GenerateRequest | StepPlan | StepResult | BlockMove | MoveResult
+Message = (
+    GenerateRequest
+    | StepPlan
+    | StepResult
+    | BlockMove
+    | MoveResult
+    | Emit
+    | AbortRequest
+    | RefusedRequest
+    | Ping
+    | Pong
+    | PauseInstance
+    | ResumeInstance
+    | ModeReport
+    | LoadProgress
+    | WorkerHello
+    | InstanceReady
+    | StartFailed
+    | InstanceStats
+)
 
 _KINDS: Final[dict[int, type[Message]]] = {
     1: GenerateRequest,
@@ -30,11 +64,25 @@ _KINDS: Final[dict[int, type[Message]]] = {
     3: StepResult,
     4: BlockMove,
     5: MoveResult,
+    6: Emit,
+    7: AbortRequest,
+    8: RefusedRequest,
+    9: Ping,
+    10: Pong,
+    11: PauseInstance,
+    12: ResumeInstance,
+    13: ModeReport,
+    14: LoadProgress,
+    15: WorkerHello,
+    16: InstanceReady,
+    17: StartFailed,
+    18: InstanceStats,
 }
 _KIND_OF: Final = {message: kind for kind, message in _KINDS.items()}
 _DECODERS: Final = {kind: msgspec.msgpack.Decoder(message) for kind, message in _KINDS.items()}
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _HEADER: Final = struct.Struct("!2sBBI")
+HEADER_BYTES: Final = _HEADER.size
 _MAGIC: Final = b"BT"
 
 
@@ -69,16 +117,31 @@ def encode(message: Message) -> bytes:
     return _HEADER.pack(_MAGIC, VERSION, _KIND_OF[type(message)], len(body)) + body
 
 
-def decode(frame: bytes) -> Message:
-    if len(frame) < _HEADER.size:
-        raise TruncatedFrame(f"{len(frame)} bytes; a header has {_HEADER.size}")
-    magic, version, kind, length = _HEADER.unpack_from(frame)
+def body_length(header: bytes) -> int:
+    """Bytes that follow a header on a stream. Refuses what `decode` would refuse, before anything is read or allocated."""
+    if len(header) < _HEADER.size:
+        raise TruncatedFrame(f"{len(header)} bytes; a header has {_HEADER.size}")
+    magic, version, _, length = _HEADER.unpack_from(header)
+    _check_header(magic, version, length)
+    return int(length)
+
+
+def _check_header(magic: bytes, version: int, length: int) -> None:
     if magic != _MAGIC:
         raise NotAFrame("the frame does not begin with our magic")
     if version != VERSION:
         raise WrongVersion(f"the peer speaks version {version}, we speak {VERSION}")
-    if length > FRAME_BYTES_MAX or len(frame) > _HEADER.size + length:
-        raise OversizedFrame(f"{max(length, len(frame) - _HEADER.size)} body bytes, {min(length, FRAME_BYTES_MAX)} allowed")
+    if length > FRAME_BYTES_MAX:
+        raise OversizedFrame(f"{length} body bytes, {FRAME_BYTES_MAX} allowed")
+
+
+def decode(frame: bytes) -> Message:
+    if len(frame) < _HEADER.size:
+        raise TruncatedFrame(f"{len(frame)} bytes; a header has {_HEADER.size}")
+    magic, version, kind, length = _HEADER.unpack_from(frame)
+    _check_header(magic, version, length)
+    if len(frame) > _HEADER.size + length:
+        raise OversizedFrame(f"{len(frame) - _HEADER.size} body bytes, {length} promised")
     if len(frame) < _HEADER.size + length:
         raise TruncatedFrame(f"{len(frame) - _HEADER.size} body bytes of {length}")
     decoder = _DECODERS.get(kind)

@@ -6,11 +6,12 @@ output of every request, and a shadow of who owns which block. Numbers are those
 
 from __future__ import annotations
 
-from baton.core.effects import Emit, Ended, Mode, Refuse
+from baton.core.effects import Mode, Refuse
 from baton.core.engine.instance import Instance
 from baton.core.engine.request import ON_WORKER, Phase, Sequence
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId, RequestId
+from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason, GenerateRequest
 from baton.protocol.step import NewSequence, StepPlan
 from baton.sim.scenario import VOCAB, Client, Scenario

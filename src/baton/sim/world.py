@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from baton.core.effects import Effect, Emit, ModeChanged, Refuse, RestartWorker, RunStep
+from baton.core.effects import Effect, ModeChanged, Refuse, RestartWorker, RunStep
 from baton.core.engine.instance import Instance
 from baton.core.events import (
     Abort,
@@ -32,6 +32,7 @@ from baton.core.events import (
 )
 from baton.errors import InvariantBroken
 from baton.protocol.ids import Instant, RequestId, WorkerEpoch
+from baton.protocol.output import Emit
 from baton.protocol.step import StepPlan, StepResult
 from baton.sim.scenario import Nudge, Scenario, StepFault
 from baton.sim.watch import Trip, Watch

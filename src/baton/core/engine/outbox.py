@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from baton.core.effects import Emit, Ended
 from baton.core.engine.request import Sequence
 from baton.protocol.ids import RequestId
+from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason
 from baton.protocol.step import RowLogprobs
 

@@ -1,0 +1,106 @@
+"""Everything else that crosses a process boundary of one instance: front <-> engine <-> worker."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from baton.protocol.ids import RequestId, WorkerEpoch
+from baton.protocol.request import FinishReason, Refused
+
+
+class AbortRequest(Struct, frozen=True, array_like=True):
+    """The client is gone, or the front has seen a stop string. One of the n sequences, or all."""
+
+    request: RequestId
+    index: int | None = None
+    reason: FinishReason = FinishReason.ABORT
+
+
+class RefusedRequest(Struct, frozen=True, array_like=True):
+    request: RequestId
+    refused: Refused
+
+
+class Ping(Struct, frozen=True, array_like=True):
+    """Goes from the front through the engine into the worker's step loop, behind the plans that are queued there."""
+
+    number: int
+
+
+class Pong(Struct, frozen=True, array_like=True):
+    number: int
+
+
+class PauseInstance(Struct, frozen=True, array_like=True):
+    drain_seconds_max: float | None = None
+
+
+class ResumeInstance(Struct, frozen=True, array_like=True):
+    """Take requests again."""
+
+
+class ModeReport(Struct, frozen=True, array_like=True):
+    """The instance is serving, draining or paused from now on."""
+
+    mode: str
+
+
+class LoadProgress(Struct, frozen=True, array_like=True):
+    """The worker is loading its model."""
+
+    done: int
+    total: int
+
+
+class WorkerHello(Struct, frozen=True, array_like=True):
+    """The worker has its model and its pool, and takes plans from now on."""
+
+    epoch: WorkerEpoch
+    blocks: int
+    block_size: int
+    vocab_size: int
+    "Width of the head: every token id is below it."
+    context_tokens: int
+    pool_kept: bool = False
+
+
+class InstanceReady(Struct, frozen=True, array_like=True):
+    """The engine takes requests. Sent once, before anything else but LoadProgress."""
+
+    blocks: int
+    block_size: int
+    slots: int
+    vocab_size: int
+    context_tokens: int
+
+
+class StartFailed(Struct, frozen=True, array_like=True):
+    """The instance cannot start; the message says what is wrong and what to do."""
+
+    message: str
+
+
+class InstanceStats(Struct, frozen=True):
+    """A snapshot of the numbers worth telling (core/engine/stats.py), and of what is held now."""
+
+    running: int = 0
+    waiting: int = 0
+    preempting: int = 0
+    blocks_total: int = 0
+    blocks_free: int = 0
+    blocks_cached: int = 0
+    blocks_held: int = 0
+    slots_taken: int = 0
+    requests_open: int = 0
+    steps_in_flight: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    folded_blocks: int = 0
+    evicted_blocks: int = 0
+    worker_losses: int = 0
+    ended: dict[str, int] = {}
+    refused: dict[str, int] = {}
+    mode: str = "serving"

@@ -1,0 +1,86 @@
+"""The front process: HTTP, tokenizer and chat template on one side, the engine's channel on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from baton.api.app import make_app
+from baton.config import ServeConfig
+from baton.errors import EngineError, InvalidConfig
+from baton.models.names import resolve
+from baton.protocol.control import InstanceReady, StartFailed
+from baton.runtime.channel import Channel
+from baton.runtime.children import begin_child
+from baton.runtime.client import ChannelClient
+from baton.runtime.served import served_model
+from baton.text.loading import load_model_text
+
+
+def listen(config: ServeConfig) -> socket.socket:
+    """Bind before the model is loaded: a port that is taken should be said at once."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((config.host, config.port))
+    except OSError as error:
+        sock.close()
+        raise InvalidConfig(f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another --port") from None
+    return sock
+
+
+async def serve(config: ServeConfig, sockets: list[socket.socket]) -> None:
+    engine_channel, supervisor = [await Channel.open(sock) for sock in sockets]
+    client = ChannelClient(engine_channel)
+    reading = asyncio.create_task(client.read())
+    try:
+        sock = listen(config)
+        template = Path(config.chat_template).read_text() if config.chat_template else None
+        text = await asyncio.to_thread(lambda: load_model_text(resolve(config.model), chat_template=template))
+        ready = await asyncio.wait_for(client.ready, config.start_seconds_max)
+    except (EngineError, OSError, TimeoutError) as error:
+        supervisor.send(StartFailed(str(error)))
+        await asyncio.sleep(0.05)  # let it out before the process ends
+        sys.exit(1)
+    server = uvicorn.Server(_uvicorn_config(config, client, text, ready))
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    supervisor.send(ready)
+    await asyncio.wait(
+        [serving, reading, asyncio.create_task(stop.wait())], return_when=asyncio.FIRST_COMPLETED
+    )
+    server.should_exit = True
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(serving, config.drain_seconds_max + 5.0)
+    engine_channel.close()
+
+
+def _uvicorn_config(config: ServeConfig, client: ChannelClient, text: object, ready: InstanceReady) -> uvicorn.Config:
+    app = make_app(*served_model(config, client, text, ready))
+    return uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=max(1, round(config.drain_seconds_max)),
+        h11_max_incomplete_event_size=64 * 1024,
+        server_header=False,
+    )
+
+
+def main() -> None:
+    config, sockets = begin_child(ServeConfig)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asyncio.run(serve(config, sockets))
+
+
+if __name__ == "__main__":
+    main()

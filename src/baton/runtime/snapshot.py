@@ -1,0 +1,33 @@
+"""The instance's numbers, as one message."""
+
+from __future__ import annotations
+
+from baton.core.engine.instance import Instance
+from baton.protocol.control import InstanceStats
+
+
+def snapshot(instance: Instance) -> InstanceStats:
+    scheduler, stats, pool = instance.scheduler, instance.stats, instance.scheduler.cache.pool
+    return InstanceStats(
+        running=len(scheduler.running),
+        waiting=len(scheduler.waiting),
+        preempting=len(scheduler.preempting),
+        blocks_total=pool.total,
+        blocks_free=pool.free,
+        blocks_cached=pool.idle,
+        blocks_held=pool.total - pool.free - pool.idle,
+        slots_taken=scheduler.seats.taken,
+        requests_open=len(instance.groups),
+        steps_in_flight=len(instance.in_flight),
+        steps=stats.steps,
+        prompt_tokens=stats.prompt_tokens,
+        cached_tokens=stats.cached_tokens,
+        output_tokens=stats.output_tokens,
+        preemptions=stats.preemptions,
+        folded_blocks=stats.folded_blocks,
+        evicted_blocks=scheduler.cache.evicted,
+        worker_losses=stats.worker_losses,
+        ended={reason.value: count for reason, count in stats.ended.items()},
+        refused=dict(stats.refused),
+        mode=instance.mode.value,
+    )

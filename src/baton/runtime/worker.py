@@ -1,0 +1,63 @@
+"""The worker process: plans in, results out, one after the other, until the engine closes the channel.
+
+Whatever goes wrong in here ends the process: the engine sees the end of the channel at once, and the core takes it from there.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from baton.config import WorkerConfig
+from baton.errors import EngineError
+from baton.protocol.control import LoadProgress, Ping, Pong, StartFailed, WorkerHello
+from baton.protocol.ids import WorkerEpoch
+from baton.protocol.step import StepPlan
+from baton.runtime.channel import BlockingChannel
+from baton.runtime.children import begin_child
+
+
+class _Progress:
+    """Tells the engine in steps of about a hundredth."""
+
+    def __init__(self, channel: BlockingChannel) -> None:
+        self._channel = channel
+        self._told = -1
+
+    def __call__(self, done: int, total: int) -> None:
+        share = 100 * done // max(total, 1)
+        if share != self._told:
+            self._told = share
+            self._channel.send(LoadProgress(done, total))
+
+
+def serve(config: WorkerConfig, channel: BlockingChannel) -> None:
+    from baton.worker.build import build_runner
+
+    runner = build_runner(config, progress=_Progress(channel))
+    model = runner.model.config
+    channel.send(
+        WorkerHello(
+            WorkerEpoch(config.epoch), runner.blocks, runner.block_size, model.vocab_size, config.context_tokens_max or model.context
+        )
+    )
+    while (message := channel.receive()) is not None:
+        if type(message) is StepPlan:
+            channel.send(runner.execute(message))
+        elif type(message) is Ping:
+            channel.send(Pong(message.number))
+
+
+def main() -> None:
+    config, (sock,) = begin_child(WorkerConfig)
+    channel = BlockingChannel(sock)
+    try:
+        serve(config, channel)
+    except EngineError as error:
+        channel.send(StartFailed(str(error)))
+        sys.exit(1)
+    except (BrokenPipeError, ConnectionResetError):
+        sys.exit(0)  # the engine is gone
+
+
+if __name__ == "__main__":
+    main()
