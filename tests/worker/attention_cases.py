@@ -1,4 +1,4 @@
-"""Random steps for attention: sequences of any length and context in shuffled blocks, with junk wherever nothing was computed."""
+"""Random steps for attention: sequences of any length in shuffled blocks, with junk wherever nothing was computed."""
 
 from __future__ import annotations
 
@@ -64,9 +64,7 @@ class History:
     def spans(self, parts: list[tuple[int, int, int]]) -> Spans:
         """`parts`: (sequence, tokens before this step, tokens in this step)."""
         starts = np.cumsum([0, *(count for _, _, count in parts)]).astype(np.int64)
-        return Spans(
-            self.tables, np.array([p[0] for p in parts], np.int64), starts, np.array([p[1] for p in parts], np.int64)
-        )
+        return Spans(self.tables, np.array([p[0] for p in parts], np.int64), starts, np.array([p[1] for p in parts], np.int64))
 
     def rows(self, parts: list[tuple[int, int, int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As the model hands them over: queries and keys are views with gaps."""

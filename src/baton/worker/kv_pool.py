@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from baton.errors import InvalidConfig, InvariantBroken, ProtocolError
@@ -53,9 +54,7 @@ class KVLayout:
 
     @classmethod
     def of(cls, config: ModelConfig, block_size: int, dtype: torch.dtype) -> KVLayout:
-        return cls(
-            layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim, block_size=block_size, dtype=dtype
-        )
+        return cls(layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim, block_size=block_size, dtype=dtype)
 
     @property
     def half(self) -> int:
@@ -78,6 +77,16 @@ class KVLayout:
         return sha256(f"{MAGIC.decode()} block layer k(head,dim,token) v(head,token,dim) {words}".encode()).digest()
 
 
+class PoolHandle(Struct, frozen=True, array_like=True):
+    """How another process of the same user finds the pool, while the one that says this lives."""
+
+    pid: int
+    fd: int
+    blocks: int
+    fingerprint: bytes
+    incarnation: bytes
+
+
 class KVPool:
     """Made by exactly one process (`create`), seen by others (`attach`)."""
 
@@ -94,9 +103,9 @@ class KVPool:
         by_part = numbers.view(blocks, layout.layers, 2, layout.half)
         self.data = numbers.view(blocks, layout.block_numbers)
         "[block, everything]: what movers copy."
-        self.keys = by_part[:, :, 0].unflatten(-1, (layout.kv_heads, layout.head_dim, layout.block_size))
+        self.keys = by_part[:, :, 0].view(blocks, layout.layers, layout.kv_heads, layout.head_dim, layout.block_size)
         "[block, layer, kv_head, head_dim, token]."
-        self.values = by_part[:, :, 1].unflatten(-1, (layout.kv_heads, layout.block_size, layout.head_dim))
+        self.values = by_part[:, :, 1].view(blocks, layout.layers, layout.kv_heads, layout.block_size, layout.head_dim)
         "[block, layer, kv_head, token, head_dim]."
 
     @classmethod
@@ -124,6 +133,26 @@ class KVPool:
         if os.fstat(fd).st_size != layout.nbytes(blocks):
             raise ProtocolError(f"the KV pool says {blocks} blocks and has {os.fstat(fd).st_size} bytes")
         return cls(layout, blocks, fd, incarnation)
+
+    def handle(self) -> PoolHandle:
+        return PoolHandle(os.getpid(), self.fd, self.blocks, self.layout.fingerprint(), self.incarnation)
+
+    @classmethod
+    def attach_handle(cls, handle: PoolHandle, layout: KVLayout) -> KVPool:
+        """Like `attach`, without having been passed the descriptor. Process numbers are reused, incarnations are not."""
+        try:
+            fd = os.open(f"/proc/{handle.pid}/fd/{handle.fd}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise ProtocolError(f"the KV pool of process {handle.pid} cannot be opened: {error.strerror}") from error
+        try:
+            pool = cls.attach(fd, layout)
+        except BaseException:
+            os.close(fd)
+            raise
+        if pool.incarnation != handle.incarnation:
+            pool.close()
+            raise ProtocolError(f"process {handle.pid} has another KV pool than the one announced")
+        return pool
 
     def close(self) -> None:
         """Unmap and forget the descriptor. Tensors made of the pool must be gone: their memory would be."""

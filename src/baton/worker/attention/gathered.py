@@ -33,7 +33,11 @@ class _Step:
         self.spans = [
             (begin, end, context, torch.from_numpy(spans.tables[slot, : -(-(context + end - begin) // self.size)]).long())
             for slot, begin, end, context in zip(
-                spans.slots.tolist(), spans.starts[:-1].tolist(), spans.starts[1:].tolist(), spans.contexts.tolist(), strict=True
+                spans.slots.tolist(),
+                spans.starts[:-1].tolist(),
+                spans.starts[1:].tolist(),
+                spans.contexts.tolist(),
+                strict=True,
             )
         ]
 
@@ -56,7 +60,9 @@ class _Step:
         # [blocks, kv_head, head_dim, token] -> [kv_head, head_dim, tokens]; values likewise with the last two swapped.
         keys = self.pool.keys[table, layer].permute(1, 2, 0, 3).flatten(2)[:, :, :total]
         values = self.pool.values[table, layer].permute(1, 0, 2, 3).flatten(1, 2)[:, :total]
-        grouped = q.unflatten(1, (config.kv_heads, -1)).permute(1, 2, 0, 3)  # [kv_head, head of group, row, head_dim]
+        grouped = q.reshape(rows, config.kv_heads, -1, config.head_dim).permute(
+            1, 2, 0, 3
+        )  # [kv_head, head of group, row, head_dim]
         scores = (grouped @ keys[:, None]).float() * config.attention_scale
         seen = torch.arange(total)
         at = torch.arange(context, total)[:, None]

@@ -71,9 +71,7 @@ class NativeAttention:
     @staticmethod
     def suits(config: ModelConfig, pool: KVPool) -> bool:
         layout = pool.layout
-        return (
-            layout.dtype == torch.float32 and layout.head_dim <= HEAD_DIM_MAX and layout.block_size <= BLOCK_SIZE_MAX
-        )
+        return layout.dtype == torch.float32 and layout.head_dim <= HEAD_DIM_MAX and layout.block_size <= BLOCK_SIZE_MAX
 
     def begin(self, spans: Spans) -> AttentionContext:
         return _StepAttention(self, spans)
