@@ -1,0 +1,74 @@
+"""Attention in plain torch: copy a sequence's blocks together, then the textbook formula. The oracle, and the last resort.
+
+Only what was computed is copied: the rest of a block may hold anything, not-a-number included, and zero times that is not zero.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.models.config import ModelConfig
+from baton.models.layers.attention import AttentionContext
+from baton.worker.attention.base import Spans
+from baton.worker.kv_pool import KVPool
+
+
+class GatheredAttention:
+    name = "gathered"
+
+    def __init__(self, config: ModelConfig, pool: KVPool) -> None:
+        self.config = config
+        self.pool = pool
+
+    def begin(self, spans: Spans) -> AttentionContext:
+        return _Step(self.config, self.pool, spans)
+
+
+class _Step:
+    def __init__(self, config: ModelConfig, pool: KVPool, spans: Spans) -> None:
+        self.config = config
+        self.pool = pool
+        self.size = pool.layout.block_size
+        self.spans = [
+            (begin, end, context, torch.from_numpy(spans.tables[slot, : -(-(context + end - begin) // self.size)]).long())
+            for slot, begin, end, context in zip(
+                spans.slots.tolist(),
+                spans.starts[:-1].tolist(),
+                spans.starts[1:].tolist(),
+                spans.contexts.tolist(),
+                strict=True,
+            )
+        ]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
+        out = torch.empty(q.shape[0], self.config.q_size, dtype=q.dtype)
+        for begin, end, context, table in self.spans:
+            self._store(layer, k[begin:end], v[begin:end], context, table)
+            out[begin:end] = self._attend(layer, q[begin:end], context, table)
+        return out
+
+    def _store(self, layer: int, k: Tensor, v: Tensor, context: int, table: Tensor) -> None:
+        position = torch.arange(context, context + k.shape[0])
+        blocks, places = table[position // self.size], position % self.size
+        self.pool.keys[blocks, layer, :, :, places] = k
+        self.pool.values[blocks, layer, :, places] = v
+
+    def _attend(self, layer: int, q: Tensor, context: int, table: Tensor) -> Tensor:
+        config, rows = self.config, q.shape[0]
+        total = context + rows
+        # [blocks, kv_head, head_dim, token] -> [kv_head, head_dim, tokens]; values likewise with the last two swapped.
+        keys = self.pool.keys[table, layer].permute(1, 2, 0, 3).flatten(2)[:, :, :total]
+        values = self.pool.values[table, layer].permute(1, 0, 2, 3).flatten(1, 2)[:, :total]
+        grouped = q.reshape(rows, config.kv_heads, -1, config.head_dim).permute(
+            1, 2, 0, 3
+        )  # [kv_head, head of group, row, head_dim]
+        scores = (grouped @ keys[:, None]).float() * config.attention_scale
+        seen = torch.arange(total)
+        at = torch.arange(context, total)[:, None]
+        hidden = seen > at
+        window = config.window(layer)
+        if window is not None:
+            hidden |= seen <= at - window
+        shares = scores.masked_fill_(hidden, float("-inf")).softmax(-1).to(q.dtype)
+        return (shares @ values[:, None]).permute(2, 0, 1, 3).flatten(1)

@@ -1,0 +1,198 @@
+"""The paged KV pool: one region of shared memory that any process can attach, and that dies with the last that has it.
+
+    byte 0        4096                                                                       nbytes
+    | header      | block 0              | block 1              | ...                        |
+    |             /                       \\
+                 | layer 0                 | layer 1                 | ...
+                 /                          \\
+                | keys                       | values                     |
+                | [kv_heads][head_dim][size] | [kv_heads][size][head_dim] |
+
+A block holds `size` tokens of every layer and is one run of bytes: to move it to another tier or another instance is one
+copy. Keys are turned (head_dim outside, token inside): attention then works out the scores of neighbouring tokens in
+the lanes of one vector, in place. Values are not, for the same reason: there the output's dimensions are the lanes.
+
+The region is anonymous (memfd): no name in any file system, so nothing is left behind however its processes end. Whoever
+is given the file descriptor sees the same bytes. The header says what the bytes mean, and an attacher that means
+something else is refused. The size is sealed: nobody can cut the region short under a reader.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+import tempfile
+from dataclasses import dataclass
+from hashlib import sha256
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from baton.errors import InvalidConfig, InvariantBroken, ProtocolError
+from baton.models.config import ModelConfig
+
+MAGIC = b"batonKV1"
+HEADER = struct.Struct("<8s32sQ16s")
+"""Magic, layout fingerprint, blocks, incarnation."""
+HEADER_BYTES = 4096
+"""A whole page, so that blocks start at one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVLayout:
+    """What the bytes of a block mean. Two pools with the same fingerprint can exchange blocks."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+    "Tokens."
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, config: ModelConfig, block_size: int, dtype: torch.dtype) -> KVLayout:
+        return cls(layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim, block_size=block_size, dtype=dtype)
+
+    @property
+    def half(self) -> int:
+        """Numbers in the keys of one block of one layer, and again in its values."""
+        return self.kv_heads * self.head_dim * self.block_size
+
+    @property
+    def block_numbers(self) -> int:
+        return self.layers * 2 * self.half
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_numbers * self.dtype.itemsize
+
+    def nbytes(self, blocks: int) -> int:
+        return HEADER_BYTES + blocks * self.block_bytes
+
+    def fingerprint(self) -> bytes:
+        words = (self.layers, self.kv_heads, self.head_dim, self.block_size, self.dtype)
+        return sha256(f"{MAGIC.decode()} block layer k(head,dim,token) v(head,token,dim) {words}".encode()).digest()
+
+
+class PoolHandle(Struct, frozen=True, array_like=True):
+    """How another process of the same user finds the pool, while the one that says this lives."""
+
+    pid: int
+    fd: int
+    blocks: int
+    fingerprint: bytes
+    incarnation: bytes
+
+
+class KVPool:
+    """Made by exactly one process (`create`), seen by others (`attach`)."""
+
+    def __init__(self, layout: KVLayout, blocks: int, fd: int, incarnation: bytes) -> None:
+        self.layout = layout
+        self.blocks = blocks
+        self.fd = fd
+        self.incarnation = incarnation
+        "Which pool this is: a restarted worker that finds the same one may go on with what is in it."
+        self._map: mmap.mmap | None = mmap.mmap(fd, layout.nbytes(blocks), mmap.MAP_SHARED)
+        numbers: Tensor = torch.frombuffer(
+            self._map, dtype=layout.dtype, count=blocks * layout.block_numbers, offset=HEADER_BYTES
+        )
+        by_part = numbers.view(blocks, layout.layers, 2, layout.half)
+        self.data = numbers.view(blocks, layout.block_numbers)
+        "[block, everything]: what movers copy."
+        self.keys = by_part[:, :, 0].view(blocks, layout.layers, layout.kv_heads, layout.head_dim, layout.block_size)
+        "[block, layer, kv_head, head_dim, token]."
+        self.values = by_part[:, :, 1].view(blocks, layout.layers, layout.kv_heads, layout.block_size, layout.head_dim)
+        "[block, layer, kv_head, token, head_dim]."
+
+    @classmethod
+    def create(cls, layout: KVLayout, blocks: int) -> KVPool:
+        """The memory is reserved now: a pool that does not fit fails here and not in the middle of a request."""
+        if blocks < 1:
+            raise InvalidConfig(f"a KV pool needs at least one block, not {blocks}")
+        size, incarnation = layout.nbytes(blocks), os.urandom(16)
+        fd = _anonymous_file(size)
+        try:
+            os.pwrite(fd, HEADER.pack(MAGIC, layout.fingerprint(), blocks, incarnation), 0)
+            return cls(layout, blocks, fd, incarnation)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def attach(cls, fd: int, layout: KVLayout) -> KVPool:
+        """The pool behind `fd`, which becomes ours. Refused unless its bytes mean what `layout` says."""
+        magic, fingerprint, blocks, incarnation = HEADER.unpack(os.pread(fd, HEADER.size, 0).ljust(HEADER.size, b"\0"))
+        if magic != MAGIC:
+            raise ProtocolError("the file descriptor does not lead to a KV pool")
+        if fingerprint != layout.fingerprint():
+            raise ProtocolError(f"the KV pool has another layout than {layout}")
+        if os.fstat(fd).st_size != layout.nbytes(blocks):
+            raise ProtocolError(f"the KV pool says {blocks} blocks and has {os.fstat(fd).st_size} bytes")
+        return cls(layout, blocks, fd, incarnation)
+
+    def handle(self) -> PoolHandle:
+        return PoolHandle(os.getpid(), self.fd, self.blocks, self.layout.fingerprint(), self.incarnation)
+
+    @classmethod
+    def attach_handle(cls, handle: PoolHandle, layout: KVLayout) -> KVPool:
+        """Like `attach`, without having been passed the descriptor. Process numbers are reused, incarnations are not."""
+        try:
+            fd = os.open(f"/proc/{handle.pid}/fd/{handle.fd}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise ProtocolError(f"the KV pool of process {handle.pid} cannot be opened: {error.strerror}") from error
+        try:
+            pool = cls.attach(fd, layout)
+        except BaseException:
+            os.close(fd)
+            raise
+        if pool.incarnation != handle.incarnation:
+            pool.close()
+            raise ProtocolError(f"process {handle.pid} has another KV pool than the one announced")
+        return pool
+
+    def close(self) -> None:
+        """Unmap and forget the descriptor. Tensors made of the pool must be gone: their memory would be."""
+        if self._map is None:
+            return
+        del self.data, self.keys, self.values
+        try:
+            self._map.close()
+        except BufferError:
+            raise InvariantBroken("a KV pool is closed while a tensor of it is still in use") from None
+        self._map = None
+        os.close(self.fd)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._map is None else f"{self.layout.nbytes(self.blocks) / 2**20:.1f} MiB"
+        return f"<KVPool {self.blocks} blocks of {self.layout.block_size} tokens, {state}>"
+
+
+def _anonymous_file(size: int) -> int:
+    fd = _open_anonymous()
+    try:
+        _reserve(fd, size)
+        if hasattr(fcntl, "F_ADD_SEALS"):
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    except OSError as error:
+        os.close(fd)
+        raise InvalidConfig(
+            f"a KV pool of {size / 2**30:.2f} GiB cannot be reserved ({error.strerror}): give it fewer blocks"
+        ) from error
+    return fd
+
+
+def _open_anonymous() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("baton-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with tempfile.TemporaryFile() as file:  # without memfd: a file that has no name any more
+        return os.dup(file.fileno())
+
+
+def _reserve(fd: int, size: int) -> None:
+    os.ftruncate(fd, size)
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)

@@ -1,0 +1,59 @@
+"""What the worker asks of hardware. One model runner serves every platform; it never asks what it runs on.
+
+A start goes: memory() -> blocks_that_fit() -> create_pool(), or attach_pool() where another process made it -> attention().
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from baton.models.config import ModelConfig
+from baton.models.decoder import Decoder
+from baton.worker.attention.base import AttentionBackend
+from baton.worker.kv_pool import KVLayout, KVPool, PoolHandle
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFacts:
+    total_bytes: int
+    "Of the device, or of what this process may use of it."
+    free_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepBounds:
+    """The largest step that will ever run: what has to fit beside the pool."""
+
+    slots: int
+    tokens: int
+
+
+class Platform(Protocol):
+    name: str
+    device: torch.device
+    "Where weights, activations and the pool live."
+    sampler_device: torch.device
+    "Where logits are turned into tokens."
+
+    def memory(self) -> MemoryFacts: ...
+
+    def blocks_that_fit(self, model: Decoder, layout: KVLayout, bounds: StepBounds, memory_share: float) -> int:
+        """How many blocks the pool can have, the model being loaded, if the engine may use `memory_share` of what is free.
+
+        A platform whose step needs memory that nobody can work out runs the largest step on a throw-away pool first.
+        At least 1; raises InvalidConfig with the numbers where not even one fits.
+        """
+        ...
+
+    def create_pool(self, layout: KVLayout, blocks: int) -> KVPool: ...
+
+    def export_pool(self, pool: KVPool) -> PoolHandle:
+        """What another process needs to attach the pool while this one lives."""
+        ...
+
+    def attach_pool(self, handle: PoolHandle, layout: KVLayout) -> KVPool: ...
+
+    def attention(self, config: ModelConfig, pool: KVPool) -> AttentionBackend: ...

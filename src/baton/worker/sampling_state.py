@@ -1,0 +1,117 @@
+"""What the sampler keeps of one sequence: its parameters, prepared once, and counts that grow by one token at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.protocol.request import SamplingParams
+from baton.worker.draws import Floats, Ids
+
+
+class Tally:
+    """The distinct tokens of a sequence and how often each is in the output. For penalties; kept only where there are any."""
+
+    __slots__ = ("_ids", "_outputs", "_place", "size")
+
+    def __init__(self, prompt: Sequence[int], outputs: Sequence[int], *, with_prompt: bool) -> None:
+        self._place: dict[int, int] = {}
+        self._ids: Ids = np.zeros(16, np.int64)
+        self._outputs: Floats = np.zeros(16, np.float32)
+        self.size = 0
+        if with_prompt:
+            for token in dict.fromkeys(prompt):
+                self._find(token)
+        for token in outputs:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        self._outputs[self._find(token)] += 1
+
+    def _find(self, token: int) -> int:
+        place = self._place.get(token)
+        if place is not None:
+            return place
+        place = self._place[token] = self.size
+        if place == len(self._ids):
+            self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+            self._outputs = np.concatenate((self._outputs, np.zeros_like(self._outputs)))
+        self._ids[place] = token
+        self.size = place + 1
+        return place
+
+    @property
+    def ids(self) -> Ids:
+        return self._ids[: self.size]
+
+    @property
+    def outputs(self) -> Floats:
+        """How often each of `ids` is in the output."""
+        return self._outputs[: self.size]
+
+
+class BadWords:
+    """Single tokens are always forbidden; the last token of a longer word when the output ends with the rest of it."""
+
+    __slots__ = ("_by_last", "always")
+
+    def __init__(self, words: Sequence[Sequence[int]], vocab_size: int) -> None:
+        words = [word for word in words if word and word[-1] < vocab_size]
+        self.always = np.array([word[0] for word in words if len(word) == 1], np.int64)
+        self._by_last: dict[int, list[tuple[list[int], int]]] = {}
+        for word in words:
+            if len(word) > 1:
+                self._by_last.setdefault(word[-2], []).append((list(word[:-1]), word[-1]))
+
+    def forbidden(self, outputs: NDArray[np.int32]) -> Ids:
+        if not self._by_last or not outputs.size:
+            return self.always
+        ends = self._by_last.get(int(outputs[-1]), ())
+        now = [last for rest, last in ends if outputs[-len(rest) :].tolist() == rest]
+        return np.concatenate((self.always, np.array(now, np.int64))) if now else self.always
+
+
+class SequenceSampling:
+    """Of one sequence. Ids outside the vocabulary are left out here: they could only harm a neighbour's row."""
+
+    __slots__ = (
+        *("adjusted", "bad_words", "bias_ids", "bias_values", "filtered", "index", "params", "plain", "random", "seed"),
+        *("stop_ids", "tally"),
+    )
+
+    def __init__(
+        self, params: SamplingParams, index: int, vocab_size: int, prompt: Sequence[int], outputs: Sequence[int]
+    ) -> None:
+        self.params = params
+        self.index = index
+        self.seed = params.seed & 0xFFFFFFFFFFFFFFFF
+        bias = {token: value for token, value in params.logit_bias if token < vocab_size}
+        self.bias_ids = np.array(list(bias), np.int64)
+        self.bias_values = np.array(list(bias.values()), np.float32)
+        self.stop_ids = np.array([token for token in params.stop_token_ids if token < vocab_size], np.int64)
+        self.bad_words = BadWords(params.bad_words, vocab_size) if params.bad_words else None
+        repeats = params.repetition_penalty != 1.0
+        self.tally: Tally | None = None
+        if repeats or params.presence_penalty or params.frequency_penalty:
+            self.tally = Tally(prompt, outputs, with_prompt=repeats)
+        self.random = params.temperature > 0.0
+        self.filtered = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+        self.adjusted = bool(bias or self.bad_words or self.tally or (params.min_tokens and self.stop_ids.size))
+        "Something may change its logits before a token is chosen."
+        self.plain = not self.random and not self.adjusted and params.logprobs is None
+        "The likeliest token is all it wants."
+
+    def forbidden(self, outputs: NDArray[np.int32]) -> Ids:
+        """Token ids that may not come next. No stop id is drawn until min_tokens are out."""
+        parts = []
+        if outputs.size < self.params.min_tokens:
+            parts.append(self.stop_ids)
+        if self.bad_words is not None:
+            parts.append(self.bad_words.forbidden(outputs))
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    def sampled(self, token: int) -> None:
+        if self.tally is not None:
+            self.tally.add(token)
