@@ -80,19 +80,23 @@ class StartFailed(Struct, frozen=True, array_like=True):
     message: str
 
 
-class InstanceStats(Struct, frozen=True):
-    """A snapshot of the numbers worth telling (core/engine/stats.py), and of what is held now."""
+class InstanceStats(Struct, frozen=True, kw_only=True):
+    """Gauges are of this moment; the others are counters since the engine began (core/engine/stats.py), and never fall."""
 
+    mode: str = "serving"
     running: int = 0
     waiting: int = 0
-    preempting: int = 0
+    preempted: int = 0
+    "Sequences that lost their blocks and wait for their turn again."
     blocks_total: int = 0
     blocks_free: int = 0
     blocks_cached: int = 0
+    "Not referenced by any request; kept for their content."
     blocks_held: int = 0
     slots_taken: int = 0
     requests_open: int = 0
     steps_in_flight: int = 0
+
     steps: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -100,7 +104,13 @@ class InstanceStats(Struct, frozen=True):
     preemptions: int = 0
     folded_blocks: int = 0
     evicted_blocks: int = 0
+    stale_rows: int = 0
+    stale_results: int = 0
     worker_losses: int = 0
+    crash_ends: int = 0
     ended: dict[str, int] = {}
+    "By FinishReason."
     refused: dict[str, int] = {}
-    mode: str = "serving"
+    "By RefusalReason."
+    held_back: dict[str, int] = {}
+    "Steps in which the head of the line did not fit, by what was short."

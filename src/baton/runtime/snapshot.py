@@ -11,7 +11,7 @@ def snapshot(instance: Instance) -> InstanceStats:
     return InstanceStats(
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
-        preempting=len(scheduler.preempting),
+        preempted=len(scheduler.preempting) + scheduler.waiting.waiting - scheduler.queued_in_line,
         blocks_total=pool.total,
         blocks_free=pool.free,
         blocks_cached=pool.idle,
@@ -26,8 +26,12 @@ def snapshot(instance: Instance) -> InstanceStats:
         preemptions=stats.preemptions,
         folded_blocks=stats.folded_blocks,
         evicted_blocks=scheduler.cache.evicted,
+        stale_rows=stats.stale_rows,
+        stale_results=stats.stale_results,
         worker_losses=stats.worker_losses,
+        crash_ends=stats.crash_ends,
         ended={reason.value: count for reason, count in stats.ended.items()},
-        refused=dict(stats.refused),
+        refused={str(reason): count for reason, count in stats.refused.items()},
+        held_back={str(reason): count for reason, count in stats.held_back.items()},
         mode=instance.mode.value,
     )
