@@ -72,9 +72,7 @@ class Order:
 
 
 def simulate(
-    seeds: Annotated[
-        str | None, typer.Option(metavar="A:B", help=f"Seeds A to B - 1.  \\[default: {SEEDS}, mutants: 0:2000]")
-    ] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="A:B", help=f"Seeds A to B - 1.  \\[default: {SEEDS}]")] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="This one seed.")] = None,
     scenario: Annotated[Path | None, typer.Option(metavar="FILE", help="This scenario (JSON), as --shrink writes it.")] = None,
     mutants: Annotated[bool, typer.Option("--mutants", help="Plant known bugs, one at a time: is each of them found?")] = False,

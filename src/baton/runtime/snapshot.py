@@ -11,7 +11,7 @@ def snapshot(instance: Instance) -> InstanceStats:
     return InstanceStats(
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
-        preempted=len(scheduler.preempting) + scheduler.waiting.waiting - scheduler.queued_in_line,
+        preempted=len(scheduler.preempting) + scheduler.waiting.returned,
         blocks_total=pool.total,
         blocks_free=pool.free,
         blocks_cached=pool.idle,

@@ -30,6 +30,8 @@ SOMETIMES: tuple[str, ...] = (
     "a full hit: the last block is computed again",
     "a sibling found the leader's prompt",
     "resumed from its own cached blocks",
+    "two sequences filled the same block: folded",
+    "a cached block was evicted",
     # Plans
     "a slot was reused",
     "a batch with nothing but drops",
@@ -54,7 +56,9 @@ SOMETIMES: tuple[str, ...] = (
     "abort while closing",
     "abort while done",
     "abort in the tick of an end",
-    # Refusals (duplicate_id is missing: no scenario uses an id twice)
+    "a stop string ended one sequence",
+    # Refusals
+    "refused: duplicate_id",
     "refused: never_fits",
     "refused: queue_full",
     "refused: queue_tokens_full",
@@ -69,6 +73,7 @@ SOMETIMES: tuple[str, ...] = (
     "a result of a dead worker",
     "a result overtook an older one",
     "a result came twice",
+    "a late row of a former occupant",
     # The worker's life
     "a restart failed",
     "the worker was lost twice in a row",

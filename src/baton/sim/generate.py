@@ -11,7 +11,7 @@ from random import Random
 from baton.sim.scenario import VOCAB, Abortable, Client, Nudge, NudgeKind, Scenario, StepFault, StepFaultKind
 
 FAULTS = ("slow", "stall", "crash", "late", "repeat", "ghost", "garble", "abort", "preempt", "evict", "clock", "pause",
-          "poison", "nan", "restart_fails")  # fmt: skip
+          "poison", "nan", "restart_fails", "again", "stop_string")  # fmt: skip
 PHASES: tuple[Abortable, ...] = ("held", "waiting", "prefill", "decode", "preempting", "closing", "end")
 
 
@@ -134,6 +134,10 @@ def _client_faults(scenario: Scenario, faults: list[str], rng: Random) -> None:
                 client.abort_at = client.at + rng.uniform(0.0, 0.5)
             else:
                 client.abort_in = rng.choice(PHASES)
+        if "again" in faults and rng.random() < 0.1:
+            client.again_at = client.at + rng.uniform(0.0, 0.3)
+        if "stop_string" in faults and rng.random() < 0.2:
+            client.stop_string_at = rng.randint(1, 6)
         if "poison" in faults and rng.random() < 0.05:
             client.poison_at = rng.randint(0, 3)
         if "nan" in faults and rng.random() < 0.1:

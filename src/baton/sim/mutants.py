@@ -230,10 +230,23 @@ def keep(result: MutantResult, path: Path) -> None:
         scenario.save(path)
 
 
+def replay(mutant: Mutant, path: Path) -> MutantResult:
+    """Does a kept scenario still kill it? In a process that runs the mutant."""
+    from baton.sim.scenario import Scenario
+    from baton.sim.world import World
+
+    outcome = World(Scenario.load(path)).run()
+    killed = None if outcome.invariant is None else outcome.seed
+    return MutantResult(mutant.name, mutant.file, mutant.fault, killed, 1, outcome.invariant, outcome.violation[:200])
+
+
 def main(arguments: Sequence[str]) -> None:
-    """NAME SEEDS [FILE]: hunt the mutant; with FILE, keep the shrunken scenario that kills it."""
+    """NAME SEEDS [FILE]: hunt the mutant; with FILE, keep the shrunken scenario that kills it. NAME replay FILE: see if it does."""
     mutant = find(arguments[0])
     apply(mutant)
+    if arguments[1] == "replay":
+        sys.stdout.buffer.write(msgspec.json.encode(replay(mutant, Path(arguments[2]))))
+        return
     result = hunt(mutant, int(arguments[1]))
     if len(arguments) > 2:
         keep(result, Path(arguments[2]))

@@ -17,7 +17,7 @@ VOCAB = 16
 Abortable = Literal["held", "waiting", "prefill", "decode", "preempting", "closing", "end"]
 
 
-class Client(Struct, omit_defaults=True):
+class Client(Struct, omit_defaults=True, forbid_unknown_fields=True):
     """One request, and what its client does with it."""
 
     id: str
@@ -35,6 +35,10 @@ class Client(Struct, omit_defaults=True):
     "Leaves at this time, whatever the request is doing."
     abort_in: Abortable | None = None
     "Leaves as soon as one of its sequences is in this phase ('end': in the tick of its first end)."
+    again_at: float | None = None
+    "Sends the same request once more at this time; while the first is running that must be refused."
+    stop_string_at: int | None = None
+    "Its front sees a stop string in the last of the n sequences after this many tokens, and ends that one alone."
     poison_at: int | None = None
     "Kills the worker that computes it with this many outputs known."
     nan_at: int | None = None
@@ -57,7 +61,7 @@ class Client(Struct, omit_defaults=True):
 StepFaultKind = Literal["slow", "late", "repeat", "ghost", "garble", "crash_before", "crash_amid", "crash_after"]
 
 
-class StepFault(Struct, omit_defaults=True):
+class StepFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
     """Something goes wrong with the k-th step that the worker begins. Addressed by occurrence, so it survives shrinking."""
 
     step: int
@@ -71,7 +75,7 @@ class StepFault(Struct, omit_defaults=True):
 NudgeKind = Literal["preempt", "evict", "crash", "clock", "pause", "resume", "restart_fails"]
 
 
-class Nudge(Struct, omit_defaults=True):
+class Nudge(Struct, omit_defaults=True, forbid_unknown_fields=True):
     """Something happens at a time."""
 
     at: float
@@ -80,7 +84,7 @@ class Nudge(Struct, omit_defaults=True):
     "preempt, evict: how many; clock: seconds of the jump; pause: seconds to drain; restart_fails: how often."
 
 
-class Scenario(Struct, omit_defaults=True):
+class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     seed: int
     blocks: int
     block_size: int
@@ -137,7 +141,7 @@ class Scenario(Struct, omit_defaults=True):
     def faults(self) -> int:
         """Things that go wrong, clients included: what the shrinker counts."""
         odd = sum(
-            (c.abort_at is not None) + (c.abort_in is not None) + (c.poison_at is not None) + (c.nan_at is not None)
+            sum(fault is not None for fault in (c.abort_at, c.abort_in, c.again_at, c.stop_string_at, c.poison_at, c.nan_at))
             for c in self.clients
         )
         return len(self.steps) + len(self.nudges) + odd

@@ -134,7 +134,7 @@ _SIMPLER_INSTANCE: tuple[tuple[str, Any], ...] = (
 
 
 def _simpler_client(client: Client) -> Iterator[tuple[str, Any]]:
-    for field in ("abort_at", "abort_in", "poison_at", "nan_at", "timeout"):
+    for field in ("abort_at", "abort_in", "again_at", "stop_string_at", "poison_at", "nan_at", "timeout"):
         if getattr(client, field) is not None:
             yield field, None
     yield from (("n", 1), ("n", 2), ("priority", 0), ("min_tokens", 0), ("stop", []), ("salt", ""), ("at", 0.0), ("seed", 0))

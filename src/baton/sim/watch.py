@@ -49,9 +49,6 @@ class Watch:
         self.trips: dict[str, Trip] = {client.id: Trip(client) for client in scenario.clients}
         self.sometimes: dict[str, int] = {}
         "Rare states that were reached."
-        self.disturbed = False
-        "Something happened that may end requests other than their own client's doing."
-        self.worker_gone = False
         self.rows = 0
         self.deliveries = 0
         self.tokens = 0
@@ -61,9 +58,11 @@ class Watch:
         self._incarnation: dict[int, int] = {}
         self._position: dict[int, int] = {}
         self._known: dict[int, int] = {}
-        self._clients: dict[tuple[int, int], Client] = {}
+        self._clients: dict[tuple[int, int], tuple[Client, int]] = {}
         self._preempting: dict[Sequence, int] = {}
         self._deaths: dict[str, int] = {}
+        self._losses: dict[tuple[str, int], int] = {}
+        self._stopped: list[Trip] = []
         self._idle_steps = 0
         self._last_step = 0
 
@@ -101,7 +100,7 @@ class Watch:
     def _new(self, new: NewSequence) -> None:
         sequence = self.instance.scheduler.seats.occupants[new.slot]
         trip = self._trip_of(new)
-        self._clients[new.slot, new.incarnation] = trip.client
+        self._clients[new.slot, new.incarnation] = trip.client, new.index
         table, size = list(new.blocks), self.scenario.block_size
         self._tables[new.slot] = table
         self._incarnation[new.slot] = new.incarnation
@@ -145,7 +144,7 @@ class Watch:
         return self.trips[sequence.request.id]
 
     def client_of(self, slot: int, incarnation: int) -> Client:
-        return self._clients[slot, incarnation]
+        return self._clients[slot, incarnation][0]
 
     def _assign(self, block: int, slot: int) -> None:
         self._assigned[block] += 1
@@ -211,6 +210,8 @@ class Watch:
             trip.thrash[index] = 0
             if token == 0:
                 self.saw("token 0 was delivered")
+            if len(delivered) == trip.client.stop_string_at and index == trip.client.n - 1:
+                self._stopped.append(trip)
         if emit.tokens:
             self.tokens += len(emit.tokens)
             self._idle_steps = 0
@@ -228,6 +229,8 @@ class Watch:
         if (ended.prompt_tokens, ended.output_tokens, ended.cached_tokens) != (len(client.prompt), len(delivered), hit):
             raise InvariantBroken(f"{ended.request}.{index}: usage is {ended}", invariant=23)
         match ended.reason:
+            case FinishReason.STOP if self._by_stop_string(trip, index):
+                pass
             case FinishReason.STOP | FinishReason.LENGTH:
                 if delivered != trip.oracles[index].complete() or ended.reason != trip.oracles[index].reason:
                     raise InvariantBroken(f"{ended.request}.{index} ends by {ended.reason} too early or wrongly", invariant=26)
@@ -236,7 +239,7 @@ class Watch:
                 if any(s.index == index and s in self._preempting for s in trip.sequences):
                     self.saw("the last token was in flight at a preemption")
             case FinishReason.ABORT:
-                if not trip.aborted and not self.disturbed:
+                if not trip.aborted and self.instance.mode is Mode.SERVING:  # else the drain deadline has passed
                     raise InvariantBroken(f"{ended.request}.{index} is aborted by nobody", invariant=22)
             case FinishReason.TIMEOUT:
                 if client.timeout is None:
@@ -244,6 +247,17 @@ class Watch:
                 self.saw("a deadline passed in the line" if trip.hit[index] is None else "a deadline passed on the worker")
             case FinishReason.ERROR:
                 self._failed(trip, index, ended)
+
+    def _by_stop_string(self, trip: Trip, index: int) -> bool:
+        """Ended by its front, at or (with tokens under way) after the place, and not by a stop id of its own."""
+        wanted, oracle = trip.client.stop_string_at, trip.oracles[index]
+        ours = wanted is not None and index == trip.client.n - 1 and len(trip.delivered[index]) >= wanted
+        return ours and trip.delivered[index] != oracle.tokens[: len(oracle.complete())]
+
+    def take_stopped(self) -> list[Trip]:
+        """Sequences whose front has just seen a stop string."""
+        stopped, self._stopped = self._stopped, []
+        return stopped
 
     def _failed(self, trip: Trip, index: int, ended: Ended) -> None:
         """An error is allowed to those that cause one, and to all when the worker is given up."""
@@ -253,9 +267,8 @@ class Watch:
         elif client.poison_at == outputs and "twice" in ended.detail:
             self.saw("a poisonous request was given up")
         elif "too often" in ended.detail:
-            self.worker_gone = True
             self.saw("the worker was given up")
-        elif not ("twice" in ended.detail and self.scenario.faults):
+        elif "twice" not in ended.detail or self._losses.get((client.id, index), 0) < 2:
             raise InvariantBroken(f"{ended.request}.{index} fails for nothing: {ended.detail}", invariant=22)
         else:
             self.saw("a bystander was given up: the worker was lost twice at its place")
@@ -266,6 +279,12 @@ class Watch:
         if mode is Mode.PAUSED and owed:
             raise InvariantBroken(f"paused while {owed[0].client.id} is not answered", invariant=9)
         self.saw(f"mode: {mode}")
+
+    def worker_lost(self, plans: tuple[StepPlan, ...]) -> None:
+        """Remember whose sequences were being computed: two such losses are what giving one up needs."""
+        for slot in dict.fromkeys(slot for plan in plans for slot in plan.run.slots):
+            client, index = self._clients[slot, self._incarnation[slot]]
+            self._losses[client.id, index] = self._losses.get((client.id, index), 0) + 1
 
     def poisoned(self, client: Client | None) -> None:
         """47: one client's request takes at most two workers for each of its sequences with it."""
@@ -335,6 +354,12 @@ class Watch:
         instance = self.instance
         scheduler = instance.scheduler
         pool = scheduler.cache.pool
+        if instance.stats.folded_blocks:
+            self.saw("two sequences filled the same block: folded")
+        if scheduler.cache.evicted:
+            self.saw("a cached block was evicted")
+        if instance.stats.stale_rows:
+            self.saw("a late row of a former occupant")
         held = pool.total - pool.free - pool.idle
         left = (held, scheduler.seats.taken, len(scheduler.waiting), len(scheduler.running), len(instance.in_flight))
         if any(left) or instance.groups or scheduler.queued or scheduler.drops or scheduler.preempting:

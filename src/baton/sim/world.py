@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import blake2b
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, Protocol
 
@@ -33,6 +33,7 @@ from baton.core.events import (
 from baton.errors import InvariantBroken
 from baton.protocol.ids import Instant, RequestId, WorkerEpoch
 from baton.protocol.output import Emit
+from baton.protocol.request import FinishReason
 from baton.protocol.step import StepPlan, StepResult
 from baton.sim.scenario import Nudge, Scenario, StepFault
 from baton.sim.watch import Trip, Watch
@@ -82,6 +83,7 @@ class World:
         self._clock_offset = 0.0
         self._armed: float | None = None
         self._restarts_to_fail = 0
+        self._sent_again: str | None = None
         self._watching: list[Trip] = []
         "Clients that leave when their request comes into a certain phase."
         self._lasting_faults = [fault for fault in scenario.steps if fault.every and fault.kind in ("late", "repeat", "ghost")]
@@ -116,12 +118,16 @@ class World:
             self._at(trip.client.at, self._submit, trip)
             if trip.client.abort_at is not None:
                 self._at(trip.client.abort_at, self._abort, trip)
+            if trip.client.again_at is not None:
+                self._at(trip.client.again_at, self._again, trip)
         for nudge in self.scenario.nudges:
             self._at(nudge.at, self._nudge, nudge)
         self._until_quiet()
         # Healed: every fault is behind us. An instance left draining or paused is resumed, then it drains for good.
+        self._note("world", "healed: resume")
         self._tell(Resume())
         self._until_quiet()
+        self._note("world", "drain")
         self._tell(Pause())
         self._until_quiet()
         self._full_check()
@@ -155,8 +161,11 @@ class World:
     # The instance
 
     def _tell(self, event: Event, at_least: float = 0.0) -> None:
-        idle = not self.instance.in_flight and self.instance.worker.state.value == "ready"
+        plans, losses = tuple(self.instance.in_flight), self.instance.stats.worker_losses
+        idle = not plans and self.instance.worker.state.value == "ready"
         effects = self.instance.handle(event, Instant(max(self.now + self._clock_offset, at_least)))
+        if self.instance.stats.worker_losses > losses:
+            self.watch.worker_lost(plans)
         for effect in effects:  # clients first: a plan must agree with what they have been told
             if type(effect) is Emit:
                 self._emit(effect)
@@ -189,7 +198,11 @@ class World:
         match effect:
             case Refuse(request, refused):
                 self._note("client", f"{request} refused: {refused.reason}")
-                self.watch.refused(effect)
+                if request == self._sent_again:
+                    self.watch.saw(f"refused: {refused.reason}")
+                    self._sent_again = None
+                else:
+                    self.watch.refused(effect)
             case RestartWorker(epoch, reason):
                 self._note("worker", f"killed ({reason}); starting epoch {epoch}")
                 self.watch.forced()
@@ -207,6 +220,8 @@ class World:
         if self._tracer is not None:
             for request, index, token in emit.tokens:
                 self._note("client", f"{request}.{index} gets {token}")
+        for trip in self.watch.take_stopped():
+            self._at(self.now, self._stop_string, trip)
         for ended in emit.ended:
             self._note("client", f"{ended.request}.{ended.index} ends: {ended.reason} {ended.detail}")
             trip = self.watch.trips[ended.request]
@@ -247,6 +262,20 @@ class World:
             self._watching.append(trip)
             self._phase_aborts()
 
+    def _again(self, trip: Trip) -> None:
+        """The same id while the first is open: refused, and the first goes on as if nothing had happened."""
+        if not trip.submitted or trip.refused or RequestId(trip.client.id) not in self.instance.groups:
+            return
+        self._note("client", f"{trip.client.id} submits again")
+        self._sent_again = trip.client.id
+        self._tell(Submit(trip.request))
+        if self._sent_again is not None:
+            raise InvariantBroken(f"{trip.client.id} is taken twice", invariant=22)
+
+    def _stop_string(self, trip: Trip) -> None:
+        self.watch.saw("a stop string ended one sequence")
+        self._tell(Abort(RequestId(trip.client.id), trip.client.n - 1, FinishReason.STOP))
+
     def _abort(self, trip: Trip) -> None:
         if not trip.submitted:
             return
@@ -276,6 +305,7 @@ class World:
             return
         if self._restarts_to_fail and epoch > 1:
             self._restarts_to_fail -= 1
+            self._note("worker", f"epoch {epoch} does not start")
             self.watch.saw("a restart failed")
             self._tell(WorkerLost(epoch, "did not start"))
             return
@@ -320,12 +350,13 @@ class World:
     def _hold_back(self, plan: StepPlan, seconds: float) -> None:
         """This step takes longer, and so every step queued behind it ends later."""
         self._busy_until = max(self._busy_until, self.now) + seconds
-        queued = [entry for entry in self._heap if entry[2] == self._step]
+        queued = sorted(entry for entry in self._heap if entry[2] == self._step)
         for entry in queued:
             self._heap.remove(entry)
-        for later in (plan, *(entry[3] for entry in sorted(queued, key=lambda entry: entry[:2]))):
-            self._at(self.now + seconds, self._step, later)
-        self._heap.sort()
+        heapify(self._heap)
+        self._at(self.now + seconds, self._step, plan)
+        for at, _, _, later in queued:
+            self._at(at + seconds, self._step, later)
 
     def _result(self, result: StepResult) -> None:
         self.events += 1
@@ -371,7 +402,6 @@ class World:
                 self._armed = None
                 self._arm()
             case "pause":
-                self.watch.disturbed = True
                 self._tell(Pause(nudge.amount))
             case "resume":
                 self._tell(Resume())

@@ -71,6 +71,8 @@ def _check_queue(instance: Instance) -> None:
     waiting = [s for s in open_sequences if s.phase is Phase.WAITING]
     if len(waiting) != len(scheduler.waiting):
         raise InvariantBroken(f"{len(waiting)} wait, the line counts {len(scheduler.waiting)}", invariant=25)
+    if sum(not s.queued for s in waiting) != scheduler.waiting.returned:
+        raise InvariantBroken(f"{scheduler.waiting.returned} are counted as back in line", invariant=25)
     for sequence in waiting:
         if sequence.blocks or sequence.slot >= 0 or sequence.in_flight:
             raise InvariantBroken(f"{sequence!r} waits and holds something", invariant=25)

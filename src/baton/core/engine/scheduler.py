@@ -247,7 +247,7 @@ class Scheduler:
         phase = sequence.phase
         sequence.advance(Fact.ENDED)
         if phase is Phase.WAITING:
-            self.waiting.leave()
+            self.waiting.leave(sequence)
         elif phase in (Phase.PREFILL, Phase.DECODE):
             preemption.leave_worker(self, sequence, was=phase)
         elif phase is Phase.PREEMPTING:

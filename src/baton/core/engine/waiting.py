@@ -10,12 +10,14 @@ from baton.core.engine.request import Phase, Sequence
 class WaitingLine:
     """Ordered by `Sequence.order`, which a sequence keeps for life: one that was preempted is back at its old place."""
 
-    __slots__ = ("_heap", "waiting")
+    __slots__ = ("_heap", "returned", "waiting")
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, int], Sequence]] = []
         self.waiting = 0
         "Sequences in line."
+        self.returned = 0
+        "How many of them have been on the worker before: preempted, or their worker was lost."
 
     def __len__(self) -> int:
         return self.waiting
@@ -23,10 +25,12 @@ class WaitingLine:
     def join(self, sequence: Sequence) -> None:
         heappush(self._heap, (sequence.order, sequence))
         self.waiting += 1
+        self.returned += not sequence.queued
 
-    def leave(self) -> None:
-        """A waiting sequence has changed its phase; its entry is dropped when it comes to the head."""
+    def leave(self, sequence: Sequence) -> None:
+        """It has ended, or is about to be admitted; its entry is dropped when it comes to the head."""
         self.waiting -= 1
+        self.returned -= not sequence.queued
         if len(self._heap) > 2 * self.waiting + 64:
             live = {order: (order, s) for order, s in self._heap if s.phase is Phase.WAITING}
             self._heap = list(live.values())
@@ -41,6 +45,5 @@ class WaitingLine:
         return None
 
     def pop(self) -> None:
-        """The head has been admitted."""
-        heappop(self._heap)
-        self.leave()
+        """The head is admitted."""
+        self.leave(heappop(self._heap)[1])

@@ -50,6 +50,9 @@ class BlockPool:
     def is_cached(self, block: BlockId) -> bool:
         return bool(self._cached[block])
 
+    def is_pinned(self, block: BlockId) -> bool:
+        return bool(self._moves[block])
+
     def request_references(self, block: BlockId) -> int:
         return self._requests[block]
 

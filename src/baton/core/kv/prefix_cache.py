@@ -130,6 +130,8 @@ class PrefixCache:
         first = self._block_of.get(key)
         if first is not None:
             return first
+        if self.pool.is_pinned(block):
+            raise InvariantBroken(f"block {block} is published while a move holds it", invariant=17)
         if parent != NO_PARENT:
             if self._key_of[parent] is None:
                 return block

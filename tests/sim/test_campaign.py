@@ -1,0 +1,160 @@
+"""Campaigns: what many seeds add up to, whoever runs them."""
+
+from __future__ import annotations
+
+import ast
+import multiprocessing
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from baton.sim import campaign, watch, world
+from baton.sim.campaign import CHUNK, LARGE, SOMETIMES, Campaign, Part, check_seed, part_of, run_campaign
+from baton.sim.world import Outcome
+
+
+@pytest.fixture(scope="module")
+def three_hundred() -> Campaign:
+    return run_campaign(range(300), jobs=2)
+
+
+def timeless(ran: Campaign) -> Campaign:
+    return msgspec.structs.replace(ran, seconds=0.0, cpu_seconds=0.0, events_per_second=0.0, jobs=0)
+
+
+def test_300_seeds_are_clean_and_counted(three_hundred: Campaign):
+    assert three_hundred.violations == []
+    assert three_hundred.seeds == 300
+    assert three_hundred.requests > 300
+    assert three_hundred.events > three_hundred.tokens > three_hundred.requests
+    assert three_hundred.cpu_seconds > 0
+    assert three_hundred.events_per_second == pytest.approx(three_hundred.events / three_hundred.cpu_seconds)
+
+
+def test_every_state_that_is_seen_is_declared(three_hundred: Campaign):
+    assert list(three_hundred.sometimes) == list(SOMETIMES)
+    assert len(dict.fromkeys(SOMETIMES)) == len(SOMETIMES)
+
+
+def test_every_state_that_is_written_out_in_the_code_is_declared():
+    """The ones that are too rare for 300 seeds. Those made by an f-string are covered by their fixed beginning."""
+    named: list[str] = []
+    for module in (watch, world):
+        for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "saw":
+                strings = [part.value for part in ast.walk(node.args[0]) if isinstance(part, ast.Constant)]
+                named += [text for text in strings if isinstance(text, str)]
+    assert len(named) > 25
+    for name in named:
+        assert any(state == name or state.startswith(name) for state in SOMETIMES), name
+
+
+def test_counts_are_of_seeds_not_of_sightings(three_hundred: Campaign):
+    assert max(three_hundred.sometimes.values()) <= 300
+    assert three_hundred.sometimes["mode: paused"] == 300
+
+
+def test_any_number_of_jobs_gives_the_same_sums():
+    seeds = range(40, 40 + 3 * CHUNK + 1)
+    one, two = run_campaign(seeds, jobs=1), run_campaign(seeds, jobs=2)
+    assert (one.jobs, two.jobs) == (1, 2)
+    assert timeless(one) == timeless(two)
+
+
+def test_one_seed_alone_is_the_campaign_of_that_seed():
+    outcome, ran = check_seed(7), run_campaign(range(7, 8))
+    assert ran.digest == outcome.digest
+    assert (ran.events, ran.requests, ran.tokens) == (outcome.events, outcome.requests, outcome.tokens)
+    assert [name for name, seeds in ran.sometimes.items() if seeds] == [n for n in SOMETIMES if n in outcome.sometimes]
+
+
+def test_progress_is_told_in_whole_chunks():
+    told: list[tuple[int, int]] = []
+    run_campaign(range(2 * CHUNK + 3), jobs=1, progress=lambda done, found: told.append((done, found)))
+    assert told == [(CHUNK, 0), (2 * CHUNK, 0), (2 * CHUNK + 3, 0)]
+
+
+def fake(seed: int, bad: tuple[int, ...] = (), reached: tuple[str, ...] = SOMETIMES) -> Outcome:
+    wrong = {"invariant": 12, "violation": "[12] foreign KV"} if seed in bad else {}
+    return Outcome(seed, 10, 1, 3, 0.1, f"{seed:032x}", dict.fromkeys(reached, 5), **wrong)
+
+
+def test_violations_are_told_by_seed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(campaign, "check_seed", lambda seed: fake(seed, bad=(3, 17)))
+    ran = run_campaign(range(20), jobs=1)
+    assert [(v.seed, v.invariant, v.message) for v in ran.violations] == [
+        (3, 12, "[12] foreign KV"),
+        (17, 12, "[12] foreign KV"),
+    ]
+    assert not ran.ok
+
+
+@pytest.mark.parametrize(("seeds", "ok"), [(LARGE - 1, True), (LARGE, False)])
+def test_a_large_campaign_must_reach_everything(monkeypatch: pytest.MonkeyPatch, seeds: int, ok: bool):
+    monkeypatch.setattr(campaign, "check_seed", lambda seed: fake(seed, reached=SOMETIMES[1:]))
+    ran = run_campaign(range(seeds), jobs=1)
+    assert ran.missing == [SOMETIMES[0]]
+    assert ran.ok is ok
+
+
+@pytest.mark.parametrize(("reached_in", "missing"), [(1, True), (2, False)])
+def test_a_state_must_be_reached_in_a_thousandth_of_the_seeds(reached_in: int, missing: bool):
+    total = Part()
+    for seed in range(2 * LARGE):
+        total.add(part_of(fake(seed, reached=SOMETIMES if seed < reached_in else SOMETIMES[:-1])))
+    assert (SOMETIMES[-1] in total.campaign(1.0, 1).missing) is missing
+
+
+def test_a_scenario_that_cannot_be_built_is_a_finding(monkeypatch: pytest.MonkeyPatch):
+    def broken(seed: int):
+        raise ZeroDivisionError("no blocks")
+
+    monkeypatch.setattr(campaign, "generate", broken)
+    (violation,) = run_campaign(range(5, 6)).violations
+    assert (violation.seed, violation.invariant) == (5, 0)
+    assert "ZeroDivisionError: no blocks" in violation.message
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_interrupt_ends_the_campaign_with_what_was_done(jobs: int):
+    def interrupt(done: int, found: int) -> None:
+        raise KeyboardInterrupt
+
+    ran = run_campaign(range(100_000), jobs=jobs, progress=interrupt)
+    assert ran.interrupted
+    assert ran.seeds == CHUNK
+    assert multiprocessing.active_children() == []
+
+
+GROUP_INTERRUPT = """
+import multiprocessing, os, signal
+from baton.sim.campaign import run_campaign
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests may ignore it
+ran = run_campaign(range(100_000), jobs=2, progress=lambda done, found: os.killpg(0, signal.SIGINT))
+assert ran.interrupted and 0 < ran.seeds < 100_000, ran
+assert not multiprocessing.active_children()
+print("clean", flush=True)
+"""
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_only_the_parent_acts():
+    """A terminal sends it to the children too; none of them may die of it or print a traceback."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", GROUP_INTERRUPT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out, err) == (0, "clean\n", "")
+
+
+def test_what_a_process_sends_home_is_bytes():
+    sent = campaign._send_chunk(3, 5, 1)
+    assert type(sent) is bytes
+    part = msgspec.msgpack.decode(sent, type=Part)
+    assert (part.seeds, part.digest.hex()) == (2, run_campaign(range(3, 5)).digest)
