@@ -28,7 +28,8 @@ class Tally:
             self.add(token)
 
     def add(self, token: int) -> None:
-        self._outputs[self._find(token)] += 1
+        place = self._find(token)  # first: it may replace the arrays
+        self._outputs[place] += 1
 
     def _find(self, token: int) -> int:
         place = self._place.get(token)

@@ -1,0 +1,129 @@
+"""Whatever happens on the way, every sequence gets the tokens of its undisturbed run."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from rig import Rig, generate, tiny_model
+
+from baton.core.events import Abort, EvictSome, PreemptSome
+from baton.protocol.ids import RequestId
+from baton.protocol.request import FinishReason
+
+GREEDY = {"max_tokens": 12}
+RANDOM = {
+    "max_tokens": 12,
+    "temperature": 0.9,
+    "top_p": 0.9,
+    "seed": 11,
+    "repetition_penalty": 1.2,
+    "frequency_penalty": 0.4,
+    "bad_words": ((5,), (7, 9)),
+}
+SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, RANDOM], ids=["greedy", "random"])
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model()
+
+
+def prompts(count: int, seed: int = 0) -> dict[str, list[int]]:
+    rng = random.Random(seed)
+    return {f"p{i}": [rng.randrange(97) for _ in range(rng.randint(1, 30))] for i in range(count)}
+
+
+def alone(model, requests: dict[str, list[int]], **sampling):
+    """Each request in a rig of its own: nothing shared, nothing short, one step at a time."""
+    answers: dict[tuple[str, int], list[int]] = {}
+    for name, prompt in requests.items():
+        answers |= generate(model, {name: prompt}, rig={"steps_in_flight": 1}, **sampling)
+    return answers
+
+
+@SAMPLINGS
+@pytest.mark.parametrize("chunk", [1, 7, None])
+def test_a_tiny_pool_preempts_and_nobody_notices(model, sampling, chunk):
+    requests = prompts(8)
+    rig = Rig(model, blocks=14, block_size=4, chunk=chunk)
+    for name, prompt in requests.items():
+        rig.submit(name, prompt, **sampling)
+    assert rig.run() == alone(model, requests, **sampling)
+    assert rig.instance.stats.preemptions > 0
+
+
+@SAMPLINGS
+@pytest.mark.parametrize("seed", range(6))
+def test_random_preemptions_evictions_and_aborts(model, sampling, seed):
+    rng = random.Random(seed)
+    requests = prompts(10, seed)
+    rig = Rig(model, slots=rng.choice([1, 3, 8]), blocks=rng.choice([12, 30]), block_size=4, chunk=rng.choice([3, None]))
+    names = list(requests)
+    aborted = set(rng.sample(names, 3))
+    for name in names[:5]:
+        rig.submit(name, requests[name], **sampling)
+
+    def disturb(step: int) -> None:
+        if step % 3 == 1 and len(names) > 5 and step // 3 < 5:
+            name = names[5 + step // 3]
+            rig.submit(name, requests[name], **sampling)
+        if rng.random() < 0.3:
+            rig.tell(rng.choice([PreemptSome(1), PreemptSome(3), EvictSome(4)]))
+        if step > 6 and rng.random() < 0.2 and aborted:
+            rig.tell(Abort(RequestId(sorted(aborted)[0])))
+
+    answers = rig.run(disturb)
+    for (name, index), expected in alone(model, requests, **sampling).items():
+        if name not in rig.ended and (name, index) not in rig.ended:
+            continue
+        answer = answers.get((name, index), [])
+        if rig.ended[name, index].reason is FinishReason.ABORT:
+            assert answer == expected[: len(answer)]
+        else:
+            assert answer == expected
+
+
+@SAMPLINGS
+def test_prefix_hits(model, sampling):
+    shared = list(range(20, 45))
+    requests = {"a": [*shared, 1, 2], "b": [*shared, 3], "c": [*shared, 1, 2], "d": shared}
+    rig = Rig(model, block_size=4)
+    for name, prompt in requests.items():
+        rig.submit(name, prompt, **sampling)
+        rig.run()
+    assert dict(rig.tokens) == alone(model, requests, **sampling)
+    assert rig.ended["c", 0].cached_tokens == 24
+
+
+def test_equal_prompts_at_once_are_folded(model):
+    requests = {f"p{i}": list(range(30, 60)) for i in range(4)}
+    rig = Rig(model, block_size=4, chunk=5, tokens_per_step=12)
+    for name, prompt in requests.items():
+        rig.submit(name, prompt, **GREEDY)
+    assert rig.run() == alone(model, requests, **GREEDY)
+    assert rig.instance.stats.folded_blocks > 0
+
+
+@SAMPLINGS
+def test_n_sequences(model, sampling):
+    rig = Rig(model, block_size=4, blocks=40, slots=3)
+    rig.submit("a", list(range(10, 40)), n=5, **sampling)
+    answers = rig.run()
+    crowded = Rig(model, block_size=4, blocks=14, slots=8)
+    crowded.submit("a", list(range(10, 40)), n=5, **sampling)
+    for name, prompt in prompts(4).items():
+        crowded.submit(name, prompt, **GREEDY)
+    assert {key: tokens for key, tokens in crowded.run().items() if key[0] == "a"} == answers
+    assert len({tuple(tokens) for tokens in answers.values()}) == (1 if sampling is GREEDY else 5)
+
+
+def test_stop_ids_and_min_tokens(model):
+    """The stop id never appears before its time, so masking is what the worker does and not only the core."""
+    prompt = [3, 1, 4, 1, 5]
+    free = generate(model, {"a": prompt}, max_tokens=10)["a", 0]
+    stopped = generate(model, {"a": prompt}, max_tokens=10, stop_token_ids=(free[2],))["a", 0]
+    assert stopped == free[:3]
+    later = generate(model, {"a": prompt}, max_tokens=10, stop_token_ids=(free[2],), min_tokens=6)["a", 0]
+    assert len(later) >= 6
+    assert free[2] not in later[:6]
