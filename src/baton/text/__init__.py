@@ -1,0 +1,12 @@
+"""Text on one side, token ids on the other; only the front imports this, text never reaches an engine.
+
+A chat request goes down this list, its answer comes back up:
+
+chat_messages.py   what the client sent          -> plain, checked messages
+chat_template.py   messages                      -> one prompt string (template_sandbox.py keeps the template in bounds)
+tokenizer.py       prompt                        -> token ids (built by hf_tokenizer.py or gguf_tokenizer.py)
+detokenizer.py     token ids, a few at a time    -> text, never half a character
+stops.py           text, a piece at a time       -> the text that may be sent, and the stop string that ended it
+
+loading.py reads all of it from a model on disk: a Hugging Face folder or a GGUF file.
+"""

@@ -1,0 +1,99 @@
+"""Turns the `messages` of a chat request into plain dictionaries that any chat template can read.
+
+role         1 to 64 letters, digits, '_', '-' or '.': a role cannot smuggle in the marks around it. Which roles there
+             are is the template's business.
+content      a string, or a list of text parts, which are joined with a line feed (as vLLM and llama.cpp do). Null or
+             missing means empty for an assistant, which may have only called tools, and is refused for others.
+tool_calls   `arguments` given as a JSON string, as OpenAI's clients do, becomes the object that templates expect.
+
+Other keys (name, tool_call_id, reasoning_content, ...) are passed on. No error repeats what a message says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from baton.errors import CallerError
+
+Message = dict[str, Any]
+
+PARTS_MAX = 1024
+TOOL_CALLS_MAX = 256
+_ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+def plain_messages(messages: object, *, messages_max: int) -> list[Message]:
+    """Raises CallerError naming the place, never the text, of what is wrong."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise CallerError(f"messages must be a list, not {type(messages).__name__}")
+    if not messages:
+        raise CallerError("messages is empty: a chat needs at least one message")
+    if len(messages) > messages_max:
+        raise CallerError(f"messages has {len(messages)} entries and at most {messages_max} are allowed")
+    return [_plain_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _plain_message(message: object, place: str) -> Message:
+    if not isinstance(message, Mapping):
+        raise CallerError(f"{place} must be an object with a role and a content, not {type(message).__name__}")
+    role = message.get("role")
+    if not isinstance(role, str) or not _ROLE.fullmatch(role):
+        raise CallerError(f"{place}.role must be 1 to 64 letters, digits, '_', '-' or '.', such as 'user'")
+    plain = {str(key): value for key, value in message.items()}
+    plain["content"] = _text_of(message.get("content"), role, place)
+    calls = message.get("tool_calls")
+    if calls is None:
+        plain.pop("tool_calls", None)  # templates ask whether the key is there, not whether it is null
+    else:
+        plain["tool_calls"] = _plain_calls(calls, place)
+    return plain
+
+
+def _text_of(content: object, role: str, place: str) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None:
+        if role == "assistant":
+            return ""
+        raise CallerError(f"{place}.content is missing: only an assistant's message may have none")
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise CallerError(f"{place}.content must be a string or a list of text parts, not {type(content).__name__}")
+    if len(content) > PARTS_MAX:
+        raise CallerError(f"{place}.content has {len(content)} parts and at most {PARTS_MAX} are allowed")
+    return "\n".join(_part_text(part, f"{place}.content[{index}]") for index, part in enumerate(content))
+
+
+def _part_text(part: object, place: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping):
+        raise CallerError(f"{place} must be a text part, not {type(part).__name__}")
+    text = part.get("text")
+    if part.get("type") not in _TEXT_PARTS or not isinstance(text, str):
+        raise CallerError(f'{place} is not a text part: only {{"type": "text", "text": "..."}} is supported')
+    return text
+
+
+def _plain_calls(calls: object, place: str) -> list[Any]:
+    if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
+        raise CallerError(f"{place}.tool_calls must be a list")
+    if len(calls) > TOOL_CALLS_MAX:
+        raise CallerError(f"{place}.tool_calls has {len(calls)} entries and at most {TOOL_CALLS_MAX} are allowed")
+    return [_plain_call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(calls)]
+
+
+def _plain_call(call: object, place: str) -> Message:
+    if not isinstance(call, Mapping):
+        raise CallerError(f"{place} must be an object")
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return dict(call)
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        raise CallerError(f"{place}.function.arguments is not valid JSON") from None
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,51 @@
+"""Token ids to text, a few at a time, for one sequence.
+
+    tokens   "Hel" "lo "  E4 BD   A0 "!"
+    push  -> "Hel" "lo "  ""      "你!"        a character comes out whole, with its last byte
+    flush -> ""                               or U+FFFD where the output ends inside one
+
+All pushes and the flush together give exactly Tokenizer.decode of all ids, however they are cut. Each token costs its
+own bytes and at most three held-back ones, so a sequence of any length costs the same per token.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from baton.text.tokenizer import Tokenizer
+
+_new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """One per sequence. Not to be used after flush()."""
+
+    __slots__ = ("_skip_special_tokens", "_strip_space", "_tokenizer", "_utf8")
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, at_text_start: bool = True) -> None:
+        """With at_text_start off the ids go on from a prompt, and a leading space is kept (see Tokenizer.decode)."""
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._strip_space = at_text_start and tokenizer.strips_leading_space
+        self._utf8 = _new_utf8_decoder(errors="replace")
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that these ids make certain."""
+        pieces = self._tokenizer.bytes_of(ids, skip_special_tokens=self._skip_special_tokens)
+        return self._without_first_space(self._utf8.decode(b"".join(pieces)))
+
+    def flush(self) -> str:
+        """The rest at the end of the sequence: U+FFFD for an incomplete character, else nothing."""
+        return self._without_first_space(self._utf8.decode(b"", final=True))
+
+    @property
+    def holds_back(self) -> bool:
+        """True while the output ends inside a character."""
+        return bool(self._utf8.getstate()[0])
+
+    def _without_first_space(self, text: str) -> str:
+        if self._strip_space and text:
+            self._strip_space = False
+            return text.removeprefix(" ")
+        return text

@@ -1,0 +1,275 @@
+"""Builds a tokenizer from the metadata of a GGUF file.
+
+Two families, named by `tokenizer.ggml.model`:
+
+gpt2    byte-level BPE. How text is cut into words before merging is not in the file, only a name for it
+        (`tokenizer.ggml.pre`); _WORD_SPLITS holds the names we know. A wrong guess gives other ids without any error,
+        so an unknown name is refused.
+llama   SentencePiece BPE. The file has a score for each piece and no merges: two neighbours merge when their
+        concatenation is a piece, best score first. _merges_by_score writes that down as a merge list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import TypeVar
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from baton.errors import InvalidConfig
+from baton.text.gguf_metadata import GGUFValue
+from baton.text.pieces import SPACE_MARK, byte_level_bytes, sentencepiece_bytes
+from baton.text.tokenizer_parts import TokenizerParts
+
+Metadata = Mapping[str, GGUFValue]
+T = TypeVar("T", int, float, bool, str)
+
+
+class TokenType(IntEnum):
+    """`tokenizer.ggml.token_type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LLAMA3_WORDS = (
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
+_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
+
+
+def _split_at(pattern: str) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+
+
+def _byte_level(words: bool) -> pre_tokenizers.PreTokenizer:
+    """Bytes to characters; with `words` it first cuts as GPT-2 does."""
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words)
+
+
+def _gpt2_words() -> pre_tokenizers.PreTokenizer:
+    return _byte_level(words=True)
+
+
+def _smollm_words() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _byte_level(words=True)])
+
+
+def _llama3_words() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([_split_at(_LLAMA3_WORDS), _byte_level(words=False)])
+
+
+def _qwen2_words() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([_split_at(_QWEN2_WORDS), _byte_level(words=False)])
+
+
+def _default_words() -> pre_tokenizers.PreTokenizer:
+    """What llama.cpp does for files that name no other way: each cut is made inside the pieces of the one before."""
+    cuts = (_PUNCTUATION, _GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
+    return pre_tokenizers.Sequence([*(_split_at(cut) for cut in cuts), _byte_level(words=False)])
+
+
+_WORD_SPLITS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
+    "gpt-2": _gpt2_words,
+    "smollm": _smollm_words,
+    "llama-bpe": _llama3_words,
+    "llama3": _llama3_words,
+    "llama-v3": _llama3_words,
+    "qwen2": _qwen2_words,
+    "deepseek-r1-qwen": _qwen2_words,
+    "default": _default_words,
+}
+_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
+
+
+def tokenizer_parts_from_gguf(metadata: Metadata) -> TokenizerParts:
+    """Raises InvalidConfig where the file has no tokenizer or one of a kind we do not build."""
+    family = _one(metadata, "tokenizer.ggml.model", str)
+    match family:
+        case "gpt2":
+            return _byte_level_parts(metadata)
+        case "llama":
+            return _sentencepiece_parts(metadata)
+        case None:
+            raise InvalidConfig("the GGUF file has no tokenizer (no 'tokenizer.ggml.model'): use a file that has one")
+        case _:
+            raise InvalidConfig(
+                f"the GGUF file's tokenizer is of the kind '{family}'; supported are 'gpt2' and 'llama'. "
+                "Serve the model from its Hugging Face folder (with tokenizer.json) instead"
+            )
+
+
+# --- gpt2 -----------------------------------------------------------------------------------------------------------
+
+
+def _byte_level_parts(metadata: Metadata) -> TokenizerParts:
+    name = _one(metadata, "tokenizer.ggml.pre", str) or "default"
+    words = _WORD_SPLITS.get(name)
+    if words is None:
+        raise InvalidConfig(
+            f"the GGUF file cuts words in the way '{name}' (tokenizer.ggml.pre), which is not known here. "
+            f"Known: {', '.join(_WORD_SPLITS)}. Serve the model from its Hugging Face folder instead"
+        )
+    pieces, types = _vocabulary(metadata)
+    merges = [_merge_pair(merge) for merge in _many(metadata, "tokenizer.ggml.merges", str)]
+    if not merges:
+        raise InvalidConfig("the GGUF file's tokenizer has no merges (tokenizer.ggml.merges): it cannot be built")
+    is_llama3 = name in _LLAMA3_NAMES
+    backend = _backend_of(pieces, merges, ignore_merges=is_llama3)
+    if words is _qwen2_words:
+        backend.normalizer = normalizers.NFC()  # as in Qwen's own tokenizer.json; llama.cpp leaves it out
+    backend.pre_tokenizer = words()
+    backend.decoder = decoders.ByteLevel()
+    _add_tokens(backend, pieces, types)
+    return _parts(metadata, backend, pieces, types, byte_level_bytes, adds_bos=is_llama3, strips_leading_space=False)
+
+
+def _merge_pair(merge: str) -> tuple[str, str]:
+    # The separator is the first space after the first character: a piece itself may begin with one in odd files.
+    at = merge.find(" ", 1)
+    if at < 0:
+        raise InvalidConfig("the GGUF file's tokenizer.ggml.merges has an entry without a space between its two parts")
+    return merge[:at], merge[at + 1 :]
+
+
+# --- llama ----------------------------------------------------------------------------------------------------------
+
+
+def _sentencepiece_parts(metadata: Metadata) -> TokenizerParts:
+    pieces, types = _vocabulary(metadata)
+    scores = _many(metadata, "tokenizer.ggml.scores", float)
+    if len(scores) != len(pieces):
+        raise InvalidConfig(f"the GGUF file has {len(pieces)} tokens and {len(scores)} scores: it is damaged")
+    # Only these can be the result of a merge. A "<s>" or "<0x41>" typed by a user must not turn into that token.
+    mergeable = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
+    score_of: dict[str, float] = {}
+    for piece, kind, score in zip(pieces, types, scores, strict=True):
+        if kind in mergeable and piece:
+            score_of.setdefault(piece, score)
+    unknown_id = _one(metadata, "tokenizer.ggml.unknown_token_id", int)
+    unknown = pieces[unknown_id] if unknown_id is not None and 0 <= unknown_id < len(pieces) else None
+    has_byte_pieces = types.count(TokenType.BYTE) == 256
+    backend = _backend_of(
+        pieces, _merges_by_score(score_of), unk_token=unknown, fuse_unk=True, byte_fallback=has_byte_pieces
+    )
+    space_first = _flag(metadata, "tokenizer.ggml.add_space_prefix", default=True)
+    steps: list[normalizers.Normalizer] = [normalizers.Prepend(SPACE_MARK)] if space_first else []
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE_MARK)])
+    backend.decoder = decoders.Sequence([decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()])
+    _add_tokens(backend, pieces, types)
+    return _parts(
+        metadata, backend, pieces, types, sentencepiece_bytes, adds_bos=True, strips_leading_space=space_first
+    )
+
+
+def _merges_by_score(score_of: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Every way to put a piece together from two others, best piece first; where scores are equal, in file order."""
+    merges: list[tuple[float, int, str, str]] = []
+    for order, (piece, score) in enumerate(score_of.items()):
+        for at in range(1, len(piece)):
+            left, right = piece[:at], piece[at:]
+            if left in score_of and right in score_of:
+                merges.append((-score, order, left, right))
+    merges.sort(key=lambda merge: merge[:2])
+    return [(left, right) for _, _, left, right in merges]
+
+
+# --- both -----------------------------------------------------------------------------------------------------------
+
+
+def _vocabulary(metadata: Metadata) -> tuple[list[str], list[int]]:
+    pieces = _many(metadata, "tokenizer.ggml.tokens", str)
+    if not pieces:
+        raise InvalidConfig("the GGUF file's tokenizer has no tokens (tokenizer.ggml.tokens)")
+    types = _many(metadata, "tokenizer.ggml.token_type", int) or [int(TokenType.NORMAL)] * len(pieces)
+    if len(types) != len(pieces):
+        raise InvalidConfig(f"the GGUF file has {len(pieces)} tokens and {len(types)} token types: it is damaged")
+    return pieces, types
+
+
+def _backend_of(pieces: list[str], merges: list[tuple[str, str]], **options: object) -> Backend:
+    vocabulary: dict[str, int] = {}
+    for token_id, piece in enumerate(pieces):
+        vocabulary.setdefault(piece, token_id)  # a piece listed twice is encoded as its first id
+    try:
+        return Backend(models.BPE(vocab=vocabulary, merges=merges, **options))
+    except Exception as error:  # the library raises plain Exception, e.g. for a merge whose result is no token
+        raise InvalidConfig(f"the GGUF file's vocabulary and merges do not fit together: {error}") from error
+
+
+def _add_tokens(backend: Backend, pieces: list[str], types: list[int]) -> None:
+    """Pieces that are found in the text as they are, before it is cut into words."""
+    control = [piece for piece, kind in zip(pieces, types, strict=True) if kind == TokenType.CONTROL and piece]
+    defined = [piece for piece, kind in zip(pieces, types, strict=True) if kind == TokenType.USER_DEFINED and piece]
+    backend.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in control])
+    backend.add_tokens([AddedToken(piece, special=False, normalized=False) for piece in defined])
+
+
+def _parts(
+    metadata: Metadata,
+    backend: Backend,
+    pieces: list[str],
+    types: list[int],
+    bytes_of: Callable[[str], bytes],
+    *,
+    adds_bos: bool,
+    strips_leading_space: bool,
+) -> TokenizerParts:
+    special = frozenset(i for i, kind in enumerate(types) if kind in (TokenType.CONTROL, TokenType.UNKNOWN))
+    as_it_is = (TokenType.CONTROL, TokenType.UNKNOWN)
+    token_bytes = tuple(
+        piece.encode("utf-8") if kind in as_it_is else bytes_of(piece)
+        for piece, kind in zip(pieces, types, strict=True)
+    )
+    bos = _token_id(metadata, "bos", len(pieces))
+    ends = [_token_id(metadata, name, len(pieces)) for name in ("eos", "eot", "eom")]
+    eos_ids = tuple(dict.fromkeys(end for end in ends if end is not None))
+    with_bos = _flag(metadata, "tokenizer.ggml.add_bos_token", default=adds_bos)
+    with_eos = _flag(metadata, "tokenizer.ggml.add_eos_token", default=False)
+    return TokenizerParts(
+        backend=backend,
+        token_bytes=token_bytes,
+        special_ids=special,
+        prefix_ids=(bos,) if with_bos and bos is not None else (),
+        suffix_ids=eos_ids[:1] if with_eos else (),
+        bos_id=bos,
+        eos_ids=eos_ids,
+        strips_leading_space=strips_leading_space,
+    )
+
+
+def _token_id(metadata: Metadata, name: str, size: int) -> int | None:
+    token_id = _one(metadata, f"tokenizer.ggml.{name}_token_id", int)
+    if token_id is not None and not 0 <= token_id < size:
+        raise InvalidConfig(f"the GGUF file's {name}_token_id is {token_id}, outside its {size} tokens")
+    return token_id
+
+
+def _flag(metadata: Metadata, key: str, *, default: bool) -> bool:
+    value = _one(metadata, key, bool)
+    return default if value is None else value
+
+
+def _one(metadata: Metadata, key: str, kind: type[T]) -> T | None:
+    value = metadata.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, kind):
+        raise InvalidConfig(f"the GGUF file's '{key}' is of type {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def _many(metadata: Metadata, key: str, kind: type[T]) -> list[T]:
+    value = metadata.get(key, [])
+    if not isinstance(value, list) or (value and not isinstance(value[0], kind)):
+        raise InvalidConfig(f"the GGUF file's '{key}' is not a list of {kind.__name__}")
+    return [item for item in value if isinstance(item, kind)]

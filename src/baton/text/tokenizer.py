@@ -1,0 +1,108 @@
+"""Text to token ids and back, the same for every kind of model file.
+
+Decoding is defined on bytes: the bytes of all tokens in a row, read as UTF-8, with U+FFFD for what is not UTF-8. That
+is what the Hugging Face libraries give for well-formed text, and unlike their byte fallback it can be done a token at a
+time with the same result (detokenizer.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer as Backend
+
+from baton.errors import InvalidConfig
+from baton.text.clean import replace_lone_surrogates
+from baton.text.gguf_metadata import read_gguf_metadata
+from baton.text.gguf_tokenizer import tokenizer_parts_from_gguf
+from baton.text.hf_tokenizer import tokenizer_parts_from_folder
+from baton.text.tokenizer_parts import TokenizerParts
+
+
+class Tokenizer:
+    """Immutable after it is made, so any number of threads may use one."""
+
+    def __init__(self, parts: TokenizerParts) -> None:
+        self._parts = parts
+        self._token_bytes = parts.token_bytes
+        self._special_ids = parts.special_ids
+        self._size = len(parts.token_bytes)
+        # "Read special tokens as plain text" is a switch on the library's object. Flipping it per call would race
+        # between threads, so there are two objects.
+        self._plain_backend = Backend.from_str(parts.backend.to_str())
+        self._plain_backend.encode_special_tokens = True
+
+    @classmethod
+    def from_path(cls, path: str | Path) -> Tokenizer:
+        """A Hugging Face folder, or a GGUF file."""
+        path = Path(path)
+        if path.is_dir():
+            return cls(tokenizer_parts_from_folder(path))
+        if path.is_file():
+            return cls(tokenizer_parts_from_gguf(read_gguf_metadata(path)))
+        raise InvalidConfig(f"no model at {path}: give a Hugging Face folder or a GGUF file")
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id with a token. The model's head may be wider; it is never narrower."""
+        return self._size
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._parts.bos_id
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Ids that end a sequence; the first is the one the chat template knows as eos_token."""
+        return self._parts.eos_ids
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return self._special_ids
+
+    @property
+    def strips_leading_space(self) -> bool:
+        """True where a text is encoded with a space put before it, which decode takes away again."""
+        return self._parts.strips_leading_space
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
+        """Ids of `text`.
+
+        add_special_tokens  put what the model expects before (and after) a prompt. Off for a rendered chat template,
+                            which has written it already.
+        parse_special       read "<|im_end|>" and the like as the special token, as a rendered chat template needs.
+                            Off, they are plain characters: text from a client cannot end its own turn.
+
+        Any string is taken: a lone surrogate counts as U+FFFD; NUL and BOM are characters like others.
+        """
+        backend = self._parts.backend if parse_special else self._plain_backend
+        ids: list[int] = backend.encode(replace_lone_surrogates(text), add_special_tokens=False).ids
+        if add_special_tokens:
+            return [*self._parts.prefix_ids, *ids, *self._parts.suffix_ids]
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True, at_text_start: bool = True) -> str:
+        """Text of `ids`. With at_text_start off they go on from earlier text, and a leading space is kept."""
+        text = b"".join(self.bytes_of(ids, skip_special_tokens=skip_special_tokens)).decode("utf-8", "replace")
+        if at_text_start and self._parts.strips_leading_space and text.startswith(" "):
+            return text[1:]
+        return text
+
+    def id_to_bytes(self, token_id: int) -> bytes:
+        """Bytes of one token; empty for an id without a token, such as the padding of a model's head."""
+        return self._token_bytes[token_id] if 0 <= token_id < self._size else b""
+
+    def bytes_of(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> list[bytes]:
+        """Bytes of each token that counts."""
+        if skip_special_tokens:
+            special = self._special_ids
+            return [self.id_to_bytes(token_id) for token_id in ids if token_id not in special]
+        return [self.id_to_bytes(token_id) for token_id in ids]
+
+    def token_text(self, token_id: int | None) -> str:
+        """How a special token is written in a prompt; empty for none."""
+        return "" if token_id is None else self.id_to_bytes(token_id).decode("utf-8", "replace")
+
+    def __repr__(self) -> str:
+        return f"<Tokenizer {self._size} tokens, {len(self._special_ids)} special, eos {list(self.eos_ids)}>"
