@@ -49,7 +49,7 @@ class ApiConfig:
     """How the front answers."""
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
-    "Bearer keys. Each is a tenant of its own: cached blocks, aborts and idempotency keys are not shared. None: no key is asked."
+    "Bearer keys. Each is a tenant of its own: cached blocks, aborts, idempotency keys are not shared. None: no key is asked."
     admin_api_keys: tuple[str, ...] = field(default=(), repr=False)
     "Keys for /config, /metrics, /v1/pause and /v1/resume. None: the ordinary keys open those too."
     admin_routes: bool = True
@@ -61,7 +61,7 @@ class ApiConfig:
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
     "Fields of a request that we do not know. Ignored by default: OpenAI's clients send extras. Never passed on either way."
     streams_per_key_max: int | None = None
-    "Requests one key may have open. None: all of limits.streams with one key, half with several, so that none shuts out another."
+    "Requests one key may have open. None: all of limits.streams with one key, half with several: none shuts out another."
     keep_alive_seconds: float = 10.0
     "A stream without news for this long gets a comment line, so that proxies and half-open sockets show."
     retry_after_seconds: int = 1

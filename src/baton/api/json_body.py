@@ -1,7 +1,7 @@
 """Reads a request's body: bytes within the cap, then JSON without the corners that parsers disagree on.
 
-Refused: not JSON, trailing bytes, NaN and Infinity (also written as 1e400), the same key twice, more than 64 levels, more than 1024 keys,
-bytes that are not UTF-8, a top that is not an object. A lone surrogate (`"\\ud800"`) becomes U+FFFD, here, for all fields.
+Refused: not JSON, trailing bytes, NaN and Infinity (also written as 1e400), the same key twice, more than 64 levels or 1024
+keys, bytes that are not UTF-8, a top that is not an object. A lone surrogate (`"\\ud800"`) becomes U+FFFD, here, for all fields.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import re
 from typing import Any, NoReturn
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from baton.api.errors import ApiError, bad
 from baton.api.limits import Limits
@@ -21,7 +21,7 @@ _MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    """Raises 413, 415, 408; and ClientDisconnect where the client went away meanwhile."""
+    """Raises 413, 415, 408; and starlette's ClientDisconnect where the client went away meanwhile."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise ApiError(415, "compressed bodies are not accepted: send plain JSON", code="unsupported_encoding")
@@ -37,8 +37,6 @@ async def read_body(request: Request, limits: Limits) -> bytes:
                     raise _too_large(limits)
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {limits.body_seconds:g} seconds", code="body_timeout") from None
-    except ClientDisconnect:
-        raise
     return bytes(body)
 
 

@@ -1,7 +1,7 @@
 """Every limit of the HTTP edge, in one place. A value is held against it before anything as large as the value is made.
 
-`Limits` is what an operator may change (sizes, counts, seconds); `RANGES` is what the numbers of a request may be. The limits on stop
-strings (16 of 1 to 1024 bytes) are in text/stops.py and those on a chat in text/chat_template.py: they are enforced there.
+`Limits` is what an operator may change (sizes, counts, seconds); `RANGES` is what the numbers of a request may be. The limits
+on the shape of a chat (4096 messages, ...) are TemplateLimits in text/chat_template.py, enforced there.
 """
 
 from __future__ import annotations
