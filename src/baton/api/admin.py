@@ -1,0 +1,107 @@
+"""Health, numbers and control.
+
+/live     this process runs its event loop. Restart it where this fails.
+/health   the engine makes progress: a round trip through the step loop, not merely an open port.
+/ready    healthy, and takes requests (not draining, not paused). Send traffic where this is 200.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from baton import __version__
+from baton.api.errors import ApiError, JsonResponse, bad
+from baton.api.fields import Fields
+from baton.api.front import Front, caller_of, front_of
+from baton.api.json_body import parse_object, read_body
+from baton.observe.metrics import CONTENT_TYPE
+
+_PAUSE_SECONDS_MAX = 3600.0
+"How long a pause without a limit of its own may drain before we stop waiting for it (the engine goes on draining)."
+
+
+async def live(request: Request) -> Response:
+    return JsonResponse({"status": "ok"})
+
+
+async def health(request: Request) -> Response:
+    await front_of(request).ping()
+    return JsonResponse({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    front = front_of(request)
+    await front.ping()
+    mode = front.engine.stats().mode
+    if mode != "serving":
+        raise ApiError(503, f"the engine is {mode}", code=mode)
+    return JsonResponse({"status": "ok"})
+
+
+async def version(request: Request) -> Response:
+    return JsonResponse({"version": __version__})
+
+
+async def metrics(request: Request) -> Response:
+    front = front_of(request)
+    front.metrics.requests_open(len(front.live))
+    return Response(front.metrics.exposition(), headers={"content-type": CONTENT_TYPE})
+
+
+async def config(request: Request) -> Response:
+    front = front_of(request)
+    model = front.model
+    served = {
+        "name": model.name,
+        "aliases": list(model.aliases),
+        "context_tokens": model.context_tokens,
+        "head_width": model.head_width,
+        "fingerprint": model.fingerprint,
+        "sampling_defaults": dict(model.sampling_defaults),
+    }
+    return JsonResponse({"version": __version__, "model": served, **front.config.shown()})
+
+
+async def abort(request: Request) -> Response:
+    """Ends the caller's own request, by the id of its answer or by its X-Request-Id. Twice is harmless."""
+    front = front_of(request)
+    fields = await _fields(request, front)
+    name = fields.name("request_id") or fields.name("id")
+    fields.finish(front.config.unknown_fields)
+    if not name:
+        raise bad("give the request_id to abort", "request_id")
+    return JsonResponse({"request_id": name, "aborted": front.live.abort(caller_of(request).tenant, name)})
+
+
+async def pause(request: Request) -> Response:
+    """Takes nothing new, lets what runs finish for drain_seconds (null: as long as it takes), then stands still."""
+    front = front_of(request)
+    fields = await _fields(request, front)
+    drain = None if fields.raw("drain_seconds") is None else fields.number("drain_seconds", 0.0)
+    fields.finish(front.config.unknown_fields)
+    await _within(_PAUSE_SECONDS_MAX if drain is None else drain + 30.0, front.engine.pause(drain))
+    return JsonResponse({"mode": front.engine.stats().mode})
+
+
+async def resume(request: Request) -> Response:
+    front = front_of(request)
+    await _within(30.0, front.engine.resume())
+    return JsonResponse({"mode": front.engine.stats().mode})
+
+
+async def _within(seconds: float, work: Any) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await work
+    except TimeoutError:
+        raise ApiError(504, f"the engine did not get there within {seconds:g} seconds", code="timeout") from None
+
+
+async def _fields(request: Request, front: Front) -> Fields:
+    """An empty body is an empty object here."""
+    body = await read_body(request, front.limits)
+    return Fields(parse_object(body or b"{}", front.limits), front.limits, front.model.head_width)

@@ -1,0 +1,205 @@
+"""Answers a request that generates, from its first byte to its end; the same for both endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from baton.api.errors import JsonResponse, as_api_error, error_response
+from baton.api.front import Front, caller_of, front_of, logger
+from baton.api.generation import Generation
+from baton.api.json_body import parse_object, read_body
+from baton.api.limits import Limits
+from baton.api.live import LiveRequest
+from baton.api.output import Piece
+from baton.api.prepare import Job
+from baton.api.shape import Shape, usage_json
+from baton.api.streaming import DONE, ClientGone, EventStream, SendBuffer, event, while_connected
+
+EVENT_STREAM = "text/event-stream"
+Put = Callable[[bytes], None]
+
+
+class GenerateRoute:
+    """An ASGI endpoint: it has to see the client leave, which an ordinary handler does not."""
+
+    def __init__(self, shape: type[Shape]) -> None:
+        self._shape = shape
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        front = front_of(request)
+        call = _Call(front, request, self._shape(front), send)
+        try:
+            with front.live.admitted(call.caller.tenant, (call.shape.id, call.request_id)) as live:
+                await call.answer(live)
+        except (ClientGone, ClientDisconnect) as gone:
+            how = gone.how if isinstance(gone, ClientGone) else "disconnected"
+            front.metrics.answer_broken(how)
+            logger.info("request %s: ended early (%s)", call.request_id, how)
+        except Exception as error:
+            await call.fail(error)
+
+
+class _Call:
+    def __init__(self, front: Front, request: Request, shape: Shape, send: Send) -> None:
+        self.front = front
+        self.request = request
+        self.shape = shape
+        self.caller = caller_of(request)
+        self.request_id = request_id_of(request, front.limits)
+        self._send = send
+        self._started = asyncio.get_running_loop().time()
+        self._key = self._idempotency_key()
+
+    async def answer(self, live: LiveRequest) -> None:
+        front = self.front
+        body = await read_body(self.request, front.limits)
+        if self._key is None:
+            await self._generate(body, live)
+            return
+        known = front.idempotency.begin(self.caller.tenant, self._key, body)
+        if known.answer is not None:
+            await self._respond(Response(known.answer, media_type=known.media_type, headers=self._headers))
+            return
+        answer: tuple[bytes, str] | None = None
+        try:
+            answer = await self._generate(body, live)
+        finally:
+            if answer is None:
+                front.idempotency.drop(self.caller.tenant, self._key)
+            else:
+                front.idempotency.finish(self.caller.tenant, self._key, *answer)
+
+    async def fail(self, error: Exception) -> None:
+        """Nothing has been sent yet."""
+        known = as_api_error(error)
+        if known.http_status == 500:
+            logger.error("request %s failed: %s", self.request_id, type(error).__name__, exc_info=error)
+        self.front.metrics.request_refused(known.code or str(known.http_status))
+        retry = self.front.config.retry_after_seconds
+        await self._respond(error_response(known, retry_after_seconds=retry, request_id=self.request_id))
+
+    async def _generate(self, body: bytes, live: LiveRequest) -> tuple[bytes, str]:
+        """The answer as it was sent, and its media type."""
+
+        def make_job() -> Job:
+            return self.shape.job(parse_object(body, self.front.limits), self.caller)
+
+        job = await self.front.off_loop(len(body), make_job)
+        generation = Generation(self.front, job, live, self._started)
+        if job.options.stream.stream:
+            return await self._stream(job, generation), EVENT_STREAM
+        return await self._whole(job, generation), "application/json"
+
+    async def _whole(self, job: Job, generation: Generation) -> bytes:
+        choices: dict[int, Piece] = {}
+
+        def collect(piece: Piece) -> None:
+            if piece.choice in choices:
+                choices[piece.choice].add(piece)
+            else:
+                choices[piece.choice] = piece
+
+        await while_connected(self.request.receive, generation.run(collect))
+        pieces = [choices[choice] for choice in range(job.sequences)]
+        response = JsonResponse(self.shape.whole(job, pieces, generation.usage), headers=self._headers)
+        await self._respond(response)
+        return bytes(response.body)
+
+    async def _stream(self, job: Job, generation: Generation) -> bytes:
+        buffer = SendBuffer(self.front.limits.send_buffer_bytes)
+        sent: list[bytes] = []
+
+        def put(content: bytes) -> None:
+            if self._key is not None:
+                sent.append(content)
+            buffer.put(content)
+
+        stream = EventStream(
+            self.request.scope,
+            self.request.receive,
+            self._send,
+            headers={**self._headers, "content-type": EVENT_STREAM, "cache-control": "no-cache", "x-accel-buffering": "no"},
+            keep_alive_seconds=self.front.config.keep_alive_seconds,
+            write_seconds=self.front.limits.write_seconds,
+        )
+        chunks = _Chunks(self.shape, job, generation)
+
+        async def produce() -> None:
+            await generation.run(lambda piece: chunks.add(piece, put))
+            chunks.end(put)
+
+        await stream.run(buffer, produce)
+        if stream.error is not None:
+            logger.error("stream %s failed: %s", self.request_id, type(stream.error).__name__, exc_info=stream.error)
+            raise ClientGone("failed")
+        return b"".join(sent)
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"x-request-id": self.request_id}
+
+    async def _respond(self, response: Response) -> None:
+        try:
+            async with asyncio.timeout(self.front.limits.write_seconds):
+                await response(self.request.scope, self.request.receive, self._send)
+        except TimeoutError:
+            raise ClientGone("slow") from None
+
+    def _idempotency_key(self) -> str | None:
+        key = self.request.headers.get("idempotency-key")
+        return key if key is not None and _is_name(key, self.front.limits) else None
+
+
+class _Chunks:
+    """Pieces to events. A piece without text (half a character, perhaps a stop string) waits for the next one with some."""
+
+    def __init__(self, shape: Shape, job: Job, generation: Generation) -> None:
+        self._shape = shape
+        self._job = job
+        self._generation = generation
+        self._waiting: dict[int, Piece] = {}
+        self._begun: set[int] = set()
+
+    def add(self, piece: Piece, put: Put) -> None:
+        if piece.choice in self._waiting:
+            earlier = self._waiting.pop(piece.choice)
+            earlier.add(piece)
+            piece = earlier
+        if not piece.worth_sending:
+            self._waiting[piece.choice] = piece
+            return
+        first = piece.choice not in self._begun
+        self._begun.add(piece.choice)
+        options = self._job.options.stream
+        usage = _usage_so_far(piece) if options.continuous_usage else None
+        choice = self._shape.delta(self._job, piece, first=first)
+        put(event(self._shape.chunk([choice], usage, with_usage=options.include_usage)))
+
+    def end(self, put: Put) -> None:
+        if self._job.options.stream.include_usage:
+            put(event(self._shape.chunk([], usage_json(self._generation.usage), with_usage=True)))
+        put(DONE)
+
+
+def _usage_so_far(piece: Piece) -> dict[str, Any]:
+    """Of this chunk's choice. What was cached is known at the end."""
+    prompt, output = piece.usage
+    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+
+
+def request_id_of(request: Request, limits: Limits) -> str:
+    """The client's X-Request-Id where it is fit to be echoed, else ours. It names the request in logs, never in the engine."""
+    given = request.headers.get("x-request-id")
+    return given if given is not None and _is_name(given, limits) else uuid.uuid4().hex
+
+
+def _is_name(text: str, limits: Limits) -> bool:
+    return 0 < len(text) <= limits.name_bytes and text.isascii() and text.isprintable()

@@ -1,0 +1,53 @@
+"""POST /v1/chat/completions: the shapes of its answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.api.auth import Caller
+from baton.api.logprobs import chat_logprobs, prompt_logprobs
+from baton.api.output import Piece
+from baton.api.prepare import Job, chat_job
+from baton.api.shape import Shape, finish_word
+
+
+class ChatShape(Shape):
+    id_prefix = "chatcmpl-"
+    object_whole = "chat.completion"
+    object_chunk = "chat.completion.chunk"
+
+    def job(self, body: dict[str, Any], caller: Caller) -> Job:
+        return chat_job(self.front, self.front.schema.chat(body), caller)
+
+    def choice(self, job: Job, piece: Piece) -> dict[str, Any]:
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        choice = self._common(job, piece, {"message": message})
+        if piece.prompt_logprobs is not None and job.options.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(self.front.tokenizer, piece.prompt_logprobs)
+        if job.options.return_token_ids:
+            choice["prompt_token_ids"] = list(job.requests[0].prompt)
+        return choice
+
+    def delta(self, job: Job, piece: Piece, *, first: bool) -> dict[str, Any]:
+        """The role comes with the first text, not before it: clients take the first chunk for the first token."""
+        delta: dict[str, Any] = {"role": "assistant", "content": piece.text} if first else {}
+        if piece.text:
+            delta["content"] = piece.text
+        choice = self._common(job, piece, {"delta": delta})
+        if job.options.return_token_ids and first:
+            choice["prompt_token_ids"] = list(job.requests[0].prompt)
+        return choice
+
+    def _common(self, job: Job, piece: Piece, content: dict[str, Any]) -> dict[str, Any]:
+        asked = job.options.logprobs is not None
+        choice = {
+            "index": piece.choice,
+            **content,
+            "logprobs": chat_logprobs(self.front.tokenizer, piece.logprobs) if asked else None,
+            "finish_reason": finish_word(piece),
+        }
+        if piece.stop_reason is not None:
+            choice["stop_reason"] = piece.stop_reason
+        if job.options.return_token_ids:
+            choice["token_ids"] = piece.tokens
+        return choice

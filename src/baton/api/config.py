@@ -1,0 +1,100 @@
+"""What the front is told, once: what it serves, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from baton.api.limits import RANGES, Limits
+from baton.errors import InvalidConfig
+
+_DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModel:
+    """The model behind the engine, as clients see it."""
+
+    name: str
+    "What clients call it."
+    aliases: tuple[str, ...] = ()
+    "Other names that are taken for it; answers use `name`."
+    context_tokens: int
+    "Prompt and output together."
+    head_width: int
+    "Rows of the model's output head: every token id is checked against it, not against the tokenizer."
+    created: int = 0
+    "Unix seconds for /v1/models."
+    fingerprint: str = "fp_baton"
+    "Changes with weights, dtype or layout; clients see it as system_fingerprint."
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    "What generation_config.json recommends, for requests that do not say."
+
+    def __post_init__(self) -> None:
+        _require(bool(self.name), "model.name is empty")
+        _require(self.context_tokens >= 2, f"model.context_tokens is {self.context_tokens}: a prompt and a token need 2")
+        _require(self.head_width >= 1, f"model.head_width is {self.head_width}")
+        for name, value in self.sampling_defaults.items():
+            known = name in _DEFAULTABLE and value in RANGES[name]
+            _require(known, f"model.sampling_defaults.{name} is {value}: not a setting in its range")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApiConfig:
+    """How the front answers."""
+
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    "Bearer keys. Each is a tenant of its own: cached blocks, aborts, idempotency keys are not shared. None: no key is asked."
+    admin_api_keys: tuple[str, ...] = field(default=(), repr=False)
+    "Keys for /config, /metrics, /v1/pause and /v1/resume. None: the ordinary keys open those too."
+    admin_routes: bool = True
+    "Serve those routes here as well. Off: they are 404 here, and make_admin_app serves them on another listener."
+    chat_page: bool = True
+    "Serve the chat page at /."
+    allowed_origins: tuple[str, ...] = ()
+    "Web origins whose pages may call this server from a browser. Others are refused."
+    unknown_fields: Literal["ignore", "refuse"] = "ignore"
+    "Fields of a request that we do not know. Ignored by default: OpenAI's clients send extras. Never passed on either way."
+    streams_per_key_max: int | None = None
+    "Requests one key may have open. None: all of limits.streams with one key, half with several: none shuts out another."
+    keep_alive_seconds: float = 10.0
+    "A stream without news for this long gets a comment line, so that proxies and half-open sockets show."
+    retry_after_seconds: int = 1
+    "What a 429 or 503 tells the client."
+    text_threads: int = 2
+    "Threads that parse, render and tokenise large requests, so that streams of others go on."
+    limits: Limits = field(default_factory=Limits)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    "Resolved settings of the other parts, shown at /config. Must hold no secrets."
+
+    def __post_init__(self) -> None:
+        for key in (*self.api_keys, *self.admin_api_keys):
+            ok = key.isascii() and key.isprintable() and 0 < len(key.strip()) == len(key) <= self.limits.api_key_bytes
+            _require(ok, "an API key must be printable ASCII without spaces around it, and not too long")
+        _require(not (set(self.api_keys) & set(self.admin_api_keys)), "a key is both an API key and an admin key")
+        _require(not (self.admin_api_keys and not self.api_keys), "admin_api_keys without api_keys would leave the rest open")
+        _require(self.keep_alive_seconds > 0, "keep_alive_seconds must be more than 0")
+        _require(self.text_threads >= 1, "text_threads must be at least 1")
+        _require(self.streams_per_key_max is None or self.streams_per_key_max >= 1, "streams_per_key_max must be at least 1")
+
+    @property
+    def streams_of_one_key_max(self) -> int:
+        share = self.limits.streams if len(self.api_keys) < 2 else max(1, self.limits.streams // 2)
+        return share if self.streams_per_key_max is None else self.streams_per_key_max
+
+    def shown(self) -> dict[str, Any]:
+        """For /config: everything but the keys, of which only the number is told."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("limits", "settings")}
+        own["api_keys"], own["admin_api_keys"] = len(self.api_keys), len(self.admin_api_keys)
+        own["limits"] = {f.name: getattr(self.limits, f.name) for f in fields(self.limits)}
+        return {"api": own, **self.settings}
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise InvalidConfig(message)

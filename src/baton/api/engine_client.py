@@ -1,0 +1,69 @@
+"""All that the front knows of an engine. runtime/client.py implements it over a process channel; tests script it.
+
+What an implementation promises:
+
+* `generate` yields, for each of the n sequences, deltas and at last one with `ended`. The last token comes with `ended`, in
+  the same delta; a token that stopped the sequence is among `tokens`.
+* Nothing follows the `ended` of a sequence; after n of them the iterator ends.
+* Leaving the iterator early (aclose, or a cancelled __anext__) aborts the request.
+* `abort` of something unknown or ended does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from msgspec import Struct
+
+from baton.core.effects import Ended
+from baton.errors import EngineError
+from baton.observe.engine_stats import EngineStats
+from baton.protocol.ids import RequestId
+from baton.protocol.request import FinishReason, GenerateRequest, Refused
+from baton.protocol.step import TokenLogprob
+
+__all__ = ["Delta", "Ended", "EngineClient", "EngineRefused", "EngineStats", "TokenLogprob"]
+
+
+class Delta(Struct):
+    """What is new of one sequence."""
+
+    index: int
+    "Which of the n sequences."
+    tokens: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    "One a token, where they were asked for; else empty."
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    "One a prompt token, the first one None. Given once, with sequence 0, where they were asked for."
+    ended: Ended | None = None
+
+
+class EngineRefused(EngineError):
+    """The engine does not take the request. Raised before the first delta."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(str(refused))
+        self.refused = refused
+
+
+class EngineClient(Protocol):
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+        """Raises EngineRefused before the first delta, and another EngineError where the engine is lost on the way."""
+        ...
+
+    def abort(self, request: RequestId, index: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End one sequence or all. Reason STOP: the front has seen a stop string."""
+        ...
+
+    async def ping(self, timeout_seconds: float) -> None:
+        """A round trip through the step loop. Raises Unavailable."""
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    async def pause(self, drain_seconds: float | None) -> None:
+        """Take nothing new, finish what runs (for at most that long; None: as long as it takes), then stand still."""
+        ...
+
+    async def resume(self) -> None: ...

@@ -1,0 +1,104 @@
+"""Errors as OpenAI's clients expect them: {"error": {message, type, param, code}} and the status that fits.
+
+A message names the field and the numbers. It never repeats a prompt, an output, a key or the name of anything inside.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from baton.api.engine_client import EngineRefused
+from baton.errors import CallerError, EngineError, Overloaded, Unavailable
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+# Whose fault a refusal is, and so whether trying again can help.
+_STATUS_OF_REFUSAL = {
+    "never_fits": 400,
+    "queue_full": 429,
+    "queue_tokens_full": 429,
+    "duplicate_id": 409,
+    "draining": 503,
+    "paused": 503,
+    "worker_gone": 503,
+}
+
+
+class ApiError(EngineError):
+    """An answer that is not 200."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.http_status = status
+        self.param = param
+        self.code = code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.http_status, "invalid_request_error" if self.http_status < 500 else "server_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+def bad(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What a client may know of any error. Of one that is not ours, or our own fault, nothing but that it happened."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EngineRefused):
+        refused = error.refused
+        return ApiError(_STATUS_OF_REFUSAL[refused.reason], str(refused), code=refused.reason)
+    if isinstance(error, CallerError):
+        return ApiError(400, str(error), param=_field_named_by(str(error)))
+    if isinstance(error, Overloaded | Unavailable):
+        return ApiError(error.http_status, str(error) or "try again later", code=type(error).__name__.lower())
+    return ApiError(500, "an internal error ended this request", code="internal_error")
+
+
+def _field_named_by(message: str) -> str | None:
+    """Messages of text/ begin with the field: "stop[3] is empty", "messages[0].role must be"."""
+    word = message.split(" ", 1)[0].split("[", 1)[0].split(".", 1)[0].rstrip(":")
+    return word if word in ("stop", "messages", "chat_template_kwargs", "add_generation_prompt") else None
+
+
+def error_response(error: ApiError, *, retry_after_seconds: int, request_id: str | None = None) -> Response:
+    headers = {}
+    if error.http_status in (429, 503):
+        headers["retry-after"] = str(retry_after_seconds)
+    if error.http_status in (408, 413, 415):
+        headers["connection"] = "close"  # the rest of the body is not wanted
+    if error.http_status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if request_id is not None:
+        headers["x-request-id"] = request_id
+    return JsonResponse(error.body, status_code=error.http_status, headers=headers)
+
+
+class JsonResponse(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return to_json(content)
+
+
+def to_json(content: Any) -> bytes:
+    try:
+        return orjson.dumps(content)
+    except orjson.JSONEncodeError:  # a lone surrogate or a huge int in an error message: never a 500 for that
+        import json
+
+        return json.dumps(content, default=str).encode("ascii")

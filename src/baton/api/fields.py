@@ -1,0 +1,144 @@
+"""Takes fields out of a JSON object one by one, each checked against its limit. Null counts as not given, as at OpenAI."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+from baton.api.errors import ApiError, bad
+from baton.api.limits import LOGIT_BIAS_MAX, RANGES, Limits, Range
+
+T = TypeVar("T")
+
+
+class Fields:
+    def __init__(self, body: dict[str, Any], limits: Limits, head_width: int) -> None:
+        self._body = body
+        self._limits = limits
+        self._head_width = head_width
+        self._known: set[str] = set()
+
+    def raw(self, name: str) -> Any:
+        """The value as it is, None where it is null or not there."""
+        self._known.add(name)
+        return self._body.get(name)
+
+    def integer(self, name: str, default: T) -> int | T:
+        value = self.raw(name)
+        return default if value is None else whole_number(value, RANGES[name], name)
+
+    def number(self, name: str, default: float) -> float:
+        value = self.raw(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or value not in RANGES[name]:
+            raise bad(f"{name} must be {RANGES[name]}, not {shown(value)}", name)
+        return float(value) + 0.0  # -0.0 becomes 0.0
+
+    def boolean(self, name: str, default: bool = False) -> bool:
+        value = self.raw(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise bad(f"{name} must be true or false, not {shown(value)}", name)
+        return value
+
+    def name(self, name: str) -> str:
+        """A short printable string (user, cache_salt); empty where it is not given."""
+        value = self.raw(name)
+        if value is None:
+            return ""
+        if not isinstance(value, str):
+            raise bad(f"{name} must be a string, not {shown(value)}", name)
+        if len(value) > self._limits.name_bytes or len(value.encode("utf-8", "replace")) > self._limits.name_bytes:
+            raise bad(f"{name} is longer than {self._limits.name_bytes} bytes", name)
+        if not value.isprintable():
+            raise bad(f"{name} has characters that do not print", name)
+        return value
+
+    def strings(self, name: str, *, count_max: int, bytes_max: int) -> tuple[str, ...]:
+        """A string or a list of strings, none of them empty."""
+        value = self.raw(name)
+        if value is None:
+            return ()
+        if isinstance(value, str):
+            value = [value]
+        if not isinstance(value, list):
+            raise bad(f"{name} must be a string or a list of strings, not {shown(value)}", name)
+        if len(value) > count_max:
+            raise bad(f"{name} has {len(value)} entries and at most {count_max} are allowed", name)
+        for index, entry in enumerate(value):
+            if not isinstance(entry, str):
+                raise bad(f"{name}[{index}] must be a string, not {shown(entry)}", name)
+            if not entry:
+                raise bad(f"{name}[{index}] is empty", name)
+            if len(entry) > bytes_max or len(entry.encode("utf-8", "replace")) > bytes_max:
+                raise bad(f"{name}[{index}] is longer than {bytes_max} bytes", name)
+        return tuple(value)
+
+    def token_ids(self, name: str, *, count_max: int) -> tuple[int, ...]:
+        value = self.raw(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list):
+            raise bad(f"{name} must be a list of token ids, not {shown(value)}", name)
+        if len(value) > count_max:
+            raise bad(f"{name} has {len(value)} entries and at most {count_max} are allowed", name)
+        return checked_token_ids(value, self._head_width, name)
+
+    def logit_bias(self) -> tuple[tuple[int, float], ...]:
+        value = self.raw("logit_bias")
+        if value is None:
+            return ()
+        if not isinstance(value, dict):
+            raise bad(f"logit_bias must be an object from token ids to numbers, not {shown(value)}", "logit_bias")
+        if len(value) > self._limits.token_ids:
+            raise bad(f"logit_bias has {len(value)} entries and at most {self._limits.token_ids} are allowed", "logit_bias")
+        pairs = tuple(sorted(self._bias_entry(key, bias) for key, bias in value.items()))
+        if len({token for token, _ in pairs}) != len(pairs):
+            raise bad("logit_bias names a token twice", "logit_bias")
+        if len(pairs) >= self._head_width and all(bias <= -LOGIT_BIAS_MAX for _, bias in pairs):
+            raise bad("logit_bias forbids every token of the model", "logit_bias")
+        return pairs
+
+    def _bias_entry(self, key: str, bias: Any) -> tuple[int, float]:
+        if not (key.isascii() and key.isdigit() and len(key) <= 10) or int(key) >= self._head_width:
+            raise bad(f"logit_bias: {key[:32]!a} is not a token id from 0 to {self._head_width - 1}", "logit_bias")
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise bad(f"logit_bias[{key}] must be a number, not {shown(bias)}", "logit_bias")
+        return int(key), float(max(-LOGIT_BIAS_MAX, min(LOGIT_BIAS_MAX, bias)))
+
+    def finish(self, unknown: Literal["ignore", "refuse"]) -> None:
+        """Once every field of ours is taken: what is left is not ours."""
+        if unknown == "refuse":
+            for name in self._body:
+                if name not in self._known:
+                    raise bad(f"unknown field {name[:64]!a}", name[:64], code="unknown_field")
+
+
+def whole_number(value: Any, allowed: Range, place: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
+        raise bad(f"{place} must be {allowed}, not {shown(value)}", place)
+    return value
+
+
+def checked_token_ids(values: list[Any], head_width: int, place: str) -> tuple[int, ...]:
+    """The one function that holds token ids against the model's head: a tokenizer may know more or fewer."""
+    for index, value in enumerate(values):
+        if type(value) is not int or not 0 <= value < head_width:  # not isinstance: booleans are not numbers
+            raise _bad_token_id(value, head_width, f"{place}[{index}]", place)
+    return tuple(values)
+
+
+def _bad_token_id(value: Any, head_width: int, place: str, param: str) -> ApiError:
+    return bad(f"{place} must be a token id from 0 to {head_width - 1}, not {shown(value)}", param)
+
+
+def shown(value: Any) -> str:
+    """A wrong value in a message: numbers as they are, of the rest only the kind, for it may be a prompt."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        text = repr(value) if isinstance(value, float) or value.bit_length() < 128 else "a huge number"
+        return text[:40]
+    names: dict[type, str] = {str: "a string", list: "a list", dict: "an object"}
+    return names.get(type(value), "this")

@@ -1,0 +1,81 @@
+"""Everything a route needs, made once an app."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from baton.api.auth import Caller
+from baton.api.config import ApiConfig, ServedModel
+from baton.api.engine_client import EngineClient
+from baton.api.errors import ApiError
+from baton.api.idempotency import IdempotencyStore
+from baton.api.live import LiveRequests
+from baton.api.schemas import Schema
+from baton.observe.metrics import Metrics
+from baton.text.chat_template import ChatTemplate
+from baton.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+logger = logging.getLogger("baton.api")
+"Says what happened to which request, and never what it said."
+
+_INLINE_BYTES = 16 * 1024
+"Work on texts up to this size takes less time than handing it to a thread and back."
+
+
+class Front:
+    def __init__(
+        self, engine: EngineClient, tokenizer: Tokenizer, template: ChatTemplate, model: ServedModel, config: ApiConfig
+    ) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.template = template
+        self.model = model
+        self.config = config
+        self.limits = config.limits
+        self.schema = Schema(model, config)
+        self.metrics = Metrics(model_name=model.name, engine_stats=engine.stats)
+        self.live = LiveRequests(engine, config)
+        self.idempotency = IdempotencyStore(config.limits)
+        self.longest_token_bytes = max(1, *(len(tokenizer.id_to_bytes(i)) for i in range(tokenizer.vocab_size)))
+        self._threads = ThreadPoolExecutor(config.text_threads, thread_name_prefix="baton-text")
+        self._ping: asyncio.Task[None] | None = None
+
+    async def off_loop(self, size_bytes: int, work: Callable[[], T]) -> T:
+        """Does `work` here where it is small, else on a thread, so that one large request does not hold up all streams."""
+        if size_bytes <= _INLINE_BYTES:
+            return work()
+        try:
+            async with asyncio.timeout(self.limits.prepare_seconds):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except TimeoutError:
+            raise ApiError(503, "too many large requests are being prepared", code="prepare_timeout") from None
+
+    async def ping(self) -> None:
+        """One round trip through the step loop at a time, however many ask: /health is open to everyone. Raises."""
+        if self._ping is None or self._ping.done():
+            self._ping = asyncio.create_task(self.engine.ping(self.limits.ping_seconds))
+        try:
+            async with asyncio.timeout(self.limits.ping_seconds + 1.0):
+                await asyncio.shield(self._ping)
+        except TimeoutError:
+            raise ApiError(503, "the engine does not answer", code="engine_stuck") from None
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def front_of(request: Request) -> Front:
+    front: Front = request.app.state.front
+    return front
+
+
+def caller_of(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller

@@ -1,0 +1,189 @@
+"""Runs the engine requests of one HTTP request and tells a sink each piece as it comes.
+
+The sink is a plain function and never waits, so a slow client holds up neither the engine nor the other prompts. Every wait
+here ends: the engine is told the request's deadline, and where it says nothing a few seconds after that, the front ends the
+request itself. Leaving in any way (an error, a cancelled task, a client that is gone) aborts in the engine what has not ended there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from baton.api.engine_client import Delta, TokenLogprob
+from baton.api.errors import ApiError
+from baton.api.front import Front
+from baton.api.live import LiveRequest
+from baton.api.output import Piece, SequenceOutput
+from baton.api.prepare import Job
+from baton.errors import Unavailable
+from baton.protocol.request import FinishReason
+
+Sink = Callable[[Piece], None]
+
+
+@dataclass(slots=True)
+class Usage:
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None
+    "None where the engine has not told yet."
+
+
+class _Timing:
+    """When the tokens of one sequence came."""
+
+    __slots__ = ("first", "last", "tokens")
+
+    def __init__(self) -> None:
+        self.first: float | None = None
+        self.last = 0.0
+        self.tokens = 0
+
+
+class Generation:
+    def __init__(self, front: Front, job: Job, live: LiveRequest, started: float) -> None:
+        """`started` is the loop's time at which the HTTP request came."""
+        n = job.options.n
+        self._front = front
+        self._job = job
+        self._live = live
+        self._started = started
+        self._outputs = [
+            SequenceOutput(front.tokenizer, job, request, place * n + index)
+            for place, request in enumerate(job.requests)
+            for index in range(n)
+        ]
+        self._timings = [_Timing() for _ in self._outputs]
+        self._cached: dict[int, int] = {}
+        "Cached prompt tokens by prompt."
+        self._prompt_logprobs: dict[int, list[TokenLogprob | None]] = {}
+        "By prompt, where they are echoed."
+        self._now = asyncio.get_running_loop().time
+
+    @property
+    def usage(self) -> Usage:
+        """A prompt counts once, however many sequences share it."""
+        told = len(self._cached) == len(self._job.requests)
+        return Usage(
+            prompt_tokens=sum(len(request.prompt) for request in self._job.requests),
+            output_tokens=sum(output.tokens for output in self._outputs),
+            cached_tokens=sum(self._cached.values()) if told else None,
+        )
+
+    async def run(self, sink: Sink) -> None:
+        """Returns when every choice has its finish. Raises ApiError, EngineRefused or another EngineError."""
+        self._live.engine_ids += [request.id for request in self._job.requests]
+        if len(self._job.requests) == 1:
+            await self._follow(0, sink)
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for place in range(len(self._job.requests)):
+                    group.create_task(self._follow(place, sink))
+        except BaseExceptionGroup as errors:  # one failed, which cancelled the others: that one is the answer
+            raise errors.exceptions[0] from None
+
+    async def _follow(self, place: int, sink: Sink) -> None:
+        request = self._job.requests[place]
+        grace = self._front.limits.engine_grace_seconds
+        deadline = self._now() + (request.timeout_seconds or self._front.limits.request_seconds) + grace
+        stream = self._front.engine.generate(request)
+        owed = request.n
+        try:
+            async with asyncio.timeout_at(deadline) as patience:
+                async for delta in stream:
+                    self._take(place, delta, sink)
+                    owed -= delta.ended is not None
+                    if not owed:
+                        break
+                    if self._all_finished(place):  # by stop strings; the engine still owes the usage, but not for long
+                        patience.reschedule(min(deadline, self._now() + grace))
+                else:
+                    raise Unavailable("the engine ended the request without an answer")
+        except TimeoutError:
+            self._give_up(place, sink)
+        finally:
+            if owed:
+                self._front.engine.abort(request.id)
+            await _close(stream)
+        self._tell_ended(place)
+
+    def _take(self, place: int, delta: Delta, sink: Sink) -> None:
+        request, choice = self._job.requests[place], place * self._job.options.n + delta.index
+        output = self._outputs[choice]
+        if delta.ended is not None:
+            known = self._cached.get(place, delta.ended.cached_tokens)
+            self._cached[place] = min(known, delta.ended.cached_tokens)
+            self._front.metrics.sequence_ended(delta.ended)
+        if output.finish is not None:
+            return
+        if delta.tokens:
+            self._clock(choice, len(delta.tokens))
+        if self._job.echo and (output.tokens == 0 and self._timings[choice].tokens == len(delta.tokens)):
+            self._echo(place, choice, delta, sink)
+        piece = output.feed(delta)
+        if delta.ended is None and output.finish is not None:
+            self._front.engine.abort(request.id, delta.index, FinishReason.STOP)
+        self._require_no_failure(piece, delta)
+        sink(piece)
+
+    def _echo(self, place: int, choice: int, delta: Delta, sink: Sink) -> None:
+        """The prompt goes first. Its log-probabilities come with sequence 0, and belong to all of them."""
+        logprobs = delta.prompt_logprobs
+        if delta.index:
+            logprobs = self._prompt_logprobs.get(place)
+        elif logprobs is not None:
+            self._prompt_logprobs[place] = logprobs
+        sink(self._outputs[choice].echo(logprobs))
+
+    def _require_no_failure(self, piece: Piece, delta: Delta) -> None:
+        """An end that the client must not take for an answer becomes an error."""
+        if piece.finish is FinishReason.ERROR:
+            detail = delta.ended.detail if delta.ended else ""
+            raise ApiError(500, detail or "the engine could not go on with this request", code="engine_error")
+        if piece.finish is FinishReason.TIMEOUT and not any(output.tokens for output in self._outputs):
+            raise self._too_late()
+
+    def _too_late(self) -> ApiError:
+        seconds = self._job.options.timeout_seconds
+        return ApiError(504, f"no token within the request's {seconds:g} seconds", param="timeout", code="timeout")
+
+    def _give_up(self, place: int, sink: Sink) -> None:
+        """The engine is silent past the deadline: the choices end with what they have."""
+        if not any(output.tokens for output in self._outputs):
+            raise self._too_late()
+        for output in self._of(place):
+            if output.finish is None:
+                sink(output.cut(FinishReason.TIMEOUT))
+
+    def _of(self, place: int) -> list[SequenceOutput]:
+        n = self._job.options.n
+        return self._outputs[place * n : (place + 1) * n]
+
+    def _all_finished(self, place: int) -> bool:
+        return all(output.finish is not None for output in self._of(place))
+
+    def _clock(self, choice: int, tokens: int) -> None:
+        timing, now = self._timings[choice], self._now()
+        if timing.first is None:
+            timing.first = now
+            self._front.metrics.first_token(now - self._started)
+        else:
+            self._front.metrics.later_tokens(now - timing.last, tokens)
+        timing.last = now
+        timing.tokens += tokens
+
+    def _tell_ended(self, place: int) -> None:
+        n, now = self._job.options.n, self._now()
+        for timing in self._timings[place * n : (place + 1) * n]:
+            if timing.first is not None and timing.tokens > 1:
+                self._front.metrics.time_per_output_token((timing.last - timing.first) / (timing.tokens - 1))
+        self._front.metrics.request_ended(now - self._started, self._job.requests[place])
+
+
+async def _close(stream: AsyncIterator[Delta]) -> None:
+    close = getattr(stream, "aclose", None)
+    if close is not None:
+        await close()

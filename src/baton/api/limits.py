@@ -1,0 +1,127 @@
+"""Every limit of the HTTP edge, in one place. A value is held against it before anything as large as the value is made.
+
+`Limits` is what an operator may change (sizes, counts, seconds); `RANGES` is what the numbers of a request may be. The limits
+on the shape of a chat (4096 messages, ...) are TemplateLimits in text/chat_template.py, enforced there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final, NamedTuple
+
+from baton.errors import InvalidConfig
+from baton.text.stops import STOP_BYTES_MAX, STOPS_MAX
+
+MIB: Final = 1024 * 1024
+INT64_MAX: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """All of reliability.md 3.2 that is a size, a count or a time."""
+
+    body_bytes: int = 8 * MIB
+    "Over it: 413. Compressed bodies are refused, so these are the bytes of the JSON itself."
+    body_seconds: float = 60.0
+    "From the end of the headers to the end of the body. Over it: 408."
+    header_bytes: int = 64 * 1024
+    "Request line and headers together. Over it: 431 and the connection is closed."
+    header_seconds: float = 10.0
+    "From the first byte (or the connection) to the end of the headers. Over it the connection is closed."
+    json_depth: int = 64
+    "Lists and objects inside each other."
+    object_keys: int = 1024
+    "Keys of one object. 256 would do but for logit_bias, which may name `token_ids` tokens."
+    top_level_keys: int = 256
+    "Keys of the request itself."
+    model_bytes: int = 256
+    "A longer model name is unknown: 404."
+    prompts: int = 64
+    "Prompts in one completions request."
+    choices: int = 64
+    "n x prompts."
+    request_tokens: int = 4 * MIB
+    "n x prompts x max_tokens, after max_tokens is clipped to the context."
+    logprob_entries: int = 2_000_000
+    "Tokens x (1 + likeliest tokens asked for) that one answer may report."
+    stop_strings: int = STOPS_MAX
+    "At most what text/stops.py takes."
+    stop_string_bytes: int = STOP_BYTES_MAX
+    token_ids: int = 1024
+    "Entries of stop_token_ids, logit_bias and bad_words."
+    bad_word_bytes: int = 1024
+    name_bytes: int = 256
+    "user, cache_salt, request ids, idempotency keys."
+    api_key_bytes: int = 1024
+    "A longer key is wrong without being looked at."
+    streams: int = 1024
+    "Requests being answered at once. Over it: 429."
+    send_buffer_bytes: int = 1 * MIB
+    "Bytes that wait for a slow reader; over it its request is cancelled."
+    write_seconds: float = 60.0
+    "A reader that takes nothing for this long is gone."
+    prepare_seconds: float = 60.0
+    "Parsing, rendering and tokenising one request, its wait for a thread included. Over it: 503."
+    request_seconds: float = 3600.0
+    "Deadline of a request that names none, and the longest that one may name."
+    engine_grace_seconds: float = 5.0
+    "How long after a deadline or an abort the engine may still take to say so."
+    ping_seconds: float = 5.0
+    "How long /health waits for the step loop."
+    idempotency_bytes: int = 32 * MIB
+    "Finished answers kept for requests with an Idempotency-Key."
+    idempotency_entries: int = 4096
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not getattr(self, field.name) > 0:
+                raise InvalidConfig(f"limits.{field.name} is {getattr(self, field.name)}: it must be more than 0")
+        if self.stop_strings > STOPS_MAX or self.stop_string_bytes > STOP_BYTES_MAX:
+            raise InvalidConfig(f"limits: at most {STOPS_MAX} stop strings of {STOP_BYTES_MAX} bytes can be matched")
+
+
+class Range(NamedTuple):
+    """What a number may be. Whole where both ends are ints."""
+
+    low: float | int
+    high: float | int
+    low_excluded: bool = False
+
+    @property
+    def whole(self) -> bool:
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def __contains__(self, value: object) -> bool:
+        if not isinstance(value, int | float) or not self.low <= value <= self.high:  # False for NaN
+            return False
+        return not (self.low_excluded and value == self.low)
+
+    def __str__(self) -> str:
+        kind = "a whole number" if self.whole else "a number"
+        return f"{kind} {'above' if self.low_excluded else 'from'} {self.low} to {self.high}"
+
+
+RANGES: Final[dict[str, Range]] = {
+    "max_tokens": Range(1, 2**31 - 1),  # then clipped to the context
+    "max_completion_tokens": Range(1, 2**31 - 1),
+    "min_tokens": Range(0, 2**31 - 1),  # and not more than max_tokens
+    "n": Range(1, 16),
+    "best_of": Range(1, 16),
+    "temperature": Range(0.0, 2.0),
+    "top_p": Range(0.0, 1.0, low_excluded=True),
+    "min_p": Range(0.0, 1.0),
+    "top_k": Range(-1, 2**31 - 1),  # and not more than the head width
+    "presence_penalty": Range(-2.0, 2.0),
+    "frequency_penalty": Range(-2.0, 2.0),
+    "repetition_penalty": Range(0.0, 10.0, low_excluded=True),
+    "logprobs": Range(0, 20),
+    "top_logprobs": Range(0, 20),
+    "prompt_logprobs": Range(0, 20),
+    "seed": Range(-(2**63), INT64_MAX),
+    "priority": Range(-(2**31), 2**31 - 1),
+    "timeout": Range(0.0, float("inf"), low_excluded=True),  # and not more than limits.request_seconds
+    "drain_seconds": Range(0.0, 86400.0),
+}
+
+LOGIT_BIAS_MAX: Final = 100.0
+"A finite bias beyond it is clamped, as OpenAI documents the range."

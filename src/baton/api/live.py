@@ -1,0 +1,60 @@
+"""Requests being answered now: how many, whose, and how to abort them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from baton.api.config import ApiConfig
+from baton.api.engine_client import EngineClient
+from baton.api.errors import ApiError
+from baton.protocol.ids import RequestId
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    tenant: bytes
+    names: tuple[str, ...]
+    "What its client may call it: the id of the answer, and X-Request-Id."
+    engine_ids: list[RequestId] = field(default_factory=list)
+    "Ours, made here: a client cannot choose or guess one."
+
+
+class LiveRequests:
+    def __init__(self, engine: EngineClient, config: ApiConfig) -> None:
+        self._engine = engine
+        self._total_max = config.limits.streams
+        self._tenant_max = config.streams_of_one_key_max
+        self._open: dict[LiveRequest, None] = {}
+        self._of_tenant: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @contextmanager
+    def admitted(self, tenant: bytes, names: tuple[str, ...]) -> Iterator[LiveRequest]:
+        """Raises 429 where the house, or this key's share of it, is full."""
+        own = self._of_tenant.get(tenant, 0)
+        if len(self._open) >= self._total_max:
+            raise ApiError(429, f"{self._total_max} requests are open, which is the limit", code="too_many_streams")
+        if own >= self._tenant_max:
+            raise ApiError(429, f"{own} requests of this key are open, which is the limit", code="too_many_streams")
+        request = LiveRequest(tenant, names)
+        self._open[request] = None
+        self._of_tenant[tenant] = own + 1
+        try:
+            yield request
+        finally:
+            del self._open[request]
+            self._of_tenant[tenant] -= 1
+            if not self._of_tenant[tenant]:
+                del self._of_tenant[tenant]
+
+    def abort(self, tenant: bytes, name: str) -> int:
+        """Ends the caller's own requests of that name, with what they have. How many there were."""
+        found = [request for request in self._open if request.tenant == tenant and name in request.names]
+        for request in found:
+            for engine_id in request.engine_ids:
+                self._engine.abort(engine_id)
+        return len(found)

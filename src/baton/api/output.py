@@ -1,0 +1,128 @@
+"""One sequence, from the engine's deltas to what its client sees. Streams and whole answers are made of the same pieces.
+
+    tokens --Detokenizer--> text, whole characters --StopStrings--> text that may be sent
+
+A token that ended the sequence has no text, unless the client wants to see its stops (include_stop_str_in_output).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton.api.engine_client import Delta, TokenLogprob
+from baton.api.prepare import Job
+from baton.protocol.request import FinishReason, GenerateRequest
+from baton.text.detokenizer import Detokenizer
+from baton.text.stops import StopStrings
+from baton.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class Piece:
+    """What is new of one choice."""
+
+    choice: int
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    "One a token, or none at all. None for the first token of an echoed prompt."
+    offsets: list[int] = field(default_factory=list)
+    "Where each token's text begins in the choice's text."
+    finish: FinishReason | None = None
+    stop_reason: str | int | None = None
+    "The stop string or stop token id that the client had named and that ended it."
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    usage: tuple[int, int] = (0, 0)
+    "Prompt and output tokens of this choice so far."
+
+    @property
+    def worth_sending(self) -> bool:
+        return bool(self.text) or self.finish is not None
+
+    def add(self, later: Piece) -> None:
+        """Joins what came later; both of the same choice."""
+        self.text += later.text
+        self.tokens += later.tokens
+        self.logprobs += later.logprobs
+        self.offsets += later.offsets
+        self.finish, self.stop_reason, self.usage = later.finish, later.stop_reason, later.usage
+        self.prompt_logprobs = later.prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs
+
+
+class SequenceOutput:
+    def __init__(self, tokenizer: Tokenizer, job: Job, request: GenerateRequest, choice: int) -> None:
+        options = job.options
+        self._request = request
+        self._choice = choice
+        self._text = Detokenizer(tokenizer, skip_special_tokens=options.skip_special_tokens, at_text_start=job.echo)
+        self._stops = StopStrings(job.stops, include_stop=options.include_stop)
+        self._include_stop = options.include_stop
+        self._named_stop_ids = frozenset(options.stop_token_ids)
+        self._chars = 0
+        self.tokens = 0
+        "Output tokens that count: up to the one that completed a stop string."
+        self.finish: FinishReason | None = None
+
+    def echo(self, logprobs: list[TokenLogprob | None] | None) -> Piece:
+        """The prompt as the first piece of the text."""
+        piece = Piece(self._choice, usage=(len(self._request.prompt), 0))
+        for token in self._request.prompt:
+            piece.offsets.append(self._chars)
+            piece.text += self._pushed(token)
+        piece.tokens = list(self._request.prompt)
+        piece.logprobs = list(logprobs or [])
+        return piece
+
+    def feed(self, delta: Delta) -> Piece:
+        """Call it no more once `finish` is set."""
+        piece = Piece(self._choice, prompt_logprobs=delta.prompt_logprobs)
+        stopped_by_token = delta.ended is not None and delta.ended.reason is FinishReason.STOP and bool(delta.tokens)
+        last = len(delta.tokens) - 1
+        for place, token in enumerate(delta.tokens):
+            is_stop_token = stopped_by_token and place == last
+            self._take(piece, token, is_stop_token)
+            if delta.logprobs:
+                piece.logprobs.append(delta.logprobs[place])
+            if self.finish is not None:
+                break  # a stop string: the tokens after it are not the client's
+        if self.finish is None and delta.ended is not None:
+            self._end(piece, delta.ended.reason)
+            if stopped_by_token and piece.finish is FinishReason.STOP and delta.tokens[-1] in self._named_stop_ids:
+                piece.stop_reason = piece.stop_reason or delta.tokens[-1]
+        piece.usage = (len(self._request.prompt), self.tokens)
+        return piece
+
+    def cut(self, reason: FinishReason) -> Piece:
+        """The engine did not end it in time; we do."""
+        piece = Piece(self._choice)
+        self._end(piece, reason)
+        piece.usage = (len(self._request.prompt), self.tokens)
+        return piece
+
+    def _take(self, piece: Piece, token: int, is_stop_token: bool) -> None:
+        self.tokens += 1
+        piece.tokens.append(token)
+        piece.offsets.append(self._chars)
+        text = "" if is_stop_token and not self._include_stop else self._pushed(token)
+        if self.tokens <= self._request.sampling.min_tokens:
+            piece.text += text  # as with stop ids: nothing ends the sequence this early
+        else:
+            self._through_stops(piece, text)
+
+    def _through_stops(self, piece: Piece, text: str) -> None:
+        fed = self._stops.feed(text)
+        piece.text += fed.text
+        if fed.stop is not None:
+            self.finish = piece.finish = FinishReason.STOP
+            piece.stop_reason = fed.stop
+
+    def _end(self, piece: Piece, reason: FinishReason) -> None:
+        self._through_stops(piece, self._text.flush())
+        if self.finish is None:
+            piece.text += self._stops.flush()
+            self.finish = piece.finish = reason
+
+    def _pushed(self, token: int) -> str:
+        text = self._text.push((token,))
+        self._chars += len(text)
+        return text

@@ -1,0 +1,160 @@
+"""From a checked body to what the engine is asked: text becomes token ids here, and every open choice is made."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import uuid
+from dataclasses import dataclass, replace
+
+from baton.api.auth import Caller
+from baton.api.errors import bad
+from baton.api.front import Front
+from baton.api.schemas import ChatBody, CompletionBody, Options, Prompt, too_long
+from baton.protocol.ids import RequestId
+from baton.protocol.request import GenerateRequest, SamplingParams
+from baton.text.stops import StopAutomaton
+
+# Normalisation (NFC) can make a text shorter before it is cut into tokens, by at most this factor.
+_SHRINKS_BY_AT_MOST = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One HTTP request, ready to run."""
+
+    requests: tuple[GenerateRequest, ...]
+    "One a prompt."
+    options: Options
+    stops: StopAutomaton
+    echo: bool = False
+
+    @property
+    def sequences(self) -> int:
+        return len(self.requests) * self.options.n
+
+
+def chat_job(front: Front, body: ChatBody, caller: Caller) -> Job:
+    text = front.template.render(
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
+        continue_final_message=body.continue_final_message,
+        extras=body.template_kwargs,
+    )
+    _require_may_fit(front, text)
+    ids = front.tokenizer.encode(text, add_special_tokens=body.options.add_special_tokens, parse_special=True)
+    return _job(front, [tuple(ids)], body.options, caller)
+
+
+def completion_job(front: Front, body: CompletionBody, caller: Caller) -> Job:
+    prompts = [_ids(front, prompt, body.options) for prompt in body.prompts]
+    options = body.options
+    if body.echo and options.logprobs is not None and options.prompt_logprobs is None:
+        # OpenAI's way to score a prompt: echo it, with the log-probabilities of its own tokens.
+        asked = replace(options, prompt_logprobs=options.logprobs)
+        return replace(_job(front, prompts, asked, caller), options=options, echo=True)
+    return replace(_job(front, prompts, options, caller), echo=body.echo)
+
+
+def _ids(front: Front, prompt: Prompt, options: Options) -> tuple[int, ...]:
+    """A prompt of the completions endpoint is all the client's: special tokens in it are meant as such."""
+    if not isinstance(prompt, str):
+        return prompt
+    _require_may_fit(front, prompt)
+    return tuple(front.tokenizer.encode(prompt, add_special_tokens=options.add_special_tokens, parse_special=True))
+
+
+def _require_may_fit(front: Front, text: str) -> None:
+    """A text too long for any tokenisation is refused without making one."""
+    tokens_at_least = len(text.encode("utf-8", "replace")) // (front.longest_token_bytes * _SHRINKS_BY_AT_MOST)
+    if tokens_at_least >= front.model.context_tokens:
+        raise too_long(tokens_at_least, front.model.context_tokens)
+
+
+def _job(front: Front, prompts: list[tuple[int, ...]], options: Options, caller: Caller) -> Job:
+    stops = StopAutomaton(options.stop)
+    salt = _salt(caller, options.cache_salt)
+    bad_words = _bad_words(front, options)
+    # Where the client gave no seed we draw one and use it, so that a lost request can be replayed to the same tokens.
+    seed = options.seed if options.seed is not None else secrets.randbits(63)
+    requests = tuple(_request(front, ids, options, bad_words, seed, salt) for ids in prompts)
+    _require_bounded(front, requests, options)
+    return Job(requests=requests, options=options, stops=stops)
+
+
+def _request(
+    front: Front, ids: tuple[int, ...], options: Options, bad_words: tuple[tuple[int, ...], ...], seed: int, salt: bytes
+) -> GenerateRequest:
+    context = front.model.context_tokens
+    if not ids:
+        raise bad("the prompt has no tokens: at least 1 is needed", "prompt")
+    if len(ids) >= context:
+        raise too_long(len(ids), context)
+    if max(ids) >= front.model.head_width:
+        raise bad(f"the prompt has token {max(ids)}, which the model does not have", "prompt")
+    room = context - len(ids)
+    max_tokens = room if options.max_tokens is None else min(options.max_tokens, room)
+    if options.min_tokens > max_tokens:
+        raise bad(
+            f"min_tokens ({options.min_tokens}) is more than the {max_tokens} tokens that may follow this prompt", "min_tokens"
+        )
+    ends = () if options.ignore_eos else front.tokenizer.eos_ids
+    return GenerateRequest(
+        id=RequestId(uuid.uuid4().hex),
+        prompt=ids,
+        n=options.n,
+        priority=options.priority,
+        timeout_seconds=options.timeout_seconds,
+        salt=salt,
+        sampling=SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=options.min_tokens,
+            stop_token_ids=tuple(dict.fromkeys((*ends, *options.stop_token_ids))),
+            seed=seed,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            repetition_penalty=options.repetition_penalty,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            logit_bias=options.logit_bias,
+            bad_words=bad_words,
+            logprobs=options.logprobs,
+            prompt_logprobs=options.prompt_logprobs,
+        ),
+    )
+
+
+def _salt(caller: Caller, cache_salt: str) -> bytes:
+    """Bound to the key: a tenant that guesses another's salt still has its own tenant in the hash."""
+    if not caller.tenant and not cache_salt:
+        return b""
+    return hashlib.sha256(b"baton-salt\0" + caller.tenant + b"\0" + cache_salt.encode("utf-8", "replace")).digest()
+
+
+def _bad_words(front: Front, options: Options) -> tuple[tuple[int, ...], ...]:
+    """Each word at the start of a text and after a space, which are different tokens."""
+    encode = front.tokenizer.encode
+    both = (tuple(encode(lead + word, add_special_tokens=False)) for word in options.bad_words for lead in ("", " "))
+    found = tuple(ids for ids in dict.fromkeys(both) if ids)
+    if any(max(ids) >= front.model.head_width for ids in found):
+        raise bad("bad_words has a word with tokens that the model does not have", "bad_words")
+    return found
+
+
+def _require_bounded(front: Front, requests: tuple[GenerateRequest, ...], options: Options) -> None:
+    """What one answer may cost in all: each field is bounded, their product must be too."""
+    limits = front.limits
+    outputs = sum(request.sampling.max_tokens for request in requests) * options.n
+    if outputs > limits.request_tokens:
+        raise bad(f"n x prompts x max_tokens is {outputs} and at most {limits.request_tokens} are allowed", "max_tokens")
+    entries = 0 if options.logprobs is None else outputs * (1 + options.logprobs)
+    if options.prompt_logprobs is not None:
+        entries += sum(len(request.prompt) for request in requests) * (1 + options.prompt_logprobs)
+    if entries > limits.logprob_entries:
+        raise bad(
+            f"{entries} log-probabilities could be reported and at most {limits.logprob_entries} are allowed: "
+            "lower logprobs, n or max_tokens",
+            "logprobs",
+        )

@@ -1,0 +1,341 @@
+"""A request's JSON object -> ChatBody or CompletionBody: typed, complete, within limits. Nothing else of it is passed on.
+
+Fields are OpenAI's, and the extras that vLLM's clients send. Three kinds of fields are not taken:
+
+* INTERNAL: hand-off fields. Refused whatever they hold: only our own front talks about them, on another channel.
+* UNSUPPORTED: known, and the answer would be wrong without them. Refused unless they hold a value that asks for nothing.
+* unknown ones: ignored, or refused where ApiConfig.unknown_fields says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from baton.api.config import ApiConfig, ServedModel
+from baton.api.errors import ApiError, bad
+from baton.api.fields import Fields, checked_token_ids, shown
+from baton.api.limits import RANGES
+
+INTERNAL: Final = (
+    "kv_transfer_params",
+    "disaggregate_info",
+    "disaggregated_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "ec_transfer_params",
+    "handoff",
+    "salt",
+    "logits_processors",
+    "prompt_embeds",
+)
+
+# Field -> the values that ask for nothing. Null always does.
+UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "audio": (),
+    "modalities": (["text"],),
+    "web_search_options": (),
+    "prediction": (),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "allowed_token_ids": (),
+    "suffix": ("",),
+    "use_beam_search": (False,),
+    "truncate_prompt_tokens": (),
+    "chat_template": (),
+    "documents": ([],),
+    "mm_processor_kwargs": (),
+}
+_WHY = {
+    "chat_template": "templates come from the model or the operator, never from a request",
+    "response_format": 'only {"type": "text"} is supported',
+    "modalities": 'only ["text"] is supported',
+}
+# Fields of OpenAI's that change nothing here. Known, so that unknown_fields="refuse" lets them pass.
+HARMLESS: Final = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "verbosity",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "request_id",
+    "spaces_between_special_tokens",
+    "length_penalty",
+    "early_stopping",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamOptions:
+    stream: bool
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What both endpoints share."""
+
+    stream: StreamOptions
+    n: int
+    max_tokens: int | None
+    "None: as many as the context has room for."
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int | None
+    stop: tuple[str, ...]
+    include_stop: bool
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    bad_words: tuple[str, ...]
+    logit_bias: tuple[tuple[int, float], ...]
+    logprobs: int | None
+    prompt_logprobs: int | None
+    return_token_ids: bool
+    skip_special_tokens: bool
+    add_special_tokens: bool
+    priority: int
+    cache_salt: str
+    timeout_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatBody:
+    options: Options
+    messages: list[Any]
+    "Checked by text/chat_messages.py."
+    add_generation_prompt: bool
+    continue_final_message: bool
+    template_kwargs: Mapping[str, Any] | None
+
+
+Prompt = str | tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompletionBody:
+    options: Options
+    prompts: tuple[Prompt, ...]
+    echo: bool
+
+
+class Schema:
+    """Reads the bodies of all POST routes that name a model."""
+
+    def __init__(self, model: ServedModel, config: ApiConfig) -> None:
+        self._model = model
+        self._config = config
+        self._limits = config.limits
+
+    def chat(self, body: dict[str, Any]) -> ChatBody:
+        fields = self.open(body)
+        messages = fields.raw("messages")
+        if not isinstance(messages, list):
+            raise bad(f"messages must be a list, not {shown(messages)}", "messages")
+        continue_final = fields.boolean("continue_final_message")
+        chat = ChatBody(
+            messages=messages,
+            add_generation_prompt=fields.boolean("add_generation_prompt", default=True),
+            continue_final_message=continue_final,
+            template_kwargs=self.template_kwargs(fields),
+            options=self._options(fields, max_tokens=_chat_max_tokens(fields), logprobs=_chat_logprobs(fields), chat=True),
+        )
+        fields.finish(self._config.unknown_fields)
+        return chat
+
+    def completion(self, body: dict[str, Any]) -> CompletionBody:
+        fields = self.open(body)
+        prompts = self.prompts(fields.raw("prompt"))
+        max_tokens = fields.integer("max_tokens", 16)
+        logprobs = fields.integer("logprobs", None)
+        options = self._options(fields, max_tokens=max_tokens, logprobs=logprobs, chat=False)
+        if options.n * len(prompts) > self._limits.choices:
+            raise bad(f"n x prompts is {options.n * len(prompts)} and at most {self._limits.choices} are allowed", "n")
+        best_of = fields.integer("best_of", options.n)
+        if best_of < options.n:
+            raise bad(f"best_of ({best_of}) must not be less than n ({options.n})", "best_of")
+        if best_of > options.n:
+            raise bad(f"best_of is not supported: it must equal n ({options.n})", "best_of", code="unsupported")
+        completion = CompletionBody(options=options, prompts=prompts, echo=fields.boolean("echo"))
+        fields.finish(self._config.unknown_fields)
+        return completion
+
+    def open(self, body: dict[str, Any]) -> Fields:
+        """Fields of a body whose model is ours and that asks for nothing we do not have."""
+        fields = Fields(body, self._limits, self._model.head_width)
+        self.require_model(fields.raw("model"))
+        for name in INTERNAL:
+            if name in body:
+                raise bad(f"{name} is not accepted from clients", name, code="internal_field")
+        for name, harmless in UNSUPPORTED.items():
+            value = fields.raw(name)
+            if value is not None and not any(value == other and type(value) is type(other) for other in harmless):
+                raise bad(f"{name} is not supported" + (f": {_WHY[name]}" if name in _WHY else ""), name, code="unsupported")
+        fields.name("user")
+        for name in HARMLESS:
+            fields.raw(name)
+        return fields
+
+    def require_model(self, name: Any) -> None:
+        """A request without a model means the only one there is."""
+        if name is None or name in self._model.names:
+            return
+        if not isinstance(name, str):
+            raise bad(f"model must be a string, not {shown(name)}", "model")
+        told = ascii(name) if len(name) <= self._limits.model_bytes else "with a name that long"
+        raise ApiError(
+            404, f"there is no model {told} here; there is '{self._model.name}'", param="model", code="model_not_found"
+        )
+
+    def prompts(self, value: Any) -> tuple[Prompt, ...]:
+        """A text, a list of texts, a list of token ids, or a list of such lists."""
+        if isinstance(value, str):
+            return (value,)
+        if not isinstance(value, list):
+            raise bad(f"prompt must be a text, token ids, or a list of those, not {shown(value)}", "prompt")
+        if not value:
+            raise bad("prompt is an empty list", "prompt")
+        if type(value[0]) is not str and type(value[0]) is not list:
+            return (self._ids(value, "prompt"),)
+        if len(value) > self._limits.prompts:
+            raise bad(f"prompt has {len(value)} prompts and at most {self._limits.prompts} are allowed", "prompt")
+        return tuple(self._prompt(entry, f"prompt[{index}]") for index, entry in enumerate(value))
+
+    def template_kwargs(self, fields: Fields) -> Mapping[str, Any] | None:
+        value = fields.raw("chat_template_kwargs")
+        if value is not None and not isinstance(value, dict):
+            raise bad(f"chat_template_kwargs must be an object, not {shown(value)}", "chat_template_kwargs")
+        return value
+
+    def _prompt(self, value: Any, place: str) -> Prompt:
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, list):
+            raise bad(f"{place} must be a text or a list of token ids, not {shown(value)}", "prompt")
+        return self._ids(value, place)
+
+    def _ids(self, value: list[Any], place: str) -> tuple[int, ...]:
+        if not value:
+            raise bad(f"{place} has no tokens: at least 1 is needed", "prompt")
+        longest = self._model.context_tokens - 1
+        if len(value) > longest:
+            raise too_long(len(value), self._model.context_tokens)
+        try:
+            return checked_token_ids(value, self._model.head_width, place)
+        except ApiError as error:
+            raise bad(str(error), "prompt") from None
+
+    def _options(self, fields: Fields, *, max_tokens: int | None, logprobs: int | None, chat: bool) -> Options:
+        limits, defaults = self._limits, self._model.sampling_defaults
+        options = Options(
+            stream=_stream_options(fields),
+            n=fields.integer("n", 1),
+            max_tokens=max_tokens,
+            min_tokens=fields.integer("min_tokens", 0),
+            temperature=fields.number("temperature", defaults.get("temperature", 1.0)),
+            top_p=fields.number("top_p", defaults.get("top_p", 1.0)),
+            top_k=self._top_k(fields.integer("top_k", int(defaults.get("top_k", -1)))),
+            min_p=fields.number("min_p", defaults.get("min_p", 0.0)),
+            repetition_penalty=fields.number("repetition_penalty", defaults.get("repetition_penalty", 1.0)),
+            presence_penalty=fields.number("presence_penalty", 0.0),
+            frequency_penalty=fields.number("frequency_penalty", 0.0),
+            seed=fields.integer("seed", None),
+            stop=fields.strings("stop", count_max=limits.stop_strings, bytes_max=limits.stop_string_bytes),
+            include_stop=fields.boolean("include_stop_str_in_output"),
+            stop_token_ids=fields.token_ids("stop_token_ids", count_max=limits.token_ids),
+            ignore_eos=fields.boolean("ignore_eos"),
+            bad_words=fields.strings("bad_words", count_max=limits.token_ids, bytes_max=limits.bad_word_bytes),
+            logit_bias=fields.logit_bias(),
+            logprobs=logprobs,
+            prompt_logprobs=fields.integer("prompt_logprobs", None),
+            return_token_ids=fields.boolean("return_token_ids"),
+            skip_special_tokens=fields.boolean("skip_special_tokens", default=True),
+            add_special_tokens=fields.boolean("add_special_tokens", default=not chat),
+            priority=fields.integer("priority", 0),
+            cache_salt=fields.name("cache_salt"),
+            timeout_seconds=self._timeout(fields),
+        )
+        if options.max_tokens is not None and options.min_tokens > options.max_tokens:
+            raise bad(f"min_tokens ({options.min_tokens}) is more than max_tokens ({options.max_tokens})", "min_tokens")
+        if options.stream.stream and options.prompt_logprobs is not None:
+            raise bad("prompt_logprobs cannot be streamed: leave out stream", "prompt_logprobs")
+        return options
+
+    def _top_k(self, top_k: int) -> int:
+        if top_k > self._model.head_width:
+            raise bad(f"top_k ({top_k}) is more than the model's {self._model.head_width} tokens", "top_k")
+        return -1 if top_k == 0 else top_k
+
+    def _timeout(self, fields: Fields) -> float:
+        longest = self._limits.request_seconds
+        seconds = fields.number("timeout", longest)
+        if seconds > longest:
+            raise bad(f"timeout must be above 0 and at most {longest:g} seconds, not {shown(seconds)}", "timeout")
+        return seconds
+
+
+def too_long(tokens: int, context_tokens: int) -> ApiError:
+    return bad(
+        f"the prompt has {tokens} tokens; the context is {context_tokens} tokens, prompt and output together, "
+        f"so a prompt may have at most {context_tokens - 1}",
+        "prompt",
+        code="context_length_exceeded",
+    )
+
+
+def _chat_max_tokens(fields: Fields) -> int | None:
+    """OpenAI's newer name wins over the older one."""
+    older, newer = fields.integer("max_tokens", None), fields.integer("max_completion_tokens", None)
+    return older if newer is None else newer
+
+
+def _chat_logprobs(fields: Fields) -> int | None:
+    wanted, top = fields.boolean("logprobs"), fields.integer("top_logprobs", None)
+    if top is not None and top > 0 and not wanted:
+        raise bad("top_logprobs needs logprobs to be true", "top_logprobs")
+    return (top or 0) if wanted else None
+
+
+def _stream_options(fields: Fields) -> StreamOptions:
+    stream, value = fields.boolean("stream"), fields.raw("stream_options")
+    if value is None:
+        return StreamOptions(stream=stream)
+    if not isinstance(value, dict):
+        raise bad(f"stream_options must be an object, not {shown(value)}", "stream_options")
+    if not stream:
+        raise bad("stream_options needs stream to be true", "stream_options")
+    flags = {}
+    for name in ("include_usage", "continuous_usage_stats"):
+        flags[name] = value.get(name)
+        if flags[name] is not None and not isinstance(flags[name], bool):
+            raise bad(f"stream_options.{name} must be true or false, not {shown(flags[name])}", "stream_options")
+    # As vLLM has it: usage in every chunk only where usage is wanted at all.
+    include = bool(flags["include_usage"])
+    return StreamOptions(
+        stream=stream, include_usage=include, continuous_usage=include and bool(flags["continuous_usage_stats"])
+    )
+
+
+NUMBERS: Final = tuple(RANGES)
+"Names of all numeric fields, for tests that try each with the wrong kinds of values."

@@ -1,0 +1,123 @@
+"""uvicorn, a little stricter: it parses HTTP, but waits for ever for headers and takes any amount of them.
+
+Conflicting lengths and the like are refused by its parser (llhttp). Without a timer and a cap a client that sends a byte a
+minute would hold a connection for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from baton.api.limits import Limits
+
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+def protocol_class(limits: Limits) -> type[HttpToolsProtocol]:
+    """A class with its limits inside: uvicorn makes the objects and passes nothing of ours."""
+
+    class StrictProtocol(HttpToolsProtocol):
+        _header_bytes = 0
+        _header_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            _watch_peer(transport, limits)
+            self._arm()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._disarm()
+            super().connection_lost(exc)
+
+        def on_message_begin(self) -> None:
+            self._header_bytes = 0
+            super().on_message_begin()
+            self.scope["state"]["abort_connection"] = self.transport.abort
+
+        def data_received(self, data: bytes) -> None:
+            # The timer runs from the connection, and on a kept one from the first byte of the next request.
+            if self._header_timer is None and (self.cycle is None or self.cycle.response_complete):
+                self._arm()
+            super().data_received(data)
+
+        def on_url(self, url: bytes) -> None:
+            self._count(len(url))
+            super().on_url(url)
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            self._count(len(name) + len(value) + 4)
+            super().on_header(name, value)
+
+        def on_headers_complete(self) -> None:
+            self._disarm()
+            if self.transport.is_closing():
+                return
+            super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            if self.cycle is not None:
+                super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            if self.cycle is not None:
+                super().on_message_complete()
+
+        def _count(self, more: int) -> None:
+            self._header_bytes += more
+            if self._header_bytes > limits.header_bytes:
+                self._refuse(_TOO_LARGE)
+
+        def _refuse(self, answer: bytes) -> None:
+            if not self.transport.is_closing():
+                self.transport.write(answer)
+                self.transport.close()
+
+        def _arm(self) -> None:
+            self._header_timer = self.loop.call_later(limits.header_seconds, self._refuse, _TOO_SLOW)
+
+        def _disarm(self) -> None:
+            if self._header_timer is not None:
+                self._header_timer.cancel()
+                self._header_timer = None
+
+    return StrictProtocol
+
+
+def _watch_peer(transport: Any, limits: Limits) -> None:
+    """A peer that vanished without a word (row 56): the kernel gives up on bytes it does not acknowledge."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.write_seconds * 1000))
+
+
+def make_server(app: Starlette, *, host: str = "127.0.0.1", port: int = 8000, **settings: Any) -> uvicorn.Server:
+    """Loopback unless told otherwise. `settings` go to uvicorn.Config (uds, ssl_keyfile, fd, log_level, ...)."""
+    limits: Limits = app.state.front.limits
+    config = uvicorn.Config(
+        app,
+        **{
+            "host": host,
+            "port": port,
+            "http": protocol_class(limits),
+            "ws": "none",
+            "access_log": False,
+            "server_header": False,
+            "date_header": True,
+            # Some room above the streams, for health checks and for saying 429.
+            "limit_concurrency": limits.streams + 256,
+            "timeout_keep_alive": 60,
+            "backlog": 2048,
+            **settings,
+        },
+    )
+    return uvicorn.Server(config)

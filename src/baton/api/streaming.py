@@ -1,0 +1,187 @@
+"""Server-sent events, and clients that leave or do not read.
+
+    engine -> Generation -> sink: one event -> SendBuffer -> writer -> socket
+                                                 |             `- waits for the client, never longer than write_seconds
+                                                 `- over 1 MiB: the request is cancelled, the connection dropped
+
+Status and headers go out with the first event, so a request that is refused gets its status and not a stream with an error in
+it; only where nothing came for keep_alive_seconds they go out before, with a comment line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.types import Message, Receive, Scope, Send
+
+from baton.api.errors import ApiError, as_api_error, to_json
+
+T = TypeVar("T")
+
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+
+
+class ClientGone(Exception):
+    """The client closed the connection, or does not read."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(how)
+        self.how = how
+
+
+class SendBuffer:
+    """Events that the client has not taken yet."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._events: list[bytes] = []
+        self._bytes = 0
+        self.news = asyncio.Event()
+        self.overflowed = asyncio.Event()
+
+    def put(self, event: bytes) -> None:
+        self._events.append(event)
+        self._bytes += len(event)
+        self.news.set()
+        if self._bytes > self._bytes_max:
+            self.overflowed.set()
+            raise ClientGone("slow")
+
+    @property
+    def empty(self) -> bool:
+        return not self._events
+
+    def take(self) -> bytes:
+        """All there is, as one write."""
+        data = b"".join(self._events)
+        self._events.clear()
+        self._bytes = 0
+        return data
+
+
+def event(content: Any) -> bytes:
+    return b"data: " + to_json(content) + b"\n\n"
+
+
+async def until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`. Where the client leaves first, `work` is cancelled and ClientGone raised."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(until_disconnect(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone("disconnected")
+        return working.result()
+    finally:
+        await _cancel(working, leaving)
+
+
+class EventStream:
+    """One streamed answer."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        headers: dict[str, str],
+        keep_alive_seconds: float,
+        write_seconds: float,
+    ) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._keep_alive_seconds = keep_alive_seconds
+        self._write_seconds = write_seconds
+        self._headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        self.started = False
+        "Status and headers are on their way: what goes wrong from now on is told in an event."
+        self.error: BaseException | None = None
+        "What was told so."
+
+    async def run(self, buffer: SendBuffer, produce: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Sends what `produce` puts into the buffer, until it returns. Its error is raised where nothing was sent before it."""
+        producing = asyncio.create_task(produce())
+        producing.add_done_callback(lambda _: buffer.news.set())
+        writing = asyncio.create_task(self._write(buffer, producing))
+        leaving = asyncio.create_task(until_disconnect(self._receive))
+        overflowing = asyncio.create_task(_wait(buffer.overflowed))
+        try:
+            await asyncio.wait({writing, leaving, overflowing}, return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                writing.result()
+            else:
+                raise ClientGone("disconnected" if leaving.done() else "slow")
+        except ClientGone as gone:
+            if gone.how == "slow":
+                self._drop_connection()
+            raise
+        finally:
+            await _cancel(producing, writing, leaving, overflowing)
+
+    async def _write(self, buffer: SendBuffer, producing: asyncio.Task[None]) -> None:
+        while True:
+            idle = await self._idle(buffer)
+            finished = producing.done()
+            if finished and (error := producing.exception()) is not None:
+                if isinstance(error, ClientGone) or (not self.started and buffer.empty):
+                    raise error
+                self.error = error
+                buffer.put(event(_told(error).body))  # and no [DONE] after it: the answer is not complete
+            data = buffer.take()
+            if data or idle:
+                await self._deliver(data or KEEP_ALIVE)
+            if finished:
+                await self._deliver(b"", last=True)
+                return
+
+    async def _idle(self, buffer: SendBuffer) -> bool:
+        """Waits for news; true where there were none for too long."""
+        try:
+            async with asyncio.timeout(self._keep_alive_seconds):
+                await buffer.news.wait()
+        except TimeoutError:
+            return True
+        buffer.news.clear()
+        return False
+
+    async def _deliver(self, data: bytes, *, last: bool = False) -> None:
+        try:
+            async with asyncio.timeout(self._write_seconds):
+                if not self.started:
+                    self.started = True
+                    await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+                message: Message = {"type": "http.response.body", "body": data, "more_body": not last}
+                await self._send(message)
+        except TimeoutError:
+            raise ClientGone("slow") from None
+
+    def _drop_connection(self) -> None:
+        """Without waiting for the client to take what is in the socket's buffer (server.py offers this)."""
+        abort = self._scope.get("state", {}).get("abort_connection")
+        if abort is not None:
+            abort()
+
+
+def _told(error: BaseException) -> ApiError:
+    return as_api_error(error) if isinstance(error, Exception) else ApiError(500, "the request was cancelled")
+
+
+async def _wait(happened: asyncio.Event) -> None:
+    await happened.wait()
+
+
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
+    """Ends them and waits until they have: their `finally` gives back what they hold."""
+    for task in tasks:
+        task.cancel()
+    waiting: Awaitable[Any] = asyncio.gather(*tasks, return_exceptions=True)
+    await waiting

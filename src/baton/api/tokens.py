@@ -1,0 +1,69 @@
+"""POST /tokenize and /detokenize, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from baton.api.errors import JsonResponse, bad
+from baton.api.fields import Fields, checked_token_ids, shown
+from baton.api.front import Front, front_of
+from baton.api.json_body import parse_object, read_body
+
+
+async def tokenize(request: Request) -> Response:
+    front = front_of(request)
+    body = await read_body(request, front.limits)
+    return JsonResponse(await front.off_loop(len(body), lambda: _tokenized(front, parse_object(body, front.limits))))
+
+
+async def detokenize(request: Request) -> Response:
+    front = front_of(request)
+    body = await read_body(request, front.limits)
+    return JsonResponse(await front.off_loop(len(body), lambda: _detokenized(front, parse_object(body, front.limits))))
+
+
+def _tokenized(front: Front, body: dict[str, Any]) -> dict[str, Any]:
+    fields = front.schema.open(body)
+    text, chat = _text(front, fields)
+    ids = front.tokenizer.encode(
+        text, add_special_tokens=fields.boolean("add_special_tokens", default=not chat), parse_special=True
+    )
+    answer: dict[str, Any] = {"count": len(ids), "max_model_len": front.model.context_tokens, "tokens": ids, "token_strs": None}
+    if fields.boolean("return_token_strs"):
+        answer["token_strs"] = [front.tokenizer.id_to_bytes(token).decode("utf-8", "replace") for token in ids]
+    fields.finish(front.config.unknown_fields)
+    return answer
+
+
+def _text(front: Front, fields: Fields) -> tuple[str, bool]:
+    """The text to cut, and whether it is a rendered chat."""
+    prompt, messages = fields.raw("prompt"), fields.raw("messages")
+    if (prompt is None) == (messages is None):
+        raise bad("give either prompt or messages", "prompt")
+    if messages is None:
+        if not isinstance(prompt, str):
+            raise bad(f"prompt must be a text, not {shown(prompt)}", "prompt")
+        return prompt, False
+    continue_final = fields.boolean("continue_final_message")
+    return (
+        front.template.render(
+            messages,
+            add_generation_prompt=fields.boolean("add_generation_prompt", default=True) and not continue_final,
+            continue_final_message=continue_final,
+            extras=front.schema.template_kwargs(fields),
+        ),
+        True,
+    )
+
+
+def _detokenized(front: Front, body: dict[str, Any]) -> dict[str, Any]:
+    fields = front.schema.open(body)
+    tokens = fields.raw("tokens")
+    if not isinstance(tokens, list):
+        raise bad(f"tokens must be a list of token ids, not {shown(tokens)}", "tokens")
+    ids = checked_token_ids(tokens, front.model.head_width, "tokens")
+    fields.finish(front.config.unknown_fields)
+    return {"prompt": front.tokenizer.decode(ids, skip_special_tokens=False)}

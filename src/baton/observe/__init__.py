@@ -1,0 +1,1 @@
+"""What operators see: numbers (metrics.py), never prompts, outputs or keys."""

@@ -1,0 +1,201 @@
+"""Prometheus metrics under our own names (`baton:`), and under the `vllm:` names that dashboards and routers read.
+
+A number is counted once; the second name is made when someone scrapes, so it costs nothing on the way of a token. Labels are
+closed sets (reasons, modes): no prompt, output, key, salt or request id is ever a label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from baton.core.effects import Ended
+from baton.observe.engine_stats import EngineStats
+from baton.protocol.request import FinishReason, GenerateRequest
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+_FAST = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0)
+_SLOW = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
+_TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+
+# Our name -> vLLM's, without prefix, as families: a counter's samples end in _total.
+ALIASES: Final[dict[str, tuple[str, ...]]] = {
+    "requests_running": ("num_requests_running",),
+    "requests_waiting": ("num_requests_waiting",),
+    "kv_usage_ratio": ("kv_cache_usage_perc", "gpu_cache_usage_perc"),
+    "preemptions": ("num_preemptions",),
+    "prefix_cache_queried_tokens": ("prefix_cache_queries", "gpu_prefix_cache_queries"),
+    "prefix_cache_hit_tokens": ("prefix_cache_hits", "gpu_prefix_cache_hits"),
+    "prompt_tokens": ("prompt_tokens",),
+    "prompt_tokens_cached": ("prompt_tokens_cached",),
+    "output_tokens": ("generation_tokens",),
+    "time_to_first_token_seconds": ("time_to_first_token_seconds",),
+    "inter_token_seconds": ("inter_token_latency_seconds", "time_per_output_token_seconds"),
+    "request_time_per_output_token_seconds": ("request_time_per_output_token_seconds",),
+    "request_seconds": ("e2e_request_latency_seconds",),
+    "request_prompt_tokens": ("request_prompt_tokens",),
+    "request_output_tokens": ("request_generation_tokens",),
+    "request_max_tokens": ("request_params_max_tokens",),
+    "request_n": ("request_params_n",),
+    "sequences_ended": ("request_success",),
+}
+# Label of ours -> vLLM's.
+_LABEL_ALIASES: Final = {"reason": "finished_reason"}
+
+
+class Metrics:
+    """One per app: the front tells it what happens, Prometheus reads it."""
+
+    def __init__(self, *, model_name: str, engine_stats: Callable[[], EngineStats]) -> None:
+        own = self._own = CollectorRegistry(auto_describe=False)
+        self._prompt_tokens = Counter("baton:prompt_tokens", "Prompt tokens of ended requests.", registry=own)
+        self._cached_tokens = Counter("baton:prompt_tokens_cached", "Of them, found in the cache.", registry=own)
+        self._output_tokens = Counter("baton:output_tokens", "Tokens received from the engine.", registry=own)
+        self._ended = Counter("baton:sequences_ended", "Sequences by how they ended.", ["reason"], registry=own)
+        self._refused = Counter("baton:requests_refused", "Requests answered with an error, by code.", ["code"], registry=own)
+        self._broken = Counter(
+            "baton:answers_broken",
+            "Answers that did not reach their end: client gone or slow, engine failed.",
+            ["how"],
+            registry=own,
+        )
+        self._http = Counter("baton:http_responses", "Responses by route and status.", ["route", "status"], registry=own)
+        self._open = Gauge("baton:http_requests_open", "Requests being answered.", registry=own)
+        self._ttft = Histogram("baton:time_to_first_token_seconds", "From the HTTP request.", buckets=_SLOW, registry=own)
+        self._itl = Histogram("baton:inter_token_seconds", "Between tokens of a sequence.", buckets=_FAST, registry=own)
+        self._tpot = Histogram(
+            "baton:request_time_per_output_token_seconds",
+            "Mean of a sequence, first token left out.",
+            buckets=_FAST,
+            registry=own,
+        )
+        self._e2e = Histogram("baton:request_seconds", "From the HTTP request to the end.", buckets=_SLOW, registry=own)
+        self._request_prompt = Histogram("baton:request_prompt_tokens", "Of a request.", buckets=_TOKENS, registry=own)
+        self._request_output = Histogram("baton:request_output_tokens", "Of a sequence.", buckets=_TOKENS, registry=own)
+        self._request_max = Histogram("baton:request_max_tokens", "Asked for, clipped.", buckets=_TOKENS, registry=own)
+        self._request_n = Histogram("baton:request_n", "Sequences asked for.", buckets=(1, 2, 5, 10, 20), registry=own)
+        for reason in FinishReason:
+            self._ended.labels(reason.value)  # present from the start, so that a rate over it is right from the first
+        own.register(EngineCollector(engine_stats))
+        self._published = CollectorRegistry(auto_describe=False)
+        self._published.register(_WithAliases(own, {"model_name": model_name, "engine": "0"}))
+
+    def first_token(self, seconds: float) -> None:
+        self._ttft.observe(seconds)
+
+    def later_tokens(self, seconds: float, count: int) -> None:
+        """`count` tokens came that long after the one before."""
+        each = seconds / count
+        for _ in range(count):
+            self._itl.observe(each)
+
+    def time_per_output_token(self, seconds: float) -> None:
+        self._tpot.observe(seconds)
+
+    def sequence_ended(self, ended: Ended) -> None:
+        self._ended.labels(ended.reason.value).inc()
+        self._output_tokens.inc(ended.output_tokens)
+        self._request_output.observe(ended.output_tokens)
+        if ended.index == 0:  # the n sequences of a request share one prompt
+            self._prompt_tokens.inc(ended.prompt_tokens)
+            self._cached_tokens.inc(ended.cached_tokens)
+
+    def request_ended(self, seconds: float, request: GenerateRequest) -> None:
+        self._e2e.observe(seconds)
+        self._request_prompt.observe(len(request.prompt))
+        self._request_max.observe(request.sampling.max_tokens)
+        self._request_n.observe(request.n)
+
+    def request_refused(self, code: str) -> None:
+        self._refused.labels(code).inc()
+
+    def answer_broken(self, how: str) -> None:
+        self._broken.labels(how).inc()
+
+    def http_response(self, route: str, status: int) -> None:
+        """`route` is the pattern, never the path that a client wrote."""
+        self._http.labels(route, str(status)).inc()
+
+    def requests_open(self, count: int) -> None:
+        self._open.set(count)
+
+    def exposition(self) -> bytes:
+        return generate_latest(self._published)
+
+
+class EngineCollector(Collector):
+    """The engine's own numbers, read when someone scrapes."""
+
+    def __init__(self, stats: Callable[[], EngineStats]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        used = stats.blocks_held / stats.blocks_total if stats.blocks_total else 0.0
+        yield GaugeMetricFamily("baton:requests_running", "Sequences on the worker.", value=stats.running)
+        yield GaugeMetricFamily(
+            "baton:requests_waiting", "Sequences in line, preempted ones too.", value=stats.waiting + stats.preempted
+        )
+        yield GaugeMetricFamily("baton:requests_preempted", "Of those, the preempted ones.", value=stats.preempted)
+        yield GaugeMetricFamily("baton:kv_usage_ratio", "Blocks that requests hold, of all: 0 to 1.", value=used)
+        blocks = GaugeMetricFamily("baton:kv_blocks", "Blocks of the pool by state.", labels=["state"])
+        for state, count in (("free", stats.blocks_free), ("cached", stats.blocks_cached), ("held", stats.blocks_held)):
+            blocks.add_metric([state], count)
+        yield blocks
+        mode = GaugeMetricFamily("baton:engine_mode", "1 for the present mode.", labels=["mode"])
+        for name in ("serving", "draining", "paused"):
+            mode.add_metric([name], float(stats.mode == name))
+        yield mode
+        yield from self._counters(stats)
+
+    def _counters(self, stats: EngineStats) -> Iterator[Metric]:
+        for name, text, value in (
+            ("steps", "Steps absorbed.", stats.steps),
+            ("preemptions", "Sequences that lost their blocks to others.", stats.preemptions),
+            ("prefix_cache_queried_tokens", "Prompt tokens looked up at a first admission.", stats.prompt_tokens),
+            ("prefix_cache_hit_tokens", "Of them, found.", stats.cached_tokens),
+            ("engine_output_tokens", "Tokens made.", stats.output_tokens),
+            ("folded_blocks", "Blocks computed twice at the same time, now one.", stats.folded_blocks),
+            ("stale_rows", "Rows about sequences that were gone.", stats.stale_rows),
+            ("stale_results", "Results repeated, or of an earlier worker.", stats.stale_results),
+            ("worker_losses", "Times the worker was lost.", stats.worker_losses),
+            ("crash_ends", "Sequences given up because the worker was lost over them twice.", stats.crash_ends),
+        ):
+            yield CounterMetricFamily(f"baton:{name}", text, value=value)
+        for name, text, by_reason in (
+            ("engine_ended", "Sequences by how they ended in the engine.", stats.ended),
+            ("engine_refused", "Requests the engine refused.", stats.refused),
+            ("engine_held_back", "Steps in which the head of the line did not fit.", stats.held_back),
+        ):
+            family = CounterMetricFamily(f"baton:{name}", text, labels=["reason"])
+            for reason, count in by_reason.items():
+                family.add_metric([str(reason)], count)
+            yield family
+
+
+class _WithAliases(Collector):
+    def __init__(self, own: CollectorRegistry, labels: dict[str, str]) -> None:
+        self._own = own
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._own.collect():
+            yield family
+            for alias in ALIASES.get(family.name.removeprefix("baton:"), ()):
+                yield self._renamed(family, f"vllm:{alias}")
+
+    def _renamed(self, family: Metric, name: str) -> Metric:
+        renamed = Metric(name, family.documentation, family.type)
+        for sample in family.samples:
+            labels = {_LABEL_ALIASES.get(key, key): value for key, value in sample.labels.items()}
+            suffix = sample.name.removeprefix(family.name)
+            renamed.samples.append(
+                Sample(name + suffix, {**labels, **self._labels}, sample.value, sample.timestamp, sample.exemplar)
+            )
+        return renamed
