@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from baton.errors import InvalidConfig
@@ -216,3 +216,8 @@ class ServeConfig:
             queue=QueueConfig(requests_max=self.queue_requests_max, tokens_max=self.queue_tokens_max),
         )
         return EngineConfig(instance=instance, worker=worker)
+
+
+def shown(config: ServeConfig) -> dict[str, object]:
+    """For GET /config and the start-up message: everything but the keys, of which only the number is told."""
+    return {**asdict(config), "api_key": len(config.api_key)}

@@ -16,10 +16,10 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from baton.core.effects import Ended
 from baton.errors import EngineError
 from baton.observe.engine_stats import EngineStats
 from baton.protocol.ids import RequestId
+from baton.protocol.output import Ended
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 from baton.protocol.step import TokenLogprob
 

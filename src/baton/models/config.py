@@ -127,9 +127,7 @@ class ModelConfig:
             self.heads % self.kv_heads == 0,
             f"{self.heads} query heads cannot be shared evenly among {self.kv_heads} key/value heads",
         )
-        _require(
-            self.head_dim % 2 == 0, f"head_dim is {self.head_dim}: rotary positions turn pairs, so it must be even"
-        )
+        _require(self.head_dim % 2 == 0, f"head_dim is {self.head_dim}: rotary positions turn pairs, so it must be even")
         ok = math.isfinite(self.norm_eps) and self.norm_eps >= 0
         _require(ok, f"norm_eps is {self.norm_eps}: it must be a number from 0 up")
         windows = self.traits.layer_windows
@@ -137,9 +135,7 @@ class ModelConfig:
         _require(all(w is None or w >= 1 for w in windows), "a sliding window must hold at least one token")
         if isinstance(self.rope.scaling, FrequencyDivisors):
             count = len(self.rope.scaling.divisors)
-            _require(
-                count == self.head_dim // 2, f"{count} rotary divisors were given for {self.head_dim // 2} frequencies"
-            )
+            _require(count == self.head_dim // 2, f"{count} rotary divisors were given for {self.head_dim // 2} frequencies")
 
     @property
     def q_size(self) -> int:

@@ -56,9 +56,7 @@ class Fields:
         value = self.get(key)
         value = default if value is None else value
         if value is None:
-            raise ModelFileBroken(
-                f"{self.origin}: the setting {self.prefix + key} is missing; it must be {description}"
-            )
+            raise ModelFileBroken(f"{self.origin}: the setting {self.prefix + key} is missing; it must be {description}")
         if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
             raise ModelFileBroken(f"{self.origin}: {self.prefix + key} is {value!r}; it must be {description}")
         return value

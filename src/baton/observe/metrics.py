@@ -14,8 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from baton.core.effects import Ended
 from baton.observe.engine_stats import EngineStats
+from baton.protocol.output import Ended
 from baton.protocol.request import FinishReason, GenerateRequest
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

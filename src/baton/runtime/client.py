@@ -23,7 +23,7 @@ from baton.protocol.control import (
 )
 from baton.protocol.ids import RequestId
 from baton.protocol.output import Emit, Ended
-from baton.protocol.request import FinishReason, GenerateRequest
+from baton.protocol.request import FinishReason, GenerateRequest, Refused
 from baton.protocol.step import RowLogprobs, TokenLogprob
 from baton.runtime.channel import Channel
 
@@ -31,18 +31,17 @@ from baton.runtime.channel import Channel
 class _Stream:
     """One request's deltas that nobody has taken yet. Bounded by what the request may produce."""
 
-    __slots__ = ("deltas", "failure", "open", "prompt", "prompt_tokens", "wake")
+    __slots__ = ("deltas", "failure", "open", "prompt", "wake")
 
     def __init__(self, request: GenerateRequest) -> None:
         self.deltas: dict[int, Delta] = {}
         self.open = request.n
         self.wake = asyncio.Event()
         self.failure: Exception | None = None
-        self.prompt_tokens = len(request.prompt)
-        asked = request.sampling.prompt_logprobs is not None
-        self.prompt: dict[int, list[TokenLogprob | None]] = {}
-        if asked:
-            self.prompt = {index: [None] * self.prompt_tokens for index in range(request.n)}
+        self.prompt: list[TokenLogprob | None] | None = None
+        "Told once, with sequence 0; the first token has nothing before it."
+        if request.sampling.prompt_logprobs is not None:
+            self.prompt = [None] * len(request.prompt)
 
     def delta(self, index: int) -> Delta:
         if index not in self.deltas:
@@ -58,11 +57,10 @@ class _Stream:
         """A prompt that was computed twice comes twice: places are written, not appended."""
         if row.sampled is not None:
             self.delta(index).logprobs.append(row.sampled)
-        places = self.prompt.get(index)
-        if places is not None:
+        if self.prompt is not None and index == 0:
             for place, entry in enumerate(row.prompt, row.prompt_from):
-                if place < len(places):
-                    places[place] = entry
+                if place < len(self.prompt):
+                    self.prompt[place] = entry
 
     def end(self, ended: Ended) -> None:
         self.delta(ended.index).ended = ended
@@ -144,15 +142,15 @@ class ChannelClient:
         if self._gone:
             raise Unavailable("the engine is gone")
         if request.id in self._streams:
-            raise EngineRefused.duplicate()
+            raise EngineRefused(Refused("duplicate_id"))
         stream = self._streams[request.id] = _Stream(request)
         self._channel.send(request)
         try:
             while stream.open or stream.deltas:
                 await stream.wake.wait()
                 for delta in stream.take():
-                    if stream.prompt and (delta.tokens or delta.ended):
-                        delta.prompt_logprobs = stream.prompt.pop(delta.index, None)
+                    if delta.index == 0 and (delta.tokens or delta.ended):
+                        delta.prompt_logprobs, stream.prompt = stream.prompt, None
                     yield delta
                 if stream.failure is not None:
                     raise stream.failure

@@ -13,7 +13,9 @@ import contextlib
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from baton.config import EngineConfig, WorkerConfig
 from baton.core.effects import Effect, ModeChanged, Refuse, RestartWorker, RunStep
@@ -147,7 +149,7 @@ class Engine:
         """The first worker is ready: now the size of the pool is known, and the instance exists."""
         config = self._config.instance
         instance = Instance(replace(config, kv=replace(config.kv, blocks=hello.blocks, block_size=hello.block_size)))
-        ports = {
+        ports: dict[type[Any], Callable[[Any], None]] = {
             RunStep: self._run_step,
             Emit: self._front.send,
             Refuse: lambda effect: self._front.send(RefusedRequest(effect.request, effect.refused)),

@@ -7,20 +7,21 @@ import contextlib
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
 import uvicorn
 
 from baton.api.app import make_app
-from baton.config import ServeConfig
+from baton.api.config import ApiConfig, ServedModel
+from baton.api.server import make_server
+from baton.config import ServeConfig, shown
 from baton.errors import EngineError, InvalidConfig
-from baton.models.names import resolve
 from baton.protocol.control import InstanceReady, StartFailed
 from baton.runtime.channel import Channel
 from baton.runtime.children import begin_child
 from baton.runtime.client import ChannelClient
-from baton.runtime.served import served_model
-from baton.text.loading import load_model_text
+from baton.text.loading import ModelText, load_model_text
 
 
 def listen(config: ServeConfig) -> socket.socket:
@@ -43,36 +44,38 @@ async def serve(config: ServeConfig, sockets: list[socket.socket]) -> None:
     try:
         sock = listen(config)
         template = Path(config.chat_template).read_text() if config.chat_template else None
-        text = await asyncio.to_thread(lambda: load_model_text(resolve(config.model), chat_template=template))
+        text = await asyncio.to_thread(load_model_text, config.model, chat_template=template)
         ready = await asyncio.wait_for(client.ready, config.start_seconds_max)
     except (EngineError, OSError, TimeoutError) as error:
         supervisor.send(StartFailed(str(error)))
         await asyncio.sleep(0.05)  # let it out before the process ends
         sys.exit(1)
-    server = uvicorn.Server(_uvicorn_config(config, client, text, ready))
+    server = _server(config, client, text, ready)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     supervisor.send(ready)
-    await asyncio.wait(
-        [serving, reading, asyncio.create_task(stop.wait())], return_when=asyncio.FIRST_COMPLETED
-    )
+    await asyncio.wait([serving, reading, asyncio.create_task(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(serving, config.drain_seconds_max + 5.0)
     engine_channel.close()
 
 
-def _uvicorn_config(config: ServeConfig, client: ChannelClient, text: object, ready: InstanceReady) -> uvicorn.Config:
-    app = make_app(*served_model(config, client, text, ready))
-    return uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=max(1, round(config.drain_seconds_max)),
-        h11_max_incomplete_event_size=64 * 1024,
-        server_header=False,
+def _server(config: ServeConfig, client: ChannelClient, text: ModelText, ready: InstanceReady) -> uvicorn.Server:
+    model = ServedModel(
+        name=config.served_model_name or config.model,
+        context_tokens=ready.context_tokens,
+        head_width=ready.vocab_size,
+        created=int(time.time()),
+    )
+    settings = {
+        "serve": shown(config),
+        "instance": {"kv_blocks": ready.blocks, "block_size": ready.block_size, "slots": ready.slots},
+    }
+    app = make_app(client, text.tokenizer, text.chat_template, model, ApiConfig(api_keys=config.api_key, settings=settings))
+    return make_server(
+        app, log_level="warning", lifespan="off", timeout_graceful_shutdown=max(1, round(config.drain_seconds_max))
     )
 
 

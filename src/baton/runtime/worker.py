@@ -34,12 +34,9 @@ def serve(config: WorkerConfig, channel: BlockingChannel) -> None:
     from baton.worker.build import build_runner
 
     runner = build_runner(config, progress=_Progress(channel))
-    model = runner.model.config
-    channel.send(
-        WorkerHello(
-            WorkerEpoch(config.epoch), runner.blocks, runner.block_size, model.vocab_size, config.context_tokens_max or model.context
-        )
-    )
+    model = runner.config
+    context = config.context_tokens_max or model.context_tokens_max
+    channel.send(WorkerHello(WorkerEpoch(config.epoch), runner.pool.blocks, config.block_size, model.vocab_size, context))
     while (message := channel.receive()) is not None:
         if type(message) is StepPlan:
             channel.send(runner.execute(message))

@@ -143,8 +143,7 @@ class ChatTemplate:
     def _compiled(self, name: str, source: str) -> _Compiled:
         if len(source) > self._limits.template_chars_max:
             raise InvalidConfig(
-                f"the chat template '{name}' has {len(source)} characters and "
-                f"{self._limits.template_chars_max} are allowed"
+                f"the chat template '{name}' has {len(source)} characters and {self._limits.template_chars_max} are allowed"
             )
         try:
             tree = self._environment.bounded(source)
@@ -159,9 +158,7 @@ class ChatTemplate:
 
     def _chosen(self, *, with_tools: bool) -> _Compiled:
         if not self._templates:
-            raise CallerError(
-                "this model has no chat template: use the completions endpoint, or start the server with one"
-            )
+            raise CallerError("this model has no chat template: use the completions endpoint, or start the server with one")
         if with_tools and "tool_use" in self._templates:
             return self._templates["tool_use"]
         if "default" not in self._templates:
@@ -201,13 +198,9 @@ class ChatTemplate:
         except OverBudget as error:
             raise TemplateFailed(f"the model's chat template was stopped: {error}") from None
         except RaisedByTemplate as error:
-            raise TemplateFailed(
-                f"the model's chat template refuses this chat: {_reason(error, chosen.literals)}"
-            ) from None
+            raise TemplateFailed(f"the model's chat template refuses this chat: {_reason(error, chosen.literals)}") from None
         except UndefinedError as error:
-            raise TemplateFailed(
-                f"the model's chat template misses a value: {_missing_name(error, chosen.names)}"
-            ) from None
+            raise TemplateFailed(f"the model's chat template misses a value: {_missing_name(error, chosen.names)}") from None
         except SecurityError:
             raise TemplateFailed("the model's chat template tried something that templates may not do") from None
         except (RecursionError, MemoryError) as error:

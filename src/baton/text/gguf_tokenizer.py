@@ -39,9 +39,7 @@ class TokenType(IntEnum):
 
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_LLAMA3_WORDS = (
-    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_LLAMA3_WORDS = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
 _GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
@@ -158,17 +156,13 @@ def _sentencepiece_parts(metadata: Metadata) -> TokenizerParts:
     unknown_id = _one(metadata, "tokenizer.ggml.unknown_token_id", int)
     unknown = pieces[unknown_id] if unknown_id is not None and 0 <= unknown_id < len(pieces) else None
     has_byte_pieces = types.count(TokenType.BYTE) == 256
-    backend = _backend_of(
-        pieces, _merges_by_score(score_of), unk_token=unknown, fuse_unk=True, byte_fallback=has_byte_pieces
-    )
+    backend = _backend_of(pieces, _merges_by_score(score_of), unk_token=unknown, fuse_unk=True, byte_fallback=has_byte_pieces)
     space_first = _flag(metadata, "tokenizer.ggml.add_space_prefix", default=True)
     steps: list[normalizers.Normalizer] = [normalizers.Prepend(SPACE_MARK)] if space_first else []
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE_MARK)])
     backend.decoder = decoders.Sequence([decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()])
     _add_tokens(backend, pieces, types)
-    return _parts(
-        metadata, backend, pieces, types, sentencepiece_bytes, adds_bos=True, strips_leading_space=space_first
-    )
+    return _parts(metadata, backend, pieces, types, sentencepiece_bytes, adds_bos=True, strips_leading_space=space_first)
 
 
 def _merges_by_score(score_of: Mapping[str, float]) -> list[tuple[str, str]]:
@@ -227,8 +221,7 @@ def _parts(
     special = frozenset(i for i, kind in enumerate(types) if kind in (TokenType.CONTROL, TokenType.UNKNOWN))
     as_it_is = (TokenType.CONTROL, TokenType.UNKNOWN)
     token_bytes = tuple(
-        piece.encode("utf-8") if kind in as_it_is else bytes_of(piece)
-        for piece, kind in zip(pieces, types, strict=True)
+        piece.encode("utf-8") if kind in as_it_is else bytes_of(piece) for piece, kind in zip(pieces, types, strict=True)
     )
     bos = _token_id(metadata, "bos", len(pieces))
     ends = [_token_id(metadata, name, len(pieces)) for name in ("eos", "eot", "eom")]

@@ -93,9 +93,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, now: Callable[[], datetime]) -> None:
-        super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, LoopControls], finalize=_paid_output
-        )
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, LoopControls], finalize=_paid_output)
         self.filters["tojson"] = _tojson
         for name, function in list(self.filters.items()):
             self.filters[name] = _guarded(name, function)

@@ -100,8 +100,7 @@ class GGUFFile:
         width = shape[-1] if shape else 1
         if width % kind.block_elements:
             raise ModelFileBroken(
-                f"{self.path}: rows of {name} hold {width} elements, not a multiple of {kind.name}'s "
-                f"{kind.block_elements}"
+                f"{self.path}: rows of {name} hold {width} elements, not a multiple of {kind.name}'s {kind.block_elements}"
             )
         blocks = width // kind.block_elements
         for extent in shape[:-1]:

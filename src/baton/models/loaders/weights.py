@@ -95,9 +95,7 @@ class Weights:
 def _check(source: WeightSource, stored: Mapping[str, StoredTensor], expected: Mapping[str, Shape], tied: bool) -> None:
     missing = [name for name in expected if name not in stored]
     if missing:
-        raise ModelFileBroken(
-            f"{source.origin}: {len(missing)} of {len(expected)} tensors are missing: {_listed(missing)}"
-        )
+        raise ModelFileBroken(f"{source.origin}: {len(missing)} of {len(expected)} tensors are missing: {_listed(missing)}")
     # Some files carry the head although it is the embedding again; the config's word counts.
     extra = [stored[name].origin for name in stored if name not in expected and not (tied and name == LM_HEAD)]
     if extra:
