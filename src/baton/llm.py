@@ -85,7 +85,7 @@ class LLM:
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Answer]:
         """All prompts at once; answers in the order of the prompts. Without stop ids the model's end of text stops."""
-        batch = [prompts] if isinstance(prompts, str) else list(prompts)
+        batch: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
         each = list(sampling) if isinstance(sampling, Sequence) else [sampling or SamplingParams(max_tokens=128)] * len(batch)
         if len(each) != len(batch):
             raise CallerError(f"{len(batch)} prompts and {len(each)} sampling parameters")
