@@ -13,6 +13,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, Protocol
 
+import msgspec
 from msgspec import Struct
 
 from baton.core.effects import Effect, Emit, ModeChanged, Refuse, RestartWorker, RunStep
@@ -37,6 +38,8 @@ from baton.protocol.step import StepPlan, StepResult
 from baton.sim.scenario import Nudge, Scenario, StepFault
 from baton.sim.watch import Trip, Watch
 from baton.sim.worker import SimWorker, WorkerDied
+
+_ENCODE = msgspec.msgpack.Encoder().encode
 
 EVENTS_MAX = 400_000
 """Invariant 35: a run that needs more is not getting anywhere."""
@@ -184,7 +187,7 @@ class World:
 
     def _run_step(self, plan: StepPlan) -> None:
         self.watch.plan(plan)
-        self._digest.update(repr((plan.step, plan.drops, plan.grown, plan.folded, plan.run)).encode())
+        self._digest.update(_ENCODE((plan.step, plan.drops, plan.grown, plan.folded, plan.run)))
         scenario = self.scenario
         seconds = scenario.step_seconds + scenario.token_seconds * plan.tokens
         seconds *= 1.0 + scenario.noise * _noise(scenario.seed, plan.step)
@@ -215,7 +218,7 @@ class World:
 
     def _emit(self, emit: Emit) -> None:
         self.watch.emitted(emit, self.now)
-        self._digest.update(repr((emit.tokens, emit.ended)).encode())
+        self._digest.update(_ENCODE((emit.tokens, emit.ended)))
         if self._tracer is not None:
             for request, index, token in emit.tokens:
                 self._note("client", f"{request}.{index} gets {token}")
