@@ -280,7 +280,7 @@ class Watch:
             raise InvariantBroken(f"paused while {owed[0].client.id} is not answered", invariant=9)
         self.saw(f"mode: {mode}")
 
-    def worker_lost(self, plans: tuple[StepPlan, ...]) -> None:
+    def worker_lost(self, plans: list[StepPlan]) -> None:
         """Remember whose sequences were being computed: two such losses are what giving one up needs."""
         for slot in dict.fromkeys(slot for plan in plans for slot in plan.run.slots):
             client, index = self._clients[slot, self._incarnation[slot]]

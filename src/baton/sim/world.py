@@ -86,6 +86,7 @@ class World:
         self._armed: float | None = None
         self._restarts_to_fail = 0
         self._sent_again: str | None = None
+        self._garbled = False
         self._watching: list[Trip] = []
         "Clients that leave when their request comes into a certain phase."
         self._lasting_faults = [fault for fault in scenario.steps if fault.every and fault.kind in ("late", "repeat", "ghost")]
@@ -163,7 +164,7 @@ class World:
     # The instance
 
     def _tell(self, event: Event, at_least: float = 0.0) -> None:
-        plans, losses = tuple(self.instance.in_flight), self.instance.stats.worker_losses
+        plans, losses = [issued.plan for issued in self.instance.in_flight], self.instance.stats.worker_losses
         idle = not plans and self.instance.worker.state.value == "ready"
         effects = self.instance.handle(event, Instant(max(self.now + self._clock_offset, at_least)))
         if self.instance.stats.worker_losses > losses:
@@ -206,6 +207,8 @@ class World:
                 else:
                     self.watch.refused(effect)
             case RestartWorker(epoch, reason):
+                if reason.startswith("step ") and not self._garbled:
+                    raise InvariantBroken(f"a worker that kept to the protocol is restarted: {reason}", invariant=46)
                 self._note("worker", f"killed ({reason}); starting epoch {epoch}")
                 self.watch.forced()
                 self.worker.die(self.scenario.pool_kept)
@@ -341,6 +344,7 @@ class World:
         if "ghost" in faults:
             result = _with_ghost(result, self.scenario.slots)
         if "garble" in faults and result.slots:
+            self._garbled = True
             result = StepResult(result.step, result.epoch, result.slots[1:], result.incarnations[1:], result.values[1:])
         if "repeat" in faults:
             self._at(self.now + faults["repeat"].seconds, self._result, result)
@@ -367,7 +371,7 @@ class World:
         before = self.instance.stats.stale_results
         if result.epoch != self.instance.worker.epoch:
             self.watch.saw("a result of a dead worker")
-        elif self.instance.in_flight and result.step > self.instance.in_flight[0].step:
+        elif self.instance.in_flight and result.step > self.instance.in_flight[0].plan.step:
             self.watch.saw("a result overtook an older one")
         self.watch.step_absorbed()
         self._tell(StepDone(result))
