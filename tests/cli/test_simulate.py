@@ -193,12 +193,12 @@ def test_wrong_usage_is_answered_with_advice_in_one_line(arguments: tuple[str, .
 @pytest.mark.parametrize(
     ("old", "new", "advice"),
     [
-        ('"blocks":', '"bloks":', "blocks"),
-        ('"slots":', '"slotz": 3, "slots":', "unknown field slotz"),
-        ('"id": "r0",', '"id": "r0", "abort_on": 3,', "unknown field clients[0].abort_on"),
+        ('"blocks":', '"bloks":', "unknown field `bloks`"),
+        ('"slots":', '"slotz": 3, "slots":', "unknown field `slotz`"),
+        ('"id": "r0",', '"id": "r0", "abort_on": 3,', "unknown field `abort_on` - at `$.clients[0]`"),
         ('"id": "r0",', '"id": "r1",', "two clients have one id"),
         ('"id": "r0",', '"id": "r0", "n": 0,', "n"),
-        ('"slots":', '"slots": 0, "x":', "cannot be run"),
+        ('"slots":', '"slots": 0, "steps_in_flight":', "cannot be run"),
         ("{", "", "is no scenario"),
     ],
 )

@@ -10,6 +10,7 @@ boundary; nothing above ever compares an int with a sentinel.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from msgspec import Struct
@@ -23,6 +24,9 @@ NO_TOKEN_ID: Final = -1
 
 PREEMPTED_TOKEN_ID: Final = -9
 """Row value: the worker has executed this slot's drop; nothing more of this incarnation follows."""
+
+TOKEN_ID_MAX: Final = 2**31 - 1
+"""A row is an int32."""
 
 
 class NewSequence(Struct, frozen=True, array_like=True):
@@ -123,26 +127,40 @@ class StepResult(Struct, frozen=True, array_like=True):
 
 
 class Rows(Struct):
-    """A result's rows by meaning, in row order."""
+    """A result's rows by meaning, in row order. Nothing above this file compares an int with a sentinel."""
 
-    sampled: list[tuple[Slot, Incarnation, int]]
-    chunks: list[tuple[Slot, Incarnation]]
-    acks: list[tuple[Slot, Incarnation]]
+    sampled: list[tuple[Slot, int]]
+    "A token for each of these slots."
+    chunks: list[Slot]
+    "A chunk of a prompt that is not the last, or a row that failed."
+    acks: list[Slot]
+    "The slot's drop is executed."
 
 
-def read_rows(result: StepResult) -> Rows:
-    """Decode the sentinels. Any other negative value is a protocol error: it has no meaning."""
+def read_rows(plan: StepPlan, unfinished: Collection[Slot], result: StepResult) -> Rows:
+    """Decode the rows that the plan asks for; those in `unfinished` have more of their prompt to come, so no token yet.
+
+    Every row is held against what was planned: a token where none is due, none where one is, an acknowledgement that nobody
+    asked for. A worker that answers so is not in the state we think it is in, and that is a protocol error.
+    """
+    rows, count = plan.rows, len(plan.run.slots)
+    values = result.values[:count]
     if not len(result.slots) == len(result.incarnations) == len(result.values):
         raise ProtocolError(f"step {result.step}: the columns of the result differ in length")
-    sampled: list[tuple[Slot, Incarnation, int]] = list(zip(result.slots, result.incarnations, result.values, strict=True))
-    if not result.values or min(result.values) >= 0:
-        return Rows(sampled, [], [])
-    rows = Rows([row for row in sampled if row[2] >= 0], [], [])
-    for slot, incarnation, value in sampled:
-        if value == NO_TOKEN_ID:
-            rows.chunks.append((slot, incarnation))
-        elif value == PREEMPTED_TOKEN_ID:
-            rows.acks.append((slot, incarnation))
-        elif value < 0:
-            raise ProtocolError(f"step {result.step}: row value {value} has no meaning")
-    return rows
+    if result.slots[: len(rows)] != rows:
+        raise ProtocolError(f"step {result.step}: the rows of the result are not those of the plan")
+    if any(value != PREEMPTED_TOKEN_ID for value in result.values[count : len(rows)]):
+        raise ProtocolError(f"step {result.step}: a drop is not acknowledged")
+    if values and max(values) > TOKEN_ID_MAX:
+        raise ProtocolError(f"step {result.step}: {max(values)} is no token id")
+    acks = list(rows[count:])
+    if not unfinished and (not values or min(values) >= 0):
+        return Rows(list(zip(plan.run.slots, values, strict=True)), [], acks)
+    failed = [failure.slot for failure in result.failures]
+    for slot, value in zip(plan.run.slots, values, strict=True):
+        if value < 0 and value != NO_TOKEN_ID:
+            raise ProtocolError(f"step {result.step}: row value {value} has no meaning here")
+        if (value == NO_TOKEN_ID) != (slot in unfinished or slot in failed):
+            raise ProtocolError(f"step {result.step}: slot {slot} answers {value}")
+    pairs = list(zip(plan.run.slots, values, strict=True))
+    return Rows([row for row in pairs if row[1] >= 0], [slot for slot, value in pairs if value < 0], acks)

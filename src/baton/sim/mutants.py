@@ -27,7 +27,7 @@ SEEDS = 2_000
 class Mutant(Struct, frozen=True):
     name: str
     module: str
-    "Below baton.core."
+    "Below baton."
     old: str
     new: str
     fault: str
@@ -35,7 +35,7 @@ class Mutant(Struct, frozen=True):
 
     @property
     def file(self) -> str:
-        return f"core/{self.module.replace('.', '/')}.py"
+        return f"{self.module.replace('.', '/')}.py"
 
     @property
     def path(self) -> Path:
@@ -54,92 +54,92 @@ class MutantResult(Struct):
 
 MUTANTS: tuple[Mutant, ...] = (
     # Blocks
-    Mutant("share-without-reference", "kv.block_pool", "            self._requests[block] += 1\n", "            pass\n",
+    Mutant("share-without-reference", "core.kv.block_pool", "            self._requests[block] += 1\n", "            pass\n",
            "a hit does not count as a reference"),
-    Mutant("free-while-shared", "kv.block_pool", "if not references and not self._moves[block]:", "if references <= 1 and not self._moves[block]:",
+    Mutant("free-while-shared", "core.kv.block_pool", "if not references and not self._moves[block]:", "if references <= 1 and not self._moves[block]:",
            "the last but one holder frees the block"),
-    Mutant("no-generation", "kv.block_pool", "            self._generation[block] += 1\n", "            pass\n",
+    Mutant("no-generation", "core.kv.block_pool", "            self._generation[block] += 1\n", "            pass\n",
            "the generation does not grow on reuse"),
     # Keys
-    Mutant("key-without-salt", "kv.block_hash", "self.fingerprint, salt, private", 'self.fingerprint, b"", private',
+    Mutant("key-without-salt", "core.kv.block_hash", "self.fingerprint, salt, private", 'self.fingerprint, b"", private',
            "the salt is not in the key: tenants share blocks"),
-    Mutant("key-without-parent", "kv.block_hash", "sha256(parent + self._pack(*tokens) + extra)", "sha256(self._pack(*tokens) + extra)",
+    Mutant("key-without-parent", "core.kv.block_hash", "sha256(parent + self._pack(*tokens) + extra)", "sha256(self._pack(*tokens) + extra)",
            "a key names a block's own tokens only"),
     # Prefix cache
-    Mutant("parent-not-offered", "kv.prefix_cache", "            self._offer(parent)\n", "            pass\n",
+    Mutant("parent-not-offered", "core.kv.prefix_cache", "            self._offer(parent)\n", "            pass\n",
            "an idle parent is never evicted after its last child"),
-    Mutant("match-one-too-many", "kv.prefix_cache", "        return low\n\n    def idle_among", "        return min(low + 1, limit)\n\n    def idle_among",
+    Mutant("match-one-too-many", "core.kv.prefix_cache", "        return low\n\n    def idle_among", "        return min(low + 1, limit)\n\n    def idle_among",
            "the match is one block too long"),
-    Mutant("insert-replaces", "kv.prefix_cache", "        if first is not None:\n", "        if first is not None and not block:\n",
+    Mutant("insert-replaces", "core.kv.prefix_cache", "        if first is not None:\n", "        if first is not None and not block:\n",
            "a second block overwrites the first under its key"),
-    Mutant("hits-count-as-free", "kv.prefix_cache", "        return hit - low\n", "        return 0\n",
+    Mutant("hits-count-as-free", "core.kv.prefix_cache", "        return hit - low\n", "        return 0\n",
            "idle blocks that are hit are promised to others too"),
     # Planning
-    Mutant("full-hit-computes-nothing", "engine.scheduler", "full = (known - 1) // self.block_size", "full = known // self.block_size",
+    Mutant("full-hit-computes-nothing", "core.engine.scheduler", "full = (known - 1) // self.block_size", "full = known // self.block_size",
            "a full hit leaves no token to compute"),
-    Mutant("stale-computed", "engine.scheduler", "sequence.computed = sequence.scheduled = hit * self.block_size",
+    Mutant("stale-computed", "core.engine.scheduler", "sequence.computed = sequence.scheduled = hit * self.block_size",
            "sequence.computed = sequence.scheduled = min(hit + 1, (len(sequence.tokens) - 1) // self.block_size) * self.block_size",
            "a block counts as computed that is not"),
-    Mutant("prefill-prompt-only", "engine.scheduler", "sequence.target = len(sequence.tokens)", "sequence.target = sequence.prompt_tokens",
+    Mutant("prefill-prompt-only", "core.engine.scheduler", "sequence.target = len(sequence.tokens)", "sequence.target = sequence.prompt_tokens",
            "after preemption only the prompt is prefilled (FastDeploy 3071)"),
-    Mutant("budget-not-spent", "engine.scheduler", "        draft.prefill_left -= count\n", "",
+    Mutant("budget-not-spent", "core.engine.scheduler", "        draft.prefill_left -= count\n", "",
            "a chunk does not use up the step's budget"),
-    Mutant("decodes-not-budgeted", "engine.scheduler", "Draft(self._tokens_per_step - self.decoding)", "Draft(self._tokens_per_step)",
+    Mutant("decodes-not-budgeted", "core.engine.scheduler", "Draft(self._tokens_per_step - self.decoding)", "Draft(self._tokens_per_step)",
            "decoding sequences are left out of the budget"),
-    Mutant("victim-is-oldest", "engine.scheduler", "victim = self.running[-1]", "victim = self.running[0]",
+    Mutant("victim-is-oldest", "core.engine.scheduler", "victim = self.running[-1]", "victim = self.running[0]",
            "the oldest is preempted for a newer one"),
-    Mutant("admit-by-first-block", "engine.scheduler", "-(-known // self.block_size) - hit)", "min(1, -(-known // self.block_size) - hit))",
+    Mutant("admit-by-first-block", "core.engine.scheduler", "-(-known // self.block_size) - hit)", "min(1, -(-known // self.block_size) - hit))",
            "admission does not ask for the whole need"),
-    Mutant("fold-not-told", "engine.scheduler", "if sequence.incarnation == incarnation and sequence.blocks", "if sequence.incarnation < incarnation",
+    Mutant("fold-not-told", "core.engine.scheduler", "if sequence.incarnation == incarnation and sequence.blocks", "if sequence.incarnation < incarnation",
            "the worker keeps reading a folded block that was given back"),
-    Mutant("overtake-preempted", "engine.limits", "sequence.order < head.order for", "sequence.order > head.order for",
+    Mutant("overtake-preempted", "core.engine.limits", "sequence.order < head.order for", "sequence.order > head.order for",
            "a younger request overtakes one that is not back in line yet"),
-    Mutant("equals-make-way", "engine.preemption", "running[-1].priority <= head.priority", "running[-1].priority < head.priority",
+    Mutant("equals-make-way", "core.engine.preemption", "running[-1].priority <= head.priority", "running[-1].priority < head.priority",
            "two of a class push each other out in turn"),
     # Preemption and ends
-    Mutant("requeue-before-ack", "engine.request", "(Phase.DECODE, Fact.PREEMPTED): Phase.PREEMPTING", "(Phase.DECODE, Fact.PREEMPTED): Phase.WAITING",
+    Mutant("requeue-before-ack", "core.engine.request", "(Phase.DECODE, Fact.PREEMPTED): Phase.PREEMPTING", "(Phase.DECODE, Fact.PREEMPTED): Phase.WAITING",
            "a victim is back in line before the acknowledgement (FastDeploy 3267)"),
-    Mutant("drop-not-told", "engine.preemption", "    scheduler.drops.append((sequence.slot, sequence.incarnation))\n", "",
+    Mutant("drop-not-told", "core.engine.preemption", "    scheduler.drops.append((sequence.slot, sequence.incarnation))\n", "",
            "the worker is not told of a preemption"),
-    Mutant("abort-keeps-blocks", "engine.scheduler", "elif phase in (Phase.PREFILL, Phase.DECODE):", "elif phase is Phase.DECODE:",
+    Mutant("abort-keeps-blocks", "core.engine.scheduler", "elif phase in (Phase.PREFILL, Phase.DECODE):", "elif phase is Phase.DECODE:",
            "an abort in prefill frees nothing"),
-    Mutant("abort-stays-queued", "engine.scheduler", "        if sequence.queued:\n            self._leave_queue(sequence)\n        if sequence.index == 0", "        if sequence.index == 0",
+    Mutant("abort-stays-queued", "core.engine.scheduler", "        if sequence.queued:\n            self._leave_queue(sequence)\n        if sequence.index == 0", "        if sequence.index == 0",
            "an aborted request counts against the queue for ever"),
-    Mutant("siblings-forgotten", "engine.scheduler", "        if sequence.index == 0 and len(sequence.group.sequences) > 1:\n            self.release_siblings(sequence.group)\n", "",
+    Mutant("siblings-forgotten", "core.engine.scheduler", "        if sequence.index == 0 and len(sequence.group.sequences) > 1:\n            self.release_siblings(sequence.group)\n", "",
            "siblings wait for a leader that has failed"),
-    Mutant("one-token-too-many", "engine.request", "self.prompt_tokens + sampling.max_tokens - 1", "self.prompt_tokens + sampling.max_tokens",
+    Mutant("one-token-too-many", "core.engine.request", "self.prompt_tokens + sampling.max_tokens - 1", "self.prompt_tokens + sampling.max_tokens",
            "max_tokens is off by one"),
-    Mutant("usage-counts-ahead", "engine.outbox", "output_tokens=sequence.outputs,", "output_tokens=sequence.outputs + sequence.in_flight,",
+    Mutant("usage-counts-ahead", "core.engine.outbox", "output_tokens=sequence.outputs,", "output_tokens=sequence.outputs + sequence.in_flight,",
            "usage counts tokens that were never delivered"),
     # Results
-    Mutant("token-after-end", "engine.absorb", "        if sequence.phase is closing:\n", "        if sequence.phase is None:\n",
+    Mutant("token-after-end", "core.engine.absorb", "        if sequence.phase is closing:\n", "        if sequence.phase is None:\n",
            "a token in flight at the end is delivered after it"),
-    Mutant("ghost-row", "engine.absorb", "incarnations[slot] == incarnation else None", "incarnations[slot] >= incarnation else None",
+    Mutant("ghost-row", "protocol.step", "        return Rows(list(zip(plan.run.slots, values, strict=True)), [], acks)\n", "        return Rows([r for r in zip(result.slots, result.values, strict=True) if r[1] >= 0], [], acks)\n",
            "a late row of a former occupant is taken for a token"),
-    Mutant("cache-uncomputed", "engine.absorb", "full = sequence.computed // scheduler.block_size", "full = len(sequence.tokens) // scheduler.block_size",
+    Mutant("ghost-kills", "core.engine.seats", "        return not any(map(self.occupant, result.slots[count:], result.incarnations[count:]))\n", "        return len(result.slots) == count\n",
+           "a late row of a former occupant costs the worker its life"),
+    Mutant("cache-uncomputed", "core.engine.absorb", "full = sequence.computed // scheduler.block_size", "full = len(sequence.tokens) // scheduler.block_size",
            "blocks with uncomputed tokens are published"),
-    Mutant("publish-after-preemption", "engine.absorb", "        elif sequence.blocks:\n", "        else:\n",
+    Mutant("publish-after-preemption", "core.engine.absorb", "        sequence = scheduler.seats.sitting(slot)\n        if sequence.blocks:\n", "        sequence = scheduler.seats.sitting(slot)\n        if sequence:\n",
            "a chunk's result is counted for a sequence that lost its blocks (FastDeploy 5502)"),
-    Mutant("min-tokens-off-by-one", "engine.absorb", "length >= sequence.min_length", "length > sequence.min_length",
+    Mutant("min-tokens-off-by-one", "core.engine.absorb", "length >= sequence.min_length", "length > sequence.min_length",
            "a stop at exactly min_tokens is missed"),
     # The worker's life, deadlines, pause
-    Mutant("cache-survives-pool", "engine.instance", "and not event.pool_kept:", "and event.pool_kept:",
+    Mutant("cache-survives-pool", "core.engine.instance", "and not event.pool_kept:", "and event.pool_kept:",
            "the cache of a lost pool is believed"),
-    Mutant("in-flight-survives-worker", "engine.preemption", "        sequence.in_flight = 0\n", "",
+    Mutant("in-flight-survives-worker", "core.engine.preemption", "        sequence.in_flight = 0\n", "",
            "tokens of a dead worker are still expected"),
-    Mutant("poison-forgiven", "engine.preemption", "sequence.crashes += 1", "sequence.crashes = 1",
+    Mutant("poison-forgiven", "core.engine.preemption", "sequence.crashes += 1", "sequence.crashes = 1",
            "a request that kills workers is never given up"),
-    Mutant("suspect-cleared-early", "engine.preemption", "len(sequence.tokens) + sequence.in_flight", "len(sequence.tokens)",
+    Mutant("suspect-cleared-early", "core.engine.preemption", "len(sequence.tokens) + sequence.in_flight", "len(sequence.tokens)",
            "a poisonous request clears itself by a token that was in flight"),
-    Mutant("rows-counted-only", "engine.seats", "            result.slots[:count] == rows\n            and list(result.incarnations[:count]) == [incarnations[slot] for slot in rows]\n", "            len(result.slots) >= count\n",
-           "a result with a row missing and a late one added is taken"),
-    Mutant("deadline-not-disarmed", "engine.worker_watch", "Instant(now + self._config.step_seconds_max) if in_flight else None", "Instant(now + self._config.step_seconds_max)",
+    Mutant("deadline-not-disarmed", "core.engine.worker_watch", "Instant(now + self._config.step_seconds_max) if more_in_flight else None", "Instant(now + self._config.step_seconds_max)",
            "the step deadline stays armed when nothing is in flight"),
-    Mutant("never-fits-accepted", "engine.instance", "if worst > kv.blocks:", "if worst > kv.blocks + 1:",
+    Mutant("never-fits-accepted", "core.engine.instance", "if worst > kv.blocks:", "if worst > kv.blocks + 1:",
            "a request that can never fit is accepted"),
-    Mutant("paused-with-work", "engine.instance", "if self.mode is Mode.DRAINING and not self.groups and", "if self.mode is Mode.DRAINING and",
+    Mutant("paused-with-work", "core.engine.instance", "if self.mode is Mode.DRAINING and not self.groups and", "if self.mode is Mode.DRAINING and",
            "paused while requests still wait"),
-    Mutant("draining-accepts", "engine.instance", "if self.mode is not Mode.SERVING:\n            return Refused", "if self.mode is Mode.PAUSED:\n            return Refused",
+    Mutant("draining-accepts", "core.engine.instance", "if self.mode is not Mode.SERVING:\n            return Refused", "if self.mode is Mode.PAUSED:\n            return Refused",
            "a draining instance takes new requests"),
 )  # fmt: skip
 
@@ -162,7 +162,7 @@ class _MutatedLoader(SourceFileLoader):
 class _Finder(MetaPathFinder):
     def __init__(self, mutant: Mutant) -> None:
         self._mutant = mutant
-        self._name = f"baton.core.{mutant.module}"
+        self._name = f"baton.{mutant.module}"
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != self._name:
@@ -178,7 +178,7 @@ def find(name: str) -> Mutant:
 
 def apply(mutant: Mutant) -> None:
     """From now on this process runs the mutant. The core must not have been loaded."""
-    if any(name.startswith("baton.core") for name in sys.modules):
+    if any(name.startswith(("baton.core", "baton.protocol")) for name in sys.modules):
         raise RuntimeError("the core is loaded already")
     sys.meta_path.insert(0, _Finder(mutant))
 

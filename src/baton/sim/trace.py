@@ -201,7 +201,7 @@ class PerfettoTrace:
 
     def _look_at_steps(self, world: World) -> None:
         """A plan that is in flight no more was absorbed, or its worker is dead: then a newer epoch has begun."""
-        in_flight = {plan.step: plan for plan in world.instance.in_flight}
+        in_flight = {issued.plan.step: issued.plan for issued in world.instance.in_flight}
         for step in [step for step in self._plans if step not in in_flight]:
             lost = self._plans[step][0].epoch != world.instance.worker.epoch
             self._end_step(step, "lost" if lost else "absorbed")

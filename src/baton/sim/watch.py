@@ -84,18 +84,20 @@ class Watch:
             self._tables.pop(slot, None)
         for new in plan.new:
             self._new(new)
-        for slot in (*(slot for slot, _ in plan.grown), *(slot for slot, _, _ in plan.folded), *plan.run.slots):
-            self._expect(slot in self._tables, 25, f"step {plan.step} plans for slot {slot}, which is empty")
-        for slot, block in plan.grown:
-            self._tables[slot].append(block)
-            self._assign(block, slot)
-        for slot, place, block in plan.folded:
-            self._tables[slot][place] = block
+        try:
+            for slot, block in plan.grown:
+                self._tables[slot].append(block)
+                self._assign(block, slot)
+            for slot, place, block in plan.folded:
+                self._tables[slot][place] = block
+            tables = [self._tables[slot] for slot in plan.run.slots]
+        except KeyError as slot_error:
+            raise InvariantBroken(f"step {plan.step} plans for slot {slot_error}, which is empty", invariant=25) from None
         if plan.drops and not counts:
             self.saw("a batch with nothing but drops")
         chunk_max = scenario.chunk_tokens_max or scenario.tokens_per_step
-        for slot, count in zip(plan.run.slots, counts, strict=True):
-            self._writes(plan, slot, count, chunk_max)
+        for slot, count, table in zip(plan.run.slots, counts, tables, strict=True):
+            self._writes(plan, slot, count, table, chunk_max)
 
     def _new(self, new: NewSequence) -> None:
         sequence = self.instance.scheduler.seats.occupants[new.slot]
@@ -150,9 +152,8 @@ class Watch:
         self._assigned[block] += 1
         self._owner[block] = (slot, self._incarnation[slot])
 
-    def _writes(self, plan: StepPlan, slot: int, count: int, chunk_max: int) -> None:
+    def _writes(self, plan: StepPlan, slot: int, count: int, table: list[BlockId], chunk_max: int) -> None:
         position, size, pool = self._position[slot], self.scenario.block_size, self.instance.scheduler.cache.pool
-        table = self._tables[slot]
         end = position + count
         self._position[slot] = end
         if end > len(table) * size:
@@ -280,7 +281,7 @@ class Watch:
             raise InvariantBroken(f"paused while {owed[0].client.id} is not answered", invariant=9)
         self.saw(f"mode: {mode}")
 
-    def worker_lost(self, plans: tuple[StepPlan, ...]) -> None:
+    def worker_lost(self, plans: list[StepPlan]) -> None:
         """Remember whose sequences were being computed: two such losses are what giving one up needs."""
         for slot in dict.fromkeys(slot for plan in plans for slot in plan.run.slots):
             client, index = self._clients[slot, self._incarnation[slot]]
@@ -324,9 +325,8 @@ class Watch:
                 self.saw("preempted with tokens in flight")
             if sequence.computed or sequence.blocks or sequence.slot < 0:
                 raise InvariantBroken(f"{sequence!r} is preempted and holds blocks, or lost its slot", invariant=31)
-            self._expect(
-                all(other.order < sequence.order for other in scheduler.running), 33, f"{sequence!r} is not the last in line"
-            )
+            if any(other.order > sequence.order for other in scheduler.running):
+                raise InvariantBroken(f"{sequence!r} is preempted and not the last in line", invariant=33)
             thrash = self.trips[sequence.request.id].thrash
             thrash[sequence.index] += 1
             if thrash[sequence.index] > PREEMPTIONS_MAX:

@@ -13,6 +13,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, Protocol
 
+import msgspec
 from msgspec import Struct
 
 from baton.core.effects import Effect, ModeChanged, Refuse, RestartWorker, RunStep
@@ -38,6 +39,8 @@ from baton.protocol.step import StepPlan, StepResult
 from baton.sim.scenario import Nudge, Scenario, StepFault
 from baton.sim.watch import Trip, Watch
 from baton.sim.worker import SimWorker, WorkerDied
+
+_ENCODE = msgspec.msgpack.Encoder().encode
 
 EVENTS_MAX = 400_000
 """Invariant 35: a run that needs more is not getting anywhere."""
@@ -84,6 +87,7 @@ class World:
         self._armed: float | None = None
         self._restarts_to_fail = 0
         self._sent_again: str | None = None
+        self._garbled = False
         self._watching: list[Trip] = []
         "Clients that leave when their request comes into a certain phase."
         self._lasting_faults = [fault for fault in scenario.steps if fault.every and fault.kind in ("late", "repeat", "ghost")]
@@ -161,7 +165,7 @@ class World:
     # The instance
 
     def _tell(self, event: Event, at_least: float = 0.0) -> None:
-        plans, losses = tuple(self.instance.in_flight), self.instance.stats.worker_losses
+        plans, losses = [issued.plan for issued in self.instance.in_flight], self.instance.stats.worker_losses
         idle = not plans and self.instance.worker.state.value == "ready"
         effects = self.instance.handle(event, Instant(max(self.now + self._clock_offset, at_least)))
         if self.instance.stats.worker_losses > losses:
@@ -185,7 +189,7 @@ class World:
 
     def _run_step(self, plan: StepPlan) -> None:
         self.watch.plan(plan)
-        self._digest.update(repr((plan.step, plan.drops, plan.grown, plan.folded, plan.run)).encode())
+        self._digest.update(_ENCODE((plan.step, plan.drops, plan.grown, plan.folded, plan.run)))
         scenario = self.scenario
         seconds = scenario.step_seconds + scenario.token_seconds * plan.tokens
         seconds *= 1.0 + scenario.noise * _noise(scenario.seed, plan.step)
@@ -204,6 +208,8 @@ class World:
                 else:
                     self.watch.refused(effect)
             case RestartWorker(epoch, reason):
+                if reason.startswith("step ") and not self._garbled:
+                    raise InvariantBroken(f"a worker that kept to the protocol is restarted: {reason}", invariant=46)
                 self._note("worker", f"killed ({reason}); starting epoch {epoch}")
                 self.watch.forced()
                 self.worker.die(self.scenario.pool_kept)
@@ -216,7 +222,7 @@ class World:
 
     def _emit(self, emit: Emit) -> None:
         self.watch.emitted(emit, self.now)
-        self._digest.update(repr((emit.tokens, emit.ended)).encode())
+        self._digest.update(_ENCODE((emit.tokens, emit.ended)))
         if self._tracer is not None:
             for request, index, token in emit.tokens:
                 self._note("client", f"{request}.{index} gets {token}")
@@ -339,6 +345,7 @@ class World:
         if "ghost" in faults:
             result = _with_ghost(result, self.scenario.slots)
         if "garble" in faults and result.slots:
+            self._garbled = True
             result = StepResult(result.step, result.epoch, result.slots[1:], result.incarnations[1:], result.values[1:])
         if "repeat" in faults:
             self._at(self.now + faults["repeat"].seconds, self._result, result)
@@ -365,7 +372,7 @@ class World:
         before = self.instance.stats.stale_results
         if result.epoch != self.instance.worker.epoch:
             self.watch.saw("a result of a dead worker")
-        elif self.instance.in_flight and result.step > self.instance.in_flight[0].step:
+        elif self.instance.in_flight and result.step > self.instance.in_flight[0].plan.step:
             self.watch.saw("a result overtook an older one")
         self.watch.step_absorbed()
         self._tell(StepDone(result))

@@ -1,6 +1,6 @@
 """Takes one step's result in: tokens to their sequences, computed blocks to the cache, acknowledged slots back.
 
-Rows name (slot, incarnation). A row whose incarnation is not the slot's present one is about somebody who is gone: inert.
+The instance has held the rows against the plan: each is about the slot's present occupant and means what was asked for.
 """
 
 from __future__ import annotations
@@ -21,40 +21,29 @@ if TYPE_CHECKING:
 def absorb(scheduler: Scheduler, chunks: dict[Slot, int], rows: Rows, result: StepResult) -> None:
     """`rows` are the result's, by meaning. `chunks` says how many tokens a slot computed in this step, where it is not one."""
     for logprobs in result.logprobs:  # before the tokens, which may end their sequence
-        sequence = scheduler.seats.occupant(logprobs.slot, logprobs.incarnation)
-        if sequence is not None and sequence.phase is not Phase.CLOSING:
-            scheduler.out.logprobs.append((sequence.request.id, sequence.index, logprobs))
+        about = scheduler.seats.occupant(logprobs.slot, logprobs.incarnation)
+        if about is not None and about.phase is not Phase.CLOSING:
+            scheduler.out.logprobs.append((about.request.id, about.index, logprobs))
     # Failures first: a failed row computed nothing that may be published.
     for failure in result.failures:
-        sequence = scheduler.seats.occupant(failure.slot, failure.incarnation)
-        if sequence is not None and sequence.phase is not Phase.CLOSING:
-            scheduler.end(sequence, FinishReason.ERROR, failure.reason)
-    for slot, incarnation in rows.chunks:
-        sequence = scheduler.seats.occupant(slot, incarnation)
-        if sequence is None:
-            scheduler.stats.stale_rows += 1
-        elif sequence.blocks:
+        about = scheduler.seats.occupant(failure.slot, failure.incarnation)
+        if about is not None and about.phase is not Phase.CLOSING:
+            scheduler.end(about, FinishReason.ERROR, failure.reason)
+    for slot in rows.chunks:
+        sequence = scheduler.seats.sitting(slot)
+        if sequence.blocks:
             _confirm(scheduler, sequence, chunks.get(slot, 1))
     _absorb_tokens(scheduler, chunks, rows)
-    for slot, incarnation in rows.acks:
-        sequence = scheduler.seats.occupant(slot, incarnation)
-        if sequence is None:
-            scheduler.stats.stale_rows += 1
-        else:
-            preemption.acknowledge(scheduler, sequence)
+    for slot in rows.acks:
+        preemption.acknowledge(scheduler, scheduler.seats.sitting(slot))
 
 
 def _absorb_tokens(scheduler: Scheduler, chunks: dict[Slot, int], rows: Rows) -> None:
     """One token for each row. Hot: kept flat."""
-    seats, size = scheduler.seats, scheduler.block_size
-    occupants, incarnations = seats.occupants, seats.incarnations
-    slots = len(occupants)
+    sitting, size = scheduler.seats.sitting, scheduler.block_size
     emit, closing, taken = scheduler.out.tokens.append, Phase.CLOSING, 0
-    for slot, incarnation, token in rows.sampled:
-        sequence = occupants[slot] if 0 <= slot < slots and incarnations[slot] == incarnation else None
-        if sequence is None:
-            scheduler.stats.stale_rows += 1
-            continue
+    for slot, token in rows.sampled:
+        sequence = sitting(slot)
         sequence.in_flight -= 1
         if sequence.phase is closing:
             continue  # it ended while this token was in flight; the client has had its last

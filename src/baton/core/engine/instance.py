@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any
 
@@ -21,7 +21,7 @@ from baton.core.effects import Effect, Mode, ModeChanged, Refuse, RestartWorker,
 from baton.core.engine import audit, preemption
 from baton.core.engine.absorb import absorb
 from baton.core.engine.request import OPEN, Group, Phase, Sequence
-from baton.core.engine.scheduler import Scheduler
+from baton.core.engine.scheduler import Issued, Scheduler
 from baton.core.engine.stats import Stats
 from baton.core.engine.worker_watch import WorkerState, WorkerWatch
 from baton.core.events import (
@@ -40,7 +40,7 @@ from baton.core.events import (
 from baton.errors import ProtocolError
 from baton.protocol.ids import Instant, RequestId, StepNo
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
-from baton.protocol.step import StepPlan, StepResult, read_rows
+from baton.protocol.step import StepResult, read_rows
 
 
 class Instance:
@@ -68,7 +68,7 @@ class Instance:
         self.scheduler = Scheduler(config, self.stats)
         self.groups: dict[RequestId, Group] = {}
         "Requests whose client is still owed an end."
-        self.in_flight: deque[StepPlan] = deque()
+        self.in_flight: deque[Issued] = deque()
         "Plans without a result, oldest first."
         self.worker = WorkerWatch(config.scheduler)
         self.mode = Mode.SERVING
@@ -132,7 +132,8 @@ class Instance:
             return
         deadline = None if request.timeout_seconds is None else Instant(self._now + request.timeout_seconds)
         group = Group(request, deadline)
-        private = b"" if self.config.kv.prefix_caching else request.id.encode()
+        # Without prefix caching each request has a name space of its own. Not its id's: a client may use that again.
+        private = b"" if self.config.kv.prefix_caching else b"%d" % next(self._order)
         root = self.scheduler.hasher.root(request.salt, private)
         priority = request.priority if self.config.scheduler.order == "priority" else 0
         for index in range(request.n):
@@ -142,6 +143,9 @@ class Instance:
         self.scheduler.join(group)
         if deadline is not None:
             heappush(self._deadlines, (deadline, next(self._order), request.id))
+            if len(self._deadlines) > 2 * len(self.groups) + 64:  # most are of requests that have ended
+                self._deadlines = [entry for entry in self._deadlines if not self._is_over(entry)]
+                heapify(self._deadlines)
 
     def _refusal(self, request: GenerateRequest) -> Refused | None:
         """Why the request is not taken, from the cheapest question to the dearest; None if it is."""
@@ -184,14 +188,14 @@ class Instance:
             and self.mode is not Mode.PAUSED
             and len(self.in_flight) < self.config.scheduler.steps_in_flight
         ):
-            plan = self.scheduler.plan_step(self._next_step, self.worker.epoch)
-            if plan is None:
+            issued = self.scheduler.plan_step(self._next_step, self.worker.epoch)
+            if issued is None:
                 return
             self._next_step = StepNo(self._next_step + 1)
             self.stats.steps += 1
             self.worker.step_planned(self._now)
-            self.in_flight.append(plan)
-            self._effects.append(RunStep(plan))
+            self.in_flight.append(issued)
+            self._effects.append(RunStep(issued.plan))
 
     def _on_step_done(self, event: StepDone) -> None:
         """Absorb what is next in order; keep what overtook it; ignore what is not of this worker or was absorbed."""
@@ -200,26 +204,28 @@ class Instance:
             self.stats.stale_results += 1
             return
         self._early[result.step] = result
-        while self.in_flight and (due := self._early.pop(self.in_flight[0].step, None)) is not None:
+        while self.in_flight and (due := self._early.pop(self.in_flight[0].plan.step, None)) is not None:
             if not self._absorb(self.in_flight[0], due):
                 return
             self.in_flight.popleft()
-            self.worker.step_absorbed(self._now, self.in_flight)
+            self.worker.step_absorbed(self._now, bool(self.in_flight))
 
     def _is_awaited(self, step: StepNo) -> bool:
-        return self.in_flight[0].step <= step <= self.in_flight[-1].step and step not in self._early
+        return self.in_flight[0].plan.step <= step <= self.in_flight[-1].plan.step and step not in self._early
 
-    def _absorb(self, plan: StepPlan, result: StepResult) -> bool:
+    def _absorb(self, issued: Issued, result: StepResult) -> bool:
         """False: the worker broke the protocol. Its state is not what we think it is, so it is restarted."""
+        plan = issued.plan
         try:
-            rows = read_rows(result)
+            rows = read_rows(plan, issued.unfinished, result)
             if not self.scheduler.seats.answered(plan.rows, result):
-                raise ProtocolError(f"step {plan.step}: the result's rows are not the plan's")
+                raise ProtocolError(f"step {plan.step}: a row is doubled, or of another occupant")
         except ProtocolError as error:
             self._lose_worker(str(error))
             return False
         run = plan.run
         chunks = {slot: tokens for slot, tokens in zip(run.slots, run.counts, strict=True) if tokens != 1}
+        self.stats.stale_rows += len(result.slots) - len(plan.rows)
         absorb(self.scheduler, chunks, rows, result)
         return True
 
@@ -236,7 +242,7 @@ class Instance:
     def _lose_worker(self, reason: str) -> None:
         """Everything on the worker goes back in line, with the tokens it has; plans in flight are void."""
         self.stats.worker_losses += 1
-        preemption.worker_lost(self.scheduler, self.in_flight)
+        preemption.worker_lost(self.scheduler, [issued.plan for issued in self.in_flight])
         self.in_flight.clear()
         self._early.clear()
         if self.worker.lose(self._now):

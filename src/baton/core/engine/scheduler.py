@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from bisect import insort
 
+from msgspec import Struct
+
 from baton.config import InstanceConfig
 from baton.core.engine import preemption
 from baton.core.engine.admission import GrowthReserve
@@ -36,11 +38,13 @@ def by_urgency(sequence: Sequence) -> tuple[int, int]:
 class Draft:
     """A step while it is being planned."""
 
-    __slots__ = ("_reserves", "counts", "grown", "new", "preempted", "prefill_left", "slots")
+    __slots__ = ("_reserves", "counts", "grown", "new", "preempted", "prefill_left", "slots", "unfinished")
 
     def __init__(self, prefill_left: int) -> None:
         self.slots: list[Slot] = []
         self.counts: list[int] = []
+        self.unfinished: list[Slot] = []
+        "Those that run a chunk which is not their last."
         self.new: list[NewSequence] = []
         self.grown: list[tuple[Slot, BlockId]] = []
         self.prefill_left = prefill_left
@@ -56,6 +60,14 @@ class Draft:
 
     def forget_reserves(self) -> None:
         self._reserves.clear()
+
+
+class Issued(Struct, frozen=True):
+    """A plan that is out, and what is remembered of it until its result is in."""
+
+    plan: StepPlan
+    unfinished: tuple[Slot, ...]
+    "Slots whose row is a chunk that is not the last: no token is due."
 
 
 class Scheduler:
@@ -108,7 +120,7 @@ class Scheduler:
 
     # The heart
 
-    def plan_step(self, step: StepNo, epoch: WorkerEpoch) -> StepPlan | None:
+    def plan_step(self, step: StepNo, epoch: WorkerEpoch) -> Issued | None:
         """The next step, or None if there is nothing to do and nothing to tell."""
         draft = Draft(self._tokens_per_step - self.decoding)
         preemption.make_way(self, draft)  # first: what has its place in the draft is not preempted any more
@@ -168,6 +180,8 @@ class Scheduler:
             sequence.advance(Fact.PROMPT_PLANNED)
             sequence.in_flight += 1
             self.decoding += 1
+        else:
+            draft.unfinished.append(sequence.slot)
 
     # The line moves up
 
@@ -265,7 +279,7 @@ class Scheduler:
         self.queued -= 1
         self.queued_tokens -= sequence.prompt_tokens
 
-    def _seal(self, draft: Draft, step: StepNo, epoch: WorkerEpoch) -> StepPlan:
+    def _seal(self, draft: Draft, step: StepNo, epoch: WorkerEpoch) -> Issued:
         folded = tuple(
             (sequence.slot, place, block)
             for sequence, incarnation, place, block in self.folds
@@ -274,12 +288,6 @@ class Scheduler:
         drops = tuple(self.drops)
         self.folds.clear()
         self.drops.clear()
-        return StepPlan(
-            step,
-            epoch,
-            drops,
-            tuple(draft.new),
-            tuple(draft.grown),
-            folded,
-            Run(tuple(draft.slots), tuple(draft.counts)),
-        )
+        run = Run(tuple(draft.slots), tuple(draft.counts))
+        plan = StepPlan(step, epoch, drops, tuple(draft.new), tuple(draft.grown), folded, run)
+        return Issued(plan, tuple(draft.unfinished))

@@ -40,20 +40,21 @@ class Seats:
         self._free.append(slot)
         sequence.slot = Slot(-1)
 
-    def is_current(self, slot: Slot, incarnation: Incarnation) -> bool:
-        """The row is about the present or last occupant of a slot that exists."""
-        return 0 <= slot < len(self.incarnations) and self.incarnations[slot] == incarnation
-
     def answered(self, rows: tuple[Slot, ...], result: StepResult) -> bool:
-        """The result has exactly these rows, of the present occupants; what it has besides is about nobody."""
-        count = len(rows)
-        incarnations = self.incarnations
-        return (
-            result.slots[:count] == rows
-            and list(result.incarnations[:count]) == [incarnations[slot] for slot in rows]
-            and not any(map(self.is_current, result.slots[count:], result.incarnations[count:]))
-        )
+        """The result's first rows are of the present occupants; what it has besides is about nobody who is still here."""
+        count, incarnations = len(rows), self.incarnations
+        if list(result.incarnations[:count]) != [incarnations[slot] for slot in rows]:
+            return False
+        return not any(map(self.occupant, result.slots[count:], result.incarnations[count:]))
 
     def occupant(self, slot: Slot, incarnation: Incarnation) -> Sequence | None:
         """Who a row is about; None for a row of an occupant that is gone."""
-        return self.occupants[slot] if self.is_current(slot, incarnation) else None
+        present = 0 <= slot < len(self.incarnations) and self.incarnations[slot] == incarnation
+        return self.occupants[slot] if present else None
+
+    def sitting(self, slot: Slot) -> Sequence:
+        """Who sits there. The caller has checked that a planned row is about the present occupant."""
+        sequence = self.occupants[slot]
+        if sequence is None:
+            raise InvariantBroken(f"slot {slot} was planned for and is empty", invariant=25)
+        return sequence

@@ -5,12 +5,10 @@ STARTING --ready--> READY --lose--> STARTING (next epoch) ... after too many los
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import Enum
 
 from baton.config import SchedulerConfig
 from baton.protocol.ids import Instant, WorkerEpoch
-from baton.protocol.step import StepPlan
 
 
 class WorkerState(Enum):
@@ -62,7 +60,7 @@ class WorkerWatch:
         if self.deadline is None:
             self.deadline = Instant(now + self._config.step_seconds_max)
 
-    def step_absorbed(self, now: Instant, in_flight: Sequence[StepPlan]) -> None:
+    def step_absorbed(self, now: Instant, more_in_flight: bool) -> None:
         """The worker answers: the next plan's time runs from now, because it could not begin before."""
         self.losses = 0
-        self.deadline = Instant(now + self._config.step_seconds_max) if in_flight else None
+        self.deadline = Instant(now + self._config.step_seconds_max) if more_in_flight else None
