@@ -34,10 +34,18 @@
 #define LANES 4
 #endif
 
-#define TILE 6         /* rows whose running sums stay in registers */
+#define TILE 6         /* rows whose running sums stay in registers; the switches below have a case for each number */
 #define ITEM 48        /* rows of a work item: one segment of keys and values stays in the first cache for all of them */
 #define SEGMENT 64     /* keys between two rescalings, rounded to whole blocks */
 #define COLUMNS_MAX 4  /* vectors of keys, or of head_dim, that are worked on at once */
+
+/* As many running sums as there are registers for: each is a chain, and only many chains keep the adders busy. */
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define COLUMNS(rows) 4
+#else
+#define COLUMNS(rows) ((rows) <= 3 ? 4 : 2)
+#endif
+
 #define LOWEST -1e30f  /* the maximum of nothing; finite, so that no inf - inf appears */
 
 #define ALWAYS static inline __attribute__((always_inline))
@@ -264,14 +272,9 @@ static void tile_against_segment(const Item *item, int64_t group, int64_t start,
         for (int64_t c = 0; c < columns; c++)
             keys[c] = blocks[c * LANES / size] + item->head * dim * size + c * LANES % size;
         filled = columns * LANES;
-        switch (rows) {
-            case 1: score_rows(1, 4, q, dim, keys, columns, size, scores, width); break;
-            case 2: score_rows(2, 2, q, dim, keys, columns, size, scores, width); break;
-            case 3: score_rows(3, 2, q, dim, keys, columns, size, scores, width); break;
-            case 4: score_rows(4, 2, q, dim, keys, columns, size, scores, width); break;
-            case 5: score_rows(5, 1, q, dim, keys, columns, size, scores, width); break;
-            default: score_rows(6, 1, q, dim, keys, columns, size, scores, width); break;
-        }
+#define CASE(n) case n: score_rows(n, COLUMNS(n), q, dim, keys, columns, size, scores, width); break;
+        switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
+#undef CASE
     }
     for (int64_t r = 0; r < rows; r++) {
         int64_t position = position_of(item, group, tile + r);
@@ -279,14 +282,9 @@ static void tile_against_segment(const Item *item, int64_t group, int64_t start,
         int64_t high = smaller(larger(position + 1 - start, 0), tokens);
         keep[r] = soften(scores + r * width, filled, low, high, maxima + r, totals + r);
     }
-    switch (rows) {
-        case 1: add_rows(1, 4, scores, width, keep, values, size, tokens, dim, out); break;
-        case 2: add_rows(2, 2, scores, width, keep, values, size, tokens, dim, out); break;
-        case 3: add_rows(3, 2, scores, width, keep, values, size, tokens, dim, out); break;
-        case 4: add_rows(4, 2, scores, width, keep, values, size, tokens, dim, out); break;
-        case 5: add_rows(5, 1, scores, width, keep, values, size, tokens, dim, out); break;
-        default: add_rows(6, 1, scores, width, keep, values, size, tokens, dim, out); break;
-    }
+#define CASE(n) case n: add_rows(n, COLUMNS(n), scores, width, keep, values, size, tokens, dim, out); break;
+    switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
+#undef CASE
 }
 
 static void attend(const Item *item) {
