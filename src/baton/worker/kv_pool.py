@@ -27,12 +27,16 @@ import tempfile
 from dataclasses import dataclass
 from hashlib import sha256
 
+import numpy as np
 import torch
 from msgspec import Struct
 from torch import Tensor
 
 from baton.errors import InvalidConfig, InvariantBroken, ProtocolError
 from baton.models.config import ModelConfig
+from baton.worker.memory import main_memory
+
+GIB = 2**30
 
 MAGIC = b"batonKV1"
 HEADER = struct.Struct("<8s32sQ16s")
@@ -97,9 +101,8 @@ class KVPool:
         self.incarnation = incarnation
         "Which pool this is: a restarted worker that finds the same one may go on with what is in it."
         self._map: mmap.mmap | None = mmap.mmap(fd, layout.nbytes(blocks), mmap.MAP_SHARED)
-        numbers: Tensor = torch.frombuffer(
-            self._map, dtype=layout.dtype, count=blocks * layout.block_numbers, offset=HEADER_BYTES
-        )
+        # Through numpy: its arrays hold the mapping, so that closing under a living tensor is an error and not a crash.
+        numbers: Tensor = torch.from_numpy(np.frombuffer(self._map, np.uint8, offset=HEADER_BYTES)).view(layout.dtype)
         by_part = numbers.view(blocks, layout.layers, 2, layout.half)
         self.data = numbers.view(blocks, layout.block_numbers)
         "[block, everything]: what movers copy."
@@ -114,6 +117,11 @@ class KVPool:
         if blocks < 1:
             raise InvalidConfig(f"a KV pool needs at least one block, not {blocks}")
         size, incarnation = layout.nbytes(blocks), os.urandom(16)
+        free = main_memory().free_bytes
+        if size > free:  # the kernel would not refuse: it would look for somebody to kill
+            raise InvalidConfig(
+                f"a KV pool of {size / GIB:.2f} GiB does not fit into {free / GIB:.2f} GiB: give it fewer blocks"
+            )
         fd = _anonymous_file(size)
         try:
             os.pwrite(fd, HEADER.pack(MAGIC, layout.fingerprint(), blocks, incarnation), 0)
@@ -180,7 +188,7 @@ def _anonymous_file(size: int) -> int:
     except OSError as error:
         os.close(fd)
         raise InvalidConfig(
-            f"a KV pool of {size / 2**30:.2f} GiB cannot be reserved ({error.strerror}): give it fewer blocks"
+            f"a KV pool of {size / GIB:.2f} GiB cannot be reserved ({error.strerror}): give it fewer blocks"
         ) from error
     return fd
 

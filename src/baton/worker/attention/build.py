@@ -22,7 +22,7 @@ from pathlib import Path
 
 from baton.errors import EngineError
 
-FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC")
+FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC")
 VARIANTS = (("-march=native", "-fopenmp"), ("-march=native",), ())
 """Tried in this order: clang without libomp refuses -fopenmp, some compilers know no -march=native."""
 COMPILE_SECONDS_MAX = 120.0

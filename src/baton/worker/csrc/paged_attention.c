@@ -34,15 +34,47 @@
 #define LANES 4
 #endif
 
-#define TILE 6         /* rows whose running sums stay in registers */
+#if defined(__AVX512F__) || defined(__FMA__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#define TILE 6         /* rows whose running sums stay in registers; the switches below have a case for each number */
 #define ITEM 48        /* rows of a work item: one segment of keys and values stays in the first cache for all of them */
 #define SEGMENT 64     /* keys between two rescalings, rounded to whole blocks */
 #define COLUMNS_MAX 4  /* vectors of keys, or of head_dim, that are worked on at once */
+
+/* As many running sums as there are registers for: each is a chain, and only many chains keep the adders busy. */
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define COLUMNS(rows) 4
+#else
+#define COLUMNS(rows) ((rows) <= 3 ? 4 : 2)
+#endif
+
 #define LOWEST -1e30f  /* the maximum of nothing; finite, so that no inf - inf appears */
 
 #define ALWAYS static inline __attribute__((always_inline))
 
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+/* a * b + c, rounded once where the processor can. Said outright, and -ffp-contract=off: left to itself the compiler fuses
+ * in one copy of a loop and not in the next, and a row's bits would depend on the tile that it was in. */
+#if defined(__AVX512F__)
+ALWAYS lanes fused(lanes a, lanes b, lanes c) { return (lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+#elif defined(__AVX__) && defined(__FMA__)
+ALWAYS lanes fused(lanes a, lanes b, lanes c) { return (lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+#elif defined(__aarch64__)
+ALWAYS lanes fused(lanes a, lanes b, lanes c) { return (lanes)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
+#else
+ALWAYS lanes fused(lanes a, lanes b, lanes c) { return a * b + c; }
+#endif
+#if defined(__FMA__) || defined(__aarch64__)
+#define FUSED(a, b, c) __builtin_fmaf(a, b, c)
+#else
+#define FUSED(a, b, c) ((a) * (b) + (c))
+#endif
+#define SPREAD(x) ((x) - (lanes){0})  /* minus zero is nothing at all, plus zero would be an addition */
 
 typedef struct {
     int64_t sequences, heads, kv_heads, head_dim, block_size;
@@ -90,15 +122,15 @@ static int64_t run_of(const int64_t *starts, int64_t count, int64_t index) {
 ALWAYS float exp_negative(float x) {
     float y = x < -87.0f ? -87.0f : x;
     float n = (y * 1.44269504089f + 12582912.0f) - 12582912.0f;
-    float r = y - n * 0.693359375f;
-    r = r + n * 2.12194440e-4f;
+    float r = FUSED(n, -0.693359375f, y);
+    r = FUSED(n, 2.12194440e-4f, r);
     float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
+    p = FUSED(p, r, 1.3981999507e-3f);
+    p = FUSED(p, r, 8.3334519073e-3f);
+    p = FUSED(p, r, 4.1665795894e-2f);
+    p = FUSED(p, r, 1.6666665459e-1f);
+    p = FUSED(p, r, 5.0000001201e-1f);
+    p = FUSED(p, r * r, r) + 1.0f;
     union { int32_t i; float f; } power = {((int32_t)n + 127) << 23};
     return x < -87.0f ? 0.0f : p * power.f;
 }
@@ -136,7 +168,7 @@ ALWAYS void score_columns(const int rows, const int columns, const float *q, int
     for (int64_t d = 0; d < dim; d++)
         for (int c = 0; c < columns; c++) {
             lanes key = *(const lanes *)(keys[c] + d * size);
-            for (int r = 0; r < rows; r++) sum[r][c] += q[r * dim + d] * key;
+            for (int r = 0; r < rows; r++) sum[r][c] = fused(SPREAD(q[r * dim + d]), key, sum[r][c]);
         }
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++) *(lanes *)(scores + r * width + c * LANES) = sum[r][c];
@@ -159,7 +191,7 @@ static void score_odd(int64_t rows, const float *q, int64_t dim, float *const *b
             const float *keys = blocks[b] + head * dim * size;
             for (int64_t t = 0; t < size; t++) row[t] = 0.0f;
             for (int64_t d = 0; d < dim; d++)
-                for (int64_t t = 0; t < size; t++) row[t] += q[r * dim + d] * keys[d * size + t];
+                for (int64_t t = 0; t < size; t++) row[t] = FUSED(q[r * dim + d], keys[d * size + t], row[t]);
         }
 }
 
@@ -199,7 +231,7 @@ ALWAYS void add_columns(const int rows, const int columns, const float *weights,
         for (int64_t end = smaller(t + size, tokens); t < end; t++, value += dim)
             for (int c = 0; c < columns; c++) {
                 lanes v = *(const lanes *)(value + c * LANES);
-                for (int r = 0; r < rows; r++) sum[r][c] += weights[r * width + t] * v;
+                for (int r = 0; r < rows; r++) sum[r][c] = fused(SPREAD(weights[r * width + t]), v, sum[r][c]);
             }
     }
     for (int r = 0; r < rows; r++)
@@ -213,11 +245,14 @@ ALWAYS void add_rows(const int rows, const int at_once, const float *weights, in
         add_columns(rows, at_once, weights, width, keep, values, size, tokens, dim, from, out);
     for (; from + LANES <= dim; from += LANES)
         add_columns(rows, 1, weights, width, keep, values, size, tokens, dim, from, out);
-    for (; from < dim; from++)
+    for (; from < dim; from++)  /* what is left of an odd head_dim */
         for (int r = 0; r < rows; r++) {
             float sum = keep[r] * out[r * dim + from];
-            for (int64_t t = 0; t < tokens; t++)
-                sum += weights[r * width + t] * values[t / size][t % size * dim + from];
+            for (int64_t b = 0, t = 0; t < tokens; b++) {
+                const float *value = values[b] + from;
+                for (int64_t end = smaller(t + size, tokens); t < end; t++, value += dim)
+                    sum = FUSED(weights[r * width + t], *value, sum);
+            }
             out[r * dim + from] = sum;
         }
 }
@@ -264,14 +299,9 @@ static void tile_against_segment(const Item *item, int64_t group, int64_t start,
         for (int64_t c = 0; c < columns; c++)
             keys[c] = blocks[c * LANES / size] + item->head * dim * size + c * LANES % size;
         filled = columns * LANES;
-        switch (rows) {
-            case 1: score_rows(1, 4, q, dim, keys, columns, size, scores, width); break;
-            case 2: score_rows(2, 2, q, dim, keys, columns, size, scores, width); break;
-            case 3: score_rows(3, 2, q, dim, keys, columns, size, scores, width); break;
-            case 4: score_rows(4, 2, q, dim, keys, columns, size, scores, width); break;
-            case 5: score_rows(5, 1, q, dim, keys, columns, size, scores, width); break;
-            default: score_rows(6, 1, q, dim, keys, columns, size, scores, width); break;
-        }
+#define CASE(n) case n: score_rows(n, COLUMNS(n), q, dim, keys, columns, size, scores, width); break;
+        switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
+#undef CASE
     }
     for (int64_t r = 0; r < rows; r++) {
         int64_t position = position_of(item, group, tile + r);
@@ -279,14 +309,9 @@ static void tile_against_segment(const Item *item, int64_t group, int64_t start,
         int64_t high = smaller(larger(position + 1 - start, 0), tokens);
         keep[r] = soften(scores + r * width, filled, low, high, maxima + r, totals + r);
     }
-    switch (rows) {
-        case 1: add_rows(1, 4, scores, width, keep, values, size, tokens, dim, out); break;
-        case 2: add_rows(2, 2, scores, width, keep, values, size, tokens, dim, out); break;
-        case 3: add_rows(3, 2, scores, width, keep, values, size, tokens, dim, out); break;
-        case 4: add_rows(4, 2, scores, width, keep, values, size, tokens, dim, out); break;
-        case 5: add_rows(5, 1, scores, width, keep, values, size, tokens, dim, out); break;
-        default: add_rows(6, 1, scores, width, keep, values, size, tokens, dim, out); break;
-    }
+#define CASE(n) case n: add_rows(n, COLUMNS(n), scores, width, keep, values, size, tokens, dim, out); break;
+    switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
+#undef CASE
 }
 
 static void attend(const Item *item) {

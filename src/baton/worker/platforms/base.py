@@ -14,13 +14,7 @@ from baton.models.config import ModelConfig
 from baton.models.decoder import Decoder
 from baton.worker.attention.base import AttentionBackend
 from baton.worker.kv_pool import KVLayout, KVPool, PoolHandle
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryFacts:
-    total_bytes: int
-    "Of the device, or of what this process may use of it."
-    free_bytes: int
+from baton.worker.memory import MemoryFacts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

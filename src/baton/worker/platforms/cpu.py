@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -17,7 +14,8 @@ from baton.worker.attention.build import NoCompiler
 from baton.worker.attention.gathered import GatheredAttention
 from baton.worker.attention.native import NativeAttention
 from baton.worker.kv_pool import KVLayout, KVPool, PoolHandle
-from baton.worker.platforms.base import MemoryFacts, StepBounds
+from baton.worker.memory import MemoryFacts, main_memory
+from baton.worker.platforms.base import StepBounds
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +31,7 @@ class CpuPlatform:
         self._native_attention = native_attention
 
     def memory(self) -> MemoryFacts:
-        facts = [_machine_memory(), _group_memory(Path("/sys/fs/cgroup"))]
-        return min((fact for fact in facts if fact is not None), key=lambda fact: fact.free_bytes)
+        return main_memory()
 
     def blocks_that_fit(self, model: Decoder, layout: KVLayout, bounds: StepBounds, memory_share: float) -> int:
         """Worked out and not measured: here a forward of the largest step takes up to a minute, and what it needs is
@@ -79,41 +76,3 @@ def step_bytes(config: ModelConfig, bounds: StepBounds, itemsize: int) -> int:
     layer = bounds.tokens * (3 * config.hidden_size + widest) * itemsize
     logits = 4 * bounds.slots * config.vocab_size * 4
     return layer + logits
-
-
-def _machine_memory() -> MemoryFacts | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
-        return MemoryFacts(kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024)
-    except (OSError, KeyError, ValueError):
-        page = os.sysconf("SC_PAGE_SIZE")
-        total = page * os.sysconf("SC_PHYS_PAGES")
-        return MemoryFacts(total, total // 2)  # nobody says what is free; half is a guess that has room for error
-
-
-def _group_memory(folder: Path) -> MemoryFacts | None:
-    """The container's limit (cgroup v2, else v1), if it has one. Clean file pages count as free: they go when asked."""
-    for limit_name, used_name, stat_name, cache_name in (
-        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-        *[("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file")],
-    ):
-        limit, used = _number(folder / limit_name), _number(folder / used_name)
-        if limit is not None and used is not None and limit < 2**60:
-            return MemoryFacts(limit, max(0, limit - used + _stat(folder / stat_name, cache_name)))
-    return None
-
-
-def _number(path: Path) -> int | None:
-    return _tried(lambda: int(path.read_text()))  # "max" is no number: no limit
-
-
-def _stat(path: Path, name: str) -> int:
-    return _tried(lambda: int(dict(line.split() for line in path.read_text().splitlines())[name])) or 0
-
-
-def _tried(read: Callable[[], int]) -> int | None:
-    try:
-        return read()
-    except (OSError, ValueError, KeyError):
-        return None

@@ -1,0 +1,58 @@
+"""How much main memory there is for us: what the machine has free, or the container's limit if that is less."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFacts:
+    total_bytes: int
+    "Of the device, or of what this process may use of it."
+    free_bytes: int
+
+
+def main_memory() -> MemoryFacts:
+    machine, group = _machine_memory(), _group_memory(Path("/sys/fs/cgroup"))
+    return machine if group is None or machine.free_bytes < group.free_bytes else group
+
+
+def _machine_memory() -> MemoryFacts:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+        return MemoryFacts(kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024)
+    except (OSError, KeyError, ValueError):
+        page = os.sysconf("SC_PAGE_SIZE")
+        total = page * os.sysconf("SC_PHYS_PAGES")
+        return MemoryFacts(total, total // 2)  # nobody says what is free; half is a guess that has room for error
+
+
+def _group_memory(folder: Path) -> MemoryFacts | None:
+    """The container's limit (cgroup v2, else v1), if it has one. Clean file pages count as free: they go when asked."""
+    for limit_name, used_name, stat_name, cache_name in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        *[("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file")],
+    ):
+        limit, used = _number(folder / limit_name), _number(folder / used_name)
+        if limit is not None and used is not None and limit < 2**60:
+            return MemoryFacts(limit, max(0, limit - used + _stat(folder / stat_name, cache_name)))
+    return None
+
+
+def _number(path: Path) -> int | None:
+    return _tried(lambda: int(path.read_text()))  # "max" is no number: no limit
+
+
+def _stat(path: Path, name: str) -> int:
+    return _tried(lambda: int(dict(line.split() for line in path.read_text().splitlines())[name])) or 0
+
+
+def _tried(read: Callable[[], int]) -> int | None:
+    try:
+        return read()
+    except (OSError, ValueError, KeyError):
+        return None

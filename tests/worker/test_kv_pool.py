@@ -1,0 +1,146 @@
+"""One region, several processes, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.errors import InvalidConfig, InvariantBroken, ProtocolError
+from baton.worker.kv_pool import HEADER_BYTES, KVLayout, KVPool, PoolHandle
+from baton.worker.platforms.cpu import CpuPlatform
+
+LAYOUT = KVLayout(layers=2, kv_heads=3, head_dim=4, block_size=5, dtype=torch.float32)
+
+CHILD = """
+import sys, torch
+from baton.worker.kv_pool import KVLayout, KVPool, PoolHandle
+layout = KVLayout(layers=2, kv_heads=3, head_dim=4, block_size=5, dtype=torch.float32)
+{attach}
+assert pool.keys[6, 1, 2, 3, 4] == 42.0
+pool.values[0, 0, 0, 0, 0] = 7.0
+print("seen", flush=True)
+sys.stdin.read()
+"""
+
+
+def shm_names() -> set[str]:
+    return set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+
+
+def start(attach: str, **options) -> subprocess.Popen:
+    code = CHILD.format(attach=attach)
+    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
+
+
+@pytest.mark.parametrize("way", ["inherited", "handle"])
+def test_another_process_sees_the_same_bytes_and_nothing_is_left_after_a_kill(way):
+    names = shm_names()
+    pool = KVPool.create(LAYOUT, 8)
+    pool.keys[6, 1, 2, 3, 4] = 42.0
+    if way == "inherited":
+        child = start(f"pool = KVPool.attach({pool.fd}, layout)", pass_fds=[pool.fd])
+    else:
+        handle = CpuPlatform().export_pool(pool)
+        fields = (handle.pid, handle.fd, handle.blocks, handle.fingerprint, handle.incarnation)
+        child = start(f"pool = KVPool.attach_handle(PoolHandle(*{fields!r}), layout)")
+    assert child.stdout is not None
+    assert child.stdout.readline() == "seen\n"
+    assert pool.values[0, 0, 0, 0, 0] == 7.0
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert pool.keys[6, 1, 2, 3, 4] == 42.0  # the attacher's death takes nothing along
+    pool.close()
+    assert shm_names() == names
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(pool.fd)
+
+
+def test_the_region_outlives_its_creator_while_somebody_has_it():
+    """Passed over a socket, as the messenger will pass it to a restarted worker."""
+    ours, theirs = socket.socketpair()
+    code = (
+        "import socket, sys, torch; from baton.worker.kv_pool import KVLayout, KVPool;"
+        "layout = KVLayout(layers=2, kv_heads=3, head_dim=4, block_size=5, dtype=torch.float32);"
+        "pool = KVPool.create(layout, 8); pool.data[7] = 3.0;"
+        f"socket.send_fds(socket.socket(fileno={theirs.fileno()}), [b'pool'], [pool.fd])"
+    )
+    subprocess.run([sys.executable, "-c", code], pass_fds=[theirs.fileno()], check=True)
+    _, (fd,), _, _ = socket.recv_fds(ours, 16, 1)
+    pool = KVPool.attach(fd, LAYOUT)
+    assert (pool.data[7] == 3.0).all()
+    assert (pool.data[6] == 0.0).all()
+    pool.close()
+    ours.close()
+    theirs.close()
+
+
+def test_the_picture_in_the_docstring():
+    pool = KVPool.create(LAYOUT, 3)
+    half = LAYOUT.kv_heads * LAYOUT.head_dim * LAYOUT.block_size
+    assert LAYOUT.nbytes(3) == HEADER_BYTES + 3 * 2 * 2 * half * 4
+    pool.keys[1, 1, 2, 3, 4] = 1.0
+    pool.values[1, 1, 2, 4, 3] = 2.0
+    block = pool.data[1]
+    layer = 2 * half
+    assert block[layer + (2 * LAYOUT.head_dim + 3) * LAYOUT.block_size + 4] == 1.0
+    assert block[layer + half + (2 * LAYOUT.block_size + 4) * LAYOUT.head_dim + 3] == 2.0
+    assert pool.data.count_nonzero() == 2
+    assert pool.data.data_ptr() % 64 == 0
+    del block
+    pool.close()
+
+
+def test_another_layout_is_refused():
+    pool = KVPool.create(LAYOUT, 2)
+    for change in ({"block_size": 4}, {"dtype": torch.bfloat16}, {"layers": 1}):
+        fields = {name: getattr(LAYOUT, name) for name in LAYOUT.__slots__}
+        with pytest.raises(ProtocolError, match="another layout"):
+            KVPool.attach(pool.fd, KVLayout(**{**fields, **change}))
+    handle = pool.handle()
+    stale = PoolHandle(handle.pid, handle.fd, handle.blocks, handle.fingerprint, b"x" * 16)
+    with pytest.raises(ProtocolError, match="another KV pool"):
+        KVPool.attach_handle(stale, LAYOUT)
+    pool.close()
+    with pytest.raises(ProtocolError, match="cannot be opened"):
+        KVPool.attach_handle(handle, LAYOUT)
+
+
+def test_what_is_no_pool_is_refused(tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(b"hello")
+    fd = os.open(file, os.O_RDWR)
+    with pytest.raises(ProtocolError, match="does not lead to a KV pool"):
+        KVPool.attach(fd, LAYOUT)
+    os.close(fd)
+
+
+def test_nobody_can_cut_it_short():
+    pool = KVPool.create(LAYOUT, 2)
+    with pytest.raises(PermissionError):
+        os.ftruncate(pool.fd, 100)
+    pool.close()
+
+
+def test_closing_while_in_use_is_found_out():
+    pool = KVPool.create(LAYOUT, 2)
+    kept = pool.keys
+    with pytest.raises(InvariantBroken, match="still in use"):
+        pool.close()
+    del kept
+
+
+def test_more_than_there_is_fails_at_once():
+    begun = time.monotonic()
+    with pytest.raises(InvalidConfig, match="does not fit"):
+        KVPool.create(LAYOUT, 2**50 // LAYOUT.block_bytes)
+    assert time.monotonic() - begun < 5
+    with pytest.raises(InvalidConfig, match="at least one"):
+        KVPool.create(LAYOUT, 0)

@@ -1,0 +1,263 @@
+"""One runner, plans by hand: rows and their order, contradictions, failures, log-probabilities, bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from rig import TINY, Rig, tiny_model
+
+from baton.errors import InvalidConfig, ProtocolError
+from baton.models.reference import all_logits
+from baton.protocol.ids import BlockId, Incarnation, Slot, StepNo, WorkerEpoch
+from baton.protocol.request import FinishReason, SamplingParams
+from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, NewSequence, Run, StepPlan
+from baton.worker.kv_pool import KVLayout
+from baton.worker.model_runner import ModelRunner
+from baton.worker.platforms.base import StepBounds
+from baton.worker.platforms.cpu import CpuPlatform
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model()
+
+
+@pytest.fixture
+def runner(model):
+    return ModelRunner(model, CpuPlatform(), slots=4, blocks=16, block_size=4)
+
+
+def new(slot: int, tokens, *, incarnation: int = 1, blocks=(0, 1, 2), computed: int = 0, **sampling) -> NewSequence:
+    tokens = tuple(tokens)
+    return NewSequence(
+        slot=Slot(slot),
+        incarnation=Incarnation(incarnation),
+        tokens=tokens,
+        prompt_tokens=len(tokens),
+        computed_tokens=computed,
+        blocks=tuple(map(BlockId, blocks)),
+        sampling=SamplingParams(**sampling),
+        index=0,
+    )
+
+
+def plan(step: int, *, run=(), **parts) -> StepPlan:
+    slots, counts = tuple(slot for slot, _ in run), tuple(count for _, count in run)
+    return StepPlan(StepNo(step), WorkerEpoch(1), run=Run(slots, counts), **parts)
+
+
+# Rows
+
+
+def test_rows_are_what_runs_then_what_is_dropped(model, runner):
+    first = runner.execute(plan(1, new=(new(2, range(9)), new(0, [5], blocks=(9,))), run=[(2, 4), (0, 1)]))
+    token = int(all_logits(model.model, [5])[-1].argmax())
+    assert (first.slots, first.incarnations, first.values) == ((2, 0), (1, 1), (NO_TOKEN_ID, token))
+    second = runner.execute(plan(2, drops=((Slot(2), Incarnation(1)),), run=[(0, 1)]))
+    assert second.slots == (0, 2)
+    assert second.values[0] == int(all_logits(model.model, [5, token])[-1].argmax())
+    assert second.values[1] == PREEMPTED_TOKEN_ID
+    third = runner.execute(plan(3, drops=((Slot(0), Incarnation(1)),)))
+    assert (third.slots, third.values, third.epoch, third.step) == ((0,), (PREEMPTED_TOKEN_ID,), 1, 3)
+
+
+def test_a_slot_is_dropped_and_taken_in_one_plan(model, runner):
+    runner.execute(plan(1, new=(new(1, [1, 2, 3]),), run=[(1, 3)]))
+    result = runner.execute(
+        plan(2, drops=((Slot(1), Incarnation(1)),), new=(new(1, [7, 7], incarnation=2, blocks=(0,)),), run=[(1, 2)])
+    )
+    assert result.slots == (1, 1)
+    assert result.incarnations == (2, 1)
+    assert result.values == (int(all_logits(model.model, [7, 7])[-1].argmax()), PREEMPTED_TOKEN_ID)
+
+
+CONTRADICTIONS = {
+    "drop of nobody": plan(2, drops=((Slot(3), Incarnation(1)),)),
+    "drop of another incarnation": plan(2, drops=((Slot(0), Incarnation(2)),)),
+    "a taken slot": plan(2, new=(new(0, [1], incarnation=2),)),
+    "no such slot": plan(2, new=(new(9, [1]),)),
+    "too few blocks": plan(2, new=(new(1, range(9), blocks=(3, 4)),)),
+    "no such block": plan(2, new=(new(1, [1], blocks=(16,)),)),
+    "everything computed": plan(2, new=(new(1, [1, 2], computed=2),)),
+    "growth of nobody": plan(2, grown=((Slot(1), BlockId(3)),)),
+    "growth by no block": plan(2, grown=((Slot(0), BlockId(-1)),)),
+    "fold outside the table": plan(2, folded=((Slot(0), 3, BlockId(5)),)),
+    "run of nobody": plan(2, run=[(1, 1)]),
+    "run of no slot": plan(2, run=[(4, 1)]),
+    "run twice": plan(2, run=[(0, 1), (0, 1)]),
+    "run past the tokens": plan(2, run=[(0, 2)]),
+    "run of nothing": plan(2, run=[(0, 0)]),
+    "columns of different length": StepPlan(StepNo(2), WorkerEpoch(1), run=Run((Slot(0),), ())),
+    "a plan was lost": plan(3, run=[(0, 1)]),
+    "the same plan again": plan(1, run=[(0, 1)]),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_a_plan_that_contradicts_the_state_is_refused(runner, name):
+    runner.execute(plan(1, new=(new(0, [1, 2, 3]),), run=[(0, 3)]))
+    with pytest.raises(ProtocolError):
+        runner.execute(CONTRADICTIONS[name])
+
+
+def test_a_run_past_the_blocks_is_refused(runner):
+    runner.execute(plan(1, new=(new(0, [1, 2, 3, 4], blocks=(0,)),), run=[(0, 4)]))
+    with pytest.raises(ProtocolError, match="blocks"):
+        runner.execute(plan(2, run=[(0, 1)]))
+
+
+# Failures
+
+
+def poisoned(token: int):
+    """A model that answers this token with not-a-number."""
+    model = tiny_model()
+    with torch.inference_mode():
+        model.model.embedding[token] = float("nan")
+    return model
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize("native", [True, False])
+def test_not_a_number_ends_one_sequence_only(model, chunk, native):
+    requests = {"well": [1, 2, 3, 4, 5, 6], "sick": [1, 2, 3, 50, 4, 5, 6], "other": [9, 8, 7]}
+    rig = Rig(poisoned(50), chunk=chunk, native=native)
+    for name, prompt in requests.items():
+        rig.submit(name, prompt, max_tokens=8, bad_words=((50,),))
+    answers = rig.run()
+    assert rig.ended["sick", 0].reason is FinishReason.ERROR
+    assert "NaN" in rig.ended["sick", 0].detail
+    assert ("sick", 0) not in answers
+    for name in ("well", "other"):
+        healthy = Rig(model)
+        healthy.submit(name, requests[name], max_tokens=8, bad_words=((50,),))
+        assert answers[name, 0] == healthy.run()[name, 0]
+    # Nothing of it was published: the same prompt fails again, and a clean one that shares its start does not.
+    rig.submit("again", requests["sick"], max_tokens=4)
+    rig.submit("clean", [1, 2, 3, 4], max_tokens=4, bad_words=((50,),))
+    rig.run()
+    assert rig.ended["again", 0].reason is FinishReason.ERROR
+    assert rig.ended["clean", 0].reason is FinishReason.LENGTH
+
+
+def test_a_failed_sequence_answers_until_it_is_dropped():
+    runner = ModelRunner(poisoned(50), CpuPlatform(), slots=2, blocks=8, block_size=4)
+    first = runner.execute(plan(1, new=(new(0, [50]), new(1, [3], blocks=(4,))), run=[(0, 1), (1, 1)]))
+    later = runner.execute(plan(2, run=[(0, 1), (1, 1)]))
+    for result in (first, later):
+        assert result.values[0] == NO_TOKEN_ID
+        assert result.values[1] >= 0
+        assert [(f.slot, f.incarnation) for f in result.failures] == [(0, 1)]
+    dropped = runner.execute(plan(3, drops=((Slot(0), Incarnation(1)),), run=[(1, 1)]))
+    assert dropped.failures == ()
+    fresh = runner.execute(plan(4, new=(new(0, [3], incarnation=2, blocks=(5,)),), run=[(0, 1)]))
+    assert fresh.failures == ()
+    assert fresh.values == (first.values[1],)
+
+
+def test_an_id_outside_the_vocabulary_fails_alone(runner):
+    result = runner.execute(plan(1, new=(new(0, [1, 97]), new(1, [3], blocks=(4,))), run=[(0, 2), (1, 1)]))
+    assert result.values[0] == NO_TOKEN_ID
+    assert result.values[1] >= 0
+    assert "outside the vocabulary of 97" in result.failures[0].reason
+
+
+# Log-probabilities
+
+
+@pytest.mark.parametrize("chunk", [1, 4, None])
+def test_logprobs_and_prompt_logprobs(model, chunk):
+    prompt = [5, 3, 60, 60, 1, 2, 9, 11, 30]
+    rig = Rig(model, chunk=chunk)
+    rig.submit("a", prompt, max_tokens=5, logprobs=3, prompt_logprobs=2)
+    rig.submit("b", prompt, max_tokens=5)
+    answers = rig.run()
+    assert answers["a", 0] == answers["b", 0]
+    assert ("b", 0) not in rig.logprobs
+    tokens = prompt + answers["a", 0]
+    expected = all_logits(model.model, tokens[:-1]).log_softmax(-1)
+    sampled = [row.sampled for row in rig.logprobs["a", 0] if row.sampled is not None]
+    said = {row.prompt_from + i: word for row in rig.logprobs["a", 0] for i, word in enumerate(row.prompt)}
+    assert sorted(said) == list(range(1, len(prompt)))
+    said |= {len(prompt) + i: word for i, word in enumerate(sampled)}
+    for position, word in said.items():
+        row = expected[position - 1]
+        assert word.token == tokens[position]
+        assert word.logprob == pytest.approx(float(row[word.token]), abs=1e-4)
+        assert word.rank == 1 + int((row > row[word.token]).sum())
+        best = row.topk(3 if position >= len(prompt) else 2)
+        assert [token for token, _ in word.top] == best.indices.tolist()
+        assert [value for _, value in word.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+    assert all(math.isfinite(word.logprob) for word in said.values())
+
+
+# Bits
+
+
+def logits_of(runner_model, parts, companions: bool, chunk: int | None = None) -> list[torch.Tensor]:
+    """Logits of sequence 0 at each of its samples, alone or with neighbours."""
+    seen: list[torch.Tensor] = []
+    rig = Rig(runner_model, chunk=chunk)
+    inner = rig.runner._logits
+
+    def spy(hidden):
+        logits = inner(hidden)
+        seen.append(logits[:1].clone())
+        return logits
+
+    rig.runner._logits = spy  # type: ignore[method-assign]
+    rig.submit("a", parts[0], max_tokens=6)
+    if companions:
+        for i, prompt in enumerate(parts[1:]):
+            rig.submit(f"b{i}", prompt, max_tokens=6)
+    rig.run()
+    return seen[:6]
+
+
+def test_logits_in_company_are_those_alone(model):
+    """Attention gives the same bits; torch's matrix products may sum in another order when they have more rows, so the whole
+    model is held to a few units in the last place."""
+    prompts = [[1, 2, 3, 4, 5], [7] * 9, [8, 9]]
+    alone, together = (logits_of(model, prompts, companions) for companions in (False, True))
+    for a, b in zip(alone, together, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=0)
+
+
+def test_the_same_run_gives_the_same_bits(model):
+    prompts = [[1, 2, 3, 4, 5], [7] * 9, [8, 9]]
+    for a, b in zip(logits_of(model, prompts, True, 3), logits_of(model, prompts, True, 3), strict=True):
+        assert torch.equal(a, b)
+
+
+# The platform
+
+
+def test_blocks_that_fit(model):
+    platform, bounds = CpuPlatform(), StepBounds(slots=4, tokens=64)
+    layout = KVLayout.of(TINY, 4, torch.float32)
+    assert platform.blocks_that_fit(model.model, layout, bounds, 0.5) == 4 * 128  # all slots full: more is of no use
+    large = dataclasses.replace(TINY, context_tokens_max=2**40)
+    roomy = tiny_model(large)
+    fit = platform.blocks_that_fit(roomy.model, layout, bounds, 0.5)
+    assert 0 < fit * layout.block_bytes < platform.memory().free_bytes
+    with pytest.raises(InvalidConfig, match="no KV block fits"):
+        platform.blocks_that_fit(model.model, layout, StepBounds(slots=4, tokens=2**40), 0.5)
+
+
+def test_the_pool_can_be_another_process_s(model):
+    platform = CpuPlatform()
+    layout = KVLayout.of(TINY, 4, torch.float32)
+    pool = platform.create_pool(layout, 16)
+    attached = platform.attach_pool(platform.export_pool(pool), layout)
+    first = ModelRunner(model, platform, slots=2, blocks=16, block_size=4, pool=attached)
+    tokens = [1, 2, 3, 4, 5, 6, 7]
+    expected = first.execute(plan(1, new=(new(0, tokens),), run=[(0, 7)])).values
+    first.close()
+    # A restarted worker finds the computed blocks where they were.
+    second = ModelRunner(model, platform, slots=2, blocks=16, block_size=4, pool=pool)
+    assert second.execute(plan(9, new=(new(0, tokens, computed=6),), run=[(0, 1)])).values == expected
+    with pytest.raises(ProtocolError, match="is not the pool"):
+        ModelRunner(model, platform, slots=2, blocks=8, block_size=4, pool=pool)
