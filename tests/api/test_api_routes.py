@@ -155,6 +155,7 @@ def test_77_bad_keys_are_401_and_never_logged(keyed, http, caplog):
         assert answer.status_code == 401
         assert answer.json()["error"]["type"] == "authentication_error"
         assert answer.headers["www-authenticate"] == "Bearer"
+    assert http.get(keyed.url + "/v1/models", headers={"Authorization": "Bearer " + "k" * 1_000_000}).status_code == 431
     twice = [("Authorization", f"Bearer {KEYS[0]}"), ("Authorization", f"Bearer {KEYS[0]}")]
     assert http.get(keyed.url + "/v1/models", headers=twice).status_code == 401
     assert not any("wrong-key-x" in record.getMessage() or "key-of" in record.getMessage() for record in caplog.records)
