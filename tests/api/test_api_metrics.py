@@ -125,7 +125,8 @@ def test_engine_numbers(counted, http):
     counted.engine.snapshot = EngineStats(
         mode="draining", running=3, waiting=4, preempted=5, blocks_total=100, blocks_free=20, blocks_cached=30, blocks_held=50,
         steps=7, prompt_tokens=80, cached_tokens=40, output_tokens=9, preemptions=10, folded_blocks=11, stale_rows=12,
-        stale_results=13, worker_losses=14, crash_ends=15, ended={"stop": 16}, refused={"queue_full": 17}, held_back={"blocks": 18},
+        stale_results=13, worker_losses=14, crash_ends=15, ended={"stop": 16}, refused={"queue_full": 17},
+        held_back={"blocks": 18},
     )  # fmt: skip
     after = scrape(counted, http)
     for name, value in {
