@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from baton.api.errors import JsonResponse, as_api_error, error_response
 from baton.api.front import Front, caller_of, front_of, logger
 from baton.api.generation import Generation
+from baton.api.idempotency import Remembered
 from baton.api.json_body import parse_object, read_body
 from baton.api.limits import Limits
 from baton.api.live import LiveRequest
@@ -57,6 +58,7 @@ class _Call:
         self._send = send
         self._started = asyncio.get_running_loop().time()
         self._key = self._idempotency_key()
+        self._entry: Remembered | None = None
 
     async def answer(self, live: LiveRequest) -> None:
         front = self.front
@@ -64,18 +66,15 @@ class _Call:
         if self._key is None:
             await self._generate(body, live)
             return
-        known = front.idempotency.begin(self.caller.tenant, self._key, body)
-        if known.answer is not None:
-            await self._respond(Response(known.answer, media_type=known.media_type, headers=self._headers))
+        entry = front.idempotency.begin(self.caller.tenant, self._key, body)
+        if entry.answer is not None:
+            await self._respond(Response(entry.answer, headers={**self._headers, "content-type": entry.media_type}))
             return
-        answer: tuple[bytes, str] | None = None
+        self._entry = entry
         try:
-            answer = await self._generate(body, live)
+            await self._generate(body, live)
         finally:
-            if answer is None:
-                front.idempotency.drop(self.caller.tenant, self._key)
-            else:
-                front.idempotency.finish(self.caller.tenant, self._key, *answer)
+            self._forget()
 
     async def fail(self, error: Exception) -> None:
         """Nothing has been sent yet."""
@@ -86,19 +85,25 @@ class _Call:
         retry = self.front.config.retry_after_seconds
         await self._respond(error_response(known, retry_after_seconds=retry, request_id=self.request_id))
 
-    async def _generate(self, body: bytes, live: LiveRequest) -> tuple[bytes, str]:
-        """The answer as it was sent, and its media type."""
+    def _remember(self, answer: bytes, media_type: str) -> None:
+        """Before its last byte goes out: a client that has it all may come back at once."""
+        if self._entry is not None:
+            self.front.idempotency.finish(self._entry, answer, media_type)
 
+    def _forget(self) -> None:
+        """An answer that is not complete. Before the client is told so, for the same reason."""
+        if self._key is not None and self._entry is not None and self._entry.answer is None:
+            self.front.idempotency.drop(self.caller.tenant, self._key, self._entry)
+
+    async def _generate(self, body: bytes, live: LiveRequest) -> None:
         def make_job() -> Job:
             return self.shape.job(parse_object(body, self.front.limits), self.caller)
 
         job = await self.front.off_loop(len(body), make_job)
         generation = Generation(self.front, job, live, self._started)
-        if job.options.stream.stream:
-            return await self._stream(job, generation), EVENT_STREAM
-        return await self._whole(job, generation), "application/json"
+        await (self._stream if job.options.stream.stream else self._whole)(job, generation)
 
-    async def _whole(self, job: Job, generation: Generation) -> bytes:
+    async def _whole(self, job: Job, generation: Generation) -> None:
         choices: dict[int, Piece] = {}
 
         def collect(piece: Piece) -> None:
@@ -110,15 +115,15 @@ class _Call:
         await while_connected(self.request.receive, generation.run(collect))
         pieces = [choices[choice] for choice in range(job.sequences)]
         response = JsonResponse(self.shape.whole(job, pieces, generation.usage), headers=self._headers)
+        self._remember(bytes(response.body), "application/json")
         await self._respond(response)
-        return bytes(response.body)
 
-    async def _stream(self, job: Job, generation: Generation) -> bytes:
+    async def _stream(self, job: Job, generation: Generation) -> None:
         buffer = SendBuffer(self.front.limits.send_buffer_bytes)
         sent: list[bytes] = []
 
         def put(content: bytes) -> None:
-            if self._key is not None:
+            if self._entry is not None:
                 sent.append(content)
             buffer.put(content)
 
@@ -133,14 +138,17 @@ class _Call:
         chunks = _Chunks(self.shape, job, generation)
 
         async def produce() -> None:
-            await generation.run(lambda piece: chunks.add(piece, put))
-            chunks.end(put)
+            try:
+                await generation.run(lambda piece: chunks.add(piece, put))
+                chunks.end(put)
+                self._remember(b"".join(sent), EVENT_STREAM)
+            finally:
+                self._forget()
 
         await stream.run(buffer, produce)
         if stream.error is not None:
             logger.error("stream %s failed: %s", self.request_id, type(stream.error).__name__, exc_info=stream.error)
             raise ClientGone("failed")
-        return b"".join(sent)
 
     @property
     def _headers(self) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -117,7 +118,7 @@ class _Watch:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 0
+        status, began = 0, time.monotonic()
 
         async def watched(message: Message) -> None:
             nonlocal status
@@ -138,3 +139,4 @@ class _Watch:
         finally:
             route = getattr(scope.get("route"), "path", None) or ("(refused)" if status in (401, 403) else "(none)")
             self._front.metrics.http_response(route, status or 499)
+            logger.info("%s %s: %d in %.0f ms", scope["method"], route, status or 499, 1000 * (time.monotonic() - began))

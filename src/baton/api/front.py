@@ -61,6 +61,7 @@ class Front:
         """One round trip through the step loop at a time, however many ask: /health is open to everyone. Raises."""
         if self._ping is None or self._ping.done():
             self._ping = asyncio.create_task(self.engine.ping(self.limits.ping_seconds))
+            self._ping.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, even if all who asked left
         try:
             async with asyncio.timeout(self.limits.ping_seconds + 1.0):
                 await asyncio.shield(self._ping)

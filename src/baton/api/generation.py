@@ -2,7 +2,8 @@
 
 The sink is a plain function and never waits, so a slow client holds up neither the engine nor the other prompts. Every wait
 here ends: the engine is told the request's deadline, and where it says nothing a few seconds after that, the front ends the
-request itself. Leaving in any way (an error, a cancelled task, a client that is gone) aborts in the engine what has not ended there.
+request itself. Leaving in any way (an error, a cancelled task, a client that is gone) aborts in the engine what has
+not ended there.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Generation:
         grace = self._front.limits.engine_grace_seconds
         deadline = self._now() + (request.timeout_seconds or self._front.limits.request_seconds) + grace
         stream = self._front.engine.generate(request)
-        owed = request.n
+        owed, all_finished = request.n, False
         try:
             async with asyncio.timeout_at(deadline) as patience:
                 async for delta in stream:
@@ -98,7 +99,8 @@ class Generation:
                     owed -= delta.ended is not None
                     if not owed:
                         break
-                    if self._all_finished(place):  # by stop strings; the engine still owes the usage, but not for long
+                    if not all_finished and self._all_finished(place):
+                        all_finished = True  # by stop strings; the engine still owes the usage, but not for long
                         patience.reschedule(min(deadline, self._now() + grace))
                 else:
                     raise Unavailable("the engine ended the request without an answer")

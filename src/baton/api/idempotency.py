@@ -43,14 +43,15 @@ class IdempotencyStore:
         self._entries.move_to_end((tenant, key))
         return known
 
-    def finish(self, tenant: bytes, key: str, answer: bytes, media_type: str) -> None:
-        entry = self._entries[tenant, key]
+    def finish(self, entry: Remembered, answer: bytes, media_type: str) -> None:
         entry.answer, entry.media_type = answer, media_type
         self._bytes += len(answer)
         self._evict()
 
-    def drop(self, tenant: bytes, key: str) -> None:
-        self._entries.pop((tenant, key), None)
+    def drop(self, tenant: bytes, key: str, entry: Remembered) -> None:
+        """Forgets an entry that will have no answer. Twice is harmless, also where a retry has begun in between."""
+        if self._entries.get((tenant, key)) is entry:
+            del self._entries[tenant, key]
 
     def _evict(self) -> None:
         """The oldest finished answers go; running ones are needed, and bounded by the number of streams."""

@@ -1,7 +1,7 @@
 """Reads a request's body: bytes within the cap, then JSON without the corners that parsers disagree on.
 
 Refused: not JSON, trailing bytes, NaN and Infinity (also written as 1e400), the same key twice, more than 64 levels or 1024
-keys, bytes that are not UTF-8, a top that is not an object. A lone surrogate (`"\\ud800"`) becomes U+FFFD, here, for all fields.
+keys, bytes that are not UTF-8, a top that is not an object. A lone surrogate (`"\\ud800"`) becomes U+FFFD here, in every field.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ RANGES: Final[dict[str, Range]] = {
     "prompt_logprobs": Range(0, 20),
     "seed": Range(-(2**63), INT64_MAX),
     "priority": Range(-(2**31), 2**31 - 1),
-    "timeout": Range(0.0, float("inf"), low_excluded=True),  # and not more than limits.request_seconds
+    "timeout": Range(0.0, 1e9, low_excluded=True),  # and not more than limits.request_seconds
     "drain_seconds": Range(0.0, 86400.0),
 }
 

@@ -113,9 +113,9 @@ def make_server(app: Starlette, *, host: str = "127.0.0.1", port: int = 8000, **
             "access_log": False,
             "server_header": False,
             "date_header": True,
-            # Some room above the streams, for health checks and for saying 429.
-            "limit_concurrency": limits.streams + 256,
-            "timeout_keep_alive": 60,
+            # Connections, idle ones too. Room above the streams, for clients that keep some and for saying 429 to the rest.
+            "limit_concurrency": 2 * limits.streams + 256,
+            "timeout_keep_alive": 30,
             "backlog": 2048,
             **settings,
         },

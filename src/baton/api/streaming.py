@@ -62,8 +62,16 @@ class SendBuffer:
         return data
 
 
+# Ends of lines to many a client (str.splitlines, httpx), though not to server-sent events. JSON may write them as escapes.
+_LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+
+
 def event(content: Any) -> bytes:
-    return b"data: " + to_json(content) + b"\n\n"
+    """One event, on one line by anyone's idea of a line."""
+    data = to_json(content)
+    for raw, escaped in _LINE_ENDS:
+        data = data.replace(raw, escaped)
+    return b"data: " + data + b"\n\n"
 
 
 async def until_disconnect(receive: Receive) -> None:

@@ -186,6 +186,8 @@ class _WithAliases(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for family in self._own.collect():
+            # When a counter was made is in start time metrics already, and doubles the page.
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
             yield family
             for alias in ALIASES.get(family.name.removeprefix("baton:"), ()):
                 yield self._renamed(family, f"vllm:{alias}")

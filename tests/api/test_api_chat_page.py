@@ -1,0 +1,110 @@
+"""The chat page in a real browser."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from api_fakes import Script, eventually, says
+from chromium import Browser, chromium_path
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = chromium_path()
+    if path is None:
+        pytest.skip("no chromium here")
+    browser = Browser(path)
+    yield browser
+    browser.close()
+
+
+def shot(browser: Browser, name: str) -> None:
+    if folder := os.environ.get("BATON_SCREENSHOTS"):
+        browser.screenshot(f"{folder}/{name}.png")
+
+
+def last(selector: str) -> str:
+    return f"[...document.querySelectorAll('{selector}')].at(-1)?.textContent"
+
+
+def ask(browser: Browser, text: str) -> None:
+    browser.evaluate("document.getElementById('input').focus()")
+    browser.type(text)
+    browser.press_enter()
+
+
+def test_a_chat(server, browser, text):
+    server.engine.script = Script(
+        reply=says(text, "The sky is blue.\n\nBecause of <b>Rayleigh</b>."), delay_seconds=0.01, cached_tokens=16
+    )
+    browser.open(server.url + "/")
+    browser.until("document.getElementById('model').textContent.includes('smol')")
+    shot(browser, "empty")
+    ask(browser, "Why is the sky blue?")
+    browser.until(last(".assistant .text") + " === 'The sky is blue.\\n\\nBecause of <b>Rayleigh</b>.'")
+    numbers = browser.until("document.getElementById('go').textContent === 'Send' && " + last(".assistant .numbers"))
+    assert "tokens/s" in numbers
+    assert "first token 0." in numbers
+    assert "16 of" in numbers
+    assert "cached" in numbers
+    assert browser.evaluate("document.querySelectorAll('.assistant b').length") == 0
+    ask(browser, "And at night?")
+    browser.until(
+        "document.querySelectorAll('.assistant').length === 2 && document.getElementById('go').textContent === 'Send'"
+    )
+    prompt = text.tokenizer.decode(server.engine.requests[-1].prompt, skip_special_tokens=False)
+    assert "Why is the sky blue?<|im_end|>\n<|im_start|>assistant\nThe sky is blue." in prompt
+    assert prompt.endswith("And at night?<|im_end|>\n<|im_start|>assistant\n")
+    shot(browser, "chat")
+
+
+def test_stop_button_aborts(server, browser):
+    server.engine.script = Script(delay_seconds=0.02)
+    browser.open(server.url + "/")
+    ask(browser, "Go on for ever")
+    browser.until("document.getElementById('go').textContent === 'Stop' && " + last(".assistant .text"))
+    browser.evaluate("document.getElementById('go').click()")
+    assert eventually(lambda: not server.engine.live, 1.0)
+    assert "stopped" in browser.until("document.getElementById('go').textContent === 'Send' && " + last(".assistant .numbers"))
+
+
+def test_controls_reach_the_engine_and_errors_are_shown(server, browser):
+    browser.open(server.url + "/")
+    browser.evaluate("document.getElementById('temperature').value = 0; document.getElementById('max-tokens').value = 3")
+    ask(browser, "Hi")
+    browser.until("document.querySelector('.numbers') !== null && document.getElementById('go').textContent === 'Send'")
+    sampling = server.engine.requests[-1].sampling
+    assert (sampling.temperature, sampling.max_tokens) == (0.0, 3)
+    from baton.protocol.request import Refused
+
+    server.engine.script = Script(refuse=Refused("queue_full", 9, 8))
+    ask(browser, "Again")
+    assert "the queue holds 8" in browser.until(last(".error .text"))
+
+
+def test_dark_and_light_and_a_new_chat(server, browser):
+    browser.open(server.url + "/")
+    colour = "getComputedStyle(document.body).backgroundColor"
+    first = browser.evaluate(colour)
+    browser.evaluate("document.getElementById('theme').click()")
+    assert browser.evaluate(colour) != first
+    shot(browser, "other-theme")
+    browser.open(server.url + "/")
+    assert browser.evaluate(colour) != first, "the choice is kept"
+    ask(browser, "Hi")
+    browser.until("document.querySelector('.assistant .numbers') && document.getElementById('go').textContent === 'Send'")
+    shot(browser, "dark-chat")
+    browser.evaluate("document.getElementById('clear').click()")
+    assert browser.evaluate("document.querySelectorAll('.message').length") == 0
+    browser.evaluate("document.getElementById('theme').click()")
+
+
+def test_nothing_is_fetched_from_elsewhere_and_no_policy_is_broken(server, browser):
+    """After all of the above."""
+    urls = [event["params"]["request"]["url"] for event in browser.events if event.get("method") == "Network.requestWillBeSent"]
+    assert urls
+    assert all(url.startswith((server.url, "data:", "about:")) for url in urls), urls
+    complaints = [event["params"]["entry"] for event in browser.events if event.get("method") == "Log.entryAdded"]
+    assert [entry for entry in complaints if "429" not in entry["text"]] == []
+    assert not [event for event in browser.events if event.get("method") == "Runtime.exceptionThrown"]

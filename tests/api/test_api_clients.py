@@ -1,0 +1,337 @@
+"""Clients that leave, stall, repeat themselves or come all at once: reliability.md 4.5, by row."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import struct
+import time
+from dataclasses import replace
+
+import httpx
+import pytest
+from api_fakes import MODEL, Script, eventually, says, serving
+
+from baton.api.config import ApiConfig
+from baton.api.limits import Limits
+
+TEXT = "/v1/completions"
+
+
+def request_bytes(body: dict, path: str = TEXT, *headers: str) -> bytes:
+    content = json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(content)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + content
+
+
+def connect(server) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.settimeout(5)
+    return connection
+
+
+def leave(connection: socket.socket, *, reset: bool) -> None:
+    if reset:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def idle(server) -> bool:
+    return not server.engine.live and not len(server.app.state.front.live)
+
+
+# 54 ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 0.99])
+def test_54_leaves_before_the_request_is_whole(server, part, reset):
+    data = request_bytes({"prompt": "x" * 2000, "stream": True})
+    connection = connect(server)
+    connection.sendall(data[: int(len(data) * part)])
+    time.sleep(0.02)
+    leave(connection, reset=reset)
+    assert eventually(lambda: idle(server), 1.0)
+    assert not server.engine.requests
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_54_leaves_while_queued(server, streamed, reset):
+    server.engine.script = Script(silent=True)
+    connection = connect(server)
+    connection.sendall(request_bytes({"prompt": "x", "stream": streamed}))
+    assert eventually(lambda: server.engine.live)
+    leave(connection, reset=reset)
+    assert eventually(lambda: idle(server), 1.0)
+    assert server.engine.aborts
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_54_leaves_while_decoding(server, streamed, reset, prompts):
+    server.engine.script = Script(delay_seconds=0.02)
+    connection = connect(server)
+    body = {"prompt": ["x"] * prompts, "n": 2, "stream": streamed, "max_tokens": 400, "ignore_eos": True}
+    connection.sendall(request_bytes(body))
+    if streamed:
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+    else:
+        assert eventually(lambda: len(server.engine.live) == prompts)
+    leave(connection, reset=reset)
+    assert eventually(lambda: idle(server), 1.0)
+    assert {abort[0] for abort in server.engine.aborts} == {request.id for request in server.engine.requests}
+
+
+def test_54_half_closed_is_left_too(server):
+    server.engine.script = Script(delay_seconds=0.02)
+    with connect(server) as connection:
+        connection.sendall(request_bytes({"prompt": "x", "stream": True, "max_tokens": 400, "ignore_eos": True}))
+        connection.recv(100)
+        connection.shutdown(socket.SHUT_WR)
+        assert eventually(lambda: idle(server), 1.0)
+
+
+def test_54_leaves_at_every_moment(server):
+    """From before the first byte to after the last."""
+    server.engine.script = Script(delay_seconds=0.002)
+    for step in range(30):
+        connection = connect(server)
+        connection.sendall(
+            request_bytes({"prompt": "x", "stream": bool(step % 2), "max_tokens": 10, "n": 2, "ignore_eos": True})
+        )
+        time.sleep(step * 0.0015)
+        leave(connection, reset=bool(step % 3))
+    assert eventually(lambda: idle(server), 2.0)
+
+
+# 55, 56 ------------------------------------------------------------------------------------------------------------
+
+
+def slow_connection(server) -> socket.socket:
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", server.port))
+    return connection
+
+
+LONG = {"prompt": "x", "stream": True, "max_tokens": 30_000, "ignore_eos": True, "logprobs": 20}
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [Limits(send_buffer_bytes=50_000, write_seconds=60), Limits(send_buffer_bytes=1 << 30, write_seconds=0.3)],
+    ids=["buffer", "write-timeout"],
+)
+def test_55_slow_reader_is_cancelled_and_holds_up_nobody(text, http, limits):
+    with serving(text, ApiConfig(limits=limits), model=replace(MODEL, context_tokens=40_000)) as server:
+        server.engine.script = Script(reply=lambda request, index: [500] * request.sampling.max_tokens, tokens_per_delta=50)
+        with slow_connection(server) as connection:
+            connection.sendall(request_bytes(LONG))
+            assert eventually(lambda: server.engine.live)
+            while server.engine.live:
+                began = time.monotonic()
+                assert http.post(server.url + TEXT, json={"prompt": "x", "max_tokens": 1}).status_code == 200
+                assert time.monotonic() - began < 2
+                assert eventually(lambda: len(server.engine.live) <= 1)
+                if any(abort[0] == server.engine.requests[0].id for abort in server.engine.aborts):
+                    break
+                assert connection.recv(1)
+            assert server.engine.aborts[0][0] == server.engine.requests[0].id
+            assert eventually(lambda: idle(server), 2.0)
+        # Within write_seconds the kernel gives up on the peer too (row 56); either may be first.
+        broken = re.findall(r'answers_broken_total{how="(\w+)"} 1.0', http.get(server.url + "/metrics").text)
+        assert broken in (["slow"], ["disconnected"])
+
+
+def test_56_peer_that_vanished_is_noticed_by_the_kernel(server):
+    """TCP_USER_TIMEOUT bounds how long unacknowledged bytes wait; keep-alive comments make sure that there are some."""
+    if not hasattr(socket, "TCP_USER_TIMEOUT"):
+        pytest.skip("this system has no TCP_USER_TIMEOUT")
+    from baton.api.server import _watch_peer
+
+    with connect(server) as connection:
+
+        class Transport:
+            def get_extra_info(self, name: str) -> socket.socket:
+                return connection
+
+        _watch_peer(Transport(), Limits(write_seconds=7))
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7000
+
+
+# Slow senders, 57 --------------------------------------------------------------------------------------------------
+
+
+def test_headers_that_do_not_come_are_not_waited_for(text):
+    with serving(text, ApiConfig(limits=Limits(header_seconds=0.2))) as server:
+        for beginning in (b"", b"GET /live HT", b"GET /live HTTP/1.1\r\nHost: x\r\n"):
+            with connect(server) as connection:
+                connection.sendall(beginning)
+                assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
+        with connect(server) as connection:  # on a kept connection, too
+            connection.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+            time.sleep(0.3)
+            connection.sendall(b"GET /live HT")
+            assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
+def test_body_that_does_not_come_is_not_waited_for(text):
+    with serving(text, ApiConfig(limits=Limits(body_seconds=0.2))) as server, connect(server) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
+        assert eventually(lambda: idle(server))
+
+
+def test_57_pipelined_requests_are_answered_in_order(server):
+    with connect(server) as connection:
+        paths = [f"/v1/models/m{number}" for number in range(30)]
+        connection.sendall("".join(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n" for path in paths).encode())
+        received = b""
+        while received.count(b"HTTP/1.1 404") < 30:
+            received += connection.recv(65536)
+    places = [received.index(f"'m{number}'".encode()) for number in range(30)]
+    assert places == sorted(places)
+
+
+def test_57_too_many_connections_are_told_so(text):
+    with serving(text, limit_concurrency=10) as server:
+        kept = [connect(server) for _ in range(12)]
+        with connect(server) as connection:
+            connection.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 503 ")
+        for connection in kept:
+            connection.close()
+        assert eventually(lambda: httpx.get(server.url + "/live").status_code == 200)
+
+
+def test_57_too_many_streams_are_429(text, http):
+    with serving(text, ApiConfig(limits=Limits(streams=3))) as server:
+        server.engine.script = Script(silent=True)
+        kept = [connect(server) for _ in range(3)]
+        for connection in kept:
+            connection.sendall(request_bytes({"prompt": "x", "stream": True}))
+        assert eventually(lambda: len(server.engine.live) == 3)
+        answer = http.post(server.url + TEXT, json={"prompt": "x"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_streams")
+        assert answer.headers["retry-after"] == "1"
+        assert http.get(server.url + "/v1/models").status_code == 200
+        for connection in kept:
+            connection.close()
+        assert eventually(lambda: idle(server), 1.0)
+        server.engine.script = Script()
+        assert http.post(server.url + TEXT, json={"prompt": "x"}).status_code == 200
+
+
+# 58 ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_58_same_key_is_generated_once(server, http, streamed):
+    body, headers = {"prompt": "x", "stream": streamed}, {"Idempotency-Key": f"once-{streamed}"}
+    first = http.post(server.url + TEXT, json=body, headers=headers)
+    second = http.post(server.url + TEXT, json=body, headers=headers)
+    assert first.content == second.content
+    assert first.headers["content-type"] == second.headers["content-type"]
+    assert len(server.engine.requests) == 1
+    other = http.post(server.url + TEXT, json={**body, "prompt": "y"}, headers=headers)
+    assert other.status_code == 409
+
+
+def test_58_while_it_runs_409(server, http):
+    server.engine.script = Script(delay_seconds=0.05)
+    data = request_bytes({"prompt": "x"}, TEXT, "Idempotency-Key: running")
+    with connect(server) as connection:
+        connection.sendall(data)
+        assert eventually(lambda: server.engine.live)
+        answer = http.post(server.url + TEXT, content=data.split(b"\r\n\r\n", 1)[1], headers={"Idempotency-Key": "running"})
+        assert answer.status_code == 409
+    assert len(server.engine.requests) == 1
+
+
+def test_58_failed_and_left_requests_may_be_tried_again(server, http):
+    headers = {"Idempotency-Key": "again"}
+    server.engine.script = Script(end_error_after=1)
+    assert http.post(server.url + TEXT, json={"prompt": "x"}, headers=headers).status_code == 500
+    with http.stream("POST", server.url + TEXT, json={"prompt": "x", "stream": True}, headers=headers) as answer:
+        assert "error" in answer.read().decode()
+    server.engine.script = Script()
+    assert http.post(server.url + TEXT, json={"prompt": "x"}, headers=headers).status_code == 200
+
+
+def test_58_store_is_bounded():
+    from baton.api.idempotency import IdempotencyStore
+
+    store = IdempotencyStore(Limits(idempotency_bytes=100, idempotency_entries=5))
+    store.begin(b"t", "running", b"body")
+    for number in range(50):
+        store.finish(store.begin(b"t", f"k{number}", b"body"), b"x" * 30, "text/plain")
+    assert store._bytes <= 100
+    assert len(store._entries) <= 5
+    with pytest.raises(Exception, match="still running"):
+        store.begin(b"t", "running", b"body")
+    assert store.begin(b"other", "running", b"body").answer is None
+
+
+# 59 ----------------------------------------------------------------------------------------------------------------
+
+
+def test_59_cancel_racing_with_the_last_token_has_one_end(server, text):
+    server.engine.script = Script(reply=says(text, "a b c d"), delay_seconds=0.002)
+
+    async def one(client: httpx.AsyncClient, wait: float) -> list[str]:
+        name = f"race-{wait}"
+
+        async def cancel() -> None:
+            await asyncio.sleep(wait)
+            await client.post(server.url + "/v1/abort", json={"request_id": name})
+
+        body = {"prompt": "x", "stream": True}
+        asking = client.post(server.url + TEXT, json=body, headers={"X-Request-Id": name})
+        answer, _ = await asyncio.gather(asking, cancel())
+        events = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line.startswith("data: {")]
+        return [word for event in events for c in event["choices"] if (word := c["finish_reason"])]
+
+    async def race() -> list[list[str]]:
+        async with httpx.AsyncClient() as client:
+            return [await one(client, step * 0.001) for step in range(40)]
+
+    ends = asyncio.run(race())
+    assert all(len(words) == 1 and words[0] in ("stop", "abort") for words in ends), ends
+
+
+# 60 ----------------------------------------------------------------------------------------------------------------
+
+
+def test_60_many_at_once_are_bounded_and_fair(text):
+    """Scaled down from 10 000: one key floods, another still gets its share."""
+    limits = Limits(streams=40)
+    with serving(text, ApiConfig(limits=limits, api_keys=("flood", "calm")), limit_concurrency=None) as server:
+        server.engine.script = Script(delay_seconds=0.01)
+        most = 0
+
+        async def ask(key: str) -> int:
+            nonlocal most
+            body = {"prompt": "x", "max_tokens": 10, "ignore_eos": True}
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(request_bytes(body, TEXT, f"Authorization: Bearer {key}", "Connection: close"))
+            answer = await asyncio.wait_for(reader.read(), 30)
+            writer.close()
+            most = max(most, len(server.engine.live))
+            return int(answer[9:12])
+
+        async def storm() -> tuple[list[int], list[int]]:
+            flood = [asyncio.create_task(ask("flood")) for _ in range(600)]
+            await asyncio.sleep(0.1)
+            calm = [await ask("calm") for _ in range(10)]
+            return await asyncio.gather(*flood), calm
+
+        flood, calm = asyncio.run(storm())
+        assert set(flood) == {200, 429}
+        assert calm == [200] * 10
+        assert most <= 40
+        assert eventually(lambda: idle(server))

@@ -1,0 +1,196 @@
+"""Every metric, our name and vLLM's, is moved by what it is about. (A metric that nothing moves is a lie.)"""
+
+from __future__ import annotations
+
+import pytest
+from api_fakes import Script, says, serving
+from prometheus_client.parser import text_string_to_metric_families
+
+from baton.api.config import ApiConfig
+from baton.errors import Unavailable
+from baton.observe.engine_stats import EngineStats
+from baton.observe.metrics import ALIASES
+
+TEXT = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def counted(text):
+    with serving(text, ApiConfig()) as server:
+        yield server
+
+
+def scrape(server, http) -> dict[str, float]:
+    """Samples by name and labels; the two that are the same for all vllm: ones left out."""
+    found = {}
+    for family in text_string_to_metric_families(http.get(server.url + "/metrics").text):
+        for sample in family.samples:
+            labels = {key: value for key, value in sample.labels.items() if key not in ("model_name", "engine")}
+            name = sample.name + "".join(f"[{key}={value}]" for key, value in sorted(labels.items()))
+            found[name] = sample.value
+    return found
+
+
+class Moves:
+    def __init__(self, server, http) -> None:
+        self.server, self.http = server, http
+
+    def __enter__(self) -> Moves:
+        self.before = scrape(self.server, self.http)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        after = scrape(self.server, self.http)
+        self.by = {name: after[name] - self.before.get(name, 0.0) for name in after}
+
+
+def test_a_request_moves_what_it_should(counted, http, text):
+    counted.engine.script = Script(reply=says(text, "one two three"), cached_tokens=1, delay_seconds=0.01)
+    with Moves(counted, http) as moved:
+        http.post(counted.url + TEXT, json={"prompt": "a b c", "n": 2, "max_tokens": 9})
+    for name, by in {
+        "baton:prompt_tokens_total": 3,
+        "baton:prompt_tokens_cached_total": 1,
+        "baton:output_tokens_total": 8,
+        "baton:sequences_ended_total[reason=stop]": 2,
+        "baton:time_to_first_token_seconds_count": 2,
+        "baton:inter_token_seconds_count": 6,
+        "baton:request_time_per_output_token_seconds_count": 2,
+        "baton:request_seconds_count": 1,
+        "baton:request_prompt_tokens_sum": 3,
+        "baton:request_output_tokens_sum": 8,
+        "baton:request_max_tokens_sum": 9,
+        "baton:request_n_sum": 2,
+        "baton:http_responses_total[route=/v1/completions][status=200]": 1,
+        "vllm:prompt_tokens_total": 3,
+        "vllm:prompt_tokens_cached_total": 1,
+        "vllm:generation_tokens_total": 8,
+        "vllm:request_success_total[finished_reason=stop]": 2,
+        "vllm:time_to_first_token_seconds_count": 2,
+        "vllm:inter_token_latency_seconds_count": 6,
+        "vllm:time_per_output_token_seconds_count": 6,
+        "vllm:request_time_per_output_token_seconds_count": 2,
+        "vllm:e2e_request_latency_seconds_count": 1,
+        "vllm:request_prompt_tokens_sum": 3,
+        "vllm:request_generation_tokens_sum": 8,
+        "vllm:request_params_max_tokens_sum": 9,
+        "vllm:request_params_n_sum": 2,
+    }.items():
+        assert moved.by[name] == by, name
+    assert 0.03 < moved.by["baton:request_seconds_sum"] < 2
+    assert 0.05 < moved.by["baton:inter_token_seconds_sum"] < 2
+
+
+@pytest.mark.parametrize(
+    ("script", "fields", "reason"),
+    [
+        (Script(), {"max_tokens": 2, "ignore_eos": True}, "length"),
+        (Script(delay_seconds=0.05), {"timeout": 0.12, "max_tokens": 90, "ignore_eos": True}, "timeout"),
+        (Script(end_error_after=1), {}, "error"),
+    ],
+)
+def test_ends_by_reason(counted, http, script, fields, reason):
+    counted.engine.script = script
+    with Moves(counted, http) as moved:
+        http.post(counted.url + TEXT, json={"prompt": "x", **fields})
+    assert moved.by[f"baton:sequences_ended_total[reason={reason}]"] == 1
+    assert moved.by[f"vllm:request_success_total[finished_reason={reason}]"] == 1
+
+
+def test_refused_and_broken(counted, http):
+    counted.engine.script = Script(fail_after=2, error=Unavailable("gone"))
+    with Moves(counted, http) as moved:
+        http.post(counted.url + TEXT, json={"prompt": "x", "n": 99})
+        http.post(counted.url + TEXT, json={"model": "other", "prompt": "x"})
+        http.post(
+            counted.url + TEXT,
+            json={"prompt": "x", "stream": True, "ignore_eos": True, "logprobs": 1, "skip_special_tokens": False},
+        )
+        http.get(counted.url + "/no/such/route")
+    assert moved.by["baton:requests_refused_total[code=400]"] == 1
+    assert moved.by["baton:requests_refused_total[code=model_not_found]"] == 1
+    assert moved.by["baton:answers_broken_total[how=failed]"] == 1
+    assert moved.by["baton:http_responses_total[route=(none)][status=404]"] == 1
+
+
+def test_open_requests(counted, http):
+    with counted.app.state.front.live.admitted(b"", ("x",)):
+        assert scrape(counted, http)["baton:http_requests_open"] == 1
+    assert scrape(counted, http)["baton:http_requests_open"] == 0
+
+
+def test_engine_numbers(counted, http):
+    counted.engine.snapshot = EngineStats()
+    before = scrape(counted, http)
+    counted.engine.snapshot = EngineStats(
+        mode="draining", running=3, waiting=4, preempted=5, blocks_total=100, blocks_free=20, blocks_cached=30, blocks_held=50,
+        steps=7, prompt_tokens=80, cached_tokens=40, output_tokens=9, preemptions=10, folded_blocks=11, stale_rows=12,
+        stale_results=13, worker_losses=14, crash_ends=15, ended={"stop": 16}, refused={"queue_full": 17},
+        held_back={"blocks": 18},
+    )  # fmt: skip
+    after = scrape(counted, http)
+    for name, value in {
+        "baton:requests_running": 3,
+        "baton:requests_waiting": 9,
+        "baton:requests_preempted": 5,
+        "baton:kv_usage_ratio": 0.5,
+        "baton:kv_blocks[state=free]": 20,
+        "baton:kv_blocks[state=cached]": 30,
+        "baton:kv_blocks[state=held]": 50,
+        "baton:engine_mode[mode=draining]": 1,
+        "baton:steps_total": 7,
+        "baton:preemptions_total": 10,
+        "baton:prefix_cache_queried_tokens_total": 80,
+        "baton:prefix_cache_hit_tokens_total": 40,
+        "baton:engine_output_tokens_total": 9,
+        "baton:folded_blocks_total": 11,
+        "baton:stale_rows_total": 12,
+        "baton:stale_results_total": 13,
+        "baton:worker_losses_total": 14,
+        "baton:crash_ends_total": 15,
+        "baton:engine_ended_total[reason=stop]": 16,
+        "baton:engine_refused_total[reason=queue_full]": 17,
+        "baton:engine_held_back_total[reason=blocks]": 18,
+        "vllm:num_requests_running": 3,
+        "vllm:num_requests_waiting": 9,
+        "vllm:kv_cache_usage_perc": 0.5,
+        "vllm:gpu_cache_usage_perc": 0.5,
+        "vllm:num_preemptions_total": 10,
+        "vllm:prefix_cache_queries_total": 80,
+        "vllm:prefix_cache_hits_total": 40,
+        "vllm:gpu_prefix_cache_queries_total": 80,
+        "vllm:gpu_prefix_cache_hits_total": 40,
+    }.items():
+        assert after[name] == value, name
+        assert before.get(name, 0) != value, name
+    counted.engine.snapshot = EngineStats()
+
+
+def test_every_published_family_is_tested_here(counted, http):
+    """Reads this file: a metric added without a test that moves it fails."""
+    from pathlib import Path
+
+    tested = Path(__file__).read_text()
+    for family in text_string_to_metric_families(http.get(counted.url + "/metrics").text):
+        assert f'"{family.name}' in tested, family.name
+    assert all(f'"vllm:{alias}' in tested for aliases in ALIASES.values() for alias in aliases)
+
+
+def test_aliases_carry_vllms_labels(counted, http):
+    page = http.get(counted.url + "/metrics")
+    assert 'vllm:num_requests_running{engine="0",model_name="smol"}' in page.text
+    assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+def test_no_prompt_text_anywhere(counted, http, caplog, text):
+    secret = "zanzibar-pineapple"
+    for script in (Script(reply=says(text, secret)), Script(fail_after=1), Script(end_error_after=1)):
+        counted.engine.script = script
+        body = {"prompt": secret, "user": secret, "cache_salt": secret}
+        http.post(counted.url + TEXT, json=body, headers={"Idempotency-Key": secret + "x"})
+        http.post(counted.url + TEXT, json={**body, "stream": True})
+        http.post(counted.url + TEXT, json={**body, "stop": ["", secret]})
+    http.get(counted.url + f"/{secret}")
+    assert secret not in http.get(counted.url + "/metrics").text
+    assert secret not in http.get(counted.url + "/config").text
+    assert secret not in caplog.text

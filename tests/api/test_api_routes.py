@@ -1,0 +1,299 @@
+"""The other routes: models, tokenize, health, control, config, the page; keys."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import logging
+import re
+
+import httpx
+import pytest
+from api_fakes import CONTEXT, MODEL, FakeEngine, serving
+
+from baton import __version__
+from baton.api.app import make_admin_app, make_app
+from baton.api.config import ApiConfig, ServedModel
+from baton.errors import InvalidConfig, Unavailable
+from baton.protocol.request import Refused
+
+KEYS = ("key-of-alice", "key-of-bob")
+
+
+@pytest.fixture(scope="module")
+def keyed(text):
+    with serving(text, ApiConfig(api_keys=KEYS, admin_api_keys=("key-of-admin",))) as server:
+        yield server
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_models(server, http):
+    data = http.get(server.url + "/v1/models").json()["data"]
+    assert [entry["id"] for entry in data] == ["smol", "gpt-3.5-turbo"]
+    assert data[0]["max_model_len"] == CONTEXT
+    assert http.get(server.url + "/v1/models/smol").json()["root"] == "smol"
+    answer = http.get(server.url + "/v1/models/some/other")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_alias_is_served_under_the_name(server, http):
+    answer = http.post(server.url + "/v1/completions", json={"model": "gpt-3.5-turbo", "prompt": "x"})
+    assert answer.json()["model"] == "smol"
+
+
+def test_tokenize_and_back(server, http, text):
+    answer = http.post(server.url + "/tokenize", json={"prompt": "Hello é", "return_token_strs": True}).json()
+    ids = text.tokenizer.encode("Hello é")
+    assert answer["tokens"] == ids
+    assert (answer["count"], answer["max_model_len"]) == (len(ids), CONTEXT)
+    assert len(answer["token_strs"]) == len(ids)
+    assert http.post(server.url + "/detokenize", json={"tokens": ids}).json() == {"prompt": "Hello é"}
+
+
+def test_tokenize_a_chat(server, http, text):
+    messages = [{"role": "user", "content": "Hi"}]
+    answer = http.post(server.url + "/tokenize", json={"messages": messages}).json()
+    rendered = text.chat_template.render(messages)
+    assert answer["tokens"] == text.tokenizer.encode(rendered, add_special_tokens=False, parse_special=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {}),
+        ("/tokenize", {"prompt": "a", "messages": []}),
+        ("/tokenize", {"prompt": 5}),
+        ("/detokenize", {"tokens": [49152]}),
+        ("/detokenize", {"tokens": [True]}),
+        ("/detokenize", {}),
+        ("/v1/abort", {}),
+        ("/v1/pause", {"drain_seconds": -1}),
+    ],
+)
+def test_bad_bodies_of_the_small_routes(server, http, path, body):
+    assert http.post(server.url + path, json=body).status_code == 400
+
+
+def test_health_is_a_round_trip(server, http):
+    assert http.get(server.url + "/health").status_code == 200
+    server.engine.sick = Unavailable("no step for 60 s")
+    answer = http.get(server.url + "/health")
+    assert answer.status_code == 503
+    assert http.get(server.url + "/ready").status_code == 503
+    assert http.get(server.url + "/live").status_code == 200
+
+
+def test_pause_and_resume(server, http, complete):
+    assert http.post(server.url + "/v1/pause", json={"drain_seconds": 2}).json() == {"mode": "paused"}
+    assert server.engine.paused_with[-1] == 2.0
+    assert http.get(server.url + "/ready").status_code == 503
+    assert http.get(server.url + "/health").status_code == 200
+    server.engine.script.refuse = Refused("paused")
+    assert complete("x").status_code == 503
+    server.engine.script.refuse = None
+    assert http.post(server.url + "/v1/resume").json() == {"mode": "serving"}
+    assert http.get(server.url + "/ready").status_code == 200
+
+
+def test_version_and_config_without_secrets(server, http):
+    assert http.get(server.url + "/version").json() == {"version": __version__}
+    shown = http.get(server.url + "/config").json()
+    assert shown["api"]["limits"]["body_bytes"] == 8 * 1024 * 1024
+    assert shown["model"]["name"] == "smol"
+
+
+def test_config_counts_keys_and_does_not_show_them(keyed, http):
+    answer = http.get(keyed.url + "/config", headers=bearer("key-of-admin"))
+    assert answer.json()["api"]["api_keys"] == 2
+    assert "key-of" not in answer.text
+    assert "key-of" not in repr(keyed.app.state.front.config)
+
+
+# Keys --------------------------------------------------------------------------------------------------------------
+
+
+def test_every_route_but_three_needs_a_key(keyed, http):
+    paths = [route.path for route in keyed.app.routes]
+    assert len(paths) == 16
+    for path in [*paths, "/nothing/here", "/docs", "/health/", "//health"]:
+        for method in ("GET", "POST", "PUT", "OPTIONS", "HEAD"):
+            status = http.request(method, keyed.url + path).status_code
+            if path in ("/health", "/live", "/ready"):
+                assert status in (200, 405)
+            else:
+                assert status == 401, (method, path)
+
+
+def test_right_key(keyed, http):
+    assert http.get(keyed.url + "/v1/models", headers=bearer(KEYS[0])).status_code == 200
+    assert http.get(keyed.url + "/v1/models", headers={"authorization": "bearer  " + KEYS[1]}).status_code == 200
+
+
+def test_admin_routes_need_an_admin_key(keyed, http):
+    for method, path in (("GET", "/config"), ("GET", "/metrics"), ("POST", "/v1/pause"), ("POST", "/v1/resume")):
+        assert http.request(method, keyed.url + path, headers=bearer(KEYS[0])).status_code == 403
+        assert http.request(method, keyed.url + path, headers=bearer("key-of-admin")).status_code == 200
+
+
+def test_77_bad_keys_are_401_and_never_logged(keyed, http, caplog):
+    caplog.set_level(logging.DEBUG)
+    wrong = [
+        "",
+        "Bearer",
+        "Bearer wrong-key-x",
+        "Basic !!!",
+        "key-of-alice",
+        f"Bearer {KEYS[0]} {KEYS[0]}",
+        "Bearer " + "k" * 30_000,
+    ]
+    for value in wrong:
+        answer = http.get(keyed.url + "/v1/models", headers={"Authorization": value})
+        assert answer.status_code == 401
+        assert answer.json()["error"]["type"] == "authentication_error"
+        assert answer.headers["www-authenticate"] == "Bearer"
+    assert http.get(keyed.url + "/v1/models", headers={"Authorization": "Bearer " + "k" * 1_000_000}).status_code == 431
+    twice = [("Authorization", f"Bearer {KEYS[0]}"), ("Authorization", f"Bearer {KEYS[0]}")]
+    assert http.get(keyed.url + "/v1/models", headers=twice).status_code == 401
+    assert not any("wrong-key-x" in record.getMessage() or "key-of" in record.getMessage() for record in caplog.records)
+
+
+def test_77_compare_is_over_digests_of_all_keys(monkeypatch):
+    from baton.api import auth
+
+    seen = []
+    real = auth.hmac.compare_digest
+    monkeypatch.setattr(auth.hmac, "compare_digest", lambda a, b: seen.append((len(a), len(b))) or real(a, b))
+    keys = auth.Keys(ApiConfig(api_keys=KEYS, admin_api_keys=("adm",)))
+    assert keys.caller([(b"authorization", b"Bearer " + KEYS[0].encode())]) is not None
+    assert keys.caller([(b"authorization", b"Bearer no\x00pe")]) is None
+    assert seen == [(32, 32)] * 6
+
+
+def test_browser_may_use_basic_but_only_from_our_own_pages(keyed, http):
+    value = "Basic " + base64.b64encode(b"any:" + KEYS[0].encode()).decode()
+    assert http.get(keyed.url + "/", headers={"Authorization": value}).status_code == 200
+    assert http.get(keyed.url + "/").headers["www-authenticate"].startswith("Basic")
+    for site, status in (("same-origin", 200), ("none", 200), ("cross-site", 401), ("same-site", 401)):
+        headers = {"Authorization": value, "Sec-Fetch-Site": site}
+        assert http.get(keyed.url + "/v1/models", headers=headers).status_code == status
+
+
+def test_pages_of_other_origins_may_not_post(server, http):
+    headers = {"Sec-Fetch-Site": "cross-site", "Origin": "https://elsewhere.example"}
+    assert http.post(server.url + "/v1/pause", headers=headers).status_code == 403
+    assert not server.engine.requests
+
+
+def test_allowed_origin_may(text, http):
+    with serving(text, ApiConfig(allowed_origins=("https://ui.example",), api_keys=("k1",))) as server:
+        headers = {"Sec-Fetch-Site": "cross-site", "Origin": "https://ui.example"}
+        preflight = http.options(
+            server.url + "/v1/completions",
+            headers={**headers, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"},
+        )
+        assert preflight.headers["access-control-allow-origin"] == "https://ui.example"
+        answer = http.post(server.url + "/v1/completions", json={"prompt": "x"}, headers={**headers, **bearer("k1")})
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == "https://ui.example"
+
+
+def test_80_salt_is_bound_to_the_key(keyed, http):
+    keyed.engine.requests.clear()
+    for key, salt in ((KEYS[0], None), (KEYS[1], None), (KEYS[0], "guess"), (KEYS[1], "guess")):
+        body = {"prompt": "x", "cache_salt": salt}
+        assert http.post(keyed.url + "/v1/completions", json=body, headers=bearer(key)).status_code == 200
+    salts = [request.salt for request in keyed.engine.requests]
+    assert len(set(salts)) == 4
+    assert all(len(salt) == 32 for salt in salts)
+
+
+def test_80_odd_salts(server, complete):
+    for salt in ("x" * 1_000_000, "é" * 200, "nul\x00", "line\n", 5, ["a"]):
+        answer = complete("x", cache_salt=salt)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "cache_salt"
+    assert complete("x", cache_salt="日本語 ok").status_code == 200
+
+
+def test_another_tenants_request_cannot_be_aborted(keyed, http):
+    front = keyed.app.state.front
+    from baton.api.auth import Keys
+
+    keys = Keys(front.config)
+    alice, bob = (keys.caller([(b"authorization", b"Bearer " + key.encode())]).tenant for key in KEYS)
+    with front.live.admitted(alice, ("name",)) as live:
+        live.engine_ids.append("e1")
+        assert front.live.abort(bob, "name") == 0
+        assert front.live.abort(alice, "name") == 1
+    assert [abort[0] for abort in keyed.engine.aborts] == ["e1"]
+
+
+def test_83_admin_routes_on_another_listener(text, http):
+    config = ApiConfig(admin_routes=False, chat_page=False)
+    with serving(text, config) as server:
+        for path in ("/metrics", "/config", "/v1/pause", "/v1/resume", "/"):
+            assert http.get(server.url + path).status_code == 404
+        assert http.get(server.url + "/health").status_code == 200
+        admin = make_admin_app(server.app)
+
+        async def ask() -> tuple[int, int]:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(admin), base_url="http://admin") as client:
+                return (await client.get("/metrics")).status_code, (await client.post("/v1/completions")).status_code
+
+        assert asyncio.run(ask()) == (200, 404)
+
+
+def test_health_checks_share_one_round_trip(text):
+    engine = FakeEngine()
+
+    async def slow_ping(timeout_seconds: float) -> None:
+        engine.pings += 1
+        await asyncio.sleep(0.05)
+
+    engine.ping = slow_ping
+    front = make_app(engine, text.tokenizer, text.chat_template, MODEL, ApiConfig()).state.front
+
+    async def many() -> None:
+        await asyncio.gather(*(front.ping() for _ in range(50)))
+
+    asyncio.run(many())
+    assert engine.pings == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ApiConfig(api_keys=("",)),
+        lambda: ApiConfig(api_keys=(" spaced ",)),
+        lambda: ApiConfig(api_keys=("a", "b"), admin_api_keys=("a",)),
+        lambda: ApiConfig(admin_api_keys=("a",)),
+        lambda: ServedModel(name="", context_tokens=10, head_width=10),
+        lambda: ServedModel(name="x", context_tokens=10, head_width=10, sampling_defaults={"temperature": 9.0}),
+        lambda: ServedModel(name="x", context_tokens=10, head_width=10, sampling_defaults={"n": 2}),
+    ],
+)
+def test_bad_config(make):
+    with pytest.raises(InvalidConfig):
+        make()
+
+
+# The page ----------------------------------------------------------------------------------------------------------
+
+
+def test_chat_page_fetches_nothing_from_elsewhere(server, http):
+    answer = http.get(server.url + "/")
+    assert answer.headers["content-type"].startswith("text/html")
+    policy = answer.headers["content-security-policy"]
+    for tag in ("script", "style"):
+        content = re.search(rf"<{tag}>(.*?)</{tag}>", answer.text, re.DOTALL)[1]
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy
+    without_namespace = answer.text.replace("http://www.w3.org/2000/svg", "")
+    assert "http://" not in without_namespace
+    assert "https://" not in without_namespace
+    assert len(answer.content) < 20_000
