@@ -64,7 +64,18 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-RefusalReason = Literal["never_fits", "queue_full", "queue_tokens_full", "duplicate_id", "draining", "paused", "worker_gone"]
+RefusalReason = Literal[
+    "never_fits",
+    "never_queued",
+    "queue_full",
+    "queue_tokens_full",
+    "duplicate_id",
+    "draining",
+    "paused",
+    "worker_gone",
+]
+    "never_fits", "never_queued", "queue_full", "queue_tokens_full", "duplicate_id", "draining", "paused", "worker_gone"
+]
 
 
 class Refused(Struct, frozen=True):
@@ -81,6 +92,8 @@ class Refused(Struct, frozen=True):
                     f"the request can need {self.needed} KV blocks and the pool has {self.limit}: "
                     "shorten the prompt, lower max_tokens, or give the instance more blocks"
                 )
+            case "never_queued":
+                return f"the request alone would fill the queue: {self.needed}, and the queue holds {self.limit}"
             case "queue_full":
                 return f"{self.needed} sequences would wait and the queue holds {self.limit}"
             case "queue_tokens_full":

@@ -156,11 +156,11 @@ def read_rows(plan: StepPlan, unfinished: Collection[Slot], result: StepResult) 
     acks = list(rows[count:])
     if not unfinished and (not values or min(values) >= 0):
         return Rows(list(zip(plan.run.slots, values, strict=True)), [], acks)
-    failed = [failure.slot for failure in result.failures]
-    for slot, value in zip(plan.run.slots, values, strict=True):
+    failed = [(failure.slot, failure.incarnation) for failure in result.failures]
+    for slot, incarnation, value in zip(plan.run.slots, result.incarnations[:count], values, strict=True):
         if value < 0 and value != NO_TOKEN_ID:
             raise ProtocolError(f"step {result.step}: row value {value} has no meaning here")
-        if (value == NO_TOKEN_ID) != (slot in unfinished or slot in failed):
+        if (value == NO_TOKEN_ID) != (slot in unfinished or (slot, incarnation) in failed):
             raise ProtocolError(f"step {result.step}: slot {slot} answers {value}")
     pairs = list(zip(plan.run.slots, values, strict=True))
     return Rows([row for row in pairs if row[1] >= 0], [slot for slot, value in pairs if value < 0], acks)

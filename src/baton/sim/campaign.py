@@ -60,6 +60,7 @@ SOMETIMES: tuple[str, ...] = (
     # Refusals
     "refused: duplicate_id",
     "refused: never_fits",
+    "refused: never_queued",
     "refused: queue_full",
     "refused: queue_tokens_full",
     "refused: draining",

@@ -62,7 +62,7 @@ def _instance(seed: int, rng: Random) -> Scenario:
         reserve_start=rng.choice((0.0, 0.1, 0.4, 1.0)),
         reserve_decay=rng.choice((0.0, 0.01, 0.1, 1.0)),
         queue_requests_max=rng.randint(4, 24) if on(0.3) else 10_000,
-        queue_tokens_max=rng.randint(100, 800) if on(0.2) else 1_000_000,
+        queue_tokens_max=rng.randint(20, 800) if on(0.2) else 1_000_000,
         worker_restarts_max=rng.choice((1, 5, 5, 5)),
         pool_kept=on(0.3),
         noise=rng.choice((0.0, 0.5, 2.0)),

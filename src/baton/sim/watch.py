@@ -186,6 +186,7 @@ class Watch:
             raise InvariantBroken(f"{effect.request} is refused after it was answered", invariant=22)
         if (reason == "never_fits") != (worst > scenario.blocks) and reason in (
             "never_fits",
+            "never_queued",
             "queue_full",
             "queue_tokens_full",
         ):

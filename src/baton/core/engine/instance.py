@@ -159,6 +159,10 @@ class Instance:
         worst = -(-(len(request.prompt) + request.sampling.max_tokens - 1) // kv.block_size)
         if worst > kv.blocks:
             return Refused("never_fits", worst, kv.blocks)
+        if request.n > queue.requests_max:
+            return Refused("never_queued", request.n, queue.requests_max)
+        if request.n * len(request.prompt) > queue.tokens_max:
+            return Refused("never_queued", request.n * len(request.prompt), queue.tokens_max)
         if scheduler.queued + request.n > queue.requests_max:
             return Refused("queue_full", scheduler.queued + request.n, queue.requests_max)
         tokens = scheduler.queued_tokens + request.n * len(request.prompt)

@@ -36,10 +36,10 @@ class WorkerWatch:
         return f"{waited} in time"
 
     def ready(self, epoch: WorkerEpoch) -> bool:
-        if epoch != self.epoch or self.state is WorkerState.READY:
+        if self.state is WorkerState.GONE and epoch >= self.epoch:
+            self.epoch, self.losses = epoch, 0  # somebody has mended it, and counts on from what he knew
+        elif epoch != self.epoch or self.state is WorkerState.READY:
             return False
-        if self.state is WorkerState.GONE:
-            self.losses = 0  # somebody has mended it
         self.state = WorkerState.READY
         self.deadline = None
         return True

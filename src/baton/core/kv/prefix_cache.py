@@ -102,7 +102,9 @@ class PrefixCache:
         return blocks
 
     def take(self, count: int) -> list[BlockId]:
-        """Hand out blocks, evicting as many idle ones as that needs. The caller has asked `available`."""
+        """Hand out blocks, evicting as many idle ones as that needs. All or nothing; the caller has asked `available`."""
+        if count > self.available:
+            raise InvariantBroken(f"asked for {count} blocks with {self.available} available", invariant=7)
         short = count - self.pool.free
         if short > 0:
             self.evict(short)
@@ -158,7 +160,7 @@ class PrefixCache:
         return gone
 
     def clear(self) -> None:
-        """Forget everything that nobody holds; what is held stays usable by its holders and is forgotten too."""
+        """Forget everything. Nobody may hold anything: what is held would be published under keys that are forgotten."""
         for block in range(self.pool.total):
             if self._key_of[block] is not None and not self.pool.is_idle(BlockId(block)):
                 raise InvariantBroken(f"the cache is cleared while block {block} is held", invariant=15)

@@ -1,0 +1,110 @@
+"""Keys of blocks, computed a second time from the description alone."""
+
+from dataclasses import fields, replace
+from hashlib import sha256
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.core.kv.block_hash import BlockHasher, Fingerprint
+
+FINGERPRINT = Fingerprint(model="a model", revision="1", adapter="none", layout="plain")
+tokens_of = st.lists(st.integers(0, 2**31 - 1), max_size=40)
+
+
+def joined(*parts: bytes) -> bytes:
+    out = b""
+    for part in parts:
+        out += len(part).to_bytes(8, "little") + part
+    return out
+
+
+def expected_keys(fingerprint: bytes, salt: bytes, private: bytes, tokens: list[int], block_size: int) -> list[bytes]:
+    """A SHA-256 chain over (parent, token ids as little-endian u32) whose root is (fingerprint, salt, private)."""
+    parent = sha256(joined(b"baton.root.v1", fingerprint, salt, private)).digest()
+    keys = []
+    for begin in range(0, len(tokens) // block_size * block_size, block_size):
+        body = b"".join(token.to_bytes(4, "little") for token in tokens[begin : begin + block_size])
+        parent = sha256(parent + body).digest()
+        keys.append(parent)
+    return keys
+
+
+@given(st.binary(max_size=40), st.binary(max_size=8), st.binary(max_size=8), tokens_of, st.integers(1, 8))
+def test_keys_are_the_chain_that_is_described(fingerprint, salt, private, tokens, block_size):
+    hasher, keys = BlockHasher(fingerprint, block_size), []
+    hasher.extend(keys, hasher.root(salt, private), tokens, len(tokens) // block_size)
+    assert keys == expected_keys(fingerprint, salt, private, tokens, block_size)
+
+
+@given(tokens_of, st.integers(1, 8), st.lists(st.integers(0, 40), max_size=4))
+def test_extending_bit_by_bit_gives_the_same_keys_and_never_touches_the_tokens(tokens, block_size, stops):
+    hasher = BlockHasher(FINGERPRINT.digest(), block_size)
+    root, full, keys = hasher.root(b""), len(tokens) // block_size, []
+    before = list(tokens)
+    for blocks in [*sorted(min(stop, full) for stop in stops), full, full]:
+        hasher.extend(keys, root, tokens, blocks)
+        assert len(keys) == blocks
+    assert tokens == before
+    assert keys == expected_keys(FINGERPRINT.digest(), b"", b"", tokens, block_size)
+
+
+@given(tokens_of, tokens_of, st.integers(1, 8))
+def test_equal_keys_mean_equal_tokens_from_the_beginning(one, other, block_size):
+    hasher, keys = BlockHasher(FINGERPRINT.digest(), block_size), []
+    for tokens in (one, other):
+        keys.append([])
+        hasher.extend(keys[-1], hasher.root(b""), tokens, len(tokens) // block_size)
+    for place, (left, right) in enumerate(zip(*keys, strict=False)):
+        until = (place + 1) * block_size
+        assert (left == right) == (one[:until] == other[:until])
+
+
+def test_same_block_after_another_beginning_has_another_key():
+    hasher = BlockHasher(b"", 2)
+    first, second = [], []
+    hasher.extend(first, hasher.root(b""), [1, 2, 7, 8], 2)
+    hasher.extend(second, hasher.root(b""), [3, 4, 7, 8], 2)
+    assert first[1] != second[1]
+
+
+def other_value(value: object) -> object:
+    return value + 1 if isinstance(value, int) else f"{value}'"
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Fingerprint)])
+def test_every_field_of_the_fingerprint_changes_the_root(field):
+    """seed-system.md 8, number 29."""
+    changed = replace(FINGERPRINT, **{field: other_value(getattr(FINGERPRINT, field))})
+    roots = [BlockHasher(one.digest(), 16).root(b"") for one in (FINGERPRINT, changed)]
+    assert roots[0] != roots[1]
+
+
+def test_fingerprint_holds_all_that_kv_depends_on():
+    named = {field.name for field in fields(Fingerprint)}
+    assert {"model", "revision", "adapter", "dtype", "quantization", "block_size", "layout", "tp_size", "tp_rank"} <= named
+
+
+def test_neighbouring_fields_do_not_run_into_each_other():
+    one = Fingerprint(model="ab", revision="c")
+    other = Fingerprint(model="a", revision="bc")
+    assert one.digest() != other.digest()
+    hasher = BlockHasher(b"", 16)
+    assert hasher.root(b"ab", b"c") != hasher.root(b"a", b"bc")
+    assert BlockHasher(b"ab", 16).root(b"c") != BlockHasher(b"a", 16).root(b"bc")
+
+
+def test_salt_and_private_split_the_name_space():
+    hasher = BlockHasher(FINGERPRINT.digest(), 2)
+    roots = [hasher.root(b""), hasher.root(b"x"), hasher.root(b"", b"x"), hasher.root(b"x", b"x"), hasher.root(b"y")]
+    assert len({*roots}) == len(roots)
+    keys = [hasher.key(root, [1, 2]) for root in roots]
+    assert len({*keys}) == len(keys)
+
+
+def test_extra_is_part_of_the_key():
+    """An image's digest, say: same text, other image, other key (seed-system.md 8, number 28)."""
+    hasher = BlockHasher(b"", 2)
+    root = hasher.root(b"")
+    assert len({hasher.key(root, [1, 2], extra) for extra in (b"", b"image 1", b"image 2")}) == 3

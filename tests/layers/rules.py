@@ -1,0 +1,168 @@
+"""Reads source with `ast` and says what is wrong with it, as a list of sentences. Nothing is imported or run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import baton
+
+SRC = Path(baton.__file__).parent
+
+
+def sources(layer: str = "") -> list[Path]:
+    """Files of a subpackage or of a module at the top; all of them, if none is named."""
+    top = SRC / layer
+    return sorted(top.rglob("*.py")) if top.is_dir() else [top.with_suffix(".py")]
+
+
+def layer_of(path: Path) -> str:
+    """`core` for core/kv/eviction.py, `config` for config.py, "" for baton/__init__.py."""
+    first = path.relative_to(SRC).parts[0]
+    return "" if first == "__init__.py" else first.removesuffix(".py")
+
+
+# Imports
+
+
+def imports(tree: ast.Module, package: str, *, types_too: bool = True) -> Iterator[tuple[int, str]]:
+    """(line, absolute dotted name) of everything that is imported, at any depth.
+
+    `package` is the package that the file is in, for relative imports. `types_too=False` leaves out what stands under
+    `if TYPE_CHECKING`: it is never imported when the program runs.
+    """
+    skipped: list[ast.AST] = []
+    if not types_too:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and _name(node.test).split(".")[-1] == "TYPE_CHECKING":
+                skipped += [inner for statement in node.body for inner in ast.walk(statement)]
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+
+
+def wrong_layers(source: str, package: str, allowed: set[str] | None) -> list[str]:
+    """Imports of baton subpackages that are not in `allowed` (None: every one is). A layer may import itself."""
+    own = f"{package}.".split(".")[1]
+    found = []
+    for line, name in imports(ast.parse(source), package):
+        parts = name.split(".")
+        if parts[0] == "baton" and allowed is not None and len(parts) > 1 and parts[1] not in {*allowed, own}:
+            found.append(f"line {line} imports {name}")
+    return found
+
+
+def wrong_modules(source: str, package: str, forbidden: set[str], as_types: set[str]) -> list[str]:
+    """Imports of forbidden modules; those in `as_types` may stand under `if TYPE_CHECKING`."""
+    found = []
+    tree = ast.parse(source)
+    at_run_time = list(imports(tree, package, types_too=False))
+    for line, name in imports(tree, package):
+        top = name.split(".")[0]
+        if top in forbidden and not (top in as_types and (line, name) not in at_run_time):
+            found.append(f"line {line} imports {name}")
+    return found
+
+
+# Calls
+
+
+def _name(node: ast.AST) -> str:
+    """`torch.load` for that expression, "" for anything that is not a dotted name."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        base = _name(node.value)
+        return f"{base}.{node.attr}" if base else ""
+    return ""
+
+
+def wrong_calls(source: str, forbidden: set[str]) -> list[str]:
+    """Calls of these names, dotted or bare, and imports of them by name."""
+    found = []
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _name(node.func) in forbidden:
+            found.append(f"line {node.lineno} calls {_name(node.func)}")
+    return found + [f"line {line} imports {name}" for line, name in imports(tree, "") if name in forbidden]
+
+
+# Sets: their order comes from memory addresses and hash seeds
+
+KEEPS_ORDER = {"list", "tuple", "iter", "next", "enumerate", "zip", "map", "filter", "deque", "dict.fromkeys", "count", "chain"}
+
+
+def set_iterations(source: str) -> list[str]:
+    """Places where the order of a set could get out. Membership, len, sorted, min, max, any, all are fine."""
+    tree = ast.parse(source)
+    named = _names_of_sets(tree)
+
+    def is_set(node: ast.AST) -> bool:
+        if isinstance(node, (ast.Set, ast.SetComp)):
+            return True
+        if isinstance(node, ast.Call):
+            inner = node.func
+            of_set = isinstance(inner, ast.Attribute) and is_set(inner.value)
+            return _name(inner) in ("set", "frozenset") or (of_set and inner.attr in SET_METHODS)
+        if isinstance(node, ast.BinOp):
+            return is_set(node.left) or is_set(node.right)
+        if isinstance(node, ast.IfExp):
+            return is_set(node.body) or is_set(node.orelse)
+        return _last_name(node) in named
+
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.For, ast.comprehension)) and is_set(node.iter):
+            found.append(f"line {node.iter.lineno} iterates a set")
+        elif isinstance(node, ast.Starred) and is_set(node.value):
+            found.append(f"line {node.lineno} unpacks a set")
+        elif isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Attribute) and node.func.attr == "pop" and not node.args and is_set(node.func.value):
+                found.append(f"line {node.lineno} pops from a set")
+            orders = _name(node.func) in KEEPS_ORDER or getattr(node.func, "attr", "") in ("extend", "join", "fromkeys")
+            if orders and any(is_set(argument) for argument in node.args):
+                found.append(f"line {node.lineno} puts a set in order")
+    return found
+
+
+SET_METHODS = {"union", "intersection", "difference", "symmetric_difference", "copy"}
+
+
+def _last_name(node: ast.AST) -> str:
+    """`stop_ids` for self.stop_ids and for stop_ids."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _names_of_sets(tree: ast.Module) -> set[str]:
+    """Names and attributes that are assigned or annotated as sets, anywhere in the file."""
+    named: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=targets, value=value) if _makes_set(value):
+                named |= {_last_name(target) for target in targets}
+            case ast.AnnAssign(target=target, annotation=annotation, value=value):
+                if _is_set_type(annotation) or (value is not None and _makes_set(value)):
+                    named.add(_last_name(target))
+            case ast.arg(arg=name, annotation=annotation) if annotation is not None and _is_set_type(annotation):
+                named.add(name)
+    return named - {""}
+
+
+def _makes_set(value: ast.AST) -> bool:
+    return isinstance(value, (ast.Set, ast.SetComp)) or (
+        isinstance(value, ast.Call) and _name(value.func) in ("set", "frozenset")
+    )
+
+
+def _is_set_type(annotation: ast.AST) -> bool:
+    base = annotation.value if isinstance(annotation, ast.Subscript) else annotation
+    return _last_name(base) in ("set", "frozenset", "Set", "AbstractSet", "MutableSet", "FrozenSet")

@@ -1,0 +1,245 @@
+"""Imports point one way. The table is the one of docs/architecture.md section 1; this file is what holds it."""
+
+import ast
+import sys
+
+import pytest
+
+from .rules import SRC, imports, layer_of, set_iterations, sources, wrong_calls, wrong_layers, wrong_modules
+
+BASE = {"protocol", "config", "errors"}
+
+ALLOWED: dict[str, set[str] | None] = {
+    "errors": set(),
+    "config": {"errors"},
+    "protocol": {"errors"},
+    "core": BASE,
+    "models": BASE,
+    "worker": BASE | {"models"},
+    "kvcache": BASE,
+    "text": BASE,
+    "api": BASE | {"text"},
+    "observe": BASE,
+    "sim": BASE | {"core"},
+    "runtime": BASE | {"core", "worker", "kvcache", "api", "observe"},
+    "cli": None,  # anything
+    "": set(),  # baton/__init__.py
+}
+"""Which subpackage may import which. A new one gets a line here, on purpose."""
+
+IMPURE = {
+    *("time", "datetime", "calendar", "sched", "random", "secrets", "uuid"),  # time and chance are arguments
+    *("os", "sys", "io", "pathlib", "shutil", "tempfile", "glob", "mmap", "ctypes", "platform", "signal", "atexit"),  # the OS
+    *("asyncio", "threading", "_thread", "multiprocessing", "concurrent", "subprocess", "queue", "contextvars"),  # one thread
+    *("socket", "select", "selectors", "ssl", "http", "urllib", "socketserver", "zmq"),  # the network
+    *("logging", "warnings", "traceback"),  # facts worth telling are effects
+    *("torch", "numpy", "safetensors"),  # tensors are the worker's
+    *("importlib", "pickle", "marshal", "shelve", "gc", "inspect"),
+}
+"""Not for core. `random` may be named as a type."""
+
+IMPURE_CALLS = {"open", "print", "input", "id", "hash", "vars", "globals", "breakpoint"}
+"""IO, and what differs from one run to the next."""
+
+UNSAFE_MODULES = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+UNSAFE_CALLS = {
+    *("eval", "exec", "compile", "__import__"),
+    *("torch.load", "torch.jit.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load"),
+    *("numpy.load", "np.load", "pickle.loads", "pickle.load"),
+}
+
+FILES = {str(path.relative_to(SRC)): path for path in sources()}
+
+
+def package_of(path):
+    return ".".join(["baton", *path.relative_to(SRC).parent.parts])
+
+
+@pytest.fixture(params=FILES)
+def path(request):
+    return FILES[request.param]
+
+
+def test_every_subpackage_has_a_line_in_the_table():
+    assert {layer_of(path) for path in sources()} <= set(ALLOWED)
+
+
+def test_table_points_one_way():
+    """No two layers may import each other, in however many steps."""
+    for start in ALLOWED:
+        reached, todo = set(), [start]
+        while todo:
+            for layer in ALLOWED[todo.pop()] or set():
+                assert layer != start, f"{start} can come back to itself"
+                if layer not in reached:
+                    reached.add(layer)
+                    todo.append(layer)
+
+
+def test_layer_imports_only_what_it_may(path):
+    assert not wrong_layers(path.read_text(), package_of(path), ALLOWED[layer_of(path)])
+
+
+@pytest.mark.parametrize("name", [name for name, path in FILES.items() if layer_of(path) == "core"])
+def test_core_is_pure(name):
+    source, package = FILES[name].read_text(), package_of(FILES[name])
+    assert not wrong_modules(source, package, IMPURE, as_types={"random"})
+    assert not wrong_calls(source, IMPURE_CALLS)
+
+
+@pytest.mark.parametrize("name", [name for name, path in FILES.items() if layer_of(path) == "core"])
+def test_core_never_iterates_a_set(name):
+    assert not set_iterations(FILES[name].read_text())
+
+
+@pytest.mark.parametrize("layer", ["core", "protocol"])
+def test_only_third_party_import_is_msgspec(layer):
+    for path in sources(layer):
+        for line, name in imports(ast.parse(path.read_text()), package_of(path)):
+            top = name.split(".")[0]
+            assert top in {"baton", "msgspec", *sys.stdlib_module_names}, f"{path}: line {line} imports {name}"
+
+
+def test_core_and_its_neighbours_share_only_plans_and_moves():
+    """Blueprint, section 1: core and worker share StepPlan/StepResult, core and kvcache BlockMove/MoveResult."""
+    assert ALLOWED["worker"].isdisjoint({"core", "kvcache"})
+    assert ALLOWED["kvcache"].isdisjoint({"core", "worker"})
+    assert ALLOWED["core"].isdisjoint({"worker", "kvcache"})
+
+
+def test_nothing_is_ever_unpickled_or_evaluated(path):
+    source = path.read_text()
+    assert not wrong_modules(source, package_of(path), UNSAFE_MODULES, as_types=set())
+    assert not wrong_calls(source, UNSAFE_CALLS)
+
+
+# The checker itself: planted violations are found, look-alikes are not
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "import baton.worker.sampler",
+        "from baton.worker import sampler",
+        "from baton import worker",
+        "def late():\n    from baton.kvcache.mover import Mover",
+        "from ...worker import sampler",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from baton.runtime.driver import Driver",
+    ],
+)
+def test_checker_finds_an_import_of_a_wrong_layer(planted):
+    assert wrong_layers(planted, "baton.core.kv", ALLOWED["core"])
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [
+        "from baton.core.kv.eviction import lru",
+        "from baton.protocol.ids import BlockId",
+        "from baton import errors",
+        "from . import eviction",
+        "from ..machine import Machine",
+        "from ...protocol import ids",
+        "import worker",
+    ],
+)
+def test_checker_lets_a_right_import_pass(fine):
+    assert not wrong_layers(fine, "baton.core.kv", ALLOWED["core"])
+
+
+@pytest.mark.parametrize("module", sorted(IMPURE))
+def test_checker_finds_an_impure_import(module):
+    for planted in (
+        f"import {module}",
+        f"import {module} as harmless",
+        f"from {module} import something",
+        f"import {module}.inner",
+        f"def f():\n    import {module}",
+    ):
+        assert wrong_modules(planted, "baton.core", IMPURE, as_types={"random"})
+
+
+def test_random_is_allowed_as_a_type_and_only_so():
+    as_type = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from random import Random\n"
+    assert not wrong_modules(as_type, "baton.core", IMPURE, as_types={"random"})
+    assert wrong_modules(as_type.replace("random", "time"), "baton.core", IMPURE, as_types={"random"})
+    assert wrong_modules(as_type + "else:\n    from random import Random\n", "baton.core", IMPURE, as_types={"random"})
+    assert wrong_modules("from random import Random", "baton.core", IMPURE, as_types={"random"})
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "for x in {1, 2}: pass",
+        "for x in set(y): pass",
+        "for x in frozenset(y): pass",
+        "[x for x in {a for a in b}]",
+        "{x: 1 for x in set(y)}",
+        "list({1, 2})",
+        "tuple(set(y))",
+        "next(iter({1, 2}))",
+        "first, *rest = [*{1, 2}]",
+        "f(*set(y))",
+        "{1, 2}.pop()",
+        "set(y).pop()",
+        "for x in set(y) | other: pass",
+        "for x in set(y).union(z): pass",
+        "seen = set()\nfor x in seen: pass",
+        "seen = {1}\nseen.pop()",
+        "class A:\n  def __init__(self):\n    self.live = set()\n  def f(self):\n    return [x for x in self.live]",
+        "class A:\n  live: set[int]\n  def f(self):\n    return list(self.live)",
+        "def f(live: frozenset[int]):\n  for x in live: pass",
+        "''.join({'a', 'b'})",
+        "dict.fromkeys({1, 2})",
+        "for i, x in enumerate(set(y)): pass",
+        "queue.extend({1, 2})",
+    ],
+)
+def test_checker_finds_an_iteration_over_a_set(planted):
+    assert set_iterations(planted)
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [
+        "for x in sorted({1, 2}): pass",
+        "len(set(y)) == len(y)",
+        "x in {1, 2}",
+        "seen = set()\nif x in seen: seen.add(x)",
+        "max({1, 2})",
+        "{**a, 'b': 1}.pop('b')",
+        "[1, 2].pop()",
+        "for x in {'a': 1}: pass",
+        "for x in {'a': 1}.items(): pass",
+        "stop = frozenset(ids)\nany(t in stop for t in tokens)",
+    ],
+)
+def test_checker_lets_ordered_things_pass(fine):
+    assert not set_iterations(fine)
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "eval('1')",
+        "exec(code)",
+        "torch.load(path)",
+        "yaml.load(text)",
+        "from torch import load",
+        "from yaml import load as read",
+    ],
+)
+def test_checker_finds_an_unsafe_call(planted):
+    assert wrong_calls(planted, UNSAFE_CALLS)
+
+
+@pytest.mark.parametrize("planted", ["import pickle", "from pickle import loads", "import marshal", "import cloudpickle as p"])
+def test_checker_finds_an_unsafe_module(planted):
+    assert wrong_modules(planted, "baton.api", UNSAFE_MODULES, as_types=set())
+
+
+@pytest.mark.parametrize(
+    "fine", ["model.eval()", "re.compile(x)", "safetensors.torch.load(b)", "yaml.safe_load(t)", "json.load(f)"]
+)
+def test_checker_lets_safe_look_alikes_pass(fine):
+    assert not wrong_calls(fine, UNSAFE_CALLS)

@@ -1,0 +1,20 @@
+"""Sizes are a habit, not a fence: the three longest of each are printed where everybody sees them, and nothing fails."""
+
+import ast
+
+from .rules import SRC, sources
+
+
+def test_show_the_longest(capsys):
+    files, functions = [], []
+    for path in sources():
+        source, name = path.read_text(), str(path.relative_to(SRC))
+        files.append((len(source.splitlines()), name))
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                functions.append((node.end_lineno - node.lineno + 1, f"{name}:{node.lineno} {node.name}"))
+    with capsys.disabled():
+        for title, found in (("functions", functions), ("files", files)):
+            longest = ", ".join(f"{name} ({lines})" for lines, name in sorted(found, reverse=True)[:3])
+            print(f"\nlongest {title}: {longest}", end="")
+        print()

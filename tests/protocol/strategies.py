@@ -1,0 +1,43 @@
+"""Hypothesis strategies from the types themselves: a field that is added to a message is tested from that moment on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from msgspec import inspect
+
+INT = (-(2**63), 2**63 - 1)
+
+
+def values_of(annotation: Any) -> st.SearchStrategy[Any]:
+    """All values that the protocol allows for a message class or a field."""
+    return _values(inspect.type_info(annotation))
+
+
+def _values(info: inspect.Type) -> st.SearchStrategy[Any]:
+    match info:
+        case inspect.StructType(cls=cls, fields=fields):
+            return st.builds(cls, **{field.name: _values(field.type) for field in fields})
+        case inspect.IntType(gt=None, lt=None, ge=low, le=high):
+            return st.integers(INT[0] if low is None else low, INT[1] if high is None else high)
+        case inspect.FloatType(gt=above, ge=low, le=high, lt=None):
+            low = above if low is None else low
+            return st.floats(low, high, exclude_min=above is not None, allow_nan=False)
+        case inspect.StrType(min_length=None, max_length=None, pattern=None):
+            return st.text(max_size=20)
+        case inspect.BytesType():
+            return st.binary(max_size=40)
+        case inspect.BoolType():
+            return st.booleans()
+        case inspect.NoneType():
+            return st.none()
+        case inspect.LiteralType(values=values):
+            return st.sampled_from(values)
+        case inspect.VarTupleType(item_type=item, min_length=least):
+            return st.lists(_values(item), min_size=least or 0, max_size=(least or 0) + 3).map(tuple)
+        case inspect.TupleType(item_types=items):
+            return st.tuples(*map(_values, items))
+        case inspect.UnionType(types=types):
+            return st.one_of(*map(_values, types))
+    raise NotImplementedError(f"no strategy for {info}")

@@ -1,0 +1,260 @@
+"""Frames: what is encoded comes back, and whatever else the bytes are, only a ProtocolError escapes."""
+
+import struct
+from typing import get_args
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from baton.errors import ProtocolError
+from baton.protocol.codec import (
+    FRAME_BYTES_MAX,
+    VERSION,
+    MalformedBody,
+    Message,
+    NotAFrame,
+    OversizedFrame,
+    TruncatedFrame,
+    UnknownKind,
+    WrongVersion,
+    decode,
+    encode,
+)
+from baton.protocol.moves import BlockMove, MovedBlock, MoveResult
+from baton.protocol.request import GenerateRequest, SamplingParams
+from baton.protocol.step import NewSequence, RowFailure, RowLogprobs, Run, StepPlan, StepResult, TokenLogprob
+
+from .strategies import values_of
+
+KIND = {GenerateRequest: 1, StepPlan: 2, StepResult: 3, BlockMove: 4, MoveResult: 5}
+"""Written down a second time on purpose: these numbers are on the wire and may not change."""
+
+HEADER = struct.Struct("!2sBBI")
+
+messages = st.one_of(*map(values_of, get_args(Message)))
+
+SAMPLE = {
+    GenerateRequest: GenerateRequest(id="a", prompt=(0, 1, 2), n=2, priority=-1, timeout_seconds=1.5, salt=b"s"),
+    StepPlan: StepPlan(1, 1, ((0, 1),), (NewSequence(1, 2, (0, 5), 2, 0, (7,), SamplingParams(), 0),), (), (), Run((1,), (2,))),
+    StepResult: StepResult(
+        *(1, 1, (1, 0), (2, 1), (0, -9)),
+        failures=(RowFailure(1, 2, "NaN"),),
+        logprobs=(RowLogprobs(1, 2, TokenLogprob(5, -0.5, 1, ((5, -0.5), (0, -1.5)))),),
+    ),
+    BlockMove: BlockMove(1, "device", "host", (MovedBlock(b"k" * 32, 1, 2, 3, 4),), 9),
+    MoveResult: MoveResult(1, 1, "disk full"),
+}
+
+
+def frame(body: bytes, *, magic: bytes = b"BT", version: int = VERSION, kind: int = 1, length: int | None = None) -> bytes:
+    return HEADER.pack(magic, version, kind, len(body) if length is None else length) + body
+
+
+# What is encoded comes back
+
+
+def test_every_message_kind_is_tested():
+    assert set(KIND) == set(SAMPLE) == set(get_args(Message))
+
+
+@pytest.mark.parametrize("kind", get_args(Message), ids=lambda kind: kind.__name__)
+@given(st.data())
+def test_round_trip(kind, data):
+    message = data.draw(values_of(kind))
+    back = decode(encode(message))
+    assert back == message
+    assert type(back) is kind
+
+
+@pytest.mark.parametrize("message", SAMPLE.values(), ids=lambda message: type(message).__name__)
+def test_header_is_what_the_docstring_draws(message):
+    whole = encode(message)
+    assert HEADER.unpack(whole[:8]) == (b"BT", 1, KIND[type(message)], len(whole) - 8)
+    assert decode(whole) == message
+
+
+def test_defaults_stay_off_the_wire():
+    assert len(encode(GenerateRequest(id="a", prompt=(1,)))) < 32
+
+
+# What is not a frame
+
+
+@pytest.mark.parametrize("length", range(8))
+def test_short_header(length):
+    with pytest.raises(TruncatedFrame):
+        decode(encode(SAMPLE[MoveResult])[:length])
+
+
+@pytest.mark.parametrize("magic", [b"TB", b"\0\0", b"bt", b"GE"])
+def test_wrong_magic(magic):
+    with pytest.raises(NotAFrame):
+        decode(frame(b"\x80", magic=magic))
+
+
+@pytest.mark.parametrize("version", [0, VERSION + 1, 255])
+def test_wrong_version_names_both(version):
+    with pytest.raises(WrongVersion, match=rf"{version}.*{VERSION}"):
+        decode(frame(b"\x80", version=version))
+
+
+@pytest.mark.parametrize("kind", sorted({*range(256)} - {*KIND.values()})[::25])
+def test_unknown_kind(kind):
+    with pytest.raises(UnknownKind, match=str(kind)):
+        decode(frame(b"\x80", kind=kind))
+
+
+@pytest.mark.parametrize("message", SAMPLE.values(), ids=lambda message: type(message).__name__)
+def test_every_truncation_and_every_excess(message):
+    whole = encode(message)
+    for length in range(len(whole)):
+        with pytest.raises(TruncatedFrame):
+            decode(whole[:length])
+    for more in (b"\0", b"more", whole):
+        with pytest.raises(OversizedFrame):
+            decode(whole + more)
+
+
+@pytest.mark.parametrize("length", [FRAME_BYTES_MAX + 1, 2**32 - 1])
+def test_oversized_promise_is_refused_before_anything_is_read(length):
+    with pytest.raises(OversizedFrame, match=str(FRAME_BYTES_MAX)):
+        decode(frame(b"", length=length))
+
+
+def test_too_large_a_message_is_not_sent():
+    with pytest.raises(OversizedFrame):
+        encode(GenerateRequest(id="a", prompt=(1,), salt=bytes(FRAME_BYTES_MAX)))
+
+
+# What is a frame with a wrong body
+
+
+@pytest.mark.parametrize("message", SAMPLE.values(), ids=lambda message: type(message).__name__)
+def test_body_with_trailing_bytes(message):
+    body = encode(message)[8:]
+    with pytest.raises(MalformedBody):
+        decode(frame(body + b"\0", kind=KIND[type(message)]))
+
+
+@pytest.mark.parametrize("kind", KIND.values())
+@pytest.mark.parametrize("value", [None, 1, -1, True, 0.5, "text", b"bytes", [], {}, [None] * 9, {"id": 1}, [[[[]]]]])
+def test_wrong_body_shape(kind, value):
+    with pytest.raises(MalformedBody):
+        decode(frame(msgspec.msgpack.encode(value), kind=kind))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [(kind, m) for kind in KIND.values() for m in SAMPLE.values() if KIND[type(m)] != kind]
+)
+def test_body_of_another_kind(kind, message):
+    with pytest.raises(MalformedBody):
+        decode(frame(encode(message)[8:], kind=kind))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prompt": []},
+        {"prompt": [-1]},
+        {"prompt": [2**31]},
+        {"prompt": "abc"},
+        {"prompt": None},
+        {"id": b"bytes"},
+        {"n": 0},
+        {"n": 129},
+        {"priority": 0.5},
+        {"timeout_seconds": 0.0},
+        {"timeout_seconds": -1.0},
+        {"timeout_seconds": float("nan")},
+        {"salt": 7},
+        {"sampling": {"max_tokens": 0}},
+        {"sampling": {"max_tokens": 2**31}},
+        {"sampling": {"min_tokens": -1}},
+        {"sampling": {"stop_token_ids": [-9]}},
+        {"sampling": {"seed": 2**63}},
+        {"sampling": {"temperature": -0.1}},
+        {"sampling": {"temperature": float("nan")}},
+        {"sampling": {"temperature": float("inf")}},
+        {"sampling": {"top_p": 0.0}},
+        {"sampling": {"top_p": 1.1}},
+        {"sampling": {"top_k": -2}},
+        {"sampling": {"min_p": float("nan")}},
+    ],
+    ids=str,
+)
+def test_request_out_of_range(wrong):
+    with pytest.raises(MalformedBody):
+        decode(frame(msgspec.msgpack.encode({"id": "a", "prompt": [1]} | wrong)))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xdd\xff\xff\xff\xff",  # an array of four billion
+        b"\x96\x01\x01\xdd\xff\xff\xff\xff\x01",  # in a column
+        b"\xdf\xff\xff\xff\xff\xa2id",  # a map of four billion
+        b"\xdb\xff\xff\xff\xff",  # a text of four gigabytes
+        b"\xc6\xff\xff\xff\xff",  # bytes of four gigabytes
+        b"\x91" * 100_000,  # very deep
+        b"\x83\xa2id\xa1a\xa6prompt\x91\x01\xa1x" + b"\x91" * 100_000 + b"\x01",  # very deep under a name we do not know
+        b"\x82\xa2id\xa1\xff\xa6prompt\x91\x01",  # text that is not UTF-8
+        b"\xc1",  # a byte that msgpack never uses
+        b"",
+    ],
+)
+@pytest.mark.parametrize("kind", KIND.values())
+def test_hostile_body(kind, body):
+    with pytest.raises(MalformedBody):
+        decode(frame(body, kind=kind))
+
+
+# Fuzz
+
+
+def assert_only_protocol_errors(data: bytes) -> None:
+    try:
+        message = decode(data)
+    except ProtocolError:
+        return
+    assert isinstance(message, Message)
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes(data):
+    assert_only_protocol_errors(data)
+
+
+@given(st.sampled_from(sorted(KIND.values())), st.binary(max_size=200))
+@example(1, b"\x80")
+def test_random_bodies(kind, body):
+    assert_only_protocol_errors(frame(body, kind=kind))
+
+
+@given(messages, st.lists(st.integers(0, 10**6), min_size=1, max_size=4))
+def test_bit_flips_of_valid_frames(message, flips):
+    data = bytearray(encode(message))
+    for flip in flips:
+        place = flip % (len(data) * 8)
+        data[place // 8] ^= 1 << place % 8
+    assert_only_protocol_errors(bytes(data))
+
+
+@given(messages, st.data())
+def test_cut_and_spliced_bodies(message, data):
+    """The header is honest, so that the body's parser sees it."""
+    body = encode(message)[8:]
+    begin = data.draw(st.integers(0, len(body)))
+    end = data.draw(st.integers(begin, len(body)))
+    spliced = body[:begin] + data.draw(st.binary(max_size=6)) + body[end:]
+    assert_only_protocol_errors(frame(spliced, kind=KIND[type(message)]))
+
+
+def test_all_single_bit_flips_of_the_samples():
+    for message in SAMPLE.values():
+        whole = encode(message)
+        for place in range(len(whole) * 8):
+            data = bytearray(whole)
+            data[place // 8] ^= 1 << place % 8
+            assert_only_protocol_errors(bytes(data))

@@ -1,0 +1,139 @@
+"""The only place where an int is compared with a sentinel, and where a result is held against its plan."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.errors import ProtocolError
+from baton.protocol.step import (
+    NO_TOKEN_ID,
+    PREEMPTED_TOKEN_ID,
+    NewSequence,
+    RowFailure,
+    Rows,
+    Run,
+    StepPlan,
+    StepResult,
+    read_rows,
+)
+
+LAST, MIDDLE, DROP = "last", "middle", "drop"
+"""What a plan can ask of a slot: run to the end of what is known, run a chunk in the middle of its prompt, drop it."""
+
+
+def read(asked: list[str], answered: list[int], failures: tuple[RowFailure, ...] = (), late: int = 0) -> Rows:
+    """Slot i is asked for `asked[i]` and answers `answered[i]`. Then come `late` rows of others."""
+    runs = [slot for slot, what in enumerate(asked) if what != DROP]
+    drops = [slot for slot, what in enumerate(asked) if what == DROP]
+    plan = StepPlan(1, 1, drops=tuple((slot, 1) for slot in drops), run=Run(tuple(runs), (1,) * len(runs)))
+    unfinished = tuple(slot for slot in runs if asked[slot] == MIDDLE)
+    slots = (*runs, *drops)
+    values = (*(answered[slot] for slot in slots), *[77] * late)
+    return read_rows(plan, unfinished, StepResult(1, 1, slots + (9,) * late, (1,) * (len(slots) + late), values, failures))
+
+
+def test_sentinels_are_what_the_blueprint_says():
+    assert (NO_TOKEN_ID, PREEMPTED_TOKEN_ID) == (-1, -9)
+
+
+@pytest.mark.parametrize("token", [0, 1, 9, 2**31 - 1])
+@pytest.mark.parametrize("others", [([], []), ([MIDDLE, DROP], [-1, -9])])
+def test_token_zero_is_a_token_like_any_other(token, others):
+    asked, answered = others
+    rows = read([LAST, *asked], [token, *answered])
+    assert rows.sampled == [(0, token)]
+
+
+def test_minus_one_is_a_chunk_that_is_not_the_last():
+    rows = read([MIDDLE], [-1])
+    assert (rows.sampled, rows.chunks, rows.acks) == ([], [0], [])
+
+
+def test_minus_nine_is_an_acknowledgement():
+    rows = read([DROP], [-9])
+    assert (rows.sampled, rows.chunks, rows.acks) == ([], [], [0])
+
+
+def test_empty_plan_has_no_rows():
+    rows = read([], [])
+    assert (rows.sampled, rows.chunks, rows.acks) == ([], [], [])
+
+
+@pytest.mark.parametrize("value", [-2, -8, -10, -(2**31), -100])
+@pytest.mark.parametrize("asked", [LAST, MIDDLE, DROP])
+@pytest.mark.parametrize("others", [([], []), ([LAST], [5]), ([MIDDLE, DROP], [-1, -9])])
+def test_other_negatives_have_no_meaning(value, asked, others):
+    with pytest.raises(ProtocolError):
+        read([asked, *others[0]], [value, *others[1]])
+
+
+@pytest.mark.parametrize("value", [2**31, 2**32, 2**63 - 1])
+@pytest.mark.parametrize("others", [([], []), ([MIDDLE, DROP], [-1, -9])])
+def test_value_beyond_int32_has_no_meaning(value, others):
+    with pytest.raises(ProtocolError):
+        read([LAST, *others[0]], [value, *others[1]])
+
+
+RIGHT = {LAST: [0, 7], MIDDLE: [NO_TOKEN_ID], DROP: [PREEMPTED_TOKEN_ID]}
+
+
+@pytest.mark.parametrize("asked", RIGHT)
+@pytest.mark.parametrize("value", [0, 7, NO_TOKEN_ID, PREEMPTED_TOKEN_ID])
+@pytest.mark.parametrize("others", [([], []), ([LAST], [5]), ([MIDDLE], [-1]), ([DROP], [-9])])
+def test_answer_must_be_what_was_asked_for(asked, value, others):
+    if value in RIGHT[asked]:
+        read([asked, *others[0]], [value, *others[1]])
+    else:
+        with pytest.raises(ProtocolError):
+            read([asked, *others[0]], [value, *others[1]])
+
+
+@given(st.lists(st.sampled_from([LAST, MIDDLE, DROP]), max_size=8), st.integers(0, 2), st.data())
+def test_every_row_is_read_once_and_in_order(asked, late, data):
+    answered = [data.draw(st.integers(0, 50)) if what == LAST else RIGHT[what][0] for what in asked]
+    rows = read(asked, answered, late=late)
+    assert rows.sampled == [(slot, answered[slot]) for slot, what in enumerate(asked) if what == LAST]
+    assert rows.chunks == [slot for slot, what in enumerate(asked) if what == MIDDLE]
+    assert rows.acks == [slot for slot, what in enumerate(asked) if what == DROP]
+
+
+def test_failed_row_has_no_token():
+    failure = (RowFailure(0, 1, "NaN in the logits"),)
+    assert read([LAST, LAST], [-1, 5], failure).sampled == [(1, 5)]
+    with pytest.raises(ProtocolError):
+        read([LAST, LAST], [5, -1], failure)
+
+
+@pytest.mark.parametrize(
+    "columns", [((1,), (1,), ()), ((1,), (), (1,)), ((), (1,), (1,)), ((1, 2), (1, 2), (1,)), ((), (), (1,))]
+)
+def test_columns_of_unequal_length(columns):
+    for plan in (StepPlan(1, 1), StepPlan(1, 1, run=Run((1,), (1,)))):
+        with pytest.raises(ProtocolError, match="differ in length"):
+            read_rows(plan, (), StepResult(1, 1, *columns))
+
+
+@pytest.mark.parametrize("slots", [(), (1,), (2, 1), (1, 1), (1, 3), (3, 1, 2)])
+def test_rows_must_be_those_of_the_plan(slots):
+    plan = StepPlan(1, 1, run=Run((1, 2), (1, 1)))
+    with pytest.raises(ProtocolError):
+        read_rows(plan, (), StepResult(1, 1, slots, (1,) * len(slots), (5,) * len(slots)))
+
+
+def test_plan_says_what_it_asks_for():
+    plan = StepPlan(1, 1, drops=((5, 2), (6, 3)), run=Run((1, 2), (4, 1)))
+    assert plan.rows == (1, 2, 5, 6)
+    assert plan.tokens == 5
+    assert StepPlan(2, 1).rows == ()
+    assert StepPlan(2, 1).tokens == 0
+
+
+@pytest.mark.parametrize("message", [StepPlan(1, 1), StepResult(1, 1), Run()])
+def test_what_crosses_the_boundary_is_frozen(message):
+    with pytest.raises(AttributeError):
+        setattr(message, message.__struct_fields__[0], 7)
+
+
+def test_new_sequence_is_told_in_full():
+    told = {*NewSequence.__struct_fields__}
+    assert told == {"slot", "incarnation", "tokens", "prompt_tokens", "computed_tokens", "blocks", "sampling", "index"}
