@@ -74,8 +74,6 @@ RefusalReason = Literal[
     "paused",
     "worker_gone",
 ]
-    "never_fits", "never_queued", "queue_full", "queue_tokens_full", "duplicate_id", "draining", "paused", "worker_gone"
-]
 
 
 class Refused(Struct, frozen=True):
