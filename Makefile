@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# Threads that wait sleep: test processes share the cores, and a spinning one takes its neighbour's time.
+QUIET  := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0
 
 .PHONY: help serve test lint bench simulate mutants clean
 
@@ -10,14 +12,17 @@ help:            ## what there is
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@# torch first and pinned: any other way of asking for it may bring gigabytes of CUDA along
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev,oracle]'
 	@touch $@
 
 serve: $(VENV)/.ready   ## serve the default model
 	$(BIN)/baton serve
 
 test: lint       ## lint, types, unit tests, kept scenarios, fresh seeds, mutants
-	$(BIN)/python -m pytest -n auto
+	$(QUIET) $(BIN)/python -m pytest -n auto
+	$(BIN)/baton simulate --seeds $$(date +%s)000:$$(date +%s)400
 	$(BIN)/baton simulate --mutants
 
 lint: $(VENV)/.ready    ## ruff and mypy --strict
