@@ -18,10 +18,11 @@ ALLOWED: dict[str, set[str] | None] = {
     "worker": BASE | {"models"},
     "kvcache": BASE,
     "text": BASE,
-    "api": BASE | {"text"},
+    "api": BASE | {"text", "observe"},
     "observe": BASE,
     "sim": BASE | {"core"},
-    "runtime": BASE | {"core", "worker", "kvcache", "api", "observe"},
+    "runtime": BASE | {"core", "worker", "kvcache", "api", "observe", "text"},
+    "llm": BASE | {"core", "worker", "models", "text"},  # all of it in one process
     "cli": None,  # anything
     "": set(),  # baton/__init__.py
 }

@@ -36,6 +36,12 @@ def _values(info: inspect.Type) -> st.SearchStrategy[Any]:
             return st.sampled_from(values)
         case inspect.VarTupleType(item_type=item, min_length=least):
             return st.lists(_values(item), min_size=least or 0, max_size=(least or 0) + 3).map(tuple)
+        case inspect.ListType(item_type=item):
+            return st.lists(_values(item), max_size=3)
+        case inspect.DictType(key_type=key, value_type=value):
+            return st.dictionaries(_values(key), _values(value), max_size=3)
+        case inspect.EnumType(cls=cls):
+            return st.sampled_from(list(cls))
         case inspect.TupleType(item_types=items):
             return st.tuples(*map(_values, items))
         case inspect.UnionType(types=types):

@@ -22,13 +22,32 @@ from baton.protocol.codec import (
     decode,
     encode,
 )
+from baton.protocol.control import (
+    AbortRequest,
+    InstanceReady,
+    InstanceStats,
+    LoadProgress,
+    ModeReport,
+    PauseInstance,
+    Ping,
+    Pong,
+    RefusedRequest,
+    ResumeInstance,
+    StartFailed,
+    WorkerHello,
+)
 from baton.protocol.moves import BlockMove, MovedBlock, MoveResult
-from baton.protocol.request import GenerateRequest, SamplingParams
+from baton.protocol.output import Emit, Ended
+from baton.protocol.request import FinishReason, GenerateRequest, Refused, SamplingParams
 from baton.protocol.step import NewSequence, RowFailure, RowLogprobs, Run, StepPlan, StepResult, TokenLogprob
 
 from .strategies import values_of
 
-KIND = {GenerateRequest: 1, StepPlan: 2, StepResult: 3, BlockMove: 4, MoveResult: 5}
+KIND = {
+    GenerateRequest: 1, StepPlan: 2, StepResult: 3, BlockMove: 4, MoveResult: 5, Emit: 6,
+    AbortRequest: 7, RefusedRequest: 8, Ping: 9, Pong: 10, PauseInstance: 11, ResumeInstance: 12, ModeReport: 13,
+    LoadProgress: 14, WorkerHello: 15, InstanceReady: 16, StartFailed: 17, InstanceStats: 18,
+}
 """Written down a second time on purpose: these numbers are on the wire and may not change."""
 
 HEADER = struct.Struct("!2sBBI")
@@ -45,7 +64,23 @@ SAMPLE = {
     ),
     BlockMove: BlockMove(1, "device", "host", (MovedBlock(b"k" * 32, 1, 2, 3, 4),), 9),
     MoveResult: MoveResult(1, 1, "disk full"),
+    Emit: Emit([("a", 0, 7)], [Ended("a", 0, FinishReason.STOP, 3, 0, 1, 0)], [("a", 0, RowLogprobs(1, 2))]),
+    AbortRequest: AbortRequest("a", 1, FinishReason.STOP),
+    RefusedRequest: RefusedRequest("a", Refused("never_fits", 9, 8)),
+    Ping: Ping(3),
+    Pong: Pong(3),
+    PauseInstance: PauseInstance(1.5),
+    ResumeInstance: ResumeInstance(),
+    ModeReport: ModeReport("paused"),
+    LoadProgress: LoadProgress(1, 2),
+    WorkerHello: WorkerHello(1, 10, 16, 100, 8192),
+    InstanceReady: InstanceReady(10, 16, 4, 100, 8192),
+    StartFailed: StartFailed("no such model"),
+    InstanceStats: InstanceStats(running=3, ended={"stop": 1}),
 }
+
+SHAPED = [KIND[kind] for kind in (GenerateRequest, StepPlan, StepResult, BlockMove, MoveResult, Emit)]
+"""Kinds whose bodies are like no other's. Ping and Pong, say, differ only by their kind, which is what kinds are for."""
 
 
 def frame(body: bytes, *, magic: bytes = b"BT", version: int = VERSION, kind: int = 1, length: int | None = None) -> bytes:
@@ -138,7 +173,7 @@ def test_body_with_trailing_bytes(message):
         decode(frame(body + b"\0", kind=KIND[type(message)]))
 
 
-@pytest.mark.parametrize("kind", KIND.values())
+@pytest.mark.parametrize("kind", SHAPED)
 @pytest.mark.parametrize("value", [None, 1, -1, True, 0.5, "text", b"bytes", [], {}, [None] * 9, {"id": 1}, [[[[]]]]])
 def test_wrong_body_shape(kind, value):
     with pytest.raises(MalformedBody):
@@ -146,7 +181,8 @@ def test_wrong_body_shape(kind, value):
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"), [(kind, m) for kind in KIND.values() for m in SAMPLE.values() if KIND[type(m)] != kind]
+    ("kind", "message"),
+    [(kind, m) for kind in SHAPED for m in SAMPLE.values() if KIND[type(m)] in SHAPED and KIND[type(m)] != kind],
 )
 def test_body_of_another_kind(kind, message):
     with pytest.raises(MalformedBody):
@@ -204,7 +240,7 @@ def test_request_out_of_range(wrong):
         b"",
     ],
 )
-@pytest.mark.parametrize("kind", KIND.values())
+@pytest.mark.parametrize("kind", SHAPED)
 def test_hostile_body(kind, body):
     with pytest.raises(MalformedBody):
         decode(frame(body, kind=kind))

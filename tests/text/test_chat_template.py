@@ -174,9 +174,7 @@ def test_extras_and_tools_reach_the_template():
     assert ChatTemplate("{{ tools is none }}").render(HI, tools=[]) == "True"
 
 
-@pytest.mark.parametrize(
-    "key", ["messages", "chat_template", "tokenize", "raise_exception", "bos_token", "_x", "a-b", ""]
-)
+@pytest.mark.parametrize("key", ["messages", "chat_template", "tokenize", "raise_exception", "bos_token", "_x", "a-b", ""])
 def test_extras_may_not_replace_what_the_server_sets(key):
     with pytest.raises(CallerError, match="chat_template_kwargs"):
         ChatTemplate(CHATML).render(HI, extras={key: "x"})
@@ -281,9 +279,7 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_renders_as_transformers_does(name):
-    utils = pytest.importorskip(
-        "transformers.utils.chat_template_utils", reason="transformers, the oracle, is not installed"
-    )
+    utils = pytest.importorskip("transformers.utils.chat_template_utils", reason="transformers, the oracle, is not installed")
     tools = [{"name": "f", "parameters": {"é": [1, None, "<&>"]}}]
     ours = ChatTemplate(TEMPLATES[name], bos_token="<s>", eos_token="</s>")
     for add, go_on in ((True, False), (False, False), (False, True)):

@@ -50,9 +50,7 @@ def test_facts_of_smollm2(smollm2):
     assert smollm2.encode("Hello") == [19556]  # no begin-of-text: add_bos_token is false
 
 
-def naive_byte_bpe(
-    word: str, ids: dict[str, int], rank: dict[tuple[str, str], int], alphabet: dict[int, str]
-) -> list[int]:
+def naive_byte_bpe(word: str, ids: dict[str, int], rank: dict[tuple[str, str], int], alphabet: dict[int, str]) -> list[int]:
     """Merges the best pair, the leftmost first, until none is left."""
     parts = [alphabet[byte] for byte in word.encode()]
     while True:
