@@ -44,9 +44,24 @@ from baton.protocol.step import NewSequence, RowFailure, RowLogprobs, Run, StepP
 from .strategies import values_of
 
 KIND = {
-    GenerateRequest: 1, StepPlan: 2, StepResult: 3, BlockMove: 4, MoveResult: 5, Emit: 6,
-    AbortRequest: 7, RefusedRequest: 8, Ping: 9, Pong: 10, PauseInstance: 11, ResumeInstance: 12, ModeReport: 13,
-    LoadProgress: 14, WorkerHello: 15, InstanceReady: 16, StartFailed: 17, InstanceStats: 18,
+    GenerateRequest: 1,
+    StepPlan: 2,
+    StepResult: 3,
+    BlockMove: 4,
+    MoveResult: 5,
+    Emit: 6,
+    AbortRequest: 7,
+    RefusedRequest: 8,
+    Ping: 9,
+    Pong: 10,
+    PauseInstance: 11,
+    ResumeInstance: 12,
+    ModeReport: 13,
+    LoadProgress: 14,
+    WorkerHello: 15,
+    InstanceReady: 16,
+    StartFailed: 17,
+    InstanceStats: 18,
 }
 """Written down a second time on purpose: these numbers are on the wire and may not change."""
 

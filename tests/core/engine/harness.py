@@ -23,12 +23,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from baton.config import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig
-from baton.core.effects import Emit, Ended, Mode, ModeChanged, Refuse, RestartWorker, RunStep
+from baton.core.effects import Mode, ModeChanged, Refuse, RestartWorker, RunStep
 from baton.core.engine.instance import Instance
 from baton.core.engine.request import Group, Phase
 from baton.core.engine.request import Sequence as Scheduled
 from baton.core.events import Abort, Event, PreemptSome, StepDone, Submit, Tick, WorkerLost, WorkerReady
 from baton.protocol.ids import Instant, RequestId
+from baton.protocol.output import Emit, Ended
 from baton.protocol.request import GenerateRequest, Refused, SamplingParams
 from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, NewSequence, RowLogprobs, StepPlan, StepResult, TokenLogprob
 

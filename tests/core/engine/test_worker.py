@@ -3,11 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
-from baton.core.effects import Emit
 from baton.core.engine.request import Phase
 from baton.core.engine.worker_watch import WorkerState
 from baton.core.events import StepDone, WorkerLost, WorkerReady
 from baton.protocol.ids import WorkerEpoch
+from baton.protocol.output import Emit
 from baton.protocol.request import Refused
 from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, RowFailure, StepResult
 
