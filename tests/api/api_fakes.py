@@ -63,8 +63,8 @@ class Script:
 @dataclass
 class FakeEngine:
     script: Script = field(default_factory=Script)
-    requests: list[GenerateRequest] = field(default_factory=list)
-    aborts: list[tuple[RequestId, int | None, FinishReason]] = field(default_factory=list)
+    requests: list[GenerateRequest] = field(default_factory=list, repr=False)
+    aborts: list[tuple[RequestId, int | None, FinishReason]] = field(default_factory=list, repr=False)
     live: dict[RequestId, dict[int | None, FinishReason]] = field(default_factory=dict)
     "Requests being generated, with the aborts they have heard."
     snapshot: EngineStats = field(default_factory=EngineStats)

@@ -171,6 +171,12 @@ def test_stop_is_answered_even_where_the_engine_never_confirms_it(text, http):
         assert eventually(lambda: not server.engine.live)
 
 
+def test_no_stop_string_counts_before_min_tokens(server, complete, text):
+    server.engine.script = Script(reply=says(text, "one two three one two three"))
+    assert complete("q", stop=" two", min_tokens=2).json()["choices"][0]["text"] == "one two three one"
+    assert complete("q", stop=" two", min_tokens=1).json()["choices"][0]["text"] == "one"
+
+
 def test_named_stop_token_is_told_and_has_no_text_unless_asked(server, complete, text):
     ids = text.tokenizer.encode("red green blue", add_special_tokens=False)
     server.engine.script = Script(reply=lambda request, index: ids)

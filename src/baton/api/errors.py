@@ -5,6 +5,7 @@ A message names the field and the numbers. It never repeats a prompt, an output,
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import orjson
@@ -99,6 +100,4 @@ def to_json(content: Any) -> bytes:
     try:
         return orjson.dumps(content)
     except orjson.JSONEncodeError:  # a lone surrogate or a huge int in an error message: never a 500 for that
-        import json
-
         return json.dumps(content, default=str).encode("ascii")
