@@ -80,7 +80,7 @@ class StartFailed(Struct, frozen=True, array_like=True):
     message: str
 
 
-class InstanceStats(Struct, frozen=True, kw_only=True):
+class InstanceStats(Struct, kw_only=True):
     """Gauges are of this moment; the others are counters since the engine began (core/engine/stats.py), and never fall."""
 
     mode: str = "serving"
