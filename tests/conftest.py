@@ -1,6 +1,6 @@
 """Hypothesis here is repeatable: the same examples on every run, and no assert on wall-clock time.
 
-BATON_HYPOTHESIS=explore pytest tests/protocol        new examples, ten times as many
+BATON_HYPOTHESIS=explore pytest tests             new examples, ten times as many
 """
 
 import os
