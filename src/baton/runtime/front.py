@@ -51,6 +51,7 @@ async def serve(config: ServeConfig, sockets: list[socket.socket]) -> None:
         await supervisor.finish()
         sys.exit(1)
     server = _server(config, client, text, ready)
+    sock.listen(server.config.backlog)  # from here on nobody is refused, so it may be told
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
