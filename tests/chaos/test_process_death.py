@@ -153,7 +153,9 @@ class TestStartsThatFail:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
-            server = Server(tiny, tmp_path, port=taken.getsockname()[1], orders={"gate": {"at": "start", "folder": str(tmp_path)}})
+            server = Server(
+                tiny, tmp_path, port=taken.getsockname()[1], orders={"gate": {"at": "start", "folder": str(tmp_path)}}
+            )
             assert server.wait_ended() == 1
             assert "cannot listen on 127.0.0.1" in server.errors
             taken.close()
