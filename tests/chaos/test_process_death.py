@@ -1,4 +1,4 @@
-"""Every process of a server, killed at every phase of its life (docs/reliability.md, process death): what is left, and who is told.
+"""Every process of a server, killed at every phase of its life: what is left, and who is told.
 
 starting   the process exists, and has not done anything yet
 loading    the worker reads the model
