@@ -33,6 +33,10 @@ WEIRD: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2**31, 2**63, -(2**63) - 1, 10**30, 0.5, -0.0, 1e308, "", "a", "\x00", "é" * 50,
     "\ud800", "💥", [], [[]], [None], [1, "a"], {}, {"a": 1}, {"type": "text"}, [{"role": "user"}], "x" * 3000,
 )  # fmt: skip
+PATHS = (
+    "/health", "/live", "/ready", "/metrics", "/config", "/version", "/v1/models", "/v1/models/tiny", "/v1/models/%00", "/nothing",
+    "/v1/completions", "/", "//", "/v1/models/../config", "/%2e%2e/etc/passwd", "/?a=1",
+)  # fmt: skip
 WORDS = ("hello", " world", "<|end|>", "<|start|>", "\n", "ß", "日本", "\x00", "{{ 7*7 }}", "a" * 50)
 
 
@@ -57,9 +61,7 @@ class Fuzz:
             return "/detokenize", self.spoiled({"tokens": self.ids()}), headers
         if kind < 0.93:
             return "/v1/abort", self.spoiled({"request_id": dice.choice(("a", "nobody", "cmpl-1"))}), headers
-        paths = ("/health", "/live", "/ready", "/metrics", "/config", "/version", "/v1/models", "/v1/models/tiny",
-                 "/v1/models/%00", "/nothing", "/v1/completions", "/", "//", "/v1/models/../config", "/%2e%2e/etc/passwd", "/?a=1")  # fmt: skip
-        return dice.choice(paths), None, headers
+        return dice.choice(PATHS), None, headers
 
     # Bodies
 

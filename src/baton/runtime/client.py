@@ -197,6 +197,8 @@ class ChannelClient:
 
     async def _change(self, order: PauseInstance | ResumeInstance, mode: str, undone_by: str) -> None:
         """Waits as long as it takes (the caller knows how long it may), but not for what cannot come any more."""
+        if self._gone:
+            raise Unavailable("the engine is gone")
         number, seen = next(self._numbers), [self._mode] if self._mode == mode else []
         self._listeners[number] = seen
         self._channel.send(order)

@@ -51,8 +51,8 @@ KILL_SECONDS = 30.0
 EXIT_SECONDS = 1.0
 """A worker whose channel has closed may take this long to end by itself, so that its exit status can be told."""
 
-STATS_SECONDS = 0.2
-"""Numbers go to the front at most this often while there is work, and once more when there is none."""
+NUMBERS_SECONDS = 0.2
+"""While there is work the front's numbers are at most this old; when there is none they are told at once."""
 
 QUIET_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
 """Threads of the worker sleep while they wait: on few cores a spinning one takes its neighbour's time."""
@@ -96,7 +96,7 @@ class Engine:
         self._replacing = asyncio.Lock()
         self._instance: Instance | None = None
         self._driver: Driver[Event, Effect] | None = None
-        self._stats_at = 0.0
+        self._numbers_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -111,6 +111,8 @@ class Engine:
         finally:
             if self._driver is not None:
                 self._driver.close()
+            if self._numbers_timer is not None:
+                self._numbers_timer.cancel()
             for task in self._tasks:
                 task.cancel()
             if self._worker is not None:
@@ -246,9 +248,16 @@ class Engine:
         if self._instance.worker.state is WorkerState.GONE and self._worker is not None:
             old, self._worker = self._worker, None
             self._spawn(self._replace_worker(old, None))  # it may only be stuck, and would hold its memory
-        now = self._loop.time()
-        if now - self._stats_at > STATS_SECONDS or not self._instance.in_flight:
-            self._stats_at = now
+        if not self._instance.in_flight:
+            self._tell_numbers()
+        elif self._numbers_timer is None:
+            self._numbers_timer = self._loop.call_later(NUMBERS_SECONDS, self._tell_numbers)
+
+    def _tell_numbers(self) -> None:
+        if self._numbers_timer is not None:
+            self._numbers_timer.cancel()
+            self._numbers_timer = None
+        if self._instance is not None:
             self._front.send(snapshot(self._instance))
 
 
