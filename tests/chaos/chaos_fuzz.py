@@ -34,8 +34,8 @@ WEIRD: tuple[Any, ...] = (
     "\ud800", "💥", [], [[]], [None], [1, "a"], {}, {"a": 1}, {"type": "text"}, [{"role": "user"}], "x" * 3000,
 )  # fmt: skip
 PATHS = (
-    "/health", "/live", "/ready", "/metrics", "/config", "/version", "/v1/models", "/v1/models/tiny", "/v1/models/%00", "/nothing",
-    "/v1/completions", "/", "//", "/v1/models/../config", "/%2e%2e/etc/passwd", "/?a=1",
+    "/health", "/live", "/ready", "/metrics", "/config", "/version", "/v1/models", "/v1/models/tiny", "/v1/models/%00",
+    "/nothing", "/v1/completions", "/", "//", "/v1/models/../config", "/%2e%2e/etc/passwd", "/?a=1",
 )  # fmt: skip
 WORDS = ("hello", " world", "<|end|>", "<|start|>", "\n", "ß", "日本", "\x00", "{{ 7*7 }}", "a" * 50)
 
