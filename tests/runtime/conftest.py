@@ -1,26 +1,17 @@
-"""Shared by the runtime tests: loops that end, and pairs of channels."""
+"""Shared by the runtime tests: pairs of sockets, children that find our modules, and no descriptor left open."""
 
 from __future__ import annotations
 
-import asyncio
+import gc
 import os
 import socket
 import sys
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 
 HERE = Path(__file__).parent
 sys.path += [str(HERE), str(HERE.parent / "chaos")]  # the workers that the tests start, and chaos_model.py
-
-T = TypeVar("T")
-
-
-def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Run it; what hangs fails here and not in CI's time-out."""
-    return asyncio.run(asyncio.wait_for(work, 60))
 
 
 @pytest.fixture
@@ -33,8 +24,6 @@ def pair():
 
 @pytest.fixture(autouse=True)
 def no_descriptor_is_kept():
-    import gc
-
     before = len(os.listdir("/proc/self/fd"))
     yield
     gc.collect()

@@ -8,7 +8,7 @@ import socket
 import threading
 
 import pytest
-from conftest import finish
+from run_loop import finish
 
 from baton.errors import ProtocolError
 from baton.protocol.codec import FRAME_BYTES_MAX, HEADER_BYTES, encode

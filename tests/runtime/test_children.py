@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from chaos_server import Process, until
-from conftest import finish
+from run_loop import finish
 
 from baton.runtime.channel import BlockingChannel
 from baton.runtime.children import exit_text, has_ended, start_child

@@ -7,7 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 
 import pytest
-from conftest import finish
+from run_loop import finish
 
 from baton.api.engine_client import Delta, EngineRefused
 from baton.errors import Unavailable

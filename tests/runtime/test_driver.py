@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from conftest import finish
+from run_loop import finish
 
 from baton.protocol.control import Ping
 from baton.protocol.ids import Instant

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from chaos_server import Process, until
-from conftest import finish
 from fake_worker import expected
+from run_loop import finish
 
 from baton.config import EngineConfig, InstanceConfig, SchedulerConfig, WorkerConfig
 from baton.core.events import Tick
