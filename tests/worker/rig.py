@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.config import InstanceConfig, KVConfig, SchedulerConfig
-from baton.core.effects import Emit, Ended, Refuse, RestartWorker, RunStep
+from baton.core.effects import Refuse, RestartWorker, RunStep
 from baton.core.engine.instance import Instance
 from baton.core.events import Event, StepDone, Submit, WorkerReady
 from baton.models.config import ModelConfig, RopeConfig
@@ -16,6 +16,7 @@ from baton.models.load import LoadedModel, dummy_model
 from baton.models.tokenizer_source import TokenizerSource
 from baton.protocol.codec import decode, encode
 from baton.protocol.ids import Instant, RequestId
+from baton.protocol.output import Emit, Ended
 from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.protocol.step import RowLogprobs, StepPlan, StepResult
 from baton.worker.model_runner import ModelRunner
