@@ -12,18 +12,21 @@ batched continuously.
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from math import inf
 from time import monotonic
 from typing import Any
 
-import msgspec
+from msgspec import ValidationError, msgpack, structs
 
-from baton.config import ServeConfig
+from baton.config import QueueConfig, ServeConfig
 from baton.core.effects import Effect, Refuse, RestartWorker, RunStep
 from baton.core.engine.instance import Instance
-from baton.core.events import Abort, StepDone, Submit, WorkerReady
+from baton.core.events import StepDone, Submit, WorkerReady
 from baton.errors import CallerError, RequestRefused, Unavailable
 from baton.models.names import DEFAULT_MODEL, resolve
 from baton.protocol.ids import Instant, RequestId
@@ -44,6 +47,9 @@ class Output:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     text: str = ""
     finish_reason: str = ""
+    "stop, length, or error."
+    error: str = ""
+    "What went wrong, where the reason is error."
     cached_tokens: int = 0
     preemptions: int = 0
 
@@ -68,63 +74,82 @@ class LLM:
         self.tokenizer, self.chat_template = text.tokenizer, text.chat_template
         self._runner = build_runner(engine.worker)
         self.context_tokens = engine.worker.context_tokens_max or self._runner.config.context_tokens_max
-        kv = replace(engine.instance.kv, blocks=self._runner.pool.blocks)
-        self.instance = Instance(replace(engine.instance, kv=kv))
-        self._plans: list[StepPlan] = []
+        # Nobody else is here to be protected: any number of prompts may wait, and no step is given up for being slow.
+        self._instance_config = replace(
+            engine.instance,
+            kv=replace(engine.instance.kv, blocks=self._runner.pool.blocks),
+            scheduler=replace(engine.instance.scheduler, step_seconds_max=inf),
+            queue=QueueConfig(requests_max=sys.maxsize, tokens_max=sys.maxsize),
+        )
         self._numbers = count()
+        self._begin()
+
+    def _begin(self) -> None:
+        """A machine without requests and a runner with empty slots. The model and the memory of the pool stay."""
+        self._plans: deque[StepPlan] = deque()
         self._answers: dict[RequestId, Answer] = {}
         self._refused: dict[RequestId, str] = {}
+        self._runner.clear()
+        self.instance = Instance(self._instance_config)
         self._tell(WorkerReady(self.instance.worker.epoch))
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Answer]:
         """All prompts at once; answers in the order of the prompts. Without stop ids the model's end of text stops."""
-        batch: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
+        batch = _batch(prompts)
         each = list(sampling) if isinstance(sampling, Sequence) else [sampling or SamplingParams(max_tokens=128)] * len(batch)
         if len(each) != len(batch):
             raise CallerError(f"{len(batch)} prompts and {len(each)} sampling parameters")
-        ids = [self._submit(prompt, params, n) for prompt, params in zip(batch, each, strict=True)]
+        requests = [self._request(prompt, params, n) for prompt, params in zip(batch, each, strict=True)]
         try:
-            self._run(ids, progress)
-        finally:
-            for request in ids:
-                self._tell(Abort(request))  # those that an exception left behind; the others are unknown by now
-        return [self._finished(request) for request in ids]
+            for request in requests:
+                self._submit(request)
+            self._run(len(requests), progress)
+            return [self._finished(request.id) for request in requests]
+        except BaseException:
+            self._begin()  # wherever it was interrupted, nothing of it is left behind
+            raise
 
     def chat(
         self,
-        chats: Sequence[Sequence[Mapping[str, Any]]],
+        chats: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         **options: Any,
     ) -> list[Answer]:
-        """Like `generate`, for lists of messages."""
-        rendered = [self.chat_template.render([dict(message) for message in chat]) for chat in chats]
+        """Like `generate`, for lists of messages, or a single one."""
+        each: Sequence[Any] = [chats] if chats and isinstance(chats[0], Mapping) else chats
+        rendered = [self.chat_template.render([dict(message) for message in chat]) for chat in each]
         prompts = [self.tokenizer.encode(text, add_special_tokens=False, parse_special=True) for text in rendered]
         return self.generate(prompts, sampling, **options)
 
     # One request
 
-    def _submit(self, prompt: str | Sequence[int], sampling: SamplingParams, n: int) -> RequestId:
+    def _request(self, prompt: str | Sequence[int], sampling: SamplingParams, n: int) -> GenerateRequest:
         tokens = tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
         room = self.context_tokens - len(tokens)
         if not tokens or room < 1:
             raise CallerError(f"a prompt of {len(tokens)} tokens; 1 to {self.context_tokens - 1} fit the context")
         if not sampling.stop_token_ids:
-            sampling = _changed(sampling, stop_token_ids=tuple(self.tokenizer.eos_ids))
+            sampling = structs.replace(sampling, stop_token_ids=tuple(self.tokenizer.eos_ids))
         if sampling.max_tokens > room:
-            sampling = _changed(sampling, max_tokens=room)
-        request = RequestId(f"llm-{next(self._numbers)}")
-        self._answers[request] = Answer(list(tokens), [Output(index) for index in range(n)])
-        self._tell(Submit(GenerateRequest(id=request, prompt=tokens, sampling=sampling, n=n)))
-        if request in self._refused:
-            raise RequestRefused(self._refused.pop(request))
-        return request
+            sampling = structs.replace(sampling, max_tokens=room)
+        request = GenerateRequest(id=RequestId(f"llm-{next(self._numbers)}"), prompt=tokens, sampling=sampling, n=n)
+        try:
+            return msgpack.decode(msgpack.encode(request), type=GenerateRequest)  # a wire would check it so
+        except (ValidationError, OverflowError) as error:
+            raise CallerError(str(error)) from None
+
+    def _submit(self, request: GenerateRequest) -> None:
+        self._answers[request.id] = Answer(list(request.prompt), [Output(index) for index in range(request.n)])
+        self._tell(Submit(request))
+        if request.id in self._refused:
+            raise RequestRefused(self._refused[request.id])
 
     def _finished(self, request: RequestId) -> Answer:
         answer = self._answers.pop(request)
@@ -134,12 +159,13 @@ class LLM:
 
     # Steps
 
-    def _run(self, ids: list[RequestId], progress: Callable[[int, int], None] | None) -> None:
+    def _run(self, count: int, progress: Callable[[int, int], None] | None) -> None:
+        done = -1
         while self._plans:
-            plan = self._plans.pop(0)
-            self._tell(StepDone(self._runner.execute(plan)))
-            if progress is not None:
-                progress(sum(request not in self.instance.groups for request in ids), len(ids))
+            self._tell(StepDone(self._runner.execute(self._plans.popleft())))
+            if progress is not None and count - len(self.instance.groups) != done:
+                done = count - len(self.instance.groups)
+                progress(done, count)
 
     def _tell(self, event: Any) -> None:
         for effect in self.instance.handle(event, Instant(monotonic())):
@@ -169,10 +195,12 @@ class LLM:
 
     def _on_ended(self, ended: Ended) -> None:
         output = self._answers[ended.request].outputs[ended.index]
-        output.finish_reason = ended.reason.value
+        output.finish_reason, output.error = ended.reason.value, ended.detail
         output.cached_tokens, output.preemptions = ended.cached_tokens, ended.preemptions
 
 
-def _changed(sampling: SamplingParams, **changes: Any) -> SamplingParams:
-
-    return msgspec.structs.replace(sampling, **changes)
+def _batch(prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]) -> list[str | Sequence[int]]:
+    """A text or a list of token ids alone is a batch of one."""
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]

@@ -143,6 +143,11 @@ class EngineCollector(Collector):
             "baton:requests_waiting", "Sequences in line, preempted ones too.", value=stats.waiting + stats.preempted
         )
         yield GaugeMetricFamily("baton:requests_preempted", "Of those, the preempted ones.", value=stats.preempted)
+        yield GaugeMetricFamily(
+            "baton:slots_taken", "Seats on the worker, dropped ones not yet acknowledged too.", stats.slots_taken
+        )
+        yield GaugeMetricFamily("baton:engine_requests_open", "Requests owed an end.", value=stats.requests_open)
+        yield GaugeMetricFamily("baton:steps_in_flight", "Plans without a result.", value=stats.steps_in_flight)
         yield GaugeMetricFamily("baton:kv_usage_ratio", "Blocks that requests hold, of all: 0 to 1.", value=used)
         blocks = GaugeMetricFamily("baton:kv_blocks", "Blocks of the pool by state.", labels=["state"])
         for state, count in (("free", stats.blocks_free), ("cached", stats.blocks_cached), ("held", stats.blocks_held)):

@@ -7,6 +7,7 @@ to collide or to be left behind, and the other side's death is an end of file at
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from typing import Final
 
@@ -15,6 +16,9 @@ from baton.protocol.codec import HEADER_BYTES, Message, body_length, decode, enc
 
 BACKLOG_BYTES_MAX: Final = 256 * 1024 * 1024
 """A peer that lets this much pile up is not reading any more."""
+
+LAST_WORDS_SECONDS: Final = 2.0
+"""How long the end of a process waits for the other side to take what was said last."""
 
 
 class Channel:
@@ -50,6 +54,12 @@ class Channel:
 
     def close(self) -> None:
         self._writer.close()
+
+    async def finish(self) -> None:
+        """Close when the other side has taken everything, or does not take it any more."""
+        self.close()
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            await asyncio.wait_for(self._writer.wait_closed(), LAST_WORDS_SECONDS)
 
 
 class BlockingChannel:

@@ -1,19 +1,21 @@
 """Child processes: started with what they inherit, gone when their parent is.
 
-A child gets its settings through an inherited pipe (so that no key shows in a process list), its channels as inherited
-sockets, and asks the kernel to be killed if its parent dies. It runs in a session of its own: Ctrl-C reaches only the
-supervisor, which ends the others in order.
+A child gets its settings through an inherited, nameless file (so that no key shows in a process list or on a disk), its
+channels as inherited sockets, and asks the kernel to be killed if its parent dies. It runs in a session of its own: Ctrl-C
+reaches only the supervisor, which ends the others in order.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -21,53 +23,78 @@ import msgspec
 T = TypeVar("T")
 
 _PR_SET_PDEATHSIG = 1
+_LOOK_SECONDS = 0.02
 
 
 def start_child(
     module: str, settings: object, sockets: Sequence[socket.socket], environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Run `python -m module SETTINGS_FD SOCKET_FD ...`. The sockets are the child's from now on."""
-    read, write = os.pipe()
+    """Run `python -m module SETTINGS_FD SOCKET_FD ...`. The sockets are the child's from now on.
+
+    To be called on the main thread: the kernel takes the end of the thread that started a child for the end of its parent.
+    """
+    settings_fd = _nameless_file(msgspec.json.encode((os.getpid(), settings)))
+    fds = [settings_fd, *(sock.fileno() for sock in sockets)]
     try:
-        fds = [read, *(sock.fileno() for sock in sockets)]
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", module, *map(str, fds)],
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             env={**os.environ, **(environment or {})},
         )
-        with os.fdopen(write, "wb") as pipe:
-            write = -1
-            pipe.write(msgspec.json.encode((os.getpid(), settings)))
     finally:
-        os.close(read)
-        if write >= 0:
-            os.close(write)
-    for sock in sockets:
-        sock.close()
-    return process
+        os.close(settings_fd)
+        for sock in sockets:
+            sock.close()
+
+
+def _nameless_file(content: bytes) -> int:
+    """Complete before the child exists: unlike with a pipe, nobody waits for anybody, whatever the size."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("baton-settings")
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.pwrite(fd, content, 0)  # leaves the position, which the child shares, at the start
+    return fd
 
 
 def begin_child(settings_type: type[T]) -> tuple[T, list[socket.socket]]:
     """The child's first act: tie its life to the parent's, take what it inherited."""
     settings_fd, *socket_fds = map(int, sys.argv[1:])
-    with os.fdopen(settings_fd, "rb") as pipe:
-        parent, settings = msgspec.json.decode(pipe.read(), type=tuple[int, settings_type])  # type: ignore[valid-type]
+    with os.fdopen(settings_fd, "rb") as file:
+        parent, settings = msgspec.json.decode(file.read(), type=tuple[int, settings_type])  # type: ignore[valid-type]
     die_with_parent(parent)
+    for fd in socket_fds:
+        os.set_inheritable(fd, False)
     return settings, [socket.socket(fileno=fd) for fd in socket_fds]
 
 
 def die_with_parent(parent: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    """Where the kernel cannot do it, the end of the parent's channel still ends every child."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before we asked
         os._exit(1)
+
+
+async def has_ended(process: subprocess.Popen[bytes], seconds: float, unless: Callable[[], bool] = lambda: False) -> bool:
+    """Wait for the process, so long at most, or until `unless`. Never holds up the loop; the ended one is no zombie."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while process.poll() is None:
+        if loop.time() >= deadline or unless():
+            return False
+        await asyncio.sleep(_LOOK_SECONDS)
+    return True
 
 
 def exit_text(code: int | None) -> str:
     """An exit status in words."""
     if code is None:
-        return "is still running"
+        return "does not end"
     if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
+        known = -code in signal.Signals.__members__.values()
+        return f"was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
     return f"exited with status {code}"

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from itertools import count
 
+from msgspec.structs import replace
+
 from baton.api.engine_client import Delta, EngineRefused
 from baton.errors import ProtocolError, Unavailable
 from baton.protocol.codec import Message
@@ -19,7 +21,6 @@ from baton.protocol.control import (
     Pong,
     RefusedRequest,
     ResumeInstance,
-    StartFailed,
 )
 from baton.protocol.ids import RequestId
 from baton.protocol.output import Emit, Ended
@@ -77,6 +78,8 @@ class ChannelClient:
         self._numbers = count(1)
         self._stats = InstanceStats()
         self._mode = "serving"
+        self._listeners: dict[int, list[str]] = {}
+        "The modes since somebody asked for one."
         self._mode_changed = asyncio.Event()
         self.ready: asyncio.Future[InstanceReady] = asyncio.get_running_loop().create_future()
         self._gone = False
@@ -88,7 +91,12 @@ class ChannelClient:
                 self._on_message(message)
         except ProtocolError:
             pass
+        finally:
+            self._on_gone()
+
+    def _on_gone(self) -> None:
         self._gone = True
+        self._mode_changed.set()
         for stream in self._streams.values():
             stream.failure = Unavailable("the engine is gone")
             stream.wake.set()
@@ -115,11 +123,13 @@ class ChannelClient:
                     ping.set_result(None)
             case ModeReport(mode):
                 self._mode = mode
+                for seen in self._listeners.values():
+                    seen.append(mode)
+                self._stats = replace(self._stats, mode=mode)
                 self._mode_changed.set()
             case InstanceReady():
-                self.ready.set_result(message)
-            case StartFailed(why):
-                self.ready.set_exception(Unavailable(why))
+                if not self.ready.done():
+                    self.ready.set_result(message)
 
     def _on_emit(self, emit: Emit) -> None:
         streams = self._streams
@@ -144,15 +154,15 @@ class ChannelClient:
         if request.id in self._streams:
             raise EngineRefused(Refused("duplicate_id"))
         stream = self._streams[request.id] = _Stream(request)
-        self._channel.send(request)
         try:
+            self._channel.send(request)
             while stream.open or stream.deltas:
                 await stream.wake.wait()
                 for delta in stream.take():
                     if delta.index == 0 and (delta.tokens or delta.ended):
                         delta.prompt_logprobs, stream.prompt = stream.prompt, None
                     yield delta
-                if stream.failure is not None:
+                if stream.open and stream.failure is not None:
                     raise stream.failure
         finally:
             del self._streams[request.id]
@@ -180,15 +190,25 @@ class ChannelClient:
         return self._stats
 
     async def pause(self, drain_seconds: float | None) -> None:
-        self._channel.send(PauseInstance(drain_seconds))
-        await self._until("paused", 60.0 + (drain_seconds or 3600.0))
+        await self._change(PauseInstance(drain_seconds), "paused", undone_by="serving")
 
     async def resume(self) -> None:
-        self._channel.send(ResumeInstance())
-        await self._until("serving", 30.0)
+        await self._change(ResumeInstance(), "serving", undone_by="paused")
 
-    async def _until(self, mode: str, seconds: float) -> None:
-        async with asyncio.timeout(seconds):
-            while self._mode != mode:
+    async def _change(self, order: PauseInstance | ResumeInstance, mode: str, undone_by: str) -> None:
+        """Waits as long as it takes (the caller knows how long it may), but not for what cannot come any more."""
+        if self._gone:
+            raise Unavailable("the engine is gone")
+        number, seen = next(self._numbers), [self._mode] if self._mode == mode else []
+        self._listeners[number] = seen
+        self._channel.send(order)
+        try:
+            while mode not in seen:
+                if self._gone:
+                    raise Unavailable("the engine is gone")
+                if undone_by in seen:
+                    raise Unavailable(f"the engine was told otherwise before it was {mode}")
                 self._mode_changed.clear()
                 await self._mode_changed.wait()
+        finally:
+            del self._listeners[number]

@@ -14,22 +14,33 @@ EffectT = TypeVar("EffectT")
 
 
 class Driver(Generic[EventT, EffectT]):
-    """Ports are plain functions that start something and return; what comes of it is told as an event later."""
+    """Ports are plain functions that start something and return; what comes of it is told as an event later.
+
+    `due` is called when a deadline of the machine has come: it tells the machine, and sees to what fails then (the loop
+    would only log it).
+    """
 
     def __init__(
-        self, machine: Machine[EventT, EffectT], ports: Mapping[type[Any], Callable[[Any], None]], tick: EventT
+        self,
+        machine: Machine[EventT, EffectT],
+        ports: Mapping[type[Any], Callable[[Any], None]],
+        due: Callable[[], None],
     ) -> None:
         self.machine = machine
         self._ports = ports
-        self._tick = tick
+        self._due = due
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._armed: Instant | None = None
 
     def tell(self, event: EventT) -> None:
         for effect in self.machine.handle(event, Instant(self._loop.time())):
             self._ports[type(effect)](effect)
         self._arm()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _arm(self) -> None:
         """A timer that fires too early finds nothing due and is set again; so one that is early enough is left alone."""
@@ -42,9 +53,13 @@ class Driver(Generic[EventT, EffectT]):
         self._timer = self._loop.call_at(deadline, self._fire)
 
     def _fire(self) -> None:
+        """After a pause of the whole process the news that were waited for may be here, unread: they go first."""
+        self._timer = self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
         self._armed = self._timer = None
         deadline = self.machine.next_deadline()
         if deadline is not None and deadline <= self._loop.time():
-            self.tell(self._tick)
+            self._due()
         else:
             self._arm()

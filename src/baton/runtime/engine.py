@@ -9,17 +9,17 @@ It starts its worker and starts another when that one is lost; the machine decid
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 from baton.config import EngineConfig, WorkerConfig
 from baton.core.effects import Effect, ModeChanged, Refuse, RestartWorker, RunStep
 from baton.core.engine.instance import Instance
+from baton.core.engine.worker_watch import WorkerState
 from baton.core.events import Abort, Event, Pause, Resume, StepDone, Submit, Tick, WorkerLost, WorkerReady
 from baton.errors import EngineError, ProtocolError
 from baton.protocol.codec import Message
@@ -41,12 +41,18 @@ from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateRequest
 from baton.protocol.step import StepResult
 from baton.runtime.channel import Channel
-from baton.runtime.children import begin_child, exit_text, start_child
+from baton.runtime.children import begin_child, exit_text, has_ended, start_child
 from baton.runtime.driver import Driver
 from baton.runtime.snapshot import snapshot
 
-STATS_SECONDS = 0.2
-"""Numbers go to the front at most this often while there is work, and once more when there is none."""
+KILL_SECONDS = 30.0
+"""A killed worker is gone long before this; a large one takes seconds to give its memory back."""
+
+EXIT_SECONDS = 1.0
+"""A worker whose channel has closed may take this long to end by itself, so that its exit status can be told."""
+
+NUMBERS_SECONDS = 0.2
+"""While there is work the front's numbers are at most this old; when there is none they are told at once."""
 
 QUIET_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
 """Threads of the worker sleep while they wait: on few cores a spinning one takes its neighbour's time."""
@@ -61,80 +67,100 @@ class WorkerProcess:
         self.channel = channel
 
     @classmethod
-    async def start(cls, config: WorkerConfig) -> WorkerProcess:
+    async def start(cls, module: str, config: WorkerConfig) -> WorkerProcess:
         ours, theirs = socket.socketpair()
-        process = start_child("baton.runtime.worker", config, [theirs], QUIET_WAITING)
+        process = start_child(module, config, [theirs], QUIET_WAITING)
         return cls(WorkerEpoch(config.epoch), process, await Channel.open(ours))
 
-    def kill(self) -> str:
-        """Dead for certain when this returns. Says how it ended."""
-        died = self.process.poll()
-        if died is None:
-            self.process.kill()
-        self.process.wait(timeout=30)
+    async def end(self, grace_seconds: float = 0.0) -> str:
+        """Dead for certain when this returns: no plan of it is executed any more. Says how it ended."""
         self.channel.close()
-        return exit_text(died)
+        if await has_ended(self.process, grace_seconds):
+            return exit_text(self.process.returncode)
+        self.process.kill()
+        if not await has_ended(self.process, KILL_SECONDS):
+            raise EngineError(f"the worker (process {self.process.pid}) is still there {KILL_SECONDS:g} s after it was killed")
+        return "stopped talking and was killed" if grace_seconds else "was killed"
 
 
 class Engine:
+    worker_module = "baton.runtime.worker"
+    "What a worker process runs. Rehearsals put a disturbed one in its place."
+
     def __init__(self, config: EngineConfig, front: Channel, supervisor: Channel) -> None:
-        self._config = config
+        self._instance_config = config.instance
+        self._worker_config = config.worker
         self._front = front
         self._supervisor = supervisor
         self._worker: WorkerProcess | None = None
-        self._hello: WorkerHello | None = None
+        self._replacing = asyncio.Lock()
+        self._instance: Instance | None = None
         self._driver: Driver[Event, Effect] | None = None
-        self._stats_at = 0.0
+        self._numbers_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._over: asyncio.Future[None] = self._loop.create_future()
 
     async def run(self) -> None:
-        """Until the front is gone."""
+        """Until the front is gone, or the supervisor."""
         try:
             await self._start_worker(WorkerEpoch(1))
             self._spawn(self._serve_front())
+            self._spawn(self._watch_supervisor())
             await self._over
         finally:
+            if self._driver is not None:
+                self._driver.close()
+            if self._numbers_timer is not None:
+                self._numbers_timer.cancel()
+            for task in self._tasks:
+                task.cancel()
             if self._worker is not None:
-                self._worker.kill()
+                await self._worker.end()
 
-    def _spawn(self, work: object) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """A task whose failure ends the engine: nothing of ours fails unseen."""
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        task = asyncio.create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
-        if not task.cancelled() and task.exception() is not None and not self._over.done():
-            self._over.set_exception(task.exception())  # type: ignore[arg-type]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._over.done():
+            self._over.set_exception(error)
 
     # The worker
 
     async def _start_worker(self, epoch: WorkerEpoch) -> None:
-        self._worker = await WorkerProcess.start(replace(self._config.worker, epoch=int(epoch)))
-        self._spawn(self._read_worker(self._worker))
+        config = replace(self._worker_config, epoch=int(epoch))
+        worker = self._worker = await WorkerProcess.start(self.worker_module, config)
+        self._spawn(self._read_worker(worker))
 
     async def _read_worker(self, worker: WorkerProcess) -> None:
         why = ""
-        with contextlib.suppress(ProtocolError):
+        try:
             while (message := await worker.channel.receive()) is not None:
                 if type(message) is StepResult:
                     self._tell(StepDone(message))
                 elif type(message) is StartFailed:
                     why = message.message
                 else:
-                    self._on_worker_message(message)
-        how = worker.kill()
+                    self._on_worker_message(worker, message)
+        except ProtocolError as error:
+            why = str(error)
         if self._worker is not worker:
-            return  # it was replaced; its successor is on its way
+            return  # it was replaced, and is being ended
+        how = await worker.end(EXIT_SECONDS)
         if self._driver is None:
             raise EngineError(why or f"the worker {how} before it was ready")
         print(f"baton: the worker {how} {why}".rstrip(), file=sys.stderr, flush=True)
         self._tell(WorkerLost(worker.epoch, why or how))
 
-    def _on_worker_message(self, message: Message) -> None:
+    def _on_worker_message(self, worker: WorkerProcess, message: Message) -> None:
         match message:
             case Pong():
                 self._front.send(message)
@@ -143,12 +169,14 @@ class Engine:
             case WorkerHello() if self._driver is None:
                 self._begin(message)
             case WorkerHello():
-                self._tell(WorkerReady(message.epoch, message.pool_kept))
+                self._tell(WorkerReady(worker.epoch, message.pool_kept))
 
     def _begin(self, hello: WorkerHello) -> None:
         """The first worker is ready: now the size of the pool is known, and the instance exists."""
-        config = self._config.instance
-        instance = Instance(replace(config, kv=replace(config.kv, blocks=hello.blocks, block_size=hello.block_size)))
+        config = self._instance_config
+        kv = replace(config.kv, blocks=hello.blocks, block_size=hello.block_size)
+        instance = self._instance = Instance(replace(config, kv=kv))
+        self._worker_config = replace(self._worker_config, blocks=hello.blocks)  # its successors have the same pool, or fail
         ports: dict[type[Any], Callable[[Any], None]] = {
             RunStep: self._run_step,
             Emit: self._front.send,
@@ -156,7 +184,7 @@ class Engine:
             RestartWorker: self._restart_worker,
             ModeChanged: lambda effect: self._front.send(ModeReport(effect.mode.value)),
         }
-        self._driver = Driver(instance, ports, Tick())
+        self._driver = Driver(instance, ports, self._on_due)
         ready = InstanceReady(hello.blocks, hello.block_size, config.scheduler.slots, hello.vocab_size, hello.context_tokens)
         self._front.send(ready)
         self._supervisor.send(ready)
@@ -169,9 +197,15 @@ class Engine:
     def _restart_worker(self, effect: RestartWorker) -> None:
         print(f"baton: starting another worker ({effect.reason})", file=sys.stderr, flush=True)
         old, self._worker = self._worker, None
-        if old is not None:
-            old.kill()
-        self._spawn(self._start_worker(effect.epoch))
+        self._spawn(self._replace_worker(old, effect.epoch))
+
+    async def _replace_worker(self, old: WorkerProcess | None, epoch: WorkerEpoch | None) -> None:
+        """The old one is dead before the next one lives. Without an epoch there is no next one."""
+        async with self._replacing:
+            if old is not None:
+                await old.end()
+            if self._instance is not None and self._instance.worker.epoch == epoch:  # else that one is lost already
+                await self._start_worker(epoch)
 
     # The front
 
@@ -195,29 +229,51 @@ class Engine:
             case ResumeInstance():
                 self._tell(Resume())
 
+    async def _watch_supervisor(self) -> None:
+        while await self._supervisor.receive() is not None:
+            pass
+        if not self._over.done():
+            self._over.set_result(None)
+
+    def _on_due(self) -> None:
+        try:
+            self._tell(Tick())
+        except Exception as error:
+            self._fail(error)
+
     def _tell(self, event: Event) -> None:
-        if self._driver is None:
+        if self._driver is None or self._instance is None:
             return
         self._driver.tell(event)
-        instance, now = self._driver.machine, self._loop.time()
-        if now - self._stats_at > STATS_SECONDS or not instance.in_flight:  # type: ignore[attr-defined]
-            self._stats_at = now
-            self._front.send(snapshot(instance))  # type: ignore[arg-type]
+        if self._instance.worker.state is WorkerState.GONE and self._worker is not None:
+            old, self._worker = self._worker, None
+            self._spawn(self._replace_worker(old, None))  # it may only be stuck, and would hold its memory
+        if not self._instance.in_flight:
+            self._tell_numbers()
+        elif self._numbers_timer is None:
+            self._numbers_timer = self._loop.call_later(NUMBERS_SECONDS, self._tell_numbers)
+
+    def _tell_numbers(self) -> None:
+        if self._numbers_timer is not None:
+            self._numbers_timer.cancel()
+            self._numbers_timer = None
+        if self._instance is not None:
+            self._front.send(snapshot(self._instance))
 
 
-async def serve(config: EngineConfig, sockets: list[socket.socket]) -> None:
+async def serve(config: EngineConfig, sockets: list[socket.socket], engine: type[Engine] = Engine) -> None:
     front, supervisor = [await Channel.open(sock) for sock in sockets]
     try:
-        await Engine(config, front, supervisor).run()
-    except EngineError as error:
-        supervisor.send(StartFailed(str(error)))
-        await asyncio.sleep(0.05)  # let it out before the process ends
+        await engine(config, front, supervisor).run()
+    except (EngineError, OSError) as error:
+        supervisor.send(StartFailed(str(error) or type(error).__name__))
+        await supervisor.finish()
         sys.exit(1)
 
 
-def main() -> None:
+def main(engine: type[Engine] = Engine) -> None:
     config, sockets = begin_child(EngineConfig)
-    asyncio.run(serve(config, sockets))
+    asyncio.run(serve(config, sockets, engine))
 
 
 if __name__ == "__main__":

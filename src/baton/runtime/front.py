@@ -16,7 +16,7 @@ from baton.api.app import make_app
 from baton.api.config import ApiConfig, ServedModel
 from baton.api.server import make_server
 from baton.config import ServeConfig, shown
-from baton.errors import EngineError, InvalidConfig
+from baton.errors import EngineError, InvalidConfig, Unavailable
 from baton.protocol.control import InstanceReady, StartFailed
 from baton.runtime.channel import Channel
 from baton.runtime.children import begin_child
@@ -40,26 +40,44 @@ def listen(config: ServeConfig) -> socket.socket:
 async def serve(config: ServeConfig, sockets: list[socket.socket]) -> None:
     engine_channel, supervisor = [await Channel.open(sock) for sock in sockets]
     client = ChannelClient(engine_channel)
-    reading = asyncio.create_task(client.read())
+    engine_gone = asyncio.create_task(client.read())
     try:
         sock = listen(config)
         template = Path(config.chat_template).read_text() if config.chat_template else None
         text = await asyncio.to_thread(load_model_text, config.model, chat_template=template)
-        ready = await asyncio.wait_for(client.ready, config.start_seconds_max)
-    except (EngineError, OSError, TimeoutError) as error:
-        supervisor.send(StartFailed(str(error)))
-        await asyncio.sleep(0.05)  # let it out before the process ends
+        ready = await _ready(client, config.start_seconds_max)
+    except (EngineError, OSError, ValueError) as error:
+        supervisor.send(StartFailed(str(error) or type(error).__name__))
+        await supervisor.finish()
         sys.exit(1)
     server = _server(config, client, text, ready)
+    sock.listen(server.config.backlog)  # from here on nobody is refused, so it may be told
     serving = asyncio.create_task(server.serve(sockets=[sock]))
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    told = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    stopping = asyncio.create_task(told.wait())
+    supervisor_gone = asyncio.create_task(_until_end(supervisor))
     supervisor.send(ready)
-    await asyncio.wait([serving, reading, asyncio.create_task(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([serving, engine_gone, stopping, supervisor_gone], return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(serving, config.drain_seconds_max + 5.0)
-    engine_channel.close()
+    if engine_gone.done():
+        engine_gone.result()  # what went wrong in reading, if anything did
+        sys.exit(1)
+    await engine_channel.finish()
+
+
+async def _ready(client: ChannelClient, seconds: float) -> InstanceReady:
+    try:
+        return await asyncio.wait_for(client.ready, seconds)
+    except TimeoutError:
+        raise Unavailable(f"the model was not ready within {seconds:g} s (start_seconds_max)") from None
+
+
+async def _until_end(channel: Channel) -> None:
+    while await channel.receive() is not None:
+        pass
 
 
 def _server(config: ServeConfig, client: ChannelClient, text: ModelText, ready: InstanceReady) -> uvicorn.Server:

@@ -5,6 +5,7 @@ Whatever goes wrong in here ends the process: the engine sees the end of the cha
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 from baton.config import WorkerConfig
@@ -49,11 +50,19 @@ def main() -> None:
     channel = BlockingChannel(sock)
     try:
         serve(config, channel)
-    except EngineError as error:
-        channel.send(StartFailed(str(error)))
-        sys.exit(1)
     except (BrokenPipeError, ConnectionResetError):
         sys.exit(0)  # the engine is gone
+    except EngineError as error:
+        _last_words(channel, str(error))
+        sys.exit(1)
+    except Exception as error:
+        _last_words(channel, f"{type(error).__name__}: {error}")
+        raise
+
+
+def _last_words(channel: BlockingChannel, why: str) -> None:
+    with contextlib.suppress(OSError):
+        channel.send(StartFailed(why))
 
 
 if __name__ == "__main__":

@@ -58,8 +58,13 @@ class ModelRunner:
         self.model = model.model
         self.platform = platform
         self.attention = platform.attention(model.config, self.pool)
-        self.batch = InputBatch(slots=slots, blocks=blocks, block_size=block_size)
-        self._sampling: list[SequenceSampling | None] = [None] * slots
+        self._slots = slots
+        self.clear()
+
+    def clear(self) -> None:
+        """Every slot is empty, as at the start. What is in the pool stays there, and means nothing to anybody."""
+        self.batch = InputBatch(slots=self._slots, blocks=self.pool.blocks, block_size=self.pool.layout.block_size)
+        self._sampling: list[SequenceSampling | None] = [None] * self._slots
         self._failed: dict[int, str] = {}
         "Slots that answer with this reason until they are dropped."
         self._last_step: int | None = None

@@ -1,0 +1,78 @@
+"""A folder that `baton serve` can serve within seconds: a tiny random Llama and a tokenizer of single bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+SPECIAL = ("<|start|>", "<|end|>")
+VOCABULARY = len(SPECIAL) + 256
+CONTEXT = 512
+TEMPLATE = "{% for m in messages %}<|start|>{{ m.role }}:{{ m.content }}<|end|>{% endfor %}<|start|>assistant:"
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": CONTEXT,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+def make_model(folder: Path, seed: int = 7) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    save_file(_weights(np.random.default_rng(seed)), folder / "model.safetensors", metadata={"format": "pt"})
+    _tokenizer().save(str(folder / "tokenizer.json"))
+    settings = {"bos_token": SPECIAL[0], "eos_token": SPECIAL[1], "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def _weights(random: np.random.Generator) -> dict[str, np.ndarray]:
+    """Large enough that every part matters, and that the two best logits are well apart."""
+    hidden, inner, layers = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["num_hidden_layers"]
+    query = CONFIG["num_attention_heads"] * CONFIG["head_dim"]
+    key = CONFIG["num_key_value_heads"] * CONFIG["head_dim"]
+    shapes = {"model.embed_tokens": (VOCABULARY, hidden), "lm_head": (VOCABULARY, hidden)}
+    for layer in range(layers):
+        of_layer = {
+            "self_attn.q_proj": (query, hidden),
+            "self_attn.k_proj": (key, hidden),
+            "self_attn.v_proj": (key, hidden),
+            "self_attn.o_proj": (hidden, query),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in of_layer.items()}
+    weights = {f"{name}.weight": random.standard_normal(shape) * shape[1] ** -0.5 for name, shape in shapes.items()}
+    weights["lm_head.weight"] *= 2.0
+    norms = [f"model.layers.{i}.{name}" for i in range(layers) for name in ("input_layernorm", "post_attention_layernorm")]
+    weights |= {f"{name}.weight": 1.0 + 0.3 * random.standard_normal(hidden) for name in ("model.norm", *norms)}
+    return {name: tensor.astype(np.float32) for name, tensor in weights.items()}
+
+
+def _tokenizer() -> Backend:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *alphabet))}
+    backend = Backend(models.BPE(vocabulary, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    return backend

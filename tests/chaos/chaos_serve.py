@@ -1,0 +1,43 @@
+"""What `baton serve` does, without its face: python -m chaos_serve SETTINGS_JSON.
+
+Says READY on stdout, exits 0 when it was told to stop, and 1 with what was wrong on stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+from baton.config import ServeConfig
+from baton.errors import EngineError
+from baton.runtime.supervisor import Supervisor
+
+
+class ChaosSupervisor(Supervisor):
+    engine_module = "chaos_engine"
+
+
+async def serve(config: ServeConfig) -> None:
+    def say(*words: object) -> None:
+        print(*words, flush=True)
+
+    await ChaosSupervisor(
+        config,
+        on_progress=lambda progress: say("LOADED", progress.done, progress.total),
+        on_ready=lambda ready: say("READY", ready.blocks),
+        on_stopping=lambda: say("STOPPING"),
+    ).run()
+
+
+def main() -> int:
+    try:
+        asyncio.run(serve(ServeConfig(**json.loads(sys.argv[1]))))
+    except EngineError as error:
+        print(f"ERROR {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""The worker, disturbed: the real one behind a channel that waits, stalls or breaks where it is told to.
+
+What to do is JSON in $BATON_CHAOS, which only this file reads. All keys are optional:
+
+gate          {"at": "start" | "loading" | "plan", "folder": f}: touch f/reached there, go on when f/open exists
+delay         [seed, seconds]: each result is held back for up to that long
+dies_at_plan  every life of the worker exits when it is given its k-th plan
+dies_from     lives from this epoch on exit before they are ready
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+from baton.config import WorkerConfig
+from baton.protocol.codec import Message
+from baton.protocol.control import LoadProgress
+from baton.protocol.step import StepPlan, StepResult
+from baton.runtime import worker
+from baton.runtime.channel import BlockingChannel
+
+ORDERS = json.loads(os.environ.get("BATON_CHAOS", "{}"))
+EXIT_STATUS = 86
+
+
+class ChaosChannel(BlockingChannel):
+    def __init__(self, sock) -> None:
+        super().__init__(sock)
+        seed, self._delay = ORDERS.get("delay", (0, 0.0))
+        self._random = random.Random(f"{seed} {os.getpid()}")
+        self._plans = 0
+        self._sent: float = 0.0
+
+    def send(self, message: Message) -> None:
+        if type(message) is LoadProgress:
+            gate("loading")
+        elif type(message) is StepResult and self._delay:
+            time.sleep(self._random.random() * self._delay)
+        super().send(message)
+
+    def receive(self) -> Message | None:
+        message = super().receive()
+        if type(message) is StepPlan:
+            gate("plan")
+            self._plans += 1
+            if self._plans == ORDERS.get("dies_at_plan"):
+                os._exit(EXIT_STATUS)
+        return message
+
+
+def gate(place: str) -> None:
+    order = ORDERS.get("gate")
+    if order is None or order["at"] != place:
+        return
+    folder = Path(order["folder"])
+    parent = os.getppid()
+    (folder / "reached").touch()
+    while not (folder / "open").exists() and os.getppid() == parent:  # at the start nothing ties it to its parent yet
+        time.sleep(0.01)
+
+
+def main() -> None:
+    gate("start")
+    begin = worker.begin_child
+
+    def disturbed(settings_type: type[WorkerConfig]):
+        config, sockets = begin(settings_type)
+        if config.epoch >= ORDERS.get("dies_from", sys.maxsize):
+            os._exit(EXIT_STATUS)
+        return config, sockets
+
+    worker.begin_child = disturbed
+    worker.BlockingChannel = ChaosChannel
+    worker.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""Fixtures of the tests with real processes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+for package in ("torch", "starlette", "uvicorn", "safetensors", "tokenizers"):
+    pytest.importorskip(package, reason="servers need pip install 'baton[cpu,serve]'")
+
+sys.path.append(str(Path(__file__).parent))
+
+from chaos_model import make_model  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("tiny"))

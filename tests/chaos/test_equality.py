@@ -1,0 +1,155 @@
+"""The promise: whatever happens on the way, the client gets exactly the tokens of an undisturbed run, once.
+
+Real processes over HTTP, with everything that disturbs a run at once: a pool so small that requests push each other out,
+prompts in chunks, shared prefixes, results that come late, and a worker that is killed twice. The oracle is each request
+alone in one process, with nothing shared: no batching, no cache, no chunks.
+
+In float32 a matrix product of another shape may differ in the last bits, so a near-tie of the two best tokens could be
+decided otherwise. The gaps of the prompts here are looked at: the smallest is thousands of times larger than that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chaos_server import Server, ask, until
+
+from baton.errors import ModelNotFound
+from baton.llm import LLM, SamplingParams
+from baton.models.names import resolve
+
+CONCURRENT = 10
+GAP_MIN = 1e-4
+"""Of the log-probabilities of the two best tokens. Rounding moves one by about 1e-6."""
+
+
+def make_requests(count: int = 22) -> list[dict[str, Any]]:
+    """Half greedy, half drawn with a seed; prompts that share beginnings of every length."""
+    dice = random.Random(20)
+    shared = "".join(dice.choices("abcdefgh ", k=40))
+    requests = []
+    for number in range(count):
+        prompt = shared[: dice.choice((0, 7, 16, 24, 40))] + "".join(dice.choices("ijklmnop ", k=dice.randint(1, 20)))
+        request = {"prompt": prompt, "max_tokens": dice.randint(8, 40), "n": dice.choice((1, 1, 1, 2, 3))}
+        drawn = {"temperature": dice.choice((0.7, 1.0, 1.3)), "top_p": dice.choice((0.8, 1.0)), "seed": dice.randrange(2**40)}
+        requests.append({**request, **(drawn if number % 2 else {"temperature": 0})})
+    requests[-2] = {**requests[0], "n": 1}  # the very same prompt at the same time
+    return requests
+
+
+@pytest.fixture(scope="module")
+def expected(tiny: Path) -> list[dict[int, list[int]]]:
+    llm = LLM(str(tiny), threads=1, kv_blocks=256, block_size=4, prefix_caching=False)
+    answers = []
+    for request in make_requests():
+        params = {name: value for name, value in request.items() if name not in ("prompt", "n")}
+        no_stops = (llm.tokenizer.vocab_size + 5,)  # ids that never come: the end of text is a token like others here
+        sampling = SamplingParams(**params, stop_token_ids=no_stops, logprobs=2)
+        (answer,) = llm.generate(request["prompt"], sampling, n=request["n"])
+        for output in answer.outputs:
+            assert len(output.token_ids) == request["max_tokens"]
+            if not request["temperature"]:
+                gaps = [entry.top[0][1] - entry.top[1][1] for entry in output.logprobs]
+                assert min(gaps) > GAP_MIN, f"{request['prompt']!r} has a near-tie: {min(gaps)}"
+        answers.append({output.index: output.token_ids for output in answer.outputs})
+    return answers
+
+
+class Crowd:
+    """All requests as streams, some at a time, while somebody kills the worker."""
+
+    def __init__(self, server: Server, requests: list[dict[str, Any]]) -> None:
+        self.server = server
+        self.requests = requests
+        self.events = [0] * len(requests)
+        self.begun = [False] * len(requests)
+        self.ended = [False] * len(requests)
+        self.kills = 0
+        self._seats = asyncio.Semaphore(CONCURRENT)
+
+    async def run(self, kill_at: list[int]) -> list[dict[int, list[int]]]:
+        killing = asyncio.create_task(self._kill(kill_at))
+        answers = await asyncio.gather(*(self._one(place) for place in range(len(self.requests))))
+        await asyncio.wait_for(killing, 60)
+        return answers
+
+    async def _one(self, place: int) -> dict[int, list[int]]:
+        def count(data: bytes) -> None:
+            self.events[place] += data.count(b'"token_ids"')
+
+        body = {"ignore_eos": True, **self.requests[place], "stream": True, "return_token_ids": True}
+        async with self._seats:
+            self.begun[place] = True
+            reply = await ask(self.server.port, "/v1/completions", body, on_bytes=count, seconds=240)
+        self.ended[place] = True
+        assert reply.status == 200, reply.content
+        assert reply.complete, reply.content[-500:]
+        return reply.tokens
+
+    async def _kill(self, kill_at: list[int]) -> None:
+        """When so many events have come in all; and never twice before everybody is past the place of the last time:
+        who is lost twice at one place is given up, rightly."""
+        at_last = [0] * len(self.events)
+        for goal in kill_at:
+            while not (sum(self.events) >= goal and self._are_past(at_last)):
+                if all(self.ended):
+                    return
+                await asyncio.sleep(0.005)
+            progress = zip(self.events, self.requests, self.begun, strict=True)
+            at_last = [n + 4 * request.get("n", 1) if begun else 0 for n, request, begun in progress]
+            worker = self.server.process("worker")
+            worker.send(signal.SIGKILL)
+            self.kills += 1
+            await asyncio.to_thread(
+                until, lambda worker=worker: self.server.process("worker").pid != worker.pid, "a new worker"
+            )
+
+    def _are_past(self, places: list[int]) -> bool:
+        return all(end or n >= place for n, place, end in zip(self.events, places, self.ended, strict=True))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_every_token_is_that_of_the_undisturbed_run(tiny: Path, tmp_path: Path, expected: list[dict], chunk: int):
+    requests = make_requests()
+    settings = {"kv_blocks": 30, "tokens_per_step": 64 if chunk == 64 else 16, "chunk_tokens_max": chunk}
+    with Server(tiny, tmp_path, orders={"delay": [chunk, 0.003]}, **settings).wait_ready() as server:
+        crowd = Crowd(server, requests)
+        got = asyncio.run(crowd.run(kill_at=[60, 300]))
+        wrong = [place for place, tokens in enumerate(got) if tokens != expected[place]]
+        assert not wrong, [(requests[place], got[place], expected[place]) for place in wrong[:2]]
+        numbers = server.wait_idle()
+        shown = {name: numbers[f"baton:{name}_total"] for name in ("preemptions", "worker_losses", "prefix_cache_hit_tokens")}
+        print(f"chunk {chunk}: {sum(map(len, got))} sequences, {shown}, {crowd.kills} kills")
+        assert crowd.kills == 2
+        assert numbers["baton:worker_losses_total"] == 2
+        assert numbers["baton:preemptions_total"] > 0
+        assert numbers["baton:prefix_cache_hit_tokens_total"] > 0
+        assert numbers["baton:crash_ends_total"] == 0
+
+
+def test_smollm2_under_pressure(tmp_path: Path):
+    """The real model: more text than the pool holds, and a worker that is killed."""
+    try:
+        model = resolve("smollm2")
+    except ModelNotFound as error:
+        pytest.skip(f"SmolLM2 cannot be fetched: {error}")
+    texts = ("The capital of France is", "Once upon a time there was", "def fibonacci(n):", "Water boils at")
+    requests = [
+        {"prompt": text, "max_tokens": 24, **({"temperature": 0.8, "seed": 5, "n": 2} if place % 2 else {"temperature": 0})}
+        for place, text in enumerate(texts)
+    ]
+    settings = {"kv_blocks": 10, "block_size": 8, "context_tokens_max": 64, "slots": 6, "tokens_per_step": 8, "threads": 0}
+    with Server(model, tmp_path, **settings).wait_ready() as server:
+        body = {"ignore_eos": True, "return_token_ids": True, "cache_salt": "alone"}
+        alone = [server.ask("/v1/completions", {**body, **request}).tokens for request in requests]
+        crowd = Crowd(server, [{**request, "cache_salt": "crowd"} for request in requests])
+        assert asyncio.run(crowd.run(kill_at=[20])) == alone
+        numbers = server.wait_idle()
+        print({name: numbers[f"baton:{name}_total"] for name in ("preemptions", "worker_losses", "prefix_cache_hit_tokens")})
+        assert numbers["baton:worker_losses_total"] == crowd.kills == 1
+        assert numbers["baton:preemptions_total"] > 0

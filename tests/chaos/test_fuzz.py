@@ -1,0 +1,25 @@
+"""A few hundred drawn requests against a real server. `python tests/chaos/chaos_fuzz.py` runs as many as one likes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from chaos_fuzz import bombard
+from chaos_server import Server
+
+REQUESTS = 400
+
+
+def test_no_request_surprises_the_server(tiny: Path, tmp_path: Path):
+    with Server(tiny, tmp_path).wait_ready() as server:
+        before = {role: server.process(role).pid for role in ("supervisor", "front", "engine", "worker")}
+        statuses, problems = asyncio.run(bombard(server.port, range(REQUESTS)))
+        print(dict(statuses))
+        assert not problems, "\n".join(problems)
+        assert sum(statuses.values()) == REQUESTS
+        assert statuses[200] > REQUESTS / 4, "the generator makes hardly anything good"
+        assert statuses[400] > REQUESTS / 10, "the generator makes hardly anything bad"
+        server.wait_idle()
+        assert {role: server.process(role).pid for role in before} == before
+        assert "Traceback" not in server.errors

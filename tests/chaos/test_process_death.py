@@ -1,0 +1,206 @@
+"""Every process of a server, killed at every phase of its life: what is left, and who is told.
+
+starting   the process exists, and has not done anything yet
+loading    the worker reads the model
+serving    a request is on the worker
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from chaos_server import Reply, Server, ask, children, until
+
+ROLES = ("supervisor", "front", "engine", "worker")
+STREAM = {"prompt": "abcdefgh", "max_tokens": 8, "temperature": 0, "return_token_ids": True, "stream": True}
+
+
+class Asked(threading.Thread):
+    """A request whose answer is waited for elsewhere."""
+
+    def __init__(self, server: Server, body: dict) -> None:
+        super().__init__(daemon=True)
+        self._server = server
+        self._body = body
+        self.reply: Reply | None = None
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.reply = asyncio.run(ask(self._server.port, "/v1/completions", self._body))
+        except (OSError, asyncio.IncompleteReadError) as error:
+            self.error = error
+
+    def wait(self) -> Reply | None:
+        self.join(90)
+        assert not self.is_alive(), "a client still waits"
+        return self.reply
+
+
+def gated(tiny: Path, scratch: Path, phase: str, **settings) -> tuple[Server, list[Asked]]:
+    """A server that stands still in that phase, and the requests that are open there."""
+    place = {"starting": "start", "loading": "loading", "serving": "plan"}[phase]
+    server = Server(tiny, scratch, orders={"gate": {"at": place, "folder": str(scratch)}}, **settings)
+    asked: list[Asked] = []
+    try:
+        for role in ROLES:
+            server.process(role)
+        if phase == "serving":
+            server.wait_ready()
+            asked = [Asked(server, STREAM), Asked(server, {**STREAM, "stream": False})]
+        until((scratch / "reached").exists, f"the worker is {phase}")
+    except BaseException:
+        server.__exit__(AssertionError, None, None)
+        raise
+    return server, asked
+
+
+@pytest.mark.parametrize("phase", ["starting", "loading", "serving"])
+@pytest.mark.parametrize("role", ["supervisor", "front", "engine"])
+def test_a_killed_process_takes_all_others_with_it(tiny: Path, tmp_path: Path, role: str, phase: str):
+    server, asked = gated(tiny, tmp_path, phase)
+    with server:
+        server.process(role).send(signal.SIGKILL)
+        status = server.wait_ended()
+        server.require_all_gone()
+        if role == "supervisor":
+            assert status == -signal.SIGKILL
+        else:
+            assert status == 1
+            assert f"ERROR the {role} process was killed by SIGKILL" in server.errors
+        for one in asked:
+            reply = one.wait()
+            if role == "engine":  # the front has time to tell: no client is left without an answer
+                assert reply is not None
+                assert reply.status == 503
+                assert "engine is gone" in reply.json["error"]["message"]
+
+
+@pytest.mark.parametrize("phase", ["starting", "loading"])
+def test_a_worker_that_is_killed_before_it_is_ready_ends_the_start(tiny: Path, tmp_path: Path, phase: str):
+    server, _ = gated(tiny, tmp_path, phase)
+    with server:
+        server.process("worker").send(signal.SIGKILL)
+        assert server.wait_ended() == 1
+        assert "ERROR the worker was killed by SIGKILL before it was ready" in server.errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("phase", ["starting", "loading"])
+def test_a_start_can_be_stopped(tiny: Path, tmp_path: Path, phase: str, number: int):
+    server, _ = gated(tiny, tmp_path, phase)
+    with server:
+        server.popen.send_signal(number)
+        assert server.wait_ended() == 0
+        assert "Traceback" not in server.errors
+
+
+def test_a_signal_in_the_very_first_moments_leaves_nothing(tiny: Path, tmp_path: Path):
+    """The supervisor is told to stop, or killed, as soon as there is a child, which is still importing its modules."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with Server(tiny, tmp_path / str(number)) as server:
+            until(lambda server=server: children(server.popen.pid), "there is a child")
+            server._remember()
+            server.popen.send_signal(number)
+            assert server.wait_ended() == (0 if number == signal.SIGTERM else -number)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_stopping_lets_requests_finish_and_a_second_signal_does_not(tiny: Path, tmp_path: Path, again: bool):
+    server, asked = gated(tiny, tmp_path, "serving")
+    with server:
+        server.popen.send_signal(signal.SIGTERM)
+        until(lambda: "STOPPING" in server.output, "the supervisor stops")
+        if again:
+            server.popen.send_signal(signal.SIGINT)
+        else:
+            (tmp_path / "open").touch()
+        assert server.wait_ended() == 0
+        replies = [one.wait() for one in asked]
+        if not again:
+            assert [reply and reply.status for reply in replies] == [200, 200]
+            assert replies[0].complete
+            assert len(replies[0].tokens[0]) == 8
+
+
+def test_draining_ends_at_its_deadline(tiny: Path, tmp_path: Path):
+    server, asked = gated(tiny, tmp_path, "serving", drain_seconds_max=1.0)
+    with server:
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.wait_ended() == 0
+        for one in asked:
+            one.wait()  # whatever they got, they do not wait any more
+
+
+def test_a_front_that_was_told_to_end_behind_the_supervisors_back(tiny: Path, tmp_path: Path):
+    with Server(tiny, tmp_path).wait_ready() as server:
+        server.process("front").send(signal.SIGTERM)
+        assert server.wait_ended() == 1
+        assert "ERROR the front process exited with status 0" in server.errors
+
+
+class TestStartsThatFail:
+    """The reason reaches the operator, and nothing is left."""
+
+    def test_the_port_is_taken(self, tiny: Path, tmp_path: Path):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            server = Server(
+                tiny, tmp_path, port=taken.getsockname()[1], orders={"gate": {"at": "start", "folder": str(tmp_path)}}
+            )
+            assert server.wait_ended() == 1
+            assert "cannot listen on 127.0.0.1" in server.errors
+            taken.close()
+            server.require_all_gone()
+
+    def test_there_is_no_model(self, tmp_path: Path):
+        with Server(tmp_path / "nothing", tmp_path / "scratch") as server:
+            assert server.wait_ended() == 1
+            assert "ERROR" in server.errors
+            assert "nothing" in server.errors
+            assert "Traceback" not in server.errors
+
+    def test_the_weights_are_cut_short(self, tiny: Path, tmp_path: Path):
+        broken = tmp_path / "broken"
+        broken.mkdir()
+        for path in tiny.iterdir():
+            (broken / path.name).write_bytes(path.read_bytes())
+        weights = broken / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1000])
+        with Server(broken, tmp_path / "scratch") as server:
+            assert server.wait_ended() == 1
+            assert "model.safetensors" in server.errors.partition("ERROR")[2]
+
+    def test_it_takes_too_long(self, tiny: Path, tmp_path: Path):
+        orders = {"gate": {"at": "start", "folder": str(tmp_path)}}
+        with Server(tiny, tmp_path, orders=orders, start_seconds_max=1.0) as server:
+            assert server.wait_ended() == 1
+            assert "not ready within 1 s" in server.errors
+
+
+def test_no_process_inherits_what_is_not_its_own(tiny: Path, tmp_path: Path):
+    """Sockets: the worker has one (the engine's), the engine three, the front three (one of them listens)."""
+
+    def sockets(pid: int) -> int:
+        links = []
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+            except FileNotFoundError:
+                continue
+        return sum(link.startswith("socket:") for link in links)
+
+    server, _ = gated(tiny, tmp_path, "starting")
+    with server:
+        assert sockets(server.process("worker").pid) == 1
+        until(lambda: sockets(server.process("engine").pid) == 2 + 1 + 2, "the engine has its channels, and its loop's pair")
+        until(lambda: sockets(server.process("front").pid) == 2 + 1 + 2, "the front has its channels, its listener, the pair")
+        assert os.environ.get("BATON_CHAOS") is None

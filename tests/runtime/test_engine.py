@@ -1,0 +1,265 @@
+"""The engine on a real loop with real, if simple, worker processes: what it does when they stall, lie or die."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from chaos_server import Process, until
+from fake_worker import expected
+from run_loop import finish
+
+from baton.config import EngineConfig, InstanceConfig, SchedulerConfig, WorkerConfig
+from baton.core.events import Tick
+from baton.errors import EngineError, InvariantBroken
+from baton.protocol.control import AbortRequest, InstanceReady, InstanceStats, Ping, Pong, RefusedRequest
+from baton.protocol.ids import RequestId
+from baton.protocol.output import Emit, Ended
+from baton.protocol.request import FinishReason, GenerateRequest, SamplingParams
+from baton.runtime.channel import Channel
+from baton.runtime.engine import Engine, WorkerProcess
+
+pytestmark = pytest.mark.usefixtures("child_path")
+
+
+class FakeWorkerEngine(Engine):
+    worker_module = "fake_worker"
+
+
+class Rig:
+    """An engine, and the two that talk to it."""
+
+    def __init__(self, orders: dict[str, Any] | None = None, **scheduler: Any) -> None:
+        settings = {"slots": 4, "tokens_per_step": 16, "step_seconds_max": 30.0, "worker_start_seconds_max": 30.0}
+        self._config = EngineConfig(
+            instance=InstanceConfig(scheduler=SchedulerConfig(**{**settings, **scheduler})),
+            worker=WorkerConfig(model=json.dumps(orders or {}), slots=4, block_size=4),
+        )
+        self.tokens: dict[str, list[int]] = {}
+        self.ended: dict[str, Ended] = {}
+        self.refused: dict[str, str] = {}
+        self.messages: list[Any] = []
+        self.stats = InstanceStats()
+        self.workers: list[Process] = []
+
+    async def __aenter__(self) -> Rig:
+        pairs = [socket.socketpair() for _ in range(2)]
+        self.front, self.supervisor = [await Channel.open(ours) for ours, _ in pairs]
+        self._ends = [await Channel.open(theirs) for _, theirs in pairs]
+        self.engine = FakeWorkerEngine(self._config, *self._ends)
+        self.running = asyncio.create_task(self.engine.run())
+        self._reading = asyncio.create_task(self._read())
+        await self.until(lambda: self.saw(InstanceReady))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.front.close()
+        await asyncio.wait([self.running])
+        await asyncio.wait_for(self._reading, 20)
+        for channel in (self.supervisor, *self._ends):
+            channel.close()
+        await asyncio.sleep(0)
+        for worker in self.workers:
+            until(lambda worker=worker: not worker.alive, "no worker outlives its engine", 20)
+
+    async def _read(self) -> None:
+        while (message := await self.front.receive()) is not None:
+            self.messages.append(message)
+            self._note_worker()
+            match message:
+                case InstanceStats():
+                    self.stats = message
+                case RefusedRequest(request, refused):
+                    self.refused[request] = refused.reason
+                case Emit(tokens, ended):
+                    for request, _, token in tokens:
+                        self.tokens.setdefault(request, []).append(token)
+                    self.ended |= {end.request: end for end in ended}
+
+    def _note_worker(self) -> None:
+        worker: WorkerProcess | None = self.engine._worker
+        if worker is not None and worker.process.pid not in [known.pid for known in self.workers]:
+            self.workers.append(Process(worker.process.pid))
+
+    def saw(self, kind: type) -> bool:
+        return any(type(message) is kind for message in self.messages)
+
+    async def until(self, question: Callable[[], bool]) -> None:
+        async with asyncio.timeout(40):
+            while not question():
+                assert not self.running.done() or not self.running.exception(), self.running.exception()
+                self._note_worker()
+                await asyncio.sleep(0.01)
+
+    def ask(self, name: str, prompt: int = 5, max_tokens: int = 12, **changes: Any) -> None:
+        sampling = SamplingParams(max_tokens=max_tokens)
+        self.front.send(GenerateRequest(id=RequestId(name), prompt=(1,) * prompt, sampling=sampling, **changes))
+
+    async def answer(self, name: str, **changes: Any) -> list[int]:
+        self.ask(name, **changes)
+        await self.until(lambda: name in self.ended)
+        return self.tokens[name]
+
+
+def test_requests_are_served_and_the_end_of_the_front_ends_everything():
+    async def main() -> None:
+        async with Rig() as rig:
+            assert await rig.answer("a") == expected(5, 12)
+            assert await rig.answer("b", prompt=40) == expected(40, 12)
+            rig.front.send(Ping(77))
+            await rig.until(lambda: Pong(77) in rig.messages)
+            await rig.until(lambda: rig.stats.requests_open == 0 and rig.stats.slots_taken == 0)
+        assert rig.running.exception() is None
+        assert len(rig.workers) == 1
+
+    finish(main())
+
+
+def test_the_end_of_the_supervisor_ends_it_too():
+    async def main() -> None:
+        async with Rig() as rig:
+            rig.supervisor.close()
+            await asyncio.wait_for(rig.running, 20)
+
+    finish(main())
+
+
+@pytest.mark.parametrize("fault", ["stalls_at", "garbage_at"])
+def test_a_worker_that_stalls_or_talks_nonsense_is_replaced(fault: str):
+    async def main() -> None:
+        async with Rig({fault: 4, "in_epochs": [1]}, step_seconds_max=1.0) as rig:
+            assert await rig.answer("a") == expected(5, 12)
+            assert rig.ended["a"].reason is FinishReason.LENGTH
+            await rig.until(lambda: rig.stats.worker_losses == 1)
+            assert len(rig.workers) == 2
+            assert not rig.workers[0].alive
+
+    finish(main())
+
+
+def test_a_worker_that_dies_while_another_request_waits():
+    async def main() -> None:
+        async with Rig() as rig:
+            for number in range(8):
+                rig.ask(f"r{number}", max_tokens=60)
+            await rig.until(lambda: len(rig.tokens.get("r0", ())) > 3)
+            rig.engine._worker.process.kill()
+            await rig.until(lambda: len(rig.ended) == 8)
+            assert all(rig.tokens[f"r{number}"] == expected(5, 60) for number in range(8))
+
+    finish(main())
+
+
+def test_a_stuck_worker_beyond_the_limit_is_not_left_to_itself():
+    async def main() -> None:
+        async with Rig({"stalls_at": 2}, step_seconds_max=0.3, worker_restarts_max=0) as rig:
+            rig.ask("a")
+            await rig.until(lambda: "a" in rig.ended)
+            assert rig.ended["a"].reason is FinishReason.ERROR
+            await rig.until(lambda: not rig.workers[0].alive)
+            rig.ask("b")
+            await rig.until(lambda: rig.refused.get("b") == "worker_gone")
+            assert len(rig.workers) == 1
+
+    finish(main())
+
+
+def test_losing_a_worker_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch):
+    """A killed process may take long to be gone. Requests are taken, and answered, in the meantime."""
+    end = WorkerProcess.end
+
+    async def slow_end(self: WorkerProcess, grace_seconds: float = 0.0) -> str:
+        await asyncio.sleep(0.3)
+        return await end(self, grace_seconds)
+
+    async def main() -> None:
+        async with Rig({"stalls_at": 2, "in_epochs": [1]}, step_seconds_max=0.3) as rig:
+            monkeypatch.setattr(WorkerProcess, "end", slow_end)
+            rig.ask("a")
+            rig.ask("never", prompt=400)
+            await rig.until(lambda: rig.refused.get("never") == "never_fits")
+            await rig.until(lambda: "a" in rig.ended)
+            assert rig.tokens["a"] == expected(5, 12)
+
+    finish(main())
+
+
+def test_a_worker_that_does_not_die_ends_the_engine(monkeypatch: pytest.MonkeyPatch):
+    async def never(process: Any, seconds: float, unless: Any = None) -> bool:
+        return False
+
+    async def main() -> None:
+        async with Rig({"stalls_at": 2}, step_seconds_max=0.2) as rig:
+            with monkeypatch.context() as patched:
+                patched.setattr("baton.runtime.engine.has_ended", never)
+                rig.ask("a")
+                with pytest.raises(EngineError, match="still there"):
+                    await asyncio.wait_for(rig.running, 20)
+
+    finish(main())
+
+
+def test_numbers_are_told_after_a_deadline_too():
+    """The worker says nothing: only the clock can end the request, and the gauges must show it."""
+
+    async def main() -> None:
+        async with Rig({"stalls_at": 1}) as rig:
+            rig.ask("a", timeout_seconds=0.5)
+            await rig.until(lambda: rig.stats.requests_open == 1)
+            await rig.until(lambda: "a" in rig.ended)
+            assert rig.ended["a"].reason is FinishReason.TIMEOUT
+            await rig.until(lambda: rig.stats.requests_open == 0)
+
+    finish(main())
+
+
+def test_what_fails_when_a_deadline_comes_ends_the_engine():
+    """The loop would only log it and go on, with a state that is known to be broken."""
+
+    async def main() -> None:
+        async with Rig({"stalls_at": 1}) as rig:
+
+            def broken(event: Tick) -> None:
+                raise InvariantBroken("on purpose")
+
+            rig.engine._instance._handlers[Tick] = broken
+            rig.ask("a", timeout_seconds=0.1)
+            with pytest.raises(InvariantBroken, match="on purpose"):
+                await asyncio.wait_for(rig.running, 20)
+
+    finish(main())
+
+
+def test_a_successor_has_the_pool_of_the_first():
+    """It is told the number of blocks, so it has as many or fails; never a different number unseen."""
+
+    async def main() -> None:
+        async with Rig({"hello": {"blocks": 48}, "in_epochs": [1]}) as rig:
+            rig.ask("a", max_tokens=100)
+            await rig.until(lambda: len(rig.tokens.get("a", ())) > 3)
+            rig.engine._worker.process.kill()
+            await rig.until(lambda: "a" in rig.ended)
+            assert rig.engine._worker_config.blocks == 48
+            assert rig.stats.blocks_total == 48
+
+    finish(main())
+
+
+def test_aborts_of_anything_leave_nothing():
+    async def main() -> None:
+        async with Rig() as rig:
+            for number in range(20):
+                rig.ask(f"r{number}", max_tokens=200)
+                rig.front.send(AbortRequest(RequestId(f"r{number // 2}")))
+                rig.front.send(AbortRequest(RequestId("nobody")))
+            for number in range(20):
+                rig.front.send(AbortRequest(RequestId(f"r{number}")))
+            await rig.until(lambda: len(rig.ended) == 20)
+            await rig.until(lambda: not (rig.stats.requests_open or rig.stats.slots_taken or rig.stats.blocks_held))
+            assert await rig.answer("after") == expected(5, 12)
+
+    finish(main())

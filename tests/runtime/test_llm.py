@@ -1,0 +1,189 @@
+"""`LLM`: the same machines in one process; whatever goes wrong in a call, the next one is as good as the first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+from chaos_model import CONTEXT, make_model
+
+from baton.errors import CallerError, EngineError, RequestRefused
+from baton.llm import LLM, SamplingParams
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    return LLM(str(make_model(tmp_path_factory.mktemp("tiny"))), threads=1, kv_blocks=60, block_size=4, slots=8)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(llm: LLM):
+    yield
+    llm.instance.check()
+    scheduler, pool = llm.instance.scheduler, llm.instance.scheduler.cache.pool
+    assert not llm.instance.groups
+    assert not llm.instance.in_flight
+    assert not scheduler.running
+    assert not scheduler.seats.taken
+    assert pool.free + pool.idle == pool.total
+    assert not llm._plans
+    assert not llm._answers
+    assert not llm._refused
+    assert (llm._runner.batch.incarnations == -1).all()
+
+
+def test_generate_answers_in_the_order_of_the_prompts(llm: LLM):
+    alone = [llm.generate(prompt, GREEDY)[0] for prompt in ("abc", "defghijk", "l")]
+    together = llm.generate(["abc", "defghijk", "l"], GREEDY)
+    assert [answer.outputs[0].token_ids for answer in together] == [answer.outputs[0].token_ids for answer in alone]
+    for answer, prompt in zip(together, ("abc", "defghijk", "l"), strict=True):
+        (output,) = answer.outputs
+        assert answer.prompt_token_ids == llm.tokenizer.encode(prompt)
+        assert (output.finish_reason, len(output.token_ids), output.error) == ("length", 8, "")
+        assert output.text == llm.tokenizer.decode(output.token_ids)
+
+
+def test_token_ids_as_prompts_one_or_many(llm: LLM):
+    (one,) = llm.generate([5, 6, 7], GREEDY)
+    (same, _) = llm.generate([[5, 6, 7], [8]], GREEDY)
+    assert one.outputs[0].token_ids == same.outputs[0].token_ids
+    assert llm.generate([], GREEDY) == []
+
+
+def test_n_sequences_and_a_sampling_for_each_prompt(llm: LLM):
+    drawn = SamplingParams(max_tokens=12, temperature=1.2, seed=3)
+    first, second = llm.generate(["abc", "abc"], [drawn, GREEDY], n=3)
+    assert len({tuple(output.token_ids) for output in first.outputs}) == 3
+    assert len({tuple(output.token_ids) for output in second.outputs}) == 1
+    assert [output.token_ids for output in llm.generate("abc", drawn, n=3)[0].outputs] == [
+        output.token_ids for output in first.outputs
+    ]
+
+
+def test_chats_one_or_many(llm: LLM):
+    chat = [{"role": "user", "content": "hi"}]
+    (one,) = llm.chat(chat, GREEDY)
+    same, _ = llm.chat([chat, [{"role": "user", "content": "ho"}]], GREEDY)
+    assert one.outputs[0].token_ids == same.outputs[0].token_ids
+    assert one.prompt_token_ids == llm.tokenizer.encode("<|start|>user:hi<|end|><|start|>assistant:", parse_special=True)
+
+
+def test_logprobs_of_output_and_prompt(llm: LLM):
+    sampling = SamplingParams(max_tokens=3, temperature=0.0, logprobs=2, prompt_logprobs=0)
+    (answer,) = llm.generate("abcdef", sampling)
+    assert [entry.token for entry in answer.outputs[0].logprobs] == answer.outputs[0].token_ids
+    assert sorted(answer.prompt_logprobs) == list(range(1, 6))
+
+
+def test_max_tokens_is_clipped_to_the_context(llm: LLM):
+    prompt = [5] * (CONTEXT - 3)
+    with pytest.raises(RequestRefused, match="can need 128 KV blocks and the pool has 60"):
+        llm.generate(prompt, SamplingParams(max_tokens=1000, stop_token_ids=(257,)))
+    (answer,) = llm.generate([5] * 200, SamplingParams(max_tokens=40, stop_token_ids=(999,)))
+    assert len(answer.outputs[0].token_ids) == 40
+
+
+@pytest.mark.parametrize(
+    ("prompts", "sampling", "n", "why"),
+    [
+        ("", None, 1, "a prompt of 0 tokens; 1 to 511 fit the context"),
+        ([[5] * CONTEXT], None, 1, "a prompt of 512 tokens"),
+        ([["a"]], None, 1, "Expected `int`"),
+        ([[-1]], None, 1, ">= 0"),
+        ("abc", None, 0, ">= 1"),
+        ("abc", SamplingParams(temperature=-1.0), 1, ">= 0.0"),
+        (["abc", "def"], [GREEDY], 1, "2 prompts and 1 sampling parameters"),
+    ],
+)
+def test_what_is_wrong_is_said(llm: LLM, prompts, sampling, n: int, why: str):
+    with pytest.raises(CallerError, match=why):
+        llm.generate(prompts, sampling, n=n)
+
+
+def test_a_token_that_the_model_does_not_have_fails_alone(llm: LLM):
+    bad, good = llm.generate([[5, 100_000], [5, 6]], GREEDY)
+    assert bad.outputs[0].finish_reason == "error"
+    assert "outside the vocabulary" in bad.outputs[0].error
+    assert good.outputs[0].finish_reason == "length"
+
+
+def test_one_refused_prompt_takes_the_others_with_it_and_leaves_nothing(llm: LLM):
+    with pytest.raises(RequestRefused):
+        llm.generate([[5] * 10, [6] * 250, [7] * 10], GREEDY)
+    assert len(llm.generate("abc", GREEDY)[0].outputs[0].token_ids) == 8
+
+
+def test_progress_counts_up_to_the_end(llm: LLM):
+    told: list[tuple[int, int]] = []
+    llm.generate(
+        ["a", "b", "cd"], [GREEDY, SamplingParams(max_tokens=2), GREEDY], progress=lambda *told_now: told.append(told_now)
+    )
+    assert told[-1] == (3, 3)
+    assert told == sorted(set(told))
+    assert {total for _, total in told} == {3}
+
+
+class Stop(Exception): ...
+
+
+@pytest.mark.parametrize("error", [Stop, KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("place", ["progress", "execute", "after execute"])
+@pytest.mark.parametrize("step", [1, 3])
+def test_an_exception_anywhere_leaves_the_model_as_new(llm: LLM, monkeypatch: pytest.MonkeyPatch, error, place: str, step: int):
+    prompts = ["abcdef", "ghi", "jklmnopqrs"]
+    expected = [answer.outputs[0].token_ids for answer in llm.generate(prompts, GREEDY)]
+    steps, execute = 0, llm._runner.execute
+
+    def failing(plan):
+        nonlocal steps
+        steps += 1
+        if steps == step and place == "execute":
+            raise error
+        result = execute(plan)
+        if steps == step and place == "after execute":
+            raise error
+        return result
+
+    def progress(done: int, total: int) -> None:
+        if place == "progress":
+            raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(llm._runner, "execute", failing)
+        with pytest.raises(error):
+            llm.generate(prompts, GREEDY, n=2, progress=progress)
+    assert [answer.outputs[0].token_ids for answer in llm.generate(prompts, GREEDY)] == expected
+
+
+def test_any_number_of_prompts_may_wait_and_slow_callers_are_not_given_up(llm: LLM, monkeypatch: pytest.MonkeyPatch):
+    """More than a server's queue takes; and an hour between two events is no reason to declare the model lost."""
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 3600.0
+        return now
+
+    monkeypatch.setattr("baton.llm.monotonic", clock)
+    answers = llm.generate([[5 + number % 7] for number in range(1500)], SamplingParams(max_tokens=2, stop_token_ids=(999,)))
+    assert [len(answer.outputs[0].token_ids) for answer in answers] == [2] * 1500
+
+
+def test_a_pool_too_small_for_all_preempts_and_changes_nothing(llm: LLM):
+    prompts = [[5 + number] * (10 + number) for number in range(12)]
+    sampling = SamplingParams(max_tokens=60, stop_token_ids=(999,))
+    together = llm.generate(prompts, sampling)
+    assert sum(answer.outputs[0].preemptions for answer in together) > 0
+    for prompt, answer in zip(prompts[:4], together, strict=False):
+        assert llm.generate(prompt, sampling)[0].outputs[0].token_ids == answer.outputs[0].token_ids
+
+
+def test_a_model_that_is_not_there_is_said_before_anything_is_loaded(tmp_path: Path):
+    with pytest.raises(EngineError, match="nothing"):
+        LLM(str(tmp_path / "nothing"))
