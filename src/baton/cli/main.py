@@ -9,6 +9,7 @@ from baton.cli import chat as chatting
 from baton.cli import models as listing
 from baton.cli import run as running
 from baton.cli import serve as serving
+from baton.cli.bench import command as bench
 from baton.cli.simulate import HELP, simulate
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ def baton() -> None:
       [bold]baton serve[/bold]                  serve a small model, with a chat page
       [bold]baton chat[/bold]                   talk to a model here
       [bold]baton run MODEL PROMPT[/bold]       one answer, without a server
+      [bold]baton bench serve[/bold]            measure a server
       [bold]baton simulate[/bold]               rehearse 200 random scenarios, faults included
     """
 
@@ -44,6 +46,7 @@ app.command("serve", help=serving.HELP)(serving.serve)
 app.command("chat", help=chatting.HELP)(chatting.chat)
 app.command("run", help=running.HELP)(running.run)
 app.command("models", help=listing.HELP)(listing.models)
+app.add_typer(bench.app, name="bench", help=bench.HELP)
 app.command(help=HELP)(simulate)
 
 if __name__ == "__main__":

@@ -52,7 +52,9 @@ def hub_models() -> list[dict[str, str]]:
     for folder in sorted(hub_folder().glob("models--*")):
         snapshots = sorted(folder.glob("snapshots/*/config.json"))
         if snapshots:
-            found.append({"name": folder.name.removeprefix("models--").replace("--", "/", 1), "path": str(snapshots[-1].parent)})
+            found.append(
+                {"name": folder.name.removeprefix("models--").replace("--", "/", 1), "path": str(snapshots[-1].parent)}
+            )
     return found
 
 
@@ -95,4 +97,6 @@ def _print(facts: dict[str, Any]) -> None:
     shown = console()
     for part in (known, *([cached] if facts["hub"] else ()), runs, files):
         shown.print(part, "")
-    typer.echo("A folder or a .gguf file is named by its path, a hub model by its id (owner/model). Pickle files are never read.")
+    typer.echo(
+        "A folder or a .gguf file is named by its path, a hub model by its id (owner/model). Pickle files are never read."
+    )

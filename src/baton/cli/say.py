@@ -95,6 +95,17 @@ def bar(what: str, *, unit: str = "", quiet: bool = False) -> Iterator[Advance]:
         yield advance
 
 
+@contextmanager
+def waiting(what: str, *, quiet: bool = False) -> Iterator[None]:
+    """A spinner, for work that cannot say how far it is."""
+    shown = console(stderr=True)
+    if quiet or not shown.is_terminal:
+        yield
+        return
+    with shown.status(what):
+        yield
+
+
 def resolve_model(name: str, *, quiet: bool = False) -> Path:
     """What the user typed as files on this machine, with a bar while they are fetched."""
     from baton.models.names import resolve
