@@ -69,7 +69,7 @@ class Conversation:
         messages = [*self.messages, {"role": "user", "content": text}]
         body = {"model": self.model, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
         begin, times, said, usage = monotonic(), [], [], 0
-        async with aclosing(stream_events(self.server, "/v1/chat/completions", {**body, **self.options})) as events:  # type: ignore[type-var]
+        async with aclosing(stream_events(self.server, "/v1/chat/completions", {**body, **self.options})) as events:
             async for event in events:
                 if event == b"[DONE]":
                     break

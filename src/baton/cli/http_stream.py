@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +51,7 @@ async def get_json(server: Server, path: str) -> Any:
         raise HttpError(f"{server.at(path)}: the answer is not JSON: {body[:200]!r}") from None
 
 
-async def stream_events(server: Server, path: str, body: Mapping[str, Any]) -> AsyncIterator[bytes]:
+async def stream_events(server: Server, path: str, body: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
     """The content of each `data:` line, [DONE] included."""
     rest = b""
     async with aclosing(_exchange(server, "POST", path, json.dumps(body).encode())) as chunks:

@@ -25,6 +25,7 @@ from baton import __version__
 from baton.cli.say import INTERRUPTED, Advance, Failed, bar, complaints, resolve_model, served_name
 from baton.cli.settings import parameters, read_config
 from baton.config import ServeConfig
+from baton.errors import EngineError
 
 if TYPE_CHECKING:
     from baton.protocol.control import InstanceReady, LoadProgress
@@ -84,6 +85,7 @@ def run_server(config: ServeConfig) -> bool:
     teller = Teller(config, begin)
 
     async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(teller.unheard)
         with bar(f"loading {config.served_model_name}", unit="bytes") as advance:
             teller.advance = advance
             await Supervisor(config, teller.progress, teller.ready, teller.stopping).run()
@@ -112,6 +114,11 @@ class Teller:
         typer.echo(ready_text(self._config, ready, monotonic() - self._begin))
         for warning in warnings_of(self._config, ready):
             typer.echo(f"baton serve: {warning}", err=True)
+
+    def unheard(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A second child that ends because the first one did is no news: one line says what was wrong."""
+        if not isinstance(context.get("exception"), EngineError):
+            loop.default_exception_handler(context)
 
     def stopping(self) -> None:
         # The supervisor calls this on its way out of an error too; that is said by whoever catches it.

@@ -17,6 +17,7 @@ import inspect
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -107,7 +108,7 @@ def field_docs(cls: type) -> dict[str, str]:
     tree = ast.parse(inspect.getsource(config_module))
     (body,) = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__]
     docs = {}
-    for node, below in zip(body, body[1:], strict=False):
+    for node, below in pairwise(body):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(below, ast.Expr):
             docs[node.target.id] = ast.literal_eval(below.value)
     return docs
@@ -173,7 +174,7 @@ def read_config(given: Mapping[str, Any]) -> ServeConfig:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    import yaml
+    import yaml  # type: ignore[import-untyped]
 
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))

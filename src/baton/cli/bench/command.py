@@ -17,10 +17,13 @@ import typer
 
 from baton.cli.bench.measures import Record, read_slo, sum_up
 from baton.cli.bench.workload import Ask, random_asks, read_span, shared_prefix_asks, trace_asks
+from baton.cli.options import expanded
 from baton.cli.say import FAILED, Failed, bar, complaints, console, print_json, resolve_model, waiting
 
 if TYPE_CHECKING:
+    from baton.cli.bench.load import LoadPlan
     from baton.cli.bench.offline import TimedLLM
+    from baton.cli.http_stream import Server
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
@@ -35,43 +38,57 @@ Examples:
   baton bench serve --workload trace --trace conversation.jsonl --scale 0.05
 """
 
+OFFLINE_HELP = """Throughput without a server: all requests at once, in this process.
+
+\b
+Examples:
+  baton bench offline --requests 32 --input 64:256 --output 128
+  baton bench offline ./model.gguf --workload shared-prefix --prefix 512
+"""
+LATENCY_HELP = """Latency of one batch at a time, without a server.
+
+\b
+Examples:
+  baton bench latency --batch 1 --input 128 --output 128
+  baton bench latency --input 1024 --output 1      prefill alone
+"""
+SERVE_HELP = """Load a server over HTTP, with streaming, and check that every answer is complete.
+
+Any OpenAI-style server will do; Baton's own is the default.
+
+\b
+Examples:
+  baton bench serve --requests 64 --rate 2 --slo ttft:500ms,itl:50ms
+  baton bench serve --url http://host:8080 --concurrency 16 --html run.html
+  baton bench serve --workload trace --trace conversation.jsonl --scale 0.05
+"""
+
 Workload = Literal["random", "shared-prefix", "trace"]
-WorkloadOption = Annotated[Workload, typer.Option("--workload", help="What is asked (docs/cli.md).", show_default=True)]
-RequestsOption = Annotated[int, typer.Option("--requests", "--num-prompts", metavar="N", min=1, help="How many.")]
-InputOption = Annotated[str, typer.Option("--input", "--input-len", metavar="N|A:B", help="Prompt tokens, or a span of them.")]
-OutputOption = Annotated[
-    str, typer.Option("--output", "--output-len", metavar="N|A:B", help="Output tokens, or a span of them.")
-]
-PrefixOption = Annotated[int, typer.Option("--prefix", metavar="N", min=1, help="shared-prefix: tokens that a group shares.")]
-GroupsOption = Annotated[int, typer.Option("--groups", metavar="N", min=1, help="shared-prefix: how many groups.")]
-TraceOption = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="trace: JSON lines.")]
-ScaleOption = Annotated[float, typer.Option("--scale", metavar="F", min=1e-6, help="trace: factor for all lengths.")]
-SpeedOption = Annotated[float, typer.Option("--speed", metavar="F", min=1e-6, help="trace: how much faster than it was.")]
-SeedOption = Annotated[int, typer.Option("--seed", metavar="N", help="The same seed is the same workload.")]
-SloOption = Annotated[
-    str | None, typer.Option("--slo", metavar="LIST", help="For goodput, like ttft:500ms,itl:50ms (also tpot, e2e).")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-HtmlOption = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots. It fetches nothing.")]
 ModelArgument = Annotated[str, typer.Argument(metavar="[MODEL]", help="As for baton serve.", show_default=True)]
-ThreadsOption = Annotated[int, typer.Option("--threads", metavar="N", min=0, help="Compute threads. 0: one a core.")]
-SlotsOption = Annotated[int, typer.Option("--slots", "--max-num-seqs", metavar="N", min=1, help="Sequences at once.")]
+
+
+def _flag(*names: str, help: str, metavar: str | None = None, **limits: Any) -> Any:
+    return typer.Option(*names, help=help, metavar=metavar, **limits)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """The workload options, as they were typed."""
+    """Which workload."""
 
-    workload: Workload
-    requests: int
-    inputs: str
-    outputs: str
-    prefix: int
-    groups: int
-    trace: Path | None
-    scale: float
-    speed: float
-    seed: int
+    workload: Annotated[Workload, _flag("--workload", help="What is asked (docs/cli.md).")] = "random"
+    requests: Annotated[int, _flag("--requests", "--num-prompts", metavar="N", min=1, help="How many.")] = 32
+    inputs: Annotated[str, _flag("--input", "--input-len", metavar="N|A:B", help="Prompt tokens, or a span of them.")] = (
+        "64:256"
+    )
+    outputs: Annotated[str, _flag("--output", "--output-len", metavar="N|A:B", help="Output tokens, or a span of them.")] = (
+        "128"
+    )
+    prefix: Annotated[int, _flag("--prefix", metavar="N", min=1, help="shared-prefix: tokens that a group shares.")] = 256
+    groups: Annotated[int, _flag("--groups", metavar="N", min=1, help="shared-prefix: how many groups.")] = 4
+    trace: Annotated[Path | None, _flag("--trace", metavar="FILE", help="trace: JSON lines.")] = None
+    scale: Annotated[float, _flag("--scale", metavar="F", min=1e-6, help="trace: factor for all lengths.")] = 1.0
+    speed: Annotated[float, _flag("--speed", metavar="F", min=1e-6, help="trace: how much faster than it was.")] = 1.0
+    seed: Annotated[int, _flag("--seed", metavar="N", help="The same seed is the same workload.")] = 0
 
     def asks(self) -> list[Ask]:
         if self.workload == "trace":
@@ -90,74 +107,105 @@ class Asked:
 class Wanted:
     """How the numbers are to be told."""
 
-    kind: str
-    about: Mapping[str, Any]
-    slo: Mapping[str, float]
-    as_json: bool
-    html: Path | None
+    slo: Annotated[str | None, _flag("--slo", metavar="LIST", help="For goodput: ttft:500ms,itl:50ms (also tpot, e2e).")] = None
+    as_json: Annotated[bool, _flag("--json", help="Print one JSON object.")] = False
+    html: Annotated[Path | None, _flag("--html", metavar="FILE", help="Write a page with plots. It fetches nothing.")] = None
+
+    def bounds(self) -> dict[str, float]:
+        """Checked now, and not at the end of a long run."""
+        if self.html is not None and not self.html.parent.is_dir():
+            raise Failed(f"--html {self.html}: there is no directory {self.html.parent}; make it first")
+        return read_slo(self.slo) if self.slo else {}
 
 
-@app.command(
-    help="Throughput without a server: all requests at once, in this process.\n\n\b\nExample:\n  baton bench offline --requests 32 --input 64:256 --output 128"
-)
-def offline(
-    model: ModelArgument = "smollm2",
-    workload: WorkloadOption = "random",
-    requests: RequestsOption = 32,
-    inputs: InputOption = "64:256",
-    outputs: OutputOption = "128",
-    prefix: PrefixOption = 256,
-    groups: GroupsOption = 4,
-    trace: TraceOption = None,
-    scale: ScaleOption = 1.0,
-    speed: SpeedOption = 1.0,
-    seed: SeedOption = 0,
-    threads: ThreadsOption = 0,
-    slots: SlotsOption = 64,
-    slo: SloOption = None,
-    as_json: JsonOption = False,
-    html: HtmlOption = None,
-) -> None:
-    asked = Asked(
-        workload=workload, requests=requests, inputs=inputs, outputs=outputs, prefix=prefix, groups=groups,
-        trace=trace, scale=scale, speed=speed, seed=seed,
-    )  # fmt: skip
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """Which server, and how it is loaded."""
+
+    url: Annotated[str, _flag("--url", "--base-url", metavar="URL", help="The server.")] = "http://127.0.0.1:8000"
+    model: Annotated[str | None, _flag("--model", metavar="NAME", help="Its name there. \\[default: the first one]")] = None
+    api_key: Annotated[str | None, _flag("--api-key", metavar="KEY", help="For that server.")] = None
+    endpoint: Annotated[Literal["completions", "chat"], _flag("--endpoint", help="Which route of /v1.")] = "completions"
+    ids: Annotated[str | None, _flag("--ids", metavar="A:B", help="Send token ids of this span instead of words.")] = None
+    rate: Annotated[
+        float | None,
+        _flag("--rate", "--request-rate", metavar="R", min=1e-6, help="Requests a second. \\[default: all at once]"),
+    ] = None
+    regular: Annotated[bool, _flag("--regular", help="At equal distances; else at random ones (Poisson).")] = False
+    concurrency: Annotated[
+        int | None, _flag("--concurrency", "--max-concurrency", metavar="N", min=1, help="Open at once, at most.")
+    ] = None
+    timeout: Annotated[float, _flag("--timeout", metavar="S", min=0.1, help="Seconds that an answer may take.")] = 600.0
+    warmup: Annotated[int, _flag("--warmup", metavar="N", min=0, help="Short requests before the run.")] = 1
+
+    def plan(self, seed: int) -> LoadPlan:
+        from baton.cli.bench.load import LoadPlan
+        from baton.cli.http_stream import Server
+
+        server = Server(self.url, self.api_key)
+        return LoadPlan(
+            server=server, model=self.model or first_model(server), endpoint=self.endpoint,
+            usable_ids=_id_span(self.ids, self.endpoint), rate=self.rate, regular=self.regular,
+            concurrency=self.concurrency, timeout_seconds=self.timeout, seed=seed,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What the engine in this process is told."""
+
+    threads: Annotated[int, _flag("--threads", metavar="N", min=0, help="Compute threads. 0: one a core.")] = 0
+    slots: Annotated[int, _flag("--slots", "--max-num-seqs", metavar="N", min=1, help="Sequences at once.")] = 64
+    kv_memory_gib: Annotated[float, _flag("--kv-memory-gib", metavar="G", min=0.01, help="Memory for the KV pool.")] = 2.0
+
+
+@app.command(help=OFFLINE_HELP)
+@expanded
+def offline(model: ModelArgument = "smollm2", *, asked: Asked, machine: Machine, wanted: Wanted) -> None:
     with complaints("bench offline"):
-        asks, bounds = asked.asks(), read_slo(slo) if slo else {}
-        about = {"model": model, "workload": workload, "slots": slots}
-        wanted = Wanted(kind="offline", about=about, slo=bounds, as_json=as_json, html=_writable(html))
-        llm = load_timed(model, quiet=as_json, threads=threads, slots=slots)
+        asks, bounds = asked.asks(), wanted.bounds()
+        llm = load_timed(model, machine, quiet=wanted.as_json)
         warm_up(llm)
         from baton.cli.bench.offline import run_offline
 
-        with bar("requests", quiet=as_json) as advance:
+        with bar("requests", quiet=wanted.as_json) as advance:
             records, seconds = run_offline(llm, asks, advance)
-        _tell(wanted, records, seconds)
+        about = {"kind": "offline", "model": model, "workload": asked.workload, "slots": machine.slots}
+        _tell(wanted, {**about, **sum_up(records, seconds, bounds)}, records)
 
 
-@app.command(
-    help="Latency of one batch at a time, without a server.\n\n\b\nExample:\n  baton bench latency --batch 1 --input 128 --output 128"
-)
+@app.command(help=LATENCY_HELP)
+@expanded
 def latency(
     model: ModelArgument = "smollm2",
-    batch: Annotated[int, typer.Option("--batch", "--batch-size", metavar="N", min=1, help="Requests at once.")] = 1,
-    inputs: Annotated[int, typer.Option("--input", "--input-len", metavar="N", min=1, help="Prompt tokens.")] = 128,
-    outputs: Annotated[int, typer.Option("--output", "--output-len", metavar="N", min=1, help="Output tokens.")] = 128,
-    rounds: Annotated[int, typer.Option("--rounds", "--num-iters", metavar="N", min=1, help="How often.")] = 5,
-    seed: SeedOption = 0,
-    threads: ThreadsOption = 0,
-    slo: SloOption = None,
-    as_json: JsonOption = False,
-    html: HtmlOption = None,
+    batch: Annotated[int, _flag("--batch", "--batch-size", metavar="N", min=1, help="Requests at once.")] = 1,
+    inputs: Annotated[int, _flag("--input", "--input-len", metavar="N", min=1, help="Prompt tokens.")] = 128,
+    outputs: Annotated[int, _flag("--output", "--output-len", metavar="N", min=1, help="Output tokens.")] = 128,
+    rounds: Annotated[int, _flag("--rounds", "--num-iters", metavar="N", min=1, help="How often.")] = 5,
+    seed: Annotated[int, _flag("--seed", metavar="N", help="The same seed is the same workload.")] = 0,
+    *,
+    machine: Machine,
+    wanted: Wanted,
 ) -> None:
     with complaints("bench latency"):
-        bounds = read_slo(slo) if slo else {}
-        about = {"model": model, "batch": batch, "rounds": rounds}
-        wanted = Wanted(kind="latency", about=about, slo=bounds, as_json=as_json, html=_writable(html))
-        llm = load_timed(model, quiet=as_json, threads=threads, slots=max(batch, 1))
+        bounds = wanted.bounds()
+        llm = load_timed(model, machine, quiet=wanted.as_json)
         warm_up(llm)
-        records, seconds = _rounds(llm, rounds, batch, (inputs, outputs), seed, quiet=as_json)
-        _tell(wanted, records, seconds)
+        records, seconds = _rounds(llm, rounds, batch, (inputs, outputs), seed, quiet=wanted.as_json)
+        about = {"kind": "latency", "model": model, "batch": batch, "rounds": rounds}
+        _tell(wanted, {**about, **sum_up(records, seconds, bounds)}, records)
+
+
+@app.command(help=SERVE_HELP)
+@expanded
+def serve(*, target: Target, asked: Asked, wanted: Wanted) -> None:
+    with complaints("bench serve"):
+        asks, bounds = asked.asks(), wanted.bounds()
+        plan = target.plan(asked.seed)
+        records, seconds = _load(plan, asks, target.warmup, quiet=wanted.as_json)
+        about = {"kind": "serve", "url": target.url, "model": plan.model, "endpoint": target.endpoint}
+        how = {"workload": asked.workload, "rate": target.rate, "concurrency": target.concurrency}
+        _tell(wanted, {**about, **how, **sum_up(records, seconds, bounds)}, records)
 
 
 def _rounds(
@@ -185,61 +233,7 @@ def _shift(record: Record, seconds: float) -> None:
     record.pieces = [moment + seconds for moment in record.pieces]
 
 
-@app.command(
-    help="Load a server over HTTP, with streaming, and check that every answer is complete. Any OpenAI-style server will do.\n\n\b\nExamples:\n  baton bench serve --requests 64 --rate 2 --slo ttft:500ms,itl:50ms\n  baton bench serve --url http://host:8080 --concurrency 16 --html run.html"
-)
-def serve(
-    url: Annotated[str, typer.Option("--url", "--base-url", metavar="URL", help="The server.")] = "http://127.0.0.1:8000",
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Its name there.  \\[default: the first one]")] = None,
-    api_key: Annotated[str | None, typer.Option(metavar="KEY", help="For that server.")] = None,
-    endpoint: Annotated[Literal["completions", "chat"], typer.Option(help="Which route of /v1.")] = "completions",
-    ids: Annotated[str | None, typer.Option(metavar="A:B", help="Send token ids of this span instead of words.")] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option("--rate", "--request-rate", metavar="R", min=1e-6, help="Requests a second.  \\[default: all at once]"),
-    ] = None,
-    regular: Annotated[bool, typer.Option("--regular", help="At equal distances; else at random ones (Poisson).")] = False,
-    concurrency: Annotated[
-        int | None, typer.Option("--concurrency", "--max-concurrency", metavar="N", min=1, help="Open at once, at most.")
-    ] = None,
-    timeout: Annotated[float, typer.Option(metavar="S", min=0.1, help="Seconds that an answer may take.")] = 600.0,
-    workload: WorkloadOption = "random",
-    requests: RequestsOption = 32,
-    inputs: InputOption = "64:256",
-    outputs: OutputOption = "128",
-    prefix: PrefixOption = 256,
-    groups: GroupsOption = 4,
-    trace: TraceOption = None,
-    scale: ScaleOption = 1.0,
-    speed: SpeedOption = 1.0,
-    seed: SeedOption = 0,
-    warmup: Annotated[int, typer.Option(metavar="N", min=0, help="Short requests before the run.")] = 1,
-    slo: SloOption = None,
-    as_json: JsonOption = False,
-    html: HtmlOption = None,
-) -> None:
-    asked = Asked(
-        workload=workload, requests=requests, inputs=inputs, outputs=outputs, prefix=prefix, groups=groups,
-        trace=trace, scale=scale, speed=speed, seed=seed,
-    )  # fmt: skip
-    with complaints("bench serve"):
-        asks, bounds = asked.asks(), read_slo(slo) if slo else {}
-        about = {"url": url, "endpoint": endpoint, "workload": workload, "rate": rate, "concurrency": concurrency}
-        wanted = Wanted(kind="serve", about=about, slo=bounds, as_json=as_json, html=_writable(html))
-        from baton.cli.bench.load import LoadPlan
-        from baton.cli.http_stream import Server
-
-        server = Server(url, api_key)
-        name = model or first_model(server)
-        plan = LoadPlan(
-            server=server, model=name, endpoint=endpoint, usable_ids=_id_span(ids, endpoint), rate=rate, regular=regular,
-            concurrency=concurrency, timeout_seconds=timeout, seed=seed,
-        )  # fmt: skip
-        records, seconds = _load(plan, asks, warmup, quiet=as_json)
-        _tell(wanted, records, seconds)
-
-
-def _load(plan: Any, asks: Sequence[Ask], warmup: int, *, quiet: bool) -> tuple[list[Record], float]:
+def _load(plan: LoadPlan, asks: Sequence[Ask], warmup: int, *, quiet: bool) -> tuple[list[Record], float]:
     from baton.cli.bench.load import run_load
 
     async def both() -> tuple[list[Record], float]:
@@ -253,7 +247,7 @@ def _load(plan: Any, asks: Sequence[Ask], warmup: int, *, quiet: bool) -> tuple[
         return asyncio.run(both())
 
 
-def first_model(server: Any) -> str:
+def first_model(server: Server) -> str:
     from baton.cli.http_stream import HttpError, get_json
 
     async def ask() -> str:
@@ -279,7 +273,7 @@ def _id_span(ids: str | None, endpoint: str) -> range:
     return range(first, last)
 
 
-def load_timed(model: str, *, quiet: bool, **settings: Any) -> TimedLLM:
+def load_timed(model: str, machine: Machine, *, quiet: bool) -> TimedLLM:
     from baton.cli.run import quiet_waiting
 
     quiet_waiting()
@@ -287,7 +281,7 @@ def load_timed(model: str, *, quiet: bool, **settings: Any) -> TimedLLM:
     with waiting(f"loading {model}", quiet=quiet):
         from baton.cli.bench.offline import TimedLLM
 
-        return TimedLLM(str(path), **settings)
+        return TimedLLM(str(path), threads=machine.threads, slots=machine.slots, kv_memory_gib=machine.kv_memory_gib)
 
 
 def warm_up(llm: TimedLLM) -> None:
@@ -300,20 +294,12 @@ def warm_up(llm: TimedLLM) -> None:
 # Telling
 
 
-def _writable(path: Path | None) -> Path | None:
-    """Now, and not at the end of a long run."""
-    if path is not None and not path.parent.is_dir():
-        raise Failed(f"--html {path}: there is no directory {path.parent}; make it first")
-    return path
-
-
-def _tell(wanted: Wanted, records: Sequence[Record], seconds: float) -> None:
-    summary = {"kind": wanted.kind, **wanted.about, **sum_up(records, seconds, wanted.slo)}
+def _tell(wanted: Wanted, summary: dict[str, Any], records: Sequence[Record]) -> None:
     if wanted.html is not None:
         from baton.cli.bench.report import page
 
         command = shlex.join(["baton", *sys.argv[1:]])
-        wanted.html.write_text(page(f"baton bench {wanted.kind}", command, summary, records), encoding="utf-8")
+        wanted.html.write_text(page(f"baton bench {summary['kind']}", command, summary, records), encoding="utf-8")
     if wanted.as_json:
         print_json(summary)
     else:

@@ -103,7 +103,7 @@ async def send(plan: LoadPlan, ask: Ask, begin: float) -> Record:
 
 async def _read_answer(plan: LoadPlan, ask: Ask, begin: float, record: Record) -> None:
     finished = closed = False
-    async with aclosing(stream_events(plan.server, plan.path, plan.body(ask))) as events:  # type: ignore[type-var]
+    async with aclosing(stream_events(plan.server, plan.path, plan.body(ask))) as events:
         async for event in events:
             now = perf_counter() - begin
             if event == b"[DONE]":

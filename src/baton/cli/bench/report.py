@@ -18,7 +18,8 @@ body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1340px; margin: 2rem au
 h1 {{ font-size: 1.4rem; }} h2 {{ font-size: 1rem; margin: 0 0 .3rem; }}
 table {{ border-collapse: collapse; margin: 1rem 0; }} td, th {{ padding: .2rem .9rem .2rem 0; text-align: right; }}
 td:first-child, th:first-child {{ text-align: left; }} tr + tr {{ border-top: 1px solid #ddd; }}
-.plots {{ display: flex; flex-wrap: wrap; gap: 1.5rem; }} svg {{ max-width: 100%; height: auto; }} pre {{ white-space: pre-wrap; }}
+.plots {{ display: flex; flex-wrap: wrap; gap: 1.5rem; }} svg {{ max-width: 100%; height: auto; }}
+pre {{ white-space: pre-wrap; }}
 @media (prefers-color-scheme: dark) {{ body {{ background: #1c1c1e; color: #eee; }} tr + tr {{ border-color: #444; }} }}
 </style></head><body>
 <h1>{title}</h1>

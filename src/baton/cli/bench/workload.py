@@ -22,11 +22,12 @@ from baton.cli.say import Failed
 SYMBOLS = 1 << 20
 TRACE_BLOCK_TOKENS = 512
 
-WORDS = (
-    "the of and to in is it on as for was with be by at from his that not are but had have this which or one you were her all "
-    "she there would their we him been has when who will more no if out so said what up its about into than them can only "
-    "other new some could time these two may then do first any my now such like our over man me even most made after also"
-).split()
+WORDS_TEXT = """
+    the of and to in is it on as for was with be by at from his that not are but had have this which or one you were her all
+    she there would their we him been has when who will more no if out so said what up its about into than them can only
+    other new some could time these two may then do first any my now such like our over man me even most made after also
+"""
+WORDS = tuple(WORDS_TEXT.split())
 """One token each, with their space, in nearly every vocabulary."""
 
 
@@ -64,7 +65,8 @@ def shared_prefix_asks(
 
 def trace_asks(path: Path, count: int | None, scale: float, speed: float, seed: int) -> list[Ask]:
     rng = Random(seed)
-    asks, first = [], None
+    asks: list[Ask] = []
+    first: float | None = None
     for place, row in _rows(path):
         if count is not None and len(asks) == count:
             break
