@@ -11,6 +11,7 @@ Ctrl-C     running requests finish, then all processes end  exit 0
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import sys
@@ -18,6 +19,7 @@ from dataclasses import replace
 from inspect import Signature
 from time import monotonic
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -29,6 +31,8 @@ from baton.errors import EngineError
 
 if TYPE_CHECKING:
     from baton.protocol.control import InstanceReady, LoadProgress
+
+LISTEN_SECONDS = 10.0
 
 HELP = """Serve a model: OpenAI API, chat page and metrics on one port.
 
@@ -103,6 +107,7 @@ class Teller:
         self._config = config
         self._begin = begin
         self.was_ready = False
+        self._announcing: asyncio.Future[None] | None = None
         self.advance: Advance = lambda done, total, note: None
 
     def progress(self, progress: LoadProgress) -> None:
@@ -110,6 +115,18 @@ class Teller:
             self.advance(progress.done, progress.total, "")
 
     def ready(self, ready: InstanceReady) -> None:
+        self._announcing = asyncio.ensure_future(self._announce(ready))
+
+    async def _announce(self, ready: InstanceReady) -> None:
+        """Only what somebody could use at once is called ready: the front says so a moment before it listens."""
+        deadline = monotonic() + LISTEN_SECONDS
+        host, port = urlsplit(base_url(self._config)).hostname, self._config.port
+        while monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(host, port)
+                writer.close()
+                break
+            await asyncio.sleep(0.01)
         self.was_ready = True
         typer.echo(ready_text(self._config, ready, monotonic() - self._begin))
         for warning in warnings_of(self._config, ready):
