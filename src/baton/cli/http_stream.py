@@ -83,7 +83,9 @@ async def _exchange(server: Server, method: str, path: str, body: bytes | None) 
             raise HttpError(f"{method} {path}: {status} {_message_in(said)}", status)
         async for piece in pieces:
             yield piece
-    except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+    except asyncio.IncompleteReadError:
+        raise HttpError(f"{method} {path}: the connection ended before the answer did") from None
+    except (OSError, ValueError) as error:
         raise HttpError(f"{method} {path}: the connection broke ({type(error).__name__}: {error})") from None
     finally:
         writer.close()
@@ -111,7 +113,7 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]
 
 async def _read_body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
     if "chunked" in headers.get("transfer-encoding", ""):
-        while size := int((await reader.readline()).split(b";")[0], 16):
+        while size := int((await _line(reader)).split(b";")[0], 16):
             yield await reader.readexactly(size)
             await reader.readline()
     elif "content-length" in headers:
@@ -119,6 +121,13 @@ async def _read_body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -
     else:
         while piece := await reader.read(1 << 16):
             yield piece
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    line = await reader.readline()
+    if not line:
+        raise asyncio.IncompleteReadError(b"", None)
+    return line
 
 
 def _message_in(text: str) -> str:

@@ -7,7 +7,7 @@ how many may be open        --concurrency N    a request whose time has come wai
 
 Open arrival (a rate without a bound) is what users do; a closed loop (N clients) is kind to a slow server.
 
-An answer counts as complete if it came with status 200, text, a finish_reason, and [DONE] at its end.
+An answer counts as complete if it came with status 200, tokens, a finish_reason, and [DONE] at its end.
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ async def _read_answer(plan: LoadPlan, ask: Ask, begin: float, record: Record) -
                     record.pieces.append(now)
                 finished = finished or choice.get("finish_reason") is not None
     record.output_tokens = record.output_tokens or len(record.pieces)
-    missing = {"text": bool(record.pieces), "a finish_reason": finished, "[DONE]": closed}
+    if finished and record.output_tokens and not record.pieces:
+        record.pieces.append(perf_counter() - begin)  # tokens without text, like half a character
+    missing = {"tokens": bool(record.pieces), "a finish_reason": finished, "[DONE]": closed}
     if not all(missing.values()):
         record.error = f"the stream ended without {', '.join(name for name, there in missing.items() if not there)}"
 
