@@ -16,8 +16,12 @@ transformers    generate() with padding, in process                        float
 
 Each peer lives in a virtual environment of its own below --venvs, made here if it is not there; one that cannot be installed
 is left out, with the reason. Engines take turns within a round, so a busy hour hurts all of them. Waiting threads sleep in
-all of them unless --spin is given: on a shared machine a spinning engine measures its neighbours. The kernel's CPU pressure
-(share of the time in which somebody waited for a core) stands beside every row: above 0.1 a row says little.
+all of them unless --spin is given: on a shared machine a spinning engine measures its neighbours.
+
+A case is repeated, with other ids, until it ran undisturbed, --tries times at most; the try with the least CPU pressure (the
+share of time in which some task waited for a core, as the kernel counts it) is taken, whatever its result. Pressure stands
+beside every number. Where either side had more than 0.1 there is NO ratio: such numbers cannot be compared. An engine with more
+threads than cores makes pressure of its own, so a high one does not say whose it is.
 """
 
 from __future__ import annotations
@@ -53,6 +57,7 @@ PACKAGES = {
     # torch first and by itself: an open requirement resolves to a build with gigabytes of CUDA
     "transformers": (["torch==2.13.0"], ["transformers", "gguf", "accelerate"]),
 }
+QUIET_PRESSURE = 0.1
 ROWS = (
     ("offline", "offline, {requests} requests, output tok/s", True),
     ("decode", "decode, one stream, tok/s", True),
@@ -63,7 +68,6 @@ ROWS = (
     ("http_itl_p99_ms", "HTTP, p99 ITL, ms", False),
     ("ready_s", "start to ready, s", False),
     ("memory_mib", "memory, MiB", False),
-    ("pressure", "CPU pressure while measured", False),
 )
 """(key, words, more is better)"""
 
@@ -75,33 +79,57 @@ class Skipped(Exception):
 
 
 class Work:
-    """What every engine is asked in one round. Other rounds, other ids: no prefix cache may help."""
+    """What every engine is asked in one round. Every call gives other ids: no prefix cache may help."""
 
     def __init__(self, options: argparse.Namespace, number: int) -> None:
-        lengths, self._ids = Random(7), Random(number)
+        lengths = Random(7)
+        self._ids = Random(number)
+        self._lengths = [lengths.randint(64, 256) for _ in range(options.requests)]
+        self.prefill_tokens = options.prefill
         self.output = options.output
         self.clients = options.clients
-        self.batch = [self._prompt(lengths.randint(64, 256)) for _ in range(options.requests)]
-        self.http = [self._prompt(len(prompt)) for prompt in self.batch]
-        self.short, self.again = self._prompt(128), self._prompt(128)
-        self.long = self._prompt(options.prefill)
+        self.tries = options.tries
 
-    def _prompt(self, length: int) -> list[int]:
+    def prompt(self, length: int) -> list[int]:
         return [self._ids.choice(IDS) for _ in range(length)]
 
+    def batch(self) -> list[list[int]]:
+        return [self.prompt(length) for length in self._lengths]
 
-def cases(generate: Callable[[list[list[int]], int], float], work: Work) -> Numbers:
-    """`generate` returns the seconds for all prompts with that many new tokens each."""
-    generate([work.short[:16]], 4)  # warm
-    one = generate([work.short], 1)
-    many = generate([work.again], work.output + 1)
-    prefill = generate([work.long], 1)
-    batch = generate(work.batch, work.output)
-    return {
-        "decode": work.output / max(1e-9, many - one),
-        "prefill": len(work.long) / prefill,
-        "offline": len(work.batch) * work.output / batch,
-    }
+    @property
+    def context(self) -> int:
+        """Tokens that must fit at once."""
+        return int(self.prefill_tokens) + 64 + sum(length + self.output for length in self._lengths)
+
+
+Generate = Callable[[list[list[int]], int], float]
+"""(prompts, new tokens each) -> seconds"""
+
+
+def steady(case: str, work: Work, measure: Callable[[], Numbers]) -> Numbers:
+    """The least disturbed of some tries, chosen by pressure and never by result."""
+    tries: list[tuple[float, Numbers]] = []
+    while len(tries) < work.tries and not any(share < QUIET_PRESSURE for share, _ in tries):
+        begin, waited = time.perf_counter(), pressure()
+        numbers = measure()
+        tries.append(((pressure() - waited) / (time.perf_counter() - begin), numbers))
+    share, numbers = min(tries, key=lambda each: each[0])
+    return {**numbers, f"{case}_pressure": share}
+
+
+def by_difference(generate: Generate, work: Work) -> Numbers:
+    """Decode speed where only whole calls can be timed. A difference that is not positive is noise: there is no number then."""
+    one = generate([work.prompt(128)], 1)
+    many = generate([work.prompt(128)], work.output + 1)
+    return {"decode": work.output / (many - one)} if many > one else {}
+
+
+def cases(generate: Generate, decode: Callable[[], Numbers], work: Work) -> Numbers:
+    generate([work.prompt(16)], 4)  # warm
+    found = steady("decode", work, decode)
+    found |= steady("prefill", work, lambda: {"prefill": work.prefill_tokens / generate([work.prompt(work.prefill_tokens)], 1)})
+    whole = len(work.batch()) * work.output
+    return found | steady("offline", work, lambda: {"offline": whole / generate(work.batch(), work.output)})
 
 
 # Processes
@@ -166,12 +194,6 @@ def read_ready(process: subprocess.Popen[str]) -> dict[str, Any]:
     raise Skipped(f"its process ended with status {process.wait()} before it was ready (see --log)")
 
 
-def watched(measure: Callable[[], Numbers]) -> Numbers:
-    begin, waited = time.perf_counter(), pressure()
-    numbers = measure()
-    return {**numbers, "pressure": (pressure() - waited) / (time.perf_counter() - begin)}
-
-
 # HTTP
 
 
@@ -187,13 +209,19 @@ def over_http(server: Server, model: str, prompts: list[list[int]], output: int,
 
 
 def http_case(server: Server, model: str, work: Work) -> Numbers:
-    summary: Any = over_http(server, model, work.http, work.output, work.clients)[0]
+    summary: Any = over_http(server, model, work.batch(), work.output, work.clients)[0]
     return {
         "http": summary["output_tokens_per_second"],
         "http_ttft_ms": summary["ttft_ms"]["mean"],
         "http_itl_ms": summary["itl_ms"]["mean"],
         "http_itl_p99_ms": summary["itl_ms"]["p99"],
     }
+
+
+def streamed_decode(server: Server, model: str, work: Work) -> Numbers:
+    """Decode speed as the stream shows it: from the first piece to the last."""
+    summary: Any = over_http(server, model, [work.prompt(128)], work.output + 1, 1)[0]
+    return {"decode": 1000.0 / summary["tpot_ms"]["mean"]} if summary["tpot_ms"]["mean"] else {}
 
 
 def wait_healthy(server: Server, process: subprocess.Popen[str]) -> None:
@@ -226,7 +254,7 @@ def driven(command: list[str], options: argparse.Namespace, work: Work) -> tuple
                 raise Skipped(f"{answer['tokens']} tokens instead of {len(prompts) * output}")
             return float(answer["seconds"])
 
-        numbers = watched(lambda: cases(generate, work))
+        numbers = cases(generate, lambda: by_difference(generate, work), work)
         return name, {**numbers, "ready_s": ready, "memory_mib": memory_mib(process.pid)}
 
 
@@ -243,17 +271,15 @@ def baton(options: argparse.Namespace, work: Work) -> tuple[str, Numbers]:
         server = Server(f"http://127.0.0.1:{port}")
         wait_healthy(server, process)
         ready = time.perf_counter() - begin
-        over_http(server, "model", [work.short[:16]], 4, 1)
-        http = watched(lambda: http_case(server, "model", work))
-        share = max(http.pop("pressure"), numbers["pressure"])
-        return name, {**numbers, **http, "pressure": share, "ready_s": ready, "memory_mib": memory_mib(process.pid)}
+        over_http(server, "model", [work.prompt(16)], 4, 1)
+        http = steady("http", work, lambda: http_case(server, "model", work))
+        return name, {**numbers, **http, "ready_s": ready, "memory_mib": memory_mib(process.pid)}
 
 
 def llamacpp(options: argparse.Namespace, work: Work) -> tuple[str, Numbers]:
     if not options.path.endswith(".gguf"):
         raise Skipped("llama.cpp reads .gguf files, and the model is a folder")
-    context = len(work.long) + 64 + sum(len(prompt) + work.output for prompt in work.batch)
-    settings = [options.threads, len(work.batch), context, 50 if options.spin else 0]
+    settings = [options.threads, options.requests, work.context, 50 if options.spin else 0]
     command = [str(options.venvs / "llamacpp/bin/python"), str(HERE / "llamacpp_server.py"), options.path, *map(str, settings)]
     begin = time.perf_counter()
     with started(command, options) as process:
@@ -262,11 +288,11 @@ def llamacpp(options: argparse.Namespace, work: Work) -> tuple[str, Numbers]:
         wait_healthy(server, process)
         ready = time.perf_counter() - begin
 
-        def measure() -> Numbers:
-            offline = cases(lambda prompts, output: over_http(server, "model", prompts, output, None)[1], work)
-            return {**offline, **http_case(server, "model", work)}
+        def generate(prompts: list[list[int]], output: int) -> float:
+            return over_http(server, "model", prompts, output, None)[1]
 
-        numbers = watched(measure)
+        numbers = cases(generate, lambda: streamed_decode(server, "model", work), work)
+        numbers |= steady("http", work, lambda: http_case(server, "model", work))
         return said["ready"], {**numbers, "ready_s": ready, "memory_mib": memory_mib(process.pid)}
 
 
@@ -317,7 +343,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 except (Skipped, HttpError) as why:
                     skipped[engine] = str(why)
     medians = {
-        engine: {key: median(row[key] for row in rows) for key in rows[0]}
+        engine: {key: median(row[key] for row in rows if key in row) for key in set().union(*rows)}
         for engine, rows in rounds.items()
         if rows and engine not in skipped
     }
@@ -325,20 +351,36 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any], options: argparse.Namespace) -> str:
-    """Markdown. A ratio above 1 means that Baton is better."""
+    """Markdown: number (pressure). A ratio above 1 means that Baton is better; "busy" that there is none to give."""
     medians: dict[str, Numbers] = found["medians"]
     peers = [engine for engine in medians if engine != "baton"]
     head = ["", *(found["engines"][engine] for engine in medians), *(f"Baton against {peer}" for peer in peers)]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for key, words, more_is_better in ROWS:
-        cells = [words.format(**vars(options))]
-        cells += [f"{row[key]:,.2f}" if key in row else "-" for row in medians.values()]
-        for peer in peers:
-            ours, theirs = medians.get("baton", {}).get(key), medians[peer].get(key)
-            ratio = None if key == "pressure" or not ours or not theirs else ours / theirs if more_is_better else theirs / ours
-            cells.append(f"{ratio:.2f}" if ratio else "-")
+        ours = medians.get("baton", {})
+        cells = [words.format(**vars(options)), *(_cell(row, key) for row in medians.values())]
+        cells += [_ratio(ours, medians[peer], key, more_is_better) for peer in peers]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, *(f"\nLeft out: {peer}: {why}" for peer, why in found["skipped"].items())])
+
+
+def _pressure_of(row: Numbers, key: str) -> float | None:
+    return row.get(f"{key.split('_')[0]}_pressure")
+
+
+def _cell(row: Numbers, key: str) -> str:
+    if key not in row:
+        return "-"
+    share = _pressure_of(row, key)
+    return f"{row[key]:,.1f}" + (f" ({share:.2f})" if share is not None else "")
+
+
+def _ratio(ours: Numbers, theirs: Numbers, key: str, more_is_better: bool) -> str:
+    if not ours.get(key) or not theirs.get(key):
+        return "-"
+    if any((_pressure_of(row, key) or 0.0) >= QUIET_PRESSURE for row in (ours, theirs)) or key == "ready_s":
+        return "busy" if key != "ready_s" else "-"
+    return f"{ours[key] / theirs[key] if more_is_better else theirs[key] / ours[key]:.2f}"
 
 
 def main() -> None:
@@ -352,6 +394,7 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=1024, help="tokens of the long prompt")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--tries", type=int, default=4, help="for an undisturbed run of a case")
     parser.add_argument("--spin", action="store_true", help="let waiting threads of the peers spin, as is their default")
     parser.add_argument("--json", type=Path, help="write everything there")
     parser.add_argument("--log", type=Path, default=Path(os.devnull), help="what the engines say on stderr")
