@@ -85,7 +85,7 @@ class Work:
         lengths = Random(7)
         self._ids = Random(number)
         self._lengths = [lengths.randint(64, 256) for _ in range(options.requests)]
-        self.prefill_tokens = options.prefill
+        self.prefill_tokens: int = options.prefill
         self.output = options.output
         self.clients = options.clients
         self.tries = options.tries
@@ -99,7 +99,7 @@ class Work:
     @property
     def context(self) -> int:
         """Tokens that must fit at once."""
-        return int(self.prefill_tokens) + 64 + sum(length + self.output for length in self._lengths)
+        return int(self.prefill_tokens + 64 + sum(length + self.output for length in self._lengths))
 
 
 Generate = Callable[[list[list[int]], int], float]
