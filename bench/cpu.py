@@ -20,8 +20,8 @@ all of them unless --spin is given: on a shared machine a spinning engine measur
 
 A case is repeated, with other ids, until it ran undisturbed, --tries times at most; the try with the least CPU pressure (the
 share of time in which some task waited for a core, as the kernel counts it) is taken, whatever its result. Pressure stands
-beside every number. Where either side had more than 0.1 there is NO ratio: such numbers cannot be compared. An engine with more
-threads than cores makes pressure of its own, so a high one does not say whose it is.
+beside every number, and medians are over undisturbed rounds where there are any. Where either side had more than 0.1 there is
+NO ratio: such numbers cannot be compared. An engine with more threads than cores makes pressure of its own, so a high one does not say whose it is.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import argparse
 import asyncio
 import json
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -342,16 +343,33 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                     print(f"{engine}: {json.dumps({k: round(v, 2) for k, v in numbers.items()})}", file=sys.stderr, flush=True)
                 except (Skipped, HttpError) as why:
                     skipped[engine] = str(why)
-    medians = {
-        engine: {key: median(row[key] for row in rows if key in row) for key in set().union(*rows)}
-        for engine, rows in rounds.items()
-        if rows and engine not in skipped
-    }
-    return {"engines": names, "medians": medians, "rounds": rounds, "skipped": skipped}
+    medians = {engine: medians_of(rows) for engine, rows in rounds.items() if rows and engine not in skipped}
+    return {"machine": machine(), "engines": names, "medians": medians, "rounds": rounds, "skipped": skipped}
+
+
+def medians_of(rows: list[Numbers]) -> Numbers:
+    """Over the rounds in which a case ran undisturbed, or over all of them where there is none."""
+    found: Numbers = {}
+    for key in sorted({key for row in rows for key in row if not key.endswith("_pressure")}):
+        had = [row for row in rows if key in row]
+        used = [row for row in had if (_pressure_of(row, key) or 0.0) < QUIET_PRESSURE] or had
+        found[key] = median(row[key] for row in used)
+        found[f"{key}_rounds"] = len(used)
+        shares = [share for row in used if (share := _pressure_of(row, key)) is not None]
+        if shares:
+            found[f"{key.split('_')[0]}_pressure"] = max(shares)
+    return found
+
+
+def machine() -> str:
+    """Figures of different machines look alike in a table; this line tells them apart."""
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
+    return f"{platform.machine()}, {os.cpu_count()} cores, {names[0] if names else 'unnamed'}"
 
 
 def table(found: dict[str, Any], options: argparse.Namespace) -> str:
-    """Markdown: number (pressure). A ratio above 1 means that Baton is better; "busy" that there is none to give."""
+    """Markdown: number (pressure; rounds it is the median of). A ratio above 1: Baton is better; "busy": there is none."""
     medians: dict[str, Numbers] = found["medians"]
     peers = [engine for engine in medians if engine != "baton"]
     head = ["", *(found["engines"][engine] for engine in medians), *(f"Baton against {peer}" for peer in peers)]
@@ -361,7 +379,7 @@ def table(found: dict[str, Any], options: argparse.Namespace) -> str:
         cells = [words.format(**vars(options)), *(_cell(row, key) for row in medians.values())]
         cells += [_ratio(ours, medians[peer], key, more_is_better) for peer in peers]
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, *(f"\nLeft out: {peer}: {why}" for peer, why in found["skipped"].items())])
+    return "\n".join([found["machine"], "", *lines, *(f"\nLeft out: {peer}: {why}" for peer, why in found["skipped"].items())])
 
 
 def _pressure_of(row: Numbers, key: str) -> float | None:
@@ -372,7 +390,7 @@ def _cell(row: Numbers, key: str) -> str:
     if key not in row:
         return "-"
     share = _pressure_of(row, key)
-    return f"{row[key]:,.1f}" + (f" ({share:.2f})" if share is not None else "")
+    return f"{row[key]:,.1f}" + (f" ({share:.2f}; {row[f'{key}_rounds']:.0f})" if share is not None else "")
 
 
 def _ratio(ours: Numbers, theirs: Numbers, key: str, more_is_better: bool) -> str:

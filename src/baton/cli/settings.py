@@ -21,7 +21,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import msgspec
 import typer
 
 from baton import config as config_module
@@ -87,6 +86,8 @@ class Setting:
 
     def read(self, value: Any, origin: str) -> Any:
         """The value as the field's type wants it."""
+        import msgspec
+
         if get_origin(self.hint) is tuple and isinstance(value, str):
             value = [value]
         try:
