@@ -1,0 +1,334 @@
+"""`baton bench offline | serve | latency`: options in, one run, table or JSON out.
+
+stdout is for the numbers, stderr for bars and complaints. Exit code 1: an answer was not complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from baton.cli.bench.measures import Record, read_slo, sum_up
+from baton.cli.bench.workload import Ask, random_asks, read_span, shared_prefix_asks, trace_asks
+from baton.cli.options import expanded
+from baton.cli.say import FAILED, Failed, bar, complaints, console, print_json, resolve_model, waiting
+
+if TYPE_CHECKING:
+    from baton.cli.bench.load import LoadPlan
+    from baton.cli.bench.offline import TimedLLM
+    from baton.cli.http_stream import Server
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+
+HELP = """Measure throughput and latency.
+
+\b
+Examples:
+  baton bench offline                          32 requests, no server
+  baton bench latency --batch 1                one stream
+  baton bench serve --rate 2 --html run.html   a server that runs, also a peer's
+  baton bench serve --workload shared-prefix --concurrency 16
+  baton bench serve --workload trace --trace conversation.jsonl --scale 0.05
+"""
+
+OFFLINE_HELP = """Throughput without a server: all requests at once, in this process.
+
+\b
+Examples:
+  baton bench offline --requests 32 --input 64:256 --output 128
+  baton bench offline ./model.gguf --workload shared-prefix --prefix 512
+"""
+LATENCY_HELP = """Latency of one batch at a time, without a server.
+
+\b
+Examples:
+  baton bench latency --batch 1 --input 128 --output 128
+  baton bench latency --input 1024 --output 1      prefill alone
+"""
+SERVE_HELP = """Load a server over HTTP, with streaming, and check that every answer is complete.
+
+Any OpenAI-style server will do; Baton's own is the default.
+
+\b
+Examples:
+  baton bench serve --requests 64 --rate 2 --slo ttft:500ms,itl:50ms
+  baton bench serve --url http://host:8080 --concurrency 16 --html run.html
+  baton bench serve --workload trace --trace conversation.jsonl --scale 0.05
+"""
+
+Workload = Literal["random", "shared-prefix", "trace"]
+ModelArgument = Annotated[str, typer.Argument(metavar="[MODEL]", help="As for baton serve.", show_default=True)]
+
+
+def _flag(*names: str, help: str, metavar: str | None = None, **limits: Any) -> Any:
+    return typer.Option(*names, help=help, metavar=metavar, **limits)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """Which workload."""
+
+    workload: Annotated[Workload, _flag("--workload", help="What is asked (docs/cli.md).")] = "random"
+    requests: Annotated[int, _flag("--requests", "--num-prompts", metavar="N", min=1, help="How many.")] = 32
+    inputs: Annotated[str, _flag("--input", "--input-len", metavar="N|A:B", help="Prompt tokens, or a span of them.")] = (
+        "64:256"
+    )
+    outputs: Annotated[str, _flag("--output", "--output-len", metavar="N|A:B", help="Output tokens, or a span of them.")] = (
+        "128"
+    )
+    prefix: Annotated[int, _flag("--prefix", metavar="N", min=1, help="shared-prefix: tokens that a group shares.")] = 256
+    groups: Annotated[int, _flag("--groups", metavar="N", min=1, help="shared-prefix: how many groups.")] = 4
+    trace: Annotated[Path | None, _flag("--trace", metavar="FILE", help="trace: JSON lines.")] = None
+    scale: Annotated[float, _flag("--scale", metavar="F", min=1e-6, help="trace: factor for all lengths.")] = 1.0
+    speed: Annotated[float, _flag("--speed", metavar="F", min=1e-6, help="trace: how much faster than it was.")] = 1.0
+    seed: Annotated[int, _flag("--seed", metavar="N", help="The same seed is the same workload.")] = 0
+
+    def asks(self) -> list[Ask]:
+        if self.workload == "trace":
+            if self.trace is None:
+                raise Failed("--workload trace needs --trace FILE")
+            return trace_asks(self.trace, self.requests, self.scale, self.speed, self.seed)
+        if self.trace is not None:
+            raise Failed("--trace FILE needs --workload trace")
+        inputs, outputs = read_span(self.inputs, "--input"), read_span(self.outputs, "--output")
+        if self.workload == "random":
+            return random_asks(self.requests, inputs, outputs, self.seed)
+        return shared_prefix_asks(self.requests, self.groups, self.prefix, inputs, outputs, self.seed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """How the numbers are to be told."""
+
+    slo: Annotated[str | None, _flag("--slo", metavar="LIST", help="For goodput: ttft:500ms,itl:50ms (also tpot, e2e).")] = None
+    as_json: Annotated[bool, _flag("--json", help="Print one JSON object.")] = False
+    html: Annotated[Path | None, _flag("--html", metavar="FILE", help="Write a page with plots. It fetches nothing.")] = None
+
+    def bounds(self) -> dict[str, float]:
+        """Checked now, and not at the end of a long run."""
+        if self.html is not None and not self.html.parent.is_dir():
+            raise Failed(f"--html {self.html}: there is no directory {self.html.parent}; make it first")
+        return read_slo(self.slo) if self.slo else {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """Which server, and how it is loaded."""
+
+    url: Annotated[str, _flag("--url", "--base-url", metavar="URL", help="The server.")] = "http://127.0.0.1:8000"
+    model: Annotated[str | None, _flag("--model", metavar="NAME", help="Its name there. \\[default: the first one]")] = None
+    api_key: Annotated[str | None, _flag("--api-key", metavar="KEY", help="For that server.")] = None
+    endpoint: Annotated[Literal["completions", "chat"], _flag("--endpoint", help="Which route of /v1.")] = "completions"
+    ids: Annotated[str | None, _flag("--ids", metavar="A:B", help="Send token ids of this span instead of words.")] = None
+    rate: Annotated[
+        float | None,
+        _flag("--rate", "--request-rate", metavar="R", min=1e-6, help="Requests a second. \\[default: all at once]"),
+    ] = None
+    regular: Annotated[bool, _flag("--regular", help="At equal distances; else at random ones (Poisson).")] = False
+    concurrency: Annotated[
+        int | None, _flag("--concurrency", "--max-concurrency", metavar="N", min=1, help="Open at once, at most.")
+    ] = None
+    timeout: Annotated[float, _flag("--timeout", metavar="S", min=0.1, help="Seconds that an answer may take.")] = 600.0
+    warmup: Annotated[int, _flag("--warmup", metavar="N", min=0, help="Short requests before the run.")] = 1
+
+    def plan(self, seed: int) -> LoadPlan:
+        from baton.cli.bench.load import LoadPlan
+        from baton.cli.http_stream import Server
+
+        server = Server(self.url, self.api_key)
+        return LoadPlan(
+            server=server, model=self.model or first_model(server), endpoint=self.endpoint,
+            usable_ids=_id_span(self.ids, self.endpoint), rate=self.rate, regular=self.regular,
+            concurrency=self.concurrency, timeout_seconds=self.timeout, seed=seed,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What the engine in this process is told."""
+
+    threads: Annotated[int, _flag("--threads", metavar="N", min=0, help="Compute threads. 0: one a core.")] = 0
+    slots: Annotated[int, _flag("--slots", "--max-num-seqs", metavar="N", min=1, help="Sequences at once.")] = 64
+    kv_memory_gib: Annotated[float, _flag("--kv-memory-gib", metavar="G", min=0.01, help="Memory for the KV pool.")] = 2.0
+
+
+@app.command(help=OFFLINE_HELP)
+@expanded
+def offline(model: ModelArgument = "smollm2", *, asked: Asked, machine: Machine, wanted: Wanted) -> None:
+    with complaints("bench offline"):
+        asks, bounds = asked.asks(), wanted.bounds()
+        llm = load_timed(model, machine, quiet=wanted.as_json)
+        warm_up(llm)
+        from baton.cli.bench.offline import run_offline
+
+        with bar("requests", quiet=wanted.as_json) as advance:
+            records, seconds = run_offline(llm, asks, advance)
+        about = {"kind": "offline", "model": model, "workload": asked.workload, "slots": machine.slots}
+        _tell(wanted, {**about, **sum_up(records, seconds, bounds)}, records)
+
+
+@app.command(help=LATENCY_HELP)
+@expanded
+def latency(
+    model: ModelArgument = "smollm2",
+    batch: Annotated[int, _flag("--batch", "--batch-size", metavar="N", min=1, help="Requests at once.")] = 1,
+    inputs: Annotated[int, _flag("--input", "--input-len", metavar="N", min=1, help="Prompt tokens.")] = 128,
+    outputs: Annotated[int, _flag("--output", "--output-len", metavar="N", min=1, help="Output tokens.")] = 128,
+    rounds: Annotated[int, _flag("--rounds", "--num-iters", metavar="N", min=1, help="How often.")] = 5,
+    seed: Annotated[int, _flag("--seed", metavar="N", help="The same seed is the same workload.")] = 0,
+    *,
+    machine: Machine,
+    wanted: Wanted,
+) -> None:
+    with complaints("bench latency"):
+        bounds = wanted.bounds()
+        llm = load_timed(model, machine, quiet=wanted.as_json)
+        warm_up(llm)
+        records, seconds = _rounds(llm, rounds, batch, (inputs, outputs), seed, quiet=wanted.as_json)
+        about = {"kind": "latency", "model": model, "batch": batch, "rounds": rounds}
+        _tell(wanted, {**about, **sum_up(records, seconds, bounds)}, records)
+
+
+@app.command(help=SERVE_HELP)
+@expanded
+def serve(*, target: Target, asked: Asked, wanted: Wanted) -> None:
+    with complaints("bench serve"):
+        asks, bounds = asked.asks(), wanted.bounds()
+        plan = target.plan(asked.seed)
+        records, seconds = _load(plan, asks, target.warmup, quiet=wanted.as_json)
+        about = {"kind": "serve", "url": target.url, "model": plan.model, "endpoint": target.endpoint}
+        how = {"workload": asked.workload, "rate": target.rate, "concurrency": target.concurrency}
+        _tell(wanted, {**about, **how, **sum_up(records, seconds, bounds)}, records)
+
+
+def _rounds(
+    llm: TimedLLM, rounds: int, batch: int, lengths: tuple[int, int], seed: int, *, quiet: bool
+) -> tuple[list[Record], float]:
+    """One batch after the other, each with prompts of its own: a cached prompt would be no prefill."""
+    from baton.cli.bench.offline import run_offline
+
+    records: list[Record] = []
+    total = 0.0
+    with bar("rounds", quiet=quiet) as advance:
+        for number in range(rounds):
+            advance(number, rounds, "")
+            asks = random_asks(batch, (lengths[0],) * 2, (lengths[1],) * 2, seed + 1000 * number)
+            some, seconds = run_offline(llm, asks, lambda done, count, note: None)
+            for record in some:
+                _shift(record, total)
+            records += some
+            total += seconds
+    return records, total
+
+
+def _shift(record: Record, seconds: float) -> None:
+    record.sent, record.ended = record.sent + seconds, record.ended + seconds
+    record.pieces = [moment + seconds for moment in record.pieces]
+
+
+def _load(plan: LoadPlan, asks: Sequence[Ask], warmup: int, *, quiet: bool) -> tuple[list[Record], float]:
+    from baton.cli.bench.load import run_load
+
+    async def both() -> tuple[list[Record], float]:
+        if warmup:
+            first, _ = await run_load(plan, random_asks(warmup, (8, 8), (4, 4), seed=-1), lambda done, total, note: None)
+            if not first[0].ok:
+                raise Failed(f"a first short request failed: {first[0].error}")
+        return await run_load(plan, asks, advance)
+
+    with bar("requests", quiet=quiet) as advance:
+        return asyncio.run(both())
+
+
+def first_model(server: Server) -> str:
+    from baton.cli.http_stream import HttpError, get_json
+
+    async def ask() -> str:
+        async with asyncio.timeout(10.0):
+            return str((await get_json(server, "/v1/models"))["data"][0]["id"])
+
+    try:
+        return asyncio.run(ask())
+    except TimeoutError:
+        raise Failed(f"{server.url} does not answer within 10 s; is it loading? `baton serve` says when it is ready") from None
+    except HttpError as error:
+        raise Failed(f"{error}; start one with `baton serve`, or give --url") from None
+    except (KeyError, IndexError, TypeError):
+        raise Failed(f"{server.url}/v1/models lists no model; give --model") from None
+
+
+def _id_span(ids: str | None, endpoint: str) -> range:
+    if ids is None:
+        return range(0)
+    if endpoint == "chat":
+        raise Failed("--ids: chats are made of text; leave it out, or use --endpoint completions")
+    first, last = read_span(ids, "--ids")
+    return range(first, last)
+
+
+def load_timed(model: str, machine: Machine, *, quiet: bool) -> TimedLLM:
+    from baton.cli.run import quiet_waiting
+
+    quiet_waiting()
+    path = resolve_model(model, quiet=quiet)
+    with waiting(f"loading {model}", quiet=quiet):
+        from baton.cli.bench.offline import TimedLLM
+
+        return TimedLLM(str(path), threads=machine.threads, slots=machine.slots, kv_memory_gib=machine.kv_memory_gib)
+
+
+def warm_up(llm: TimedLLM) -> None:
+    """The first steps of a process pay for things that later ones do not."""
+    from baton.cli.bench.offline import run_offline
+
+    run_offline(llm, random_asks(2, (8, 8), (4, 4), seed=-1), lambda done, total, note: None)
+
+
+# Telling
+
+
+def _tell(wanted: Wanted, summary: dict[str, Any], records: Sequence[Record]) -> None:
+    if wanted.html is not None:
+        from baton.cli.bench.report import page
+
+        command = shlex.join(["baton", *sys.argv[1:]])
+        wanted.html.write_text(page(f"baton bench {summary['kind']}", command, summary, records), encoding="utf-8")
+    if wanted.as_json:
+        print_json(summary)
+    else:
+        print_table(summary)
+        if wanted.html is not None:
+            typer.echo(f"report: {wanted.html}", err=True)
+    if summary["failed"]:
+        raise typer.Exit(FAILED)
+
+
+def print_table(summary: Mapping[str, Any]) -> None:
+    from rich.table import Table
+
+    done = f"{summary['completed']} of {summary['requests']} complete"
+    short = f", {summary['short']} shorter than asked for" if summary["short"] else ""
+    typer.echo(f"requests    {done}{short} in {summary['seconds']:.2f} s ({summary['requests_per_second']:.2f} a second)")
+    cached = f", {summary['cached_tokens']:,} of them cached" if summary["cached_tokens"] else ""
+    typer.echo(f"tokens      {summary['input_tokens']:,} in{cached}; {summary['output_tokens']:,} out")
+    rates = f"{summary['output_tokens_per_second']:,.1f} out, {summary['total_tokens_per_second']:,.1f} in and out"
+    typer.echo(f"tok/s       {rates}")
+    if "goodput_requests_per_second" in summary:
+        bounds = ", ".join(f"{name} {bound:g} ms" for name, bound in summary["slo_ms"].items())
+        met = f"{summary['slo_met']} of {summary['requests']} within {bounds}"
+        typer.echo(f"goodput     {summary['goodput_requests_per_second']:.3f} requests a second ({met})")
+    table = Table("ms", "mean", "p50", "p90", "p99", "max", box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name in ("ttft", "tpot", "itl", "e2e"):
+        table.add_row(name.upper(), *(f"{value:,.1f}" for value in summary[f"{name}_ms"].values()))
+    console().print(table)
+    for error in summary["errors"]:
+        typer.echo(f"failed: {error}", err=True)

@@ -1,0 +1,102 @@
+"""`baton models`: what can be named after `baton serve`, what is here already, and what kinds of files are read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from baton.cli.say import complaints, console, print_json
+
+HELP = """List models: aliases, what is in the caches, and what Baton can run.
+
+\b
+Examples:
+  baton models
+  baton models --json
+"""
+
+
+def models(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    with complaints("models"):
+        facts = {"aliases": aliases(), "hub": hub_models(), "architectures": architectures(), "files": file_kinds()}
+        if as_json:
+            print_json(facts)
+        else:
+            _print(facts)
+
+
+def aliases() -> list[dict[str, Any]]:
+    from baton.models.aliases import ALIASES, cache_folder
+
+    found = []
+    for name, model in ALIASES.items():
+        path = cache_folder() / model.file
+        # The size is enough here: the checksum is looked at when the model is used.
+        here = path.is_file() and path.stat().st_size == model.nbytes
+        row = {"name": name, "file": model.file, "nbytes": model.nbytes, "from": model.requirement}
+        found.append({**row, "cached": here, "path": str(path)})
+    return found
+
+
+def hub_folder() -> Path:
+    """Where the Hugging Face client keeps its models; it is the one that reads these variables."""
+    home = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+
+
+def hub_models() -> list[dict[str, str]]:
+    found = []
+    for folder in sorted(hub_folder().glob("models--*")):
+        snapshots = sorted(folder.glob("snapshots/*/config.json"))
+        if snapshots:
+            found.append(
+                {"name": folder.name.removeprefix("models--").replace("--", "/", 1), "path": str(snapshots[-1].parent)}
+            )
+    return found
+
+
+def architectures() -> list[dict[str, Any]]:
+    from baton.models.registry import ARCHITECTURES
+
+    return [
+        {"name": name, "config_json": list(model.hf_names), "gguf": model.gguf_name} for name, model in ARCHITECTURES.items()
+    ]
+
+
+def file_kinds() -> list[dict[str, Any]]:
+    from baton.models.loaders.gguf_types import TENSOR_TYPES
+
+    return [
+        {"kind": "folder", "holds": "config.json, tokenizer.json and *.safetensors", "types": ["F32", "F16", "BF16"]},
+        {"kind": ".gguf", "holds": "everything in one file", "types": [kind.name for kind in TENSOR_TYPES.values()]},
+    ]
+
+
+def _print(facts: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    def table(title: str, *columns: str) -> Table:
+        return Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+
+    known = table("Aliases", "name", "size", "comes in", "here")
+    for row in facts["aliases"]:
+        here = row["path"] if row["cached"] else "no; fetched when it is first used"
+        known.add_row(row["name"], f"{row['nbytes'] / 1e6:.0f} MB", row["from"], here)
+    cached = table("Hugging Face cache", "name", "folder")
+    for row in facts["hub"]:
+        cached.add_row(row["name"], row["path"])
+    runs = table("Architectures", "name", "config.json", "GGUF")
+    for row in facts["architectures"]:
+        runs.add_row(row["name"], ", ".join(row["config_json"]), row["gguf"])
+    files = table("Files", "kind", "holds", "tensor types")
+    for row in facts["files"]:
+        files.add_row(row["kind"], row["holds"], ", ".join(row["types"]))
+    shown = console()
+    for part in (known, *([cached] if facts["hub"] else ()), runs, files):
+        shown.print(part, "")
+    typer.echo(
+        "A folder or a .gguf file is named by its path, a hub model by its id (owner/model). Pickle files are never read."
+    )

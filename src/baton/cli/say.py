@@ -1,0 +1,128 @@
+"""How every command talks: answers on stdout, everything else on stderr, errors in one line that says what to do.
+
+Bars are for people who look on: none where stderr is a file or a pipe.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+
+EXTRAS = {
+    "torch": "cpu",
+    "numpy": "cpu",
+    "safetensors": "cpu",
+    "tokenizers": "serve",
+    "jinja2": "serve",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "orjson": "serve",
+    "prometheus_client": "serve",
+}
+"""Which extra of the package brings a module that is missing."""
+
+
+class Failed(Exception):
+    """The command cannot go on; the message is one line that says what to do."""
+
+
+def complain(command: str, message: str, code: int = FAILED) -> NoReturn:
+    typer.echo(f"baton {command}: {one_line(message)}", err=True)
+    raise typer.Exit(code)
+
+
+def one_line(message: str) -> str:
+    return " ".join(message.split())
+
+
+@contextmanager
+def complaints(command: str) -> Iterator[None]:
+    """Errors we expect become one line and exit code 1; a traceback means that something is wrong with Baton itself."""
+    from baton.errors import EngineError
+
+    try:
+        yield
+    except (EngineError, Failed) as error:
+        complain(command, str(error))
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").split(".")[0])
+        if extra is None:
+            raise
+        complain(command, f"the package {error.name} is missing: pip install 'baton[cpu,serve]' (it is in baton[{extra}])")
+    except KeyboardInterrupt:
+        complain(command, "interrupted", INTERRUPTED)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A pipe has no width; give it one in which no line of a table is broken."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, width=None if stream.isatty() else 160, highlight=False)
+
+
+Advance = Callable[[int, int, str], None]
+"""(done, total, a note)"""
+
+
+@contextmanager
+def bar(what: str, *, unit: str = "", quiet: bool = False) -> Iterator[Advance]:
+    """A bar that appears with the first advance: a step that is over at once shows nothing. `unit` "bytes" counts those."""
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    shown = console(stderr=True)
+    count = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*columns, console=shown, transient=True, disable=quiet or not shown.is_terminal) as progress:
+        task: Any = None
+
+        def advance(done: int, total: int, note: str = "") -> None:
+            nonlocal task
+            if task is None:
+                task = progress.add_task(what, total=total, note=note)
+            progress.update(task, completed=done, total=total, note=note)
+
+        yield advance
+
+
+@contextmanager
+def waiting(what: str, *, quiet: bool = False) -> Iterator[None]:
+    """A spinner, for work that cannot say how far it is."""
+    shown = console(stderr=True)
+    if quiet or not shown.is_terminal:
+        yield
+        return
+    with shown.status(what):
+        yield
+
+
+def resolve_model(name: str, *, quiet: bool = False) -> Path:
+    """What the user typed as files on this machine, with a bar while they are fetched."""
+    from baton.models.names import resolve
+
+    with bar(f"fetching {name}", unit="bytes", quiet=quiet) as advance:
+        return resolve(name, progress=lambda done, total: advance(done, total, ""))
+
+
+def served_name(model: str) -> str:
+    """What clients call it: an alias or a hub id as it is, of a path only the last part."""
+    path = Path(model).expanduser()
+    if not path.exists():
+        return model
+    return path.stem if path.suffix == ".gguf" else path.resolve().name
+
+
+def print_json(answer: object) -> None:
+    import msgspec
+
+    typer.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())

@@ -1,0 +1,227 @@
+"""ServeConfig as options and as YAML keys: generated, so that a new field needs no line here.
+
+order of precedence    example                        a field that is given in both: the upper one counts
+flag                   --slots 32
+familiar flag          --max-num-seqs 32              the same field; both at once are refused
+YAML key               slots: 32                      familiar names work too, with - or _
+default                the dataclass
+
+Environment variables are never read: what a server does is what its command line and its file say.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import typer
+
+from baton import config as config_module
+from baton.cli.say import Failed
+from baton.config import ServeConfig
+
+FAMILIAR: dict[str, tuple[str, ...]] = {
+    "context_tokens_max": ("max_model_len",),
+    "slots": ("max_num_seqs",),
+    "tokens_per_step": ("max_num_batched_tokens",),
+    "kv_blocks": ("num_gpu_blocks_override",),
+    "prefix_caching": ("enable_prefix_caching",),
+    "drain_seconds_max": ("shutdown_timeout",),
+}
+"""Names that users of other engines type. Those that are the same here (block_size, api_key, ...) need no line."""
+
+PANELS: dict[str, tuple[str, ...]] = {
+    "Model": ("model", "served_model_name", "chat_template", "dtype", "quantization", "threads", "context_tokens_max"),
+    "Listening": ("host", "port", "api_key"),
+    "KV cache": ("kv_blocks", "kv_memory_gib", "block_size", "prefix_caching", "eviction"),
+    "Scheduling": ("slots", "tokens_per_step", "chunk_tokens_max", "steps_in_flight", "order"),
+    "Queue": ("queue_requests_max", "queue_tokens_max"),
+    "Times": ("step_seconds_max", "drain_seconds_max", "start_seconds_max"),
+}
+"""How --help groups the fields; one that is not named here is under "More"."""
+
+FALLBACK_HELP = {
+    "port": "Port to listen on. 0: one that is free.",
+    "dtype": "Arithmetic and KV cache.",
+    "quantization": "How weights are kept. none: dequantised when they are loaded, which is the exact mode.",
+}
+"""For fields whose class says nothing about them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One field of ServeConfig, as the command line sees it."""
+
+    name: str
+    hint: Any
+    default: Any
+    help: str
+    panel: str
+    familiar: tuple[str, ...]
+
+    @property
+    def flag(self) -> str:
+        return flag_of(self.name)
+
+    @property
+    def kind(self) -> Any:
+        """The type of the option: without None, lists for tuples, and text (YAML) for what has no option type."""
+        bare = [part for part in get_args(self.hint) if part is not type(None)] if _is_union(self.hint) else [self.hint]
+        if len(bare) == 1 and (bare[0] in (bool, int, float, str) or get_origin(bare[0]) is Literal):
+            return bare[0]
+        return list[str] if get_origin(self.hint) is tuple else str
+
+    @property
+    def help_with_default(self) -> str:
+        also = f" (also {', '.join(map(flag_of, self.familiar))})" if self.familiar else ""
+        default = {True: "on", False: "off"}[self.default] if isinstance(self.default, bool) else self.default
+        return f"{self.help}{also}" + ("" if default is None or default == () else f" \\[default: {default}]")
+
+    def read(self, value: Any, origin: str) -> Any:
+        """The value as the field's type wants it."""
+        import msgspec
+
+        if get_origin(self.hint) is tuple and isinstance(value, str):
+            value = [value]
+        try:
+            return msgspec.convert(value, self.hint)
+        except msgspec.ValidationError as error:
+            raise Failed(f"{origin}: {self.name}: {str(error)[:1].lower()}{str(error)[1:]}, and it is {value!r}") from None
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _is_union(hint: Any) -> bool:
+    return get_origin(hint) in (Union, types.UnionType)
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """The string under each field of a class, from its source: Python itself throws those away."""
+    tree = ast.parse(inspect.getsource(config_module))
+    (body,) = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__]
+    docs = {}
+    for node, below in pairwise(body):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(below, ast.Expr):
+            docs[node.target.id] = ast.literal_eval(below.value)
+    return docs
+
+
+def all_settings() -> list[Setting]:
+    hints, docs = get_type_hints(ServeConfig), field_docs(ServeConfig)
+    panels = {name: panel for panel, names in PANELS.items() for name in names}
+    made = []
+    for field in fields(ServeConfig):
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        help_text = docs.get(field.name) or FALLBACK_HELP.get(field.name, "")
+        panel = panels.get(field.name, "More")
+        made.append(Setting(field.name, hints[field.name], default, help_text, panel, FAMILIAR.get(field.name, ())))
+    return made
+
+
+# Options
+
+
+def parameters() -> list[inspect.Parameter]:
+    """Everything `baton serve` takes, for its signature. None always means "not given"."""
+    made = [
+        _parameter("positional", str | None, typer.Argument(metavar="MODEL", help="Same as --model.", show_default=False)),
+        _parameter("config", Path | None, typer.Option("--config", metavar="FILE", help="YAML: every option is a key.")),
+    ]
+    for setting in all_settings():
+        made.append(_option(setting, setting.name))
+        made += [_option(setting, name) for name in setting.familiar]
+    return made
+
+
+def _option(setting: Setting, name: str) -> inspect.Parameter:
+    flag = flag_of(name)
+    declaration = f"{flag}/--no-{flag[2:]}" if setting.kind is bool else flag
+    shown = name == setting.name
+    info = typer.Option(
+        declaration, help=setting.help_with_default, show_default=False, rich_help_panel=setting.panel, hidden=not shown
+    )
+    return _parameter(name, setting.kind | None, info)
+
+
+def _parameter(name: str, kind: Any, info: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info])
+
+
+# Values
+
+
+def read_config(given: Mapping[str, Any]) -> ServeConfig:
+    """From what the command line gave (by parameter name). Raises Failed with what to do."""
+    flags = {name: value for name, value in given.items() if value is not None}
+    file = flags.pop("config", None)
+    positional = flags.pop("positional", None)
+    if positional is not None:
+        if flags.get("model", positional) != positional:
+            raise Failed(f"two models: {positional} and --model {flags['model']}; give one of them")
+        flags["model"] = positional
+    settings = all_settings()
+    from_flags = _by_field(flags, settings, "command line", parse_text=True)
+    from_file = _by_field(read_yaml(file), settings, str(file)) if file is not None else {}
+    return ServeConfig(**{**from_file, **from_flags})
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Failed(f"--config {path}: cannot be read ({error.strerror}); give a YAML file") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise Failed(f"--config {path}: is no YAML ({error})") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise Failed(f"--config {path}: must hold keys with values, like `port: 8001`, not a {type(content).__name__}")
+    return {str(key).replace("-", "_"): value for key, value in content.items()}
+
+
+def _by_field(
+    given: Mapping[str, Any], settings: Sequence[Setting], origin: str, *, parse_text: bool = False
+) -> dict[str, Any]:
+    by_name = {name: setting for setting in settings for name in (setting.name, *setting.familiar)}
+    values: dict[str, Any] = {}
+    named: dict[str, str] = {}
+    for name, value in given.items():
+        setting = by_name.get(name)
+        if setting is None:
+            raise Failed(f"{origin}: unknown key {name}{did_you_mean(name, by_name)}")
+        if setting.name in values:
+            raise Failed(f"{origin}: {named[setting.name]} and {name} are the same setting; give one of them")
+        if parse_text and setting.kind is str and not _takes_text(setting.hint):
+            value = _yaml_value(value)
+        values[setting.name], named[setting.name] = setting.read(value, origin), name
+    return values
+
+
+def _takes_text(hint: Any) -> bool:
+    return hint is str or (_is_union(hint) and str in get_args(hint))
+
+
+def _yaml_value(text: str) -> Any:
+    """A field with structure, given as a flag, is written as YAML (JSON is YAML too)."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def did_you_mean(name: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else "; `baton serve --help` lists them all"

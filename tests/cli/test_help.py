@@ -1,0 +1,44 @@
+"""Every command explains itself, with examples, at once and without loading anything heavy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from command_rig import baton, said
+
+COMMANDS = ["", "serve", "chat", "run", "models", "bench", "bench offline", "bench latency", "bench serve", "simulate"]
+HEAVY = ("torch", "numpy", "transformers", "starlette", "uvicorn", "tokenizers", "yaml")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_works_and_shows_examples(command):
+    ran = baton(*command.split(), "--help")
+    assert ran.returncode == 0, ran.stderr
+    assert "Example" in ran.stdout
+    assert f"baton {command}".strip() in ran.stdout
+
+
+def test_help_imports_nothing_heavy():
+    program = f"""
+import sys
+from baton.cli.main import app
+try:
+    app(["serve", "--help"])
+except SystemExit:
+    pass
+print("HEAVY", [name for name in {HEAVY!r} if name in sys.modules])
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.strip().endswith("HEAVY []")
+
+
+def test_version():
+    assert baton("version").stdout.startswith("baton ")
+
+
+def test_an_unknown_option_is_answered_with_a_near_one():
+    ran = baton("serve", "--max-model-leng", "5")
+    assert ran.returncode == 2
+    assert "--max-model-len" in said(ran)

@@ -1,0 +1,128 @@
+"""Every field of ServeConfig is a flag and a YAML key; flags win; what is unknown is refused with a suggestion."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from typing import Literal, get_args, get_origin
+
+import pytest
+from typer.testing import CliRunner
+
+from baton.cli import serve as serving
+from baton.cli.main import app
+from baton.cli.say import Failed
+from baton.cli.settings import FAMILIAR, PANELS, all_settings, read_config
+from baton.config import ServeConfig
+
+SETTINGS = {setting.name: setting for setting in all_settings()}
+FIELDS = [field.name for field in fields(ServeConfig)]
+
+
+def other_value(name):
+    """Some value that is not the default, as YAML would give it."""
+    setting = SETTINGS[name]
+    kind = setting.kind
+    if get_origin(kind) is Literal:
+        return get_args(kind)[-1]
+    return {bool: not setting.default, int: 7, float: 7.5, str: "x", list[str]: ["a", "b"]}[kind]
+
+
+def as_flags(name, value):
+    flag = SETTINGS[name].flag
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag[2:]}"]
+    return [part for each in (value if isinstance(value, list) else [value]) for part in (flag, str(each))]
+
+
+def given_by(arguments, monkeypatch):
+    """The config that `baton serve ARGUMENTS` would run with."""
+    seen = {}
+    monkeypatch.setattr(serving, "read_config", lambda given: seen.update(given) or _stop())
+    CliRunner().invoke(app, ["serve", *arguments])
+    return read_config(seen)
+
+
+def _stop():
+    raise Failed("far enough")
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_is_a_flag(name, monkeypatch):
+    value = other_value(name)
+    config = given_by(as_flags(name, value), monkeypatch)
+    expected = tuple(value) if isinstance(value, list) else value
+    assert asdict(config) == {**asdict(ServeConfig()), name: expected}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("spelling", ["_", "-"])
+def test_every_field_is_a_yaml_key(name, spelling, tmp_path):
+    value = other_value(name)
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"{name.replace('_', spelling)}: {json.dumps(value)}\n")
+    expected = tuple(value) if isinstance(value, list) else value
+    assert asdict(read_config({"config": file})) == {**asdict(ServeConfig()), name: expected}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_is_explained(name):
+    assert SETTINGS[name].help
+    assert SETTINGS[name].panel in PANELS
+
+
+@pytest.mark.parametrize(("name", "familiar"), [(name, each) for name, them in FAMILIAR.items() for each in them])
+def test_familiar_names(name, familiar, monkeypatch, tmp_path):
+    value = other_value(name)
+    flag = "--" + familiar.replace("_", "-")
+    arguments = [f"--no-{flag[2:]}"] if value is False else [flag, str(value)]
+    assert getattr(given_by(arguments, monkeypatch), name) == value
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"{familiar}: {json.dumps(value)}\n")
+    assert getattr(read_config({"config": file}), name) == value
+    with pytest.raises(Failed, match="same setting"):
+        read_config({name: value, familiar: value})
+
+
+def test_flags_win_over_the_file(tmp_path):
+    file = tmp_path / "serve.yaml"
+    file.write_text("port: 8001\nmax_num_seqs: 5\nprefix_caching: false\n")
+    config = read_config({"config": file, "port": 8002, "positional": "a-model"})
+    assert (config.port, config.slots, config.prefix_caching, config.model) == (8002, 5, False, "a-model")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("max_model_length: 5", "unknown key max_model_length; did you mean max_model_len?"),
+        ("kv-block: 5", "did you mean kv_blocks?"),
+        ("qqqq: 5", "baton serve --help"),
+        ("port: eight", "port: expected `int`, got `str`, and it is 'eight'"),
+        ("eviction: fifo", "eviction: invalid enum value 'fifo'"),
+        ("prefix_caching: 3", "prefix_caching: expected `bool`"),
+        ("- port", "must hold keys with values"),
+        ("port: [", "is no YAML"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_said(text, words, tmp_path):
+    file = tmp_path / "serve.yaml"
+    file.write_text(text + "\n")
+    with pytest.raises(Failed) as wrong:
+        read_config({"config": file})
+    assert words in str(wrong.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(Failed, match="cannot be read"):
+        read_config({"config": tmp_path / "none.yaml"})
+
+
+def test_two_models():
+    with pytest.raises(Failed, match="two models"):
+        read_config({"positional": "a", "model": "b"})
+
+
+def test_environment_is_not_read(monkeypatch):
+    for name in ("PORT", "BATON_PORT", "VLLM_PORT"):
+        monkeypatch.setenv(name, "1234")
+    assert read_config({}) == ServeConfig()
