@@ -21,7 +21,8 @@ all of them unless --spin is given: on a shared machine a spinning engine measur
 A case is repeated, with other ids, until it ran undisturbed, --tries times at most; the try with the least CPU pressure (the
 share of time in which some task waited for a core, as the kernel counts it) is taken, whatever its result. Pressure stands
 beside every number, and medians are over undisturbed rounds where there are any. Where either side had more than 0.1 there is
-NO ratio: such numbers cannot be compared. An engine with more threads than cores makes pressure of its own, so a high one does not say whose it is.
+NO ratio: such numbers cannot be compared. An engine with more threads than cores makes pressure of its own, so a high one
+does not say whose it is. The wheel of llama.cpp may be built for older CPUs than this one.
 """
 
 from __future__ import annotations
