@@ -11,7 +11,6 @@ Ctrl-C     running requests finish, then all processes end  exit 0
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import socket
 import sys
@@ -19,7 +18,6 @@ from dataclasses import replace
 from inspect import Signature
 from time import monotonic
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import typer
 
@@ -27,12 +25,10 @@ from baton import __version__
 from baton.cli.say import INTERRUPTED, Advance, Failed, bar, complaints, resolve_model, served_name
 from baton.cli.settings import parameters, read_config
 from baton.config import ServeConfig
-from baton.errors import EngineError
 
 if TYPE_CHECKING:
     from baton.protocol.control import InstanceReady, LoadProgress
 
-LISTEN_SECONDS = 10.0
 
 HELP = """Serve a model: OpenAI API, chat page and metrics on one port.
 
@@ -89,7 +85,6 @@ def run_server(config: ServeConfig) -> bool:
     teller = Teller(config, begin)
 
     async def run() -> None:
-        asyncio.get_running_loop().set_exception_handler(teller.unheard)
         with bar(f"loading {config.served_model_name}", unit="bytes") as advance:
             teller.advance = advance
             await Supervisor(config, teller.progress, teller.ready, teller.stopping).run()
@@ -107,7 +102,6 @@ class Teller:
         self._config = config
         self._begin = begin
         self.was_ready = False
-        self._announcing: asyncio.Future[None] | None = None
         self.advance: Advance = lambda done, total, note: None
 
     def progress(self, progress: LoadProgress) -> None:
@@ -115,33 +109,18 @@ class Teller:
             self.advance(progress.done, progress.total, "")
 
     def ready(self, ready: InstanceReady) -> None:
-        self._announcing = asyncio.ensure_future(self._announce(ready))
-
-    async def _announce(self, ready: InstanceReady) -> None:
-        """Only what somebody could use at once is called ready: the front says so a moment before it listens."""
-        deadline = monotonic() + LISTEN_SECONDS
-        host, port = urlsplit(base_url(self._config)).hostname, self._config.port
-        while monotonic() < deadline:
-            with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_connection(host, port)
-                writer.close()
-                break
-            await asyncio.sleep(0.01)
         self.was_ready = True
         typer.echo(ready_text(self._config, ready, monotonic() - self._begin))
         for warning in warnings_of(self._config, ready):
             typer.echo(f"baton serve: {warning}", err=True)
 
-    def unheard(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A second child that ends because the first one did is no news: one line says what was wrong."""
-        if not isinstance(context.get("exception"), EngineError):
-            loop.default_exception_handler(context)
-
     def stopping(self) -> None:
         # The supervisor calls this on its way out of an error too; that is said by whoever catches it.
         if self.was_ready and sys.exc_info()[0] is None:
             seconds = self._config.drain_seconds_max
-            typer.echo(f"baton serve: draining: requests that run have {seconds:g} s to finish", err=True)
+            typer.echo(
+                f"baton serve: draining: requests that run have {seconds:g} s to finish; Ctrl-C again ends at once", err=True
+            )
 
 
 def base_url(config: ServeConfig) -> str:
