@@ -127,13 +127,16 @@ def test_engine_numbers(counted, http):
         mode="draining", running=3, waiting=4, preempted=5, blocks_total=100, blocks_free=20, blocks_cached=30, blocks_held=50,
         steps=7, prompt_tokens=80, cached_tokens=40, output_tokens=9, preemptions=10, folded_blocks=11, stale_rows=12,
         stale_results=13, worker_losses=14, crash_ends=15, ended={"stop": 16}, refused={"queue_full": 17},
-        held_back={"blocks": 18},
+        held_back={"blocks": 18}, slots_taken=19, requests_open=20, steps_in_flight=2,
     )  # fmt: skip
     after = scrape(counted, http)
     for name, value in {
         "baton:requests_running": 3,
         "baton:requests_waiting": 9,
         "baton:requests_preempted": 5,
+        "baton:slots_taken": 19,
+        "baton:engine_requests_open": 20,
+        "baton:steps_in_flight": 2,
         "baton:kv_usage_ratio": 0.5,
         "baton:kv_blocks[state=free]": 20,
         "baton:kv_blocks[state=cached]": 30,

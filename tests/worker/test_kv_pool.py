@@ -32,7 +32,9 @@ sys.stdin.read()
 
 
 def shm_names() -> set[str]:
-    return set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+    """Segments; other programs' semaphores come and go there."""
+    found = os.listdir("/dev/shm") if Path("/dev/shm").is_dir() else []
+    return {name for name in found if not name.startswith("sem.")}
 
 
 def start(attach: str, **options) -> subprocess.Popen:

@@ -86,6 +86,7 @@ class InstanceStats(Struct, kw_only=True):
     mode: str = "serving"
     running: int = 0
     waiting: int = 0
+    "In line for the first time."
     preempted: int = 0
     "Sequences that lost their blocks and wait for their turn again."
     blocks_total: int = 0

@@ -10,7 +10,7 @@ def snapshot(instance: Instance) -> InstanceStats:
     scheduler, stats, pool = instance.scheduler, instance.stats, instance.scheduler.cache.pool
     return InstanceStats(
         running=len(scheduler.running),
-        waiting=len(scheduler.waiting),
+        waiting=len(scheduler.waiting) - scheduler.waiting.returned,
         preempted=len(scheduler.preempting) + scheduler.waiting.returned,
         blocks_total=pool.total,
         blocks_free=pool.free,
