@@ -61,6 +61,8 @@ class WorkerHello(Struct, frozen=True, array_like=True):
     vocab_size: int
     "Width of the head: every token id is below it."
     context_tokens: int
+    layout: str = ""
+    "Fingerprint of a block's bytes."
     pool_kept: bool = False
 
 

@@ -21,6 +21,7 @@ from baton.core.effects import Effect, ModeChanged, Refuse, RestartWorker, RunSt
 from baton.core.engine.instance import Instance
 from baton.core.engine.worker_watch import WorkerState
 from baton.core.events import Abort, Event, Pause, Resume, StepDone, Submit, Tick, WorkerLost, WorkerReady
+from baton.core.kv.block_hash import Fingerprint
 from baton.errors import EngineError, ProtocolError
 from baton.protocol.codec import Message
 from baton.protocol.control import (
@@ -175,7 +176,15 @@ class Engine:
         """The first worker is ready: now the size of the pool is known, and the instance exists."""
         config = self._instance_config
         kv = replace(config.kv, blocks=hello.blocks, block_size=hello.block_size)
-        instance = self._instance = Instance(replace(config, kv=kv))
+        worker = self._worker_config
+        identity = Fingerprint(
+            model=worker.model,
+            dtype=worker.dtype,
+            quantization=worker.quantization,
+            block_size=hello.block_size,
+            layout=hello.layout,
+        )
+        instance = self._instance = Instance(replace(config, kv=kv, fingerprint=identity.digest()))
         self._worker_config = replace(self._worker_config, blocks=hello.blocks)  # its successors have the same pool, or fail
         ports: dict[type[Any], Callable[[Any], None]] = {
             RunStep: self._run_step,

@@ -37,7 +37,16 @@ def serve(config: WorkerConfig, channel: BlockingChannel) -> None:
     runner = build_runner(config, progress=_Progress(channel))
     model = runner.config
     context = config.context_tokens_max or model.context_tokens_max
-    channel.send(WorkerHello(WorkerEpoch(config.epoch), runner.pool.blocks, config.block_size, model.vocab_size, context))
+    channel.send(
+        WorkerHello(
+            WorkerEpoch(config.epoch),
+            runner.pool.blocks,
+            config.block_size,
+            model.vocab_size,
+            context,
+            runner.pool.layout.fingerprint().hex(),
+        )
+    )
     while (message := channel.receive()) is not None:
         if type(message) is StepPlan:
             channel.send(runner.execute(message))
