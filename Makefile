@@ -24,7 +24,7 @@ serve: $(VENV)/.ready   ## serve the default model
 
 test: lint       ## lint, types, unit tests, kept scenarios, fresh seeds, mutants
 	$(QUIET) $(BIN)/python -m pytest -n auto
-	$(BIN)/baton simulate --seeds $$(date +%s)000:$$(date +%s)400
+	first=$$(date +%s)000 && $(BIN)/baton simulate --seeds $$first:$$((first + 400))   # fresh ones every time
 	$(BIN)/baton simulate --mutants
 
 lint: $(VENV)/.ready    ## ruff and mypy --strict
