@@ -165,11 +165,11 @@ class World:
     # The instance
 
     def _tell(self, event: Event, at_least: float = 0.0) -> None:
-        plans, losses = [issued.plan for issued in self.instance.in_flight], self.instance.stats.worker_losses
+        plans, losses = tuple(self.instance.in_flight), self.instance.stats.worker_losses
         idle = not plans and self.instance.worker.state.value == "ready"
         effects = self.instance.handle(event, Instant(max(self.now + self._clock_offset, at_least)))
         if self.instance.stats.worker_losses > losses:
-            self.watch.worker_lost(plans)
+            self.watch.worker_lost([issued.plan for issued in plans])
         for effect in effects:  # clients first: a plan must agree with what they have been told
             if type(effect) is Emit:
                 self._emit(effect)
