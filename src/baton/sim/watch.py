@@ -342,11 +342,11 @@ class Watch:
     def generations(self) -> None:
         """5: a block's generation has grown once for each time it was handed out."""
         pool = self.instance.scheduler.cache.pool
-        for block, times in zip(map(BlockId, range(pool.total)), self._assigned, strict=True):
-            if pool.generation(block) != times:
-                raise InvariantBroken(
-                    f"block {block}: handed out {times} times, generation {pool.generation(block)}", invariant=5
-                )
+        if (generations := pool.generations()) == self._assigned:
+            return
+        for block, times in enumerate(self._assigned):
+            if generations[block] != times:
+                raise InvariantBroken(f"block {block}: handed out {times} times, generation {generations[block]}", invariant=5)
 
     # At rest
 

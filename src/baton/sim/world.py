@@ -7,6 +7,7 @@ token or an end that reaches its client. The digest covers all of it: same scena
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from hashlib import blake2b
 from heapq import heapify, heappop, heappush
@@ -41,6 +42,7 @@ from baton.sim.watch import Trip, Watch
 from baton.sim.worker import SimWorker, WorkerDied
 
 _ENCODE = msgspec.msgpack.Encoder().encode
+_PACK_TIME = struct.Struct("<d").pack
 
 EVENTS_MAX = 400_000
 """Invariant 35: a run that needs more is not getting anywhere."""
@@ -88,11 +90,16 @@ class World:
         self._restarts_to_fail = 0
         self._sent_again: str | None = None
         self._garbled = False
+        self._next_full_check = FULL_CHECK_EVERY
         self._watching: list[Trip] = []
         "Clients that leave when their request comes into a certain phase."
         self._lasting_faults = [fault for fault in scenario.steps if fault.every and fault.kind in ("late", "repeat", "ghost")]
         for fault in scenario.steps:
             self._step_faults.setdefault(fault.step, []).append(fault)
+
+    @property
+    def total_events(self) -> int:
+        return self.events + self.watch.rows + self.watch.deliveries
 
     # The run
 
@@ -106,7 +113,7 @@ class World:
             invariant, violation = 0, f"{type(error).__name__}: {error}"
         return Outcome(
             seed=self.scenario.seed,
-            events=self.events + self.watch.rows + self.watch.deliveries,
+            events=self.total_events,
             requests=len(self.scenario.clients),
             tokens=self.watch.tokens,
             virtual_seconds=self.now,
@@ -144,10 +151,11 @@ class World:
         while heap:
             self.now, _, action, argument = heappop(heap)
             self.events += 1
-            digest.update(b"%.9f %s" % (self.now, action.__name__.encode()))
+            digest.update(_PACK_TIME(self.now) + action.__name__.encode())
             action(argument)
-            if not self.events % FULL_CHECK_EVERY:
+            if self.total_events >= self._next_full_check:
                 self._full_check()
+                self._next_full_check = self.total_events + FULL_CHECK_EVERY
             if self.events > EVENTS_MAX:
                 raise InvariantBroken(f"not quiet after {EVENTS_MAX} events", invariant=35)
 

@@ -197,7 +197,11 @@ class Scheduler:
 
     def shortage(self, head: Sequence, draft: Draft) -> Shortage | None:
         """The first limit that says no."""
-        return next((short for limit in self.limits if (short := limit.short(head, draft, self))), None)
+        for limit in self.limits:
+            short = limit.short(head, draft, self)
+            if short is not None:
+                return short
+        return None
 
     def need(self, sequence: Sequence) -> Need:
         known = len(sequence.tokens)

@@ -145,23 +145,37 @@ class BlockPool:
 
     # Proof
 
+    def idle_flags(self) -> list[bool]:
+        """`is_idle` of every block."""
+        holders = zip(self._cached, self._requests, self._moves, strict=True)
+        return [bool(cached) and not requests and not moves for cached, requests, moves in holders]
+
+    def cached_flags(self) -> list[bool]:
+        return [bool(cached) for cached in self._cached]
+
+    def generations(self) -> list[int]:
+        return list(self._generation)
+
     def check(self, held: dict[BlockId, int] | None = None) -> None:
-        """Invariants 1 to 3, from the holders alone. `held` counts the table entries that name each block, if known."""
+        """Invariants 1 to 3, from the holders alone. `held` counts the table entries that name each block, if known.
+
+        Whole lists are compared, which the rehearsal does every few events; what is wrong is looked for only if something is.
+        """
         free = [0] * self.total
         for block in self._free:
             free[block] += 1
-        idle = 0
-        for block in map(BlockId, range(self.total)):
-            holders = self._requests[block] + self._moves[block] + self._cached[block]
-            if free[block] != (0 if holders else 1):
-                raise InvariantBroken(f"block {block}: {free[block]} times free, {holders} holders", invariant=1)
-            idle += self.is_idle(block)
-        if idle != self._idle:
+        holders = [r + m + c for r, m, c in zip(self._requests, self._moves, self._cached, strict=True)]
+        if free != [0 if count else 1 for count in holders]:
+            wrong = next(b for b, (times, count) in enumerate(zip(free, holders, strict=True)) if times != (0 if count else 1))
+            raise InvariantBroken(f"block {wrong}: {free[wrong]} times free, {holders[wrong]} holders", invariant=1)
+        if (idle := sum(self.idle_flags())) != self._idle:
             raise InvariantBroken(f"{idle} blocks are idle, {self._idle} are counted", invariant=1)
         if held is not None:
-            for block in map(BlockId, range(self.total)):
-                if self._requests[block] != held.get(block, 0):
-                    raise InvariantBroken(
-                        f"block {block}: {self._requests[block]} request references, {held.get(block, 0)} table entries",
-                        invariant=2,
-                    )
+            entries = [0] * self.total
+            for block, count in held.items():
+                entries[block] = count
+            if entries != self._requests:
+                wrong = next(b for b in range(self.total) if entries[b] != self._requests[b])
+                raise InvariantBroken(
+                    f"block {wrong}: {self._requests[wrong]} request references, {entries[wrong]} table entries", invariant=2
+                )

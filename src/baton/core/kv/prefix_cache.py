@@ -211,27 +211,24 @@ class PrefixCache:
         return sorted(leaves, key=lambda b: (self._policy(self._last_used[b], self._hits[b]), b))
 
     def check(self) -> None:
-        """Invariants 11, 14, 15: the index and the blocks agree, the cache is closed and covered."""
+        """Invariants 11, 14, 15: index and blocks agree, the cache is closed and covered. 20: idle leaves are offered."""
+        idle, key_of = self.pool.idle_flags(), self._key_of
+        if [key is not None for key in key_of] != self.pool.cached_flags() or sum(self.pool.cached_flags()) != len(self):
+            raise InvariantBroken("pool, index and blocks disagree about what is cached", invariant=14)
         children = [0] * self.pool.total
-        cached = 0
-        for number, key in enumerate(self._key_of):
-            block = BlockId(number)
-            if (key is not None) != self.pool.is_cached(block):
-                raise InvariantBroken(f"block {block}: pool and cache disagree whether it is cached", invariant=14)
-            if key is None:
-                continue
-            cached += 1
-            if self._block_of.get(key) != block:
+        for key, block in self._block_of.items():
+            if key_of[block] != key:
                 raise InvariantBroken(f"block {block} has a key that names another block", invariant=14)
             parent = self._parent[block]
-            if parent != NO_PARENT:
-                children[parent] += 1
-                if self._key_of[parent] is None:
-                    raise InvariantBroken(f"block {block}: its parent {parent} is not cached", invariant=11)
-                if self.pool.is_idle(parent) and not self.pool.is_idle(block):
-                    raise InvariantBroken(f"block {block} is held and its parent {parent} is not", invariant=15)
-        if cached != len(self._block_of) or children != self._children:
-            raise InvariantBroken("the index or the child counts are off", invariant=14)
-        current = sorted(dict.fromkeys(block for key_, block in self._heap if self._is_current(key_, block)))
-        if current != sorted(self.eviction_order()):
+            if parent == NO_PARENT:
+                continue
+            children[parent] += 1
+            if key_of[parent] is None:
+                raise InvariantBroken(f"block {block}: its parent {parent} is not cached", invariant=11)
+            if idle[parent] and not idle[block]:
+                raise InvariantBroken(f"block {block} is held and its parent {parent} is not", invariant=15)
+        if children != self._children:
+            raise InvariantBroken("the child counts are off", invariant=14)
+        offered = sorted(dict.fromkeys(block for sort_key, block in self._heap if self._is_current(sort_key, block)))
+        if offered != [block for block in range(self.pool.total) if idle[block] and not children[block]]:
             raise InvariantBroken("an idle leaf is not offered for eviction", invariant=20)
