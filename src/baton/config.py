@@ -7,6 +7,9 @@ from typing import Literal
 
 from baton.errors import InvalidConfig
 
+Quantization = Literal["auto", "int8", "int4", "none"]
+"""How weights are kept and computed on. What becomes of which tensor: models/quantise.py."""
+
 
 def _require(ok: bool, message: str) -> None:
     if not ok:
@@ -114,8 +117,8 @@ class WorkerConfig:
     "A folder, a .gguf file, a Hugging Face id, or an alias."
     dtype: Literal["float32"] = "float32"
     "Arithmetic and KV cache."
-    quantization: Literal["none"] = "none"
-    "none: weights are dequantised when they are loaded, which is the exact mode."
+    quantization: Quantization = "none"
+    "How weights are kept and computed on."
     threads: int = 0
     "Compute threads. 0: one a core."
     context_tokens_max: int | None = None
@@ -154,7 +157,10 @@ class ServeConfig:
     chat_template: str | None = None
     "File with a chat template (jinja) to use in place of the model's own."
     dtype: Literal["float32"] = "float32"
-    quantization: Literal["none"] = "none"
+    quantization: Quantization = "none"
+    """How weights are kept and computed on. auto: 8-bit and 4-bit weights as the file has them, all others in 8 bits.
+    int8: all in 8 bits. int4: all in 4 bits, but embedding and output head in 8 where the file does not have them in 4.
+    none: dequantised to float32 when they are loaded; the exact mode, and the slowest."""
     threads: int = 0
     "Compute threads. 0: one a core."
     context_tokens_max: int | None = None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
-from baton.models.loaders.gguf_dequantise import CHUNK_ELEMENTS, dequantise
-from baton.models.loaders.gguf_types import TENSOR_TYPES
+from baton.models.dequantise import CHUNK_ELEMENTS, dequantise, dequantise_into
+from baton.models.raw_tensor import RawTensor
+from baton.models.tensor_types import TENSOR_TYPES
 
 gguf = pytest.importorskip("gguf", reason="the oracle is the gguf package (pip install 'baton[oracle]')")
 
@@ -31,9 +31,8 @@ def any_blocks(name: str, count: int, seed: int) -> np.ndarray:
 
 def ours(raw: np.ndarray, name: str) -> np.ndarray:
     kind = TYPES[name]
-    out = torch.full((raw.size // kind.block_bytes, kind.block_elements), float("nan"))
-    dequantise(torch.from_numpy(raw.copy()), kind, out)
-    return out.numpy()
+    blocks = raw.reshape(-1, kind.block_bytes)
+    return dequantise(RawTensor(kind, (len(blocks), kind.block_elements), blocks))
 
 
 def theirs(raw: np.ndarray, name: str) -> np.ndarray:
@@ -66,3 +65,27 @@ def test_the_table_of_types_is_the_packages():
     for number, kind in TENSOR_TYPES.items():
         assert gguf.GGMLQuantizationType(number).name == kind.name
         assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(number)] == (kind.block_elements, kind.block_bytes)
+
+
+def test_into_memory_that_is_there():
+    blocks = any_blocks("Q4_1", 6, seed=2)
+    raw = RawTensor(TYPES["Q4_1"], (3, 64), blocks.reshape(3, -1))
+    out = np.full((3, 64), np.nan, np.float32)
+    dequantise_into(raw, out)
+    assert np.array_equal(out, dequantise(raw))
+    with pytest.raises(ValueError, match="dense"):
+        dequantise_into(raw, np.empty((64, 3), np.float32).T)
+
+
+def test_plain_numbers_at_any_byte():
+    """A safetensors table may have any length, so what follows it may begin anywhere."""
+    values = np.random.default_rng(0).normal(size=(4, 8))
+    for name, stored in (("F64", values), ("F32", values.astype(np.float32)), ("F16", values.astype(np.float16))):
+        odd = np.empty(stored.nbytes + 1, np.uint8)[1:]
+        odd[:] = stored.view(np.uint8).reshape(-1)
+        assert np.array_equal(ours(odd, name).reshape(4, 8), stored.astype(np.float32))
+
+
+def test_bytes_that_are_not_the_shape():
+    with pytest.raises(ValueError, match="Q4_1 of shape"):
+        RawTensor(TYPES["Q4_1"], (3, 64), np.zeros((3, 39), np.uint8))

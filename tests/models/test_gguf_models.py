@@ -9,9 +9,11 @@ from gguf_files import gguf, interleaved, write_gguf
 from tiny_models import CASES, PROMPTS, oracle_greedy, oracle_logits, oracle_model
 
 from baton.models.config import FrequencyDivisors
-from baton.models.load import load_model, open_model
+from baton.models.dequantise import dequantise
+from baton.models.load import build_model, load_model
 from baton.models.loaders.gguf import GGUFWeights
 from baton.models.loaders.gguf_reader import GGUFFile
+from baton.models.open import open_model
 from baton.models.reference import all_logits, greedy_tokens
 
 TOLERANCE = 1e-4
@@ -112,17 +114,14 @@ def test_quantised_files_and_their_raw_bytes(kind, wide_oracle, tmp_path):
         assert raw.type.name == kind
         assert raw.shape == values.shape
         # Quantising row by row commutes with moving rows, so the raw rows are those of the unconverted matrix.
-        assert np.array_equal(raw.data.numpy(), gguf.quantize(values, quantised).view(np.uint8))
+        assert np.array_equal(raw.data, gguf.quantize(values, quantised).view(np.uint8))
         if heads is not None:
             stored = GGUFFile(path).tensors[f"blk.{ours.split('.')[1]}.attn_{ours.split('.')[3]}.weight"]
             in_file = np.frombuffer(path.read_bytes(), np.uint8, stored.nbytes, stored.offset).reshape(len(values), -1)
-            assert np.array_equal(in_file, interleaved(raw.data.numpy(), heads))
-        out = torch.empty(raw.shape)
-        source.read_into(ours, out)
-        assert np.array_equal(out.numpy(), gguf.dequantize(gguf.quantize(values, quantised), quantised))
-        half = torch.empty(raw.shape, dtype=torch.bfloat16)
-        source.read_into(ours, half)
-        assert torch.equal(half, out.to(torch.bfloat16))
+            assert np.array_equal(in_file, interleaved(raw.data, heads))
+        assert np.array_equal(dequantise(raw), gguf.dequantize(gguf.quantize(values, quantised), quantised))
+    exact, half = (build_model(config, source, dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+    assert torch.equal(half.embedding, exact.embedding.to(torch.bfloat16))
 
 
 def test_the_reader_finds_what_the_gguf_package_finds(wide_oracle, tmp_path):

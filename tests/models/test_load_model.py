@@ -11,7 +11,8 @@ from gguf_files import write_gguf
 from tiny_models import oracle_model
 
 from baton.models.config_from_hf import config_from_hf
-from baton.models.load import load_model, open_model
+from baton.models.load import load_model
+from baton.models.open import open_model
 from baton.models.tokenizer_source import read_tokenizer_source
 
 
@@ -32,7 +33,7 @@ def test_progress_runs_from_nothing_to_all(folder, tmp_path):
 
 
 def test_the_model_describes_itself(folder):
-    assert repr(load_model(folder).model) == "<Llama 3 layers, 42 wide, 6/2 heads, torch.float32 on cpu>"
+    assert repr(load_model(folder).model) == "<Decoder llama, 3 layers, 42 wide, 6/2 heads, torch.float32 on cpu>"
 
 
 def test_opening_reads_no_weights(folder):

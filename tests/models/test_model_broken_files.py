@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from tiny_models import oracle_model
 
 from baton.errors import EngineError, ModelFileBroken, ModelLoadError, ModelNotFound, ModelUnsupported
-from baton.models.load import load_model, open_model
+from baton.models.load import load_model
+from baton.models.open import open_model
 from baton.models.reference import all_logits
 
 PICKLE = b"\x80\x04cposix\nsystem\n(S'false'\ntR."

@@ -46,7 +46,7 @@ def oracle(smollm2_path):
     model = transformers.LlamaForCausalLM(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(torch.from_numpy(_stored_values(file, gguf_name(name))))
+            parameter.copy_(torch.tensor(_stored_values(file, gguf_name(name))))
     return model
 
 

@@ -67,7 +67,7 @@ def architectures() -> list[dict[str, Any]]:
 
 
 def file_kinds() -> list[dict[str, Any]]:
-    from baton.models.loaders.gguf_types import TENSOR_TYPES
+    from baton.models.tensor_types import TENSOR_TYPES
 
     return [
         {"kind": "folder", "holds": "config.json, tokenizer.json and *.safetensors", "types": ["F32", "F16", "BF16"]},

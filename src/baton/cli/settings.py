@@ -50,7 +50,6 @@ PANELS: dict[str, tuple[str, ...]] = {
 FALLBACK_HELP = {
     "port": "Port to listen on. 0: one that is free.",
     "dtype": "Arithmetic and KV cache.",
-    "quantization": "How weights are kept. none: dequantised when they are loaded, which is the exact mode.",
 }
 """For fields whose class says nothing about them."""
 
@@ -111,7 +110,7 @@ def field_docs(cls: type) -> dict[str, str]:
     docs = {}
     for node, below in pairwise(body):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(below, ast.Expr):
-            docs[node.target.id] = ast.literal_eval(below.value)
+            docs[node.target.id] = " ".join(ast.literal_eval(below.value).split())
     return docs
 
 

@@ -7,22 +7,18 @@ twenty others. Only attention cares whose they are, and attention is a socket. T
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.models.config import ModelConfig, Traits
-from baton.models.config_fields import Fields
+from baton.models.config import ModelConfig
 from baton.models.layers.attention import AttentionBlock, AttentionContext
-from baton.models.layers.linear import Linear
+from baton.models.layers.linear import Linear, linear_of
 from baton.models.layers.mlp import MLP
 from baton.models.layers.norm import RMSNorm
 from baton.models.layers.rope import Angles, Rope
-from baton.models.loaders.weights import Weights
-from baton.models.parameters import EMBED, FINAL_NORM, LM_HEAD
+from baton.models.parameters import EMBED, FINAL_NORM
+from baton.models.torch_weights import Weights
 
 
 class DecoderLayer:
@@ -42,35 +38,17 @@ class DecoderLayer:
 
 
 class Decoder:
-    """Base of every architecture. A subclass says how its files name it and which traits it has."""
-
-    name: ClassVar[str]
-    "ModelConfig.architecture."
-    hf_names: ClassVar[tuple[str, ...]]
-    "`architectures` in a Hugging Face config.json."
-    gguf_name: ClassVar[str]
-    "`general.architecture` in a GGUF file."
-    gguf_rotary_interleaved: ClassVar[bool]
-    "GGUF files of this architecture keep the two dimensions of a rotary pair side by side (loaders/gguf.py)."
-
-    @classmethod
-    def traits_from_hf(cls, fields: Fields) -> Traits:
-        """From config.json."""
-        raise NotImplementedError
-
-    @classmethod
-    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
-        """From metadata (keys without the architecture's prefix) and the names of the tensors."""
-        raise NotImplementedError
+    """Of any architecture: in what they differ is in ModelConfig.traits."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
         self.dtype = weights.dtype
         self.device = weights.device
-        self.embedding = weights.take([EMBED])
+        embedding = weights.take_raw(EMBED)
+        self.embedding = weights.stacked([embedding])
         self.layers = [DecoderLayer(config, weights, layer) for layer in range(config.layers)]
         self.final_norm = RMSNorm(weights.take([FINAL_NORM]), config.norm_eps)
-        self.head = Linear(self.embedding if config.tied_embeddings else weights.take([LM_HEAD]))
+        self.head = linear_of(embedding, self.embedding) if config.tied_embeddings else Linear.load(weights, ["lm_head"])
         self.rope = Rope(config.rope, config.head_dim, weights.device)
 
     @torch.inference_mode()
@@ -90,4 +68,4 @@ class Decoder:
     def __repr__(self) -> str:
         c = self.config
         shape = f"{c.layers} layers, {c.hidden_size} wide, {c.heads}/{c.kv_heads} heads"
-        return f"<{type(self).__name__} {shape}, {self.dtype} on {self.device}>"
+        return f"<Decoder {c.architecture}, {shape}, {self.dtype} on {self.device}>"

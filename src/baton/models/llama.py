@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from baton.models.architecture import Architecture
 from baton.models.config import Traits
 from baton.models.config_fields import Fields
-from baton.models.decoder import Decoder
 
 MISTRAL_WINDOW_DEFAULT = 4096
 """What a Mistral config.json without the key means. A null there means no window."""
 
 
-class Llama(Decoder):
+class Llama(Architecture):
     name = "llama"
     hf_names = ("LlamaForCausalLM", "MistralForCausalLM")
     gguf_name = "llama"

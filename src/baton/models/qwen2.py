@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from baton.errors import ModelUnsupported
+from baton.models.architecture import Architecture
 from baton.models.config import Traits
 from baton.models.config_fields import Fields
-from baton.models.decoder import Decoder
 
 
-class Qwen2(Decoder):
+class Qwen2(Architecture):
     name = "qwen2"
     hf_names = ("Qwen2ForCausalLM",)
     gguf_name = "qwen2"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from baton.models.architecture import Architecture
 from baton.models.config import Traits
 from baton.models.config_fields import Fields
-from baton.models.decoder import Decoder
 from baton.models.qwen2 import qwen_windows
 
 
-class Qwen3(Decoder):
+class Qwen3(Architecture):
     name = "qwen3"
     hf_names = ("Qwen3ForCausalLM",)
     gguf_name = "qwen3"

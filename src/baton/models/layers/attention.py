@@ -13,7 +13,7 @@ from baton.models.config import ModelConfig
 from baton.models.layers.linear import Linear
 from baton.models.layers.norm import HeadNorm
 from baton.models.layers.rope import Angles, rotate
-from baton.models.loaders.weights import Weights
+from baton.models.torch_weights import Weights
 
 
 class AttentionContext(Protocol):

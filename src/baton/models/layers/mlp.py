@@ -7,7 +7,7 @@ from torch import Tensor
 
 from baton.models.config import ModelConfig
 from baton.models.layers.linear import Linear
-from baton.models.loaders.weights import Weights
+from baton.models.torch_weights import Weights
 
 
 class MLP:

@@ -8,38 +8,39 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from math import prod
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from baton.models.config import ModelConfig
 from baton.models.loaders.weights import StoredTensor
 from baton.models.parameters import expected_shapes
-
-FLOAT32_BYTES = 4
+from baton.models.raw_tensor import RawTensor
+from baton.models.tensor_types import F32
 
 
 class DummyWeights:
     def __init__(self, config: ModelConfig, seed: int = 0) -> None:
         self.origin = f"dummy weights (seed {seed})"
-        self._config = config
         self._seed = seed
+        self._shapes = expected_shapes(config)
 
     def stored(self) -> Mapping[str, StoredTensor]:
         return {
-            name: StoredTensor(shape, FLOAT32_BYTES * torch.Size(shape).numel(), f"{self.origin}: {name}")
-            for name, shape in expected_shapes(self._config).items()
+            name: StoredTensor(shape, F32.row_bytes(prod(shape)), f"{self.origin}: {name}")
+            for name, shape in self._shapes.items()
         }
 
-    def read_into(self, name: str, out: Tensor) -> None:
-        # torch's CPU generator looks at 32 bits of its seed only, so both go into one checksum.
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
-        noise = torch.randn(out.shape, generator=generator)
+    def raw(self, name: str) -> RawTensor:
+        shape = self._shapes[name]
+        generator = np.random.Generator(np.random.SFC64(zlib.crc32(f"{self._seed} {name}".encode())))
+        values = generator.standard_normal(shape, np.float32)
         if name.endswith("norm.weight"):
-            noise.mul_(0.1).add_(1.0)
+            values *= 0.1
+            values += 1.0
         elif name.endswith(".bias"):
-            noise.mul_(0.1)
+            values *= 0.1
         else:
             # Keeps the size of activations through the layers, so that logits are neither flat nor infinite.
-            noise.mul_(out.shape[-1] ** -0.5)
-        out.copy_(noise)
+            values *= shape[-1] ** -0.5
+        return RawTensor.of_floats(values)

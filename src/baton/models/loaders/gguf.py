@@ -1,4 +1,4 @@
-"""Weights of a GGUF file, dequantised on the way in, or raw for kernels that compute on the quantised blocks.
+"""Weights of a GGUF file.
 
 For the llama architecture the format keeps the two dimensions of a rotary pair side by side (0, d/2, 1, d/2+1, ...),
 and so reorders the rows of q and k when a model is converted. We turn the first half against the second, like Hugging
@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from math import prod
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from baton.models.config import ModelConfig
 from baton.models.config_from_gguf import ROPE_DIVISORS
-from baton.models.loaders.gguf_dequantise import dequantise
+from baton.models.dequantise import dequantise
 from baton.models.loaders.gguf_reader import GGUFFile, GGUFTensor
-from baton.models.loaders.gguf_types import TensorType
 from baton.models.loaders.weights import StoredTensor
+from baton.models.raw_tensor import Bytes, RawTensor
 from baton.models.registry import architecture
 
 OUR_TOP_NAMES = {
@@ -52,17 +51,6 @@ def our_name(name: str) -> str:
     return OUR_TOP_NAMES.get(name, name)
 
 
-@dataclass(frozen=True, slots=True)
-class RawTensor:
-    """A parameter as the file stores it, rows in our order."""
-
-    type: TensorType
-    shape: tuple[int, ...]
-    "Of the values."
-    data: Tensor
-    "uint8 [rows, bytes of a row]. A view of the mapped file where the rows need not move: do not write to it."
-
-
 class GGUFWeights:
     def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
         self.origin = str(file.path)
@@ -78,29 +66,22 @@ class GGUFWeights:
             for name, tensor in self._tensors.items()
         }
 
-    def read_into(self, name: str, out: Tensor) -> None:
-        raw = self.raw(name)
-        if out.dtype == torch.float32 and out.is_contiguous() and out.device.type == "cpu":
-            dequantise(raw.data, raw.type, out)
-        else:
-            values = torch.empty(raw.shape, dtype=torch.float32)
-            dequantise(raw.data, raw.type, values)
-            out.copy_(values)
-
     def raw(self, name: str) -> RawTensor:
-        """The stored blocks of a parameter, for a kernel that computes on them."""
         tensor = self._tensors[name]
-        data = self._bytes(tensor)
+        raw = RawTensor(tensor.type, tensor.shape, self._bytes(tensor))
         match = ROTARY_NAME.fullmatch(name) if self._interleaved else None
-        if match:
-            data = _halves_apart(data, self._config.heads if match[1] == "q" else self._config.kv_heads)
-        return RawTensor(tensor.type, tensor.shape, data)
+        if match is None:
+            return raw
+        heads = self._config.heads if match[1] == "q" else self._config.kv_heads
+        if len(raw.shape) == 1:  # a bias: its numbers are what moves
+            return RawTensor.of_floats(_halves_apart(dequantise(raw)[:, None].view(np.uint8), heads).view(np.float32)[:, 0])
+        return RawTensor(raw.type, raw.shape, _halves_apart(raw.data, heads))
 
-    def _bytes(self, tensor: GGUFTensor) -> Tensor:
-        data = torch.frombuffer(self._file.buffer, dtype=torch.uint8, count=tensor.nbytes, offset=tensor.offset)
-        return data.view(tensor.shape[0], -1)
+    def _bytes(self, tensor: GGUFTensor) -> Bytes:
+        data = np.frombuffer(self._file.buffer, np.uint8, tensor.nbytes, tensor.offset)
+        return data.reshape(prod(tensor.shape[:-1]), -1)
 
 
-def _halves_apart(rows: Tensor, heads: int) -> Tensor:
+def _halves_apart(rows: Bytes, heads: int) -> Bytes:
     """Rows of a head from (0, d/2, 1, d/2+1, ...) back to (0, 1, ..., d-1)."""
-    return rows.view(heads, -1, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
+    return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)

@@ -1,4 +1,4 @@
-"""The GGUF container: header, metadata, and where each tensor lies. Reads no tensor and needs no torch.
+"""The GGUF container: header, metadata, and where each tensor lies. Reads no tensor.
 
 |- magic, version, counts -|- metadata: key, type, value -|- tensors: name, shape, type, offset -|- pad -|- data -|
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from baton.errors import ModelFileBroken, ModelUnsupported
 from baton.models.files import refuse_git_lfs_pointer
-from baton.models.loaders.gguf_types import TENSOR_TYPES, TensorType
+from baton.models.tensor_types import TENSOR_TYPES, TensorType
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -41,7 +41,7 @@ class GGUFTensor:
 
 
 class GGUFFile:
-    """An open GGUF file. The mapping is private and writable only because torch warns about read-only memory."""
+    """An open GGUF file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,7 +49,7 @@ class GGUFFile:
         with path.open("rb") as file:
             if file.read(4) != MAGIC:
                 raise ModelFileBroken(f"{path}: not a GGUF file (it does not begin with {MAGIC.decode()})")
-            self.buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self.buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GGUFTensor] = {}
         self._read_header(_Cursor(self.buffer, path, at=len(MAGIC)))

@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
-from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
+import numpy as np
 
 from baton.errors import ModelFileBroken, ModelNotFound, ModelUnsupported
-from baton.models.files import is_pickle, refuse_git_lfs_pointer
+from baton.models.files import is_pickle
+from baton.models.loaders.safetensors_file import SafetensorsFile
 from baton.models.loaders.weights import StoredTensor
+from baton.models.raw_tensor import RawTensor
+from baton.models.tensor_types import BF16, F16, F32, F64
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+TYPES = {kind.name: kind for kind in (F64, F32, F16, BF16)}
 
 OUR_TOP_NAMES = {
     "model.embed_tokens.weight": "embed.weight",
@@ -53,50 +55,39 @@ def our_name(name: str) -> str:
 
 
 class SafetensorsWeights:
-    """The files are memory-mapped and stay so while this object lives."""
+    """The files are memory-mapped and stay so while this object lives, or a tensor of theirs."""
 
     def __init__(self, folder: Path) -> None:
         self.origin = str(folder)
         self._stored: dict[str, StoredTensor] = {}
-        self._handles: dict[str, tuple[Any, str]] = {}
+        self._places: dict[str, tuple[SafetensorsFile, str]] = {}
         for path in _files(folder):
-            self._add(path)
-        _check_index(folder, {theirs for _, theirs in self._handles.values()})
+            self._add(SafetensorsFile(path))
+        _check_index(folder, {theirs for _, theirs in self._places.values()})
 
-    def _add(self, path: Path) -> None:
-        refuse_git_lfs_pointer(path)
-        try:
-            handle: Any = safe_open(path, framework="pt")
-        except (SafetensorError, OSError, ValueError) as error:
-            raise ModelFileBroken(f"{path}: not a whole safetensors file ({error}); fetch it again") from error
-        for theirs in sorted(handle.keys()):
+    def _add(self, file: SafetensorsFile) -> None:
+        for theirs, tensor in sorted(file.tensors.items()):
             if theirs.endswith(DERIVED_SUFFIX):
                 continue
-            origin = f"{path}: {theirs}"
-            view = handle.get_slice(theirs)
-            if view.get_dtype() not in DTYPE_BYTES:
-                raise ModelUnsupported(
-                    f"{origin}: type {view.get_dtype()} is not supported; supported are {', '.join(DTYPE_BYTES)}"
-                )
-            shape = tuple(view.get_shape())
-            size = DTYPE_BYTES[view.get_dtype()]
-            for extent in shape:
-                size *= extent
+            origin = f"{file.path}: {theirs}"
+            if tensor.dtype not in TYPES:
+                raise ModelUnsupported(f"{origin}: type {tensor.dtype} is not supported; supported are {', '.join(TYPES)}")
+            if tensor.nbytes != TYPES[tensor.dtype].row_bytes(prod(tensor.shape)):
+                raise ModelFileBroken(f"{origin}: {tensor.nbytes} bytes cannot be {list(tensor.shape)} of {tensor.dtype}")
             ours = our_name(theirs)
             if ours in self._stored:
                 raise ModelFileBroken(f"{origin}: also stored as {self._stored[ours].origin}")
-            self._stored[ours] = StoredTensor(shape, size, origin)
-            self._handles[ours] = (handle, theirs)
+            self._stored[ours] = StoredTensor(tensor.shape, tensor.nbytes, origin)
+            self._places[ours] = (file, theirs)
 
     def stored(self) -> Mapping[str, StoredTensor]:
         return self._stored
 
-    def read_into(self, name: str, out: Tensor) -> None:
-        handle, theirs = self._handles[name]
-        try:
-            out.copy_(handle.get_tensor(theirs))
-        except SafetensorError as error:
-            raise ModelFileBroken(f"{self._stored[name].origin}: cannot be read ({error})") from error
+    def raw(self, name: str) -> RawTensor:
+        file, theirs = self._places[name]
+        tensor = file.tensors[theirs]
+        data = np.frombuffer(file.buffer, np.uint8, tensor.nbytes, tensor.offset)
+        return RawTensor(TYPES[tensor.dtype], tensor.shape, data.reshape(prod(tensor.shape[:-1]), -1))
 
 
 def _files(folder: Path) -> list[Path]:

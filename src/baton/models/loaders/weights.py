@@ -1,10 +1,10 @@
 """From a file's tensors to a model's, whatever the file.
 
-A WeightSource (safetensors.py, gguf.py, dummy.py) says what it holds under our names (models/parameters.py) and copies
-one tensor at a time into memory it is given. `Weights` stands between source and model:
+A WeightSource (safetensors.py, gguf.py, dummy.py) says what it holds under our names (models/parameters.py) and gives one
+tensor at a time, as it is stored. `RawWeights` stands between source and model:
 
 made    what the file holds is compared with what the config needs; nothing is read if they differ
-take    a parameter, or several stacked into one, is allocated once and filled in place
+take    a parameter's stored bytes; most of them are read from disk when somebody looks at them
 close   a parameter that nobody took is our own mistake
 """
 
@@ -14,12 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
 from baton.errors import InvariantBroken, ModelFileBroken
 from baton.models.config import ModelConfig
 from baton.models.parameters import LM_HEAD, Shape, expected_shapes
+from baton.models.raw_tensor import RawTensor
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all), first with (0, total), last with (total, total)."""
@@ -49,25 +47,15 @@ class WeightSource(Protocol):
         """What there is, by our names; a tensor we have no name for keeps its own. Reads no tensor."""
         ...
 
-    def read_into(self, name: str, out: Tensor) -> None:
-        """Fill `out`, which has the stored shape and any float type, on any device."""
+    def raw(self, name: str) -> RawTensor:
+        """A parameter as it is stored, its rows in our order."""
         ...
 
 
-class Weights:
+class RawWeights:
     """The parameters of one model, handed out once each."""
 
-    def __init__(
-        self,
-        source: WeightSource,
-        config: ModelConfig,
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-        progress: Progress | None = None,
-    ) -> None:
-        self.dtype = dtype
-        self.device = torch.device(device)
+    def __init__(self, source: WeightSource, config: ModelConfig, progress: Progress | None = None) -> None:
         self._source = source
         self._stored = source.stored()
         self._left = expected_shapes(config)
@@ -76,16 +64,12 @@ class Weights:
         self._done, self._total = 0, sum(self._stored[name].nbytes for name in self._left)
         self._progress(0, self._total)
 
-    def take(self, names: Sequence[str]) -> Tensor:
-        """The parameters of these names, stacked along their first dimension."""
-        shapes = [self._left.pop(name) for name in names]
-        rows = [shape[0] for shape in shapes]
-        out = torch.empty((sum(rows), *shapes[0][1:]), dtype=self.dtype, device=self.device)
-        for name, part in zip(names, torch.split(out, rows), strict=True):
-            self._source.read_into(name, part)
-            self._done += self._stored[name].nbytes
-            self._progress(self._done, self._total)
-        return out
+    def take(self, name: str) -> RawTensor:
+        del self._left[name]
+        raw = self._source.raw(name)
+        self._done += self._stored[name].nbytes
+        self._progress(self._done, self._total)
+        return raw
 
     def close(self) -> None:
         if self._left:

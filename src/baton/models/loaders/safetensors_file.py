@@ -1,0 +1,77 @@
+"""The safetensors container: a JSON table of tensors, then their bytes. Reads no tensor.
+
+|- length of the table, 8 bytes -|- table: name -> dtype, shape, [begin, end) -|- data, without gaps -|
+
+The file is memory-mapped; a tensor's bytes are read by whoever touches them. The `safetensors` package would give tensors of
+torch, or numpy arrays that cannot be bfloat16; we want the bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from baton.errors import ModelFileBroken
+from baton.models.files import refuse_git_lfs_pointer
+
+LENGTH = struct.Struct("<Q")
+TABLE_BYTES_MAX = 100_000_000
+METADATA = "__metadata__"
+
+
+@dataclass(frozen=True, slots=True)
+class SafeTensor:
+    """Where a tensor lies in the file."""
+
+    dtype: str
+    "As the file says it."
+    shape: tuple[int, ...]
+    offset: int
+    "From the start of the file."
+    nbytes: int
+
+
+class SafetensorsFile:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        refuse_git_lfs_pointer(path)
+        try:
+            with path.open("rb") as file:
+                self.buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self.tensors = _tensors(self.buffer)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ModelFileBroken(f"{path}: not a whole safetensors file ({error}); fetch it again") from error
+
+
+def _tensors(buffer: mmap.mmap) -> dict[str, SafeTensor]:
+    """Raises ValueError, KeyError or TypeError for anything that is not as it should be."""
+    size = len(buffer)
+    _require(size >= LENGTH.size, f"it has {size} bytes")
+    (length,) = LENGTH.unpack_from(buffer)
+    start = LENGTH.size + length
+    _require(length <= TABLE_BYTES_MAX and start <= size, f"its table should end at byte {start}, and the file has {size}")
+    table = json.loads(buffer[LENGTH.size : start])
+    _require(isinstance(table, dict), f"its table is a {type(table).__name__}")
+    found = {name: _tensor(entry, start) for name, entry in table.items() if name != METADATA}
+    end = start
+    for name, tensor in sorted(found.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
+        _require(tensor.offset == end, f"{name} begins at byte {tensor.offset}, where {end} is next")
+        end += tensor.nbytes
+    _require(end == size, f"its tensors end at byte {end}, and the file has {size}")
+    return found
+
+
+def _tensor(entry: dict[str, Any], data_start: int) -> SafeTensor:
+    (begin, end), shape = entry["data_offsets"], tuple(entry["shape"])
+    numbers = (begin, end, *shape)
+    _require(all(type(number) is int and number >= 0 for number in numbers) and begin <= end, f"{entry} is no tensor")
+    return SafeTensor(str(entry["dtype"]), shape, data_start + begin, end - begin)
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise ValueError(message)

@@ -1,0 +1,39 @@
+"""A model's files, looked at and not yet loaded: what it is, how it handles text, which tensors there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.models.config import ModelConfig
+from baton.models.config_from_gguf import config_from_gguf
+from baton.models.config_from_hf import config_from_hf
+from baton.models.files import read_json
+from baton.models.loaders.gguf import GGUFWeights
+from baton.models.loaders.gguf_reader import GGUFFile
+from baton.models.loaders.safetensors import SafetensorsWeights
+from baton.models.loaders.weights import WeightSource
+from baton.models.tokenizer_source import TokenizerSource, tokenizer_in_folder, tokenizer_in_gguf
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    path: Path
+    config: ModelConfig
+    tokenizer: TokenizerSource
+    weights: WeightSource
+
+
+def open_model(path: Path) -> OpenedModel:
+    """Config, tokenizer and a list of the tensors; no weights are read. `path` is what names.resolve() gave."""
+    if path.is_dir():
+        generation = path / "generation_config.json"
+        config = config_from_hf(
+            read_json(path / "config.json"),
+            origin=str(path / "config.json"),
+            generation=read_json(generation) if generation.is_file() else None,
+        )
+        return OpenedModel(path, config, tokenizer_in_folder(path), SafetensorsWeights(path))
+    file = GGUFFile(path)
+    config = config_from_gguf(file)
+    return OpenedModel(path, config, tokenizer_in_gguf(file), GGUFWeights(file, config))

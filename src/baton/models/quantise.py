@@ -1,0 +1,129 @@
+"""Float32 matrices to blocks of 8 or 4 bits, and which of a model's weights become what.
+
+Q8_0   value = d * q          d = the largest magnitude of 32 neighbours / 127, q from -127 to 127
+Q4_1   value = d * q + m      m = about the least of 32 neighbours, d = about their range / 15, q from 0 to 15
+
+For Q4_1 a range that is a little too small is often better: the few values at its ends are cut, all others are rounded more
+finely. So a few ranges are tried on each block, and the one with the least squared error is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from baton.config import Quantization
+from baton.models.dequantise import dequantise
+from baton.models.parameters import EMBED, LM_HEAD
+from baton.models.raw_tensor import Bytes, Floats, RawTensor
+from baton.models.tensor_types import F32, Q4_0, Q4_1, Q8_0, TensorType
+
+BLOCK = 32
+CHUNK_BLOCKS = 2048
+"""Blocks per pass: 256 KiB of float32, so that the passes over a chunk find it in the cache."""
+SHRINKS = (0.0, 0.01, 0.02, 0.03)
+"""Shares of the range that are cut off at both ends. The first wins a tie, so numbers on a grid of 16 stay what they are."""
+
+BLOCK_TYPES = (Q8_0, Q4_0, Q4_1)
+"""What quantised linears (models/layers/linear.py) compute on."""
+
+
+def weights_as(raw: RawTensor, name: str, quantization: Quantization) -> RawTensor:
+    """A parameter as it is computed on: one of BLOCK_TYPES, or F32. `name` is ours (models/parameters.py).
+
+    none    float32
+    int8    Q8_0
+    int4    Q4_0 and Q4_1 as they are, the rest Q4_1; but embedding and head Q8_0: 4 bits cost much there and save little
+    auto    Q8_0, Q4_0 and Q4_1 as they are, the rest Q8_0
+
+    Vectors, and matrices whose rows are not whole blocks, are float32 in any case.
+    """
+    if quantization == "none" or len(raw.shape) < 2 or raw.row_elements % BLOCK:
+        return _as_float32(raw)
+    at_ends = name in (EMBED, LM_HEAD)
+    kept: dict[str, tuple[TensorType, ...]] = {
+        "auto": BLOCK_TYPES,
+        "int8": (Q8_0,),
+        "int4": BLOCK_TYPES if at_ends else (Q4_0, Q4_1),
+    }
+    if raw.type in kept[quantization]:
+        return raw
+    return to_q4_1(dequantise(raw)) if quantization == "int4" and not at_ends else to_q8_0(dequantise(raw))
+
+
+def _as_float32(raw: RawTensor) -> RawTensor:
+    """A tensor that is float32 already stays where it is, unless its numbers lie across word boundaries."""
+    if raw.type != F32:
+        return RawTensor.of_floats(dequantise(raw))
+    return RawTensor(F32, raw.shape, np.require(raw.data.view(np.float32), requirements="A").view(np.uint8))
+
+
+def to_q8_0(values: Floats) -> RawTensor:
+    """values: [rows, a multiple of 32]."""
+    return _in_chunks(values, Q8_0, _q8_0)
+
+
+def to_q4_1(values: Floats) -> RawTensor:
+    """values: [rows, a multiple of 32]."""
+    return _in_chunks(values, Q4_1, _q4_1)
+
+
+def _in_chunks(values: Floats, kind: TensorType, fill: Callable[[Floats, Bytes], None]) -> RawTensor:
+    rows, width = values.shape
+    data = np.empty((rows, kind.row_bytes(width)), np.uint8)
+    blocks, out = values.reshape(-1, BLOCK), data.reshape(-1, kind.block_bytes)
+    for start in range(0, len(blocks), CHUNK_BLOCKS):
+        part = slice(start, start + CHUNK_BLOCKS)
+        # Turned, so that numpy's inner loops run over blocks and not over the 32 values of one.
+        fill(np.ascontiguousarray(blocks[part].T), out[part])
+    return RawTensor(kind, (rows, width), data)
+
+
+def _q8_0(x: Floats, out: Bytes) -> None:
+    """x: [32, blocks]; out: [blocks, bytes of one]."""
+    d = _rounded_to_half(np.abs(x).max(0) / np.float32(127))
+    q = np.rint(x / _divisor(d)).clip(-127, 127)
+    _put_half(out, 0, d)
+    out[:, 2:] = q.astype(np.int8).view(np.uint8).T
+
+
+def _q4_1(x: Floats, out: Bytes) -> None:
+    least, most = x.min(0), x.max(0)
+    width = most - least
+    best_error = np.full(x.shape[1], np.inf, np.float32)
+    best_d, best_m = np.zeros_like(least), np.zeros_like(least)
+    best_q = np.zeros_like(x)
+    for shrink in SHRINKS:
+        cut = width * np.float32(shrink)
+        d, m = _rounded_to_half((width - 2 * cut) / np.float32(15)), _rounded_to_half(least + cut)
+        q = x - m
+        q /= _divisor(d)
+        np.rint(q, out=q)
+        np.clip(q, 0, 15, out=q)
+        error = q * d
+        error += m
+        error -= x
+        error *= error
+        total = error.sum(0)
+        better = total < best_error
+        for best, new in ((best_error, total), (best_d, d), (best_m, m), (best_q, q)):
+            np.copyto(best, new, where=better)
+    _put_half(out, 0, best_d)
+    _put_half(out, 2, best_m)
+    whole = best_q.astype(np.uint8)
+    out[:, 4:] = (whole[:16] | whole[16:] << 4).T
+
+
+def _rounded_to_half(x: Floats) -> Floats:
+    """What the block's float16 will say: the numbers are rounded against that, not against what it should have been."""
+    return x.astype(np.float16).astype(np.float32)
+
+
+def _divisor(d: Floats) -> Floats:
+    """A block without a scale has nothing but zeros, whatever they are divided by."""
+    return np.where(d == 0, np.float32(np.inf), d)
+
+
+def _put_half(out: Bytes, at: int, x: Floats) -> None:
+    out[:, at : at + 2] = x.astype(np.float16)[:, None].view(np.uint8)

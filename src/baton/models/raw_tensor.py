@@ -1,0 +1,41 @@
+"""A parameter as it is stored: bytes and what they mean. What every file gives, and what every way to compute starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.models.tensor_types import F32, TensorType
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    type: TensorType
+    shape: tuple[int, ...]
+    "Of the values. The last dimension is a row: a vector is one row."
+    data: Bytes
+    "[rows, bytes of a row]. Often a view of the mapped file: not to be written to, and its numbers may lie at any byte."
+
+    def __post_init__(self) -> None:
+        if self.data.shape != (self.rows, self.type.row_bytes(self.row_elements)):
+            raise ValueError(f"{self.type.name} of shape {self.shape} is not {self.data.shape} bytes")
+
+    @classmethod
+    def of_floats(cls, values: Floats) -> RawTensor:
+        """Without a copy where the array is dense."""
+        rows, width = prod(values.shape[:-1]), values.shape[-1]
+        return cls(F32, values.shape, np.ascontiguousarray(values, np.float32).reshape(rows, width).view(np.uint8))
+
+    @property
+    def rows(self) -> int:
+        return prod(self.shape[:-1])
+
+    @property
+    def row_elements(self) -> int:
+        return self.shape[-1] if self.shape else 1
