@@ -1,0 +1,54 @@
+/* Rows on their way into a product: normed, and quantised in groups of 32 numbers with a scale each.
+ *
+ * What becomes of a row depends on that row alone: the sums go through lanes of fixed meaning.
+ */
+#pragma once
+
+#include "simd.h"
+
+#define GROUP 32     /* numbers with one scale, in weights (as GGUF has them) and in activations */
+#define SUM_LANES 16
+
+typedef struct {
+    int64_t width, groups;   /* numbers and groups of a row; a width that is no multiple of GROUP is never quantised */
+    int64_t stride;          /* rows that there is room for: from one group's numbers to the next group's */
+    float *plain;            /* [rows][width] */
+    int8_t *quantised;       /* [rows][width] */
+    float *scales;           /* [groups][stride]: neighbouring rows are wanted together */
+    int32_t *sums;           /* [groups][stride] of the quantised numbers: for taking back an offset of the weights */
+    float *scaled_sums;      /* [groups][stride] scale * sum: what a minimum of the weights is multiplied by */
+} Rows;
+
+static void norm_row(const float *restrict x, const float *restrict weight, int64_t width, float eps, float *restrict out) {
+    float sums[SUM_LANES] = {0};
+    int64_t whole = width / SUM_LANES * SUM_LANES;
+    for (int64_t i = 0; i < whole; i += SUM_LANES)
+        for (int j = 0; j < SUM_LANES; j++) sums[j] = FUSED(x[i + j], x[i + j], sums[j]);
+    for (int64_t i = whole; i < width; i++) sums[i - whole] = FUSED(x[i], x[i], sums[i - whole]);
+    for (int step = SUM_LANES / 2; step; step /= 2)
+        for (int j = 0; j < step; j++) sums[j] += sums[j + step];
+    float factor = 1.0f / sqrtf(sums[0] / (float)width + eps);
+    for (int64_t i = 0; i < width; i++) out[i] = x[i] * factor * weight[i];
+}
+
+static void quantise_row(const Rows *rows, int64_t row) {
+    const float *restrict x = rows->plain + row * rows->width;
+    int8_t *restrict q = rows->quantised + row * rows->width;
+    for (int64_t g = 0; g < rows->groups; g++, x += GROUP, q += GROUP) {
+        /* The bits of numbers that are not negative have the order of the numbers; and integers may be compared in lanes. */
+        int32_t bits[GROUP], most = 0, sum = 0;
+        memcpy(bits, x, sizeof bits);
+        for (int j = 0; j < GROUP; j++) bits[j] &= 0x7fffffff, most = bits[j] > most ? bits[j] : most;
+        union { int32_t i; float f; } largest = {most};
+        float scale = largest.f / 127.0f, inverse = largest.f > 0.0f ? 127.0f / largest.f : 0.0f;
+        /* Adding and taking away 1.5 * 2^23 rounds to the nearest whole number, ties to even. */
+        for (int j = 0; j < GROUP; j++) {
+            int32_t whole = (int32_t)((x[j] * inverse + 12582912.0f) - 12582912.0f);
+            q[j] = (int8_t)whole, sum += whole;
+        }
+        int64_t at = g * rows->stride + row;
+        rows->scales[at] = scale;
+        rows->sums[at] = sum;
+        rows->scaled_sums[at] = scale * (float)sum;
+    }
+}

@@ -1,0 +1,383 @@
+/* The decoder of models/decoder.py, whole steps at a time: token ids in, hidden rows out, keys and values in the pool.
+ *
+ * A step is a fixed list of phases that the team walks through together (team.h). There is no state between steps but the
+ * pool: everything else is scratch. Python calls twice a step: baton_hidden, then baton_logits for the rows that are due.
+ */
+
+#include "attention.h"
+#include "matrix.h"
+
+#define ALONE_ROWS 2  /* up to so many, every member prepares the rows for itself: cheaper than to wait for each other */
+
+typedef struct {
+    const float *attention_norm, *mlp_norm;
+    const float *q_norm, *k_norm;  /* [head_dim] or NULL */
+    Matrix qkv, output, gate_up, down;
+    int64_t window;                /* 0: none */
+} Block;
+
+typedef struct {
+    int64_t layers, hidden, vocabulary, inner;
+    Shape attention;
+    float norm_eps, rope_factor;
+    int32_t kv_halves, embedding_kind;
+    const float *frequencies;      /* [head_dim / 2] radians a position */
+    const uint8_t *embedding;      /* [vocabulary] rows as the file has them, in one of the four kinds */
+    int64_t embedding_row_bytes;
+    const float *final_norm;
+    const Block *blocks;
+    Matrix head;
+    void *pool;                    /* block 0, layer 0 */
+} Model;
+
+typedef struct {
+    int64_t rows;                  /* that the buffers hold */
+    float *hidden;                 /* [rows][hidden]: the residual stream */
+    float *cosines, *sines;        /* [rows][head_dim / 2] */
+    float *qkv;                    /* [rows][heads + 2 kv_heads][head_dim] */
+    Rows normed, output, down;     /* what the products of that name take */
+    int64_t *item_starts;
+    int64_t sequences;
+} Buffers;
+
+typedef struct {
+    const Model *model;
+    Team *team;
+    Buffers shared;
+    Rows *alone;                   /* [threads] ALONE_ROWS rows, wide enough for anything */
+    uint8_t **scratch;             /* [threads] one cell as bytes */
+} Runner;
+
+/* ---- memory ---- */
+
+static void *room(int64_t bytes) { return aligned_alloc(64, (size_t)round_up(larger(bytes, 64), 64)); }
+
+static int rows_room(Rows *rows, int64_t count, int64_t width) {
+    /* Not a round number: strides of a power of two would crowd into a few lines of the first cache. */
+    rows->width = width, rows->groups = width / GROUP, rows->stride = round_up(count, 16) + 16;
+    int64_t groups = rows->stride * (width / GROUP + 1);
+    rows->plain = room(count * width * 4), rows->quantised = room(count * width);
+    rows->scales = room(groups * 4), rows->sums = room(groups * 4), rows->scaled_sums = room(groups * 4);
+    return rows->plain && rows->quantised && rows->scales && rows->sums && rows->scaled_sums;
+}
+
+static void rows_free(Rows *rows) {
+    free(rows->plain), free(rows->quantised), free(rows->scales), free(rows->sums), free(rows->scaled_sums);
+}
+
+static void buffers_free(Buffers *b) {
+    free(b->hidden), free(b->cosines), free(b->sines), free(b->qkv), free(b->item_starts);
+    rows_free(&b->normed), rows_free(&b->output), rows_free(&b->down);
+    memset(b, 0, sizeof *b);
+}
+
+static int64_t qkv_width(const Model *m) { return (m->attention.heads + 2 * m->attention.kv_heads) * m->attention.head_dim; }
+
+/* Room for this step; what the largest step so far needed is kept. */
+static int buffers_fit(Runner *runner, int64_t tokens, int64_t sequences) {
+    Buffers *b = &runner->shared;
+    const Model *m = runner->model;
+    if (tokens <= b->rows && sequences <= b->sequences) return 1;
+    tokens = larger(tokens, b->rows), sequences = larger(sequences, b->sequences);
+    buffers_free(b);
+    int64_t pairs = m->attention.head_dim / 2, q_width = m->attention.heads * m->attention.head_dim;
+    b->hidden = room(tokens * m->hidden * 4);
+    b->cosines = room(tokens * pairs * 4), b->sines = room(tokens * pairs * 4);
+    b->qkv = room(tokens * qkv_width(m) * 4);
+    b->item_starts = room((sequences + 1) * 8);
+    int ok = rows_room(&b->normed, tokens, m->hidden) && rows_room(&b->output, tokens, q_width);
+    ok = ok && rows_room(&b->down, tokens, m->inner);
+    if (!ok || !b->hidden || !b->cosines || !b->sines || !b->qkv || !b->item_starts) return buffers_free(b), 0;
+    b->rows = tokens, b->sequences = sequences;
+    return 1;
+}
+
+/* ---- phases ---- */
+
+static void embed(const Model *m, int64_t token, float *restrict out) {
+    const uint8_t *row = m->embedding + token * m->embedding_row_bytes;
+    if (m->embedding_kind == F32) {
+        memcpy(out, row, (size_t)m->hidden * 4);
+        return;
+    }
+    for (int64_t g = 0; g < m->hidden / GROUP; g++, out += GROUP) {
+        half scale, minimum = 0;
+        memcpy(&scale, row, 2), row += 2;
+        if (m->embedding_kind == INT4M) memcpy(&minimum, row, 2), row += 2;
+        if (m->embedding_kind == INT8) {
+            for (int j = 0; j < GROUP; j++) out[j] = (float)scale * (float)((const int8_t *)row)[j];
+            row += GROUP;
+            continue;
+        }
+        float from = m->embedding_kind == INT4 ? -8.0f : 0.0f;
+        for (int j = 0; j < GROUP / 2; j++, row++) {
+            out[j] = (float)scale * ((float)(*row & 15) + from) + (float)minimum;
+            out[j + GROUP / 2] = (float)scale * ((float)(*row >> 4) + from) + (float)minimum;
+        }
+    }
+}
+
+static void begin_row(const Runner *runner, const Step *step, int64_t row) {
+    const Model *m = runner->model;
+    int64_t pairs = m->attention.head_dim / 2;
+    embed(m, step->token_ids[row], runner->shared.hidden + row * m->hidden);
+    for (int64_t i = 0; i < pairs; i++) {
+        float turn = (float)step->positions[row] * m->frequencies[i];
+        runner->shared.cosines[row * pairs + i] = cosf(turn) * m->rope_factor;
+        runner->shared.sines[row * pairs + i] = sinf(turn) * m->rope_factor;
+    }
+}
+
+/* Queries and keys of one token: normed where the model wants it, then turned, first half against second. */
+static void turn_row(const Runner *runner, const Block *block, int64_t row) {
+    const Model *m = runner->model;
+    const Shape *shape = &m->attention;
+    int64_t dim = shape->head_dim, pairs = dim / 2;
+    const float *restrict cosines = runner->shared.cosines + row * pairs, *restrict sines = runner->shared.sines + row * pairs;
+    float *restrict x = runner->shared.qkv + row * qkv_width(m);
+    for (int64_t head = 0; head < shape->heads + shape->kv_heads; head++, x += dim) {
+        const float *norm = head < shape->heads ? block->q_norm : block->k_norm;
+        if (norm) {
+            float normed[dim];
+            norm_row(x, norm, dim, m->norm_eps, normed);
+            memcpy(x, normed, (size_t)dim * 4);
+        }
+        for (int64_t i = 0; i < pairs; i++) {
+            float a = x[i], b = x[i + pairs];
+            x[i] = FUSED(-b, sines[i], a * cosines[i]);
+            x[i + pairs] = FUSED(a, sines[i], b * cosines[i]);
+        }
+    }
+}
+
+typedef struct {
+    const float *rows;      /* [tokens][width] */
+    const float *weight;    /* of the norm, or NULL */
+    int quantised;          /* the matrix that takes them wants them so */
+} Source;
+
+static void prepare_row(const Runner *runner, const Source *from, int64_t row, const Rows *into) {
+    int64_t width = into->width;
+    const float *x = from->rows + row * width;
+    float *to = into->plain + row * width;
+    if (from->weight) norm_row(x, from->weight, width, runner->model->norm_eps, to);
+    else if (x != to) memcpy(to, x, (size_t)width * 4);
+    if (from->quantised) quantise_row(into, row);
+}
+
+/* Rows ready for a product: by the team, or by everybody for themselves where there are few. */
+static const Rows *prepare(Member *me, Runner *runner, const Source *from, int64_t rows, Rows *shared) {
+    if (rows <= ALONE_ROWS) {
+        Rows *own = &runner->alone[me->number];
+        own->width = shared->width, own->groups = shared->groups;
+        for (int64_t row = 0; row < rows; row++) prepare_row(runner, from, row, own);
+        return own;
+    }
+    int64_t at_once = larger(1, rows / (8 * me->team->threads));
+    for (int64_t first; (first = take(me) * at_once) < rows;)
+        for (int64_t row = first; row < smaller(first + at_once, rows); row++) prepare_row(runner, from, row, shared);
+    meet(me);
+    return shared;
+}
+
+/* ---- where the time goes: compiled in for bench/kernels.py alone ---- */
+
+#if defined(BATON_PHASES)
+enum { BEGIN, NORM, QKV, TURN, ATTEND, OUTPUT, NORM2, GATE_UP, GATED, DOWN, PHASES };
+int64_t baton_phases[PHASES];  /* nanoseconds of the first member, its waiting included */
+static int64_t phase_since;
+#define PHASE(name)                                          \
+    if (me->number == 0) {                                   \
+        int64_t now = nanoseconds();                         \
+        baton_phases[name] += now - phase_since;             \
+        phase_since = now;                                   \
+    }
+#else
+#define PHASE(name)
+#endif
+
+/* ---- a step ---- */
+
+typedef struct {
+    Runner *runner;
+    const Step *step;
+    int64_t item_rows;
+} Hidden;
+
+static void layer_phases(Member *me, const Hidden *job, int64_t number) {
+    Runner *runner = job->runner;
+    const Model *m = runner->model;
+    const Step *step = job->step;
+    const Block *block = &m->blocks[number];
+    Buffers *b = &runner->shared;
+    uint8_t *scratch = runner->scratch[me->number];
+    int64_t tokens = step->tokens, hidden = m->hidden;
+
+    const Rows *normed = prepare(me, runner, &(Source){b->hidden, block->attention_norm, block->qkv.kind != F32}, tokens, &b->normed);
+    PHASE(NORM)
+    multiply(me, &block->qkv, normed, tokens, scratch, &(Out){STORE, b->qkv, qkv_width(m), qkv_width(m)});
+    meet(me);
+    PHASE(QKV)
+
+    int64_t number_bytes = m->kv_halves ? 2 : 4;
+    Layer layer = {
+        .step = step, .shape = &m->attention,
+        .pool = (char *)m->pool + number * 2 * m->attention.values_at * number_bytes,
+        .qkv = b->qkv, .qkv_stride = qkv_width(m),
+        .out = b->output.plain, .window = block->window,
+        .item_rows = job->item_rows, .item_starts = b->item_starts,
+    };
+    int64_t at_once = larger(1, tokens / (8 * me->team->threads));
+    for (int64_t first; (first = take(me) * at_once) < tokens;)
+        for (int64_t row = first; row < smaller(first + at_once, tokens); row++) {
+            turn_row(runner, block, row);
+            int64_t sequence = run_of(step->starts, step->sequences, row);
+            if (m->kv_halves) store_token_half(&layer, sequence, row); else store_token_float(&layer, sequence, row);
+        }
+    meet(me);
+    PHASE(TURN)
+    attend_all(me, &layer, m->kv_halves);
+    meet(me);
+    PHASE(ATTEND)
+
+    const Rows *attended = prepare(me, runner, &(Source){b->output.plain, NULL, block->output.kind != F32}, tokens, &b->output);
+    multiply(me, &block->output, attended, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden});
+    meet(me);
+    PHASE(OUTPUT)
+
+    normed = prepare(me, runner, &(Source){b->hidden, block->mlp_norm, block->gate_up.kind != F32}, tokens, &b->normed);
+    PHASE(NORM2)
+    multiply(me, &block->gate_up, normed, tokens, scratch, &(Out){STORE, b->down.plain, m->inner, m->inner});
+    meet(me);
+    PHASE(GATE_UP)
+
+    const Rows *gated = prepare(me, runner, &(Source){b->down.plain, NULL, block->down.kind != F32}, tokens, &b->down);
+    PHASE(GATED)
+    multiply(me, &block->down, gated, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden});
+    meet(me);
+    PHASE(DOWN)
+}
+
+static void hidden_job(Member *me, void *with) {
+    const Hidden *job = with;
+    const Model *m = job->runner->model;
+    amx_begin();
+#if defined(BATON_PHASES)
+    if (me->number == 0) phase_since = nanoseconds();
+#endif
+    for (int64_t row; (row = take(me)) < job->step->tokens;) begin_row(job->runner, job->step, row);
+    meet(me);
+    PHASE(BEGIN)
+    for (int64_t number = 0; number < m->layers; number++) layer_phases(me, job, number);
+    amx_end();
+}
+
+typedef struct {
+    Runner *runner;
+    const float *hidden;
+    int64_t rows;
+    float *logits;
+} Logits;
+
+static void logits_job(Member *me, void *with) {
+    const Logits *job = with;
+    Runner *runner = job->runner;
+    const Model *m = runner->model;
+    amx_begin();
+    Source from = {job->hidden, m->final_norm, m->head.kind != F32};
+    const Rows *normed = prepare(me, runner, &from, job->rows, &runner->shared.normed);
+    multiply(me, &m->head, normed, job->rows, runner->scratch[me->number],
+             &(Out){STORE, job->logits, m->vocabulary, m->vocabulary});
+    amx_end();
+}
+
+/* ---- what Python calls ---- */
+
+/* 0, or what the system said. Has to come before any thread is made. */
+int baton_allow(void) {
+#if defined(__AMX_INT8__)
+    const long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
+    return (int)syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
+#else
+    return 0;
+#endif
+}
+
+int64_t baton_cell(void) { return CELL; }
+
+/* Rows of a file's tensor, `row_bytes` long, become the outputs that `places` says. */
+void baton_pack(const Matrix *matrix, const uint8_t *rows, int64_t row_bytes, const int64_t *places, int64_t count) {
+    for (int64_t i = 0; i < count; i++) pack_row(matrix, rows + i * row_bytes, places[i]);
+}
+
+void baton_free(Runner *runner) {
+    if (!runner) return;
+    int threads = runner->team ? runner->team->threads : 0;
+    if (runner->team) team_free(runner->team);
+    for (int i = 0; i < threads && runner->alone; i++) rows_free(&runner->alone[i]);
+    for (int i = 0; i < threads && runner->scratch; i++) free(runner->scratch[i]);
+    free(runner->alone), free(runner->scratch);
+    buffers_free(&runner->shared);
+    free(runner);
+}
+
+/* NULL: not enough memory. The model must outlive the runner. */
+Runner *baton_new(const Model *model, int64_t threads) {
+    Runner *runner = calloc(1, sizeof *runner);
+    if (!runner) return NULL;
+    runner->model = model;
+    runner->team = team_new((int)threads);
+    runner->alone = calloc((size_t)threads, sizeof *runner->alone);
+    runner->scratch = calloc((size_t)threads, sizeof *runner->scratch);
+    if (!runner->team || !runner->alone || !runner->scratch) return baton_free(runner), NULL;
+    int64_t widest = larger(larger(model->hidden, model->inner), model->attention.heads * model->attention.head_dim);
+    for (int i = 0; i < runner->team->threads; i++) {
+        runner->scratch[i] = room(widest * CELL);
+        if (!rows_room(&runner->alone[i], ALONE_ROWS, widest) || !runner->scratch[i]) return baton_free(runner), NULL;
+    }
+    return runner;
+}
+
+int64_t baton_threads(const Runner *runner) { return runner->team->threads; }
+
+/* The hidden rows of the step, before the last norm: valid until the next call. NULL: not enough memory. */
+const float *baton_hidden(Runner *runner, const Step *step) {
+    if (!buffers_fit(runner, step->tokens, step->sequences)) return NULL;
+    int64_t rows = item_starts(step, &runner->model->attention, runner->team->threads, runner->shared.item_starts);
+    team_run(runner->team, hidden_job, &(Hidden){runner, step, rows});
+    return runner->shared.hidden;
+}
+
+/* logits: [rows][vocabulary]. 0, or 1 where there is not enough memory. */
+int baton_logits(Runner *runner, const float *hidden, int64_t rows, float *logits) {
+    /* Not while `hidden` may be the buffer that would be made anew: rows of a step never outnumber its tokens. */
+    if (rows > ALONE_ROWS && !buffers_fit(runner, rows, 1)) return 1;
+    team_run(runner->team, logits_job, &(Logits){runner, hidden, rows, logits});
+    return 0;
+}
+
+/* One product by itself, for tests and measurements. x: [rows][inputs], out: [rows][outputs of the matrix]. */
+typedef struct { Runner *runner; const Matrix *matrix; const float *x; int64_t rows; float *out; Rows *buffer; int64_t width; } Product;
+
+static void product_job(Member *me, void *with) {
+    const Product *job = with;
+    amx_begin();
+    Source from = {job->x, NULL, job->matrix->kind != F32};
+    int64_t at_once = larger(1, job->rows / (8 * me->team->threads));
+    for (int64_t first; (first = take(me) * at_once) < job->rows;)
+        for (int64_t row = first; row < smaller(first + at_once, job->rows); row++)
+            prepare_row(job->runner, &from, row, job->buffer);
+    meet(me);
+    uint8_t *scratch = room(job->matrix->inputs * CELL);
+    multiply(me, job->matrix, job->buffer, job->rows, scratch, &(Out){STORE, job->out, job->width, job->width});
+    free(scratch);
+    amx_end();
+}
+
+int baton_product(Runner *runner, const Matrix *matrix, const float *x, int64_t rows, float *out, int64_t width) {
+    Rows buffer;
+    if (!rows_room(&buffer, rows, matrix->inputs)) return 1;
+    team_run(runner->team, product_job, &(Product){runner, matrix, x, rows, out, &buffer, width});
+    rows_free(&buffer);
+    return 0;
+}

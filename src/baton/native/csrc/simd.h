@@ -1,0 +1,169 @@
+/* Vectors of floats and of bytes, one spelling for every processor we know.
+ *
+ *   floats    LANES float32 numbers                  fused(a, b, c) = a * b + c, rounded once where the processor can
+ *   ints      LANES int32 numbers
+ *   bytes     4 * LANES int8 numbers, four to a lane
+ *   dot(...)  to every lane, the sum of four products of bytes
+ *
+ * Which of the two factors of a dot product may be negative differs: x86 multiplies unsigned by signed bytes. Weights are
+ * therefore packed with an offset (WEIGHT8_OFFSET) that the products take back exactly, in integers.
+ */
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#define ALWAYS static inline __attribute__((always_inline))
+
+typedef _Float16 half;
+
+ALWAYS int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+ALWAYS int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+ALWAYS int64_t round_up(int64_t a, int64_t unit) { return (a + unit - 1) / unit * unit; }
+
+/* ---- x86 with 512-bit vectors ---- */
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#define LANES 16
+#define WEIGHT8_OFFSET 128
+#define TILE_ROWS 6    /* rows of activations whose sums stay in registers */
+#define TILE_PARTS 2   /* vectors of outputs beside each other in a tile */
+typedef __m512 floats;
+typedef __m512i ints;
+typedef __m512i bytes;
+ALWAYS floats fused(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
+ALWAYS floats spread(float x) { return _mm512_set1_ps(x); }
+ALWAYS floats load(const float *p) { return _mm512_loadu_ps(p); }
+ALWAYS void store(float *p, floats x) { _mm512_storeu_ps(p, x); }
+ALWAYS floats load_half(const half *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+ALWAYS floats as_floats(ints x) { return _mm512_cvtepi32_ps(x); }
+ALWAYS ints spread_int(int32_t x) { return _mm512_set1_epi32(x); }
+ALWAYS bytes load_bytes(const uint8_t *p) { return _mm512_loadu_si512(p); }
+ALWAYS bytes spread_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return _mm512_set1_epi32(w); }
+ALWAYS bytes low_nibbles(bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+ALWAYS bytes high_nibbles(bytes x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
+ALWAYS ints dot_small(ints sum, bytes w, bytes x) { return _mm512_dpbusd_epi32(sum, w, x); }
+ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return _mm512_dpbusd_epi32(sum, w, x); }
+
+/* ---- x86 with 256-bit vectors ---- */
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define LANES 8
+#define TILE_ROWS 3
+#define TILE_PARTS 2
+typedef __m256 floats;
+typedef __m256i ints;
+typedef __m256i bytes;
+ALWAYS floats fused(floats a, floats b, floats c) { return _mm256_fmadd_ps(a, b, c); }
+ALWAYS floats spread(float x) { return _mm256_set1_ps(x); }
+ALWAYS floats load(const float *p) { return _mm256_loadu_ps(p); }
+ALWAYS void store(float *p, floats x) { _mm256_storeu_ps(p, x); }
+ALWAYS floats load_half(const half *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+ALWAYS floats as_floats(ints x) { return _mm256_cvtepi32_ps(x); }
+ALWAYS ints spread_int(int32_t x) { return _mm256_set1_epi32(x); }
+ALWAYS bytes load_bytes(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
+ALWAYS bytes spread_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return _mm256_set1_epi32(w); }
+ALWAYS bytes low_nibbles(bytes x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+ALWAYS bytes high_nibbles(bytes x) { return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15)); }
+#if defined(__AVXVNNI__)
+#define WEIGHT8_OFFSET 128
+ALWAYS ints dot_small(ints sum, bytes w, bytes x) { return _mm256_dpbusd_avx_epi32(sum, w, x); }
+ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return _mm256_dpbusd_avx_epi32(sum, w, x); }
+#else
+#define WEIGHT8_OFFSET 0
+/* Pairs of products are added in 16 bits, with saturation: 2 * 15 * 127 never reaches it, nor does 2 * 127 * 127. */
+ALWAYS ints dot_small(ints sum, bytes w, bytes x) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+}
+ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return dot_small(sum, _mm256_abs_epi8(w), _mm256_sign_epi8(x, w)); }
+#endif
+
+/* ---- ARM with dot products ---- */
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+#define LANES 4
+#define WEIGHT8_OFFSET 0
+#define TILE_ROWS 4
+#define TILE_PARTS 4
+typedef float32x4_t floats;
+typedef int32x4_t ints;
+typedef int8x16_t bytes;
+ALWAYS floats fused(floats a, floats b, floats c) { return vfmaq_f32(c, a, b); }
+ALWAYS floats spread(float x) { return vdupq_n_f32(x); }
+ALWAYS floats load(const float *p) { return vld1q_f32(p); }
+ALWAYS void store(float *p, floats x) { vst1q_f32(p, x); }
+ALWAYS floats load_half(const half *p) { return vcvt_f32_f16(vld1_f16((const __fp16 *)p)); }
+ALWAYS floats as_floats(ints x) { return vcvtq_f32_s32(x); }
+ALWAYS ints spread_int(int32_t x) { return vdupq_n_s32(x); }
+ALWAYS bytes load_bytes(const uint8_t *p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
+ALWAYS bytes spread_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return vreinterpretq_s8_s32(vdupq_n_s32(w)); }
+ALWAYS bytes low_nibbles(bytes x) { return vandq_s8(x, vdupq_n_s8(15)); }
+ALWAYS bytes high_nibbles(bytes x) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(x), 4)); }
+ALWAYS ints dot_small(ints sum, bytes w, bytes x) { return vdotq_s32(sum, w, x); }
+ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return vdotq_s32(sum, w, x); }
+
+/* ---- anything else: the compiler's own vectors ---- */
+#else
+#define LANES 4
+#define WEIGHT8_OFFSET 0
+#define TILE_ROWS 2
+#define TILE_PARTS 2
+typedef float floats __attribute__((vector_size(16)));
+typedef int32_t ints __attribute__((vector_size(16)));
+typedef int8_t bytes __attribute__((vector_size(16)));
+ALWAYS floats fused(floats a, floats b, floats c) { return a * b + c; }
+ALWAYS floats spread(float x) { return (floats){x, x, x, x}; }
+ALWAYS floats load(const float *p) { floats x; memcpy(&x, p, sizeof x); return x; }
+ALWAYS void store(float *p, floats x) { memcpy(p, &x, sizeof x); }
+ALWAYS floats load_half(const half *p) { return (floats){(float)p[0], (float)p[1], (float)p[2], (float)p[3]}; }
+ALWAYS floats as_floats(ints x) { return __builtin_convertvector(x, floats); }
+ALWAYS ints spread_int(int32_t x) { return (ints){x, x, x, x}; }
+ALWAYS bytes load_bytes(const uint8_t *p) { bytes x; memcpy(&x, p, sizeof x); return x; }
+ALWAYS bytes spread_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return (bytes)(ints){w, w, w, w}; }
+ALWAYS bytes low_nibbles(bytes x) { return x & 15; }
+ALWAYS bytes high_nibbles(bytes x) { return (x >> 4) & 15; }
+ALWAYS ints dot_small(ints sum, bytes w, bytes x) {
+    for (int i = 0; i < 4; i++) {
+        /* Bytes i, 4 + i, ... of both, widened in place: shifted to the top of their lane and back. */
+        ints a = ((ints)w << (24 - 8 * i)) >> 24, b = ((ints)x << (24 - 8 * i)) >> 24;
+        sum += a * b;
+    }
+    return sum;
+}
+ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return dot_small(sum, w, x); }
+#endif
+
+/* The same as fused() for single numbers. Said outright, with -ffp-contract=off: left to itself the compiler fuses in one
+ * copy of a loop and not in the next, and a row's bits would depend on the tile that it was in. */
+#if defined(__FMA__) || defined(__aarch64__)
+#define FUSED(a, b, c) __builtin_fmaf(a, b, c)
+#else
+#define FUSED(a, b, c) ((a) * (b) + (c))
+#endif
+
+/* e^x for x <= 0; exactly 0 far below. Two units in the last place. Written so that loops over it become vectors. */
+ALWAYS float exp_negative(float x) {
+    float y = x < -87.0f ? -87.0f : x;
+    float n = (y * 1.44269504089f + 12582912.0f) - 12582912.0f;
+    float r = FUSED(n, -0.693359375f, y);
+    r = FUSED(n, 2.12194440e-4f, r);
+    float p = 1.9875691500e-4f;
+    p = FUSED(p, r, 1.3981999507e-3f);
+    p = FUSED(p, r, 8.3334519073e-3f);
+    p = FUSED(p, r, 4.1665795894e-2f);
+    p = FUSED(p, r, 1.6666665459e-1f);
+    p = FUSED(p, r, 5.0000001201e-1f);
+    p = FUSED(p, r * r, r) + 1.0f;
+    union { int32_t i; float f; } power = {((int32_t)n + 127) << 23};
+    return x < -87.0f ? 0.0f : p * power.f;
+}
+
+/* x / (1 + e^-x), by the half of the exponential that cannot overflow. */
+ALWAYS float silu(float x) {
+    float e = exp_negative(x < 0.0f ? x : -x);
+    return x * (x < 0.0f ? e : 1.0f) / (1.0f + e);
+}

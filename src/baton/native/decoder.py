@@ -1,0 +1,80 @@
+"""A packed model on a KV pool: steps in, hidden rows and logits out. One call into the library each."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+from baton.errors import EngineError
+from baton.models.raw_tensor import Floats
+from baton.models.rotary import rotary_frequencies
+from baton.native.library import Library, Model, Shape, Step
+from baton.native.packing import PackedModel
+
+
+class NativeDecoder:
+    def __init__(
+        self, library: Library, packed: PackedModel, *, pool: int, block_size: int, kv_halves: bool, threads: int
+    ) -> None:
+        """`pool`: the address of the first block. Keys and values are float16 if `kv_halves`, else float32."""
+        config = packed.config
+        half_block = config.kv_size * block_size
+        frequencies, factor = rotary_frequencies(config.rope, config.head_dim)
+        self._library = library
+        self._kept = (packed, np.ascontiguousarray(frequencies, np.float32))
+        self._model = Model(
+            layers=config.layers,
+            hidden=config.hidden_size,
+            vocabulary=config.vocab_size,
+            inner=config.intermediate_size,
+            attention=Shape(
+                heads=config.heads,
+                kv_heads=config.kv_heads,
+                head_dim=config.head_dim,
+                block_size=block_size,
+                block_stride=config.layers * 2 * half_block,
+                values_at=half_block,
+                scale=config.attention_scale,
+            ),
+            norm_eps=config.norm_eps,
+            rope_factor=factor,
+            kv_halves=kv_halves,
+            embedding_kind=packed.embedding_kind,
+            frequencies=self._kept[1].ctypes.data,
+            embedding=packed.embedding.ctypes.data,
+            embedding_row_bytes=packed.embedding.shape[1],
+            final_norm=packed.final_norm,
+            blocks=packed.blocks,
+            head=packed.head,
+            pool=pool,
+        )
+        self.vocabulary, self.width = config.vocab_size, config.hidden_size
+        self._runner: int | None = library.new(self._model, threads)
+        if not self._runner:
+            raise EngineError("there is not enough memory for the decoder's buffers")
+
+    @property
+    def threads(self) -> int:
+        return int(self._library.threads(self._runner))
+
+    def hidden(self, step: Step) -> Floats:
+        """[tokens, width], before the last norm: the library's own memory, valid until the next call."""
+        address = self._library.hidden(self._runner, step)
+        if not address:
+            raise EngineError(f"there is not enough memory for a step of {step.tokens} tokens")
+        numbers = (ctypes.c_float * (step.tokens * self.width)).from_address(address)
+        return np.frombuffer(numbers, np.float32).reshape(step.tokens, self.width)
+
+    def logits(self, hidden: Floats) -> Floats:
+        rows = np.ascontiguousarray(hidden, np.float32)
+        logits = np.empty((len(rows), self.vocabulary), np.float32)
+        if self._library.logits(self._runner, rows.ctypes.data, len(rows), logits.ctypes.data):
+            raise EngineError(f"there is not enough memory for the logits of {len(rows)} rows")
+        return logits
+
+    def close(self) -> None:
+        """Ends the threads. Nothing can be computed any more."""
+        if self._runner:
+            self._library.free(self._runner)
+            self._runner = None

@@ -1,0 +1,106 @@
+"""The C library as Python sees it: structures as in csrc/, and the few functions that are called."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
+from functools import cache
+
+from baton.native.build import NoCompiler, compiled
+from baton.native.variants import Variant, usable
+
+log = logging.getLogger(__name__)
+
+F32, INT8, INT4, INT4M = range(4)
+"""Kinds of weights: csrc/matrix.h."""
+
+
+class Matrix(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("kind", "paired")),
+        *((name, c_int64) for name in ("outputs", "inputs", "cells", "groups")),
+        *((name, c_void_p) for name in ("numbers", "scales", "minima", "bias")),
+    )
+
+
+class Block(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),
+        *((name, Matrix) for name in ("qkv", "output", "gate_up", "down")),
+        ("window", c_int64),
+    )
+
+
+class Shape(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("heads", "kv_heads", "head_dim", "block_size", "block_stride", "values_at")),
+        ("scale", c_float),
+    )
+
+
+class Model(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("layers", "hidden", "vocabulary", "inner")),
+        ("attention", Shape),
+        *((name, c_float) for name in ("norm_eps", "rope_factor")),
+        *((name, c_int32) for name in ("kv_halves", "embedding_kind")),
+        *((name, c_void_p) for name in ("frequencies", "embedding")),
+        ("embedding_row_bytes", c_int64),
+        ("final_norm", c_void_p),
+        ("blocks", POINTER(Block)),
+        ("head", Matrix),
+        ("pool", c_void_p),
+    )
+
+
+class Step(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("sequences", "tokens", "table_stride")),
+        *((name, c_void_p) for name in ("tables", "slots", "starts", "contexts", "token_ids", "positions")),
+    )
+
+
+class Library:
+    """One variant, loaded."""
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        c = ctypes.CDLL(str(compiled(variant)))
+        self.allow = _function(c.baton_allow, c_int)
+        self.cell = _function(c.baton_cell, c_int64)
+        self.pack = _function(c.baton_pack, None, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64)
+        self.new = _function(c.baton_new, c_void_p, POINTER(Model), c_int64)
+        self.free = _function(c.baton_free, None, c_void_p)
+        self.threads = _function(c.baton_threads, c_int64, c_void_p)
+        self.hidden = _function(c.baton_hidden, c_void_p, c_void_p, POINTER(Step))
+        self.logits = _function(c.baton_logits, c_int, c_void_p, c_void_p, c_int64, c_void_p)
+        self.product = _function(c.baton_product, c_int, c_void_p, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64)
+
+
+def _function(function: ctypes._NamedFuncPointer, result: type | None, *arguments: type) -> ctypes._NamedFuncPointer:
+    function.restype = result
+    function.argtypes = arguments
+    return function
+
+
+@cache
+def load_variant(variant: Variant) -> Library:
+    """Raises NoCompiler where it cannot be compiled, or where the system does not let us use the processor so."""
+    library = Library(variant)
+    if library.allow() != 0:
+        raise NoCompiler(f"the system does not allow the {variant.name} instructions ({variant.what})")
+    return library
+
+
+@cache
+def load_best() -> Library:
+    """The best variant that this machine compiles and runs. Raises NoCompiler where there is none."""
+    errors = []
+    for variant in usable():
+        try:
+            return load_variant(variant)
+        except (NoCompiler, OSError) as error:
+            log.warning("kernels for %s: %s", variant.what, error)
+            errors.append(str(error))
+    raise NoCompiler("; ".join(errors))

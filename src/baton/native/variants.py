@@ -1,0 +1,62 @@
+"""Which of the library's variants this processor runs: one source, compiled with other instructions allowed.
+
+Best first. The numbers that come out are the same for all that multiply and add in one rounding (csrc/matrix.h), so a
+machine of another kind continues a sequence where this one left it; only `plain` rounds twice.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    name: str
+    machine: str
+    "platform.machine()."
+    needs: frozenset[str]
+    "Words in /proc/cpuinfo."
+    flags: tuple[str, ...]
+    "For the compiler."
+    what: str
+
+    def suits(self, machine: str, words: frozenset[str]) -> bool:
+        return self.machine in ("", machine) and self.needs <= words
+
+
+_AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
+_AVX2_WORDS = frozenset({"avx2", "fma", "f16c", "bmi2"})
+_AVX512_WORDS = _AVX2_WORDS | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
+
+VARIANTS = (
+    Variant("amx", "x86_64", _AVX512_WORDS | {"amx_tile", "amx_int8"}, (*_AVX512, "-mamx-tile", "-mamx-int8"), "AVX-512 and tiles"),
+    Variant("avx512", "x86_64", _AVX512_WORDS, _AVX512, "AVX-512 with VNNI"),
+    Variant("avxvnni", "x86_64", _AVX2_WORDS | {"avx_vnni"}, (*_AVX2, "-mavxvnni"), "AVX2 with VNNI"),
+    Variant("avx2", "x86_64", _AVX2_WORDS, _AVX2, "AVX2"),
+    Variant("i8mm", "aarch64", frozenset({"asimddp", "i8mm"}), ("-march=armv8.2-a+dotprod+fp16+i8mm",), "NEON, 8-bit matrices"),
+    Variant("dotprod", "aarch64", frozenset({"asimddp"}), ("-march=armv8.2-a+dotprod",), "NEON dot products"),
+    Variant("plain", "", frozenset(), (), "whatever the compiler makes of plain C"),
+)
+
+
+def usable(machine: str | None = None, words: frozenset[str] | None = None) -> list[Variant]:
+    """Best first; never empty."""
+    machine = platform.machine() if machine is None else machine
+    words = cpu_words() if words is None else words
+    return [variant for variant in VARIANTS if variant.suits(machine, words)]
+
+
+def cpu_words() -> frozenset[str]:
+    """What the processor says it can do. Nothing where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
+        name, _, words = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(words.split())
+    return frozenset()
