@@ -65,7 +65,7 @@ class Answer:
 class LLM:
     def __init__(self, model: str = DEFAULT_MODEL, **settings: Any) -> None:
         """`settings` are the fields of baton.config.ServeConfig: slots, kv_blocks, block_size, threads, ..."""
-        from baton.worker.build import build_runner  # torch is imported only here
+        from baton.worker.build import build_runner  # brings numpy, and torch where the forward pass needs it
 
         path = str(resolve(model))
         self.config = ServeConfig(model=path, served_model_name=model, **settings)

@@ -42,6 +42,13 @@ IMPURE = {
 IMPURE_CALLS = {"open", "print", "input", "id", "hash", "vars", "globals", "breakpoint"}
 """IO, and what differs from one run to the next."""
 
+TORCH_FILES = (
+    *("models/decoder.py", "models/layers/*.py", "models/load.py", "models/reference.py", "models/torch_weights.py"),
+    *("worker/attention/*.py", "worker/forward/torch_*.py"),
+)
+"""Which files may import torch. What a process needs of them it imports late, so that one without torch never pays for it
+(test_torch_free.py)."""
+
 UNSAFE_MODULES = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 UNSAFE_CALLS = {
     *("eval", "exec", "compile", "__import__"),
@@ -106,6 +113,11 @@ def test_core_and_its_neighbours_share_only_plans_and_moves():
     assert ALLOWED["worker"].isdisjoint({"core", "kvcache"})
     assert ALLOWED["kvcache"].isdisjoint({"core", "worker"})
     assert ALLOWED["core"].isdisjoint({"worker", "kvcache"})
+
+
+def test_torch_stays_where_it_is_needed(path):
+    if not any(path.relative_to(SRC).match(pattern) for pattern in TORCH_FILES):
+        assert not wrong_modules(path.read_text(), package_of(path), {"torch", "safetensors"}, as_types=set())
 
 
 def test_nothing_is_ever_unpickled_or_evaluated(path):

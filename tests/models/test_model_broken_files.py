@@ -101,6 +101,66 @@ class TestSafetensors:
         with pytest.raises(ModelFileBroken, match=r"model\.safetensors: not a whole safetensors file"):
             load_model(folder)
 
+    @pytest.mark.parametrize(
+        "edit",
+        [
+            lambda table: {**table, "model.norm.weight": {**table["model.norm.weight"], "data_offsets": [0, 168]}},
+            lambda table: {**table, "model.norm.weight": {**table["model.norm.weight"], "data_offsets": [-168, 0]}},
+            lambda table: {**table, "model.norm.weight": {**table["model.norm.weight"], "data_offsets": [2**70, 2**71]}},
+            lambda table: {**table, "model.norm.weight": {**table["model.norm.weight"], "data_offsets": [1.0, 2.0]}},
+            lambda table: {**table, "model.norm.weight": {**table["model.norm.weight"], "shape": [True, 42]}},
+            lambda table: {**table, "model.norm.weight": {**table["model.norm.weight"], "shape": None}},
+            lambda table: {**table, "model.norm.weight": {"dtype": "F32"}},
+            lambda table: {**table, "model.norm.weight": [1]},
+            lambda table: {name: entry for name, entry in table.items() if name != "model.norm.weight"},
+            lambda table: list(table),
+            lambda table: "nonsense",
+        ],
+    )
+    def test_a_table_that_does_not_describe_the_data(self, folder, edit):
+        path = folder / "model.safetensors"
+        whole = path.read_bytes()
+        (length,) = struct.unpack_from("<Q", whole)
+        table = json.dumps(edit(json.loads(whole[8 : 8 + length]))).encode()
+        path.write_bytes(struct.pack("<Q", len(table)) + table + whole[8 + length :])
+        with pytest.raises(ModelFileBroken, match=r"model\.safetensors: not a whole safetensors file"):
+            load_model(folder)
+
+    def test_a_shape_that_is_not_its_bytes(self, folder):
+        path = folder / "model.safetensors"
+        whole = path.read_bytes()
+        entry = b'"model.norm.weight":{"dtype":"F32","shape":[42]'
+        wrong = whole.replace(entry, entry.replace(b"42", b"24"))
+        assert wrong != whole
+        path.write_bytes(wrong)
+        with pytest.raises(ModelFileBroken, match=r"model\.norm\.weight: 168 bytes cannot be \[24\] of F32"):
+            load_model(folder)
+
+    def test_flipped_bits_are_refused_or_harmless(self, folder):
+        path = folder / "model.safetensors"
+        whole = path.read_bytes()
+        (length,) = struct.unpack_from("<Q", whole)
+        rng = random.Random(7)
+        refused = 0
+        for _ in range(300):
+            broken = bytearray(whole)
+            broken[rng.randrange(8 + length)] ^= 1 << rng.randrange(8)
+            path.write_bytes(broken)
+            try:
+                load_model(folder)
+            except ModelLoadError:
+                refused += 1
+        assert refused > 150
+
+    def test_a_table_of_any_length(self, folder):
+        """Nothing says that the data begin at a whole word."""
+        path = folder / "model.safetensors"
+        whole = path.read_bytes()
+        expected = all_logits(load_model(folder).model, [1, 2, 3])
+        (length,) = struct.unpack_from("<Q", whole)
+        path.write_bytes(struct.pack("<Q", length + 3) + whole[8 : 8 + length] + b"   " + whole[8 + length :])
+        assert torch.equal(all_logits(load_model(folder).model, [1, 2, 3]), expected)
+
     def test_a_shard_is_missing(self, sharded):
         victim = sorted(sharded.glob("*.safetensors"))[1]
         victim.unlink()

@@ -16,12 +16,12 @@ from run_loop import finish
 from baton.config import EngineConfig, InstanceConfig, SchedulerConfig, WorkerConfig
 from baton.core.events import Tick
 from baton.errors import EngineError, InvariantBroken
-from baton.protocol.control import AbortRequest, InstanceReady, InstanceStats, Ping, Pong, RefusedRequest
-from baton.protocol.ids import RequestId
+from baton.protocol.control import AbortRequest, InstanceReady, InstanceStats, Ping, Pong, RefusedRequest, WorkerHello
+from baton.protocol.ids import RequestId, WorkerEpoch
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason, GenerateRequest, SamplingParams
 from baton.runtime.channel import Channel
-from baton.runtime.engine import Engine, WorkerProcess
+from baton.runtime.engine import Engine, WorkerProcess, identity_of
 
 pytestmark = pytest.mark.usefixtures("child_path")
 
@@ -263,3 +263,11 @@ def test_aborts_of_anything_leave_nothing():
             assert await rig.answer("after") == expected(5, 12)
 
     finish(main())
+
+
+def test_blocks_computed_in_another_way_have_other_keys():
+    hello = WorkerHello(WorkerEpoch(1), 8, 16, 100, 64, "layout")
+    ways = [WorkerConfig(quantization=way) for way in ("none", "auto", "int8", "int4")] + [WorkerConfig(model="another")]
+    digests = [identity_of(way, hello).digest() for way in ways]
+    digests.append(identity_of(WorkerConfig(), WorkerHello(WorkerEpoch(1), 8, 16, 100, 64, "of another dtype")).digest())
+    assert len({*digests}) == len(digests)

@@ -187,3 +187,11 @@ def test_a_pool_too_small_for_all_preempts_and_changes_nothing(llm: LLM):
 def test_a_model_that_is_not_there_is_said_before_anything_is_loaded(tmp_path: Path):
     with pytest.raises(EngineError, match="nothing"):
         LLM(str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("quantization", ["auto", "int8", "int4"])
+def test_quantised_weights_answer_too(quantization: str, tmp_path: Path):
+    one = LLM(str(make_model(tmp_path)), threads=1, kv_blocks=60, block_size=4, slots=8, quantization=quantization)
+    alone = [one.generate(prompt, GREEDY)[0].outputs[0].token_ids for prompt in ("abc", "defghijk")]
+    assert [answer.outputs[0].token_ids for answer in one.generate(["abc", "defghijk"], GREEDY)] == alone
+    assert one.config.engine().worker.quantization == quantization

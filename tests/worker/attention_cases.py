@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from baton.models.config import ModelConfig, RopeConfig, Traits
-from baton.worker.attention.base import Spans
+from baton.worker.flat_batch import Spans
 from baton.worker.kv_pool import KVLayout, KVPool
 
 
@@ -56,9 +56,9 @@ class History:
             self.tables[slot, :count] = shuffled[sum(needed[:slot]) :][:count]
 
     def pool(self) -> KVPool:
-        layout = KVLayout.of(self.shape.config(), self.shape.block_size, torch.float32)
+        layout = KVLayout.of(self.shape.config(), self.shape.block_size, "float32")
         pool = KVPool.create(layout, self.blocks)
-        pool.data.fill_(float("nan"))
+        pool.data.fill(np.nan)
         return pool
 
     def spans(self, parts: list[tuple[int, int, int]]) -> Spans:

@@ -11,7 +11,7 @@ import pytest
 from baton.errors import ModelNotFound
 from baton.models.names import resolve
 
-MISSING = [package for package in ("torch", "numpy", "safetensors") if importlib.util.find_spec(package) is None]
+MISSING = [package for package in ("torch", "numpy") if importlib.util.find_spec(package) is None]
 
 if not MISSING:
     import torch

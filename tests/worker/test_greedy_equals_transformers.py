@@ -30,7 +30,7 @@ def test_every_architecture(case, chunk):
 def test_without_a_compiler(case):
     model, expected = case
     rig = Rig(model, native=False, block_size=16)
-    assert rig.runner.attention.name == "gathered"
+    assert rig.runner.forward.attention.name == "gathered"
     for name, prompt in EVERY_PROMPT.items():
         rig.submit(name, prompt, max_tokens=OUTPUT_TOKENS)
     assert rig.run() == expected

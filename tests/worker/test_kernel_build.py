@@ -17,8 +17,8 @@ from baton.models.load import LoadedModel, dummy_model
 from baton.models.tokenizer_source import TokenizerSource
 from baton.worker.attention import native
 from baton.worker.attention.build import NoCompiler, find_compiler, load_library
-from baton.worker.kv_pool import KVLayout
-from baton.worker.platforms.cpu import CpuPlatform
+from baton.worker.attention.choose import attention_for
+from baton.worker.kv_pool import KVLayout, KVPool
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler: neither cc, gcc nor clang is there"
@@ -74,10 +74,9 @@ def test_without_a_compiler_torch_does_it(monkeypatch, caplog):
         raise NoCompiler("no C compiler")
 
     monkeypatch.setattr(native, "_library", none)
-    platform = CpuPlatform()
-    pool = platform.create_pool(KVLayout.of(TINY, 4, torch.float32), 2)
+    pool = KVPool.create(KVLayout.of(TINY, 4, "float32"), 2)
     with caplog.at_level(logging.WARNING):
-        assert platform.attention(TINY, pool).name == "gathered"
+        assert attention_for(TINY, pool).name == "gathered"
     assert "plain torch" in caplog.text
 
 
@@ -90,7 +89,7 @@ def test_no_compiler_is_found_out(monkeypatch, tmp_path):
 
 
 def test_half_precision_models_run_in_plain_torch():
-    model = LoadedModel(Path(), TINY, dummy_model(TINY, seed=1, dtype=torch.bfloat16), TokenizerSource(None, None))
+    model = LoadedModel(Path(), TINY, dummy_model(TINY, seed=3, dtype=torch.bfloat16), TokenizerSource(None, None))
     prompts = {"a": [1, 2, 3, 4, 5], "b": [9, 8]}
     half = generate(model, prompts, max_tokens=4)
     assert {key: len(tokens) for key, tokens in half.items()} == {("a", 0): 4, ("b", 0): 4}

@@ -8,21 +8,24 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from baton.errors import InvalidConfig, InvariantBroken, ProtocolError
+from baton.worker.attention.pool_tensors import pool_tensors
 from baton.worker.kv_pool import HEADER_BYTES, KVLayout, KVPool, PoolHandle
 from baton.worker.platforms.cpu import CpuPlatform
 
-LAYOUT = KVLayout(layers=2, kv_heads=3, head_dim=4, block_size=5, dtype=torch.float32)
+LAYOUT = KVLayout(layers=2, kv_heads=3, head_dim=4, block_size=5, dtype="float32")
 
 CHILD = """
-import sys, torch
+import sys
 from baton.worker.kv_pool import KVLayout, KVPool, PoolHandle
-layout = KVLayout(layers=2, kv_heads=3, head_dim=4, block_size=5, dtype=torch.float32)
+layout = KVLayout(layers=2, kv_heads=3, head_dim=4, block_size=5, dtype="float32")
 {attach}
 assert pool.keys[6, 1, 2, 3, 4] == 42.0
 pool.values[0, 0, 0, 0, 0] = 7.0
@@ -69,8 +72,8 @@ def test_the_region_outlives_its_creator_while_somebody_has_it():
     """Passed over a socket, as the messenger will pass it to a restarted worker."""
     ours, theirs = socket.socketpair()
     code = (
-        "import socket, sys, torch; from baton.worker.kv_pool import KVLayout, KVPool;"
-        "layout = KVLayout(layers=2, kv_heads=3, head_dim=4, block_size=5, dtype=torch.float32);"
+        "import socket, sys; from baton.worker.kv_pool import KVLayout, KVPool;"
+        "layout = KVLayout(layers=2, kv_heads=3, head_dim=4, block_size=5, dtype='float32');"
         "pool = KVPool.create(layout, 8); pool.data[7] = 3.0;"
         f"socket.send_fds(socket.socket(fileno={theirs.fileno()}), [b'pool'], [pool.fd])"
     )
@@ -94,15 +97,15 @@ def test_the_picture_in_the_docstring():
     layer = 2 * half
     assert block[layer + (2 * LAYOUT.head_dim + 3) * LAYOUT.block_size + 4] == 1.0
     assert block[layer + half + (2 * LAYOUT.block_size + 4) * LAYOUT.head_dim + 3] == 2.0
-    assert pool.data.count_nonzero() == 2
-    assert pool.data.data_ptr() % 64 == 0
+    assert np.count_nonzero(pool.data) == 2
+    assert pool.data.ctypes.data % 64 == 0
     del block
     pool.close()
 
 
 def test_another_layout_is_refused():
     pool = KVPool.create(LAYOUT, 2)
-    for change in ({"block_size": 4}, {"dtype": torch.bfloat16}, {"layers": 1}):
+    for change in ({"block_size": 4}, {"dtype": "bfloat16"}, {"layers": 1}):
         fields = {name: getattr(LAYOUT, name) for name in LAYOUT.__slots__}
         with pytest.raises(ProtocolError, match="another layout"):
             KVPool.attach(pool.fd, KVLayout(**{**fields, **change}))
@@ -137,6 +140,23 @@ def test_closing_while_in_use_is_found_out():
     with pytest.raises(InvariantBroken, match="still in use"):
         pool.close()
     del kept
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_tensors_are_the_same_memory(dtype):
+    layout = replace(LAYOUT, dtype=dtype)
+    pool = KVPool.create(layout, 3)
+    tensors = pool_tensors(pool)
+    assert tensors.keys.dtype == tensors.values.dtype == getattr(torch, dtype)
+    assert pool.data.itemsize == layout.itemsize == tensors.keys.dtype.itemsize
+    tensors.keys[1, 1, 2, 3, 4] = 1.0
+    tensors.values[1, 1, 2, 4, 3] = 2.0
+    bits = {"float32": (0x3F800000, 0x40000000), "float16": (0x3C00, 0x4000), "bfloat16": (0x3F80, 0x4000)}[dtype]
+    words = pool.data.view(f"u{layout.itemsize}")
+    assert tuple(words[words != 0]) == bits
+    del words
+    with pytest.raises(InvariantBroken, match="still in use"):
+        pool.close()
 
 
 def test_more_than_there_is_fails_at_once():

@@ -67,7 +67,7 @@ rows_of_a_batch = st.lists(
 def test_any_mix_equals_the_naive_sampler(batch):
     logits = [grid_logits(random.Random(seed)) for *_, seed in batch]
     rows = [make_row(params, prompt, outputs, index) for params, index, prompt, outputs, _ in batch]
-    result = sample(torch.tensor(logits), rows)
+    result = sample(np.array(logits, np.float32), rows)
     assert not result.failed
     for i, (params, index, prompt, outputs, _) in enumerate(batch):
         token, edge = naive_sample(logits[i], params, index, prompt, outputs)
@@ -98,7 +98,7 @@ def test_each_parameter_alone(name):
         prompt, outputs = [rng.randrange(VOCAB) for _ in range(5)], [rng.choice([1, 2, 3]) for _ in range(rng.randint(0, 6))]
         logits = grid_logits(rng)
         token, edge = naive_sample(logits, params, 0, prompt, outputs)
-        result = sample(torch.tensor([logits]), [make_row(params, prompt, outputs)])
+        result = sample(np.array([logits], np.float32), [make_row(params, prompt, outputs)])
         assert edge <= EDGE or result.tokens.tolist() == [token]
 
 
@@ -107,20 +107,20 @@ def test_draws_do_not_depend_on_the_batch():
     vocab = 5000
     kinds = [{"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.3, "top_k": 50}, {}, {"logprobs": 3}]
     params = [SamplingParams(seed=i, **rng.choice(kinds), repetition_penalty=rng.choice([1.0, 1.2])) for i in range(40)]
-    logits = torch.randn(40, vocab, generator=torch.Generator().manual_seed(1)) * 3
+    logits = np.random.default_rng(1).standard_normal((40, vocab), np.float32) * 3
     make = lambda i: make_row(params[i], prompt=[1, 2, i], outputs=[7] * (i % 5), index=i % 3, vocab=vocab)  # noqa: E731
-    alone = [int(sample(logits[i : i + 1].clone(), [make(i)]).tokens[0]) for i in range(40)]
+    alone = [int(sample(logits[i : i + 1].copy(), [make(i)]).tokens[0]) for i in range(40)]
     for _ in range(5):
         chosen = rng.sample(range(40), rng.randint(2, 40))
-        together = sample(logits[chosen].clone(), [make(i) for i in chosen])
+        together = sample(logits[chosen].copy(), [make(i) for i in chosen])
         assert together.tokens.tolist() == [alone[i] for i in chosen]
 
 
 def test_a_draw_depends_on_seed_index_and_position():
-    logits = torch.zeros(1, 4096)
+    logits = np.zeros((1, 4096), np.float32)
     draw = lambda seed, index, position: int(  # noqa: E731
         sample(
-            logits.clone(),
+            logits.copy(),
             [make_row(SamplingParams(temperature=1.0, seed=seed), outputs=[0] * position, index=index, vocab=4096)],
         ).tokens[0]
     )
@@ -163,9 +163,9 @@ def test_top_p_cuts_where_the_naive_one_cuts_on_a_large_vocabulary():
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_p": 0.9, "logprobs": 2}])
 def test_a_row_that_is_not_finite_fails_alone(poison, sampling):
-    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0))
+    logits = np.random.default_rng(0).standard_normal((3, VOCAB), np.float32)
     rows = [make_row(SamplingParams(seed=i, **sampling)) for i in range(3)]
-    healthy = sample(logits.clone(), rows).tokens
+    healthy = sample(logits.copy(), rows).tokens
     logits[1, 5] = poison
     result = sample(logits, rows)
     assert result.failed == {1: NOT_FINITE}
@@ -177,12 +177,12 @@ def test_a_row_that_is_not_finite_fails_alone(poison, sampling):
 def test_a_row_without_any_allowed_token_fails_alone(temperature):
     everything = tuple((token,) for token in range(VOCAB))
     rows = [make_row(SamplingParams(temperature=temperature, bad_words=words)) for words in ((), everything)]
-    assert sample(torch.zeros(2, VOCAB), rows).failed == {1: NOTHING_LEFT}
+    assert sample(np.zeros((2, VOCAB), np.float32), rows).failed == {1: NOTHING_LEFT}
 
 
 def test_logprobs_are_of_the_raw_logits():
-    logits = torch.tensor([grid_logits(random.Random(1))])
-    expected = logits.log_softmax(-1)[0]
+    logits = np.array([grid_logits(random.Random(1))], np.float32)
+    expected = torch.from_numpy(logits).log_softmax(-1)[0]
     best = int(expected.argmax())
     params = SamplingParams(logprobs=3, bad_words=((best,),), temperature=0.5, seed=4)
     result = sample(logits, [make_row(params)])

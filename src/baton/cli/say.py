@@ -21,7 +21,6 @@ FAILED, USAGE, INTERRUPTED = 1, 2, 130
 EXTRAS = {
     "torch": "cpu",
     "numpy": "cpu",
-    "safetensors": "cpu",
     "tokenizers": "serve",
     "jinja2": "serve",
     "starlette": "serve",

@@ -35,6 +35,6 @@ Q5_K = TensorType(13, "Q5_K", 256, 176)
 Q6_K = TensorType(14, "Q6_K", 256, 210)
 
 TENSOR_TYPES: dict[int, TensorType] = {
-    kind.number: kind for kind in (F64, F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)
+    kind.number: kind for kind in (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)
 }
-"""All that we read, by their numbers in a GGUF file."""
+"""Those that we read from GGUF files, by their numbers there."""

@@ -1,6 +1,6 @@
 """What the text side needs from a model's files: where the tokenizer is, and the chat template. Reads no weights.
 
-Needs no torch, so a process that only handles text can ask for it alone.
+Needs no numpy, so a process that only handles text can ask for it alone.
 """
 
 from __future__ import annotations

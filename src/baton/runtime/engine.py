@@ -176,14 +176,7 @@ class Engine:
         """The first worker is ready: now the size of the pool is known, and the instance exists."""
         config = self._instance_config
         kv = replace(config.kv, blocks=hello.blocks, block_size=hello.block_size)
-        worker = self._worker_config
-        identity = Fingerprint(
-            model=worker.model,
-            dtype=worker.dtype,
-            quantization=worker.quantization,
-            block_size=hello.block_size,
-            layout=hello.layout,
-        )
+        identity = identity_of(self._worker_config, hello)
         instance = self._instance = Instance(replace(config, kv=kv, fingerprint=identity.digest()))
         self._worker_config = replace(self._worker_config, blocks=hello.blocks)  # its successors have the same pool, or fail
         ports: dict[type[Any], Callable[[Any], None]] = {
@@ -268,6 +261,17 @@ class Engine:
             self._numbers_timer = None
         if self._instance is not None:
             self._front.send(snapshot(self._instance))
+
+
+def identity_of(worker: WorkerConfig, hello: WorkerHello) -> Fingerprint:
+    """What the keys of cached blocks begin with: all that their contents depend on besides tokens."""
+    return Fingerprint(
+        model=worker.model,
+        dtype=worker.dtype,
+        quantization=worker.quantization,
+        block_size=hello.block_size,
+        layout=hello.layout,
+    )
 
 
 async def serve(config: EngineConfig, sockets: list[socket.socket], engine: type[Engine] = Engine) -> None:

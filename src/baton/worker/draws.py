@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
-Doubles = NDArray[np.float64]
+from baton.worker.arrays import Doubles, Floats
+
 Ids = NDArray[np.int64]
 Words = NDArray[np.uint64]
 

@@ -14,36 +14,17 @@ A plan that contradicts what is here is a ProtocolError: one side has lost track
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from baton.errors import ProtocolError
 from baton.protocol.ids import BlockId, Incarnation, Slot
 from baton.protocol.step import NewSequence, Run
-from baton.worker.attention.base import Int32s, Int64s, Spans
+from baton.worker.arrays import Int32s, Int64s
+from baton.worker.flat_batch import FlatBatch, Spans
 
 EMPTY = -1
 """Incarnation of an empty slot."""
-
-
-@dataclass(frozen=True, slots=True)
-class FlatBatch:
-    """The tokens of one step, sequence after sequence."""
-
-    spans: Spans
-    token_ids: Tensor
-    positions: Tensor
-    due: NDArray[np.bool_]
-    "[sequences] whose tokens are all computed after this step: they get a new one."
-
-    @property
-    def last_rows(self) -> Int64s:
-        """[sequences] the row of each sequence's last token."""
-        return self.spans.starts[1:] - 1
 
 
 class InputBatch:
@@ -126,8 +107,8 @@ class InputBatch:
         token_ids = self.tokens[np.repeat(slots, counts), positions]
         return FlatBatch(
             spans=Spans(self.tables, slots, starts, contexts),
-            token_ids=torch.from_numpy(token_ids),
-            positions=torch.from_numpy(positions),
+            token_ids=token_ids,
+            positions=positions,
             due=ends == self.lengths[slots],
         )
 

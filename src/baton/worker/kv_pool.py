@@ -26,11 +26,11 @@ import struct
 import tempfile
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Any, Literal
 
 import numpy as np
-import torch
 from msgspec import Struct
-from torch import Tensor
+from numpy.typing import NDArray
 
 from baton.errors import InvalidConfig, InvariantBroken, ProtocolError
 from baton.models.config import ModelConfig
@@ -44,6 +44,13 @@ HEADER = struct.Struct("<8s32sQ16s")
 HEADER_BYTES = 4096
 """A whole page, so that blocks start at one."""
 
+KVDtype = Literal["float32", "float16", "bfloat16"]
+NUMPY_TYPES: dict[KVDtype, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),  # numpy has none: its arrays show the bits
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVLayout:
@@ -54,11 +61,15 @@ class KVLayout:
     head_dim: int
     block_size: int
     "Tokens."
-    dtype: torch.dtype
+    dtype: KVDtype
 
     @classmethod
-    def of(cls, config: ModelConfig, block_size: int, dtype: torch.dtype) -> KVLayout:
+    def of(cls, config: ModelConfig, block_size: int, dtype: KVDtype) -> KVLayout:
         return cls(layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim, block_size=block_size, dtype=dtype)
+
+    @property
+    def itemsize(self) -> int:
+        return NUMPY_TYPES[self.dtype].itemsize
 
     @property
     def half(self) -> int:
@@ -71,7 +82,7 @@ class KVLayout:
 
     @property
     def block_bytes(self) -> int:
-        return self.block_numbers * self.dtype.itemsize
+        return self.block_numbers * self.itemsize
 
     def nbytes(self, blocks: int) -> int:
         return HEADER_BYTES + blocks * self.block_bytes
@@ -101,14 +112,14 @@ class KVPool:
         self.incarnation = incarnation
         "Which pool this is: a restarted worker that finds the same one may go on with what is in it."
         self._map: mmap.mmap | None = mmap.mmap(fd, layout.nbytes(blocks), mmap.MAP_SHARED)
-        # Through numpy: its arrays hold the mapping, so that closing under a living tensor is an error and not a crash.
-        numbers: Tensor = torch.from_numpy(np.frombuffer(self._map, np.uint8, offset=HEADER_BYTES)).view(layout.dtype)
-        by_part = numbers.view(blocks, layout.layers, 2, layout.half)
-        self.data = numbers.view(blocks, layout.block_numbers)
+        # Arrays hold the mapping, so that closing under a living one is an error and not a crash.
+        numbers: NDArray[Any] = np.frombuffer(self._map, NUMPY_TYPES[layout.dtype], offset=HEADER_BYTES)
+        heads, dim, size = layout.kv_heads, layout.head_dim, layout.block_size
+        self.data = numbers.reshape(blocks, layout.block_numbers)
         "[block, everything]: what movers copy."
-        self.keys = by_part[:, :, 0].view(blocks, layout.layers, layout.kv_heads, layout.head_dim, layout.block_size)
+        self.keys = numbers.reshape(blocks, layout.layers, 2, heads, dim, size)[:, :, 0]
         "[block, layer, kv_head, head_dim, token]."
-        self.values = by_part[:, :, 1].view(blocks, layout.layers, layout.kv_heads, layout.block_size, layout.head_dim)
+        self.values = numbers.reshape(blocks, layout.layers, 2, heads, size, dim)[:, :, 1]
         "[block, layer, kv_head, token, head_dim]."
 
     @classmethod
@@ -163,14 +174,14 @@ class KVPool:
         return pool
 
     def close(self) -> None:
-        """Unmap and forget the descriptor. Tensors made of the pool must be gone: their memory would be."""
+        """Unmap and forget the descriptor. Arrays and tensors made of the pool must be gone: their memory would be."""
         if self._map is None:
             return
         del self.data, self.keys, self.values
         try:
             self._map.close()
         except BufferError:
-            raise InvariantBroken("a KV pool is closed while a tensor of it is still in use") from None
+            raise InvariantBroken("a KV pool is closed while an array of it is still in use") from None
         self._map = None
         os.close(self.fd)
 

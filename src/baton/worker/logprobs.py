@@ -5,28 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from baton.protocol.step import TokenLogprob
+from baton.worker.arrays import Floats
 from baton.worker.draws import Ids
 
 
-def describe_rows(raw: Sequence[tuple[int, int, Tensor]], tokens: Ids) -> dict[int, TokenLogprob]:
-    """`raw`: (row, how many of the likeliest are wanted, log-probabilities [vocabulary])."""
-    return {i: describe(row[None], np.array([tokens[i]]), top)[0] for i, top, row in raw}
+def log_softmax(logits: Floats) -> Floats:
+    """[rows, vocabulary]. Row by row, so that no row sees its neighbours."""
+    logprobs = np.empty_like(logits)
+    for row, out in zip(logits, logprobs, strict=True):
+        np.subtract(row, row.max(), out=out)
+        out -= np.float32(np.log(np.exp(out).sum(dtype=np.float64)))
+    return logprobs
 
 
-def describe(logprobs: Tensor, tokens: Ids, top: int) -> list[TokenLogprob]:
+def describe_rows(raw: Sequence[tuple[int, int, Floats]], tokens: Ids) -> dict[int, TokenLogprob]:
+    """`raw`: (row, how many of the likeliest are wanted, log-probabilities [1, vocabulary])."""
+    return {i: describe(row, tokens[i : i + 1], top)[0] for i, top, row in raw}
+
+
+def describe(logprobs: Floats, tokens: Ids, top: int) -> list[TokenLogprob]:
     """logprobs: [rows, vocabulary]; one token a row."""
-    own = logprobs.gather(1, torch.from_numpy(tokens.astype(np.int64))[:, None])
-    ranks = ((logprobs > own).sum(-1) + 1).tolist()
-    values, ids = logprobs.topk(min(top, logprobs.shape[1]))
-    best = [_best_first(*pairs) for pairs in zip(ids.tolist(), values.tolist(), strict=True)]
-    rows = zip(tokens.tolist(), own.flatten().tolist(), ranks, best, strict=True)
-    return [TokenLogprob(token, value, rank, likeliest) for token, value, rank, likeliest in rows]
+    own = logprobs[np.arange(len(tokens)), tokens]
+    ranks = ((logprobs > own[:, None]).sum(-1) + 1).tolist()
+    rows = zip(tokens.tolist(), own.tolist(), ranks, logprobs, strict=True)
+    return [TokenLogprob(token, value, rank, _likeliest(row, top)) for token, value, rank, row in rows]
 
 
-def _best_first(ids: list[int], values: list[float]) -> tuple[tuple[int, float], ...]:
-    """Equal ones by id: topk leaves their order open."""
-    return tuple(sorted(zip(ids, values, strict=True), key=lambda pair: (-pair[1], pair[0])))
+def _likeliest(row: Floats, count: int) -> tuple[tuple[int, float], ...]:
+    """The best `count` tokens, best first; equal ones by id."""
+    count = min(count, row.size)
+    if count == 0:
+        return ()
+    candidates = np.flatnonzero(row >= np.partition(row, -count)[-count])
+    pairs = zip(candidates.tolist(), row[candidates].tolist(), strict=True)
+    return tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:count])

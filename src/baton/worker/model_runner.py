@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from baton.errors import ProtocolError
-from baton.models.load import LoadedModel
 from baton.protocol.ids import Incarnation, Slot
 from baton.protocol.step import (
     NO_TOKEN_ID,
@@ -26,11 +23,12 @@ from baton.protocol.step import (
     StepResult,
     TokenLogprob,
 )
-from baton.worker.attention.base import Int64s
-from baton.worker.input_batch import FlatBatch, InputBatch
+from baton.worker.arrays import Floats, Int64s
+from baton.worker.flat_batch import FlatBatch
+from baton.worker.forward.base import Forward
+from baton.worker.input_batch import InputBatch
 from baton.worker.kv_pool import KVLayout, KVPool
-from baton.worker.logprobs import describe
-from baton.worker.platforms.base import Platform
+from baton.worker.logprobs import describe, log_softmax
 from baton.worker.sampler import NOT_FINITE, Sampled, SampleRow, sample
 from baton.worker.sampling_state import SequenceSampling
 
@@ -39,25 +37,14 @@ PROMPT_ROWS_AT_ONCE = 64
 
 
 class ModelRunner:
-    def __init__(
-        self,
-        model: LoadedModel,
-        platform: Platform,
-        *,
-        slots: int,
-        blocks: int,
-        block_size: int,
-        pool: KVPool | None = None,
-    ) -> None:
-        """`pool`: one that was attached; without it, the runner creates its own."""
-        layout = KVLayout.of(model.config, block_size, model.model.dtype)
-        self.pool = pool or platform.create_pool(layout, blocks)
-        if self.pool.blocks != blocks or self.pool.layout != layout:
-            raise ProtocolError(f"{self.pool!r} is not the pool of {blocks} blocks of {block_size} tokens that was planned")
-        self.config = model.config
-        self.model = model.model
-        self.platform = platform
-        self.attention = platform.attention(model.config, self.pool)
+    def __init__(self, forward: Forward, pool: KVPool, *, slots: int) -> None:
+        """`pool`: the one that `forward` is bound to. Both are closed with the runner."""
+        layout = pool.layout
+        if layout != KVLayout.of(forward.config, layout.block_size, layout.dtype):
+            raise ProtocolError(f"{layout} is not what a pool of this model looks like")
+        self.config = forward.config
+        self.forward = forward
+        self.pool = pool
         self._slots = slots
         self.clear()
 
@@ -69,7 +56,6 @@ class ModelRunner:
         "Slots that answer with this reason until they are dropped."
         self._last_step: int | None = None
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         self._take_in(plan)
         step = _Step()
@@ -78,7 +64,7 @@ class ModelRunner:
         running, counts = slots[sound], np.array(plan.run.counts, np.int64)[sound]
         if running.size:
             flat = self.batch.flatten(running, counts)
-            hidden = self.model.forward(flat.token_ids, flat.positions, self.attention.begin(flat.spans))
+            hidden = self.forward.hidden(flat)
             self._fail_not_finite(flat, hidden)
             self._look_at_prompts(flat, hidden, step)
             self.batch.advance(running, counts)
@@ -87,7 +73,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Give the pool back: nothing can be executed any more."""
-        del self.attention
+        self.forward.close()
         self.pool.close()
 
     # The plan
@@ -117,22 +103,23 @@ class ModelRunner:
 
     # The step
 
-    def _fail_not_finite(self, flat: FlatBatch, hidden: Tensor) -> None:
+    def _fail_not_finite(self, flat: FlatBatch, hidden: Floats) -> None:
         """A chunk that is not the last is judged too: what it left in the pool must not be published."""
-        finite = hidden.sum(-1, dtype=torch.float32).isfinite()
+        with np.errstate(invalid="ignore", over="ignore"):
+            finite = np.isfinite(hidden.sum(-1))
         if finite.all():
             return
-        whole = np.logical_and.reduceat(finite.numpy(), flat.spans.starts[:-1])
+        whole = np.logical_and.reduceat(finite, flat.spans.starts[:-1])
         self._failed.update(dict.fromkeys(flat.spans.slots[~whole].tolist(), NOT_FINITE))
 
-    def _sample(self, flat: FlatBatch, hidden: Tensor, step: _Step) -> None:
+    def _sample(self, flat: FlatBatch, hidden: Floats, step: _Step) -> None:
         slots = flat.spans.slots
         due = np.array([i for i in np.flatnonzero(flat.due).tolist() if int(slots[i]) not in self._failed], np.int64)
         if not due.size:
             return
         slots = slots[due]
         rows = [SampleRow(state, self.batch.outputs(slot)) for slot, state in self._states(slots)]
-        sampled = sample(self._logits(hidden[torch.from_numpy(flat.last_rows[due])]), rows)
+        sampled = sample(self.forward.logits(hidden[flat.last_rows[due]]), rows)
         self._keep(slots, sampled, step)
 
     def _keep(self, slots: Int64s, sampled: Sampled, step: _Step) -> None:
@@ -146,9 +133,6 @@ class ModelRunner:
             step.tokens[slot] = token
         step.logprobs = dict(zip(slots.tolist(), (sampled.logprobs.get(row) for row in good.tolist()), strict=True))
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return self.model.logits(hidden).to(self.platform.sampler_device, torch.float32)
-
     def _states(self, slots: Int64s) -> Iterator[tuple[int, SequenceSampling]]:
         for slot in slots.tolist():
             state = self._sampling[slot]
@@ -157,7 +141,7 @@ class ModelRunner:
 
     # Log-probabilities of prompts
 
-    def _look_at_prompts(self, flat: FlatBatch, hidden: Tensor, step: _Step) -> None:
+    def _look_at_prompts(self, flat: FlatBatch, hidden: Floats, step: _Step) -> None:
         """The row at position p says what the model thought of the token at p + 1. Of the first token it thought nothing."""
         for at, (slot, state) in enumerate(self._states(flat.spans.slots)):
             top = state.params.prompt_logprobs
@@ -169,11 +153,11 @@ class ModelRunner:
                 targets = self.batch.tokens[slot, begin + 1 : end + 1].astype(np.int64)
                 step.prompts[slot] = (begin + 1, self._describe(hidden[first : first + end - begin], targets, top))
 
-    def _describe(self, hidden: Tensor, targets: Int64s, top: int) -> tuple[TokenLogprob, ...]:
+    def _describe(self, hidden: Floats, targets: Int64s, top: int) -> tuple[TokenLogprob, ...]:
         described: list[TokenLogprob] = []
         for at in range(0, len(targets), PROMPT_ROWS_AT_ONCE):
             part = slice(at, at + PROMPT_ROWS_AT_ONCE)
-            described += describe(self._logits(hidden[part]).log_softmax(-1), targets[part], top)
+            described += describe(log_softmax(self.forward.logits(hidden[part])), targets[part], top)
         return tuple(described)
 
     # The result

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.protocol.request import SamplingParams
-from baton.worker.draws import Floats, Ids
+from baton.worker.arrays import Floats
+from baton.worker.draws import Ids
 
 
 class Tally:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from baton.models.config import ModelConfig
 from baton.models.layers.attention import AttentionContext
-from baton.worker.attention.base import Spans
+from baton.worker.attention.pool_tensors import PoolTensors, pool_tensors
+from baton.worker.flat_batch import Spans
 from baton.worker.kv_pool import KVPool
 
 
@@ -19,17 +20,18 @@ class GatheredAttention:
 
     def __init__(self, config: ModelConfig, pool: KVPool) -> None:
         self.config = config
-        self.pool = pool
+        self.block_size = pool.layout.block_size
+        self.pool = pool_tensors(pool)
 
     def begin(self, spans: Spans) -> AttentionContext:
-        return _Step(self.config, self.pool, spans)
+        return _Step(self.config, self.pool, self.block_size, spans)
 
 
 class _Step:
-    def __init__(self, config: ModelConfig, pool: KVPool, spans: Spans) -> None:
+    def __init__(self, config: ModelConfig, pool: PoolTensors, block_size: int, spans: Spans) -> None:
         self.config = config
         self.pool = pool
-        self.size = pool.layout.block_size
+        self.size = block_size
         self.spans = [
             (begin, end, context, torch.from_numpy(spans.tables[slot, : -(-(context + end - begin) // self.size)]).long())
             for slot, begin, end, context in zip(

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from baton.models.config import ModelConfig
 from baton.models.layers.attention import AttentionContext
-from baton.worker.attention.base import Spans
 from baton.worker.attention.build import load_library
+from baton.worker.flat_batch import Spans
 from baton.worker.kv_pool import KVPool
 
 SOURCE = Path(__file__).parent.parent / "csrc" / "paged_attention.c"
@@ -65,13 +65,13 @@ class NativeAttention:
         self.pool = pool
         self.threads = threads
         self.windows = [config.window(layer) or 0 for layer in range(config.layers)]
-        first, layout = pool.data.data_ptr(), pool.layout
-        self.layer_addresses = [first + layer * 2 * layout.half * layout.dtype.itemsize for layer in range(layout.layers)]
+        first, layout = pool.data.ctypes.data, pool.layout
+        self.layer_addresses = [first + layer * 2 * layout.half * layout.itemsize for layer in range(layout.layers)]
 
     @staticmethod
     def suits(config: ModelConfig, pool: KVPool) -> bool:
         layout = pool.layout
-        return layout.dtype == torch.float32 and layout.head_dim <= HEAD_DIM_MAX and layout.block_size <= BLOCK_SIZE_MAX
+        return layout.dtype == "float32" and layout.head_dim <= HEAD_DIM_MAX and layout.block_size <= BLOCK_SIZE_MAX
 
     def begin(self, spans: Spans) -> AttentionContext:
         return _StepAttention(self, spans)

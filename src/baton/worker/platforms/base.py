@@ -1,6 +1,6 @@
 """What the worker asks of hardware. One model runner serves every platform; it never asks what it runs on.
 
-A start goes: memory() -> blocks_that_fit() -> create_pool(), or attach_pool() where another process made it -> attention().
+A start goes: load() -> memory() -> blocks_that_fit() -> create_pool(), or attach_pool() where another process made it.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
+from baton.config import WorkerConfig
 from baton.models.config import ModelConfig
-from baton.models.decoder import Decoder
-from baton.worker.attention.base import AttentionBackend
+from baton.models.loaders.weights import Progress
+from baton.models.open import OpenedModel
+from baton.worker.forward.base import WithPool
 from baton.worker.kv_pool import KVLayout, KVPool, PoolHandle
 from baton.worker.memory import MemoryFacts
 
@@ -27,14 +27,14 @@ class StepBounds:
 
 class Platform(Protocol):
     name: str
-    device: torch.device
-    "Where weights, activations and the pool live."
-    sampler_device: torch.device
-    "Where logits are turned into tokens."
+
+    def load(self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None) -> WithPool:
+        """Reads the weights, and chooses what computes on them."""
+        ...
 
     def memory(self) -> MemoryFacts: ...
 
-    def blocks_that_fit(self, model: Decoder, layout: KVLayout, bounds: StepBounds, memory_share: float) -> int:
+    def blocks_that_fit(self, config: ModelConfig, layout: KVLayout, bounds: StepBounds, memory_share: float) -> int:
         """How many blocks the pool can have, the model being loaded, if the engine may use `memory_share` of what is free.
 
         A platform whose step needs memory that nobody can work out runs the largest step on a throw-away pool first.
@@ -49,5 +49,3 @@ class Platform(Protocol):
         ...
 
     def attach_pool(self, handle: PoolHandle, layout: KVLayout) -> KVPool: ...
-
-    def attention(self, config: ModelConfig, pool: KVPool) -> AttentionBackend: ...

@@ -7,11 +7,11 @@ import pytest
 
 from baton.models.dequantise import CHUNK_ELEMENTS, dequantise, dequantise_into
 from baton.models.raw_tensor import RawTensor
-from baton.models.tensor_types import TENSOR_TYPES
+from baton.models.tensor_types import F64, TENSOR_TYPES
 
 gguf = pytest.importorskip("gguf", reason="the oracle is the gguf package (pip install 'baton[oracle]')")
 
-TYPES = {kind.name: kind for kind in TENSOR_TYPES.values()}
+TYPES = {kind.name: kind for kind in (F64, *TENSOR_TYPES.values())}
 # Byte offsets of the float16 scales of a block, which must be finite; all other bytes may be anything.
 SCALES_AT = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,)} | {
     "Q4_K": (0, 2),

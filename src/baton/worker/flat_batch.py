@@ -1,0 +1,47 @@
+"""The tokens of one step, sequence after sequence: what a forward pass is given.
+
+flat batch   |-- sequence 0 --|- 1 -|------- 2 -------|      starts = [0, 4, 5, 11]
+sequence 2   |---- contexts[2] tokens in the pool ----|-- its 6 rows of this step --|
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from baton.worker.arrays import Bools, Int32s, Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Whose rows the flat batch holds, and where their keys and values are."""
+
+    tables: Int32s
+    "[slots, width] block numbers. The slots' own arrays, not a copy: valid until the next plan."
+    slots: Int64s
+    "[sequences] which row of `tables` is theirs."
+    starts: Int64s
+    "[sequences + 1]"
+    contexts: Int64s
+    "[sequences]"
+
+    @property
+    def counts(self) -> Int64s:
+        return np.diff(self.starts)
+
+
+@dataclass(frozen=True, slots=True)
+class FlatBatch:
+    spans: Spans
+    token_ids: Int32s
+    "[tokens]"
+    positions: Int64s
+    "[tokens] each counted from the start of its sequence."
+    due: Bools
+    "[sequences] whose tokens are all computed after this step: they get a new one."
+
+    @property
+    def last_rows(self) -> Int64s:
+        """[sequences] the row of each sequence's last token."""
+        return self.spans.starts[1:] - 1

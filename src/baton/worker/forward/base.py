@@ -1,0 +1,35 @@
+"""What the model runner asks of a model, whatever computes it. Numpy on both sides: nobody above knows of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from baton.models.config import ModelConfig
+from baton.worker.arrays import Floats
+from baton.worker.flat_batch import FlatBatch
+from baton.worker.kv_pool import KVPool
+
+
+class Forward(Protocol):
+    """A model with its weights, bound to the pool that holds its keys and values."""
+
+    name: str
+    config: ModelConfig
+
+    def hidden(self, flat: FlatBatch) -> Floats:
+        """[tokens, hidden_size], before the last norm; valid until the next call. Stores the keys and values of these tokens
+        in the pool on the way."""
+        ...
+
+    def logits(self, hidden: Floats) -> Floats:
+        """Rows of what hidden() gave, [rows, hidden_size] -> [rows, vocab_size], which the caller may change."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the pool: nothing can be computed any more."""
+        ...
+
+
+WithPool = Callable[[KVPool], Forward]
+"""A model whose weights are loaded. The pool comes after them: only then is it known what memory is left for it."""

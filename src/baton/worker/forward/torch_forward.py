@@ -1,0 +1,47 @@
+"""The forward pass in torch: the oracle, what runs where no C compiler is, and the way to other devices."""
+
+from __future__ import annotations
+
+import torch
+
+from baton.config import WorkerConfig
+from baton.models.decoder import Decoder
+from baton.models.load import build_model
+from baton.models.loaders.weights import Progress
+from baton.models.open import OpenedModel
+from baton.worker.arrays import Floats
+from baton.worker.attention.base import AttentionBackend
+from baton.worker.attention.choose import attention_for
+from baton.worker.flat_batch import FlatBatch
+from baton.worker.forward.base import WithPool
+
+
+def load_torch(opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> WithPool:
+    """Reads the weights. `settings.threads` is a number of threads here: somebody has counted the cores."""
+    torch.set_num_threads(settings.threads)
+    dtype: torch.dtype = getattr(torch, settings.dtype)
+    decoder = build_model(opened.config, opened.weights, dtype=dtype, quantization=settings.quantization, progress=progress)
+    return lambda pool: TorchForward(decoder, attention_for(opened.config, pool))
+
+
+class TorchForward:
+    name = "torch"
+
+    def __init__(self, decoder: Decoder, attention: AttentionBackend) -> None:
+        self.config = decoder.config
+        self.decoder = decoder
+        self.attention = attention
+
+    @torch.inference_mode()
+    def hidden(self, flat: FlatBatch) -> Floats:
+        token_ids, positions = torch.from_numpy(flat.token_ids), torch.from_numpy(flat.positions)
+        hidden: Floats = self.decoder.forward(token_ids, positions, self.attention.begin(flat.spans)).float().numpy()
+        return hidden
+
+    @torch.inference_mode()
+    def logits(self, hidden: Floats) -> Floats:
+        logits: Floats = self.decoder.logits(torch.from_numpy(hidden).to(self.decoder.dtype)).float().numpy()
+        return logits
+
+    def close(self) -> None:
+        del self.attention

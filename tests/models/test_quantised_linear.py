@@ -1,0 +1,154 @@
+"""The oracle of quantised products: what it must give, number by number, and what it does to a whole model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gguf_files import write_gguf
+from tiny_models import CASES, PROMPTS, oracle_model
+
+from baton.models.config import ModelConfig, RopeConfig
+from baton.models.dequantise import dequantise
+from baton.models.layers.linear import Linear, QuantisedLinear, rounded_to_int8
+from baton.models.load import dummy_model, load_model
+from baton.models.loaders.dummy import DummyWeights
+from baton.models.quantise import to_q4_1, to_q8_0, weights_as
+from baton.models.raw_tensor import RawTensor
+from baton.models.reference import all_logits, greedy_tokens
+from baton.models.tensor_types import Q4_0
+
+CONFIG = ModelConfig(
+    architecture="llama",
+    vocab_size=61,
+    layers=2,
+    hidden_size=64,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    intermediate_size=96,
+    rope=RopeConfig(),
+    norm_eps=1e-6,
+    tied_embeddings=False,
+    context_tokens_max=64,
+)
+
+
+def naive_rounding(x: np.ndarray) -> np.ndarray:
+    """One number at a time."""
+    out = np.zeros_like(x)
+    for row in range(x.shape[0]):
+        for group in range(0, x.shape[1], 32):
+            part = x[row, group : group + 32]
+            largest = np.abs(part).max()
+            if largest == 0:
+                continue
+            for i, value in enumerate(part):
+                q = min(127.0, max(-127.0, float(np.rint(value * (np.float32(127.0) / largest)))))
+                out[row, group + i] = np.float32(q) * (largest / np.float32(127.0))
+    return out
+
+
+def test_activations_are_rounded_group_by_group():
+    x = np.random.default_rng(0).standard_normal((5, 96), np.float32) * np.float32(3.0)
+    x[1, 32:64] = 0.0
+    x[2, :32] *= 1e-30
+    x[3, 5] = 1000.0  # costs its own group, and no other
+    assert np.array_equal(rounded_to_int8(torch.from_numpy(x)).numpy(), naive_rounding(x))
+
+
+def test_ties_go_to_the_even_one_and_tiny_groups_become_zeros():
+    x = torch.zeros(1, 64)
+    x[0, :5] = torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5])
+    x[0, 32:] = 1e-40
+    assert rounded_to_int8(x)[0, :5].tolist() == [127.0, 0.0, 2.0, 2.0, 0.0]
+    assert not rounded_to_int8(x)[0, 32:].any()
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_what_is_no_number_stays_in_its_row(poison):
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+    x[1, 40] = poison
+    linear = QuantisedLinear.of(to_q8_0(np.ones((8, 64), np.float32)))
+    assert linear(x).isnan().all(-1).tolist() == [False, True, False]
+
+
+def q4_0_blocks(values: np.ndarray) -> RawTensor:
+    gguf = pytest.importorskip("gguf", reason="Q4_0 is made by the gguf package (pip install 'baton[oracle]')")
+    return RawTensor(Q4_0, values.shape, gguf.quantize(values, gguf.GGMLQuantizationType.Q4_0))
+
+
+@pytest.mark.parametrize("quantise", [to_q8_0, to_q4_1, q4_0_blocks])
+def test_the_product_is_that_of_the_rounded_values(quantise):
+    rng = np.random.default_rng(3)
+    raw = quantise(rng.standard_normal((24, 96), np.float32))
+    x, bias = rng.standard_normal((7, 96), np.float32), rng.standard_normal(24).astype(np.float32)
+    exact = naive_rounding(x).astype(np.float64) @ dequantise(raw).astype(np.float64).T + bias
+    ours = QuantisedLinear.of(raw, torch.from_numpy(bias))(torch.from_numpy(x)).numpy()
+    assert np.abs(ours - exact).max() < 1e-4
+
+
+def test_a_row_does_not_see_its_neighbours():
+    x = torch.randn(6, 64, generator=torch.Generator().manual_seed(1))
+    together = rounded_to_int8(x)
+    assert all(torch.equal(together[i : i + 1], rounded_to_int8(x[i : i + 1])) for i in range(6))
+
+
+# Whole models
+
+
+@pytest.mark.parametrize("quantization", ["auto", "int8", "int4"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_linear_is_quantised_and_the_lookup_is_not(quantization, tied, monkeypatch):
+    config = ModelConfig(**{**{name: getattr(CONFIG, name) for name in CONFIG.__slots__}, "tied_embeddings": tied})
+    model = dummy_model(config, seed=2, quantization=quantization)
+    linears = [model.head, *(x for layer in model.layers for x in (layer.attention.qkv, layer.attention.output))]
+    linears += [x for layer in model.layers for x in (layer.mlp.gate_up, layer.mlp.down)]
+    assert all(type(linear) is QuantisedLinear for linear in linears)
+    stored = DummyWeights(config, 2)
+    embedding = dequantise(weights_as(stored.raw("embed.weight"), "embed.weight", quantization))
+    assert np.array_equal(model.embedding.numpy(), embedding)
+    assert (model.head.weight is model.embedding) == tied
+
+
+def test_none_is_exact_and_int8_is_nearer_to_it_than_int4():
+    exact, same, int8, int4 = (
+        all_logits(dummy_model(CONFIG, seed=2, quantization=mode), PROMPTS[1]) for mode in ("none", "none", "int8", "int4")
+    )
+    assert torch.equal(exact, same)
+    far8, far4 = float((int8 - exact).square().mean()), float((int4 - exact).square().mean())
+    assert 0 < far8 < far4 / 4
+    assert torch.cosine_similarity(int8, exact, dim=-1).min() > 0.998
+    assert torch.cosine_similarity(int4, exact, dim=-1).min() > 0.93
+
+
+def test_rows_that_are_no_whole_blocks_stay_exact(tmp_path):
+    """The tiny models are 42 wide."""
+    oracle_model("llama-tied").save_pretrained(tmp_path)
+    model = load_model(tmp_path, quantization="int8").model
+    assert type(model.layers[0].mlp.gate_up) is type(model.head) is Linear
+    assert type(model.layers[0].attention.output) is QuantisedLinear  # 6 heads of 16: rows of 96
+
+
+@pytest.fixture
+def wide_oracle(monkeypatch):
+    sizes = {"hidden_size": 96, "intermediate_size": 64, "num_attention_heads": 6, "head_dim": 32}
+    monkeypatch.setitem(CASES, "wide", ("Llama", sizes))
+    return oracle_model("wide")
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_1", "F16"])
+def test_a_file_s_own_blocks_are_computed_on(kind, wide_oracle, tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", wide_oracle, "llama", kind=kind)
+    exact, auto = load_model(path).model, load_model(path, quantization="auto").model
+    if kind in ("Q8_0", "Q4_0", "Q4_1"):
+        assert torch.equal(auto.layers[0].mlp.down.weight, exact.layers[0].mlp.down.weight)
+    difference = (all_logits(auto, PROMPTS[1]) - all_logits(exact, PROMPTS[1])).abs().max()
+    assert 0 < difference < 0.2  # logits reach 4 here
+
+
+def test_smollm2_still_makes_sense_in_blocks(smollm2_path):
+    loaded = load_model(smollm2_path, quantization="auto")
+    vocabulary = {token: i for i, token in enumerate(loaded.tokenizer.settings["tokenizer.ggml.tokens"])}
+    prompt = [vocabulary[piece] for piece in ["The", "Ġcapital", "Ġof", "ĠFrance", "Ġis"]]
+    assert greedy_tokens(loaded.model, prompt, 1) == [vocabulary["ĠParis"]]
