@@ -9,6 +9,8 @@ from baton.errors import InvalidConfig
 
 Quantization = Literal["auto", "int8", "int4", "none"]
 """How weights are kept and computed on. What becomes of which tensor: models/quantise.py."""
+KVCacheType = Literal["auto", "float32", "float16"]
+Compute = Literal["auto", "native", "torch"]
 
 
 def _require(ok: bool, message: str) -> None:
@@ -116,9 +118,13 @@ class WorkerConfig:
     model: str = "smollm2"
     "A folder, a .gguf file, a Hugging Face id, or an alias."
     dtype: Literal["float32"] = "float32"
-    "Arithmetic and KV cache."
-    quantization: Quantization = "none"
+    "Arithmetic."
+    quantization: Quantization = "auto"
     "How weights are kept and computed on."
+    kv_dtype: KVCacheType = "auto"
+    "What the KV cache holds."
+    compute: Compute = "auto"
+    "What computes."
     threads: int = 0
     "Compute threads. 0: one a core."
     context_tokens_max: int | None = None
@@ -157,10 +163,15 @@ class ServeConfig:
     chat_template: str | None = None
     "File with a chat template (jinja) to use in place of the model's own."
     dtype: Literal["float32"] = "float32"
-    quantization: Quantization = "none"
+    "Arithmetic."
+    quantization: Quantization = "auto"
     """How weights are kept and computed on. auto: 8-bit and 4-bit weights as the file has them, all others in 8 bits.
     int8: all in 8 bits. int4: all in 4 bits, but embedding and output head in 8 where the file does not have them in 4.
     none: dequantised to float32 when they are loaded; the exact mode, and the slowest."""
+    kv_dtype: KVCacheType = "auto"
+    "What the KV cache holds. auto: float16 with quantised weights, float32 with --quantization none."
+    compute: Compute = "auto"
+    "What computes. native: our kernels in C. torch: several times slower. auto: native where there is a C compiler."
     threads: int = 0
     "Compute threads. 0: one a core."
     context_tokens_max: int | None = None
@@ -201,6 +212,8 @@ class ServeConfig:
             model=self.model,
             dtype=self.dtype,
             quantization=self.quantization,
+            kv_dtype=self.kv_dtype,
+            compute=self.compute,
             threads=self.threads,
             context_tokens_max=self.context_tokens_max,
             blocks=self.kv_blocks,

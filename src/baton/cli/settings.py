@@ -32,15 +32,16 @@ FAMILIAR: dict[str, tuple[str, ...]] = {
     "slots": ("max_num_seqs",),
     "tokens_per_step": ("max_num_batched_tokens",),
     "kv_blocks": ("num_gpu_blocks_override",),
+    "kv_dtype": ("kv_cache_dtype",),
     "prefix_caching": ("enable_prefix_caching",),
     "drain_seconds_max": ("shutdown_timeout",),
 }
 """Names that users of other engines type. Those that are the same here (block_size, api_key, ...) need no line."""
 
 PANELS: dict[str, tuple[str, ...]] = {
-    "Model": ("model", "served_model_name", "chat_template", "dtype", "quantization", "threads", "context_tokens_max"),
+    "Model": ("model", "served_model_name", "chat_template", "dtype", "quantization", "compute", "threads", "context_tokens_max"),
     "Listening": ("host", "port", "api_key"),
-    "KV cache": ("kv_blocks", "kv_memory_gib", "block_size", "prefix_caching", "eviction"),
+    "KV cache": ("kv_dtype", "kv_blocks", "kv_memory_gib", "block_size", "prefix_caching", "eviction"),
     "Scheduling": ("slots", "tokens_per_step", "chunk_tokens_max", "steps_in_flight", "order"),
     "Queue": ("queue_requests_max", "queue_tokens_max"),
     "Times": ("step_seconds_max", "drain_seconds_max", "start_seconds_max"),
@@ -49,7 +50,6 @@ PANELS: dict[str, tuple[str, ...]] = {
 
 FALLBACK_HELP = {
     "port": "Port to listen on. 0: one that is free.",
-    "dtype": "Arithmetic and KV cache.",
 }
 """For fields whose class says nothing about them."""
 

@@ -44,7 +44,7 @@ def serve(config: WorkerConfig, channel: BlockingChannel) -> None:
             config.block_size,
             model.vocab_size,
             context,
-            runner.pool.layout.fingerprint().hex(),
+            f"{runner.pool.layout.fingerprint().hex()} {runner.forward.name}",
         )
     )
     while (message := channel.receive()) is not None:

@@ -20,11 +20,10 @@ def build_runner(config: WorkerConfig, progress: Progress | None = None) -> Mode
         raise InvalidConfig(
             f"context_tokens_max is {context}, and the model was made for {opened.config.context_tokens_max}: lower it"
         )
-    layout = KVLayout.of(opened.config, config.block_size, config.dtype)
-    blocks = config.blocks or blocks_in(config, layout, context)
-    with_pool = platform.load(opened, config, progress)
-    pool = platform.create_pool(layout, blocks)
-    return ModelRunner(with_pool(pool), pool, slots=config.slots)
+    loaded = platform.load(opened, config, progress)
+    layout = KVLayout.of(opened.config, config.block_size, loaded.kv_dtype)
+    pool = platform.create_pool(layout, config.blocks or blocks_in(config, layout, context))
+    return ModelRunner(loaded.with_pool(pool), pool, slots=config.slots)
 
 
 def blocks_in(config: WorkerConfig, layout: KVLayout, context: int) -> int:

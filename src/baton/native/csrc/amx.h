@@ -5,7 +5,8 @@
  */
 #pragma once
 
-#define AMX_ROWS 16
+#define AMX_ROWS 16     /* of a tile; buffers of rows have room for whole tiles */
+#define AMX_ROWS_MIN 4  /* fewer are faster with vectors */
 
 #if defined(__AMX_INT8__) && defined(__AVX512F__)
 
@@ -66,15 +67,15 @@ ALWAYS void amx_products(int64_t groups, const int8_t *q, int64_t width, const u
 #undef ONE
 }
 
-/* 16 rows times one half of a cell. */
-ALWAYS void amx_tile(const int kind, const Matrix *m, const uint8_t *w, const half *scales, const half *minima, const Rows *x,
-                     int64_t first, float (*out)[CELL], int at) {
+/* `rows` rows times one half of a cell. The tiles always hold AMX_ROWS rows: those beyond are multiplied and forgotten. */
+ALWAYS void amx_tile(const int rows, const int kind, const Matrix *m, const uint8_t *w, const half *scales,
+                     const half *minima, const Rows *x, int64_t first, float (*out)[CELL], int at) {
     _Alignas(64) Sums sums[2][AHEAD];
     __m512 total[AMX_ROWS];
     const int8_t *q = x->quantised + first * x->width;
     const float *row_scales = x->scales + first, *row_sums = x->scaled_sums + first;
 #pragma GCC unroll 16
-    for (int r = 0; r < AMX_ROWS; r++) total[r] = _mm512_setzero_ps();
+    for (int r = 0; r < rows; r++) total[r] = _mm512_setzero_ps();
     amx_products(m->groups, q, x->width, w, sums[0]);
     for (int64_t begin = 0; begin < m->groups; begin += AHEAD) {
         int64_t next = begin + AHEAD, end = smaller(next, m->groups);
@@ -84,7 +85,7 @@ ALWAYS void amx_tile(const int kind, const Matrix *m, const uint8_t *w, const ha
             __m512 scale = load_half(scales + g * CELL), minimum = _mm512_setzero_ps();
             if (kind == INT4M) minimum = load_half(minima + g * CELL);
 #pragma GCC unroll 16
-            for (int r = 0; r < AMX_ROWS; r++) {
+            for (int r = 0; r < rows; r++) {
                 __m512 whole = _mm512_cvtepi32_ps(_mm512_load_si512((*of)[r]));
                 total[r] = fused(whole, scale * spread(row_scales[r]), total[r]);
                 if (kind == INT4M) total[r] = fused(minimum, spread(row_sums[r]), total[r]);
@@ -92,32 +93,36 @@ ALWAYS void amx_tile(const int kind, const Matrix *m, const uint8_t *w, const ha
         }
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < AMX_ROWS; r++) _mm512_storeu_ps(&out[r][at], total[r]);
+    for (int r = 0; r < rows; r++) _mm512_storeu_ps(&out[r][at], total[r]);
 }
 
-static void amx_tile_plain(const Matrix *m, const uint8_t *w, const half *s, const half *n, const Rows *x, int64_t first,
-                           float (*out)[CELL], int at) {
-    amx_tile(INT8, m, w, s, n, x, first, out, at);
-}
+#define AMX_TILE(name, kind)                                                                                               \
+    static void name(int64_t rows, const Matrix *m, const uint8_t *w, const half *s, const half *n, const Rows *x,         \
+                     int64_t first, float (*out)[CELL], int at) {                                                          \
+        if (rows > 12) amx_tile(16, kind, m, w, s, n, x, first, out, at);                                                  \
+        else if (rows > 8) amx_tile(12, kind, m, w, s, n, x, first, out, at);                                              \
+        else if (rows > 4) amx_tile(8, kind, m, w, s, n, x, first, out, at);                                               \
+        else amx_tile(4, kind, m, w, s, n, x, first, out, at);                                                             \
+    }
 
-static void amx_tile_minima(const Matrix *m, const uint8_t *w, const half *s, const half *n, const Rows *x, int64_t first,
-                            float (*out)[CELL], int at) {
-    amx_tile(INT4M, m, w, s, n, x, first, out, at);
-}
+AMX_TILE(amx_tile_plain, INT8)  /* and INT4, whose offset is gone by now */
+AMX_TILE(amx_tile_minima, INT4M)
 
-/* As many whole sixteens of rows as there are; returns the first row that is left. */
+/* All rows, but for a few that are cheaper without: returns the first that is left. */
 static int64_t amx_cell_times_rows(const Matrix *m, int64_t cell, const uint8_t *packed, const Rows *x, int64_t first,
                                    int64_t end, uint8_t *scratch, const Out *out) {
-    if (end - first < AMX_ROWS) return first;
+    if (end - first < AMX_ROWS_MIN) return first;
     amx_unpack(m, packed, scratch);
     const half *scales = m->scales + cell * m->groups * CELL;
     const half *minima = m->minima + cell * m->groups * CELL;
-    for (; end - first >= AMX_ROWS; first += AMX_ROWS) {
+    while (end - first >= AMX_ROWS_MIN) {
         float results[AMX_ROWS][CELL];
+        int64_t rows = smaller(AMX_ROWS, end - first);
         for (int at = 0; at < CELL; at += 16)
-            (m->kind == INT4M ? amx_tile_minima : amx_tile_plain)(m, scratch + at / 16 * m->groups * FOURS * 64, scales + at,
-                                                                  minima + at, x, first, results, at);
-        finish(m, cell, AMX_ROWS, results, first, out);
+            (m->kind == INT4M ? amx_tile_minima : amx_tile_plain)(rows, m, scratch + at / 16 * m->groups * FOURS * 64,
+                                                                  scales + at, minima + at, x, first, results, at);
+        finish(m, cell, rows, results, first, out);
+        first += rows;
     }
     return first;
 }

@@ -54,7 +54,8 @@ static void *room(int64_t bytes) { return aligned_alloc(64, (size_t)round_up(lar
 
 static int rows_room(Rows *rows, int64_t count, int64_t width) {
     /* Not a round number: strides of a power of two would crowd into a few lines of the first cache. */
-    rows->width = width, rows->groups = width / GROUP, rows->stride = round_up(count, 16) + 16;
+    count = round_up(count, AMX_ROWS);
+    rows->width = width, rows->groups = width / GROUP, rows->stride = count + 16;
     int64_t groups = rows->stride * (width / GROUP + 1);
     rows->plain = room(count * width * 4), rows->quantised = room(count * width);
     rows->scales = room(groups * 4), rows->sums = room(groups * 4), rows->scaled_sums = room(groups * 4);
@@ -379,5 +380,33 @@ int baton_product(Runner *runner, const Matrix *matrix, const float *x, int64_t 
     if (!rows_room(&buffer, rows, matrix->inputs)) return 1;
     team_run(runner->team, product_job, &(Product){runner, matrix, x, rows, out, &buffer, width});
     rows_free(&buffer);
+    return 0;
+}
+
+/* One layer's attention by itself, for tests. qkv: [tokens][heads + 2 * kv_heads][head_dim], out: [tokens][heads][head_dim]. */
+typedef struct { Layer *layer; int halves; } Attention;
+
+static void attention_job(Member *me, void *with) {
+    const Attention *job = with;
+    const Step *step = job->layer->step;
+    for (int64_t row; (row = take(me)) < step->tokens;) {
+        int64_t sequence = run_of(step->starts, step->sequences, row);
+        if (job->halves) store_token_half(job->layer, sequence, row); else store_token_float(job->layer, sequence, row);
+    }
+    meet(me);
+    attend_all(me, job->layer, job->halves);
+}
+
+int baton_attention(Runner *runner, const Step *step, const Shape *shape, void *pool, const float *qkv, int64_t window,
+                    int64_t halves, float *out) {
+    int64_t *starts = room((step->sequences + 1) * 8);
+    if (!starts) return 1;
+    Layer layer = {
+        .step = step, .shape = shape, .pool = pool, .qkv = qkv, .out = out, .window = window, .item_starts = starts,
+        .qkv_stride = (shape->heads + 2 * shape->kv_heads) * shape->head_dim,
+        .item_rows = item_starts(step, shape, runner->team->threads, starts),
+    };
+    team_run(runner->team, attention_job, &(Attention){&layer, (int)halves});
+    free(starts);
     return 0;
 }

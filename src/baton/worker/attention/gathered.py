@@ -60,8 +60,8 @@ class _Step:
         config, rows = self.config, q.shape[0]
         total = context + rows
         # [blocks, kv_head, head_dim, token] -> [kv_head, head_dim, tokens]; values likewise with the last two swapped.
-        keys = self.pool.keys[table, layer].permute(1, 2, 0, 3).flatten(2)[:, :, :total]
-        values = self.pool.values[table, layer].permute(1, 0, 2, 3).flatten(1, 2)[:, :total]
+        keys = self.pool.keys[table, layer].permute(1, 2, 0, 3).flatten(2)[:, :, :total].to(q.dtype)
+        values = self.pool.values[table, layer].permute(1, 0, 2, 3).flatten(1, 2)[:, :total].to(q.dtype)
         grouped = q.reshape(rows, config.kv_heads, -1, config.head_dim).permute(
             1, 2, 0, 3
         )  # [kv_head, head of group, row, head_dim]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from baton.models.config import ModelConfig
 from baton.worker.arrays import Floats
 from baton.worker.flat_batch import FlatBatch
-from baton.worker.kv_pool import KVPool
+from baton.worker.kv_pool import KVDtype, KVPool
 
 
 class Forward(Protocol):
@@ -31,5 +32,10 @@ class Forward(Protocol):
         ...
 
 
-WithPool = Callable[[KVPool], Forward]
-"""A model whose weights are loaded. The pool comes after them: only then is it known what memory is left for it."""
+@dataclass(frozen=True, slots=True)
+class LoadedForward:
+    """A model whose weights are loaded. The pool comes after them: only then is it known what memory is left for it."""
+
+    kv_dtype: KVDtype
+    "What it wants the pool to hold."
+    with_pool: Callable[[KVPool], Forward]

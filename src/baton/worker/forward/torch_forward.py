@@ -11,17 +11,18 @@ from baton.models.loaders.weights import Progress
 from baton.models.open import OpenedModel
 from baton.worker.arrays import Floats
 from baton.worker.attention.base import AttentionBackend
-from baton.worker.attention.choose import attention_for
+from baton.worker.attention.gathered import GatheredAttention
 from baton.worker.flat_batch import FlatBatch
-from baton.worker.forward.base import WithPool
+from baton.worker.forward.base import LoadedForward
 
 
-def load_torch(opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> WithPool:
+def load_torch(opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> LoadedForward:
     """Reads the weights. `settings.threads` is a number of threads here: somebody has counted the cores."""
     torch.set_num_threads(settings.threads)
     dtype: torch.dtype = getattr(torch, settings.dtype)
     decoder = build_model(opened.config, opened.weights, dtype=dtype, quantization=settings.quantization, progress=progress)
-    return lambda pool: TorchForward(decoder, attention_for(opened.config, pool))
+    kv_dtype = "float32" if settings.kv_dtype == "auto" else settings.kv_dtype
+    return LoadedForward(kv_dtype, lambda pool: TorchForward(decoder, GatheredAttention(opened.config, pool)))
 
 
 class TorchForward:

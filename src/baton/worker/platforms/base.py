@@ -12,7 +12,7 @@ from baton.config import WorkerConfig
 from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress
 from baton.models.open import OpenedModel
-from baton.worker.forward.base import WithPool
+from baton.worker.forward.base import LoadedForward
 from baton.worker.kv_pool import KVLayout, KVPool, PoolHandle
 from baton.worker.memory import MemoryFacts
 
@@ -28,7 +28,7 @@ class StepBounds:
 class Platform(Protocol):
     name: str
 
-    def load(self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None) -> WithPool:
+    def load(self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None) -> LoadedForward:
         """Reads the weights, and chooses what computes on them."""
         ...
 

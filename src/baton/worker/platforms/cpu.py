@@ -1,7 +1,8 @@
-"""Plain CPUs: main memory, a pool in anonymous shared memory, a forward pass in torch."""
+"""Plain CPUs: main memory, a pool in anonymous shared memory, a forward pass in C or, without a compiler, in torch."""
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import replace
 
@@ -10,10 +11,15 @@ from baton.errors import InvalidConfig
 from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress
 from baton.models.open import OpenedModel
-from baton.worker.forward.base import WithPool
+from baton.native.build import NoCompiler
+from baton.native.library import load_best
+from baton.worker.forward.base import LoadedForward
+from baton.worker.forward.native_forward import load_native
 from baton.worker.kv_pool import GIB, KVLayout, KVPool, PoolHandle
 from baton.worker.memory import MemoryFacts, main_memory
 from baton.worker.platforms.base import StepBounds
+
+log = logging.getLogger(__name__)
 
 FLOAT32_BYTES = 4
 
@@ -21,10 +27,20 @@ FLOAT32_BYTES = 4
 class CpuPlatform:
     name = "cpu"
 
-    def load(self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> WithPool:
+    def load(self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> LoadedForward:
+        settings = replace(settings, threads=settings.threads or usable_cores())
+        if settings.compute != "torch":
+            try:
+                library = load_best()
+            except NoCompiler as error:
+                if settings.compute == "native":
+                    raise
+                log.warning("the model runs in torch, which is several times slower: %s", error)
+            else:
+                return load_native(library, opened, settings, progress)
         from baton.worker.forward.torch_forward import load_torch  # a second and 200 MiB, for those who need it
 
-        return load_torch(opened, replace(settings, threads=settings.threads or usable_cores()), progress)
+        return load_torch(opened, settings, progress)
 
     def memory(self) -> MemoryFacts:
         return main_memory()
