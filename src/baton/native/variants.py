@@ -1,7 +1,8 @@
 """Which of the library's variants this processor runs: one source, compiled with other instructions allowed.
 
-Best first. The numbers that come out are the same for all that multiply and add in one rounding (csrc/matrix.h), so a
-machine of another kind continues a sequence where this one left it; only `plain` rounds twice.
+Best first. Products are the same, bit for bit, for all that multiply and add in one rounding (csrc/matrix.h); only `plain`
+rounds twice. Attention is not: its sums over tokens go through as many lanes as a vector has. So what one variant has left in a
+KV pool is not for another to go on with, and the keys of cached blocks say which it was (runtime/engine.py).
 """
 
 from __future__ import annotations
