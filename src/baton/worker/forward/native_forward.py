@@ -23,7 +23,9 @@ def load_native(
 ) -> LoadedForward:
     """Reads the weights. `settings.threads` is a number of threads here: somebody has counted the cores."""
     packed = PackedModel(library, opened.config, RawWeights(opened.weights, opened.config, progress), settings.quantization)
-    return LoadedForward(kv_dtype_for(library, opened.config, settings), lambda pool: NativeForward(library, packed, pool, settings.threads))
+    return LoadedForward(
+        kv_dtype_for(library, opened.config, settings), lambda pool: NativeForward(library, packed, pool, settings.threads)
+    )
 
 
 def kv_dtype_for(library: Library, model: ModelConfig, settings: WorkerConfig) -> KVDtype:
