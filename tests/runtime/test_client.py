@@ -216,7 +216,7 @@ def test_garbage_from_the_engine_is_its_end():
     async def main() -> None:
         async with Pair() as pair:
             _, first = await pair.begin(request())
-            pair.engine._writer.write(b"\x00" * 100)
+            pair.engine._frames.transport.write(b"\x00" * 100)
             with pytest.raises(Unavailable):
                 await first
 

@@ -87,8 +87,7 @@ class ChannelClient:
     async def read(self) -> None:
         """Until the engine is gone. Then everyone who waits is told."""
         try:
-            while (message := await self._channel.receive()) is not None:
-                self._on_message(message)
+            await self._channel.listen(self._on_message)
         except ProtocolError:
             pass
         finally:

@@ -143,14 +143,18 @@ class Engine:
 
     async def _read_worker(self, worker: WorkerProcess) -> None:
         why = ""
+
+        def take(message: Message) -> None:
+            nonlocal why
+            if type(message) is StepResult:
+                self._tell(StepDone(message))
+            elif type(message) is StartFailed:
+                why = message.message
+            else:
+                self._on_worker_message(worker, message)
+
         try:
-            while (message := await worker.channel.receive()) is not None:
-                if type(message) is StepResult:
-                    self._tell(StepDone(message))
-                elif type(message) is StartFailed:
-                    why = message.message
-                else:
-                    self._on_worker_message(worker, message)
+            await worker.channel.listen(take)
         except ProtocolError as error:
             why = str(error)
         if self._worker is not worker:
@@ -219,8 +223,7 @@ class Engine:
     # The front
 
     async def _serve_front(self) -> None:
-        while (message := await self._front.receive()) is not None:
-            self._on_front_message(message)
+        await self._front.listen(self._on_front_message)
         if not self._over.done():
             self._over.set_result(None)
 
