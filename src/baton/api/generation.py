@@ -9,7 +9,7 @@ not ended there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.api.engine_client import Delta, TokenLogprob
@@ -90,29 +90,31 @@ class Generation:
         request = self._job.requests[place]
         grace = self._front.limits.engine_grace_seconds
         deadline = self._now() + (request.timeout_seconds or self._front.limits.request_seconds) + grace
-        stream = self._front.engine.generate(request)
         owed, all_finished = request.n, False
+
+        def take(delta: Delta) -> None:
+            nonlocal owed, all_finished
+            finished = self._take(place, delta, sink)
+            if delta.ended is not None:
+                owed -= 1
+            if owed and finished and not all_finished and self._all_finished(place):
+                all_finished = True  # by stop strings; the engine still owes the usage, but not for long
+                patience.reschedule(min(deadline, self._now() + grace))
+
         try:
             async with asyncio.timeout_at(deadline) as patience:
-                async for delta in stream:
-                    self._take(place, delta, sink)
-                    owed -= delta.ended is not None
-                    if not owed:
-                        break
-                    if not all_finished and self._all_finished(place):
-                        all_finished = True  # by stop strings; the engine still owes the usage, but not for long
-                        patience.reschedule(min(deadline, self._now() + grace))
-                else:
-                    raise Unavailable("the engine ended the request without an answer")
+                await self._front.engine.generate(request, take)
+            if owed:
+                raise Unavailable("the engine ended the request without an answer")
         except TimeoutError:
             self._give_up(place, sink)
         finally:
             if owed:
                 self._front.engine.abort(request.id)
-            await _close(stream)
         self._tell_ended(place)
 
-    def _take(self, place: int, delta: Delta, sink: Sink) -> None:
+    def _take(self, place: int, delta: Delta, sink: Sink) -> bool:
+        """True where the client has all of this sequence."""
         request, choice = self._job.requests[place], place * self._job.options.n + delta.index
         output = self._outputs[choice]
         if delta.ended is not None:
@@ -120,7 +122,7 @@ class Generation:
             self._cached[place] = min(known, delta.ended.cached_tokens)
             self._front.metrics.sequence_ended(delta.ended)
         if output.finish is not None:
-            return
+            return True
         if delta.tokens:
             self._clock(choice, len(delta.tokens))
         if self._job.echo and (output.tokens == 0 and self._timings[choice].tokens == len(delta.tokens)):
@@ -130,6 +132,7 @@ class Generation:
             self._front.engine.abort(request.id, delta.index, FinishReason.STOP)
         self._require_no_failure(piece, delta)
         sink(piece)
+        return output.finish is not None
 
     def _echo(self, place: int, choice: int, delta: Delta, sink: Sink) -> None:
         """The prompt goes first. Its log-probabilities come with sequence 0, and belong to all of them."""
@@ -183,9 +186,3 @@ class Generation:
             if timing.first is not None and timing.tokens > 1:
                 self._front.metrics.time_per_output_token((timing.last - timing.first) / (timing.tokens - 1))
         self._front.metrics.request_ended(now - self._started, self._job.requests[place])
-
-
-async def _close(stream: AsyncIterator[Delta]) -> None:
-    close = getattr(stream, "aclose", None)
-    if close is not None:
-        await close()
