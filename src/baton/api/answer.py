@@ -134,6 +134,7 @@ class _Call:
             headers={**self._headers, "content-type": EVENT_STREAM, "cache-control": "no-cache", "x-accel-buffering": "no"},
             keep_alive_seconds=self.front.config.keep_alive_seconds,
             write_seconds=self.front.limits.write_seconds,
+            turn=self.front.turn,
         )
         chunks = _Chunks(self.shape, job, generation)
 

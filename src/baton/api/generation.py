@@ -46,7 +46,7 @@ class _Timing:
 class Generation:
     def __init__(self, front: Front, job: Job, live: LiveRequest, started: float) -> None:
         """`started` is the loop's time at which the HTTP request came."""
-        n = job.options.n
+        n = self._n = job.options.n
         self._front = front
         self._job = job
         self._live = live
@@ -115,7 +115,7 @@ class Generation:
 
     def _take(self, place: int, delta: Delta, sink: Sink) -> bool:
         """True where the client has all of this sequence."""
-        request, choice = self._job.requests[place], place * self._job.options.n + delta.index
+        choice = place * self._n + delta.index
         output = self._outputs[choice]
         if delta.ended is not None:
             known = self._cached.get(place, delta.ended.cached_tokens)
@@ -128,11 +128,14 @@ class Generation:
         if self._job.echo and (output.tokens == 0 and self._timings[choice].tokens == len(delta.tokens)):
             self._echo(place, choice, delta, sink)
         piece = output.feed(delta)
-        if delta.ended is None and output.finish is not None:
-            self._front.engine.abort(request.id, delta.index, FinishReason.STOP)
+        if output.finish is None:
+            sink(piece)
+            return False
+        if delta.ended is None:
+            self._front.engine.abort(self._job.requests[place].id, delta.index, FinishReason.STOP)
         self._require_no_failure(piece, delta)
         sink(piece)
-        return output.finish is not None
+        return True
 
     def _echo(self, place: int, choice: int, delta: Delta, sink: Sink) -> None:
         """The prompt goes first. Its log-probabilities come with sequence 0, and belong to all of them."""
@@ -164,7 +167,7 @@ class Generation:
                 sink(output.cut(FinishReason.TIMEOUT))
 
     def _of(self, place: int) -> list[SequenceOutput]:
-        n = self._job.options.n
+        n = self._n
         return self._outputs[place * n : (place + 1) * n]
 
     def _all_finished(self, place: int) -> bool:
@@ -181,7 +184,7 @@ class Generation:
         timing.tokens += tokens
 
     def _tell_ended(self, place: int) -> None:
-        n, now = self._job.options.n, self._now()
+        n, now = self._n, self._now()
         for timing in self._timings[place * n : (place + 1) * n]:
             if timing.first is not None and timing.tokens > 1:
                 self._front.metrics.time_per_output_token((timing.last - timing.first) / (timing.tokens - 1))

@@ -15,7 +15,9 @@ it; only where nothing came for keep_alive_seconds they go out before, with a co
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
@@ -23,6 +25,7 @@ from starlette.types import Message, Receive, Scope, Send
 from baton.api.errors import ApiError, as_api_error, to_json
 
 T = TypeVar("T")
+logger = logging.getLogger("baton.api")
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -34,6 +37,26 @@ class ClientGone(Exception):
     def __init__(self, how: str) -> None:
         super().__init__(how)
         self.how = how
+
+
+class EndOfTurn:
+    """What is to be done when all that this wake-up of the loop has brought is taken in: once, for everybody."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Callable[[], None]] = []
+
+    def do(self, what: Callable[[], None]) -> None:
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._run)
+        self._waiting.append(what)
+
+    def _run(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for what in waiting:
+            try:
+                what()
+            except Exception as error:  # of one; the others have nothing to do with it
+                logger.error("a stream could not be written: %s", type(error).__name__, exc_info=error)
 
 
 class DirectBody(Protocol):
@@ -56,7 +79,7 @@ class SendBuffer:
         self._bytes = 0
         self.news = asyncio.Event()
         self.overflowed = asyncio.Event()
-        self.on_first: Callable[[], object] = self.news.set
+        self.on_first: Callable[[], None] = self.news.set
         "Called when there is something and nothing was there before."
 
     def put(self, event: bytes) -> None:
@@ -125,6 +148,7 @@ class EventStream:
         headers: dict[str, str],
         keep_alive_seconds: float,
         write_seconds: float,
+        turn: EndOfTurn,
     ) -> None:
         self._scope = scope
         self._receive = receive
@@ -133,8 +157,9 @@ class EventStream:
         self._write_seconds = write_seconds
         self._headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         self._direct: DirectBody | None = scope.get("state", {}).get("direct_body")
-        self._loop = asyncio.get_running_loop()
-        self._sent_at = self._loop.time()
+        self._turn = turn
+        self._now = asyncio.get_running_loop().time
+        self._sent_at = self._now()
         self._delivering = False
         self.started = False
         "Status and headers are on their way: what goes wrong from now on is told in an event."
@@ -144,7 +169,8 @@ class EventStream:
     async def run(self, buffer: SendBuffer, produce: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Sends what `produce` puts into the buffer, until it returns. Its error is raised where nothing was sent before it."""
         if self._direct is not None:
-            buffer.on_first = lambda: self._loop.call_soon(self._flush, buffer)
+            flush = partial(self._flush, buffer)
+            buffer.on_first = lambda: self._turn.do(flush)
         producing = asyncio.create_task(produce())
         producing.add_done_callback(lambda _: buffer.news.set())
         writing = asyncio.create_task(self._write(buffer, producing))
@@ -186,7 +212,7 @@ class EventStream:
             buffer.news.set()
             return
         self._direct.write(buffer.take())
-        self._sent_at = self._loop.time()
+        self._sent_at = self._now()
 
     async def _idle(self, buffer: SendBuffer) -> bool:
         """Waits for news; true where nothing was sent for too long."""
@@ -215,7 +241,7 @@ class EventStream:
             raise ClientGone("slow") from None
         finally:
             self._delivering = False
-            self._sent_at = self._loop.time()
+            self._sent_at = self._now()
 
     def _drop_connection(self) -> None:
         """Without waiting for the client to take what is in the socket's buffer (server.py offers this)."""

@@ -11,7 +11,7 @@ import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from baton.errors import ProtocolError
 from baton.protocol.codec import Message, encode
@@ -105,8 +105,7 @@ class _Frames(asyncio.BufferedProtocol):
         self._buffer = FrameBuffer()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one, though not by descent
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer.room()
