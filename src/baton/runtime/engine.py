@@ -42,7 +42,7 @@ from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateRequest
 from baton.protocol.step import StepResult
 from baton.runtime.channel import Channel
-from baton.runtime.children import begin_child, exit_text, has_ended, start_child
+from baton.runtime.children import begin_child, exit_text, has_ended, keep_what_is_here, start_child
 from baton.runtime.driver import Driver
 from baton.runtime.snapshot import snapshot
 
@@ -198,6 +198,7 @@ class Engine:
             ModeChanged: lambda effect: self._front.send(ModeReport(effect.mode.value)),
         }
         self._driver = Driver(instance, ports, self._on_due)
+        keep_what_is_here()
         ready = InstanceReady(hello.blocks, hello.block_size, config.scheduler.slots, hello.vocab_size, hello.context_tokens)
         self._front.send(ready)
         self._supervisor.send(ready)
