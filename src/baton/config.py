@@ -42,7 +42,7 @@ class SchedulerConfig:
     chunk_tokens_max: int | None = None
     "Upper bound of prompt tokens of one sequence in one step. None: only tokens_per_step bounds it."
     prefill_tokens_beside_decodes: int | None = None
-    "Upper bound of prompt tokens in a step in which other sequences decode: their next token waits for it. None: what is left of tokens_per_step."
+    "Upper bound of prompt tokens in a step in which others decode: their next token waits for it. None: as tokens_per_step."
     steps_in_flight: int = 2
     "Plans handed to the worker before the oldest result is in. 2 hides the scheduler behind the worker."
     order: Literal["priority", "arrival"] = "priority"
