@@ -47,6 +47,8 @@ class SchedulerConfig:
     "Upper bound of tokens, prompt and decode together, in one step."
     chunk_tokens_max: int | None = None
     "Upper bound of prompt tokens of one sequence in one step. None: only tokens_per_step bounds it."
+    prefill_tokens_beside_decodes: int | None = None
+    "Upper bound of prompt tokens in a step in which others decode: their next token waits for it. None: as tokens_per_step."
     steps_in_flight: int = 2
     "Plans handed to the worker before the oldest result is in. 2 hides the scheduler behind the worker."
     order: Literal["priority", "arrival"] = "priority"
@@ -75,6 +77,10 @@ class SchedulerConfig:
         )
         _require(self.steps_in_flight >= 1, "scheduler.steps_in_flight must be at least 1")
         _require(self.chunk_tokens_max is None or self.chunk_tokens_max >= 1, "scheduler.chunk_tokens_max must be at least 1")
+        _require(
+            self.prefill_tokens_beside_decodes is None or self.prefill_tokens_beside_decodes >= 1,
+            "scheduler.prefill_tokens_beside_decodes must be at least 1: prompts would wait for as long as anything decodes",
+        )
         _require(
             0.0 <= self.reserve_floor <= self.reserve_start <= 1.0,
             "scheduler: 0 <= reserve_floor <= reserve_start <= 1 must hold",
@@ -170,8 +176,8 @@ class ServeConfig:
     int8: all in 8 bits. int4: all in 4 bits, but embedding and output head in 8 where the file does not have them in 4.
     none: dequantised to float32 when they are loaded; the exact mode, and the slowest."""
     kv_dtype: KVCacheType = "auto"
-    """What the KV cache holds. auto: 16 bits with quantised weights (bfloat16 on processors with AMX, float16 on others), float32
-    with --quantization none."""
+    """What the KV cache holds. auto: 16 bits with quantised weights (bfloat16 on processors with AMX, float16 on others),
+    float32 with --quantization none."""
     compute: Compute = "auto"
     "What computes. native: our kernels in C. torch: several times slower. auto: native where there is a C compiler."
     threads: int = 0
@@ -194,6 +200,8 @@ class ServeConfig:
     "Upper bound of tokens, prompt and decode together, in one step."
     chunk_tokens_max: int | None = None
     "Upper bound of prompt tokens of one sequence in one step."
+    prefill_tokens_beside_decodes: int | None = None
+    "Upper bound of prompt tokens in a step in which other sequences decode; smaller: steadier streams, later first tokens."
     steps_in_flight: int = 2
     "Plans handed to the worker before the oldest result is in."
     order: Literal["priority", "arrival"] = "priority"
@@ -229,6 +237,7 @@ class ServeConfig:
                 slots=self.slots,
                 tokens_per_step=max(self.tokens_per_step, self.slots),
                 chunk_tokens_max=self.chunk_tokens_max,
+                prefill_tokens_beside_decodes=self.prefill_tokens_beside_decodes,
                 steps_in_flight=self.steps_in_flight,
                 order=self.order,
                 step_seconds_max=self.step_seconds_max,

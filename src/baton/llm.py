@@ -68,6 +68,8 @@ class LLM:
         from baton.worker.build import build_runner  # brings numpy, and torch where the forward pass needs it
 
         path = str(resolve(model))
+        # Nobody watches tokens come: how long one waits for other prompts does not matter here, only when all are done.
+        settings = {"prefill_tokens_beside_decodes": None, **settings}
         self.config = ServeConfig(model=path, served_model_name=model, **settings)
         engine = self.config.engine()
         text = load_model_text(path)

@@ -72,7 +72,7 @@ class FakeEngine:
     pings: int = 0
     paused_with: list[float | None] = field(default_factory=list)
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+    async def generate(self, request: GenerateRequest, take: Callable[[Delta], None]) -> None:
         script = self.script
         self.requests.append(request)
         if script.refuse is not None:
@@ -80,7 +80,7 @@ class FakeEngine:
         self.live[request.id] = {}
         try:
             async for delta in self._deltas(request, script):
-                yield delta
+                take(delta)
         finally:
             del self.live[request.id]
 

@@ -305,3 +305,25 @@ def test_pseudo_tokens_reach_into_the_vocabulary(server, complete):
     assert min(ids) < 17
     assert max(ids) > 10_000
     assert max(ids) < VOCAB
+
+
+# Events that have only text are cut out of one that was made in full -------------------------------------------------
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_events_with_text_alone_are_like_those_made_in_full(server, stream, text, path, include_usage):
+    said = 'a "quoted" \\ word,\u2028 a line\x85 and \u2029 more, <data: {} 🙂 你好 </s> and the end'
+    server.engine.script = Script(reply=says(text, said))
+    body = {"prompt": "x"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
+    body |= {"n": 2, "max_tokens": 200, "stream_options": {"include_usage": include_usage}}
+    short, full = stream(path, body), stream(path, {**body, "return_token_ids": True})  # the latter are always made in full
+    assert joined(short, path.split("/")[2].replace("completions", "text")) == {0: said, 1: said}
+    assert len(short) == len(full) > 20
+    for one, other in zip(short[:-1], full[:-1], strict=True):
+        for choice in other["choices"]:
+            choice.pop("token_ids", None)
+            choice.pop("prompt_token_ids", None)
+        other["id"], other["created"] = one["id"], one["created"]
+        assert list(one) == list(other)
+        assert one == other

@@ -137,7 +137,7 @@ def test_a_peer_that_does_not_read_is_dropped_when_too_much_piles_up(pair, monke
         channel = await Channel.open(pair[0])
         for _ in range(100):
             channel.send(LARGE)  # about a megabyte each
-        assert channel._writer.transport.get_write_buffer_size() == 0
+        assert channel._frames.transport.get_write_buffer_size() == 0
         assert await channel.receive() is None
 
     finish(main())
@@ -161,7 +161,7 @@ def test_finish_waits_for_a_slow_reader_and_not_for_one_that_never_reads(pair, m
         if reads:
             thread.join(30)
         else:
-            channel._writer.transport.abort()
+            channel._frames.transport.abort()
         other.close()
         return b"".join(taken)
 
@@ -186,5 +186,64 @@ def test_the_blocking_end_and_the_asyncio_end_understand_each_other(pair):
         channel.close()
         await asyncio.to_thread(thread.join, 30)
         assert not thread.is_alive()
+
+    finish(main())
+
+
+def test_a_listener_is_told_what_came_before_it_and_what_comes_after_until_the_end(pair):
+    async def main() -> None:
+        one, other = [await Channel.open(sock) for sock in pair]
+        for message in MESSAGES:
+            one.send(message)
+        while len(other._frames.inbox) < len(MESSAGES):
+            await asyncio.sleep(0)
+        told: list = []
+        listening = asyncio.create_task(other.listen(told.append))
+        await asyncio.sleep(0)
+        for message in (*MESSAGES, LARGE):
+            one.send(message)
+        await one.finish()
+        await listening
+        assert told == [*MESSAGES, *MESSAGES, LARGE]
+        other.close()
+
+    finish(main())
+
+
+def test_an_error_of_the_listener_is_raised_and_nothing_more_is_told(pair):
+    async def main() -> None:
+        one, other = [await Channel.open(sock) for sock in pair]
+        told: list = []
+
+        def take(message: object) -> None:
+            told.append(message)
+            raise ZeroDivisionError
+
+        listening = asyncio.create_task(other.listen(take))
+        await asyncio.sleep(0)
+        for message in MESSAGES:
+            one.send(message)
+        with pytest.raises(ZeroDivisionError):
+            await listening
+        await asyncio.sleep(0.01)
+        assert told == MESSAGES[:1]
+        one.close()
+        other.close()
+
+    finish(main())
+
+
+def test_what_nobody_receives_is_left_in_the_socket(pair, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "INBOX_MAX", 4)
+
+    async def main() -> None:
+        one, other = [await Channel.open(sock) for sock in pair]
+        for number in range(40):
+            one.send(Ping(number))
+            await asyncio.sleep(0.001)
+        assert len(other._frames.inbox) <= 5
+        assert [await other.receive() for _ in range(40)] == [Ping(number) for number in range(40)]
+        one.close()
+        other.close()
 
     finish(main())

@@ -28,7 +28,6 @@ def start(size: int = 10, **settings) -> tuple[subprocess.Popen, BlockingChannel
 
 
 def end(process: subprocess.Popen, sock: socket.socket, channel: BlockingChannel) -> None:
-    channel._file.close()
     sock.close()
     process.wait(30)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
 
 import pytest
 from run_loop import finish
@@ -76,23 +75,39 @@ class Pair:
         self.engine.send(Pong(number.number))
         await ping
 
-    async def begin(self, wanted: GenerateRequest) -> tuple[AsyncIterator[Delta], asyncio.Task[Delta]]:
-        stream = self.client.generate(wanted)
-        first = asyncio.ensure_future(anext(stream))
+    async def begin(self, wanted: GenerateRequest) -> Asked:
+        asked = Asked(self.client, wanted)
         assert await self.heard() == wanted
-        return stream, first
+        return asked
 
 
-def test_deltas_that_nobody_took_become_one():
+class Asked:
+    """A request, and the deltas that came of it."""
+
+    def __init__(self, client: ChannelClient, wanted: GenerateRequest) -> None:
+        self.deltas: list[Delta] = []
+        self.over = asyncio.ensure_future(client.generate(wanted, self.take))
+
+    def take(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for delta in self.deltas for token in delta.tokens]
+
+
+def test_each_delta_is_told_as_it_comes_until_the_end():
     async def main() -> None:
         async with Pair() as pair:
-            stream, first = await pair.begin(request())
+            asked = await pair.begin(request())
             await pair.told(Emit([(A, 0, 5)], []))
-            assert (await first).tokens == [5]
-            await pair.told(*(Emit([(A, 0, token)], []) for token in (6, 7, 8)), Emit([(A, 0, 9)], [ended()]))
-            assert await anext(stream) == Delta(index=0, tokens=[6, 7, 8, 9], ended=ended())
-            with pytest.raises(StopAsyncIteration):
-                await anext(stream)
+            assert asked.deltas == [Delta(0, [5])]
+            await pair.told(*(Emit([(A, 0, token)], []) for token in (6, 7, 8)))
+            assert asked.tokens == [5, 6, 7, 8]
+            assert not asked.over.done()
+            await pair.told(Emit([(A, 0, 9)], [ended()]))
+            await asked.over
+            assert asked.deltas[-1] == Delta(0, [9], ended=ended())
 
     finish(main())
 
@@ -100,13 +115,28 @@ def test_deltas_that_nobody_took_become_one():
 def test_the_last_token_comes_with_the_end_and_nothing_after_it():
     async def main() -> None:
         async with Pair() as pair:
-            stream, first = await pair.begin(request(n=2))
+            asked = await pair.begin(request(n=2))
             await pair.told(Emit([(A, 0, 5), (A, 1, 6)], [ended()]), Emit([(A, 1, 7)], [ended(index=1)]))
-            deltas = [await first] + [delta async for delta in stream]
-            assert [(delta.index, delta.tokens, delta.ended) for delta in deltas] == [
+            await asked.over
+            assert [(delta.index, delta.tokens, delta.ended) for delta in asked.deltas] == [
                 (0, [5], ended()),
-                (1, [6, 7], ended(index=1)),
+                (1, [6], None),
+                (1, [7], ended(index=1)),
             ]
+
+    finish(main())
+
+
+def test_two_tokens_of_a_sequence_in_one_message_keep_their_order():
+    """Results that came out of order are absorbed together."""
+
+    async def main() -> None:
+        async with Pair() as pair:
+            asked = await pair.begin(request())
+            await pair.told(Emit([(A, 0, 5), (A, 0, 6)], []), Emit([(A, 0, 7), (A, 0, 8)], [ended()]))
+            await asked.over
+            assert asked.tokens == [5, 6, 7, 8]
+            assert asked.deltas[-1] == Delta(0, [7, 8], ended=ended())
 
     finish(main())
 
@@ -114,24 +144,32 @@ def test_the_last_token_comes_with_the_end_and_nothing_after_it():
 def test_leaving_early_aborts_and_what_still_comes_is_for_nobody():
     async def main() -> None:
         async with Pair() as pair:
-            stream, first = await pair.begin(request())
+            asked = await pair.begin(request())
             await pair.told(Emit([(A, 0, 5)], []))
-            await first
-            await stream.aclose()
+            asked.over.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked.over
             assert await pair.heard() == AbortRequest(A)
             await pair.told(Emit([(A, 0, 6)], []), Emit([], [ended(reason=FinishReason.ABORT)]))
+            assert asked.tokens == [5]
 
     finish(main())
 
 
-def test_a_cancelled_wait_aborts():
+def test_an_error_of_the_taker_ends_its_request_and_no_other(monkeypatch: pytest.MonkeyPatch):
     async def main() -> None:
         async with Pair() as pair:
-            _, first = await pair.begin(request())
-            first.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await first
+            monkeypatch.setattr(Asked, "take", lambda self, delta: 1 / 0)
+            broken = await pair.begin(request())
+            monkeypatch.undo()
+            whole = await pair.begin(request(B))
+            pair.engine.send(Emit([(A, 0, 5), (B, 0, 6)], []))
             assert await pair.heard() == AbortRequest(A)
+            with pytest.raises(ZeroDivisionError):
+                await broken.over
+            await pair.told(Emit([(A, 0, 5), (B, 0, 7)], [ended(B)]))
+            await whole.over
+            assert whole.tokens == [6, 7]
 
     finish(main())
 
@@ -139,10 +177,9 @@ def test_a_cancelled_wait_aborts():
 def test_a_complete_stream_is_not_aborted():
     async def main() -> None:
         async with Pair() as pair:
-            stream, first = await pair.begin(request())
+            asked = await pair.begin(request())
             await pair.told(Emit([(A, 0, 5)], [ended()]))
-            await first
-            await stream.aclose()
+            await asked.over
             await pair.told()  # the next thing the engine hears is a ping, not an abort
 
     finish(main())
@@ -151,10 +188,10 @@ def test_a_complete_stream_is_not_aborted():
 def test_refused():
     async def main() -> None:
         async with Pair() as pair:
-            _, first = await pair.begin(request())
+            asked = await pair.begin(request())
             await pair.told(RefusedRequest(A, Refused("never_fits", 9, 8)))
             with pytest.raises(EngineRefused, match="can need 9 KV blocks and the pool has 8"):
-                await first
+                await asked.over
             await pair.told()  # no abort for what was never taken
 
     finish(main())
@@ -163,13 +200,13 @@ def test_refused():
 def test_an_id_is_used_once_at_a_time():
     async def main() -> None:
         async with Pair() as pair:
-            stream, first = await pair.begin(request())
+            asked = await pair.begin(request())
             with pytest.raises(EngineRefused) as refusal:
-                await anext(pair.client.generate(request()))
+                await Asked(pair.client, request()).over
             assert refusal.value.refused.reason == "duplicate_id"
             await pair.told(Emit([(A, 0, 5)], [ended()]))
-            assert (await first).tokens == [5]
-            await stream.aclose()
+            await asked.over
+            assert asked.tokens == [5]
 
     finish(main())
 
@@ -177,21 +214,17 @@ def test_an_id_is_used_once_at_a_time():
 def test_everybody_is_told_when_the_engine_goes():
     async def main() -> None:
         async with Pair() as pair:
-            _, first = await pair.begin(request())
-            half, begun = await pair.begin(request(B))
+            first, half = await pair.begin(request()), await pair.begin(request(B))
             await pair.told(Emit([(B, 0, 5)], []))
-            await begun
             ping = asyncio.create_task(pair.client.ping(30))
             pause = asyncio.create_task(pair.client.pause(None))
             assert type(await pair.heard()) is Ping
             assert await pair.heard() == PauseInstance(None)
             pair.engine.close()
-            for waiting in (first, ping, pause, pair.client.ready):
+            for waiting in (first.over, half.over, ping, pause, pair.client.ready):
                 with pytest.raises(Unavailable):
                     await waiting
-            with pytest.raises(Unavailable):
-                await anext(half)
-            for late in (anext(pair.client.generate(request())), pair.client.ping(1), pair.client.resume()):
+            for late in (Asked(pair.client, request()).over, pair.client.ping(1), pair.client.resume()):
                 with pytest.raises(Unavailable):
                     await late
 
@@ -201,13 +234,13 @@ def test_everybody_is_told_when_the_engine_goes():
 def test_an_answer_that_was_complete_when_the_engine_went_stays_one():
     async def main() -> None:
         async with Pair() as pair:
-            stream, first = await pair.begin(request())
+            asked = await pair.begin(request())
             await pair.told(Emit([(A, 0, 5)], []))
-            await first
             pair.engine.send(Emit([(A, 0, 6)], [ended()]))
             pair.engine.close()
             await asyncio.wait_for(pair.reading, 10)
-            assert [delta.tokens async for delta in stream] == [[6]]
+            await asked.over
+            assert asked.tokens == [5, 6]
 
     finish(main())
 
@@ -215,10 +248,10 @@ def test_an_answer_that_was_complete_when_the_engine_went_stays_one():
 def test_garbage_from_the_engine_is_its_end():
     async def main() -> None:
         async with Pair() as pair:
-            _, first = await pair.begin(request())
-            pair.engine._writer.write(b"\x00" * 100)
+            asked = await pair.begin(request())
+            pair.engine._frames.transport.write(b"\x00" * 100)
             with pytest.raises(Unavailable):
-                await first
+                await asked.over
 
     finish(main())
 
@@ -226,11 +259,11 @@ def test_garbage_from_the_engine_is_its_end():
 def test_a_bug_in_reading_is_seen_and_everybody_is_told(monkeypatch: pytest.MonkeyPatch):
     async def main() -> None:
         pair = await Pair().__aenter__()
-        _, first = await pair.begin(request())
+        asked = await pair.begin(request())
         monkeypatch.setattr(pair.client, "_on_emit", lambda emit: 1 / 0)
         pair.engine.send(Emit([], []))
         with pytest.raises(Unavailable):
-            await first
+            await asked.over
         with pytest.raises(ZeroDivisionError):
             await pair.reading
         pair.client.ready.exception()
@@ -303,15 +336,13 @@ def test_prompt_logprobs_come_once_however_often_they_were_computed():
 
     async def main() -> None:
         async with Pair() as pair:
-            stream, first = await pair.begin(request(prompt_logprobs=0))
+            asked = await pair.begin(request(prompt_logprobs=0))
             # The first chunk is computed twice (a preemption), and reported twice.
             await pair.told(Emit([], [], [(A, 0, row(1, -1.0))]), Emit([], [], [(A, 0, row(1, -1.0, -2.0))]))
-            await pair.told(Emit([(A, 0, 5)], []))
-            deltas = [await first]
-            await pair.told(Emit([(A, 0, 6)], [ended()]))
-            deltas += [delta async for delta in stream]
-            told = [delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None]
+            await pair.told(Emit([(A, 0, 5)], []), Emit([(A, 0, 6)], [ended()]))
+            await asked.over
+            told = [delta.prompt_logprobs for delta in asked.deltas if delta.prompt_logprobs is not None]
             assert [[entry and entry.logprob for entry in column] for column in told] == [[None, -1.0, -2.0]]
-            assert [token for delta in deltas for token in delta.tokens] == [5, 6]
+            assert asked.tokens == [5, 6]
 
     finish(main())

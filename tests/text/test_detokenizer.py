@@ -15,7 +15,8 @@ def streamed(tokenizer, ids, sizes, **options):
     """Pushes the ids in groups of the given sizes, then one by one. Returns all deltas."""
     detokenizer, at, deltas = Detokenizer(tokenizer, **options), 0, []
     for size in [*sizes, *[1] * len(ids)]:
-        deltas.append(detokenizer.push(ids[at : at + size]))
+        group = ids[at : at + size]
+        deltas.append(detokenizer.push_one(group[0]) if size == 1 and group else detokenizer.push(group))
         at += size
     return [*deltas, detokenizer.flush()]
 

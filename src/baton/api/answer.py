@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from baton.api.errors import JsonResponse, as_api_error, error_response
+from baton.api.errors import JsonResponse, as_api_error, error_response, to_json
 from baton.api.front import Front, caller_of, front_of, logger
 from baton.api.generation import Generation
 from baton.api.idempotency import Remembered
@@ -21,7 +21,7 @@ from baton.api.live import LiveRequest
 from baton.api.output import Piece
 from baton.api.prepare import Job
 from baton.api.shape import Shape, usage_json
-from baton.api.streaming import DONE, ClientGone, EventStream, SendBuffer, event, while_connected
+from baton.api.streaming import DONE, ClientGone, EventStream, SendBuffer, event, one_line, while_connected
 
 EVENT_STREAM = "text/event-stream"
 Put = Callable[[bytes], None]
@@ -134,6 +134,7 @@ class _Call:
             headers={**self._headers, "content-type": EVENT_STREAM, "cache-control": "no-cache", "x-accel-buffering": "no"},
             keep_alive_seconds=self.front.config.keep_alive_seconds,
             write_seconds=self.front.limits.write_seconds,
+            turn=self.front.turn,
         )
         chunks = _Chunks(self.shape, job, generation)
 
@@ -175,6 +176,10 @@ class _Chunks:
         self._generation = generation
         self._waiting: dict[int, Piece] = {}
         self._begun: set[int] = set()
+        options = job.options
+        self._only_text = options.logprobs is None and not options.return_token_ids and not options.stream.continuous_usage
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
+        "By choice: what stands before and after the text in an event that has nothing else to say, as most have."
 
     def add(self, piece: Piece, put: Put) -> None:
         if piece.choice in self._waiting:
@@ -183,13 +188,25 @@ class _Chunks:
             piece = earlier
         if not piece.worth_sending:
             self._waiting[piece.choice] = piece
-            return
-        first = piece.choice not in self._begun
-        self._begun.add(piece.choice)
+        elif self._only_text and piece.finish is None and piece.choice in self._begun:
+            before, after = self._frames.get(piece.choice) or self._frame(piece.choice)
+            put(before + one_line(to_json(piece.text)) + after)
+        else:
+            put(self._event(piece))
+            self._begun.add(piece.choice)
+
+    def _event(self, piece: Piece) -> bytes:
         options = self._job.options.stream
         usage = _usage_so_far(piece) if options.continuous_usage else None
-        choice = self._shape.delta(self._job, piece, first=first)
-        put(event(self._shape.chunk([choice], usage, with_usage=options.include_usage)))
+        choice = self._shape.delta(self._job, piece, first=piece.choice not in self._begun)
+        return event(self._shape.chunk([choice], usage, with_usage=options.include_usage))
+
+    def _frame(self, choice: int) -> tuple[bytes, bytes]:
+        """Cut out of an event with a text that stands nowhere else in it, so that the shape is written in one place."""
+        mark = f"<{uuid.uuid4().hex}>"
+        before, after = self._event(Piece(choice, mark)).split(to_json(mark))
+        self._frames[choice] = before, after
+        return before, after
 
     def end(self, put: Put) -> None:
         if self._job.options.stream.include_usage:

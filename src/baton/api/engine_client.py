@@ -2,16 +2,18 @@
 
 What an implementation promises:
 
-* `generate` yields, for each of the n sequences, deltas and at last one with `ended`. The last token comes with `ended`, in
-  the same delta; a token that stopped the sequence is among `tokens`.
-* Nothing follows the `ended` of a sequence; after n of them the iterator ends.
-* Leaving the iterator early (aclose, or a cancelled __anext__) aborts the request.
+* `generate` tells `take`, for each of the n sequences, deltas and at last one with `ended`. The last token comes with `ended`,
+  in the same delta; a token that stopped the sequence is among `tokens`.
+* Nothing follows the `ended` of a sequence; after n of them `generate` returns.
+* `take` is called on the loop, as a token comes: no task is woken for a token. It never waits. What it raises is raised by
+  `generate`, and nothing is told after it.
+* Leaving early (an error of `take`, a cancelled `generate`) aborts the request.
 * `abort` of something unknown or ended does nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from typing import Protocol
 
 from msgspec import Struct
@@ -48,7 +50,7 @@ class EngineRefused(EngineError):
 
 
 class EngineClient(Protocol):
-    def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+    async def generate(self, request: GenerateRequest, take: Callable[[Delta], None]) -> None:
         """Raises EngineRefused before the first delta, and another EngineError where the engine is lost on the way."""
         ...
 

@@ -17,6 +17,7 @@ from baton.api.errors import ApiError
 from baton.api.idempotency import IdempotencyStore
 from baton.api.live import LiveRequests
 from baton.api.schemas import Schema
+from baton.api.streaming import EndOfTurn
 from baton.observe.metrics import Metrics
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
@@ -43,6 +44,7 @@ class Front:
         self.metrics = Metrics(model_name=model.name, engine_stats=engine.stats)
         self.live = LiveRequests(engine, config)
         self.idempotency = IdempotencyStore(config.limits)
+        self.turn = EndOfTurn()
         self.longest_token_bytes = max(1, *(len(tokenizer.id_to_bytes(i)) for i in range(tokenizer.vocab_size)))
         self._threads = ThreadPoolExecutor(config.text_threads, thread_name_prefix="baton-text")
         self._ping: asyncio.Task[None] | None = None

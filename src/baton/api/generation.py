@@ -9,7 +9,7 @@ not ended there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.api.engine_client import Delta, TokenLogprob
@@ -46,7 +46,7 @@ class _Timing:
 class Generation:
     def __init__(self, front: Front, job: Job, live: LiveRequest, started: float) -> None:
         """`started` is the loop's time at which the HTTP request came."""
-        n = job.options.n
+        n = self._n = job.options.n
         self._front = front
         self._job = job
         self._live = live
@@ -90,46 +90,52 @@ class Generation:
         request = self._job.requests[place]
         grace = self._front.limits.engine_grace_seconds
         deadline = self._now() + (request.timeout_seconds or self._front.limits.request_seconds) + grace
-        stream = self._front.engine.generate(request)
         owed, all_finished = request.n, False
+
+        def take(delta: Delta) -> None:
+            nonlocal owed, all_finished
+            finished = self._take(place, delta, sink)
+            if delta.ended is not None:
+                owed -= 1
+            if owed and finished and not all_finished and self._all_finished(place):
+                all_finished = True  # by stop strings; the engine still owes the usage, but not for long
+                patience.reschedule(min(deadline, self._now() + grace))
+
         try:
             async with asyncio.timeout_at(deadline) as patience:
-                async for delta in stream:
-                    self._take(place, delta, sink)
-                    owed -= delta.ended is not None
-                    if not owed:
-                        break
-                    if not all_finished and self._all_finished(place):
-                        all_finished = True  # by stop strings; the engine still owes the usage, but not for long
-                        patience.reschedule(min(deadline, self._now() + grace))
-                else:
-                    raise Unavailable("the engine ended the request without an answer")
+                await self._front.engine.generate(request, take)
+            if owed:
+                raise Unavailable("the engine ended the request without an answer")
         except TimeoutError:
             self._give_up(place, sink)
         finally:
             if owed:
                 self._front.engine.abort(request.id)
-            await _close(stream)
         self._tell_ended(place)
 
-    def _take(self, place: int, delta: Delta, sink: Sink) -> None:
-        request, choice = self._job.requests[place], place * self._job.options.n + delta.index
+    def _take(self, place: int, delta: Delta, sink: Sink) -> bool:
+        """True where the client has all of this sequence."""
+        choice = place * self._n + delta.index
         output = self._outputs[choice]
         if delta.ended is not None:
             known = self._cached.get(place, delta.ended.cached_tokens)
             self._cached[place] = min(known, delta.ended.cached_tokens)
             self._front.metrics.sequence_ended(delta.ended)
         if output.finish is not None:
-            return
+            return True
         if delta.tokens:
             self._clock(choice, len(delta.tokens))
         if self._job.echo and (output.tokens == 0 and self._timings[choice].tokens == len(delta.tokens)):
             self._echo(place, choice, delta, sink)
         piece = output.feed(delta)
-        if delta.ended is None and output.finish is not None:
-            self._front.engine.abort(request.id, delta.index, FinishReason.STOP)
+        if output.finish is None:
+            sink(piece)
+            return False
+        if delta.ended is None:
+            self._front.engine.abort(self._job.requests[place].id, delta.index, FinishReason.STOP)
         self._require_no_failure(piece, delta)
         sink(piece)
+        return True
 
     def _echo(self, place: int, choice: int, delta: Delta, sink: Sink) -> None:
         """The prompt goes first. Its log-probabilities come with sequence 0, and belong to all of them."""
@@ -161,7 +167,7 @@ class Generation:
                 sink(output.cut(FinishReason.TIMEOUT))
 
     def _of(self, place: int) -> list[SequenceOutput]:
-        n = self._job.options.n
+        n = self._n
         return self._outputs[place * n : (place + 1) * n]
 
     def _all_finished(self, place: int) -> bool:
@@ -178,14 +184,8 @@ class Generation:
         timing.tokens += tokens
 
     def _tell_ended(self, place: int) -> None:
-        n, now = self._job.options.n, self._now()
+        n, now = self._n, self._now()
         for timing in self._timings[place * n : (place + 1) * n]:
             if timing.first is not None and timing.tokens > 1:
                 self._front.metrics.time_per_output_token((timing.last - timing.first) / (timing.tokens - 1))
         self._front.metrics.request_ended(now - self._started, self._job.requests[place])
-
-
-async def _close(stream: AsyncIterator[Delta]) -> None:
-    close = getattr(stream, "aclose", None)
-    if close is not None:
-        await close()

@@ -56,6 +56,7 @@ class SequenceOutput:
         self._choice = choice
         self._text = Detokenizer(tokenizer, skip_special_tokens=options.skip_special_tokens, at_text_start=job.echo)
         self._stops = StopStrings(job.stops, include_stop=options.include_stop)
+        self._has_stops = bool(job.stops.stops)
         self._include_stop = options.include_stop
         self._named_stop_ids = frozenset(options.stop_token_ids)
         self._chars = 0
@@ -75,6 +76,8 @@ class SequenceOutput:
 
     def feed(self, delta: Delta) -> Piece:
         """Call it no more once `finish` is set."""
+        if delta.ended is None and not self._has_stops:
+            return self._feed_text(delta)
         piece = Piece(self._choice, prompt_logprobs=delta.prompt_logprobs)
         stopped_by_token = delta.ended is not None and delta.ended.reason is FinishReason.STOP and bool(delta.tokens)
         last = len(delta.tokens) - 1
@@ -91,6 +94,21 @@ class SequenceOutput:
                 piece.stop_reason = piece.stop_reason or delta.tokens[-1]
         piece.usage = (len(self._request.prompt), self.tokens)
         return piece
+
+    def _feed_text(self, delta: Delta) -> Piece:
+        """Nothing can end it here. What nearly every token passes through."""
+        text, offsets, chars = "", [], self._chars
+        for token in delta.tokens:
+            offsets.append(chars)
+            new = self._text.push_one(token)
+            chars += len(new)
+            text += new
+        self._chars = chars
+        self.tokens += len(offsets)
+        usage = len(self._request.prompt), self.tokens
+        return Piece(
+            self._choice, text, delta.tokens, [*delta.logprobs], offsets, prompt_logprobs=delta.prompt_logprobs, usage=usage
+        )
 
     def cut(self, reason: FinishReason) -> Piece:
         """The engine did not end it in time; we do."""
@@ -123,6 +141,6 @@ class SequenceOutput:
             self.finish = piece.finish = reason
 
     def _pushed(self, token: int) -> str:
-        text = self._text.push((token,))
+        text = self._text.push_one(token)
         self._chars += len(text)
         return text

@@ -12,12 +12,30 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from baton.api.limits import Limits
 
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class DirectBody:
+    """Writes chunks of a body that has begun, as uvicorn would, without its way there (streaming.py says what for)."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def ready(self) -> bool:
+        cycle = self._cycle
+        begun = cycle.chunked_encoding is True and not cycle.response_complete
+        return begun and not cycle.disconnected and not cycle.flow.write_paused
+
+    def write(self, data: bytes) -> None:
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 def protocol_class(limits: Limits) -> type[HttpToolsProtocol]:
@@ -60,6 +78,8 @@ def protocol_class(limits: Limits) -> type[HttpToolsProtocol]:
             if self.transport.is_closing():
                 return
             super().on_headers_complete()
+            if self.cycle is not None:
+                self.scope["state"]["direct_body"] = DirectBody(self.cycle)
 
         def on_body(self, body: bytes) -> None:
             if self.cycle is not None:

@@ -1,8 +1,12 @@
 """Server-sent events, and clients that leave or do not read.
 
-    engine -> Generation -> sink: one event -> SendBuffer -> writer -> socket
-                                                 |             `- waits for the client, never longer than write_seconds
+    engine -> Generation -> sink: one event -> SendBuffer -> flush -> socket    all events of a wake-up in one write
+                                                 |             `- a client that is behind: writer -> socket
+                                                 |                  `- waits for the client, never longer than write_seconds
                                                  `- over 1 MiB: the request is cancelled, the connection dropped
+
+The writer is the way of ASGI: a task, two timers and some layers of calls for every event. So in the middle of an answer, while
+the client keeps up, events go to the socket without it (server.py offers that; where nobody does, all go through the writer).
 
 Status and headers go out with the first event, so a request that is refused gets its status and not a stream with an error in
 it; only where nothing came for keep_alive_seconds they go out before, with a comment line.
@@ -11,14 +15,17 @@ it; only where nothing came for keep_alive_seconds they go out before, with a co
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
 from baton.api.errors import ApiError, as_api_error, to_json
 
 T = TypeVar("T")
+logger = logging.getLogger("baton.api")
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -32,6 +39,37 @@ class ClientGone(Exception):
         self.how = how
 
 
+class EndOfTurn:
+    """What is to be done when all that this wake-up of the loop has brought is taken in: once, for everybody."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Callable[[], None]] = []
+
+    def do(self, what: Callable[[], None]) -> None:
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._run)
+        self._waiting.append(what)
+
+    def _run(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for what in waiting:
+            try:
+                what()
+            except Exception as error:  # of one; the others have nothing to do with it
+                logger.error("a stream could not be written: %s", type(error).__name__, exc_info=error)
+
+
+class DirectBody(Protocol):
+    """A way to the socket past ASGI, for the middle of an answer."""
+
+    @property
+    def ready(self) -> bool:
+        """The answer has begun, has not ended, and the client keeps up."""
+        ...
+
+    def write(self, data: bytes) -> None: ...
+
+
 class SendBuffer:
     """Events that the client has not taken yet."""
 
@@ -41,11 +79,14 @@ class SendBuffer:
         self._bytes = 0
         self.news = asyncio.Event()
         self.overflowed = asyncio.Event()
+        self.on_first: Callable[[], None] = self.news.set
+        "Called when there is something and nothing was there before."
 
     def put(self, event: bytes) -> None:
+        if not self._events:
+            self.on_first()
         self._events.append(event)
         self._bytes += len(event)
-        self.news.set()
         if self._bytes > self._bytes_max:
             self.overflowed.set()
             raise ClientGone("slow")
@@ -68,10 +109,14 @@ _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\
 
 def event(content: Any) -> bytes:
     """One event, on one line by anyone's idea of a line."""
-    data = to_json(content)
-    for raw, escaped in _LINE_ENDS:
-        data = data.replace(raw, escaped)
-    return b"data: " + data + b"\n\n"
+    return b"data: " + one_line(to_json(content)) + b"\n\n"
+
+
+def one_line(data: bytes) -> bytes:
+    if not data.isascii():
+        for raw, escaped in _LINE_ENDS:
+            data = data.replace(raw, escaped)
+    return data
 
 
 async def until_disconnect(receive: Receive) -> None:
@@ -103,6 +148,7 @@ class EventStream:
         headers: dict[str, str],
         keep_alive_seconds: float,
         write_seconds: float,
+        turn: EndOfTurn,
     ) -> None:
         self._scope = scope
         self._receive = receive
@@ -110,6 +156,11 @@ class EventStream:
         self._keep_alive_seconds = keep_alive_seconds
         self._write_seconds = write_seconds
         self._headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        self._direct: DirectBody | None = scope.get("state", {}).get("direct_body")
+        self._turn = turn
+        self._now = asyncio.get_running_loop().time
+        self._sent_at = self._now()
+        self._delivering = False
         self.started = False
         "Status and headers are on their way: what goes wrong from now on is told in an event."
         self.error: BaseException | None = None
@@ -117,6 +168,9 @@ class EventStream:
 
     async def run(self, buffer: SendBuffer, produce: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Sends what `produce` puts into the buffer, until it returns. Its error is raised where nothing was sent before it."""
+        if self._direct is not None:
+            flush = partial(self._flush, buffer)
+            buffer.on_first = lambda: self._turn.do(flush)
         producing = asyncio.create_task(produce())
         producing.add_done_callback(lambda _: buffer.news.set())
         writing = asyncio.create_task(self._write(buffer, producing))
@@ -144,24 +198,38 @@ class EventStream:
                     raise error
                 self.error = error
                 buffer.put(event(_told(error).body))  # and no [DONE] after it: the answer is not complete
-            data = buffer.take()
-            if data or idle:
-                await self._deliver(data or KEEP_ALIVE)
             if finished:
-                await self._deliver(b"", last=True)
+                await self._deliver(buffer.take(), last=True)
                 return
+            if idle or not buffer.empty:
+                await self._deliver(buffer.take() or KEEP_ALIVE)
+
+    def _flush(self, buffer: SendBuffer) -> None:
+        """Events straight to the socket. Where that cannot be, or the writer has some in hand, they are the writer's."""
+        if buffer.empty:
+            return  # the writer was faster
+        if self._delivering or self._direct is None or not self._direct.ready:
+            buffer.news.set()
+            return
+        self._direct.write(buffer.take())
+        self._sent_at = self._now()
 
     async def _idle(self, buffer: SendBuffer) -> bool:
-        """Waits for news; true where there were none for too long."""
-        try:
-            async with asyncio.timeout(self._keep_alive_seconds):
-                await buffer.news.wait()
-        except TimeoutError:
-            return True
-        buffer.news.clear()
-        return False
+        """Waits for news; true where nothing was sent for too long."""
+        while True:
+            due = self._sent_at + self._keep_alive_seconds
+            try:
+                async with asyncio.timeout_at(due):
+                    await buffer.news.wait()
+            except TimeoutError:
+                if self._sent_at + self._keep_alive_seconds <= due:
+                    return True
+                continue  # events went out without the writer meanwhile
+            buffer.news.clear()
+            return False
 
     async def _deliver(self, data: bytes, *, last: bool = False) -> None:
+        self._delivering = True
         try:
             async with asyncio.timeout(self._write_seconds):
                 if not self.started:
@@ -171,6 +239,9 @@ class EventStream:
                 await self._send(message)
         except TimeoutError:
             raise ClientGone("slow") from None
+        finally:
+            self._delivering = False
+            self._sent_at = self._now()
 
     def _drop_connection(self) -> None:
         """Without waiting for the client to take what is in the socket's buffer (server.py offers this)."""

@@ -51,7 +51,14 @@ PANELS: dict[str, tuple[str, ...]] = {
     ),
     "Listening": ("host", "port", "api_key"),
     "KV cache": ("kv_dtype", "kv_blocks", "kv_memory_gib", "block_size", "prefix_caching", "eviction"),
-    "Scheduling": ("slots", "tokens_per_step", "chunk_tokens_max", "steps_in_flight", "order"),
+    "Scheduling": (
+        "slots",
+        "tokens_per_step",
+        "chunk_tokens_max",
+        "prefill_tokens_beside_decodes",
+        "steps_in_flight",
+        "order",
+    ),
     "Queue": ("queue_requests_max", "queue_tokens_max"),
     "Times": ("step_seconds_max", "drain_seconds_max", "start_seconds_max"),
 }

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from baton.observe.engine_stats import EngineStats
+from baton.observe.token_histogram import TokenHistogram
 from baton.protocol.output import Ended
 from baton.protocol.request import FinishReason, GenerateRequest
 
@@ -68,7 +69,8 @@ class Metrics:
         self._http = Counter("baton:http_responses", "Responses by route and status.", ["route", "status"], registry=own)
         self._open = Gauge("baton:http_requests_open", "Requests being answered.", registry=own)
         self._ttft = Histogram("baton:time_to_first_token_seconds", "From the HTTP request.", buckets=_SLOW, registry=own)
-        self._itl = Histogram("baton:inter_token_seconds", "Between tokens of a sequence.", buckets=_FAST, registry=own)
+        self._itl = TokenHistogram("baton:inter_token_seconds", "Between tokens of a sequence.", _FAST)
+        own.register(self._itl)
         self._tpot = Histogram(
             "baton:request_time_per_output_token_seconds",
             "Mean of a sequence, first token left out.",
@@ -91,9 +93,7 @@ class Metrics:
 
     def later_tokens(self, seconds: float, count: int) -> None:
         """`count` tokens came that long after the one before."""
-        each = seconds / count
-        for _ in range(count):
-            self._itl.observe(each)
+        self._itl.observe(seconds / count, count)
 
     def time_per_output_token(self, seconds: float) -> None:
         self._tpot.observe(seconds)

@@ -117,37 +117,36 @@ def encode(message: Message) -> bytes:
     return _HEADER.pack(_MAGIC, VERSION, _KIND_OF[type(message)], len(body)) + body
 
 
-def body_length(header: bytes) -> int:
-    """Bytes that follow a header on a stream. Refuses what `decode` would refuse, before anything is read or allocated."""
-    if len(header) < _HEADER.size:
-        raise TruncatedFrame(f"{len(header)} bytes; a header has {_HEADER.size}")
-    magic, version, _, length = _HEADER.unpack_from(header)
-    _check_header(magic, version, length)
-    return int(length)
-
-
-def _check_header(magic: bytes, version: int, length: int) -> None:
+def read_header(data: bytes | memoryview, at: int = 0) -> tuple[int, int]:
+    """Kind and body length of the frame that begins there. Refuses what `decode` would refuse, before anything as large as the
+    body is read or allocated."""
+    if len(data) - at < HEADER_BYTES:
+        raise TruncatedFrame(f"{len(data) - at} bytes; a header has {HEADER_BYTES}")
+    magic, version, kind, length = _HEADER.unpack_from(data, at)
     if magic != _MAGIC:
         raise NotAFrame("the frame does not begin with our magic")
     if version != VERSION:
         raise WrongVersion(f"the peer speaks version {version}, we speak {VERSION}")
     if length > FRAME_BYTES_MAX:
         raise OversizedFrame(f"{length} body bytes, {FRAME_BYTES_MAX} allowed")
+    return kind, length
 
 
-def decode(frame: bytes) -> Message:
-    if len(frame) < _HEADER.size:
-        raise TruncatedFrame(f"{len(frame)} bytes; a header has {_HEADER.size}")
-    magic, version, kind, length = _HEADER.unpack_from(frame)
-    _check_header(magic, version, length)
-    if len(frame) > _HEADER.size + length:
-        raise OversizedFrame(f"{len(frame) - _HEADER.size} body bytes, {length} promised")
-    if len(frame) < _HEADER.size + length:
-        raise TruncatedFrame(f"{len(frame) - _HEADER.size} body bytes of {length}")
+def decode_body(kind: int, body: bytes | memoryview) -> Message:
     decoder = _DECODERS.get(kind)
     if decoder is None:
         raise UnknownKind(f"kind {kind}; known are {', '.join(map(str, _KINDS))}")
     try:
-        return decoder.decode(memoryview(frame)[_HEADER.size :])
+        return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise MalformedBody(f"not a {_KINDS[kind].__name__}: {error}") from error
+
+
+def decode(frame: bytes) -> Message:
+    kind, length = read_header(frame)
+    there = len(frame) - HEADER_BYTES
+    if there > length:
+        raise OversizedFrame(f"{there} body bytes, {length} promised")
+    if there < length:
+        raise TruncatedFrame(f"{there} body bytes of {length}")
+    return decode_body(kind, memoryview(frame)[HEADER_BYTES:])

@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from typing import Final
+from collections import deque
+from collections.abc import Callable
+from typing import Final, cast
 
 from baton.errors import ProtocolError
-from baton.protocol.codec import HEADER_BYTES, Message, body_length, decode, encode
+from baton.protocol.codec import Message, encode
+from baton.protocol.frames import FrameBuffer
 
 BACKLOG_BYTES_MAX: Final = 256 * 1024 * 1024
 """A peer that lets this much pile up is not reading any more."""
@@ -20,46 +23,120 @@ BACKLOG_BYTES_MAX: Final = 256 * 1024 * 1024
 LAST_WORDS_SECONDS: Final = 2.0
 """How long the end of a process waits for the other side to take what was said last."""
 
+INBOX_MAX: Final = 256
+"""Messages that wait for `receive`; over it the socket is not read."""
+
 
 class Channel:
-    """The asyncio end. `send` never waits; what is not read by the other side piles up, within a bound."""
+    """The asyncio end. `send` never waits; what is not read by the other side piles up, within a bound.
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    Messages are taken one by one with `receive`, or told to a function with `listen`: that one is called straight from the
+    loop, with no task or queue between the socket and it, because a token passes here.
+    """
+
+    def __init__(self) -> None:
+        self._frames = _Frames()
 
     @classmethod
     async def open(cls, sock: socket.socket) -> Channel:
         sock.setblocking(False)
-        return cls(*await asyncio.open_unix_connection(sock=sock))
+        channel = cls()
+        await asyncio.get_running_loop().create_unix_connection(lambda: channel._frames, sock=sock)
+        return channel
 
     def send(self, message: Message) -> None:
         """To a peer that is gone: nothing happens, `receive` tells of the end."""
-        if self._writer.is_closing():
+        transport = self._frames.transport
+        if transport.is_closing():
             return
-        self._writer.write(encode(message))
-        if self._writer.transport.get_write_buffer_size() > BACKLOG_BYTES_MAX:
-            self._writer.transport.abort()
+        transport.write(encode(message))
+        if transport.get_write_buffer_size() > BACKLOG_BYTES_MAX:
+            transport.abort()
 
     async def receive(self) -> Message | None:
         """The next message, None at the end. Bytes that are not ours end it too, with an error."""
-        try:
-            header = await self._reader.readexactly(HEADER_BYTES)
-            return decode(header + await self._reader.readexactly(body_length(header)))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return None
-        except ProtocolError:
-            self.close()
-            raise
+        frames = self._frames
+        while not frames.inbox:
+            if frames.ended.done():
+                frames.ended.result()
+                return None
+            frames.news.clear()
+            await frames.news.wait()
+        message = frames.inbox.popleft()
+        if len(frames.inbox) == INBOX_MAX - 1 and not frames.transport.is_closing():
+            frames.transport.resume_reading()
+        return message
+
+    async def listen(self, take: Callable[[Message], None]) -> None:
+        """Tells `take` every message as it comes, until the end. An error of `take` ends it, and is raised here."""
+        frames = self._frames
+        while frames.inbox:
+            take(frames.inbox.popleft())
+        if not frames.transport.is_closing():
+            frames.transport.resume_reading()
+        frames.take = take
+        await asyncio.shield(frames.ended)
 
     def close(self) -> None:
-        self._writer.close()
+        self._frames.transport.close()
 
     async def finish(self) -> None:
         """Close when the other side has taken everything, or does not take it any more."""
         self.close()
         with contextlib.suppress(TimeoutError, ConnectionError):
-            await asyncio.wait_for(self._writer.wait_closed(), LAST_WORDS_SECONDS)
+            await asyncio.wait_for(asyncio.shield(self._frames.lost), LAST_WORDS_SECONDS)
+
+
+class _Frames(asyncio.BufferedProtocol):
+    """Reads into one buffer that is used again and again; a wake-up takes in every whole frame that is there."""
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.inbox: deque[Message] = deque()
+        self.take: Callable[[Message], None] = self._keep
+        self.news = asyncio.Event()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        "No message comes any more; with what was wrong, if anything was."
+        self.ended.add_done_callback(lambda ended: ended.exception())  # seen, even if nobody asks
+        self.lost: asyncio.Future[None] = loop.create_future()
+        "The socket is closed: what was written has gone out, or never will."
+        self._buffer = FrameBuffer()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one, though not by descent
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            for message in self._buffer.filled(nbytes):
+                if self.ended.done():
+                    return
+                self.take(message)
+        except ProtocolError as error:
+            self._end(error)
+            self.transport.close()
+        except Exception as error:
+            self._end(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(None)
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def _keep(self, message: Message) -> None:
+        self.inbox.append(message)
+        self.news.set()
+        if len(self.inbox) == INBOX_MAX:
+            self.transport.pause_reading()
+
+    def _end(self, error: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error) if error is not None else self.ended.set_result(None)
+        self.news.set()
 
 
 class BlockingChannel:
@@ -68,15 +145,16 @@ class BlockingChannel:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)
         self._socket = sock
-        self._file = sock.makefile("rb", buffering=1 << 16)
+        self._buffer = FrameBuffer()
+        self._inbox: deque[Message] = deque()
 
     def send(self, message: Message) -> None:
         self._socket.sendall(encode(message))
 
     def receive(self) -> Message | None:
-        header = self._file.read(HEADER_BYTES)
-        if len(header) < HEADER_BYTES:
-            return None
-        length = body_length(header)
-        body = self._file.read(length)
-        return decode(header + body) if len(body) == length else None
+        while not self._inbox:
+            count = self._socket.recv_into(self._buffer.room())
+            if not count:
+                return None
+            self._inbox.extend(self._buffer.filled(count))
+        return self._inbox.popleft()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from itertools import count
 
 from msgspec.structs import replace
@@ -23,49 +23,55 @@ from baton.protocol.control import (
     ResumeInstance,
 )
 from baton.protocol.ids import RequestId
-from baton.protocol.output import Emit, Ended
+from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 from baton.protocol.step import RowLogprobs, TokenLogprob
 from baton.runtime.channel import Channel
 
 
 class _Stream:
-    """One request's deltas that nobody has taken yet. Bounded by what the request may produce."""
+    """One request on its way: who is told its deltas, and what is still owed."""
 
-    __slots__ = ("deltas", "failure", "open", "prompt", "wake")
+    __slots__ = ("_take", "done", "lost", "open", "prompt")
 
-    def __init__(self, request: GenerateRequest) -> None:
-        self.deltas: dict[int, Delta] = {}
+    def __init__(self, request: GenerateRequest, take: Callable[[Delta], None]) -> None:
+        self._take = take
         self.open = request.n
-        self.wake = asyncio.Event()
-        self.failure: Exception | None = None
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        "All has ended, or nothing more is told: refused, the engine gone, or an error of whoever takes the deltas."
+        self.lost = False
+        "The engine does not have the request (any more): there is nothing to abort."
         self.prompt: list[TokenLogprob | None] | None = None
         "Told once, with sequence 0; the first token has nothing before it."
         if request.sampling.prompt_logprobs is not None:
             self.prompt = [None] * len(request.prompt)
 
-    def delta(self, index: int) -> Delta:
-        if index not in self.deltas:
-            self.deltas[index] = Delta(index=index, tokens=[], logprobs=[], prompt_logprobs=None, ended=None)
-        return self.deltas[index]
+    def tell(self, delta: Delta) -> None:
+        if self.done.done():
+            return
+        if self.prompt is not None and delta.index == 0:
+            delta.prompt_logprobs, self.prompt = self.prompt, None
+        try:
+            self._take(delta)
+        except Exception as error:
+            self.done.set_exception(error)
+            return
+        if delta.ended is not None:
+            self.open -= 1
+            if not self.open:
+                self.done.set_result(None)
 
-    def take(self) -> list[Delta]:
-        deltas, self.deltas = list(self.deltas.values()), {}
-        self.wake.clear()
-        return deltas
+    def lose(self, why: Exception) -> None:
+        self.lost = True
+        if not self.done.done():
+            self.done.set_exception(why)
 
-    def add_logprobs(self, index: int, row: RowLogprobs) -> None:
+    def add_prompt_logprobs(self, row: RowLogprobs) -> None:
         """A prompt that was computed twice comes twice: places are written, not appended."""
-        if row.sampled is not None:
-            self.delta(index).logprobs.append(row.sampled)
-        if self.prompt is not None and index == 0:
+        if self.prompt is not None:
             for place, entry in enumerate(row.prompt, row.prompt_from):
                 if place < len(self.prompt):
                     self.prompt[place] = entry
-
-    def end(self, ended: Ended) -> None:
-        self.delta(ended.index).ended = ended
-        self.open -= 1
 
 
 class ChannelClient:
@@ -87,8 +93,7 @@ class ChannelClient:
     async def read(self) -> None:
         """Until the engine is gone. Then everyone who waits is told."""
         try:
-            while (message := await self._channel.receive()) is not None:
-                self._on_message(message)
+            await self._channel.listen(self._on_message)
         except ProtocolError:
             pass
         finally:
@@ -98,8 +103,7 @@ class ChannelClient:
         self._gone = True
         self._mode_changed.set()
         for stream in self._streams.values():
-            stream.failure = Unavailable("the engine is gone")
-            stream.wake.set()
+            stream.lose(Unavailable("the engine is gone"))
         for ping in self._pings.values():
             if not ping.done():
                 ping.set_exception(Unavailable("the engine is gone"))
@@ -115,8 +119,7 @@ class ChannelClient:
             case RefusedRequest(request, refused):
                 stream = self._streams.get(request)
                 if stream is not None:
-                    stream.failure = EngineRefused(refused)
-                    stream.wake.set()
+                    stream.lose(EngineRefused(refused))
             case Pong(number):
                 ping = self._pings.pop(number, None)
                 if ping is not None and not ping.done():
@@ -132,41 +135,53 @@ class ChannelClient:
                     self.ready.set_result(message)
 
     def _on_emit(self, emit: Emit) -> None:
+        """Most have tokens and nothing else, one for each of many sequences. Hot: kept flat."""
         streams = self._streams
-        for request, index, row in emit.logprobs:
-            if (stream := streams.get(request)) is not None:
-                stream.add_logprobs(index, row)
-                stream.wake.set()
+        if emit.ended or emit.logprobs:
+            self._on_gathered(emit)
+            return
         for request, index, token in emit.tokens:
-            if (stream := streams.get(request)) is not None:
-                stream.delta(index).tokens.append(token)
-                stream.wake.set()
+            stream = streams.get(request)
+            if stream is not None:
+                stream.tell(Delta(index, [token]))
+
+    def _on_gathered(self, emit: Emit) -> None:
+        """The last token goes with its end, a token with what the model thought of it: one delta a sequence."""
+        deltas: dict[tuple[RequestId, int], Delta] = {}
+
+        def delta(request: RequestId, index: int) -> Delta:
+            if (request, index) not in deltas:
+                deltas[request, index] = Delta(index, [], [])
+            return deltas[request, index]
+
+        for request, index, row in emit.logprobs:
+            stream = self._streams.get(request)
+            if stream is not None and index == 0:
+                stream.add_prompt_logprobs(row)
+            if row.sampled is not None:
+                delta(request, index).logprobs.append(row.sampled)
+        for request, index, token in emit.tokens:
+            delta(request, index).tokens.append(token)
         for ended in emit.ended:
-            if (stream := streams.get(ended.request)) is not None:
-                stream.end(ended)
-                stream.wake.set()
+            delta(ended.request, ended.index).ended = ended
+        for (request, _), told in deltas.items():
+            if (stream := self._streams.get(request)) is not None:
+                stream.tell(told)
 
     # What the API asks for
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+    async def generate(self, request: GenerateRequest, take: Callable[[Delta], None]) -> None:
         if self._gone:
             raise Unavailable("the engine is gone")
         if request.id in self._streams:
             raise EngineRefused(Refused("duplicate_id"))
-        stream = self._streams[request.id] = _Stream(request)
+        stream = self._streams[request.id] = _Stream(request, take)
         try:
             self._channel.send(request)
-            while stream.open or stream.deltas:
-                await stream.wake.wait()
-                for delta in stream.take():
-                    if delta.index == 0 and (delta.tokens or delta.ended):
-                        delta.prompt_logprobs, stream.prompt = stream.prompt, None
-                    yield delta
-                if stream.open and stream.failure is not None:
-                    raise stream.failure
+            await stream.done
         finally:
             del self._streams[request.id]
-            if stream.open and stream.failure is None:
+            if stream.open and not stream.lost:
                 self.abort(request.id)
 
     def abort(self, request: RequestId, index: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:

@@ -42,7 +42,7 @@ from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateRequest
 from baton.protocol.step import StepResult
 from baton.runtime.channel import Channel
-from baton.runtime.children import begin_child, exit_text, has_ended, start_child
+from baton.runtime.children import begin_child, exit_text, has_ended, keep_what_is_here, start_child
 from baton.runtime.driver import Driver
 from baton.runtime.snapshot import snapshot
 
@@ -143,14 +143,18 @@ class Engine:
 
     async def _read_worker(self, worker: WorkerProcess) -> None:
         why = ""
+
+        def take(message: Message) -> None:
+            nonlocal why
+            if type(message) is StepResult:
+                self._tell(StepDone(message))
+            elif type(message) is StartFailed:
+                why = message.message
+            else:
+                self._on_worker_message(worker, message)
+
         try:
-            while (message := await worker.channel.receive()) is not None:
-                if type(message) is StepResult:
-                    self._tell(StepDone(message))
-                elif type(message) is StartFailed:
-                    why = message.message
-                else:
-                    self._on_worker_message(worker, message)
+            await worker.channel.listen(take)
         except ProtocolError as error:
             why = str(error)
         if self._worker is not worker:
@@ -187,6 +191,7 @@ class Engine:
             ModeChanged: lambda effect: self._front.send(ModeReport(effect.mode.value)),
         }
         self._driver = Driver(instance, ports, self._on_due)
+        keep_what_is_here()
         ready = InstanceReady(hello.blocks, hello.block_size, config.scheduler.slots, hello.vocab_size, hello.context_tokens)
         self._front.send(ready)
         self._supervisor.send(ready)
@@ -212,8 +217,7 @@ class Engine:
     # The front
 
     async def _serve_front(self) -> None:
-        while (message := await self._front.receive()) is not None:
-            self._on_front_message(message)
+        await self._front.listen(self._on_front_message)
         if not self._over.done():
             self._over.set_result(None)
 

@@ -19,7 +19,7 @@ from baton.config import ServeConfig, shown
 from baton.errors import EngineError, InvalidConfig, Unavailable
 from baton.protocol.control import InstanceReady, StartFailed
 from baton.runtime.channel import Channel
-from baton.runtime.children import begin_child
+from baton.runtime.children import begin_child, keep_what_is_here
 from baton.runtime.client import ChannelClient
 from baton.text.loading import ModelText, load_model_text
 
@@ -57,6 +57,7 @@ async def serve(config: ServeConfig, sockets: list[socket.socket]) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
     stopping = asyncio.create_task(told.wait())
     supervisor_gone = asyncio.create_task(_until_end(supervisor))
+    keep_what_is_here()
     supervisor.send(ready)
     await asyncio.wait([serving, engine_gone, stopping, supervisor_gone], return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True

@@ -14,7 +14,7 @@ from baton.protocol.control import LoadProgress, Ping, Pong, StartFailed, Worker
 from baton.protocol.ids import WorkerEpoch
 from baton.protocol.step import StepPlan
 from baton.runtime.channel import BlockingChannel
-from baton.runtime.children import begin_child
+from baton.runtime.children import begin_child, keep_what_is_here
 
 
 class _Progress:
@@ -37,6 +37,7 @@ def serve(config: WorkerConfig, channel: BlockingChannel) -> None:
     runner = build_runner(config, progress=_Progress(channel))
     model = runner.config
     context = config.context_tokens_max or model.context_tokens_max
+    keep_what_is_here()
     channel.send(
         WorkerHello(
             WorkerEpoch(config.epoch),

@@ -36,6 +36,8 @@ SOMETIMES: tuple[str, ...] = (
     "a slot was reused",
     "a batch with nothing but drops",
     "chunk, block and prompt end together",
+    "prompts were held back beside decodes",
+    "more prompt tokens, as nothing decodes",
     # Preemption
     "preempted with tokens in flight",
     "preempted more than once",

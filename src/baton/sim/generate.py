@@ -23,6 +23,7 @@ def stream(seed: int, name: str) -> Random:
 def generate(seed: int) -> Scenario:
     rng = stream(seed, "swarm")
     scenario = _instance(seed, rng)
+    scenario.prefill_tokens_beside_decodes = stream(seed, "beside decodes").choice((None, None, None, 1, 2, 5, 16))
     faults = _chosen_faults(rng)
     scenario.clients = _clients(seed, scenario, rng)
     _size_pool(scenario, rng)

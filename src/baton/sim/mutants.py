@@ -86,6 +86,8 @@ MUTANTS: tuple[Mutant, ...] = (
            "a chunk does not use up the step's budget"),
     Mutant("decodes-not-budgeted", "core.engine.scheduler", "Draft(self._tokens_per_step - self.decoding)", "Draft(self._tokens_per_step)",
            "decoding sequences are left out of the budget"),
+    Mutant("prompts-crowd-decodes", "core.engine.scheduler", "        if self.decoding:  #", "        if not self.decoding:  #",
+           "prompts are bounded where nothing decodes, and not where something does"),
     Mutant("victim-is-oldest", "core.engine.scheduler", "victim = self.running[-1]", "victim = self.running[0]",
            "the oldest is preempted for a newer one"),
     Mutant("admit-by-first-block", "core.engine.scheduler", "-(-known // self.block_size) - hit)", "min(1, -(-known // self.block_size) - hit))",

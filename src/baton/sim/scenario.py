@@ -92,6 +92,7 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     tokens_per_step: int
     clients: list[Client]
     chunk_tokens_max: int | None = None
+    prefill_tokens_beside_decodes: int | None = None
     steps_in_flight: int = 2
     order: Literal["priority", "arrival"] = "priority"
     prefix_caching: bool = True
@@ -124,6 +125,7 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
                 slots=self.slots,
                 tokens_per_step=self.tokens_per_step,
                 chunk_tokens_max=self.chunk_tokens_max,
+                prefill_tokens_beside_decodes=self.prefill_tokens_beside_decodes,
                 steps_in_flight=self.steps_in_flight,
                 order=self.order,
                 reserve_start=self.reserve_start,

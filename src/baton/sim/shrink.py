@@ -120,6 +120,7 @@ class Shrinker:
 _SIMPLER_INSTANCE: tuple[tuple[str, Any], ...] = (
     ("steps_in_flight", 1),
     ("chunk_tokens_max", None),
+    ("prefill_tokens_beside_decodes", None),
     ("order", "priority"),
     ("eviction", "lru"),
     ("prefix_caching", True),

@@ -95,9 +95,27 @@ class Watch:
             raise InvariantBroken(f"step {plan.step} plans for slot {slot_error}, which is empty", invariant=25) from None
         if plan.drops and not counts:
             self.saw("a batch with nothing but drops")
+        self._beside_decodes(plan)
         chunk_max = scenario.chunk_tokens_max or scenario.tokens_per_step
         for slot, count, table in zip(plan.run.slots, counts, tables, strict=True):
             self._writes(plan, slot, count, table, chunk_max)
+
+    def _beside_decodes(self, plan: StepPlan) -> None:
+        """30: where something decodes, prompts keep to their bound."""
+        bound = self.scenario.prefill_tokens_beside_decodes
+        if bound is None:
+            return
+        rows = zip(plan.run.slots, plan.run.counts, strict=True)
+        chunks = [count for slot, count in rows if self._position[slot] < self._known[slot]]
+        if len(chunks) == len(plan.run.slots):
+            if sum(chunks) > bound:
+                self.saw("more prompt tokens, as nothing decodes")
+        elif sum(chunks) > bound:
+            raise InvariantBroken(
+                f"step {plan.step}: {sum(chunks)} prompt tokens beside decodes, {bound} allowed", invariant=30
+            )
+        elif sum(chunks) == bound:
+            self.saw("prompts were held back beside decodes")
 
     def _new(self, new: NewSequence) -> None:
         sequence = self.instance.scheduler.seats.occupants[new.slot]

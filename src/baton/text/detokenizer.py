@@ -21,7 +21,7 @@ _new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 class Detokenizer:
     """One per sequence. Not to be used after flush()."""
 
-    __slots__ = ("_skip_special_tokens", "_strip_space", "_tokenizer", "_utf8")
+    __slots__ = ("_in_character", "_skip_special_tokens", "_strip_space", "_tokenizer", "_utf8")
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, at_text_start: bool = True) -> None:
         """With at_text_start off the ids go on from a prompt, and a leading space is kept (see Tokenizer.decode)."""
@@ -29,11 +29,23 @@ class Detokenizer:
         self._skip_special_tokens = skip_special_tokens
         self._strip_space = at_text_start and tokenizer.strips_leading_space
         self._utf8 = _new_utf8_decoder(errors="replace")
+        self._in_character = False
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that these ids make certain."""
         pieces = self._tokenizer.bytes_of(ids, skip_special_tokens=self._skip_special_tokens)
-        return self._without_first_space(self._utf8.decode(b"".join(pieces)))
+        text = self._utf8.decode(b"".join(pieces))
+        self._in_character = self.holds_back
+        return self._without_first_space(text)
+
+    def push_one(self, token_id: int) -> str:
+        """`push` of one id. Most are whole characters after whole characters, and need no decoder that remembers."""
+        piece = self._tokenizer.id_to_bytes(token_id)
+        if self._in_character or self._strip_space or not piece.isascii():
+            return self.push((token_id,))
+        if self._skip_special_tokens and token_id in self._tokenizer.special_ids:
+            return ""
+        return piece.decode("ascii")
 
     def flush(self) -> str:
         """The rest at the end of the sequence: U+FFFD for an incomplete character, else nothing."""

@@ -14,21 +14,27 @@ SPACE_MARK = "\u2581"
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's table: bytes that print stand for themselves, the others take the characters from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+class _ByteLevelAlphabet(dict[int, int]):
+    """GPT-2's table, for str.translate: from a character to the one whose number is the byte it stands for. Bytes that print
+    stand for themselves, the others take the characters from U+0100 on."""
+
+    def __init__(self) -> None:
+        printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        others = [byte for byte in range(256) if byte not in set(printable)]
+        super().__init__({byte: byte for byte in printable} | {0x100 + n: byte for n, byte in enumerate(others)})
+
+    def __missing__(self, char: int) -> int:
+        return 0xFFFD  # no byte
 
 
-_BYTE_OF_CHAR = _byte_level_alphabet()
+_BYTE_LEVEL = _ByteLevelAlphabet()
 
 
 def byte_level_bytes(piece: str) -> bytes:
     """Bytes of a byte-level piece; one with a character outside the table can only be plain text."""
     try:
-        return bytes(_BYTE_OF_CHAR[char] for char in piece)
-    except KeyError:
+        return piece.translate(_BYTE_LEVEL).encode("latin-1")
+    except UnicodeEncodeError:
         return piece.encode("utf-8", "replace")
 
 

@@ -112,6 +112,8 @@ class StopStrings:
         """After a match every further delta is dropped."""
         if self.stop is not None:
             return Fed("", self.stop)
+        if not self._automaton.stops:
+            return Fed(delta)  # nothing to look for, as most of the time
         automaton, start, state = self._automaton, self._state, self._state
         for count, char in enumerate(delta, start=1):
             state = automaton.step(state, char)

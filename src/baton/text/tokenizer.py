@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from threading import Lock
 
 from tokenizers import Tokenizer as Backend
 
@@ -21,17 +22,15 @@ from baton.text.tokenizer_parts import TokenizerParts
 
 
 class Tokenizer:
-    """Immutable after it is made, so any number of threads may use one."""
+    """Never changes what it answers, so any number of threads may use one."""
 
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
         self._token_bytes = parts.token_bytes
         self._special_ids = parts.special_ids
         self._size = len(parts.token_bytes)
-        # "Read special tokens as plain text" is a switch on the library's object. Flipping it per call would race
-        # between threads, so there are two objects.
-        self._plain_backend = Backend.from_str(parts.backend.to_str())
-        self._plain_backend.encode_special_tokens = True
+        self._plain_lock = Lock()
+        self._plain: Backend | None = None
 
     @classmethod
     def from_path(cls, path: str | Path) -> Tokenizer:
@@ -76,11 +75,21 @@ class Tokenizer:
 
         Any string is taken: a lone surrogate counts as U+FFFD; NUL and BOM are characters like others.
         """
-        backend = self._parts.backend if parse_special else self._plain_backend
+        backend = self._parts.backend if parse_special else self._plain_backend()
         ids: list[int] = backend.encode(replace_lone_surrogates(text), add_special_tokens=False).ids
         if add_special_tokens:
             return [*self._parts.prefix_ids, *ids, *self._parts.suffix_ids]
         return ids
+
+    def _plain_backend(self) -> Backend:
+        """The one that reads special tokens as plain text. That is a switch on the library's object, and flipping it per call
+        would race between threads, so there are two objects. A server hardly ever needs the second, which takes some 35 MiB
+        and a fifth of a second: it is made when it is first asked for."""
+        with self._plain_lock:
+            if self._plain is None:
+                self._plain = Backend.from_str(self._parts.backend.to_str())
+                self._plain.encode_special_tokens = True
+            return self._plain
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True, at_text_start: bool = True) -> str:
         """Text of `ids`. With at_text_start off they go on from earlier text, and a leading space is kept."""

@@ -23,18 +23,20 @@ class AnySchedule(RuleBasedStateMachine):
         slots=st.integers(1, 4),
         more_tokens=st.integers(0, 12),
         chunk=st.none() | st.integers(1, 6),
+        beside=st.none() | st.integers(1, 6),
         ahead=st.integers(1, 3),
         reserve=st.sampled_from([0.0, 0.3, 1.0]),
         eviction=st.sampled_from(["lru", "lfu"]),
         prefix_caching=st.booleans(),
     )
-    def start(self, blocks, block_size, slots, more_tokens, chunk, ahead, reserve, eviction, prefix_caching):
+    def start(self, blocks, block_size, slots, more_tokens, chunk, beside, ahead, reserve, eviction, prefix_caching):
         self.driver = Driver(
             blocks=blocks,
             block_size=block_size,
             slots=slots,
             tokens_per_step=slots + more_tokens,
             chunk_tokens_max=chunk,
+            prefill_tokens_beside_decodes=beside,
             steps_in_flight=ahead,
             reserve_start=reserve,
             reserve_decay=0.1,

@@ -122,6 +122,33 @@ def test_decoding_sequences_come_before_prompts_in_the_budget():
     driver.assert_answered()
 
 
+def test_prompts_have_the_whole_step_where_nothing_decodes_and_keep_to_their_bound_beside_decodes():
+    driver = Driver(start=False, tokens_per_step=16, slots=4, prefill_tokens_beside_decodes=3)
+    driver.submit("a", range(20), max_tokens=30)
+    driver.submit("b", range(30, 42), max_tokens=30)
+    driver.submit("c", range(50, 60), max_tokens=3)
+    driver.restart_worker()
+    driver.run()
+    counts = [plan.run.counts for plan in driver.history]
+    assert counts[:2] == [(16,), (4, 12)]
+    assert counts[2:6] == [(1, 1, 3), (1, 1, 3), (1, 1, 3), (1, 1, 1)]
+    driver.assert_answered()
+
+
+@pytest.mark.parametrize("bound", [1, 2, 5])
+def test_all_prompts_together_keep_to_the_bound_beside_decodes(bound):
+    driver = Driver(tokens_per_step=16, slots=4, prefill_tokens_beside_decodes=bound)
+    driver.submit("a", (1, 2, 3), max_tokens=40)
+    driver.run_until("a", Phase.DECODE)
+    for name, first in (("b", 10), ("c", 30)):
+        driver.submit(name, range(first, first + 6), max_tokens=1)
+    begin = len(driver.history)
+    driver.run_until("a", Phase.CLOSING)
+    assert max(plan.tokens for plan in driver.history[begin:]) == 1 + bound
+    driver.run()
+    driver.assert_answered()
+
+
 def test_chunked_prefill_gives_the_same_output():
     """6, chunked. A chunk that is not the last answers NO_TOKEN_ID, and the last one answers a token."""
     driver = Driver(chunk_tokens_max=3, steps_in_flight=4)

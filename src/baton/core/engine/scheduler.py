@@ -72,6 +72,7 @@ class Issued(Struct, frozen=True):
 
 class Scheduler:
     __slots__ = (
+        "_beside_decodes",
         "_chunk_max",
         "_tokens_per_step",
         "block_size",
@@ -117,12 +118,15 @@ class Scheduler:
         "Sequences that were never admitted, and their prompt tokens: what the queue bounds are about."
         self._tokens_per_step = scheduler.tokens_per_step
         self._chunk_max = scheduler.chunk_tokens_max or scheduler.tokens_per_step
+        self._beside_decodes = scheduler.prefill_tokens_beside_decodes or scheduler.tokens_per_step
 
     # The heart
 
     def plan_step(self, step: StepNo, epoch: WorkerEpoch) -> Issued | None:
         """The next step, or None if there is nothing to do and nothing to tell."""
         draft = Draft(self._tokens_per_step - self.decoding)
+        if self.decoding:  # a long prompt in their step is what their next token would wait for
+            draft.prefill_left = min(draft.prefill_left, self._beside_decodes)
         preemption.make_way(self, draft)  # first: what has its place in the draft is not preempted any more
         self._go_on(draft)
         if not draft.preempted:

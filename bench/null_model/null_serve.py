@@ -1,0 +1,23 @@
+"""`baton serve` without its face and without a model: python -m null_serve SETTINGS_JSON. Says READY when it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+from baton.config import ServeConfig
+from baton.runtime.supervisor import Supervisor
+
+
+class NullSupervisor(Supervisor):
+    engine_module = "null_engine"
+
+
+def main() -> None:
+    config = ServeConfig(**json.loads(sys.argv[1]))
+    asyncio.run(NullSupervisor(config, on_ready=lambda ready: print("READY", flush=True)).run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Cuts a stream of bytes into messages. One buffer, read into and decoded from in place, whatever the pieces are in which
+the bytes come.
+
+    |-- frame --|-- frame --|-- begun ...                room ...|
+    0                                     `- what the next read goes into
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from baton.protocol.codec import HEADER_BYTES, Message, decode_body, read_header
+
+BUFFER_BYTES: Final = 64 * 1024
+"""Enough for what one wake-up finds. A larger frame gets a larger buffer, for as long as it is there."""
+
+
+class FrameBuffer:
+    __slots__ = ("_filled", "_view")
+
+    def __init__(self) -> None:
+        self._view = memoryview(bytearray(BUFFER_BYTES))
+        self._filled = 0
+
+    def room(self) -> memoryview:
+        """Where the next bytes go; never empty."""
+        return self._view[self._filled :]
+
+    def filled(self, count: int) -> Iterator[Message]:
+        """So many bytes were put there: the messages that are whole now. To be used up. Raises what `decode` raises."""
+        view, at, end, needed = self._view, 0, self._filled + count, HEADER_BYTES
+        while end - at >= HEADER_BYTES:
+            kind, length = read_header(view, at)
+            needed = HEADER_BYTES + length
+            if end - at < needed:
+                break
+            at += needed
+            yield decode_body(kind, view[at - length : at])
+            needed = HEADER_BYTES
+        self._keep(at, end, needed)
+
+    def _keep(self, at: int, end: int, needed: int) -> None:
+        """The beginning of the next frame moves to the start of a buffer that has room for all of it."""
+        old, size = self._view, max(needed, BUFFER_BYTES)
+        if size != len(old):
+            self._view = memoryview(bytearray(size))
+        self._filled = end - at
+        if at or old is not self._view:
+            self._view[: end - at] = old[at:end]

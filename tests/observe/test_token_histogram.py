@@ -1,0 +1,29 @@
+"""The cheap histogram says what the library's own would say."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram
+
+from baton.observe.token_histogram import TokenHistogram
+
+EDGES = (0.001, 0.01, 0.5, 1.0, 10.0)
+
+
+@given(st.lists(st.one_of(st.sampled_from((0.0, *EDGES, 11.0)), st.floats(0, 20)), max_size=30))
+def test_same_samples_as_the_library(values):
+    ours, registry = TokenHistogram("h", "words", EDGES), CollectorRegistry()
+    theirs = Histogram("h", "words", buckets=EDGES, registry=registry)
+    for value in values:
+        ours.observe(value)
+        theirs.observe(value)
+    assert samples(ours) == samples(theirs)
+
+
+def samples(histogram) -> dict:
+    (family,) = histogram.collect()
+    assert (family.name, family.documentation, family.type) == ("h", "words", "histogram")
+    return {
+        (sample.name, tuple(sample.labels.items())): sample.value
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
