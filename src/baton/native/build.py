@@ -7,6 +7,7 @@ loads half a file.
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import shutil
@@ -17,6 +18,8 @@ from pathlib import Path
 
 from baton.errors import EngineError
 from baton.native.variants import Variant
+
+log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC", "-shared")
@@ -47,6 +50,7 @@ def compiled(variant: Variant, folder: Path | None = None, compiler: list[str] |
     target = folder / f"baton-{variant.name}-{_fingerprint(variant, compiler)}.so"
     if target.exists():
         return target
+    log.info("compiling the %s kernels (once on this machine, some seconds)", variant.name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as scratch:

@@ -55,7 +55,7 @@ EXIT_SECONDS = 1.0
 NUMBERS_SECONDS = 0.2
 """While there is work the front's numbers are at most this old; when there is none they are told at once."""
 
-QUIET_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+QUIET_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0", "OPENBLAS_NUM_THREADS": "1"}
 """Threads of the worker sleep while they wait: on few cores a spinning one takes its neighbour's time."""
 
 

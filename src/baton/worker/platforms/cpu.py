@@ -38,8 +38,10 @@ class CpuPlatform:
                 log.warning("the model runs in torch, which is several times slower: %s", error)
             else:
                 return load_native(library, opened, settings, progress)
-        from baton.worker.forward.torch_forward import load_torch  # a second and 200 MiB, for those who need it
-
+        try:
+            from baton.worker.forward.torch_forward import load_torch  # a second and 200 MiB, for those who need it
+        except ModuleNotFoundError as error:
+            raise InvalidConfig("nothing can compute here: install a C compiler (gcc or clang), or torch") from error
         return load_torch(opened, settings, progress)
 
     def memory(self) -> MemoryFacts:
