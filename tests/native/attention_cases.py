@@ -1,4 +1,4 @@
-"""Random queries, keys and values for attention, with junk in the pool wherever nothing was computed; and both ways to attend."""
+"""Random queries, keys and values, with junk in the pool wherever nothing was computed; and the kernel behind torch's socket."""
 
 from __future__ import annotations
 

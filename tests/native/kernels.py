@@ -80,10 +80,10 @@ class GivenWeights(DummyWeights):
 
 def small_config(**changes: object) -> ModelConfig:
     sizes: dict[str, object] = {
-        **{"architecture": "llama", "vocab_size": 40, "layers": 1, "hidden_size": 32, "heads": 2, "kv_heads": 1},
-        **{"head_dim": 16, "intermediate_size": 32, "rope": RopeConfig(), "norm_eps": 1e-5, "tied_embeddings": False},
-        **{"traits": Traits(), "context_tokens_max": 512},
-    }
+        "architecture": "llama", "vocab_size": 40, "layers": 1, "hidden_size": 32, "heads": 2, "kv_heads": 1, "head_dim": 16,
+        "intermediate_size": 32, "rope": RopeConfig(), "norm_eps": 1e-5, "tied_embeddings": False, "traits": Traits(),
+        "context_tokens_max": 512,
+    }  # fmt: skip
     return ModelConfig(**{**sizes, **changes})  # type: ignore[arg-type]
 
 
