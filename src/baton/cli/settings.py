@@ -40,7 +40,13 @@ FAMILIAR: dict[str, tuple[str, ...]] = {
 
 PANELS: dict[str, tuple[str, ...]] = {
     "Model": (
-        *("model", "served_model_name", "chat_template", "dtype", "quantization", "compute", "threads"),
+        "model",
+        "served_model_name",
+        "chat_template",
+        "dtype",
+        "quantization",
+        "compute",
+        "threads",
         "context_tokens_max",
     ),
     "Listening": ("host", "port", "api_key"),
