@@ -1,4 +1,4 @@
-"""Random queries, keys and values for attention, with junk in the pool wherever nothing was computed; and both ways to attend."""
+"""Random queries, keys and values, with junk in the pool wherever nothing was computed; and the kernel in torch's socket."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from baton.models.config import ModelConfig, RopeConfig, Traits
 from baton.native.library import Shape as CShape
 from baton.native.library import Step
 from baton.worker.flat_batch import Spans
+from baton.worker.forward.native_forward import KV_KINDS
 from baton.worker.kv_pool import KVDtype, KVLayout, KVPool
 
 
@@ -56,7 +57,7 @@ class History(Paged):
 
     def pool(self) -> KVPool:
         pool = KVPool.create(KVLayout.of(self.shape.config(), self.shape.block_size, self.shape.dtype), self.blocks)
-        pool.data.fill(np.nan)
+        pool.data.view(np.uint8).fill(0xFF)  # not-a-number, in every type
         return pool
 
     def rows(self, parts: list[Part]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -100,9 +101,9 @@ class KernelAttention:
             scale=config.attention_scale,
         )
         address = self._pool.data.ctypes.data + layer * 2 * layout.half * layout.itemsize
-        halves, window = layout.dtype == "float16", config.window(layer) or 0
+        kind, window = KV_KINDS[layout.dtype], config.window(layer) or 0
         failed = self._team.library.attention(
-            self._team.runner, step, shape, address, qkv.ctypes.data, window, halves, out.ctypes.data
+            self._team.runner, step, shape, address, qkv.ctypes.data, window, kind, out.ctypes.data
         )
         assert not failed
         return torch.from_numpy(out)

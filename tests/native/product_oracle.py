@@ -69,8 +69,8 @@ def activation_groups(x: Floats) -> Groups:
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.float32(127) / largest
     inverse[~np.isfinite(inverse)] = 0
-    numbers = np.rint(groups * inverse[:, :, None])
-    return Groups((largest / np.float32(127)).astype(np.float64), numbers.astype(np.float64), np.zeros_like(largest, np.float64))
+    scales, numbers = largest / np.float32(127), np.rint(groups * inverse[:, :, None])
+    return Groups(scales.astype(np.float64), numbers.astype(np.float64), np.zeros(scales.shape))
 
 
 def product(x: Floats, raw: RawTensor, bias: Floats | None = None) -> Product:
@@ -93,4 +93,5 @@ def gated(both: Product) -> Product:
     (gate, up), (gate_error, up_error) = (np.split(part, 2, axis=1) for part in both)
     silu = gate / (1 + np.exp(-gate))
     # The slope of silu is at most 1.1; its own exponential and division take a few roundings.
-    return Product(silu * up, 1.1 * gate_error * (np.abs(up) + up_error) + up_error * np.abs(silu) + 8 * UNIT * np.abs(silu * up))
+    from_gate, from_up = 1.1 * gate_error * (np.abs(up) + up_error), up_error * np.abs(silu)
+    return Product(silu * up, from_gate + from_up + 8 * UNIT * np.abs(silu * up))

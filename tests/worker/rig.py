@@ -80,7 +80,8 @@ TINY_SEED = 3
 
 
 def tiny_model(config: ModelConfig = TINY, weights: WeightSource | None = None, **settings: Any) -> RigModel:
-    return load(OpenedModel(Path(), config, TokenizerSource(None, None), weights or DummyWeights(config, TINY_SEED)), **settings)
+    weights = weights or DummyWeights(config, TINY_SEED)
+    return load(OpenedModel(Path(), config, TokenizerSource(None, None), weights), **settings)
 
 
 def tiny_oracle(config: ModelConfig = TINY) -> Decoder:

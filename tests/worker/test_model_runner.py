@@ -139,9 +139,7 @@ def poisoned(token: int, **settings) -> RigModel:
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # of the poison, when it is quantised
 @pytest.mark.parametrize("chunk", [None, 3])
-@pytest.mark.parametrize(
-    "settings", [{}, {"quantization": "int8"}, {"compute": "torch"}], ids=["exact", "quantised", "torch"]
-)
+@pytest.mark.parametrize("settings", [{}, {"quantization": "int8"}, {"compute": "torch"}], ids=["exact", "quantised", "torch"])
 def test_not_a_number_ends_one_sequence_only(chunk, settings):
     requests = {"well": [1, 2, 3, 4, 5, 6], "sick": [1, 2, 3, 50, 4, 5, 6], "other": [9, 8, 7]}
     healthy_model = tiny_model(**settings)

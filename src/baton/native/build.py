@@ -40,7 +40,10 @@ def find_compiler() -> list[str]:
 
 def cache_folder() -> Path:
     root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "baton" / "kernels"
+    try:
+        return (Path(root) if root else Path.home() / ".cache") / "baton" / "kernels"
+    except RuntimeError as error:  # a user whom the system does not know, as in many a container
+        raise NoCompiler("no place for compiled kernels: there is no home folder, and XDG_CACHE_HOME is not set") from error
 
 
 def compiled(variant: Variant, folder: Path | None = None, compiler: list[str] | None = None) -> Path:

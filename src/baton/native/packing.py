@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,7 @@ class Arena:
             self._map = mmap.mmap(-1, nbytes + LARGE_PAGE)
         except (OSError, ValueError) as error:
             raise EngineError(f"{nbytes / 2**30:.2f} GiB for the weights cannot be reserved: {error}") from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(AttributeError, OSError):  # a system without large pages
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self._bytes: Bytes = np.frombuffer(self._map, np.uint8)
         self._used = -self._bytes.ctypes.data % LARGE_PAGE

@@ -346,8 +346,8 @@ const float *baton_hidden(Runner *runner, const Step *step) {
 
 /* logits: [rows][vocabulary]. 0, or 1 where there is not enough memory. */
 int baton_logits(Runner *runner, const float *hidden, int64_t rows, float *logits) {
-    /* Not while `hidden` may be the buffer that would be made anew: rows of a step never outnumber its tokens. */
-    if (rows > ALONE_ROWS && !buffers_fit(runner, rows, 1)) return 1;
+    /* `hidden` is not a buffer that is made anew here: rows of a step never outnumber its tokens. */
+    if (!buffers_fit(runner, rows, 1)) return 1;
     team_run(runner->team, logits_job, &(Logits){runner, hidden, rows, logits});
     return 0;
 }

@@ -138,7 +138,10 @@ ALWAYS floats load(const float *p) { floats x; memcpy(&x, p, sizeof x); return x
 ALWAYS void store(float *p, floats x) { memcpy(p, &x, sizeof x); }
 ALWAYS floats load_half(const half *p) { return (floats){(float)p[0], (float)p[1], (float)p[2], (float)p[3]}; }
 ALWAYS floats as_floats(ints x) { return __builtin_convertvector(x, floats); }
-ALWAYS floats larger_lanes(floats a, floats b) { return a > b ? a : b; }
+ALWAYS floats larger_lanes(floats a, floats b) {
+    ints first = a > b;  /* all bits or none: in C, ?: takes no vectors */
+    return (floats)((first & (ints)a) | (~first & (ints)b));
+}
 ALWAYS float largest_lane(floats x) {
     float a = x[0] > x[1] ? x[0] : x[1], b = x[2] > x[3] ? x[2] : x[3];
     return a > b ? a : b;

@@ -1,0 +1,97 @@
+"""The whole decoder in C against the one in torch, for models of every trait; and the same bits in any chunks and company.
+
+Unquantised, the two differ by the order of sums only. Quantised, a tiny difference may put an activation that stands between
+two numbers on the other side: then it is off by one part in 127 of the largest of its group, and so is, a little, all that
+follows from it. It takes a difference of 1e-7 to meet an edge, so of tokens that do not see each other nearly all must be as
+near as unquantised ones; and where they do, none may be further off than some such flips.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import numpy as np
+import pytest
+from decoder_cases import EXACT_CASES, QUANTISED_CASES, Conversation, Result, load, same_bits
+from steps import Part, random_steps
+
+LENGTHS = [70, 1, 33, 130]
+STRANGERS = [1] * 100
+EXACT = 2e-5
+FLIPS = 0.15
+"""Hidden numbers are up to 7 here, and a flip moves one by up to 0.06."""
+MODES = pytest.mark.parametrize("quantization", ["int8", "int4", "auto"])
+
+
+def some_steps(lengths: list[int], seed: int = 0) -> list[list[Part]]:
+    return random_steps(random.Random(seed), lengths)
+
+
+@cache
+def in_torch(case: str, quantization: str, lengths: tuple[int, ...] = tuple(LENGTHS)) -> list[Result]:
+    """With keys and values kept as the kernels keep them."""
+    config = (EXACT_CASES if quantization == "none" else QUANTISED_CASES)[case]
+    talk = Conversation(config, list(lengths))
+    kv_dtype = "float32" if quantization == "none" else "float16"
+    return talk.run(talk.forward(load(None, config, quantization=quantization, kv_dtype=kv_dtype)), some_steps(talk.lengths))
+
+
+def in_c(library, case: str, quantization: str, lengths: list[int], threads: int = 1, seed: int = 0) -> list[Result]:
+    talk = Conversation((EXACT_CASES if quantization == "none" else QUANTISED_CASES)[case], lengths)
+    kv_dtype = "float32" if quantization == "none" else "float16"
+    forward = talk.forward(load(library, talk.config, quantization=quantization, kv_dtype=kv_dtype, threads=threads))
+    try:
+        return talk.run(forward, some_steps(lengths, seed))
+    finally:
+        forward.close()
+
+
+@pytest.mark.parametrize("case", EXACT_CASES)
+def test_unquantised_it_is_the_decoder_in_torch(library, case):
+    for ours, expected in zip(in_c(library, case, "none", LENGTHS), in_torch(case, "none"), strict=True):
+        np.testing.assert_allclose(ours.hidden, expected.hidden, atol=EXACT, rtol=EXACT)
+        np.testing.assert_allclose(ours.logits, expected.logits, atol=EXACT, rtol=EXACT)
+
+
+def distances(ours: list[Result], expected: list[Result]) -> np.ndarray:
+    """Of every token's hidden numbers."""
+    return np.concatenate([np.abs(a.hidden - b.hidden).max(-1) for a, b in zip(ours, expected, strict=True)])
+
+
+@MODES
+@pytest.mark.parametrize("case", QUANTISED_CASES)
+def test_quantised_it_rounds_like_the_one_in_torch(library, case, quantization):
+    strangers = distances(in_c(library, case, quantization, STRANGERS), in_torch(case, quantization, tuple(STRANGERS)))
+    assert np.mean(strangers < EXACT) > 0.9
+    long = distances(in_c(library, case, quantization, LENGTHS), in_torch(case, quantization))
+    assert max(strangers.max(), long.max()) < FLIPS
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_a_sequence_gets_the_same_bits_in_any_chunks_and_company(library, quantization):
+    talk = Conversation(QUANTISED_CASES["everything"], LENGTHS)
+    forward = talk.forward(load(library, talk.config, quantization=quantization))
+    alone = talk.run(forward, [[part] for part in talk.all_at_once()])
+    forward.close()
+    for threads in (1, 2, 3):
+        crowded = talk.forward(load(library, talk.config, quantization=quantization, threads=threads))
+        assert same_bits(talk.run(crowded, some_steps(LENGTHS, seed=threads)), alone)
+        crowded.close()
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "float16"])
+def test_what_the_pool_holds_can_be_chosen(library, kv_dtype):
+    """Quantised weights with exact keys, exact weights with keys of half precision."""
+    for quantization in ("none", "int8"):
+        talk = Conversation(QUANTISED_CASES["plain"], STRANGERS[:20])
+        loaded = load(library, talk.config, quantization=quantization, kv_dtype=kv_dtype)
+        assert loaded.kv_dtype == kv_dtype
+        forward = talk.forward(loaded)
+        ours = talk.run(forward, [talk.all_at_once()])
+        forward.close()
+        oracle = load(None, talk.config, quantization=quantization, kv_dtype=kv_dtype)
+        expected = talk.run(talk.forward(oracle), [talk.all_at_once()])
+        far = distances(ours, expected)
+        assert np.mean(far < EXACT) > 0.8  # a key on the edge of two halves is a flip, too
+        assert far.max() < FLIPS

@@ -1,0 +1,127 @@
+"""From a file's tensors to packed matrices: types that differ, embeddings of every kind, memory."""
+
+from __future__ import annotations
+
+import mmap
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from decoder_cases import Conversation
+from kernels import GivenWeights, Team, pack, small_config
+from product_oracle import product, random_matrix
+
+from baton.config import WorkerConfig
+from baton.errors import EngineError
+from baton.models.dequantise import dequantise
+from baton.models.open import OpenedModel
+from baton.models.quantise import to_q8_0
+from baton.models.raw_tensor import RawTensor
+from baton.models.tensor_types import F32, Q4_0, Q4_1, Q8_0
+from baton.models.tokenizer_source import TokenizerSource
+from baton.native.library import load_best
+from baton.native.packing import Arena, _of_one_type
+from baton.worker.forward.native_forward import load_native
+
+KINDS = pytest.mark.parametrize("kind", [F32, Q8_0, Q4_0, Q4_1], ids=lambda kind: kind.name)
+
+
+def some(kind, rows: int = 8, width: int = 64, seed: int = 0) -> RawTensor:
+    return random_matrix(np.random.default_rng(seed), kind, rows, width)
+
+
+# Types
+
+
+def test_parts_of_one_type_stay_as_they_are():
+    parts = [some(Q4_1), some(Q4_1, seed=1)]
+    assert _of_one_type(parts) is parts
+
+
+@pytest.mark.parametrize("kinds", [(Q4_0, Q4_1), (Q4_0, Q8_0, Q4_1), (Q8_0, Q4_1)])
+def test_parts_of_different_blocks_become_bytes(kinds):
+    parts = [some(kind) for kind in kinds]
+    for before, after in zip(parts, _of_one_type(parts), strict=True):
+        assert after.type == Q8_0
+        if before.type == Q8_0:
+            assert after is before
+        step = np.abs(dequantise(before)).reshape(-1, 32).max(-1) / 127
+        error = np.abs(dequantise(after) - dequantise(before)).reshape(-1, 32).max(-1)
+        assert (error <= 0.51 * step + 1e-9).all()
+
+
+def test_parts_of_which_one_is_exact_are_all_exact():
+    parts = [some(Q4_1), some(F32)]
+    for before, after in zip(parts, _of_one_type(parts), strict=True):
+        assert after.type == F32
+        assert np.array_equal(dequantise(after), dequantise(before))
+
+
+def test_a_file_may_store_queries_keys_and_values_differently(library):
+    config = small_config(hidden_size=64, heads=3, kv_heads=1, head_dim=10)
+    parts = some(Q4_1, 30), some(Q8_0, 10, seed=1), some(Q4_0, 10, seed=2)
+    packed = pack(library, config, {f"layers.0.attention.{n}.weight": p for n, p in zip("qkv", parts, strict=True)}, "auto")
+    as_bytes = [part if part.type == Q8_0 else to_q8_0(dequantise(part)) for part in parts]
+    x = np.random.default_rng(3).standard_normal((5, 64), np.float32)
+    with Team(library) as team:
+        ours = team.product(packed.blocks[0].qkv, x, 50)
+    at = 0
+    for part in as_bytes:
+        expected = product(x, part)
+        assert (np.abs(ours[:, at : at + part.shape[0]] - expected.values) <= 2 * expected.error_max).all()
+        at += part.shape[0]
+
+
+# Embeddings
+
+
+@KINDS
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_token_is_looked_up_exactly(library, kind, tied):
+    """Seen through a model whose layer adds nothing."""
+    config = small_config(hidden_size=96, vocab_size=50, tied_embeddings=tied)
+    embedding = some(kind, 50, 96)
+    nothing = {
+        "layers.0.attention.o.weight": RawTensor.of_floats(np.zeros((96, config.q_size), np.float32)),
+        "layers.0.mlp.down.weight": RawTensor.of_floats(np.zeros((96, config.intermediate_size), np.float32)),
+    }
+    source = GivenWeights(config, {"embed.weight": embedding, **nothing})
+    opened = OpenedModel(None, config, TokenizerSource(None, None), source)  # type: ignore[arg-type]
+    settings = WorkerConfig(threads=1, quantization="none" if kind == F32 else "auto")
+    talk = Conversation(config, [50, 3])
+    talk.tokens[0] = np.arange(50, dtype=np.int32)
+    forward = talk.forward(load_native(library, opened, settings))
+    for result, tokens in zip(talk.run(forward, [talk.all_at_once()]), talk.tokens, strict=True):
+        assert np.array_equal(result.hidden, dequantise(embedding)[tokens])
+    forward.close()
+
+
+# Memory
+
+
+def test_matrices_lie_one_after_the_other_and_never_across_a_line():
+    arena = Arena(1 << 20)
+    parts = [arena.take(size) for size in (1, 64, 65, 1000)]
+    addresses = [part.ctypes.data for part in parts]
+    assert addresses[0] % mmap.PAGESIZE == 0
+    assert [b - a for a, b in pairwise(addresses)] == [64, 64, 128]
+    assert [len(part) for part in parts] == [1, 64, 65, 1000]
+
+
+def test_more_than_there_is_room_for_is_said():
+    with pytest.raises(EngineError, match="cannot be reserved"):
+        Arena(2**60)
+
+
+def test_a_system_without_large_pages_will_do(monkeypatch):
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 12345)  # the system says: what is that?
+    assert len(Arena(100).take(100)) == 100
+
+
+@pytest.mark.parametrize("quantization", ["none", "auto", "int8", "int4"])
+def test_the_arena_holds_every_matrix(quantization):
+    """Its size is worked out before anything is packed; what lay beyond it would be somebody else's memory."""
+    for sizes in ({}, {"hidden_size": 2, "head_dim": 2, "intermediate_size": 1, "vocab_size": 1}, {"intermediate_size": 17}):
+        config = small_config(layers=3, **sizes)
+        packed = pack(load_best(), config, {}, quantization)
+        assert packed._arena._used <= len(packed._arena._bytes)

@@ -1,0 +1,78 @@
+"""Which kernels run on which machine, and how we find out what this one is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton.native.variants import VARIANTS, cpu_words, usable
+
+HASWELL = frozenset({"fpu", "sse2", "ssse3", "avx", "avx2", "fma", "f16c", "bmi1", "bmi2"})
+SKYLAKE = HASWELL | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
+ICE_LAKE = SKYLAKE | {"avx512_vnni"}
+SAPPHIRE_RAPIDS = ICE_LAKE | {"avx_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"}
+ALDER_LAKE = HASWELL | {"avx_vnni"}
+NEOVERSE_N1 = frozenset({"fp", "asimd", "fphp", "asimdhp", "asimddp"})
+GRAVITON3 = NEOVERSE_N1 | {"i8mm", "bf16", "sve"}
+RASPBERRY_PI_4 = frozenset({"fp", "asimd", "evtstrm", "crc32", "cpuid"})
+
+
+def names(machine: str, words: frozenset[str]) -> list[str]:
+    return [variant.name for variant in usable(machine, words)]
+
+
+@pytest.mark.parametrize(
+    ("machine", "words", "expected"),
+    [
+        ("x86_64", SAPPHIRE_RAPIDS, ["amx", "avx512", "avxvnni", "avx2", "plain"]),
+        ("x86_64", ICE_LAKE, ["avx512", "avx2", "plain"]),
+        ("x86_64", SKYLAKE, ["avx2", "plain"]),  # 512 bits without dot products
+        ("x86_64", ALDER_LAKE, ["avxvnni", "avx2", "plain"]),
+        ("x86_64", HASWELL, ["avx2", "plain"]),
+        ("x86_64", HASWELL - {"fma"}, ["plain"]),
+        ("x86_64", frozenset(), ["plain"]),
+        ("aarch64", GRAVITON3, ["i8mm", "dotprod", "plain"]),
+        ("aarch64", NEOVERSE_N1, ["dotprod", "plain"]),
+        ("aarch64", RASPBERRY_PI_4, ["plain"]),
+        ("aarch64", SAPPHIRE_RAPIDS, ["plain"]),  # words mean something on their own kind of machine only
+        ("riscv64", frozenset(), ["plain"]),
+    ],
+)
+def test_made_up_machines(machine, words, expected):
+    assert names(machine, words) == expected
+
+
+def test_every_machine_has_one():
+    """The last one asks for nothing, so the list is never empty."""
+    assert VARIANTS[-1].name == "plain"
+    assert VARIANTS[-1].suits("anything", frozenset())
+    assert len({variant.name for variant in VARIANTS}) == len(VARIANTS)
+
+
+def test_this_machine():
+    assert usable()[-1].name == "plain"
+    assert all(variant.needs <= cpu_words() for variant in usable())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu avx2 fma\nbugs\t: none\n", {"fpu", "avx2", "fma"}),
+        ("processor\t: 0\nFeatures\t: fp asimd asimddp\n", {"fp", "asimd", "asimddp"}),
+        ("processor : 0\n", set()),
+        ("", set()),
+    ],
+)
+def test_what_the_processor_says(monkeypatch, text, expected):
+    monkeypatch.setattr(Path, "read_text", lambda path: text)
+    assert cpu_words() == expected
+
+
+def test_a_system_that_does_not_tell(monkeypatch):
+    def refuse(path: Path) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert cpu_words() == frozenset()
+    assert usable()[-1].name == "plain"
