@@ -93,7 +93,11 @@ class Driver(Process):
     ends_with_stdin = True
 
     def wait_ready(self) -> dict[str, Any]:
-        return self._read(START_SECONDS_MAX)
+        """What it says of itself."""
+        said = self._read(START_SECONDS_MAX)
+        if "error" in said:
+            raise NotMeasured(said["error"])
+        return said
 
     def ask(self, **order: Any) -> dict[str, Any]:
         assert self.popen.stdin is not None

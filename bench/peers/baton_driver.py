@@ -12,13 +12,14 @@ import json
 import sys
 from functools import lru_cache
 from time import perf_counter
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from baton import __version__
 from baton.cli.run import quiet_waiting
 
 quiet_waiting()  # before torch is there
 
+from baton.config import ServeConfig  # noqa: E402
 from baton.core.events import StepDone  # noqa: E402
 from baton.llm import LLM, SamplingParams  # noqa: E402
 from baton.protocol.output import Emit  # noqa: E402
@@ -48,6 +49,10 @@ class SteppedLLM(LLM):
 
 def main() -> None:
     model, threads, quantization, blocks = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    known = get_args(get_type_hints(ServeConfig)["quantization"])
+    if quantization not in known:
+        say({"error": f"not supported by this Baton, which knows {', '.join(known)}"})
+        return
 
     @lru_cache
     def llm(slots: int) -> SteppedLLM:
