@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -229,6 +230,7 @@ def read_options() -> argparse.Namespace:
 
 def main() -> None:
     options = read_options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that engines are ended
     options.venvs.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     with options.log.open("w") as log:
