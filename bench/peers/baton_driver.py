@@ -1,31 +1,72 @@
-"""Baton's LLM behind JSON lines: {"prompts": [[ids]], "output": n} in, {"seconds": s, "tokens": count} out.
+"""Baton's LLM behind JSON lines; one order a line on stdin, one answer a line on stdout.
 
-python baton_driver.py MODEL.gguf|FOLDER THREADS
+python baton_driver.py MODEL.gguf|FOLDER THREADS QUANTIZATION KV_BLOCKS
+
+{"prompts": [[ids]], "output": n}   ->  {"seconds": s, "tokens": count, "steps": [[seconds since the start, tokens], ...]}
+with "slots": n                         at most n sequences run at once; an engine of its own, made at the first such order
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from functools import lru_cache
 from time import perf_counter
+from typing import Any, get_args, get_type_hints
 
 from baton import __version__
 from baton.cli.run import quiet_waiting
 
+quiet_waiting()  # before torch is there
+
+from baton.config import ServeConfig  # noqa: E402
+from baton.core.events import StepDone  # noqa: E402
+from baton.llm import LLM, SamplingParams  # noqa: E402
+from baton.protocol.output import Emit  # noqa: E402
+
+SLOTS = 64
+
+
+class SteppedLLM(LLM):
+    """Notes when every step ended and how many tokens it gave."""
+
+    def generate_stepped(self, prompts: list[list[int]], output: int) -> dict[str, Any]:
+        self.begin, self.emitted, self.steps = perf_counter(), 0, list[tuple[float, int]]()
+        answers = self.generate(prompts, SamplingParams(max_tokens=output, min_tokens=output))
+        seconds = perf_counter() - self.begin
+        return {"seconds": seconds, "tokens": sum(len(a.outputs[0].token_ids) for a in answers), "steps": self.steps}
+
+    def _tell(self, event: Any) -> None:
+        before = getattr(self, "emitted", 0)
+        super()._tell(event)
+        if isinstance(event, StepDone):
+            self.steps.append((perf_counter() - self.begin, self.emitted - before))
+
+    def _on_emit(self, emit: Emit) -> None:
+        self.emitted += len(emit.tokens)
+        super()._on_emit(emit)
+
 
 def main() -> None:
-    quiet_waiting()
-    from baton.llm import LLM, SamplingParams
+    model, threads, quantization, blocks = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    known = get_args(get_type_hints(ServeConfig)["quantization"])
+    if quantization not in known:
+        say({"error": f"not supported by this Baton, which knows {', '.join(known)}"})
+        return
 
-    llm = LLM(sys.argv[1], threads=int(sys.argv[2]))
-    print(json.dumps({"ready": f"Baton {__version__}"}), flush=True)
+    @lru_cache
+    def llm(slots: int) -> SteppedLLM:
+        return SteppedLLM(model, threads=threads, quantization=quantization, kv_blocks=blocks, slots=slots)
+
+    layout = llm(SLOTS)._runner.pool.layout
+    say({"ready": f"Baton {__version__} {quantization}", "kv_bytes_a_token": layout.block_bytes // layout.block_size})
     for line in sys.stdin:
         order = json.loads(line)
-        count = order["output"]
-        begin = perf_counter()
-        answers = llm.generate(order["prompts"], SamplingParams(max_tokens=count, min_tokens=count))
-        seconds = perf_counter() - begin
-        print(json.dumps({"seconds": seconds, "tokens": sum(len(a.outputs[0].token_ids) for a in answers)}), flush=True)
+        say(llm(order.get("slots", SLOTS)).generate_stepped(order["prompts"], order["output"]))
+
+
+def say(what: dict[str, Any]) -> None:
+    print(json.dumps(what), flush=True)
 
 
 if __name__ == "__main__":
