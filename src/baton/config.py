@@ -9,7 +9,8 @@ from baton.errors import InvalidConfig
 
 Quantization = Literal["auto", "int8", "int4", "none"]
 """How weights are kept and computed on. What becomes of which tensor: models/quantise.py."""
-KVCacheType = Literal["auto", "float32", "float16"]
+KVCacheType = Literal["auto", "float32", "float16", "bfloat16"]
+"""What the KV cache holds. bfloat16 needs a processor with tiles (AMX)."""
 Compute = Literal["auto", "native", "torch"]
 
 
@@ -169,7 +170,8 @@ class ServeConfig:
     int8: all in 8 bits. int4: all in 4 bits, but embedding and output head in 8 where the file does not have them in 4.
     none: dequantised to float32 when they are loaded; the exact mode, and the slowest."""
     kv_dtype: KVCacheType = "auto"
-    "What the KV cache holds. auto: float16 with quantised weights, float32 with --quantization none."
+    """What the KV cache holds. auto: 16 bits with quantised weights (bfloat16 on processors with AMX, float16 on others), float32
+    with --quantization none."""
     compute: Compute = "auto"
     "What computes. native: our kernels in C. torch: several times slower. auto: native where there is a C compiler."
     threads: int = 0

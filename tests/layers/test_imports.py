@@ -15,7 +15,8 @@ ALLOWED: dict[str, set[str] | None] = {
     "protocol": {"errors"},
     "core": BASE,
     "models": BASE,
-    "worker": BASE | {"models"},
+    "native": {"errors", "models"},
+    "worker": BASE | {"models", "native"},
     "kvcache": BASE,
     "text": BASE,
     "api": BASE | {"text", "observe"},
@@ -118,6 +119,13 @@ def test_core_and_its_neighbours_share_only_plans_and_moves():
 def test_torch_stays_where_it_is_needed(path):
     if not any(path.relative_to(SRC).match(pattern) for pattern in TORCH_FILES):
         assert not wrong_modules(path.read_text(), package_of(path), {"torch", "safetensors"}, as_types=set())
+
+
+def test_the_native_decoder_needs_numpy_and_nothing_else():
+    for path in sources("native"):
+        for line, name in imports(ast.parse(path.read_text()), package_of(path)):
+            top = name.split(".")[0]
+            assert top in {"baton", "numpy", *sys.stdlib_module_names}, f"{path}: line {line} imports {name}"
 
 
 def test_nothing_is_ever_unpickled_or_evaluated(path):

@@ -18,6 +18,7 @@ MODULES = {
     "supervisor": ["baton.runtime.supervisor"],
     "worker": ["baton.runtime.worker", "baton.worker.build", "baton.worker.model_runner", "baton.worker.platforms.cpu"],
     "llm": ["baton.llm"],
+    "native": ["baton.native.decoder", "baton.native.library", "baton.worker.forward.native_forward"],
     "models": ["baton.models.open", "baton.models.quantise", "baton.models.rotary", "baton.models.loaders.dummy"],
 }
 NUMPY_TOO = ["cli", "engine", "supervisor", "llm"]

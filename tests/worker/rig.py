@@ -4,25 +4,34 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from baton.config import InstanceConfig, KVConfig, SchedulerConfig
+import numpy as np
+import pytest
+
+from baton.config import InstanceConfig, KVConfig, Quantization, SchedulerConfig, WorkerConfig
 from baton.core.effects import Refuse, RestartWorker, RunStep
 from baton.core.engine.instance import Instance
-from baton.core.events import Event, StepDone, Submit, WorkerReady
+from baton.core.events import Event, StepDone, Submit, WorkerLost, WorkerReady
 from baton.models.config import ModelConfig, RopeConfig
-from baton.models.load import LoadedModel, dummy_model
+from baton.models.decoder import Decoder
+from baton.models.load import dummy_model
+from baton.models.loaders.dummy import DummyWeights
+from baton.models.loaders.weights import WeightSource
+from baton.models.open import OpenedModel, open_model
 from baton.models.tokenizer_source import TokenizerSource
+from baton.native.build import NoCompiler
 from baton.protocol.codec import decode, encode
 from baton.protocol.ids import Instant, RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import GenerateRequest, SamplingParams
-from baton.protocol.step import RowLogprobs, StepPlan, StepResult
-from baton.worker.attention.choose import attention_for
-from baton.worker.forward.torch_forward import TorchForward
+from baton.protocol.step import RowLogprobs, StepPlan, StepResult, TokenLogprob
+from baton.worker.forward.base import LoadedForward
 from baton.worker.kv_pool import KVLayout, KVPool
 from baton.worker.model_runner import ModelRunner
+from baton.worker.platforms.cpu import CpuPlatform
 
 STEPS_MAX = 5000
 
@@ -42,24 +51,57 @@ TINY = ModelConfig(
 )
 
 
-def tiny_model(config: ModelConfig = TINY, seed: int = 3) -> LoadedModel:
-    """This seed gives lively answers: few tokens come twice in a row."""
-    return LoadedModel(Path(), config, dummy_model(config, seed=seed), TokenizerSource(None, None))
+@dataclass(frozen=True)
+class RigModel:
+    """Weights that are loaded once, for any number of rigs."""
+
+    config: ModelConfig
+    loaded: LoadedForward
 
 
-def make_pool(model: LoadedModel, *, blocks: int, block_size: int) -> KVPool:
-    dtype = str(model.model.dtype).removeprefix("torch.")
-    return KVPool.create(KVLayout.of(model.config, block_size, dtype), blocks)
+def load(opened: OpenedModel, *, quantization: Quantization = "none", threads: int = 1, **settings: Any) -> RigModel:
+    """As a worker loads it, but exact and on one thread unless told otherwise. `settings`: WorkerConfig's.
+
+    compute="native" skips the test where there is no compiler; without it such a machine runs the test in torch.
+    """
+    try:
+        loaded = CpuPlatform().load(opened, WorkerConfig(quantization=quantization, threads=threads, **settings))
+    except NoCompiler as error:
+        pytest.skip(str(error))
+    return RigModel(opened.config, loaded)
 
 
-def make_runner(model: LoadedModel, pool: KVPool, *, slots: int, native: bool = True) -> ModelRunner:
-    return ModelRunner(TorchForward(model.model, attention_for(model.config, pool, native=native)), pool, slots=slots)
+def load_path(path: Path, **settings: Any) -> RigModel:
+    return load(open_model(path), **settings)
+
+
+TINY_SEED = 3
+"""Gives lively answers: few tokens come twice in a row."""
+
+
+def tiny_model(config: ModelConfig = TINY, weights: WeightSource | None = None, **settings: Any) -> RigModel:
+    return load(OpenedModel(Path(), config, TokenizerSource(None, None), weights or DummyWeights(config, TINY_SEED)), **settings)
+
+
+def tiny_oracle(config: ModelConfig = TINY) -> Decoder:
+    """The same weights in torch."""
+    return dummy_model(config, seed=TINY_SEED)
+
+
+def make_pool(model: RigModel, *, blocks: int, block_size: int) -> KVPool:
+    pool = KVPool.create(KVLayout.of(model.config, block_size, model.loaded.kv_dtype), blocks)
+    pool.data.view(np.uint8).fill(0xFF)  # not-a-number in every type: who reads what nobody has written is found out
+    return pool
+
+
+def make_runner(model: RigModel, pool: KVPool, *, slots: int) -> ModelRunner:
+    return ModelRunner(model.loaded.with_pool(pool), pool, slots=slots)
 
 
 class Rig:
     def __init__(
         self,
-        model: LoadedModel,
+        model: RigModel,
         *,
         slots: int = 8,
         blocks: int = 256,
@@ -67,19 +109,20 @@ class Rig:
         chunk: int | None = None,
         tokens_per_step: int = 4096,
         steps_in_flight: int = 2,
-        native: bool = True,
     ) -> None:
         scheduler = SchedulerConfig(
             slots=slots, chunk_tokens_max=chunk, tokens_per_step=tokens_per_step, steps_in_flight=steps_in_flight
         )
         self.instance = Instance(InstanceConfig(kv=KVConfig(blocks=blocks, block_size=block_size), scheduler=scheduler))
-        pool = make_pool(model, blocks=blocks, block_size=block_size)
-        self.runner = make_runner(model, pool, slots=slots, native=native)
+        self._new_runner = lambda: make_runner(model, make_pool(model, blocks=blocks, block_size=block_size), slots=slots)
+        self.runner = self._new_runner()
         self.plans: deque[StepPlan] = deque()
+        self.prompts: dict[str, list[int]] = {}
         self.history: list[tuple[StepPlan, StepResult]] = []
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.ended: dict[tuple[str, int], Ended] = {}
         self.logprobs: dict[tuple[str, int], list[RowLogprobs]] = defaultdict(list)
+        self._dying = False
         self.tell(WorkerReady(self.instance.worker.epoch))
 
     def tell(self, event: Event) -> None:
@@ -93,11 +136,23 @@ class Rig:
                     for request, index, row in logprobs:
                         self.logprobs[request, index].append(row)
                     self.ended.update({(end.request, end.index): end for end in ended})
+                case RestartWorker() if self._dying:
+                    self._dying = False
                 case Refuse() | RestartWorker():
                     raise AssertionError(effect)
 
+    def kill_worker(self) -> None:
+        """It dies with the plans that it was given; its successor knows nothing and starts with another pool."""
+        self.plans.clear()
+        self.runner.close()
+        self.runner = self._new_runner()
+        self._dying = True
+        self.tell(WorkerLost(self.instance.worker.epoch))
+        self.tell(WorkerReady(self.instance.worker.epoch))
+
     def submit(self, name: str, prompt: list[int], *, n: int = 1, priority: int = 0, **sampling: Any) -> None:
         params = SamplingParams(**sampling)
+        self.prompts[name] = prompt
         self.tell(Submit(GenerateRequest(id=RequestId(name), prompt=tuple(prompt), sampling=params, n=n, priority=priority)))
 
     def step(self) -> bool:
@@ -123,8 +178,21 @@ class Rig:
         assert not self.instance.groups
         return dict(self.tokens)
 
+    def words(self, name: str, index: int = 0) -> dict[int, TokenLogprob]:
+        """What was said of each position, prompt and output, where it was asked for. What is said twice is said alike."""
+        rows = self.logprobs[name, index]
+        said: dict[int, TokenLogprob] = {}
+        for row in rows:
+            for position, word in enumerate(row.prompt, row.prompt_from):
+                assert said.setdefault(position, word) == word
+        output_from = len(self.prompts[name])
+        return said | dict(enumerate((row.sampled for row in rows if row.sampled is not None), output_from))
 
-def generate(model: LoadedModel, prompts: dict[str, list[int]], *, rig: dict[str, Any] | None = None, **sampling: Any):
+    def close(self) -> None:
+        self.runner.close()
+
+
+def generate(model: RigModel, prompts: dict[str, list[int]], *, rig: dict[str, Any] | None = None, **sampling: Any):
     """Tokens of these prompts, all submitted at once."""
     one = Rig(model, **(rig or {}))
     for name, prompt in prompts.items():

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rig import generate
-from test_smollm2 import loaded, oracle  # noqa: F401  fixtures of the model tests
+from rig import generate, load_path
+from test_smollm2 import oracle  # noqa: F401  a fixture of the model tests
 
 from baton.text.tokenizer import Tokenizer
 
@@ -31,11 +31,12 @@ PROMPTS = [shape.replace("{}", topic) for topic in TOPICS for shape in SHAPES]
 
 
 @pytest.mark.timeout(1200)
-def test_greedy_tokens_of_a_hundred_prompts_equal_transformers(loaded, oracle):  # noqa: F811
-    tokenizer = Tokenizer.from_path(loaded.path)
+def test_greedy_tokens_of_a_hundred_prompts_equal_transformers(smollm2_path, oracle):  # noqa: F811
+    tokenizer = Tokenizer.from_path(smollm2_path)
     prompts = {f"p{i}": tokenizer.encode(text, parse_special=True) for i, text in enumerate(PROMPTS)}
     assert len(prompts) == 100
-    answers = generate(loaded, prompts, max_tokens=OUTPUT_TOKENS, rig={"slots": 32, "blocks": 700, "chunk": 64})
+    model = load_path(smollm2_path)
+    answers = generate(model, prompts, max_tokens=OUTPUT_TOKENS, rig={"slots": 32, "blocks": 700, "chunk": 64})
     for (name, _), answer in answers.items():
         assert len(answer) == OUTPUT_TOKENS
         with torch.no_grad():

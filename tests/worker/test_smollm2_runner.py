@@ -1,13 +1,18 @@
-"""The real default model through core and runner, against transformers on the same weights."""
+"""The real default model through core and runner, unquantised, against transformers on the same weights."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from rig import Rig, generate
+from rig import Rig, generate, load_path
 from test_smollm2 import _prompts, loaded, oracle  # noqa: F401  fixtures of the model tests
 
 OUTPUT_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def model(smollm2_path):
+    return load_path(smollm2_path)
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +29,14 @@ def expected(loaded, oracle):  # noqa: F811
 @pytest.mark.parametrize(
     "rig", [{"chunk": 7}, {"block_size": 16}, {"blocks": 10, "chunk": 3}], ids=["chunks", "whole", "preempted"]
 )
-def test_greedy_tokens_equal_transformers(loaded, expected, rig):  # noqa: F811
+def test_greedy_tokens_equal_transformers(model, loaded, expected, rig):  # noqa: F811
     requests = {f"p{i}": prompt for i, prompt in enumerate(_prompts(loaded))}
-    assert generate(loaded, requests, max_tokens=OUTPUT_TOKENS, rig=rig) == expected
+    assert generate(model, requests, max_tokens=OUTPUT_TOKENS, rig=rig) == expected
 
 
-def test_logprobs_equal_transformers(loaded, oracle, expected):  # noqa: F811
+def test_logprobs_equal_transformers(model, loaded, oracle, expected):  # noqa: F811
     prompt = _prompts(loaded)[3]
-    rig = Rig(loaded, chunk=5)
+    rig = Rig(model, chunk=5)
     rig.submit("a", prompt, max_tokens=4, logprobs=5, prompt_logprobs=5)
     tokens = prompt + rig.run()["a", 0]
     with torch.no_grad():

@@ -39,7 +39,16 @@ FAMILIAR: dict[str, tuple[str, ...]] = {
 """Names that users of other engines type. Those that are the same here (block_size, api_key, ...) need no line."""
 
 PANELS: dict[str, tuple[str, ...]] = {
-    "Model": ("model", "served_model_name", "chat_template", "dtype", "quantization", "compute", "threads", "context_tokens_max"),
+    "Model": (
+        "model",
+        "served_model_name",
+        "chat_template",
+        "dtype",
+        "quantization",
+        "compute",
+        "threads",
+        "context_tokens_max",
+    ),
     "Listening": ("host", "port", "api_key"),
     "KV cache": ("kv_dtype", "kv_blocks", "kv_memory_gib", "block_size", "prefix_caching", "eviction"),
     "Scheduling": ("slots", "tokens_per_step", "chunk_tokens_max", "steps_in_flight", "order"),

@@ -15,9 +15,9 @@ from baton.native.packing import PackedModel
 
 class NativeDecoder:
     def __init__(
-        self, library: Library, packed: PackedModel, *, pool: int, block_size: int, kv_halves: bool, threads: int
+        self, library: Library, packed: PackedModel, *, pool: int, block_size: int, kv_kind: int, threads: int
     ) -> None:
-        """`pool`: the address of the first block. Keys and values are float16 if `kv_halves`, else float32."""
+        """`pool`: the address of the first block. `kv_kind`: what it holds (library.KV_...)."""
         config = packed.config
         half_block = config.kv_size * block_size
         frequencies, factor = rotary_frequencies(config.rope, config.head_dim)
@@ -39,7 +39,7 @@ class NativeDecoder:
             ),
             norm_eps=config.norm_eps,
             rope_factor=factor,
-            kv_halves=kv_halves,
+            kv_kind=kv_kind,
             embedding_kind=packed.embedding_kind,
             frequencies=self._kept[1].ctypes.data,
             embedding=packed.embedding.ctypes.data,

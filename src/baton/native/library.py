@@ -14,6 +14,10 @@ log = logging.getLogger(__name__)
 
 F32, INT8, INT4, INT4M = range(4)
 """Kinds of weights: csrc/matrix.h."""
+KV_FLOAT, KV_HALF, KV_PAIRS = range(3)
+"""Kinds of keys and values: csrc/attention.h."""
+PAIRS_BLOCK, PAIRS_WIDTH = 16, 64
+"""What KV_PAIRS needs: tokens of a block, and what the width of a head is a multiple of (csrc/attention_tiles.h)."""
 
 
 class Matrix(Structure):
@@ -44,7 +48,7 @@ class Model(Structure):
         *((name, c_int64) for name in ("layers", "hidden", "vocabulary", "inner")),
         ("attention", Shape),
         *((name, c_float) for name in ("norm_eps", "rope_factor")),
-        *((name, c_int32) for name in ("kv_halves", "embedding_kind")),
+        *((name, c_int32) for name in ("kv_kind", "embedding_kind")),
         *((name, c_void_p) for name in ("frequencies", "embedding")),
         ("embedding_row_bytes", c_int64),
         ("final_norm", c_void_p),
@@ -68,7 +72,7 @@ class Library:
         self.variant = variant
         c = ctypes.CDLL(str(compiled(variant)))
         self.allow = _function(c.baton_allow, c_int)
-        self.cell = _function(c.baton_cell, c_int64)
+        self.has_pairs = _function(c.baton_has_pairs, c_int)
         self.pack = _function(c.baton_pack, None, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64)
         self.new = _function(c.baton_new, c_void_p, POINTER(Model), c_int64)
         self.free = _function(c.baton_free, None, c_void_p)

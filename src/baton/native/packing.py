@@ -13,12 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.config import Quantization
 from baton.errors import EngineError
 from baton.models.config import ModelConfig
 from baton.models.dequantise import dequantise
 from baton.models.loaders.weights import RawWeights
 from baton.models.parameters import EMBED, FINAL_NORM, LM_HEAD
-from baton.models.quantise import Quantization, to_q8_0, weights_as
+from baton.models.quantise import to_q8_0, weights_as
 from baton.models.raw_tensor import Bytes, Floats, RawTensor
 from baton.models.tensor_types import F32, Q4_0, Q4_1, Q8_0, TensorType
 from baton.native import library as c

@@ -12,6 +12,8 @@ A block holds `size` tokens of every layer and is one run of bytes: to move it t
 copy. Keys are turned (head_dim outside, token inside): attention then works out the scores of neighbouring tokens in
 the lanes of one vector, in place. Values are not, for the same reason: there the output's dimensions are the lanes.
 
+In bfloat16 numbers lie in pairs, for processors that multiply tiles (native/csrc/attention_tiles.h).
+
 The region is anonymous (memfd): no name in any file system, so nothing is left behind however its processes end. Whoever
 is given the file descriptor sees the same bytes. The header says what the bytes mean, and an attacher that means
 something else is refused. The size is sealed: nobody can cut the region short under a reader.

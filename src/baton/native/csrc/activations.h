@@ -8,6 +8,7 @@
 
 #define GROUP 32     /* numbers with one scale, in weights (as GGUF has them) and in activations */
 #define SUM_LANES 16
+#define LEAST 1e-36f  /* the inverse of a largest number below it would be infinite: such a group is all zeros */
 
 typedef struct {
     int64_t width, groups;   /* numbers and groups of a row; a width that is no multiple of GROUP is never quantised */
@@ -74,7 +75,7 @@ static void quantise_row(const Rows *rows, int64_t row) {
     for (int64_t g = 0; g < rows->groups; g++) largest[g] = largest_of_group(x + g * GROUP);
     for (int64_t g = 0; g < rows->groups; g++) {
         scales[g] = largest[g] / 127.0f;
-        inverses[g] = largest[g] > 0.0f ? 127.0f / largest[g] : 0.0f;
+        inverses[g] = largest[g] > LEAST ? 127.0f / largest[g] : 0.0f;
     }
     for (int64_t g = 0; g < rows->groups; g++) {
         int32_t sum = quantise_group(x + g * GROUP, inverses[g], q + g * GROUP);

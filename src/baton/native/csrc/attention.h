@@ -96,26 +96,25 @@ ALWAYS int64_t first_seen(const Item *item, int64_t position) {
     return window ? larger(0, position - window + 1) : 0;
 }
 
-/* Softmax of one row over one segment: scores become weights; returns what the sums so far must be multiplied by. */
-static float soften(float *restrict scores, int64_t width, int64_t low, int64_t high, float *maximum, float *total) {
-    float best[LANES], sum[LANES];
+/* Softmax of one row over one segment: scores become weights; returns what the sums so far must be multiplied by.
+ * `totals`: of the weights, lane by lane; they are added up when the row is done. */
+ALWAYS float soften(float *restrict scores, int64_t width, int64_t low, int64_t high, float *maximum, float *restrict totals) {
     for (int64_t t = 0; t < low; t++) scores[t] = -INFINITY;
     for (int64_t t = high; t < width; t++) scores[t] = -INFINITY;
-    for (int j = 0; j < LANES; j++) best[j] = *maximum, sum[j] = 0.0f;
-    for (int64_t t = 0; t < width; t += LANES)
-        for (int j = 0; j < LANES; j++) best[j] = scores[t + j] > best[j] ? scores[t + j] : best[j];
-    float top = best[0];
-    for (int j = 1; j < LANES; j++) top = best[j] > top ? best[j] : top;
+    floats best = load(scores);
+    for (int64_t t = LANES; t < width; t += LANES) best = larger_lanes(load(scores + t), best);
+    float top = largest_lane(best), before = *maximum;
+    top = top > before ? top : before;
+    *maximum = top;
+    float keep = exp_negative(before - top), sum[LANES];
+    for (int j = 0; j < LANES; j++) sum[j] = totals[j] * keep;
     for (int64_t t = 0; t < width; t += LANES)
         for (int j = 0; j < LANES; j++) {
             float weight = exp_negative(scores[t + j] - top);
             scores[t + j] = weight;
             sum[j] += weight;
         }
-    float keep = exp_negative(*maximum - top), added = sum[0];
-    for (int j = 1; j < LANES; j++) added += sum[j];
-    *total = *total * keep + added;
-    *maximum = top;
+    for (int j = 0; j < LANES; j++) totals[j] = sum[j];
     return keep;
 }
 
@@ -135,10 +134,20 @@ static float soften(float *restrict scores, int64_t width, int64_t low, int64_t 
 #undef OF_KV
 #undef LOAD_KV
 
+#include "attention_tiles.h"
+
+typedef enum { KV_FLOAT, KV_HALF, KV_PAIRS } KVKind;
+
+static void store_token(const Layer *layer, KVKind kind, int64_t sequence, int64_t token) {
+    if (kind == KV_FLOAT) store_token_float(layer, sequence, token);
+    else if (kind == KV_HALF) store_token_half(layer, sequence, token);
+    else store_token_pairs(layer, sequence, token);
+}
+
 /* How many rows a piece has: many, to make use of the keys that it loads, unless some of the team would get nothing. */
-static int64_t item_starts(const Step *step, const Shape *shape, int threads, int64_t *starts) {
+static int64_t item_starts(const Step *step, const Shape *shape, KVKind kind, int threads, int64_t *starts) {
     int64_t group = shape->heads / shape->kv_heads, rows = ITEM_ROWS;
-    if (step->tokens * shape->kv_heads < 4 * threads) rows = 1;
+    if (kind != KV_PAIRS && step->tokens * shape->kv_heads < 4 * threads) rows = 1;  /* a tile costs the same for one row */
     starts[0] = 0;
     for (int64_t s = 0; s < step->sequences; s++) {
         int64_t own = (step->starts[s + 1] - step->starts[s]) * group;
@@ -169,10 +178,13 @@ static Item item_of(const Layer *layer, int64_t number) {
 }
 
 /* The team's share of a layer. From the last piece to the first: the end of a long prompt sees most keys. */
-static void attend_all(Member *me, const Layer *layer, int halves) {
+static void attend_all(Member *me, const Layer *layer, KVKind kind) {
     int64_t all = layer->item_starts[layer->step->sequences];
     for (int64_t number; (number = all - 1 - take(me)) >= 0;) {
         Item item = item_of(layer, number);
-        if (halves) attend_half(&item); else attend_float(&item);
+        if (kind == KV_FLOAT) attend_float(&item);
+        else if (kind == KV_HALF) attend_half(&item);
+        else attend_pairs(&item);
     }
+    tiles_end();
 }

@@ -124,7 +124,7 @@ static void OF_KV(tile_against_segment)(const Item *item, int64_t group, int64_t
         int64_t position = position_of(item, group, tile + r);
         int64_t low = smaller(larger(first_seen(item, position) - start, 0), tokens);
         int64_t high = smaller(larger(position + 1 - start, 0), tokens);
-        keep[r] = soften(scores + r * width, filled, low, high, maxima + r, totals + r);
+        keep[r] = soften(scores + r * width, filled, low, high, maxima + r, totals + r * LANES);
     }
 #define CASE(n) case n: OF_KV(add_rows)(n, COLUMNS(n), scores, width, keep, values, size, tokens, dim, out); break;
     switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
@@ -135,12 +135,12 @@ static void OF_KV(attend)(const Item *item) {
     const Layer *layer = item->layer;
     const Shape *shape = layer->shape;
     int64_t dim = shape->head_dim, group = shape->heads / shape->kv_heads, rows = item->rows;
-    float q[rows * dim], out[rows * dim], maxima[rows], totals[rows], scores[ROWS_AT_ONCE * item->width];
+    float q[rows * dim], out[rows * dim], maxima[rows], totals[rows * LANES], scores[ROWS_AT_ONCE * item->width];
     for (int64_t r = 0; r < rows; r++) {
         int64_t token = item->first_token + (item->first + r) / group, head = item->head * group + (item->first + r) % group;
         const float *from = layer->qkv + token * layer->qkv_stride + head * dim;
         for (int64_t d = 0; d < dim; d++) q[r * dim + d] = from[d] * shape->scale, out[r * dim + d] = 0.0f;
-        maxima[r] = LOWEST, totals[r] = 0.0f;
+        maxima[r] = LOWEST, store(totals + r * LANES, spread(0.0f));
     }
     int64_t end = position_of(item, group, rows - 1) + 1;
     int64_t begin = first_seen(item, position_of(item, group, 0)) / item->segment * item->segment;
@@ -151,11 +151,12 @@ static void OF_KV(attend)(const Item *item) {
             blocks[b] = (const KV *)layer->pool + item->table[start / shape->block_size + b] * shape->block_stride;
         for (int64_t tile = 0; tile < rows; tile += ROWS_AT_ONCE)
             OF_KV(tile_against_segment)(item, group, start, blocks, tile, smaller(ROWS_AT_ONCE, rows - tile), q + tile * dim,
-                                        out + tile * dim, maxima + tile, totals + tile, scores);
+                                        out + tile * dim, maxima + tile, totals + tile * LANES, scores);
     }
     for (int64_t r = 0; r < rows; r++) {
         int64_t token = item->first_token + (item->first + r) / group, head = item->head * group + (item->first + r) % group;
         float *to = layer->out + (token * shape->heads + head) * dim;
-        for (int64_t d = 0; d < dim; d++) to[d] = out[r * dim + d] / totals[r];
+        float total = sum_of_lanes(load(totals + r * LANES));
+        for (int64_t d = 0; d < dim; d++) to[d] = out[r * dim + d] / total;
     }
 }

@@ -7,7 +7,8 @@
 #include "attention.h"
 #include "matrix.h"
 
-#define ALONE_ROWS 2  /* up to so many, every member prepares the rows for itself: cheaper than to wait for each other */
+#define ALONE_ROWS 16    /* up to so many, every member prepares the rows for itself: cheaper than to wait for each other */
+#define PREPARED_ROWS 16 /* of a piece: what is kept of their groups shares lines of the cache, which two must not write to */
 
 typedef struct {
     const float *attention_norm, *mlp_norm;
@@ -20,7 +21,7 @@ typedef struct {
     int64_t layers, hidden, vocabulary, inner;
     Shape attention;
     float norm_eps, rope_factor;
-    int32_t kv_halves, embedding_kind;
+    int32_t kv_kind, embedding_kind;
     const float *frequencies;      /* [head_dim / 2] radians a position */
     const uint8_t *embedding;      /* [vocabulary] rows as the file has them, in one of the four kinds */
     int64_t embedding_row_bytes;
@@ -54,8 +55,7 @@ static void *room(int64_t bytes) { return aligned_alloc(64, (size_t)round_up(lar
 
 static int rows_room(Rows *rows, int64_t count, int64_t width) {
     /* Not a round number: strides of a power of two would crowd into a few lines of the first cache. */
-    count = round_up(count, AMX_ROWS);
-    rows->width = width, rows->groups = width / GROUP, rows->stride = count + 16;
+    rows->width = width, rows->groups = width / GROUP, rows->stride = round_up(count, 16) + 16;
     int64_t groups = rows->stride * (width / GROUP + 1);
     rows->plain = room(count * width * 4), rows->quantised = room(count * width);
     rows->scales = room(groups * 4), rows->sums = room(groups * 4), rows->scaled_sums = room(groups * 4);
@@ -174,9 +174,8 @@ static const Rows *prepare(Member *me, Runner *runner, const Source *from, int64
         for (int64_t row = 0; row < rows; row++) prepare_row(runner, from, row, own);
         return own;
     }
-    int64_t at_once = larger(1, rows / (8 * me->team->threads));
-    for (int64_t first; (first = take(me) * at_once) < rows;)
-        for (int64_t row = first; row < smaller(first + at_once, rows); row++) prepare_row(runner, from, row, shared);
+    for (int64_t first; (first = take(me) * PREPARED_ROWS) < rows;)
+        for (int64_t row = first; row < smaller(first + PREPARED_ROWS, rows); row++) prepare_row(runner, from, row, shared);
     meet(me);
     return shared;
 }
@@ -220,7 +219,7 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
     meet(me);
     PHASE(QKV)
 
-    int64_t number_bytes = m->kv_halves ? 2 : 4;
+    int64_t number_bytes = m->kv_kind == KV_FLOAT ? 4 : 2;
     Layer layer = {
         .step = step, .shape = &m->attention,
         .pool = (char *)m->pool + number * 2 * m->attention.values_at * number_bytes,
@@ -233,11 +232,11 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
         for (int64_t row = first; row < smaller(first + at_once, tokens); row++) {
             turn_row(runner, block, row);
             int64_t sequence = run_of(step->starts, step->sequences, row);
-            if (m->kv_halves) store_token_half(&layer, sequence, row); else store_token_float(&layer, sequence, row);
+            store_token(&layer, m->kv_kind, sequence, row);
         }
     meet(me);
     PHASE(TURN)
-    attend_all(me, &layer, m->kv_halves);
+    attend_all(me, &layer, m->kv_kind);
     meet(me);
     PHASE(ATTEND)
 
@@ -262,7 +261,6 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
 static void hidden_job(Member *me, void *with) {
     const Hidden *job = with;
     const Model *m = job->runner->model;
-    amx_begin();
 #if defined(BATON_PHASES)
     if (me->number == 0) phase_since = nanoseconds();
 #endif
@@ -270,7 +268,6 @@ static void hidden_job(Member *me, void *with) {
     meet(me);
     PHASE(BEGIN)
     for (int64_t number = 0; number < m->layers; number++) layer_phases(me, job, number);
-    amx_end();
 }
 
 typedef struct {
@@ -284,19 +281,17 @@ static void logits_job(Member *me, void *with) {
     const Logits *job = with;
     Runner *runner = job->runner;
     const Model *m = runner->model;
-    amx_begin();
     Source from = {job->hidden, m->final_norm, m->head.kind != F32};
     const Rows *normed = prepare(me, runner, &from, job->rows, &runner->shared.normed);
     multiply(me, &m->head, normed, job->rows, runner->scratch[me->number],
              &(Out){STORE, job->logits, m->vocabulary, m->vocabulary});
-    amx_end();
 }
 
 /* ---- what Python calls ---- */
 
 /* 0, or what the system said. Has to come before any thread is made. */
 int baton_allow(void) {
-#if defined(__AMX_INT8__)
+#if HAS_TILES
     const long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
     return (int)syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
 #else
@@ -304,7 +299,7 @@ int baton_allow(void) {
 #endif
 }
 
-int64_t baton_cell(void) { return CELL; }
+int baton_has_pairs(void) { return HAS_TILES; }
 
 /* Rows of a file's tensor, `row_bytes` long, become the outputs that `places` says. */
 void baton_pack(const Matrix *matrix, const uint8_t *rows, int64_t row_bytes, const int64_t *places, int64_t count) {
@@ -344,7 +339,7 @@ int64_t baton_threads(const Runner *runner) { return runner->team->threads; }
 /* The hidden rows of the step, before the last norm: valid until the next call. NULL: not enough memory. */
 const float *baton_hidden(Runner *runner, const Step *step) {
     if (!buffers_fit(runner, step->tokens, step->sequences)) return NULL;
-    int64_t rows = item_starts(step, &runner->model->attention, runner->team->threads, runner->shared.item_starts);
+    int64_t rows = item_starts(step, &runner->model->attention, runner->model->kv_kind, runner->team->threads, runner->shared.item_starts);
     team_run(runner->team, hidden_job, &(Hidden){runner, step, rows});
     return runner->shared.hidden;
 }
@@ -362,17 +357,14 @@ typedef struct { Runner *runner; const Matrix *matrix; const float *x; int64_t r
 
 static void product_job(Member *me, void *with) {
     const Product *job = with;
-    amx_begin();
     Source from = {job->x, NULL, job->matrix->kind != F32};
-    int64_t at_once = larger(1, job->rows / (8 * me->team->threads));
-    for (int64_t first; (first = take(me) * at_once) < job->rows;)
-        for (int64_t row = first; row < smaller(first + at_once, job->rows); row++)
+    for (int64_t first; (first = take(me) * PREPARED_ROWS) < job->rows;)
+        for (int64_t row = first; row < smaller(first + PREPARED_ROWS, job->rows); row++)
             prepare_row(job->runner, &from, row, job->buffer);
     meet(me);
     uint8_t *scratch = room(job->matrix->inputs * CELL);
     multiply(me, job->matrix, job->buffer, job->rows, scratch, &(Out){STORE, job->out, job->width, job->width});
     free(scratch);
-    amx_end();
 }
 
 int baton_product(Runner *runner, const Matrix *matrix, const float *x, int64_t rows, float *out, int64_t width) {
@@ -384,29 +376,29 @@ int baton_product(Runner *runner, const Matrix *matrix, const float *x, int64_t 
 }
 
 /* One layer's attention by itself, for tests. qkv: [tokens][heads + 2 * kv_heads][head_dim], out: [tokens][heads][head_dim]. */
-typedef struct { Layer *layer; int halves; } Attention;
+typedef struct { Layer *layer; KVKind kind; } Attention;
 
 static void attention_job(Member *me, void *with) {
     const Attention *job = with;
     const Step *step = job->layer->step;
     for (int64_t row; (row = take(me)) < step->tokens;) {
         int64_t sequence = run_of(step->starts, step->sequences, row);
-        if (job->halves) store_token_half(job->layer, sequence, row); else store_token_float(job->layer, sequence, row);
+        store_token(job->layer, job->kind, sequence, row);
     }
     meet(me);
-    attend_all(me, job->layer, job->halves);
+    attend_all(me, job->layer, job->kind);
 }
 
 int baton_attention(Runner *runner, const Step *step, const Shape *shape, void *pool, const float *qkv, int64_t window,
-                    int64_t halves, float *out) {
+                    int64_t kv_kind, float *out) {
     int64_t *starts = room((step->sequences + 1) * 8);
     if (!starts) return 1;
     Layer layer = {
         .step = step, .shape = shape, .pool = pool, .qkv = qkv, .out = out, .window = window, .item_starts = starts,
         .qkv_stride = (shape->heads + 2 * shape->kv_heads) * shape->head_dim,
-        .item_rows = item_starts(step, shape, runner->team->threads, starts),
+        .item_rows = item_starts(step, shape, (KVKind)kv_kind, runner->team->threads, starts),
     };
-    team_run(runner->team, attention_job, &(Attention){&layer, (int)halves});
+    team_run(runner->team, attention_job, &(Attention){&layer, (KVKind)kv_kind});
     free(starts);
     return 0;
 }

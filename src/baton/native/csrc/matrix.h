@@ -252,8 +252,6 @@ static void finish(const Matrix *m, int64_t cell, int64_t rows, float (*tile)[CE
     }
 }
 
-#include "amx.h"
-
 #if defined(__aarch64__)
 #include "neon.h"
 #endif
@@ -270,7 +268,6 @@ static void cell_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_
 #endif
     void (*tile)(int, const Matrix *, const uint8_t *, int64_t, const Rows *, int64_t, float (*)[CELL]) =
         m->kind == F32 ? tile_f32 : m->kind == INT8 ? tile_int8 : m->kind == INT4 ? tile_int4 : tile_int4m;
-    if (m->kind != F32) first = amx_cell_times_rows(m, cell, w, x, first, end, scratch, out);
     if ((m->kind == INT4 || m->kind == INT4M) && end - first >= UNPACK_FROM) {
         unpack_cell(m, w, scratch);
         w = scratch;

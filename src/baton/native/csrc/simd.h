@@ -43,6 +43,9 @@ ALWAYS floats load(const float *p) { return _mm512_loadu_ps(p); }
 ALWAYS void store(float *p, floats x) { _mm512_storeu_ps(p, x); }
 ALWAYS floats load_half(const half *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 ALWAYS floats as_floats(ints x) { return _mm512_cvtepi32_ps(x); }
+ALWAYS floats larger_lanes(floats a, floats b) { return _mm512_max_ps(a, b); }
+ALWAYS float largest_lane(floats x) { return _mm512_reduce_max_ps(x); }
+ALWAYS float sum_of_lanes(floats x) { return _mm512_reduce_add_ps(x); }
 ALWAYS ints spread_int(int32_t x) { return _mm512_set1_epi32(x); }
 ALWAYS bytes load_bytes(const uint8_t *p) { return _mm512_loadu_si512(p); }
 ALWAYS bytes spread_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return _mm512_set1_epi32(w); }
@@ -65,6 +68,17 @@ ALWAYS floats load(const float *p) { return _mm256_loadu_ps(p); }
 ALWAYS void store(float *p, floats x) { _mm256_storeu_ps(p, x); }
 ALWAYS floats load_half(const half *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 ALWAYS floats as_floats(ints x) { return _mm256_cvtepi32_ps(x); }
+ALWAYS floats larger_lanes(floats a, floats b) { return _mm256_max_ps(a, b); }
+ALWAYS float largest_lane(floats x) {
+    __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_max_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
+}
+ALWAYS float sum_of_lanes(floats x) {
+    __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_add_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
+}
 ALWAYS ints spread_int(int32_t x) { return _mm256_set1_epi32(x); }
 ALWAYS bytes load_bytes(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 ALWAYS bytes spread_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return _mm256_set1_epi32(w); }
@@ -98,6 +112,9 @@ ALWAYS floats load(const float *p) { return vld1q_f32(p); }
 ALWAYS void store(float *p, floats x) { vst1q_f32(p, x); }
 ALWAYS floats load_half(const half *p) { return vcvt_f32_f16(vld1_f16((const __fp16 *)p)); }
 ALWAYS floats as_floats(ints x) { return vcvtq_f32_s32(x); }
+ALWAYS floats larger_lanes(floats a, floats b) { return vmaxq_f32(a, b); }
+ALWAYS float largest_lane(floats x) { return vmaxvq_f32(x); }
+ALWAYS float sum_of_lanes(floats x) { return vaddvq_f32(x); }
 ALWAYS ints spread_int(int32_t x) { return vdupq_n_s32(x); }
 ALWAYS bytes load_bytes(const uint8_t *p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
 ALWAYS bytes spread_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return vreinterpretq_s8_s32(vdupq_n_s32(w)); }
@@ -129,6 +146,12 @@ ALWAYS floats load(const float *p) { floats x; memcpy(&x, p, sizeof x); return x
 ALWAYS void store(float *p, floats x) { memcpy(p, &x, sizeof x); }
 ALWAYS floats load_half(const half *p) { return (floats){(float)p[0], (float)p[1], (float)p[2], (float)p[3]}; }
 ALWAYS floats as_floats(ints x) { return __builtin_convertvector(x, floats); }
+ALWAYS floats larger_lanes(floats a, floats b) { return a > b ? a : b; }
+ALWAYS float largest_lane(floats x) {
+    float a = x[0] > x[1] ? x[0] : x[1], b = x[2] > x[3] ? x[2] : x[3];
+    return a > b ? a : b;
+}
+ALWAYS float sum_of_lanes(floats x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 ALWAYS ints spread_int(int32_t x) { return (ints){x, x, x, x}; }
 ALWAYS bytes load_bytes(const uint8_t *p) { bytes x; memcpy(&x, p, sizeof x); return x; }
 ALWAYS bytes spread_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return (bytes)(ints){w, w, w, w}; }

@@ -53,8 +53,8 @@ class _Step:
     def _store(self, layer: int, k: Tensor, v: Tensor, context: int, table: Tensor) -> None:
         position = torch.arange(context, context + k.shape[0])
         blocks, places = table[position // self.size], position % self.size
-        self.pool.keys[blocks, layer, :, :, places] = k
-        self.pool.values[blocks, layer, :, places] = v
+        self.pool.keys[blocks, layer, :, :, places] = k.to(self.pool.keys.dtype)
+        self.pool.values[blocks, layer, :, places] = v.to(self.pool.values.dtype)
 
     def _attend(self, layer: int, q: Tensor, context: int, table: Tensor) -> Tensor:
         config, rows = self.config, q.shape[0]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from baton.config import WorkerConfig
+from baton.errors import InvalidConfig
+from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress, RawWeights
 from baton.models.open import OpenedModel
 from baton.native.decoder import NativeDecoder
-from baton.native.library import Library, Step
+from baton.native.library import KV_FLOAT, KV_HALF, KV_PAIRS, PAIRS_BLOCK, PAIRS_WIDTH, Library, Step
 from baton.native.packing import PackedModel
 from baton.worker.arrays import Floats
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import LoadedForward
-from baton.worker.kv_pool import KVPool
+from baton.worker.kv_pool import KVDtype, KVPool
+
+KV_KINDS: dict[KVDtype, int] = {"float32": KV_FLOAT, "float16": KV_HALF, "bfloat16": KV_PAIRS}
 
 
 def load_native(
@@ -19,9 +23,24 @@ def load_native(
 ) -> LoadedForward:
     """Reads the weights. `settings.threads` is a number of threads here: somebody has counted the cores."""
     packed = PackedModel(library, opened.config, RawWeights(opened.weights, opened.config, progress), settings.quantization)
-    quantised = settings.quantization != "none"
-    kv_dtype = settings.kv_dtype if settings.kv_dtype != "auto" else "float16" if quantised else "float32"
-    return LoadedForward(kv_dtype, lambda pool: NativeForward(library, packed, pool, settings.threads))
+    return LoadedForward(
+        kv_dtype_for(library, opened.config, settings), lambda pool: NativeForward(library, packed, pool, settings.threads)
+    )
+
+
+def kv_dtype_for(library: Library, model: ModelConfig, settings: WorkerConfig) -> KVDtype:
+    """As settings say; else what is fastest and does not show beside the rounding of the weights."""
+    tiled = library.has_pairs() and settings.block_size == PAIRS_BLOCK and model.head_dim % PAIRS_WIDTH == 0
+    if settings.kv_dtype == "bfloat16" and not tiled:
+        raise InvalidConfig(
+            f"kv_dtype bfloat16 needs a processor with AMX tiles, block_size {PAIRS_BLOCK} and heads whose width is a multiple "
+            f"of {PAIRS_WIDTH}; here it is {library.variant.what}, {settings.block_size} and {model.head_dim}: take float16"
+        )
+    if settings.kv_dtype != "auto":
+        return settings.kv_dtype
+    if settings.quantization == "none":
+        return "float32"
+    return "bfloat16" if tiled else "float16"
 
 
 class NativeForward:
@@ -34,7 +53,7 @@ class NativeForward:
             packed,
             pool=pool.data.ctypes.data,
             block_size=layout.block_size,
-            kv_halves=layout.dtype == "float16",
+            kv_kind=KV_KINDS[layout.dtype],
             threads=threads,
         )
 

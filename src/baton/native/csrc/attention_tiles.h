@@ -1,0 +1,226 @@
+/* Attention on Intel's tiles, for keys and values in bfloat16: 16 rows times 16 tokens times 32 dimensions an instruction.
+ *
+ * Tiles want the numbers of a column in pairs, so a block lies in the pool as they read it, and is read in place:
+ *
+ *   keys     [head_dim / 2][16 tokens][2 dimensions]
+ *   values   [16 / 2 tokens][head_dim][2 tokens]
+ *
+ * Queries and weights are rounded to bfloat16 too; sums are float32. Every row goes through here, a decoded one like one of a
+ * prompt, and each of its sums is one chain in the order of dimensions or tokens: what a row sees decides its bits, and not
+ * its neighbours. Tokens that a row may not see have weight zero.
+ */
+#pragma once
+
+#define PAIRS_BLOCK 16  /* tokens of a block: a tile is as wide */
+#define PAIRS_DIM 32    /* dimensions of a tile of keys; head_dim is a multiple */
+
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#define HAS_TILES 1
+
+typedef uint16_t bf16;
+
+#define TILE_OF_ROWS 16
+
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} TileConfig;
+
+/* Tile registers: 0 to 3 hold sums (scores of four blocks, then the outputs of 64 dimensions: four chains at once), 4 queries,
+ * 5 keys, 6 weights, 7 values. */
+#define PAIRS_WIDTH 64  /* dimensions whose outputs are worked on at once; head_dim is a multiple */
+
+static _Thread_local int64_t tile_rows;  /* that this thread's tiles are set up for; 0: not at all */
+
+/* As many rows as there are: three rows of a decoded token are loaded and stored faster than sixteen. */
+static void tiles_for(int64_t rows) {
+    if (rows == tile_rows) return;
+    tile_rows = rows;
+    TileConfig config = {.palette = 1};
+    for (int t = 0; t < 8; t++) config.rows[t] = (uint8_t)rows, config.row_bytes[t] = 64;
+    config.rows[5] = PAIRS_DIM / 2;
+    config.row_bytes[6] = PAIRS_BLOCK * 2;
+    config.rows[7] = PAIRS_BLOCK / 2;
+    __asm__ volatile("" : : "r"(&config) : "memory");  /* gcc 12 does not know that all of it is read */
+    _tile_loadconfig(&config);
+}
+
+static void tiles_end(void) {
+    if (tile_rows) _tile_release();
+    tile_rows = 0;
+}
+
+/* Rounded to nearest, ties to even; what is not a number stays none. */
+ALWAYS bf16 to_bf16(float x) {
+    union { float f; uint32_t i; } bits = {x};
+    uint32_t rounded = (bits.i + 0x7fff + (bits.i >> 16 & 1)) >> 16;
+    return (bf16)(x != x ? 0x7fc0 : rounded);
+}
+
+static void store_token_pairs(const Layer *layer, int64_t sequence, int64_t token) {
+    const Step *step = layer->step;
+    const Shape *shape = layer->shape;
+    int64_t dim = shape->head_dim;
+    int64_t position = step->contexts[sequence] + token - step->starts[sequence], place = position % PAIRS_BLOCK;
+    int64_t number = step->tables[step->slots[sequence] * step->table_stride + position / PAIRS_BLOCK];
+    bf16 *block = (bf16 *)layer->pool + number * shape->block_stride;
+    const float *k = layer->qkv + token * layer->qkv_stride + shape->heads * dim, *v = k + shape->kv_heads * dim;
+    for (int64_t head = 0; head < shape->kv_heads; head++, k += dim, v += dim) {
+        bf16 *keys = block + head * dim * PAIRS_BLOCK + place * 2;
+        bf16 *values = block + shape->values_at + head * dim * PAIRS_BLOCK + place / 2 * dim * 2 + place % 2;
+        for (int64_t d = 0; d < dim; d += 2) {
+            keys[d * PAIRS_BLOCK] = to_bf16(k[d]);
+            keys[d * PAIRS_BLOCK + 1] = to_bf16(k[d + 1]);
+        }
+        for (int64_t d = 0; d < dim; d++) values[d * 2] = to_bf16(v[d]);
+    }
+}
+
+/* A block of values whose last tokens are not there yet: zeros in their place, since zero times anything must be zero. */
+static void whole_values(const bf16 *values, int64_t tokens, int64_t dim, bf16 *out) {
+    int64_t pair = dim * 2, whole = tokens / 2;
+    memcpy(out, values, (size_t)(whole * pair) * sizeof *out);
+    memset(out + whole * pair, 0, (size_t)((PAIRS_BLOCK / 2 - whole) * pair) * sizeof *out);
+    if (tokens % 2)
+        for (int64_t d = 0; d < pair; d += 2) out[whole * pair + d] = values[whole * pair + d];
+}
+
+/* soften() for a tile of rows: what each of them has to wait for is done for all at once. Row r sees [low[r], high[r]). */
+static void soften_tile(float (*scores)[SEGMENT], int64_t rows, const int64_t *low, const int64_t *high, float *maxima,
+                        float *totals, float *keep) {
+    float tops[TILE_OF_ROWS] = {0}, before[TILE_OF_ROWS] = {0};
+    for (int64_t r = 0; r < rows; r++) {
+        float *row = scores[r];
+        for (int64_t t = 0; t < low[r]; t++) row[t] = -INFINITY;
+        for (int64_t t = high[r]; t < SEGMENT; t++) row[t] = -INFINITY;
+        floats best = larger_lanes(larger_lanes(load(row), load(row + 16)), larger_lanes(load(row + 32), load(row + 48)));
+        before[r] = maxima[r];
+        tops[r] = largest_lane(best);
+        maxima[r] = tops[r] = tops[r] > before[r] ? tops[r] : before[r];
+    }
+    for (int r = 0; r < TILE_OF_ROWS; r++) keep[r] = exp_negative(before[r] - tops[r]);
+    for (int64_t r = 0; r < rows; r++) {
+        float *restrict row = scores[r], *restrict sum = totals + r * LANES, top = tops[r];
+        for (int t = 0; t < SEGMENT; t++) row[t] = exp_negative(row[t] - top);
+        for (int j = 0; j < LANES; j++)
+            sum[j] = sum[j] * keep[r] + ((row[j] + row[j + 16]) + (row[j + 32] + row[j + 48]));
+    }
+}
+
+/* Scores of all four blocks of a segment; in place of one that is not there, `keys` has any that is. */
+ALWAYS void scores_of_blocks(const bf16 *q, const bf16 *const *keys, int64_t dim, float (*scores)[SEGMENT]) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t d = 0; d < dim; d += PAIRS_DIM) {
+        _tile_loadd(4, q + d, dim * 2);
+#define BLOCK_OF(b) _tile_loadd(5, keys[b] + d * PAIRS_BLOCK, 64); _tile_dpbf16ps(b, 4, 5);
+        BLOCK_OF(0) BLOCK_OF(1) BLOCK_OF(2) BLOCK_OF(3)
+#undef BLOCK_OF
+    }
+    _tile_stored(0, &scores[0][0], SEGMENT * 4);
+    _tile_stored(1, &scores[0][PAIRS_BLOCK], SEGMENT * 4);
+    _tile_stored(2, &scores[0][2 * PAIRS_BLOCK], SEGMENT * 4);
+    _tile_stored(3, &scores[0][3 * PAIRS_BLOCK], SEGMENT * 4);
+}
+
+/* Weights times values, for 64 dimensions from d on. */
+ALWAYS void add_values(bf16 (*weights)[SEGMENT], const bf16 *const *values, int64_t count, int64_t dim, int64_t d, float *out) {
+    _tile_loadd(0, out + d, dim * 4);
+    _tile_loadd(1, out + d + 16, dim * 4);
+    _tile_loadd(2, out + d + 32, dim * 4);
+    _tile_loadd(3, out + d + 48, dim * 4);
+    for (int64_t b = 0; b < count; b++) {
+        _tile_loadd(6, &weights[0][b * PAIRS_BLOCK], SEGMENT * 2);
+#define PART_OF(i) _tile_loadd(7, values[b] + (d + 16 * i) * 2, dim * 4); _tile_dpbf16ps(i, 6, 7);
+        PART_OF(0) PART_OF(1) PART_OF(2) PART_OF(3)
+#undef PART_OF
+    }
+    _tile_stored(0, out + d, dim * 4);
+    _tile_stored(1, out + d + 16, dim * 4);
+    _tile_stored(2, out + d + 32, dim * 4);
+    _tile_stored(3, out + d + 48, dim * 4);
+}
+
+/* One tile of rows against one segment. `blocks` are the segment's, `values` those of its values. */
+static void tile_against_pairs(const Item *item, int64_t group, int64_t start, const bf16 *const *keys,
+                               const bf16 *const *values, int64_t tile, int64_t rows, const bf16 *q, float *out,
+                               float *maxima, float *totals) {
+    int64_t dim = item->layer->shape->head_dim;
+    int64_t end = position_of(item, group, tile + rows - 1) + 1;
+    if (start >= end || start + SEGMENT <= first_seen(item, position_of(item, group, tile))) return;
+    int64_t tokens = smaller(SEGMENT, end - start), count = (tokens + PAIRS_BLOCK - 1) / PAIRS_BLOCK;
+    _Alignas(64) float scores[TILE_OF_ROWS][SEGMENT];
+    _Alignas(64) bf16 weights[TILE_OF_ROWS][SEGMENT];
+    tiles_for(rows);
+    scores_of_blocks(q, keys, dim, scores);
+    int64_t low[TILE_OF_ROWS], high[TILE_OF_ROWS];
+    float keep[TILE_OF_ROWS];
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t position = position_of(item, group, tile + r);
+        low[r] = smaller(larger(first_seen(item, position) - start, 0), tokens);
+        high[r] = smaller(larger(position + 1 - start, 0), tokens);
+    }
+    soften_tile(scores, rows, low, high, maxima, totals, keep);
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t t = 0; t < SEGMENT; t += 16)
+            _mm256_store_si256((__m256i *)&weights[r][t], (__m256i)_mm512_cvtneps_pbh(load(&scores[r][t])));
+        if (keep[r] != 1.0f)
+            for (int64_t d = 0; d < dim; d += LANES) store(out + r * dim + d, load(out + r * dim + d) * spread(keep[r]));
+    }
+    for (int64_t d = 0; d < dim; d += PAIRS_WIDTH) add_values(weights, values, count, dim, d, out);
+}
+
+static void attend_pairs(const Item *item) {
+    const Layer *layer = item->layer;
+    const Shape *shape = layer->shape;
+    int64_t dim = shape->head_dim, group = shape->heads / shape->kv_heads, rows = item->rows;
+    bf16 q[rows * dim], last[PAIRS_BLOCK * dim];
+    float out[rows * dim], maxima[rows], totals[rows * LANES];
+    memset(out, 0, sizeof out);
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t token = item->first_token + (item->first + r) / group, head = item->head * group + (item->first + r) % group;
+        const float *from = layer->qkv + token * layer->qkv_stride + head * dim;
+        for (int64_t d = 0; d < dim; d++) q[r * dim + d] = to_bf16(from[d] * shape->scale);
+        maxima[r] = LOWEST, store(totals + r * LANES, spread(0.0f));
+    }
+    int64_t end = position_of(item, group, rows - 1) + 1;
+    int64_t begin = first_seen(item, position_of(item, group, 0)) / SEGMENT * SEGMENT;
+    const bf16 *keys[SEGMENT / PAIRS_BLOCK], *values[SEGMENT / PAIRS_BLOCK];
+    for (int64_t start = begin; start < end; start += SEGMENT) {
+        int64_t here = smaller(SEGMENT, end - start);
+        for (int64_t b = 0; b < SEGMENT / PAIRS_BLOCK; b++) {
+            if (b * PAIRS_BLOCK >= here) {
+                keys[b] = keys[0];
+                continue;
+            }
+            const bf16 *block = (const bf16 *)layer->pool + item->table[start / PAIRS_BLOCK + b] * shape->block_stride;
+            keys[b] = block + item->head * dim * PAIRS_BLOCK;
+            values[b] = keys[b] + shape->values_at;
+            if (here - b * PAIRS_BLOCK < PAIRS_BLOCK) {
+                whole_values(values[b], here - b * PAIRS_BLOCK, dim, last);
+                values[b] = last;
+            }
+        }
+        for (int64_t tile = 0; tile < rows; tile += TILE_OF_ROWS)
+            tile_against_pairs(item, group, start, keys, values, tile, smaller(TILE_OF_ROWS, rows - tile), q + tile * dim,
+                               out + tile * dim, maxima + tile, totals + tile * LANES);
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t token = item->first_token + (item->first + r) / group, head = item->head * group + (item->first + r) % group;
+        float *to = layer->out + (token * shape->heads + head) * dim;
+        float total = sum_of_lanes(load(totals + r * LANES));
+        for (int64_t d = 0; d < dim; d++) to[d] = out[r * dim + d] / total;
+    }
+}
+
+#else
+#define HAS_TILES 0
+
+static void tiles_end(void) {}
+static void store_token_pairs(const Layer *layer, int64_t sequence, int64_t token) { (void)layer, (void)sequence, (void)token; }
+static void attend_pairs(const Item *item) { (void)item; }
+
+#endif

@@ -1,0 +1,96 @@
+"""What a product must give: in float64, from the stored bytes, without any code of ours. And how far off float32 may be.
+
+A row of activations is rounded in groups of 32: scale = largest magnitude / 127, number = rint(value * (127 / largest)), both
+worked out in float32. Then  output = sum over groups of  scale * weight scale * (numbers . weights)  [+ minimum * scale * sum].
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.models.raw_tensor import Floats, RawTensor
+from baton.models.tensor_types import F32, Q4_0, Q4_1, Q8_0, TensorType
+
+GROUP = 32
+UNIT = 2.0**-24
+"""Of rounding to float32."""
+
+Doubles = NDArray[np.float64]
+
+
+class Product(NamedTuple):
+    values: Doubles
+    error_max: Doubles
+    "A bound: as many roundings as a chain has links, each of at most the sum of all magnitudes."
+
+
+class Groups(NamedTuple):
+    """A row in groups: value = scale * number + minimum. Numbers: [rows, groups, 32], the others [rows, groups]."""
+
+    scales: Doubles
+    numbers: Doubles
+    minima: Doubles
+
+
+def random_matrix(rng: np.random.Generator, kind: TensorType, rows: int, width: int) -> RawTensor:
+    """Any bytes that a file could hold, with scales that keep the results near 1."""
+    if kind == F32:
+        return RawTensor.of_floats(rng.standard_normal((rows, width), np.float32) / np.float32(width**0.5))
+    blocks = width // GROUP
+    numbers = rng.integers(0, 256, (rows, blocks, kind.block_bytes), np.uint8)
+    size = {Q8_0: 127, Q4_0: 8, Q4_1: 8}[kind] * width**0.5
+    halves = rng.standard_normal((rows, blocks, 2)) / size
+    if kind == Q4_1:
+        halves[:, :, 1] = -8 * halves[:, :, 0]
+    at = 4 if kind == Q4_1 else 2
+    numbers[:, :, :at] = halves.astype(np.float16).view(np.uint8)[:, :, :at]
+    return RawTensor(kind, (rows, width), numbers.reshape(rows, -1))
+
+
+def weight_groups(raw: RawTensor) -> Groups:
+    blocks = raw.data.reshape(raw.shape[0], -1, raw.type.block_bytes)
+    scales = blocks[:, :, :2].copy().view(np.float16)[:, :, 0].astype(np.float64)
+    minima = np.zeros_like(scales)
+    if raw.type == Q8_0:
+        return Groups(scales, blocks[:, :, 2:].view(np.int8).astype(np.float64), minima)
+    at = 4 if raw.type == Q4_1 else 2
+    if raw.type == Q4_1:
+        minima = blocks[:, :, 2:4].copy().view(np.float16)[:, :, 0].astype(np.float64)
+    nibbles = np.concatenate((blocks[:, :, at:] & 15, blocks[:, :, at:] >> 4), -1).astype(np.float64)
+    return Groups(scales, nibbles - (8 if raw.type == Q4_0 else 0), minima)
+
+
+def activation_groups(x: Floats) -> Groups:
+    groups = x.reshape(len(x), -1, GROUP)
+    largest = np.abs(groups).max(-1)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(127) / largest
+    inverse[~np.isfinite(inverse)] = 0
+    numbers = np.rint(groups * inverse[:, :, None])
+    return Groups((largest / np.float32(127)).astype(np.float64), numbers.astype(np.float64), np.zeros_like(largest, np.float64))
+
+
+def product(x: Floats, raw: RawTensor, bias: Floats | None = None) -> Product:
+    if raw.type == F32:
+        w = raw.data.view(np.float32).astype(np.float64)
+        values, magnitudes, links = x.astype(np.float64) @ w.T, np.abs(x).astype(np.float64) @ np.abs(w).T, raw.shape[1]
+    else:
+        a, w = activation_groups(x), weight_groups(raw)
+        dots = np.einsum("rgi,ogi->rog", a.numbers, w.numbers) * a.scales[:, None] * w.scales
+        offsets = (a.numbers.sum(-1) * a.scales)[:, None] * w.minima
+        values, magnitudes = (dots + offsets).sum(-1), (np.abs(dots) + np.abs(offsets)).sum(-1)
+        links = 2 * dots.shape[-1] + 2  # the scales are multiplied, too
+    if bias is not None:
+        values, magnitudes, links = values + bias, magnitudes + np.abs(bias), links + 1
+    return Product(values, (links + 1) * UNIT * magnitudes)
+
+
+def gated(both: Product) -> Product:
+    """silu(gate) * up of outputs that are gates first and then what they let through."""
+    (gate, up), (gate_error, up_error) = (np.split(part, 2, axis=1) for part in both)
+    silu = gate / (1 + np.exp(-gate))
+    # The slope of silu is at most 1.1; its own exponential and division take a few roundings.
+    return Product(silu * up, 1.1 * gate_error * (np.abs(up) + up_error) + up_error * np.abs(silu) + 8 * UNIT * np.abs(silu * up))

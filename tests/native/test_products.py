@@ -1,0 +1,229 @@
+"""Products against the definition in float64; and the same bits for any number of rows, threads, and kind of processor."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from kernels import Team, fused_libraries, pack, packed_head, rounds_once, small_config
+from product_oracle import Product, activation_groups, gated, product, random_matrix
+
+from baton.models.config import Traits
+from baton.models.quantise import to_q4_1, to_q8_0
+from baton.models.raw_tensor import RawTensor
+from baton.models.tensor_types import F32, Q4_0, Q4_1, Q8_0, TensorType
+
+KINDS = pytest.mark.parametrize("kind", [F32, Q8_0, Q4_0, Q4_1], ids=lambda kind: kind.name)
+SHAPES = ((1, 32), (31, 64), (33, 96), (97, 160), (64, 576), (40, 1536))
+"""(outputs, inputs): outputs that fill their last cell and that do not, inputs of one group, of an odd number, of many."""
+ROWS = 200
+SLICES = ((0, 1), (7, 1), (3, 2), (5, 3), (0, 4), (9, 5), (2, 6), (0, 7), (11, 11), (20, 12), (13, 13), (0, 16), (1, 17),
+          (30, 20), (40, 31), (8, 32), (0, 33), (60, 127), (3, 128), (50, 129), (0, 200))  # fmt: skip
+"""(first row, rows): every size of tile, and one more and one less than each place where the way to compute changes."""
+
+
+def activations(rows: int, width: int, seed: int = 1) -> np.ndarray:
+    """Groups of very different sizes, and some that are all zeros."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, width // 32, 32), np.float32) * np.exp(rng.standard_normal((rows, width // 32, 1)) * 2)
+    x[rng.random((rows, width // 32)) < 0.05] = 0.0
+    return x.reshape(rows, width).astype(np.float32)
+
+
+def assert_near(library, ours: np.ndarray, expected: Product) -> None:
+    far = np.abs(ours - expected.values) > expected.error_max * (1 if rounds_once(library) else 2) + 1e-37
+    assert not far.any(), f"{far.sum()} of {far.size}: {ours[far][:3]} for {expected.values[far][:3]}"
+
+
+@cache
+def case(kind: TensorType, shape: tuple[int, int]) -> tuple[RawTensor, np.ndarray, Product]:
+    """The same for every variant: a matrix, rows, and their product."""
+    raw, x = random_matrix(np.random.default_rng(0), kind, *shape), activations(ROWS, shape[1])
+    return raw, x, product(x, raw)
+
+
+@KINDS
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_are_what_their_definition_says(library, kind, shape):
+    raw, x, expected = case(kind, shape)
+    packed = packed_head(library, raw)
+    with Team(library, 2) as team:
+        all_rows = team.product(packed.head, x, shape[0])
+        assert_near(library, all_rows, expected)
+        for first, rows in SLICES:
+            few = team.product(packed.head, x[first : first + rows], shape[0])
+            assert np.array_equal(few, all_rows[first : first + rows]), f"{rows} rows give other bits than {ROWS}"
+
+
+@KINDS
+def test_threads_change_nothing(library, kind):
+    raw, x = random_matrix(np.random.default_rng(0), kind, 160, 96), activations(40, 96)
+    packed = packed_head(library, raw)
+    found = []
+    for threads in (1, 2, 3, 8):
+        with Team(library, threads) as team:
+            found.append([team.product(packed.head, x[:rows], 160) for rows in (1, 2, 5, 40)])
+    for others in found[1:]:
+        assert all(np.array_equal(ours, first) for ours, first in zip(others, found[0], strict=True))
+
+
+@KINDS
+@pytest.mark.parametrize("shape", SHAPES[2:], ids=str)
+def test_variants_that_round_once_give_the_same_bits(kind, shape):
+    raw, x, _ = case(kind, shape)
+    found = []
+    for library in fused_libraries():
+        packed = packed_head(library, raw)
+        with Team(library) as team:
+            found.append(team.product(packed.head, x[:50], shape[0]))
+    assert all(np.array_equal(found[0], other) for other in found[1:])
+
+
+@KINDS
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_numbers_do_not_overflow(library, kind, sign):
+    """Bytes of -128, nibbles of 0 and 15, activations that are all at the end of their range."""
+    raw = random_matrix(np.random.default_rng(0), kind, 64, 1536)
+    if kind != F32:
+        numbers = raw.data.reshape(64, -1, kind.block_bytes)[:, :, 4 if kind == Q4_1 else 2 :]
+        numbers[:32], numbers[32:48], numbers[48:] = {Q8_0: (0x80, 0x7F, 0x81)}.get(kind, (0xFF, 0x00, 0x0F))
+    x = np.full((20, 1536), sign * 3.0, np.float32)
+    x[10:, ::2] *= -1
+    packed = packed_head(library, raw)
+    with Team(library) as team:
+        for rows in (1, 2, 20):
+            assert_near(library, team.product(packed.head, x[20 - rows :], 64), product(x[20 - rows :], raw))
+
+
+def test_how_activations_are_rounded(library):
+    """Seen through a matrix that changes nothing: ties go to the even one, tiny groups become zeros."""
+    blocks = np.zeros((64, 2, Q8_0.block_bytes), np.uint8)
+    blocks[:, :, :2] = np.array([1.0], np.float16).view(np.uint8)
+    blocks[np.arange(64), np.arange(64) // 32, 2 + np.arange(64) % 32] = 1
+    packed = packed_head(library, RawTensor(Q8_0, (64, 64), blocks.reshape(64, -1)))
+    x = np.zeros((6, 64), np.float32)
+    x[0, :6] = [127.0, 0.5, 1.5, 2.5, -0.5, -1.5]
+    x[1, 32:] = 1e-40
+    x[2] = np.linspace(-5, 7, 64)
+    x[3, 40] = 3.4e38
+    x[4, ::2] = 1e-35
+    x[5] = np.nextafter(np.float32(1.0), np.float32(0.0))
+    groups = activation_groups(x)
+    expected = (groups.numbers * groups.scales[:, :, None]).reshape(x.shape).astype(np.float32)
+    assert expected[0, :6].tolist() == [127.0, 0.0, 2.0, 2.0, 0.0, -2.0]
+    assert not expected[1].any()
+    with Team(library) as team:
+        for rows in (1, 6):
+            assert np.array_equal(team.product(packed.head, x[:rows], 64), expected[:rows])
+
+
+@KINDS
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf], ids=str)
+def test_what_is_no_number_stays_in_its_row_and_shows(library, kind, poison):
+    raw, x = random_matrix(np.random.default_rng(0), kind, 48, 96), activations(24, 96)
+    packed = packed_head(library, raw)
+    sick = [0, 5, 17, 23]
+    poisoned = x.copy()
+    poisoned[sick, [0, 31, 50, 95]] = poison
+    well = np.setdiff1d(np.arange(24), sick)
+    with Team(library, 2) as team:
+        healthy = team.product(packed.head, x, 48)
+        assert np.isfinite(healthy).all()
+        for rows in (slice(0, 24), slice(0, 2), slice(0, 1), slice(16, 24)):
+            ours = team.product(packed.head, poisoned[rows], 48)
+            here = np.arange(24)[rows]
+            assert not np.isfinite(ours[np.isin(here, sick)]).any()
+            assert np.array_equal(ours[np.isin(here, well)], healthy[here[np.isin(here, well)]])
+
+
+@KINDS
+@pytest.mark.parametrize("poison", [np.nan, np.inf], ids=str)
+def test_a_weight_that_is_no_number_shows_in_its_output(library, kind, poison):
+    if kind == F32:
+        raw = random_matrix(np.random.default_rng(0), kind, 40, 64)
+        raw.data.view(np.float32)[7, 40] = poison
+    else:
+        raw = random_matrix(np.random.default_rng(0), kind, 40, 64)
+        raw.data.reshape(40, 2, -1)[7, 1, :2] = np.array([poison], np.float16).view(np.uint8)
+    packed = packed_head(library, raw)
+    with Team(library) as team:
+        for rows in (1, 20):
+            ours = team.product(packed.head, activations(20, 64)[:rows] + np.float32(0.01), 40)
+            assert np.flatnonzero(~np.isfinite(ours).all(0)).tolist() == [7]
+            assert not np.isfinite(ours[:, 7]).any()
+
+
+# Stacked matrices
+
+
+def stacked(*parts: RawTensor) -> RawTensor:
+    rows = sum(part.shape[0] for part in parts)
+    return RawTensor(parts[0].type, (rows, parts[0].shape[1]), np.concatenate([part.data for part in parts]))
+
+
+@KINDS
+@pytest.mark.parametrize("bias", [False, True])
+def test_queries_keys_and_values_lie_in_one_matrix(library, kind, bias):
+    config = small_config(hidden_size=96, heads=3, kv_heads=1, head_dim=10, traits=Traits(qkv_bias=bias))
+    rng = np.random.default_rng(4)
+    q, k, v = (random_matrix(rng, kind, rows, 96) for rows in (30, 10, 10))
+    given = {f"layers.0.attention.{name}.weight": raw for name, raw in zip("qkv", (q, k, v), strict=True)}
+    biases = rng.standard_normal(50).astype(np.float32)
+    if bias:
+        parts = np.split(biases, [30, 40])
+        given |= {f"layers.0.attention.{n}.bias": RawTensor.of_floats(b) for n, b in zip("qkv", parts, strict=True)}
+    packed = pack(library, config, given, "none" if kind == F32 else "auto")
+    x = activations(20, 96)
+    with Team(library, 2) as team:
+        for rows in (1, 20):
+            ours = team.product(packed.blocks[0].qkv, x[:rows], 50)
+            assert_near(library, ours, product(x[:rows], stacked(q, k, v), biases if bias else None))
+
+
+@KINDS
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("width", [1, 16, 17, 50, 96])
+def test_gates_and_what_they_let_through(library, kind, bias, width):
+    config = small_config(hidden_size=64, intermediate_size=width, traits=Traits(mlp_bias=bias))
+    rng = np.random.default_rng(5)
+    gate, up = random_matrix(rng, kind, width, 64), random_matrix(rng, kind, width, 64)
+    given = {"layers.0.mlp.gate.weight": gate, "layers.0.mlp.up.weight": up}
+    biases = rng.standard_normal(2 * width).astype(np.float32)
+    if bias:
+        given["layers.0.mlp.gate.bias"] = RawTensor.of_floats(biases[:width])
+        given["layers.0.mlp.up.bias"] = RawTensor.of_floats(biases[width:])
+    packed = pack(library, config, given, "none" if kind == F32 else "auto")
+    x = activations(20, 64) * np.float32(3)
+    with Team(library, 2) as team:
+        all_rows = team.product(packed.blocks[0].gate_up, x, width)
+        assert_near(library, all_rows, gated(product(x, stacked(gate, up), biases if bias else None)))
+        for rows in (1, 2, 3):
+            assert np.array_equal(team.product(packed.blocks[0].gate_up, x[:rows], width), all_rows[:rows])
+
+
+@pytest.mark.parametrize("gate", [-1e4, -90.0, -30.0, -1e-3, 0.0, 1e-3, 30.0, 90.0, 1e4])
+def test_gates_of_any_size(library, gate):
+    """One gate and one up, by their biases alone."""
+    config = small_config(hidden_size=32, intermediate_size=1, traits=Traits(mlp_bias=True))
+    zeros, numbers = RawTensor.of_floats(np.zeros((1, 32), np.float32)), {"gate": gate, "up": 3.0}
+    given = {f"layers.0.mlp.{name}.weight": zeros for name in numbers}
+    given |= {f"layers.0.mlp.{n}.bias": RawTensor.of_floats(np.array([b], np.float32)) for n, b in numbers.items()}
+    packed = pack(library, config, given, "none")
+    with Team(library) as team:
+        ours = float(team.product(packed.blocks[0].gate_up, np.ones((1, 32)), 1)[0, 0])
+    exact = float(np.float32(gate))
+    assert ours == pytest.approx(3.0 * exact / (1.0 + np.exp(min(-exact, 700.0))), rel=1e-6, abs=1e-30)
+
+
+# What a model's own quantisation gives
+
+
+@pytest.mark.parametrize(("quantise", "kind"), [(to_q8_0, Q8_0), (to_q4_1, Q4_1)], ids=["Q8_0", "Q4_1"])
+def test_our_own_blocks(library, quantise, kind):
+    raw = quantise(np.random.default_rng(6).standard_normal((50, 128), np.float32))
+    assert raw.type == kind
+    x = activations(5, 128)
+    packed = packed_head(library, raw)
+    with Team(library) as team:
+        assert_near(library, team.product(packed.head, x, 50), product(x, raw))
