@@ -252,10 +252,20 @@ static void finish(const Matrix *m, int64_t cell, int64_t rows, float (*tile)[CE
     }
 }
 
+#if defined(__aarch64__)
+#include "neon.h"
+#endif
+
 /* Rows [first, end) through one cell. `scratch` holds a cell as bytes. */
 static void cell_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
                             const Out *out) {
     const uint8_t *w = m->numbers + cell * cell_bytes(m);
+#if defined(__aarch64__)
+    if (m->kind != F32) {
+        neon_cell_times_rows(m, cell, w, x, first, end, scratch, out);
+        return;
+    }
+#endif
     void (*tile)(int, const Matrix *, const uint8_t *, int64_t, const Rows *, int64_t, float (*)[CELL]) =
         m->kind == F32 ? tile_f32 : m->kind == INT8 ? tile_int8 : m->kind == INT4 ? tile_int4 : tile_int4m;
     if ((m->kind == INT4 || m->kind == INT4M) && end - first >= UNPACK_FROM) {

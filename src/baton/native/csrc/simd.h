@@ -97,11 +97,11 @@ ALWAYS ints dot_small(ints sum, bytes w, bytes x) {
 ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return dot_small(sum, _mm256_abs_epi8(w), _mm256_sign_epi8(x, w)); }
 #endif
 
-/* ---- ARM with dot products ---- */
-#elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+/* ---- ARM ---- */
+#elif defined(__aarch64__)
 #define LANES 4
 #define WEIGHT8_OFFSET 0
-#define TILE_ROWS 4
+#define TILE_ROWS 4    /* of floats; quantised products have tiles of their own (neon.h) */
 #define TILE_PARTS 4
 typedef float32x4_t floats;
 typedef int32x4_t ints;
@@ -120,8 +120,16 @@ ALWAYS bytes load_bytes(const uint8_t *p) { return vreinterpretq_s8_u8(vld1q_u8(
 ALWAYS bytes spread_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return vreinterpretq_s8_s32(vdupq_n_s32(w)); }
 ALWAYS bytes low_nibbles(bytes x) { return vandq_s8(x, vdupq_n_s8(15)); }
 ALWAYS bytes high_nibbles(bytes x) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(x), 4)); }
+#if defined(__ARM_FEATURE_DOTPROD)
 ALWAYS ints dot_small(ints sum, bytes w, bytes x) { return vdotq_s32(sum, w, x); }
-ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return vdotq_s32(sum, w, x); }
+#else
+/* Pairs of products are added in 16 bits: 2 * 128 * 127 fits. */
+ALWAYS ints dot_small(ints sum, bytes w, bytes x) {
+    int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(x)), high = vmull_high_s8(w, x);
+    return vpadalq_s16(sum, vpaddq_s16(low, high));
+}
+#endif
+ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return dot_small(sum, w, x); }
 
 /* ---- anything else: the compiler's own vectors ---- */
 #else

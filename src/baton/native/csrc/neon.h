@@ -1,0 +1,236 @@
+/* Quantised products on ARM: vectors of four outputs, 32 registers, and activations that are multiplied out of the lane they
+ * were loaded into instead of being spread first.
+ *
+ *   dots    up to four rows. The fewer rows, the more outputs beside each other: the sums of a group, which are whole, and the
+ *           sums over groups, which are not, take 2 * DOTS registers, and all of them stay where they are.
+ *   squares many rows, where the processor multiplies 2 rows by 2 outputs in one instruction, 8 numbers deep. Sums keep that
+ *           shape from the first group to the last:  row 0 output 0, row 0 output 1, row 1 output 0, row 1 output 1.
+ *
+ * The integers are the same as those of matrix.h, and so are the sums over groups: bit for bit.
+ */
+#pragma once
+
+#define DOTS 8          /* vectors of sums of a tile: rows times parts */
+#define DOTS_ROWS 4     /* of a tile at most */
+#define SQUARES_FROM 8    /* rows for which it pays to bring a cell into pairs first */
+#define STRIP 8         /* outputs of a tile of pairs */
+
+#define UNROLL _Pragma("GCC unroll 16")  /* sums in arrays become registers only where every loop over them is gone */
+#define IN_ORDER __asm__ volatile("" ::)   /* the compiler would fetch all the words of a group first, and find no room for them */
+
+/* ---- dots ---- */
+
+/* The four bytes of each lane times bytes 4 * word to 4 * word + 3 of x. The lane has to be written as a number. */
+ALWAYS ints dot_word(ints sum, bytes w, bytes x, const int word) {
+#if defined(__ARM_FEATURE_DOTPROD)
+#define DOT_WORD(n) case n: return vdotq_laneq_s32(sum, w, x, n);
+#else
+#define DOT_WORD(n) case n: return dot_small(sum, w, vreinterpretq_s8_s32(vdupq_laneq_s32(vreinterpretq_s32_s8(x), n)));
+#endif
+    switch (word) { DOT_WORD(0) DOT_WORD(1) DOT_WORD(2) DOT_WORD(3) }
+#undef DOT_WORD
+    return sum;
+}
+
+/* `rows` rows times `parts` vectors of outputs of a cell, from `at` on. `w`: packed, or bytes that were nibbles. */
+ALWAYS void dots_tile(const int rows, const int parts, const Form form, const int kind, const Matrix *m, const uint8_t *w,
+                      int64_t cell, int at, const Rows *x, int64_t first, float (*out)[CELL]) {
+    const int words = form == AS_BYTES ? FOURS : FOURS / 2;
+    floats sum[DOTS_ROWS][DOTS];
+    ints whole[DOTS_ROWS][DOTS];
+    bytes q[2][DOTS_ROWS];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int p = 0; p < parts; p++) sum[r][p] = spread(0.0f);
+    const half *scales = m->scales + cell * m->groups * CELL + at, *minima = m->minima + cell * m->groups * CELL + at;
+    const int8_t *row = x->quantised + first * x->width;
+    w += at * 4;
+    for (int64_t g = 0; g < m->groups; g++, scales += CELL, minima += CELL, row += GROUP) {
+        int64_t of = g * x->stride + first;
+        UNROLL for (int r = 0; r < rows; r++) {
+            q[0][r] = vld1q_s8(row + r * x->width), q[1][r] = vld1q_s8(row + r * x->width + 16);
+            ints start = spread_int(kind == INT4 ? -8 * x->sums[of + r] : 0);
+            UNROLL for (int p = 0; p < parts; p++) whole[r][p] = start;
+        }
+        UNROLL for (int f = 0; f < words; f++, w += CELL * 4) {
+            IN_ORDER;
+            UNROLL for (int p = 0; p < parts; p++) {
+                bytes both = load_bytes(w + p * LANES * 4), low = low_nibbles(both), high = high_nibbles(both);
+                UNROLL for (int r = 0; r < rows; r++) {
+                    if (form == AS_BYTES) whole[r][p] = dot_word(whole[r][p], both, q[f / 4][r], f % 4);
+                    else whole[r][p] = dot_word(dot_word(whole[r][p], low, q[0][r], f), high, q[1][r], f);
+                }
+            }
+        }
+        UNROLL for (int p = 0; p < parts; p++) {
+            floats scale = load_half(scales + p * LANES), minimum = spread(0.0f);
+            if (kind == INT4M) minimum = load_half(minima + p * LANES);
+            UNROLL for (int r = 0; r < rows; r++) {
+                sum[r][p] = fused(as_floats(whole[r][p]), scale * spread(x->scales[of + r]), sum[r][p]);
+                if (kind == INT4M) sum[r][p] = fused(minimum, spread(x->scaled_sums[of + r]), sum[r][p]);
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int p = 0; p < parts; p++) store(&out[r][at + p * LANES], sum[r][p]);
+}
+
+ALWAYS void dots_of_cell(const int rows, const Form form, const int kind, const Matrix *m, const uint8_t *w, int64_t cell,
+                         const Rows *x, int64_t first, float (*out)[CELL]) {
+    const int parts = rows == 1 ? DOTS : rows == 2 ? DOTS / 2 : DOTS / 4;
+    for (int at = 0; at < CELL; at += parts * LANES) dots_tile(rows, parts, form, kind, m, w, cell, at, x, first, out);
+}
+
+#define DOTS_TILE(name, form, kind)                                                                                        \
+    static void name(int64_t rows, const Matrix *m, const uint8_t *w, int64_t cell, const Rows *x, int64_t first,          \
+                     float (*out)[CELL]) {                                                                                 \
+        if (rows == 1) dots_of_cell(1, form, kind, m, w, cell, x, first, out);                                             \
+        else if (rows == 2) dots_of_cell(2, form, kind, m, w, cell, x, first, out);                                        \
+        else if (rows == 3) dots_of_cell(3, form, kind, m, w, cell, x, first, out);                                        \
+        else dots_of_cell(4, form, kind, m, w, cell, x, first, out);                                                       \
+    }
+
+DOTS_TILE(dots_int8, AS_BYTES, INT8)
+DOTS_TILE(dots_int4, AS_NIBBLES, INT4)
+DOTS_TILE(dots_int4m, AS_NIBBLES, INT4M)
+DOTS_TILE(dots_int4_bytes, AS_BYTES, INT4)
+DOTS_TILE(dots_int4m_bytes, AS_BYTES, INT4M)
+
+static void dots_cell_times_rows(const Matrix *m, int64_t cell, const uint8_t *w, const Rows *x, int64_t first, int64_t end,
+                                 uint8_t *scratch, const Out *out) {
+    void (*tile)(int64_t, const Matrix *, const uint8_t *, int64_t, const Rows *, int64_t, float (*)[CELL]) =
+        m->kind == INT8 ? dots_int8 : m->kind == INT4 ? dots_int4 : dots_int4m;
+    if (m->kind != INT8 && end - first >= UNPACK_FROM) {
+        unpack_cell(m, w, scratch);
+        w = scratch;
+        tile = m->kind == INT4 ? dots_int4_bytes : dots_int4m_bytes;
+    }
+    while (first < end) {
+        float results[DOTS_ROWS][CELL];
+        int64_t rows = smaller(DOTS_ROWS, end - first);
+        tile(rows, m, w, cell, x, first, results);
+        finish(m, cell, rows, results, first, out);
+        first += rows;
+    }
+}
+
+/* ---- squares ---- */
+
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+
+/* Words of two fours become eights: those of outputs 0 and 1, those of 2 and 3. */
+ALWAYS void zip_words(bytes a, bytes b, bytes *out) {
+    out[0] = vreinterpretq_s8_s32(vzip1q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
+    out[1] = vreinterpretq_s8_s32(vzip2q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
+}
+
+/* The same for the eights of two rows: the first eight of both, the second of both. */
+ALWAYS void zip_eights(bytes a, bytes b, bytes *out) {
+    out[0] = vreinterpretq_s8_s64(vzip1q_s64(vreinterpretq_s64_s8(a), vreinterpretq_s64_s8(b)));
+    out[1] = vreinterpretq_s8_s64(vzip2q_s64(vreinterpretq_s64_s8(a), vreinterpretq_s64_s8(b)));
+}
+
+/* The cell as signed bytes, strip by strip: [4][group][4 eights][8 outputs][8]. */
+static void squares_unpack(const Matrix *m, const uint8_t *packed, uint8_t *out) {
+    const bytes zero_point = vdupq_n_s8(m->kind == INT4 ? 8 : 0);
+    int64_t strip_bytes = m->groups * GROUP * STRIP;
+    for (int64_t g = 0; g < m->groups; g++, out += GROUP * STRIP)
+        for (int f = 0; f < (m->kind == INT8 ? FOURS : FOURS / 2); f += 2, packed += 2 * CELL * 4)
+            for (int at = 0; at < CELL; at += LANES) {
+                uint8_t *to = out + at / STRIP * strip_bytes + f / 2 * STRIP * 8 + at % STRIP * 8;
+                bytes eights[2];
+                zip_words(load_bytes(packed + at * 4), load_bytes(packed + (CELL + at) * 4), eights);
+                for (int i = 0; i < 2; i++, to += 16) {
+                    if (m->kind == INT8) {
+                        vst1q_s8((int8_t *)to, eights[i]);
+                        continue;
+                    }
+                    vst1q_s8((int8_t *)to, vsubq_s8(low_nibbles(eights[i]), zero_point));
+                    vst1q_s8((int8_t *)to + FOURS / 4 * STRIP * 8, vsubq_s8(high_nibbles(eights[i]), zero_point));
+                }
+            }
+}
+
+/* Of each of two neighbouring outputs one number, for both rows; and of each of two neighbouring rows, for both outputs. */
+ALWAYS floats low_outputs(floats x) { return vreinterpretq_f32_f64(vzip1q_f64(vreinterpretq_f64_f32(x), vreinterpretq_f64_f32(x))); }
+ALWAYS floats high_outputs(floats x) { return vreinterpretq_f32_f64(vzip2q_f64(vreinterpretq_f64_f32(x), vreinterpretq_f64_f32(x))); }
+ALWAYS floats low_rows(floats x) { return vzip1q_f32(x, x); }
+ALWAYS floats high_rows(floats x) { return vzip2q_f32(x, x); }
+
+/* 2 * `pairs` rows times one strip. In place of a last row that would make a pair there may be any other: `rows` are the places
+ * of the quantised ones. (Of scales, which lie side by side, there is room for more than there are rows.) */
+ALWAYS void squares_tile(const int pairs, const int kind, const Matrix *m, const uint8_t *w, const half *scales, const half *minima,
+                         const Rows *x, int64_t first, const int8_t *const *rows, float (*out)[CELL], int at) {
+    floats sum[2][STRIP / 2];
+    UNROLL for (int i = 0; i < pairs; i++)
+        UNROLL for (int j = 0; j < STRIP / 2; j++) sum[i][j] = spread(0.0f);
+    const float *row_scales = x->scales + first, *row_sums = x->scaled_sums + first;
+    for (int64_t g = 0; g < m->groups; g++, row_scales += x->stride, row_sums += x->stride) {
+        ints whole[2][STRIP / 2];
+        UNROLL for (int i = 0; i < pairs; i++)
+            UNROLL for (int j = 0; j < STRIP / 2; j++) whole[i][j] = spread_int(0);
+        UNROLL for (int h = 0; h < GROUP; h += 16) {
+            bytes eights[2][2];
+            UNROLL for (int i = 0; i < pairs; i++)
+                zip_eights(vld1q_s8(rows[2 * i] + g * GROUP + h), vld1q_s8(rows[2 * i + 1] + g * GROUP + h), eights[i]);
+            UNROLL for (int e = 0; e < 2; e++)
+                UNROLL for (int j = 0; j < STRIP / 2; j++, w += 16) {
+                    bytes weights = load_bytes(w);
+                    UNROLL for (int i = 0; i < pairs; i++) whole[i][j] = vmmlaq_s32(whole[i][j], eights[i][e], weights);
+                }
+        }
+        floats of_rows = load(row_scales), sums_of_rows = load(row_sums);
+        UNROLL for (int j = 0; j < STRIP / 2; j++) {
+            floats scale = load_half(scales + g * CELL + j / 2 * LANES), minimum = load_half(minima + g * CELL + j / 2 * LANES);
+            scale = j % 2 ? high_outputs(scale) : low_outputs(scale), minimum = j % 2 ? high_outputs(minimum) : low_outputs(minimum);
+            UNROLL for (int i = 0; i < pairs; i++) {
+                sum[i][j] = fused(as_floats(whole[i][j]), scale * (i ? high_rows(of_rows) : low_rows(of_rows)), sum[i][j]);
+                if (kind == INT4M) sum[i][j] = fused(minimum, i ? high_rows(sums_of_rows) : low_rows(sums_of_rows), sum[i][j]);
+            }
+        }
+    }
+    UNROLL for (int i = 0; i < pairs; i++)
+        UNROLL for (int j = 0; j < STRIP / 2; j++) {
+            vst1_f32(&out[2 * i][at + 2 * j], vget_low_f32(sum[i][j]));
+            vst1_f32(&out[2 * i + 1][at + 2 * j], vget_high_f32(sum[i][j]));
+        }
+}
+
+#define SQUARES_TILE(name, kind)                                                                                             \
+    static void name(int64_t rows, const Matrix *m, const uint8_t *w, const half *s, const half *n, const Rows *x,         \
+                     int64_t first, const int8_t *const *q, float (*out)[CELL], int at) {                                  \
+        if (rows > 2) squares_tile(2, kind, m, w, s, n, x, first, q, out, at);                                             \
+        else squares_tile(1, kind, m, w, s, n, x, first, q, out, at);                                                      \
+    }
+
+SQUARES_TILE(squares_plain, INT8)  /* and INT4, whose offset is gone by now */
+SQUARES_TILE(squares_minima, INT4M)
+
+static void squares_cell_times_rows(const Matrix *m, int64_t cell, const uint8_t *packed, const Rows *x, int64_t first,
+                                    int64_t end, uint8_t *scratch, const Out *out) {
+    const half *scales = m->scales + cell * m->groups * CELL, *minima = m->minima + cell * m->groups * CELL;
+    squares_unpack(m, packed, scratch);
+    while (first < end) {
+        float results[4][CELL];
+        int64_t rows = smaller(4, end - first);
+        const int8_t *q[4];
+        for (int r = 0; r < 4; r++) q[r] = x->quantised + smaller(first + r, end - 1) * x->width;
+        for (int at = 0; at < CELL; at += STRIP)
+            (m->kind == INT4M ? squares_minima : squares_plain)(rows, m, scratch + at * m->groups * GROUP, scales + at, minima + at, x,
+                                                                first, q, results, at);
+        finish(m, cell, rows, results, first, out);
+        first += rows;
+    }
+}
+
+#endif
+
+static void neon_cell_times_rows(const Matrix *m, int64_t cell, const uint8_t *packed, const Rows *x, int64_t first, int64_t end,
+                                 uint8_t *scratch, const Out *out) {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    if (end - first >= SQUARES_FROM) {
+        squares_cell_times_rows(m, cell, packed, x, first, end, scratch, out);
+        return;
+    }
+#endif
+    dots_cell_times_rows(m, cell, packed, x, first, end, scratch, out);
+}

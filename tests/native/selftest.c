@@ -1,0 +1,406 @@
+/* The library against plain C that does what its comments say, number by number, in doubles.
+ *
+ *   close      every result is as near to the doubles' as the roundings on the way allow
+ *   same       the bits of a row are those of the same row alone, whatever came with it: rows, chunks, threads
+ *   chain      a product is, to the bit, one chain of multiply-adds over groups
+ *
+ * Prints a checksum for each thing that it computed. The numbers that go in come from integers alone, so two processors that
+ * round alike print the same lines: test_selftest.py compares them. Ends with 1 where something was wrong.
+ */
+
+#include "decoder.c"
+
+#include <stdio.h>
+
+static int wrong;
+
+#define DEMAND(truth, ...)                                                           \
+    do {                                                                             \
+        if (!(truth) && ++wrong < 20) printf("WRONG "), printf(__VA_ARGS__), puts(""); \
+    } while (0)
+
+/* ---- chance and checksums ---- */
+
+static uint64_t state = 88172645463325252u;
+
+static uint32_t chance(void) {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return (uint32_t)(state >> 32);
+}
+
+static int64_t below(int64_t n) { return chance() % n; }
+
+/* Around zero, few of them large: the sum of four even ones. */
+static float number(void) {
+    int32_t sum = 0;
+    for (int i = 0; i < 4; i++) sum += (int32_t)(chance() >> 16) - 32768;
+    return (float)sum / 65536.0f;
+}
+
+static float *numbers(int64_t count) {
+    float *made = room(count * 4);
+    for (int64_t i = 0; i < count; i++) made[i] = number();
+    return made;
+}
+
+static uint64_t checksum(const void *data, int64_t bytes) {
+    uint64_t hash = 14695981039346656037u;
+    for (int64_t i = 0; i < bytes; i++) hash = (hash ^ ((const uint8_t *)data)[i]) * 1099511628211u;
+    return hash;
+}
+
+static void say(const char *what, const void *data, int64_t bytes) {
+    printf("%-44s %016llx\n", what, (unsigned long long)checksum(data, bytes));
+}
+
+static const char *const KINDS[] = {"f32", "int8", "int4", "int4m"};
+
+/* ---- matrices ---- */
+
+static int64_t row_bytes(int kind, int64_t inputs) {
+    return kind == F32 ? inputs * 4 : inputs / GROUP * (kind == INT8 ? 34 : kind == INT4 ? 18 : 20);
+}
+
+/* Rows as a file has them: floats, or GGUF's blocks of 32. */
+static uint8_t *stored_rows(int kind, int64_t outputs, int64_t inputs) {
+    if (kind == F32) return (uint8_t *)numbers(outputs * inputs);
+    int64_t length = row_bytes(kind, inputs);
+    uint8_t *rows = room(outputs * length), *to = rows;
+    for (int64_t block = 0; block < outputs * (inputs / GROUP); block++) {
+        half scale = (half)(number() / 64.0f), minimum = (half)number();
+        memcpy(to, &scale, 2), to += 2;
+        if (kind == INT4M) memcpy(to, &minimum, 2), to += 2;
+        for (int i = 0; i < (kind == INT8 ? GROUP : GROUP / 2); i++) *to++ = (uint8_t)chance();
+        if (kind == INT8 && block % 5 == 0) memset(to - GROUP, block % 2 ? 0x80 : 0x7f, GROUP);  /* the largest products */
+    }
+    return rows;
+}
+
+/* Number k of a stored row is `whole` times the scale of its group, and its minimum. */
+typedef struct { int32_t whole; float scale, minimum; } Weight;
+
+static Weight weight_at(int kind, const uint8_t *row, int64_t k) {
+    Weight weight = {0, 0.0f, 0.0f};
+    row += k / GROUP * row_bytes(kind, GROUP), k %= GROUP;
+    half scale, minimum = 0;
+    memcpy(&scale, row, 2);
+    if (kind == INT4M) memcpy(&minimum, row + 2, 2);
+    weight.scale = (float)scale, weight.minimum = (float)minimum;
+    row += kind == INT4M ? 4 : 2;
+    if (kind == INT8) weight.whole = ((const int8_t *)row)[k];
+    else weight.whole = (k < GROUP / 2 ? row[k] & 15 : row[k - GROUP / 2] >> 4) - (kind == INT4 ? 8 : 0);
+    return weight;
+}
+
+static Matrix packed(int kind, const uint8_t *rows, int64_t outputs, int64_t inputs, int paired) {
+    int64_t cells = (outputs + CELL - 1) / CELL, groups = inputs / GROUP, scale_bytes = cells * groups * CELL * 2;
+    Matrix m = {.kind = kind, .paired = paired, .outputs = outputs, .inputs = inputs, .cells = cells, .groups = groups};
+    int64_t bytes = cells * cell_bytes(&m), places[outputs];
+    m.numbers = room(bytes), m.scales = room(scale_bytes), m.minima = kind == INT4M ? room(scale_bytes) : (void *)m.scales;
+    memset((void *)m.numbers, 0, (size_t)bytes), memset((void *)m.scales, 0, (size_t)scale_bytes);
+    memset((void *)m.minima, 0, (size_t)scale_bytes);
+    for (int64_t i = 0; i < outputs; i++) places[i] = i;
+    baton_pack(&m, rows, row_bytes(kind, inputs), places, outputs);
+    return m;
+}
+
+static void matrix_free(Matrix *m) {
+    free((void *)m->numbers), free((void *)m->scales);
+    if (m->kind == INT4M) free((void *)m->minima);
+}
+
+/* ---- products ---- */
+
+typedef struct { double value, size; float chain; } Expected;  /* size: of the terms, before they cancel out */
+
+/* One row as the products see it: float, or whole numbers and a scale for each group. */
+static Expected expected(int kind, const uint8_t *row, const float *x, int64_t inputs) {
+    Expected e = {0.0, 0.0, 0.0f};
+    if (kind == F32) {
+        for (int64_t k = 0; k < inputs; k++) {
+            float w;
+            memcpy(&w, row + k * 4, 4);
+            e.value += (double)w * x[k], e.size += fabs((double)w * x[k]), e.chain = FUSED(x[k], w, e.chain);
+        }
+        return e;
+    }
+    for (int64_t g = 0; g < inputs / GROUP; g++, x += GROUP) {
+        float largest = 0.0f;
+        for (int j = 0; j < GROUP; j++) largest = fabsf(x[j]) > largest ? fabsf(x[j]) : largest;
+        float scale = largest / 127.0f, inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+        int32_t whole = 0, sum = 0;
+        Weight weight = {0, 0.0f, 0.0f};
+        for (int j = 0; j < GROUP; j++) {
+            int32_t q = (int32_t)rintf(x[j] * inverse);
+            weight = weight_at(kind, row, g * GROUP + j);
+            whole += q * weight.whole, sum += q;
+            double term = (double)scale * q * ((double)weight.scale * weight.whole + weight.minimum);
+            e.value += term, e.size += fabs(term);
+        }
+        e.chain = FUSED((float)whole, weight.scale * scale, e.chain);
+        if (kind == INT4M) e.chain = FUSED(weight.minimum, scale * (float)sum, e.chain);
+    }
+    return e;
+}
+
+static const int64_t ROW_COUNTS[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 31, 40, 130};
+enum { ROWS_MOST = 130, COUNTS = sizeof ROW_COUNTS / sizeof *ROW_COUNTS };
+
+static void product(Runner *runners[2], int kind, int64_t outputs, int64_t inputs) {
+    char name[64];
+    snprintf(name, sizeof name, "product %s %lldx%lld", KINDS[kind], (long long)outputs, (long long)inputs);
+    uint8_t *rows = stored_rows(kind, outputs, inputs);
+    Matrix m = packed(kind, rows, outputs, inputs, 0);
+    float *x = numbers(ROWS_MOST * inputs), *out = room(ROWS_MOST * outputs * 4), *first = room(ROWS_MOST * outputs * 4);
+    for (int64_t k = 0; k < inputs; k++) x[inputs + k] = k % 3 ? 7.0f : -7.0f;  /* the largest integers that there are */
+    memset(x + 2 * inputs, 0, (size_t)inputs * 4);
+    for (int64_t k = 0; k < inputs; k++) x[3 * inputs + k] *= k % 7 ? 1e-6f : 1e3f;
+    for (int64_t r = 0; r < ROWS_MOST; r++) {
+        baton_product(runners[0], &m, x + r * inputs, 1, first + r * outputs, outputs);
+        if (r > 17 && r % 16) continue;
+        for (int64_t o = 0; o < outputs; o++) {
+            Expected e = expected(kind, rows + o * row_bytes(kind, inputs), x + r * inputs, inputs);
+            float got = first[r * outputs + o];
+            double far = fabs(got - e.value), allowed = e.size * 2e-7 * (double)larger(m.groups, 8) + 1e-30;
+            DEMAND(far <= allowed, "%s: row %lld output %lld is %.9g, not %.9g", name, (long long)r, (long long)o, got, e.value);
+            DEMAND(!memcmp(&got, &e.chain, 4), "%s: row %lld output %lld is %a, the chain is %a", name, (long long)r,
+                   (long long)o, got, e.chain);
+        }
+    }
+    for (int i = 0; i < COUNTS; i++)
+        for (int t = 0; t < 2; t++) {
+            int64_t count = ROW_COUNTS[i];
+            memset(out, 0xff, (size_t)(count * outputs) * 4);
+            baton_product(runners[t], &m, x, count, out, outputs);
+            DEMAND(!memcmp(out, first, (size_t)(count * outputs) * 4), "%s: %lld rows, %d threads: other bits than one by one",
+                   name, (long long)count, t + 1);
+        }
+    say(name, first, ROWS_MOST * outputs * 4);
+    matrix_free(&m), free(rows), free(x), free(out), free(first);
+}
+
+/* Bias and gates: checksums only, the whole model below has them too. */
+static void gated_product(Runner *runner, int kind) {
+    int64_t outputs = 4 * CELL, inputs = 160, count = 23;
+    char name[64];
+    uint8_t *rows = stored_rows(kind, outputs, inputs);
+    Matrix m = packed(kind, rows, outputs, inputs, 1);
+    float *bias = numbers(outputs), *x = numbers(count * inputs), *out = room(count * outputs * 2);
+    m.bias = bias;
+    baton_product(runner, &m, x, count, out, outputs / 2);
+    for (int64_t r = 0; r < count; r++)
+        for (int64_t o = 0; o < outputs / 2; o++) {
+            int64_t gate = o / 16 * CELL + o % 16;
+            double a = bias[gate] + expected(kind, rows + gate * row_bytes(kind, inputs), x + r * inputs, inputs).value;
+            double b = bias[gate + 16] + expected(kind, rows + (gate + 16) * row_bytes(kind, inputs), x + r * inputs, inputs).value;
+            double want = a / (1.0 + exp(-a)) * b, got = out[r * (outputs / 2) + o];
+            DEMAND(fabs(got - want) <= 1e-4 * (1.0 + fabs(want)), "gates %s: %g, not %g", KINDS[kind], got, want);
+        }
+    snprintf(name, sizeof name, "gates %s", KINDS[kind]);
+    say(name, out, count * outputs * 2);
+    matrix_free(&m), free(rows), free(bias), free(x), free(out);
+}
+
+/* ---- attention ---- */
+
+typedef struct { int64_t heads, kv_heads, dim, block, window; int halves; } Case;
+
+enum { SEQUENCES = 4, TABLE = 256 };
+
+typedef struct {
+    int64_t lengths[SEQUENCES], tokens;
+    int32_t tables[SEQUENCES * TABLE];
+    float *qkv[SEQUENCES];   /* [length][heads + 2 kv_heads][dim] */
+    float *out[SEQUENCES];   /* [length][heads][dim] */
+} World;
+
+static float kept(float x, int halves) { return halves ? (float)(half)x : x; }
+
+/* One query against everything that it may see, in doubles. */
+static void attend_expected(const World *world, const Case *c, int64_t s, int64_t token, int64_t head, double *out) {
+    int64_t stride = (c->heads + 2 * c->kv_heads) * c->dim, kv = c->heads + head / (c->heads / c->kv_heads);
+    const float *q = world->qkv[s] + token * stride + head * c->dim;
+    double scores[token + 1], top = -1e300, total = 0.0;
+    int64_t from = c->window ? larger(0, token - c->window + 1) : 0;
+    for (int64_t t = from; t <= token; t++) {
+        const float *k = world->qkv[s] + t * stride + kv * c->dim;
+        scores[t] = 0.0;
+        for (int64_t d = 0; d < c->dim; d++) scores[t] += 0.125 * q[d] * kept(k[d], c->halves);
+        top = scores[t] > top ? scores[t] : top;
+    }
+    for (int64_t d = 0; d < c->dim; d++) out[d] = 0.0;
+    for (int64_t t = from; t <= token; t++) {
+        const float *v = world->qkv[s] + t * stride + (kv + c->kv_heads) * c->dim;
+        double weight = exp(scores[t] - top);
+        total += weight;
+        for (int64_t d = 0; d < c->dim; d++) out[d] += weight * kept(v[d], c->halves);
+    }
+    for (int64_t d = 0; d < c->dim; d++) out[d] /= total;
+}
+
+/* All sequences from their first token to their last, in chunks of up to `most`; `together` puts chunks into one step. */
+static void attend_in_chunks(Runner *runner, World *world, const Case *c, void *pool, int64_t most, int together, float **out) {
+    int64_t q_width = c->heads * c->dim, stride = (c->heads + 2 * c->kv_heads) * c->dim, half_block = c->kv_heads * c->dim * c->block;
+    Shape shape = {c->heads, c->kv_heads, c->dim, c->block, 2 * half_block, half_block, 0.125f};
+    int64_t done[SEQUENCES] = {0}, slots[SEQUENCES], starts[SEQUENCES + 1], contexts[SEQUENCES];
+    float *qkv = room(SEQUENCES * most * stride * 4), *results = room(SEQUENCES * most * q_width * 4);
+    for (;;) {
+        int64_t count = 0;
+        starts[0] = 0;
+        for (int64_t s = 0; s < SEQUENCES && (together || !count); s++) {
+            int64_t chunk = smaller(1 + below(most), world->lengths[s] - done[s]);
+            if (!chunk) continue;
+            memcpy(qkv + starts[count] * stride, world->qkv[s] + done[s] * stride, (size_t)(chunk * stride) * 4);
+            slots[count] = s, contexts[count] = done[s], starts[count + 1] = starts[count] + chunk, count++;
+        }
+        if (!count) break;
+        Step step = {.sequences = count, .tokens = starts[count], .table_stride = TABLE, .tables = world->tables,
+                     .slots = slots, .starts = starts, .contexts = contexts};
+        baton_attention(runner, &step, &shape, pool, qkv, c->window, c->halves, results);
+        for (int64_t i = 0; i < count; i++) {
+            int64_t s = slots[i], chunk = starts[i + 1] - starts[i];
+            memcpy(out[s] + done[s] * q_width, results + starts[i] * q_width, (size_t)(chunk * q_width) * 4);
+            done[s] += chunk;
+        }
+    }
+    free(qkv), free(results);
+}
+
+static void attention(Runner *runners[2], const Case *c) {
+    char name[80];
+    snprintf(name, sizeof name, "attention %s %lld/%lld heads of %lld, %lld, %lld", c->halves ? "half" : "float", (long long)c->heads,
+             (long long)c->kv_heads, (long long)c->dim, (long long)c->block, (long long)c->window);
+    World world = {.lengths = {1 + below(30), 150 + below(20), 64, 1 + below(90)}};
+    int64_t q_width = c->heads * c->dim, stride = (c->heads + 2 * c->kv_heads) * c->dim, blocks = SEQUENCES * TABLE;
+    float *again[SEQUENCES];
+    int64_t pool_bytes = blocks * 2 * c->kv_heads * c->dim * c->block * (c->halves ? 2 : 4);
+    void *pool = room(pool_bytes);
+    memset(pool, 0, (size_t)pool_bytes);
+    for (int64_t i = 0; i < blocks; i++) world.tables[i] = (int32_t)i;
+    for (int64_t i = blocks - 1; i > 0; i--) {
+        int64_t j = below(i + 1);
+        int32_t other = world.tables[i];
+        world.tables[i] = world.tables[j], world.tables[j] = other;
+    }
+    for (int s = 0; s < SEQUENCES; s++) {
+        world.qkv[s] = numbers(world.lengths[s] * stride), world.out[s] = room(world.lengths[s] * q_width * 4);
+        again[s] = room(world.lengths[s] * q_width * 4);
+        for (int64_t i = 0; i < world.lengths[s] * stride; i++) world.qkv[s][i] *= 2.0f;
+    }
+    attend_in_chunks(runners[0], &world, c, pool, 200, 0, world.out);
+    double want[c->dim];
+    uint64_t sums[SEQUENCES];
+    for (int s = 0; s < SEQUENCES; s++) {
+        sums[s] = checksum(world.out[s], world.lengths[s] * q_width * 4);
+        for (int64_t i = 0; i < world.lengths[s]; i++)
+            for (int64_t head = 0; head < c->heads; head++) {
+                attend_expected(&world, c, s, i, head, want);
+                for (int64_t d = 0; d < c->dim; d++) {
+                    float got = world.out[s][(i * c->heads + head) * c->dim + d];
+                    DEMAND(fabs(got - want[d]) <= 2e-5, "%s: token %lld is %.9g, not %.9g", name, (long long)i, got, want[d]);
+                }
+            }
+    }
+    for (int way = 0; way < 6; way++) {
+        const int64_t most[] = {1, 3, 17};
+        attend_in_chunks(runners[way % 2], &world, c, pool, most[way / 2], way != 2, again);
+        for (int s = 0; s < SEQUENCES; s++)
+            DEMAND(!memcmp(again[s], world.out[s], (size_t)(world.lengths[s] * q_width) * 4), "%s: way %d: other bits", name, way);
+    }
+    say(name, sums, sizeof sums);
+    for (int s = 0; s < SEQUENCES; s++) free(world.qkv[s]), free(world.out[s]), free(again[s]);
+    free(pool);
+}
+
+/* ---- single numbers ---- */
+
+static void functions(void) {
+    enum { MANY = 1 << 16 };
+    float *exps = room(MANY * 4), *silus = room(MANY * 4), *turns = room(2 * MANY * 4);
+    for (int i = 0; i < MANY; i++) {
+        float x = -(float)i / (MANY / 100.0f), y = number() * 8.0f, turn = (float)below(32768) * (float)(chance() >> 8) * 0x1p-24f;
+        exps[i] = exp_negative(x), silus[i] = silu(y);
+        turns[2 * i] = cosf(turn), turns[2 * i + 1] = sinf(turn);
+        if (x >= -87.0f) DEMAND(fabs(exps[i] / exp(x) - 1.0) < 3e-7, "e^%g is %g, not %g", x, exps[i], exp(x));
+        else DEMAND(exps[i] == 0.0f, "e^%g is %g", x, exps[i]);
+        double want = y / (1.0 + exp(-(double)y));
+        DEMAND(fabs(silus[i] - want) <= 1e-6 * fabs(want), "silu(%g) is %g, not %g", y, silus[i], want);
+    }
+    say("exp_negative", exps, MANY * 4), say("silu", silus, MANY * 4), say("cosf, sinf (libm)", turns, 2 * MANY * 4);
+    free(exps), free(silus), free(turns);
+}
+
+/* ---- a whole model, in one step and in many ---- */
+
+static void model(Runner *like, int kind, int halves) {
+    enum { HIDDEN = 96, INNER = 160, HEADS = 6, KV = 2, DIM = 32, WORDS = 83, LAYERS = 2, TOKENS = 75, BLOCK = 16 };
+    uint8_t *embedding = stored_rows(kind, WORDS, HIDDEN);
+    Block blocks[LAYERS];
+    for (int i = 0; i < LAYERS; i++)
+        blocks[i] = (Block){
+            .attention_norm = numbers(HIDDEN), .mlp_norm = numbers(HIDDEN), .q_norm = numbers(DIM), .k_norm = numbers(DIM),
+            .qkv = packed(kind, stored_rows(kind, (HEADS + 2 * KV) * DIM, HIDDEN), (HEADS + 2 * KV) * DIM, HIDDEN, 0),
+            .output = packed(kind, stored_rows(kind, HIDDEN, HEADS * DIM), HIDDEN, HEADS * DIM, 0),
+            .gate_up = packed(kind, stored_rows(kind, 2 * INNER, HIDDEN), 2 * INNER, HIDDEN, 1),
+            .down = packed(kind, stored_rows(kind, HIDDEN, INNER), HIDDEN, INNER, 0), .window = i ? 40 : 0,
+        };
+    float frequencies[DIM / 2], *final_norm = numbers(HIDDEN), *logits = room(TOKENS * WORDS * 4), *again = room(TOKENS * WORDS * 4);
+    for (int i = 0; i < DIM / 2; i++) frequencies[i] = 1.0f / (float)(1 << i);
+    int64_t half_block = KV * DIM * BLOCK, starts[2] = {0}, slot = 0, context = 0, positions[TOKENS];
+    int32_t table[TOKENS / BLOCK + 1], ids[TOKENS];
+    void *pool = room((TOKENS / BLOCK + 1) * LAYERS * 2 * half_block * 4);
+    Model m = {
+        .layers = LAYERS, .hidden = HIDDEN, .vocabulary = WORDS, .inner = INNER,
+        .attention = {HEADS, KV, DIM, BLOCK, LAYERS * 2 * half_block, half_block, 0.125f},
+        .norm_eps = 1e-5f, .rope_factor = 1.0f, .kv_halves = halves, .embedding_kind = kind, .frequencies = frequencies,
+        .embedding = embedding, .embedding_row_bytes = row_bytes(kind, HIDDEN), .final_norm = final_norm, .blocks = blocks,
+        .head = packed(kind, embedding, WORDS, HIDDEN, 0), .pool = pool,
+    };
+    for (int i = 0; i < TOKENS; i++) ids[i] = (int32_t)below(WORDS), positions[i] = i;
+    for (int i = 0; i <= TOKENS / BLOCK; i++) table[i] = (TOKENS / BLOCK) - i;
+    for (int64_t chunk = TOKENS; chunk; chunk /= 5) {
+        Runner *runner = baton_new(&m, 1 + (chunk < TOKENS));
+        for (context = 0; context < TOKENS; context += starts[1]) {
+            starts[1] = smaller(chunk, TOKENS - context);
+            Step step = {.sequences = 1, .tokens = starts[1], .table_stride = TOKENS / BLOCK + 1, .tables = table, .slots = &slot,
+                         .starts = starts, .contexts = &context, .token_ids = ids + context, .positions = positions + context};
+            const float *hidden = baton_hidden(runner, &step);
+            baton_logits(runner, hidden, starts[1], (chunk == TOKENS ? logits : again) + context * WORDS);
+        }
+        baton_free(runner);
+        DEMAND(chunk == TOKENS || !memcmp(logits, again, TOKENS * WORDS * 4), "model %s in chunks of %lld: other bits", KINDS[kind],
+               (long long)chunk);
+    }
+    for (int i = 0; i < TOKENS * WORDS; i++) DEMAND(isfinite(logits[i]), "model %s: logit %d is not finite", KINDS[kind], i);
+    char name[64];
+    snprintf(name, sizeof name, "model %s, keys in %s", KINDS[kind], halves ? "half" : "float");
+    say(name, logits, TOKENS * WORDS * 4);
+    (void)like;  /* what was allocated here goes with the process */
+}
+
+int main(void) {
+    if (baton_allow()) return puts("the system does not allow these instructions"), 2;
+    static Model none;
+    Runner *runners[2] = {baton_new(&none, 1), baton_new(&none, 2)};
+    functions();
+    for (int kind = F32; kind <= INT4M; kind++) {
+        if (kind == F32) product(runners, kind, 33, 37);
+        product(runners, kind, 33, 32);
+        product(runners, kind, 96, 288);
+        product(runners, kind, 70, 1024);
+        gated_product(runners[0], kind);
+    }
+    static const Case cases[] = {
+        {4, 4, 64, 16, 0, 0}, {6, 2, 64, 16, 0, 0}, {7, 1, 128, 32, 0, 0}, {8, 2, 20, 8, 50, 0}, {3, 1, 8, 3, 0, 0}, {10, 2, 32, 64, 33, 0},
+    };
+    for (int halves = 0; halves < 2; halves++)
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            Case c = cases[i];
+            c.halves = halves;
+            attention(runners, &c);
+        }
+    for (int kind = F32; kind <= INT4M; kind++) model(runners[0], kind, kind % 2);
+    baton_free(runners[0]), baton_free(runners[1]);
+    if (wrong) printf("%d WRONG\n", wrong);
+    return wrong != 0;
+}
