@@ -64,6 +64,7 @@ typedef struct {
     int64_t window;           /* 0: none */
     int64_t item_rows;
     const int64_t *item_starts;  /* [sequences + 1] first piece of work of each sequence */
+    int64_t items;
 } Layer;
 
 /* Which of `count` runs holds `index`; run i is [starts[i], starts[i + 1]). */
@@ -177,14 +178,28 @@ static Item item_of(const Layer *layer, int64_t number) {
     };
 }
 
-/* The team's share of a layer. From the last piece to the first: the end of a long prompt sees most keys. */
+/* A phase: attention of a layer. From the last piece to the first: the end of a long prompt sees most keys. */
 static void attend_all(Member *me, const Layer *layer, KVKind kind) {
-    int64_t all = layer->item_starts[layer->step->sequences];
-    for (int64_t number; (number = all - 1 - take(me)) >= 0;) {
-        Item item = item_of(layer, number);
+    for (int64_t piece; (piece = take(me, layer->items)) >= 0;) {
+        Item item = item_of(layer, layer->items - 1 - piece);
         if (kind == KV_FLOAT) attend_float(&item);
         else if (kind == KV_HALF) attend_half(&item);
         else attend_pairs(&item);
     }
     tiles_end();
+    meet(me, layer->items);
+}
+
+/* A phase: keys and values of all tokens go to the pool; before that, `turn` is called for each. */
+typedef void (*Turn)(const void *with, int64_t token);
+
+static void store_all(Member *me, const Layer *layer, KVKind kind, Turn turn, const void *with) {
+    const Step *step = layer->step;
+    int64_t at_once = larger(1, step->tokens / (8 * me->team->threads)), pieces = (step->tokens + at_once - 1) / at_once;
+    for (int64_t piece; (piece = take(me, pieces)) >= 0;)
+        for (int64_t token = piece * at_once; token < smaller((piece + 1) * at_once, step->tokens); token++) {
+            if (turn) turn(with, token);
+            store_token(layer, kind, run_of(step->starts, step->sequences, token), token);
+        }
+    meet(me, pieces);
 }

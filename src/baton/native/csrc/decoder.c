@@ -8,6 +8,7 @@
 #include "matrix.h"
 
 #define ALONE_ROWS 16    /* up to so many, every member prepares the rows for itself: cheaper than to wait for each other */
+#define PHASES_OF_A_LAYER 10
 #define PREPARED_ROWS 16 /* of a piece: what is kept of their groups shares lines of the cache, which two must not write to */
 
 typedef struct {
@@ -34,6 +35,7 @@ typedef struct {
 typedef struct {
     int64_t rows;                  /* that the buffers hold */
     float *hidden;                 /* [rows][hidden]: the residual stream */
+    float *picked;                 /* [rows][hidden]: those whose logits are wanted */
     float *cosines, *sines;        /* [rows][head_dim / 2] */
     float *qkv;                    /* [rows][heads + 2 kv_heads][head_dim] */
     Rows normed, output, down;     /* what the products of that name take */
@@ -67,12 +69,15 @@ static void rows_free(Rows *rows) {
 }
 
 static void buffers_free(Buffers *b) {
-    free(b->hidden), free(b->cosines), free(b->sines), free(b->qkv), free(b->item_starts);
+    free(b->hidden), free(b->picked), free(b->cosines), free(b->sines), free(b->qkv), free(b->item_starts);
     rows_free(&b->normed), rows_free(&b->output), rows_free(&b->down);
     memset(b, 0, sizeof *b);
 }
 
 static int64_t qkv_width(const Model *m) { return (m->attention.heads + 2 * m->attention.kv_heads) * m->attention.head_dim; }
+
+/* Upper bound, of any job. */
+static int64_t phases_of(const Model *model) { return 4 + PHASES_OF_A_LAYER * model->layers; }
 
 /* Room for this step; what the largest step so far needed is kept. */
 static int buffers_fit(Runner *runner, int64_t tokens, int64_t sequences) {
@@ -80,15 +85,16 @@ static int buffers_fit(Runner *runner, int64_t tokens, int64_t sequences) {
     const Model *m = runner->model;
     if (tokens <= b->rows && sequences <= b->sequences) return 1;
     tokens = larger(tokens, b->rows), sequences = larger(sequences, b->sequences);
+    team_rest(runner->team);
     buffers_free(b);
     int64_t pairs = m->attention.head_dim / 2, q_width = m->attention.heads * m->attention.head_dim;
-    b->hidden = room(tokens * m->hidden * 4);
+    b->hidden = room(tokens * m->hidden * 4), b->picked = room(tokens * m->hidden * 4);
     b->cosines = room(tokens * pairs * 4), b->sines = room(tokens * pairs * 4);
     b->qkv = room(tokens * qkv_width(m) * 4);
     b->item_starts = room((sequences + 1) * 8);
     int ok = rows_room(&b->normed, tokens, m->hidden) && rows_room(&b->output, tokens, q_width);
     ok = ok && rows_room(&b->down, tokens, m->inner);
-    if (!ok || !b->hidden || !b->cosines || !b->sines || !b->qkv || !b->item_starts) return buffers_free(b), 0;
+    if (!ok || !b->hidden || !b->picked || !b->cosines || !b->sines || !b->qkv || !b->item_starts) return buffers_free(b), 0;
     b->rows = tokens, b->sequences = sequences;
     return 1;
 }
@@ -130,7 +136,11 @@ static void begin_row(const Runner *runner, const Step *step, int64_t row) {
 }
 
 /* Queries and keys of one token: normed where the model wants it, then turned, first half against second. */
-static void turn_row(const Runner *runner, const Block *block, int64_t row) {
+typedef struct { const Runner *runner; const Block *block; } Turning;
+
+static void turn_row(const void *with, int64_t row) {
+    const Runner *runner = ((const Turning *)with)->runner;
+    const Block *block = ((const Turning *)with)->block;
     const Model *m = runner->model;
     const Shape *shape = &m->attention;
     int64_t dim = shape->head_dim, pairs = dim / 2;
@@ -166,6 +176,15 @@ static void prepare_row(const Runner *runner, const Source *from, int64_t row, c
     if (from->quantised) quantise_row(into, row);
 }
 
+/* A phase: rows ready for a product. */
+static void prepare_shared(Member *me, const Runner *runner, const Source *from, int64_t rows, const Rows *into) {
+    int64_t pieces = (rows + PREPARED_ROWS - 1) / PREPARED_ROWS;
+    for (int64_t piece; (piece = take(me, pieces)) >= 0;)
+        for (int64_t row = piece * PREPARED_ROWS; row < smaller((piece + 1) * PREPARED_ROWS, rows); row++)
+            prepare_row(runner, from, row, into);
+    meet(me, pieces);
+}
+
 /* Rows ready for a product: by the team, or by everybody for themselves where there are few. */
 static const Rows *prepare(Member *me, Runner *runner, const Source *from, int64_t rows, Rows *shared) {
     if (rows <= ALONE_ROWS) {
@@ -174,9 +193,7 @@ static const Rows *prepare(Member *me, Runner *runner, const Source *from, int64
         for (int64_t row = 0; row < rows; row++) prepare_row(runner, from, row, own);
         return own;
     }
-    for (int64_t first; (first = take(me) * PREPARED_ROWS) < rows;)
-        for (int64_t row = first; row < smaller(first + PREPARED_ROWS, rows); row++) prepare_row(runner, from, row, shared);
-    meet(me);
+    prepare_shared(me, runner, from, rows, shared);
     return shared;
 }
 
@@ -200,14 +217,14 @@ static int64_t phase_since;
 
 typedef struct {
     Runner *runner;
-    const Step *step;
-    int64_t item_rows;
+    Step step;
+    int64_t item_rows, items;
 } Hidden;
 
 static void layer_phases(Member *me, const Hidden *job, int64_t number) {
     Runner *runner = job->runner;
     const Model *m = runner->model;
-    const Step *step = job->step;
+    const Step *step = &job->step;
     const Block *block = &m->blocks[number];
     Buffers *b = &runner->shared;
     uint8_t *scratch = runner->scratch[me->number];
@@ -216,7 +233,6 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
     const Rows *normed = prepare(me, runner, &(Source){b->hidden, block->attention_norm, block->qkv.kind != F32}, tokens, &b->normed);
     PHASE(NORM)
     multiply(me, &block->qkv, normed, tokens, scratch, &(Out){STORE, b->qkv, qkv_width(m), qkv_width(m)});
-    meet(me);
     PHASE(QKV)
 
     int64_t number_bytes = m->kv_kind == KV_FLOAT ? 4 : 2;
@@ -225,63 +241,51 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
         .pool = (char *)m->pool + number * 2 * m->attention.values_at * number_bytes,
         .qkv = b->qkv, .qkv_stride = qkv_width(m),
         .out = b->output.plain, .window = block->window,
-        .item_rows = job->item_rows, .item_starts = b->item_starts,
+        .item_rows = job->item_rows, .item_starts = b->item_starts, .items = job->items,
     };
-    int64_t at_once = larger(1, tokens / (8 * me->team->threads));
-    for (int64_t first; (first = take(me) * at_once) < tokens;)
-        for (int64_t row = first; row < smaller(first + at_once, tokens); row++) {
-            turn_row(runner, block, row);
-            int64_t sequence = run_of(step->starts, step->sequences, row);
-            store_token(&layer, m->kv_kind, sequence, row);
-        }
-    meet(me);
+    store_all(me, &layer, m->kv_kind, turn_row, &(Turning){runner, block});
     PHASE(TURN)
     attend_all(me, &layer, m->kv_kind);
-    meet(me);
     PHASE(ATTEND)
 
     const Rows *attended = prepare(me, runner, &(Source){b->output.plain, NULL, block->output.kind != F32}, tokens, &b->output);
     multiply(me, &block->output, attended, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden});
-    meet(me);
     PHASE(OUTPUT)
 
     normed = prepare(me, runner, &(Source){b->hidden, block->mlp_norm, block->gate_up.kind != F32}, tokens, &b->normed);
     PHASE(NORM2)
     multiply(me, &block->gate_up, normed, tokens, scratch, &(Out){STORE, b->down.plain, m->inner, m->inner});
-    meet(me);
     PHASE(GATE_UP)
 
     const Rows *gated = prepare(me, runner, &(Source){b->down.plain, NULL, block->down.kind != F32}, tokens, &b->down);
     PHASE(GATED)
     multiply(me, &block->down, gated, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden});
-    meet(me);
     PHASE(DOWN)
 }
 
-static void hidden_job(Member *me, void *with) {
+static void hidden_job(Member *me, const void *with) {
     const Hidden *job = with;
     const Model *m = job->runner->model;
 #if defined(BATON_PHASES)
     if (me->number == 0) phase_since = nanoseconds();
 #endif
-    for (int64_t row; (row = take(me)) < job->step->tokens;) begin_row(job->runner, job->step, row);
-    meet(me);
+    for (int64_t row; (row = take(me, job->step.tokens)) >= 0;) begin_row(job->runner, &job->step, row);
+    meet(me, job->step.tokens);
     PHASE(BEGIN)
     for (int64_t number = 0; number < m->layers; number++) layer_phases(me, job, number);
 }
 
 typedef struct {
     Runner *runner;
-    const float *hidden;
     int64_t rows;
     float *logits;
 } Logits;
 
-static void logits_job(Member *me, void *with) {
+static void logits_job(Member *me, const void *with) {
     const Logits *job = with;
     Runner *runner = job->runner;
     const Model *m = runner->model;
-    Source from = {job->hidden, m->final_norm, m->head.kind != F32};
+    Source from = {runner->shared.picked, m->final_norm, m->head.kind != F32};
     const Rows *normed = prepare(me, runner, &from, job->rows, &runner->shared.normed);
     multiply(me, &m->head, normed, job->rows, runner->scratch[me->number],
              &(Out){STORE, job->logits, m->vocabulary, m->vocabulary});
@@ -322,7 +326,7 @@ Runner *baton_new(const Model *model, int64_t threads) {
     Runner *runner = calloc(1, sizeof *runner);
     if (!runner) return NULL;
     runner->model = model;
-    runner->team = team_new((int)threads);
+    runner->team = team_new((int)threads, phases_of(model));
     runner->alone = calloc((size_t)threads, sizeof *runner->alone);
     runner->scratch = calloc((size_t)threads, sizeof *runner->scratch);
     if (!runner->team || !runner->alone || !runner->scratch) return baton_free(runner), NULL;
@@ -340,7 +344,8 @@ int64_t baton_threads(const Runner *runner) { return runner->team->threads; }
 const float *baton_hidden(Runner *runner, const Step *step) {
     if (!buffers_fit(runner, step->tokens, step->sequences)) return NULL;
     int64_t rows = item_starts(step, &runner->model->attention, runner->model->kv_kind, runner->team->threads, runner->shared.item_starts);
-    team_run(runner->team, hidden_job, &(Hidden){runner, step, rows});
+    Hidden job = {runner, *step, rows, runner->shared.item_starts[step->sequences]};
+    team_run(runner->team, hidden_job, &job, sizeof job, phases_of(runner->model));
     return runner->shared.hidden;
 }
 
@@ -348,20 +353,19 @@ const float *baton_hidden(Runner *runner, const Step *step) {
 int baton_logits(Runner *runner, const float *hidden, int64_t rows, float *logits) {
     /* `hidden` is not a buffer that is made anew here: rows of a step never outnumber its tokens. */
     if (!buffers_fit(runner, rows, 1)) return 1;
-    team_run(runner->team, logits_job, &(Logits){runner, hidden, rows, logits});
+    memcpy(runner->shared.picked, hidden, (size_t)(rows * runner->model->hidden) * sizeof *hidden);
+    Logits job = {runner, rows, logits};
+    team_run(runner->team, logits_job, &job, sizeof job, phases_of(runner->model));
     return 0;
 }
 
 /* One product by itself, for tests and measurements. x: [rows][inputs], out: [rows][outputs of the matrix]. */
 typedef struct { Runner *runner; const Matrix *matrix; const float *x; int64_t rows; float *out; Rows *buffer; int64_t width; } Product;
 
-static void product_job(Member *me, void *with) {
+static void product_job(Member *me, const void *with) {
     const Product *job = with;
     Source from = {job->x, NULL, job->matrix->kind != F32};
-    for (int64_t first; (first = take(me) * PREPARED_ROWS) < job->rows;)
-        for (int64_t row = first; row < smaller(first + PREPARED_ROWS, job->rows); row++)
-            prepare_row(job->runner, &from, row, job->buffer);
-    meet(me);
+    prepare_shared(me, job->runner, &from, job->rows, job->buffer);
     uint8_t *scratch = room(job->matrix->inputs * CELL);
     multiply(me, job->matrix, job->buffer, job->rows, scratch, &(Out){STORE, job->out, job->width, job->width});
     free(scratch);
@@ -370,7 +374,9 @@ static void product_job(Member *me, void *with) {
 int baton_product(Runner *runner, const Matrix *matrix, const float *x, int64_t rows, float *out, int64_t width) {
     Rows buffer;
     if (!rows_room(&buffer, rows, matrix->inputs)) return 1;
-    team_run(runner->team, product_job, &(Product){runner, matrix, x, rows, out, &buffer, width});
+    Product job = {runner, matrix, x, rows, out, &buffer, width};
+    team_run(runner->team, product_job, &job, sizeof job, phases_of(runner->model));
+    team_rest(runner->team);
     rows_free(&buffer);
     return 0;
 }
@@ -378,14 +384,9 @@ int baton_product(Runner *runner, const Matrix *matrix, const float *x, int64_t 
 /* One layer's attention by itself, for tests. qkv: [tokens][heads + 2 * kv_heads][head_dim], out: [tokens][heads][head_dim]. */
 typedef struct { Layer *layer; KVKind kind; } Attention;
 
-static void attention_job(Member *me, void *with) {
+static void attention_job(Member *me, const void *with) {
     const Attention *job = with;
-    const Step *step = job->layer->step;
-    for (int64_t row; (row = take(me)) < step->tokens;) {
-        int64_t sequence = run_of(step->starts, step->sequences, row);
-        store_token(job->layer, job->kind, sequence, row);
-    }
-    meet(me);
+    store_all(me, job->layer, job->kind, NULL, NULL);
     attend_all(me, job->layer, job->kind);
 }
 
@@ -398,7 +399,10 @@ int baton_attention(Runner *runner, const Step *step, const Shape *shape, void *
         .qkv_stride = (shape->heads + 2 * shape->kv_heads) * shape->head_dim,
         .item_rows = item_starts(step, shape, (KVKind)kv_kind, runner->team->threads, starts),
     };
-    team_run(runner->team, attention_job, &(Attention){&layer, (KVKind)kv_kind});
+    layer.items = starts[step->sequences];
+    Attention job = {&layer, (KVKind)kv_kind};
+    team_run(runner->team, attention_job, &job, sizeof job, phases_of(runner->model));
+    team_rest(runner->team);
     free(starts);
     return 0;
 }

@@ -282,14 +282,15 @@ static void cell_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_
     }
 }
 
-/* The team's share of a whole product: pieces are (cells, rows), cells of one piece beside each other. */
+/* A phase: a whole product; pieces are (cells, rows), cells of one piece beside each other. */
 static void multiply(Member *me, const Matrix *m, const Rows *x, int64_t rows, uint8_t *scratch, const Out *out) {
     int64_t cells_at_once = larger(1, m->cells / (8 * me->team->threads));
     if (rows > ROWS_OF_A_PIECE) cells_at_once = 1;
     int64_t stripes = (m->cells + cells_at_once - 1) / cells_at_once, layers = (rows + ROWS_OF_A_PIECE - 1) / ROWS_OF_A_PIECE;
-    for (int64_t piece; (piece = take(me)) < stripes * layers;) {
+    for (int64_t piece; (piece = take(me, stripes * layers)) >= 0;) {
         int64_t first = piece % layers * ROWS_OF_A_PIECE, cell = piece / layers * cells_at_once;
         for (int64_t c = cell; c < smaller(cell + cells_at_once, m->cells); c++)
             cell_times_rows(m, c, x, first, smaller(first + ROWS_OF_A_PIECE, rows), scratch, out);
     }
+    meet(me, stripes * layers);
 }

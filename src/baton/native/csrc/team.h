@@ -1,8 +1,13 @@
-/* A team of threads that walks through the phases of a step together.
+/* A team of threads that walks through the phases of a round together.
  *
- *   phase     work cut into pieces; whoever is free takes the next (take), so a member that the system has set aside for a
- *             neighbour process does not hold the others up for more than one piece
- *   meet      the end of a phase: nobody goes on before all are there
+ *   round     one job: all that one call of the library does
+ *   phase     work cut into pieces; whoever is free takes the next (take). It ends when all of its pieces are done, and not
+ *             when all members have been there: one that the system has set aside holds nobody up, unless it has a piece
+ *   meet      the end of a phase: nobody goes on before all pieces are done
+ *
+ * A member that comes late runs through the phases that are over without finding a piece, and joins in where the others are;
+ * if the round is over, it waits for the next. So what a member reads outside of a piece must be its own, or belong to the
+ * library and live on (team_rest waits until nobody is under way).
  *
  * Who waits looks for a moment (a phase of one decoded token lasts microseconds, falling asleep costs more), then sleeps
  * until it is woken: cores that others want are not held by spinning.
@@ -10,9 +15,11 @@
 #pragma once
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #if defined(__linux__)
@@ -21,32 +28,42 @@
 #include <unistd.h>
 #endif
 
-#define LOOKS 64                 /* between two looks at the clock */
-#define LOOK_NANOSECONDS 40000   /* then sleep */
-#define LINE 64                  /* bytes of a cache line: what different threads write lies in different ones */
+#define LOOKS 64                   /* between two looks at the clock */
+#define LOOK_NANOSECONDS 40000     /* then sleep */
+#define LINE 64                    /* bytes of a cache line: what different threads write lies in different ones */
+#define ROUNDS 64                  /* whose jobs are kept for members that come late */
+#define JOB_BYTES 256
 
 typedef struct Team Team;
 
 typedef struct {
-    Team *team;
+    _Alignas(LINE) Team *team;
     int number;
-    uint32_t phase;  /* how many this member has been through; the same for all when they meet */
+    uint32_t round, phase;
+    uint32_t pieces;          /* of this phase that this member has taken */
+    _Atomic uint32_t at_work;
 } Member;
 
-typedef void (*Job)(Member *me, void *with);
+typedef void (*Job)(Member *me, const void *with);
+
+typedef struct {
+    _Alignas(LINE) _Atomic uint64_t taken;  /* round << 32 | pieces */
+    _Atomic uint32_t done;                  /* pieces */
+} Phase;
+
+typedef struct {
+    Job job;
+    _Alignas(16) unsigned char with[JOB_BYTES];
+} Kept;
 
 struct Team {
-    int threads;
-    Job job;
-    void *with;
+    int threads, stop;
     pthread_t *handles;
     Member *members;
-    _Alignas(LINE) _Atomic uint32_t round;    /* of jobs; 0 before the first */
-    _Alignas(LINE) _Atomic uint32_t phase;    /* the newest that all have finished */
-    _Alignas(LINE) _Atomic int32_t missing;
+    Phase *phases;
+    Kept kept[ROUNDS];
+    _Alignas(LINE) _Atomic uint32_t round;  /* 0 before the first */
     _Alignas(LINE) _Atomic int32_t asleep;
-    struct { _Alignas(LINE) _Atomic int64_t next; } pieces[2];  /* of this phase and of the one after it */
-    int stop;
 #if !defined(__linux__)
     pthread_mutex_t mutex;
     pthread_cond_t changed;
@@ -67,13 +84,14 @@ static inline int64_t nanoseconds(void) {
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
+/* Until the word is no longer `old`, or at once. */
 static void sleep_while(Team *team, _Atomic uint32_t *word, uint32_t old) {
     atomic_fetch_add(&team->asleep, 1);
 #if defined(__linux__)
-    while (atomic_load(word) == old) syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, old, NULL, NULL, 0);
+    if (atomic_load(word) == old) syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, old, NULL, NULL, 0);
 #else
     pthread_mutex_lock(&team->mutex);
-    while (atomic_load(word) == old) pthread_cond_wait(&team->changed, &team->mutex);
+    if (atomic_load(word) == old) pthread_cond_wait(&team->changed, &team->mutex);
     pthread_mutex_unlock(&team->mutex);
 #endif
     atomic_fetch_sub(&team->asleep, 1);
@@ -91,57 +109,83 @@ static void wake(Team *team, _Atomic uint32_t *word) {
 #endif
 }
 
-static void await_change(Team *team, _Atomic uint32_t *word, uint32_t old) {
-    for (int64_t since = 0;;) {
-        for (int i = 0; i < LOOKS; i++) {
-            if (atomic_load_explicit(word, memory_order_acquire) != old) return;
-            rest();
-        }
-        int64_t now = nanoseconds();
-        if (!since) since = now;
-        else if (now - since > LOOK_NANOSECONDS) break;
-    }
-    sleep_while(team, word, old);
+/* A wait looks for a while, and then it is time to sleep. Not to yield: that gives a whole slice to whoever is there. */
+typedef struct { int looks; int64_t since; } Wait;
+
+static inline int time_to_sleep(Wait *wait) {
+    rest();
+    if (++wait->looks % LOOKS) return 0;
+    int64_t now = nanoseconds();
+    if (!wait->since) wait->since = now;
+    return now - wait->since > LOOK_NANOSECONDS;
 }
 
-/* The number of the next piece of this phase; whoever gets one that does not exist is done. */
-static inline int64_t take(Member *me) {
-    return atomic_fetch_add_explicit(&me->team->pieces[me->phase & 1].next, 1, memory_order_relaxed);
+/* The number of the next piece of this phase, or -1: there is none left, or the round is over. */
+static inline int64_t take(Member *me, int64_t pieces) {
+    Phase *phase = &me->team->phases[me->phase];
+    uint64_t seen = atomic_load_explicit(&phase->taken, memory_order_acquire);
+    do {
+        if (seen >> 32 != me->round || (int64_t)(uint32_t)seen >= pieces) return -1;
+    } while (!atomic_compare_exchange_weak_explicit(&phase->taken, &seen, seen + 1, memory_order_acq_rel, memory_order_acquire));
+    me->pieces++;
+    return (int64_t)(uint32_t)seen;
 }
 
-static void meet(Member *me) {
+/* Reports this member's pieces, waits for those of the others, and goes on to the next phase. */
+static void meet(Member *me, int64_t pieces) {
     Team *team = me->team;
-    uint32_t phase = me->phase++;
-    if (atomic_fetch_sub(&team->missing, 1) > 1) {
-        await_change(team, &team->phase, phase);
-        return;
+    Phase *phase = &team->phases[me->phase++];
+    if (me->pieces) {
+        atomic_fetch_add(&phase->done, me->pieces);
+        me->pieces = 0;
+        wake(team, &phase->done);
     }
-    /* The last one: nobody touches the next phase's counter before the line after these two. */
-    atomic_store_explicit(&team->missing, team->threads, memory_order_relaxed);
-    atomic_store_explicit(&team->pieces[me->phase & 1].next, 0, memory_order_relaxed);
-    atomic_store(&team->phase, me->phase);
-    wake(team, &team->phase);
+    for (Wait wait = {0, 0};;) {
+        uint32_t done = atomic_load_explicit(&phase->done, memory_order_acquire);
+        if (done >= pieces || atomic_load_explicit(&phase->taken, memory_order_acquire) >> 32 != me->round) return;
+        if (time_to_sleep(&wait)) sleep_while(team, &phase->done, done);
+    }
 }
 
 static void *member_life(void *argument) {
     Member *me = argument;
     Team *team = me->team;
-    for (uint32_t round = 0;; round++) {
-        await_change(team, &team->round, round);
+    for (;;) {
+        for (Wait wait = {0, 0}; atomic_load_explicit(&team->round, memory_order_acquire) == me->round;)
+            if (time_to_sleep(&wait)) sleep_while(team, &team->round, me->round);
         if (team->stop) return NULL;
-        team->job(me, team->with);
-        meet(me);
+        atomic_store(&me->at_work, 1);
+        me->round = atomic_load(&team->round), me->phase = 0, me->pieces = 0;
+        Kept kept = team->kept[me->round % ROUNDS];
+        /* If it was so long ago that the place has been used again, this was no job at all. */
+        if (atomic_load(&team->round) - me->round < ROUNDS / 2) kept.job(me, kept.with);
+        atomic_store(&me->at_work, 0);
     }
 }
 
-/* All members do the job, the caller among them; returns when all have. */
-static void team_run(Team *team, Job job, void *with) {
-    team->job = job;
-    team->with = with;
-    atomic_fetch_add(&team->round, 1);
+/* All members do the job, the caller among them; returns when it is done. `with` is copied. At most `phases` are used. */
+static void team_run(Team *team, Job job, const void *with, size_t bytes, int64_t phases) {
+    uint32_t round = atomic_load(&team->round) + 1;
+    Member *me = &team->members[0];
+    team->kept[round % ROUNDS].job = job;
+    memcpy(team->kept[round % ROUNDS].with, with, bytes);
+    for (int64_t p = 0; p < phases; p++) {
+        atomic_store_explicit(&team->phases[p].done, 0, memory_order_relaxed);
+        atomic_store_explicit(&team->phases[p].taken, (uint64_t)round << 32, memory_order_release);
+    }
+    atomic_store(&team->round, round);
     wake(team, &team->round);
-    job(&team->members[0], with);
-    meet(&team->members[0]);
+    me->round = round, me->phase = 0, me->pieces = 0;
+    job(me, with);
+}
+
+static void nothing(Member *me, const void *with) { (void)me, (void)with; }
+
+/* Waits until nobody is under way: before memory is freed that members may look at. Who comes late finds an empty round. */
+static void team_rest(Team *team) {
+    team_run(team, nothing, &(char){0}, 1, 0);
+    for (int i = 1; i < team->threads; i++)
+        while (atomic_load(&team->members[i].at_work)) sched_yield();
 }
 
 static void team_free(Team *team) {
@@ -151,24 +195,31 @@ static void team_free(Team *team) {
     for (int i = 1; i < team->threads; i++) pthread_join(team->handles[i], NULL);
     free(team->handles);
     free(team->members);
+    free(team->phases);
     free(team);
 }
 
-static Team *team_new(int threads) {
-    Team *team = aligned_alloc(LINE, (sizeof(Team) + LINE - 1) / LINE * LINE);
+static void *lines(size_t bytes) {
+    void *memory = aligned_alloc(LINE, (bytes + LINE - 1) / LINE * LINE);
+    if (memory) memset(memory, 0, bytes);
+    return memory;
+}
+
+/* NULL: not enough memory. Where the system gives fewer threads than asked for, they will do. */
+static Team *team_new(int threads, int64_t phases) {
+    Team *team = lines(sizeof *team);
     if (!team) return NULL;
-    memset(team, 0, sizeof *team);
-    team->handles = calloc((size_t)threads, sizeof *team->handles);
-    team->members = calloc((size_t)threads, sizeof *team->members);
-    if (!team->handles || !team->members) return NULL;
+    team->threads = 1;
+    team->handles = lines((size_t)threads * sizeof *team->handles);
+    team->members = lines((size_t)threads * sizeof *team->members);
+    team->phases = lines((size_t)phases * sizeof *team->phases);
+    if (!team->handles || !team->members || !team->phases) return team_free(team), NULL;
 #if !defined(__linux__)
     pthread_mutex_init(&team->mutex, NULL);
     pthread_cond_init(&team->changed, NULL);
 #endif
-    team->threads = 1;
-    for (int i = 0; i < threads; i++) team->members[i] = (Member){team, i, 0};
+    for (int i = 0; i < threads; i++) team->members[i].team = team, team->members[i].number = i;
     for (int i = 1; i < threads; i++, team->threads++)
-        if (pthread_create(&team->handles[i], NULL, member_life, &team->members[i])) break;  /* fewer will do */
-    atomic_store(&team->missing, team->threads);
+        if (pthread_create(&team->handles[i], NULL, member_life, &team->members[i])) break;
     return team;
 }
