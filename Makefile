@@ -43,6 +43,8 @@ lint: $(VENV)/.ready    ## ruff and mypy --strict
 bench: $(VENV)/.ready   ## the figures of docs/performance.md
 	$(BIN)/python bench/scheduler.py
 	$(BIN)/python bench/prefix_cache.py
+	$(BIN)/python bench/host.py
+	$(BIN)/python bench/prefill_bound.py
 	$(BIN)/baton simulate --seeds 0:500 --jobs 1
 
 simulate: $(VENV)/.ready  ## 2,000 seeds of the rehearsal

@@ -233,6 +233,24 @@ def test_an_error_of_the_listener_is_raised_and_nothing_more_is_told(pair):
     finish(main())
 
 
+def test_a_listener_that_has_left_is_told_nothing(pair):
+    async def main() -> None:
+        one, other = [await Channel.open(sock) for sock in pair]
+        told: list = []
+        listening = asyncio.create_task(other.listen(told.append))
+        await asyncio.sleep(0)
+        listening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await listening
+        one.send(Ping(1))
+        assert await other.receive() == Ping(1)
+        assert told == []
+        one.close()
+        other.close()
+
+    finish(main())
+
+
 def test_what_nobody_receives_is_left_in_the_socket(pair, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "INBOX_MAX", 4)
 

@@ -75,7 +75,10 @@ class Channel:
         if not frames.transport.is_closing():
             frames.transport.resume_reading()
         frames.take = take
-        await asyncio.shield(frames.ended)
+        try:
+            await asyncio.shield(frames.ended)
+        finally:
+            frames.take = frames.keep  # nothing is told to one who has left
 
     def close(self) -> None:
         self._frames.transport.close()
@@ -95,7 +98,7 @@ class _Frames(asyncio.BufferedProtocol):
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.inbox: deque[Message] = deque()
-        self.take: Callable[[Message], None] = self._keep
+        self.take: Callable[[Message], None] = self.keep
         self.news = asyncio.Event()
         self.ended: asyncio.Future[None] = loop.create_future()
         "No message comes any more; with what was wrong, if anything was."
@@ -127,7 +130,7 @@ class _Frames(asyncio.BufferedProtocol):
         if not self.lost.done():
             self.lost.set_result(None)
 
-    def _keep(self, message: Message) -> None:
+    def keep(self, message: Message) -> None:
         self.inbox.append(message)
         self.news.set()
         if len(self.inbox) == INBOX_MAX:
