@@ -197,7 +197,7 @@ def report(run: Run, limits: dict[str, Any]) -> str:
         "\n".join(f"- {name}: {words}" for name, words in run.names.items()),
         "## Goals\n\n" + goals_table(found),
         "## Figures\n\n" + figures_table(found),
-        "## Growth\n\n" + growth_tables(found),
+        "## Growth\n\n" + growth if (growth := growth_tables(found)) else "",
         "## Limits\n\n" + json.dumps(limits) + "\n\n" + limits_table(found),
         "\n".join(f"Left out: {what}: {why}" for what, why in run.left_out.items()),
     ]

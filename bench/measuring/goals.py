@@ -89,8 +89,6 @@ class Measured:
     value: float
     how: str
     "Which engines it compares."
-    text: str = ""
-    "How to print the value; empty: with two digits."
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,8 @@ class Goal:
     bound: float
     at_most: bool
     measure: Callable[[Results], Measured]
-    unit: str = "x"
+    form: str = "{:.3g}x"
+    "How bound and value are written."
 
     def met(self, value: float) -> bool:
         return value <= self.bound if self.at_most else value >= self.bound
@@ -168,7 +167,7 @@ def running(found: Results) -> Measured:
     if not rises:
         raise NotMeasured("growth_running")
     where = max(rises, key=rises.__getitem__)
-    return Measured(rises[where], where, f"{100 * rises[where]:.1f} %")
+    return Measured(rises[where], where)
 
 
 def context_lines(found: Results) -> dict[str, tuple[Line, float]]:
@@ -188,7 +187,7 @@ def context_lines(found: Results) -> dict[str, tuple[Line, float]]:
 def context_fit(found: Results) -> Measured:
     lines = context_lines(found)
     where = min(lines, key=lambda name: lines[name][0].fit)
-    return Measured(lines[where][0].fit, where, f"R² {lines[where][0].fit:.3f}")
+    return Measured(lines[where][0].fit, where)
 
 
 def context_slope(found: Results) -> Measured:
@@ -205,15 +204,15 @@ GOALS = (
     Goal("HTTP, output, against the best peer", 3.0, False, best_of_all("http")),
     Goal("HTTP, mean TTFT, against the shortest of a peer", 1 / 3, True, best_of_all("http_ttft_ms", most=False)),
     Goal("HTTP, p99 ITL, against the shortest of a peer", 1.0, True, best_of_all("http_itl_p99_ms", most=False)),
-    Goal("HTTP against own offline, as many at once", 0.95, False, as_served("batch_as_served")),
-    Goal("HTTP against own offline, all at once", 0.95, False, as_served("batch")),
-    Goal("beside a busy neighbour, one stream keeps", 0.5, False, kept("neighbour_decode")),
-    Goal("beside a busy neighbour, a batch keeps", 0.5, False, kept("neighbour_batch")),
-    Goal("start to ready, longer than llama.cpp by", 2.0, True, ready, " s"),
+    Goal("HTTP against own offline, as many at once", 0.95, False, as_served("batch_as_served"), "{:.0%}"),
+    Goal("HTTP against own offline, all at once", 0.95, False, as_served("batch"), "{:.0%}"),
+    Goal("beside a busy neighbour, one stream keeps", 0.5, False, kept("neighbour_decode"), "{:.0%}"),
+    Goal("beside a busy neighbour, a batch keeps", 0.5, False, kept("neighbour_batch"), "{:.0%}"),
+    Goal("start to ready, longer than llama.cpp by", 2.0, True, ready, "{:.1f} s"),
     Goal("memory, 4-bit weights, against llama.cpp", 1.3, True, same_bits("memory_mib", 4, most=False)),
     Goal("memory, 8-bit weights, against llama.cpp", 1.3, True, same_bits("memory_mib", 8, most=False)),
-    Goal("cost of a token from 1 to 64 running, largest rise", RISE_MAX, True, running),
-    Goal("cost against context: a straight line", FIT_MIN, False, context_fit),
+    Goal("cost of a token from 1 to 64 running, largest rise", RISE_MAX, True, running, "{:.1%}"),
+    Goal("cost against context: a straight line", FIT_MIN, False, context_fit, "R² {:.3f}"),
     Goal("cost against context: slope over reading the KV", SLOPE_MAX, True, context_slope),
 )
 
@@ -244,14 +243,13 @@ def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 def goals_table(found: Results) -> str:
     lines = []
     for goal in GOALS:
-        bound = f"{'<=' if goal.at_most else '>='} {goal.bound:.2g}{goal.unit}"
+        bound = f"{'<=' if goal.at_most else '>='} {goal.form.format(goal.bound)}"
         try:
             had = goal.measure(found)
         except NotMeasured as why:
             lines.append([goal.words, bound, "-", "not measured", str(why)])
             continue
-        text = had.text or f"{had.value:.2f}{goal.unit}"
-        lines.append([goal.words, bound, text, "met" if goal.met(had.value) else "**missed**", had.how])
+        lines.append([goal.words, bound, goal.form.format(had.value), "met" if goal.met(had.value) else "**missed**", had.how])
     return markdown(["goal", "bound", "measured", "", "of"], lines)
 
 

@@ -200,7 +200,7 @@ class ServeConfig:
     "Upper bound of tokens, prompt and decode together, in one step."
     chunk_tokens_max: int | None = None
     "Upper bound of prompt tokens of one sequence in one step."
-    prefill_tokens_beside_decodes: int | None = None
+    prefill_tokens_beside_decodes: int | None = 128
     "Upper bound of prompt tokens in a step in which other sequences decode; smaller: steadier streams, later first tokens."
     steps_in_flight: int = 2
     "Plans handed to the worker before the oldest result is in."

@@ -93,7 +93,7 @@ def test_what_was_not_measured_is_said():
 
 def test_tables_say_met_and_missed():
     rows = [row("baton-int4", "decode", decode=150.0), row("llamacpp-q4_0", "decode", decode=100.0)]
-    assert "| >= 1.5x | 1.50x | met |" in goals_table(Results(rows))
+    assert "| >= 1.5x | 1.5x | met |" in goals_table(Results(rows))
     rows[0] = row("baton-int4", "decode", decode=149.0)
     assert "| **missed** | baton-int4 / llamacpp-q4_0 |" in goals_table(Results(rows))
 
