@@ -50,6 +50,15 @@ def library(request: pytest.FixtureRequest) -> Library:
 
 
 @pytest.fixture(scope="session")
+def tiled() -> Library:
+    """The variant that attends on tiles."""
+    for variant in usable():
+        if (library := load(variant)).has_pairs():
+            return library
+    pytest.skip("this processor has no tiles")
+
+
+@pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     try:
         return resolve("smollm2")

@@ -21,8 +21,8 @@ from baton.native.variants import Variant, usable
 
 
 def load(variant: Variant) -> Library:
-    """Skips where there is no compiler, or one that does not know these instructions, or a system that forbids them.
-    Source that does not compile is our mistake."""
+    """Skips where there is no compiler, or one that does not know these instructions, or a system that forbids them. But
+    source that does not compile is our mistake."""
     try:
         find_compiler()
     except NoCompiler as error:

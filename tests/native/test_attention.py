@@ -14,16 +14,14 @@ from steps import random_steps
 
 from baton.native.library import Library
 from baton.worker.attention.gathered import GatheredAttention
+from baton.worker.kv_pool import KVDtype
 
 TOLERANCE = 1e-5
 BFLOAT16_UNIT = 2.0**-9
 """Of rounding to bfloat16."""
-DTYPES = pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-
-
-def needs_tiles(library: Library, dtype: str) -> None:
-    if dtype == "bfloat16" and not library.has_pairs():
-        pytest.skip("bfloat16 is for processors with tiles")
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float16"])
+"""Of keys and values. The third, bfloat16, is for the `tiled` library alone."""
+POISONS = pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
 
 
 def random_shape(rng: random.Random) -> Shape:
@@ -53,10 +51,9 @@ def test_kernel_equals_torch(library, seed):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_on_tiles_it_is_torch_with_rounded_numbers(library, seed):
+def test_on_tiles_it_is_torch_with_rounded_numbers(tiled, seed):
     """Torch gets what the tiles get: queries, keys and values in bfloat16. Then only the weights of tokens are rounded here and
     not there, each by one unit at most, and so is no more than the same share of the largest value that they are to mix."""
-    needs_tiles(library, "bfloat16")
     rng = random.Random(seed)
     shape = replace(random_shape(rng), head_dim=rng.choice([64, 128, 192]), block_size=16, dtype="bfloat16")
     history = History(shape, [rng.randint(1, 200) for _ in range(rng.randint(1, 4))], seed)
@@ -65,7 +62,7 @@ def test_on_tiles_it_is_torch_with_rounded_numbers(library, seed):
     exact.q = [(q * config.attention_scale).bfloat16() / config.attention_scale for q in history.q]
     exact.k, exact.v = ([x.bfloat16().float() for x in every] for every in (history.k, history.v))
     bound = 1.5 * BFLOAT16_UNIT * max(float(v.abs().max()) for v in history.v)
-    with Team(library, rng.choice([1, 2])) as team:
+    with Team(tiled, rng.choice([1, 2])) as team:
         kernel, oracle = KernelAttention(team, config, history.pool()), GatheredAttention(config, exact.pool())
         for parts in random_steps(rng, history.lengths):
             for layer in (0, 1):
@@ -80,24 +77,13 @@ def alone(library: Library, history: History) -> list[list[torch.Tensor]]:
         return [[history.run(backend, [part], layer)[0] for layer in (0, 1)] for part in history.all_at_once()]
 
 
-@DTYPES
-@pytest.mark.parametrize(
-    "shape",
-    [
-        *(Shape(), Shape(block_size=5, head_dim=10, window=9), Shape(heads=14)),
-        *(Shape(head_dim=64), Shape(head_dim=64, heads=14, window=30), Shape(head_dim=128, heads=1, kv_heads=1)),
-    ],
-)
-def test_a_sequence_gets_the_same_bits_in_any_chunks_and_company(library, shape, dtype):
-    needs_tiles(library, dtype)
-    if dtype == "bfloat16" and shape.head_dim % 64:
-        pytest.skip("tiles want heads of 64")
+def assert_same_bits_in_any_company(library: Library, shape: Shape) -> None:
     rng = random.Random(7)
-    history = History(replace(shape, dtype=dtype), [150, 1, 77, 130])
+    history = History(shape, [150, 1, 77, 130])
     expected = alone(library, history)
     for threads in (1, 2):
         with Team(library, threads) as team:
-            backend = KernelAttention(team, history.shape.config(), history.pool())
+            backend = KernelAttention(team, shape.config(), history.pool())
             for parts in random_steps(rng, history.lengths):
                 for layer in (0, 1):
                     for (sequence, at, count), out in zip(parts, history.run(backend, parts, layer), strict=True):
@@ -105,8 +91,18 @@ def test_a_sequence_gets_the_same_bits_in_any_chunks_and_company(library, shape,
 
 
 @DTYPES
-def test_extreme_scores_stay_finite_and_right(library, dtype):
-    needs_tiles(library, dtype)
+@pytest.mark.parametrize("shape", [Shape(), Shape(head_dim=64), Shape(block_size=5, head_dim=10, window=9), Shape(heads=14)])
+def test_a_sequence_gets_the_same_bits_in_any_chunks_and_company(library, shape, dtype):
+    assert_same_bits_in_any_company(library, replace(shape, dtype=dtype))
+
+
+@pytest.mark.parametrize("shape", [Shape(), Shape(heads=14, window=30), Shape(heads=1, kv_heads=1), Shape(heads=3, kv_heads=3)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_so_it_does_on_tiles(tiled, shape, head_dim):
+    assert_same_bits_in_any_company(tiled, replace(shape, head_dim=head_dim, dtype="bfloat16"))
+
+
+def assert_extreme_scores_are_right(library: Library, dtype: KVDtype, tolerance: float) -> None:
     history = History(Shape(head_dim=64, dtype=dtype), [90])
     history.q[0] *= 100.0
     history.q[0], history.k[0] = history.q[0].bfloat16().float(), history.k[0].bfloat16().float()
@@ -114,21 +110,36 @@ def test_extreme_scores_stay_finite_and_right(library, dtype):
     with Team(library) as team:
         ours = history.run(KernelAttention(team, config, history.pool()), parts, 0)[0]
     exact = History(replace(history.shape, dtype="float32"), [90]).pool()
-    expected = history.run(GatheredAttention(config, exact), parts, 0)[0]
     assert ours.isfinite().all()
-    torch.testing.assert_close(ours, expected, atol={"bfloat16": 2e-2, "float16": 5e-3}.get(dtype, 1e-3), rtol=0)
+    torch.testing.assert_close(ours, history.run(GatheredAttention(config, exact), parts, 0)[0], atol=tolerance, rtol=0)
 
 
-@DTYPES
-@pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("where", ["q", "k", "v"])
-def test_what_is_no_number_stays_in_its_own_sequence(library, dtype, poison, where):
-    needs_tiles(library, dtype)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-3), ("float16", 5e-3)])
+def test_extreme_scores_stay_finite_and_right(library, dtype, tolerance):
+    assert_extreme_scores_are_right(library, dtype, tolerance)
+
+
+def test_so_they_do_on_tiles(tiled):
+    assert_extreme_scores_are_right(tiled, "bfloat16", 2e-2)
+
+
+def assert_poison_stays_in_its_sequence(library: Library, dtype: KVDtype, poison: float, where: str) -> None:
     history = History(Shape(dtype=dtype, head_dim=64), [40, 40])
     getattr(history, where)[0][3] = poison
     with Team(library) as team:
         sick, well = history.run(KernelAttention(team, history.shape.config(), history.pool()), history.all_at_once(), 0)
-    assert not sick[3].isfinite().any()
-    if where != "q":
-        assert not sick[3:].isfinite().any()
+    assert not (sick[3] if where == "q" else sick[3:]).isfinite().any()
     assert well.isfinite().all()
+
+
+@DTYPES
+@POISONS
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+def test_what_is_no_number_stays_in_its_own_sequence(library, dtype, poison, where):
+    assert_poison_stays_in_its_sequence(library, dtype, poison, where)
+
+
+@POISONS
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+def test_so_it_does_in_bfloat16(tiled, poison, where):
+    assert_poison_stays_in_its_sequence(tiled, "bfloat16", poison, where)

@@ -9,6 +9,7 @@ near as unquantised ones; and where they do, none may be further off than some s
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -78,6 +79,22 @@ def test_a_sequence_gets_the_same_bits_in_any_chunks_and_company(library, quanti
         crowded = talk.forward(load(library, talk.config, quantization=quantization, threads=threads))
         assert same_bits(talk.run(crowded, some_steps(LENGTHS, seed=threads)), alone)
         crowded.close()
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_so_it_does_on_tiles(tiled, quantization):
+    talk = Conversation(replace(QUANTISED_CASES["everything"], head_dim=64), LENGTHS)
+    loaded = load(tiled, talk.config, quantization=quantization)
+    assert loaded.kv_dtype == "bfloat16"
+    forward = talk.forward(loaded)
+    alone = talk.run(forward, [[part] for part in talk.all_at_once()])
+    forward.close()
+    for threads in (1, 2, 3):
+        crowded = talk.forward(load(tiled, talk.config, quantization=quantization, threads=threads))
+        assert same_bits(talk.run(crowded, some_steps(LENGTHS, seed=threads)), alone)
+        crowded.close()
+    oracle = load(None, talk.config, quantization=quantization)
+    assert distances(alone, talk.run(talk.forward(oracle), some_steps(LENGTHS))).max() < 2 * FLIPS  # keys have 8 bits
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "float16"])
