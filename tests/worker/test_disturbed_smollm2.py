@@ -1,6 +1,6 @@
 """The real model, disturbed in every way at once: the tokens of the undisturbed run, and the same bits of log-probability.
 
-Which company a token is in, how a prompt was cut, what came from the cache and what had to be computed twice: nothing of it shows.
+Which company a token is in, how a prompt was cut, what came from the cache, what had to be computed twice: none of it shows.
 """
 
 from __future__ import annotations
