@@ -15,7 +15,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "protocol": {"errors"},
     "core": BASE,
     "models": BASE,
-    "native": {"errors", "models"},
+    "native": {"config", "errors", "models"},
     "worker": BASE | {"models", "native"},
     "kvcache": BASE,
     "text": BASE,

@@ -23,7 +23,6 @@ from baton.models.loaders.weights import WeightSource
 from baton.models.open import OpenedModel, open_model
 from baton.models.tokenizer_source import TokenizerSource
 from baton.native.build import NoCompiler
-from baton.native.library import PAIRS_BLOCK
 from baton.protocol.codec import decode, encode
 from baton.protocol.ids import Instant, RequestId
 from baton.protocol.output import Emit, Ended
@@ -91,7 +90,6 @@ def tiny_oracle(config: ModelConfig = TINY) -> Decoder:
 
 
 def make_pool(model: RigModel, *, blocks: int, block_size: int) -> KVPool:
-    assert model.loaded.kv_dtype != "bfloat16" or block_size == PAIRS_BLOCK
     pool = KVPool.create(KVLayout.of(model.config, block_size, model.loaded.kv_dtype), blocks)
     pool.data.view(np.uint8).fill(0xFF)  # not-a-number in every type: who reads what nobody has written is found out
     return pool
