@@ -50,6 +50,7 @@ class NativeDecoder:
             pool=pool,
         )
         self.vocabulary, self.width = config.vocab_size, config.hidden_size
+        self._logits: Floats = np.empty((0, config.vocab_size), np.float32)
         self._runner: int | None = library.new(self._model, threads)
         if not self._runner:
             raise EngineError("there is not enough memory for the decoder's buffers")
@@ -67,8 +68,11 @@ class NativeDecoder:
         return np.frombuffer(numbers, np.float32).reshape(step.tokens, self.width)
 
     def logits(self, hidden: Floats) -> Floats:
+        """[rows, vocabulary]: valid until the next call, and the caller may change them."""
         rows = np.ascontiguousarray(hidden, np.float32)
-        logits = np.empty((len(rows), self.vocabulary), np.float32)
+        if len(rows) > len(self._logits):  # kept: fresh memory would have to be cleared, page by page, in every step
+            self._logits = np.empty((len(rows), self.vocabulary), np.float32)
+        logits = self._logits[: len(rows)]
         if self._library.logits(self._runner, rows.ctypes.data, len(rows), logits.ctypes.data):
             raise EngineError(f"there is not enough memory for the logits of {len(rows)} rows")
         return logits

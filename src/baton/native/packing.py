@@ -41,7 +41,8 @@ class Arena:
 
     def __init__(self, nbytes: int) -> None:
         try:
-            self._map = mmap.mmap(-1, nbytes + LARGE_PAGE)
+            # Private: what is shared lies in a file system in memory, which has small pages only.
+            self._map = mmap.mmap(-1, nbytes + LARGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, ValueError) as error:
             raise EngineError(f"{nbytes / 2**30:.2f} GiB for the weights cannot be reserved: {error}") from error
         with suppress(AttributeError, OSError):  # a system without large pages

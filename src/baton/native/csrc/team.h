@@ -29,7 +29,8 @@
 #endif
 
 #define LOOKS 64                   /* between two looks at the clock */
-#define LOOK_NANOSECONDS 40000     /* then sleep */
+#define PHASE_NANOSECONDS 40000    /* of looking for the end of a phase; then sleep */
+#define ROUND_NANOSECONDS 500000   /* of looking for the next round: a virtual core that has gone to sleep is slow to wake */
 #define LINE 64                    /* bytes of a cache line: what different threads write lies in different ones */
 #define ROUNDS 64                  /* whose jobs are kept for members that come late */
 #define JOB_BYTES 256
@@ -112,12 +113,12 @@ static void wake(Team *team, _Atomic uint32_t *word) {
 /* A wait looks for a while, and then it is time to sleep. Not to yield: that gives a whole slice to whoever is there. */
 typedef struct { int looks; int64_t since; } Wait;
 
-static inline int time_to_sleep(Wait *wait) {
+static inline int time_to_sleep(Wait *wait, int64_t looking) {
     rest();
     if (++wait->looks % LOOKS) return 0;
     int64_t now = nanoseconds();
     if (!wait->since) wait->since = now;
-    return now - wait->since > LOOK_NANOSECONDS;
+    return now - wait->since > looking;
 }
 
 /* The number of the next piece of this phase, or -1: there is none left, or the round is over. */
@@ -143,7 +144,7 @@ static void meet(Member *me, int64_t pieces) {
     for (Wait wait = {0, 0};;) {
         uint32_t done = atomic_load_explicit(&phase->done, memory_order_acquire);
         if (done >= pieces || atomic_load_explicit(&phase->taken, memory_order_acquire) >> 32 != me->round) return;
-        if (time_to_sleep(&wait)) sleep_while(team, &phase->done, done);
+        if (time_to_sleep(&wait, PHASE_NANOSECONDS)) sleep_while(team, &phase->done, done);
     }
 }
 
@@ -152,7 +153,7 @@ static void *member_life(void *argument) {
     Team *team = me->team;
     for (;;) {
         for (Wait wait = {0, 0}; atomic_load_explicit(&team->round, memory_order_acquire) == me->round;)
-            if (time_to_sleep(&wait)) sleep_while(team, &team->round, me->round);
+            if (time_to_sleep(&wait, ROUND_NANOSECONDS)) sleep_while(team, &team->round, me->round);
         if (team->stop) return NULL;
         atomic_store(&me->at_work, 1);
         me->round = atomic_load(&team->round), me->phase = 0, me->pieces = 0;

@@ -24,7 +24,8 @@ class Forward(Protocol):
         ...
 
     def logits(self, hidden: Floats) -> Floats:
-        """Rows of what hidden() gave, [rows, hidden_size] -> [rows, vocab_size], which the caller may change."""
+        """Rows of what hidden() gave, [rows, hidden_size] -> [rows, vocab_size], which the caller may change; valid until the
+        next call."""
         ...
 
     def close(self) -> None:
