@@ -8,8 +8,8 @@ prefill       one prompt of 1,024 tokens, 1 new token; the median of 3
 batch         32 requests at once, prompts of 64 to 256 tokens, 128 new ones each
 http          the same from 16 streaming clients in a closed loop: output, time to the first token, gaps between tokens
 ready         from the start of the server's process until /health says 200; files are in the page cache
-memory        PSS of all the server's processes, KV cache with room for 16 sequences of 2,048 tokens and filled
-neighbour     decode and batch beside a process that never waits, in a session of its own: the share of speed that is kept
+memory        PSS of all the server's processes, KV cache with room for 16 sequences of 2,048 tokens and all of it written to
+neighbour     one stream and 8 requests beside a process that never waits, in a session of its own: the share of speed kept
 growth        µs an output token from 1 to 64 sequences running, and for one stream from 256 to 4,096 tokens of context
 
 Within a round every case is measured with one engine after the other, seconds apart, so that a slow minute hurts all of them;
@@ -128,7 +128,7 @@ class Run:
 
     def served(self, engine: Engine, number: int) -> None:
         """Start, load, memory in the last round, end. What starts slowly is paused instead."""
-        last, sizes = number == self.options.rounds - 1, self.place.sizes
+        last, sizes = engine.reference or number == self.options.rounds - 1, self.place.sizes
         early = machine.read([])
         server, seconds = ready_server(engine, self.place)
         try:
@@ -138,7 +138,7 @@ class Run:
             if "http" in self.cases:
                 self.measure(engine, "http", number, server, lambda t: http(server, sizes, (number, "http", t)))
             if last and "memory" in self.cases:
-                filled = memory(server, sizes, (number, "memory"))
+                filled = memory(engine, server, sizes, (number, "memory"))
                 self.note(engine, "memory", number, 0, filled, Disturbance(0.0, 0.0))  # the same, whoever computes
         finally:
             if engine.slow_start and not last:
@@ -159,7 +159,7 @@ class Run:
                         self.offline(case, engine, number)
         if {"http", "ready", "memory"} & set(self.cases):
             for engine in self.turns(number):
-                if engine.serves and self.works(engine, "served"):
+                if engine.serves and self.works(engine, "served") and not (number and engine.reference):
                     with self.leaving_out(engine, "served"):
                         self.served(engine, number)
 

@@ -63,7 +63,8 @@ def neighbour(driver: Driver, sizes: work.Sizes, place: tuple[int | str, ...]) -
         return decode_rate(driver.generate([work.prompt(sizes.decode_prompt, *place, what)], steps)["steps"])
 
     def many(what: str) -> float:
-        return 1 / float(driver.generate(work.batch(sizes.requests, *place, what), sizes.neighbour_output)["seconds"])
+        prompts = work.batch(sizes.neighbour_requests, *place, what)
+        return 1 / float(driver.generate(prompts, sizes.neighbour_output)["seconds"])
 
     for name, speed in (("decode", one), ("batch", many)):
         alone = speed("alone")
@@ -90,16 +91,18 @@ def growth(driver: Driver, sizes: work.Sizes, place: tuple[int | str, ...]) -> F
 class Case:
     name: str
     measure: Measure
+    ours_only: bool = False
     once: bool = False
     "Not in every round."
-    ours_only: bool = False
-    quantised_only: bool = False
-    "Left out for engines whose figures no goal needs, to save time."
+    peers_once: tuple[str, ...] = ()
+    "Of the peers only these, and only in the first round: the case is slow with them, and no goal compares it."
 
     def suits(self, engine: Engine, round_number: int) -> bool:
-        if (self.once and round_number) or (self.ours_only and not engine.ours):
+        if round_number and (self.once or engine.reference):
             return False
-        return not self.quantised_only or engine.name in ("baton-int4", "baton-int8", "llamacpp-q4_1", "llamacpp-q8_0")
+        if engine.ours:
+            return not ((self.once or self.peers_once) and engine.reference)
+        return not self.ours_only and (not self.peers_once or (engine.name in self.peers_once and not round_number))
 
 
 OFFLINE = (
@@ -107,8 +110,8 @@ OFFLINE = (
     Case("prefill", prefill),
     Case("batch", batch),
     Case("batch_as_served", batch_as_served, ours_only=True),
-    Case("neighbour", neighbour, quantised_only=True),
-    Case("growth", growth, once=True, quantised_only=True),
+    Case("neighbour", neighbour, peers_once=("llamacpp-q8_0",)),
+    Case("growth", growth, once=True, ours_only=True),
 )
 
 
@@ -145,8 +148,10 @@ def ready_server(engine: Engine, place: Place) -> tuple[HttpServer, float]:
     return server, ready
 
 
-def memory(server: HttpServer, sizes: work.Sizes, place: tuple[int | str, ...]) -> Figures:
-    """PSS of all its processes with a full KV cache: every sequence is filled, all at the same time."""
-    prompts = work.alike(sizes.memory_sequences, sizes.memory_tokens - 24, *place)
-    client.load(server.port, "model", prompts, 16, sizes.memory_sequences)
+def memory(engine: Engine, server: HttpServer, sizes: work.Sizes, place: tuple[int | str, ...]) -> Figures:
+    """PSS of all its processes with a full KV cache. Ours is filled for it, all sequences at the same time; peers have
+    written to all of theirs when they start."""
+    if engine.ours:
+        prompts = work.alike(sizes.memory_sequences, sizes.memory_tokens - 24, *place)
+        client.load(server.port, "model", prompts, 16, sizes.memory_sequences)
     return {"memory_mib": memory_mib(server.pid)}

@@ -71,6 +71,8 @@ class Engine:
     slow_start: bool = False
     "Its server is started once and kept, not once a round."
     serves: bool = True
+    reference: bool = False
+    "Slow, and there for orientation: measured in the first round only."
 
     @property
     def ours(self) -> bool:
@@ -82,14 +84,14 @@ ENGINES = {
     for engine in (
         Engine("baton-int4", 4, "baton", "int4"),
         Engine("baton-int8", 8, "baton", "int8"),
-        Engine("baton-none", 32, "baton", "none"),
+        Engine("baton-none", 32, "baton", "none", reference=True),
         Engine("llamacpp-q4_0", 4, "llamacpp", "Q4_0"),
         Engine("llamacpp-q4_1", 4, "llamacpp", "Q4_1"),
         Engine("llamacpp-q8_0", 8, "llamacpp", "Q8_0"),
-        Engine("vllm-float32", 32, "vllm", "float32", slow_start=True),
+        Engine("vllm-float32", 32, "vllm", "float32", slow_start=True, reference=True),
         Engine("vllm-bfloat16", 16, "vllm", "bfloat16", slow_start=True),
         Engine("openvino-q8_0", 8, "openvino", "Q8_0", serves=False),
-        Engine("transformers", 32, "transformers", "float32", serves=False),
+        Engine("transformers", 32, "transformers", "float32", serves=False, reference=True),
     )
 }
 

@@ -104,8 +104,10 @@ def busy_seconds(text: str) -> float:
 
 
 def read(roots: Sequence[int]) -> Reading:
+    """Now. `roots` are the processes measured, besides this one."""
     stats = all_stats()
-    ours = sum(stats[pid].cpu_seconds for pid in tree(roots, stats) if pid in stats) + sum(os.times()[:2])
+    ours = sum(stats[pid].cpu_seconds for pid in tree(roots, stats) if pid in stats)
+    ours += sum(os.times()[:4])  # this process, and what it started and saw end: the busy neighbour
     return Reading(time.perf_counter(), pressure_seconds(), busy_seconds(Path("/proc/stat").read_text()), ours)
 
 

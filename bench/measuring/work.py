@@ -28,15 +28,16 @@ class Sizes:
     prefill_prompts: int = 3
     "Prompts of that length, one after another; the median counts."
     clients: int = 16
+    neighbour_requests: int = 8
     neighbour_output: int = 32
-    "Beside a busy neighbour requests are shorter: a spinning engine may be ten times slower there."
+    "Beside a busy neighbour there is less to do: a spinning engine may be twenty times slower there."
     growth_running: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     growth_prompts: tuple[int, ...] = (128, 256)
     growth_contexts: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
     growth_output: int = 24
     memory_sequences: int = 16
     memory_tokens: int = 2048
-    "The KV cache has room for this many tokens of each of those sequences, and is filled before memory is looked at."
+    "The KV cache has room for this many tokens of each of those sequences."
 
 
 QUICK = Sizes(
@@ -44,6 +45,7 @@ QUICK = Sizes(
     output=64,
     prefill_prompts=2,
     clients=8,
+    neighbour_requests=4,
     neighbour_output=16,
     growth_running=(1, 4, 16, 64),
     growth_prompts=(128,),
