@@ -34,7 +34,9 @@ class SkippedModule(pytest.Module):
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent):
-    return SkippedModule.from_parent(parent, path=module_path) if MISSING else None
+    if not MISSING or module_path.name == "test_selftest.py":  # a C program that needs nothing
+        return None
+    return SkippedModule.from_parent(parent, path=module_path)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,8 +1,8 @@
 """Which of the library's variants this processor runs: one source, compiled with other instructions allowed.
 
 Best first. Products are the same, bit for bit, for all that multiply and add in one rounding (csrc/matrix.h); only `plain`
-rounds twice. Attention is not: its sums over tokens go through as many lanes as a vector has. So what one variant has left in a
-KV pool is not for another to go on with, and the keys of cached blocks say which it was (runtime/engine.py).
+on x86 rounds twice. Attention is not: its sums over tokens go through as many lanes as a vector has. So what one variant has
+left in a KV pool is not for another to go on with, and the keys of cached blocks say which it was (runtime/engine.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ VARIANTS = (
     Variant("avx512", "x86_64", _AVX512_WORDS, _AVX512, "AVX-512 with VNNI"),
     Variant("avxvnni", "x86_64", _AVX2_WORDS | {"avx_vnni"}, (*_AVX2, "-mavxvnni"), "AVX2 with VNNI"),
     Variant("avx2", "x86_64", _AVX2_WORDS, _AVX2, "AVX2"),
-    Variant("i8mm", "aarch64", frozenset({"asimddp", "i8mm"}), ("-march=armv8.2-a+dotprod+fp16+i8mm",), "NEON, 8-bit matrices"),
+    Variant("i8mm", "aarch64", frozenset({"asimddp", "i8mm"}), ("-march=armv8.2-a+dotprod+i8mm",), "NEON, 8-bit matrices"),
     Variant("dotprod", "aarch64", frozenset({"asimddp"}), ("-march=armv8.2-a+dotprod",), "NEON dot products"),
     Variant("plain", "", frozenset(), (), "whatever the compiler makes of plain C"),
 )

@@ -25,11 +25,21 @@ ALWAYS void OF_KV(score_columns)(const int rows, const int columns, const float 
     floats sum[ROWS_AT_ONCE][COLUMNS_MAX];
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++) sum[r][c] = spread(0.0f);
-    for (int64_t d = 0; d < dim; d++)
+    for (int64_t d = 0; d < dim; d++) {
+#if ROWS_OUTSIDE
+        floats key[COLUMNS_MAX];
+        for (int c = 0; c < columns; c++) key[c] = LOAD_KV(keys[c] + d * size);
+        for (int r = 0; r < rows; r++) {
+            IN_ORDER;
+            for (int c = 0; c < columns; c++) sum[r][c] = fused(spread(q[r * dim + d]), key[c], sum[r][c]);
+        }
+#else
         for (int c = 0; c < columns; c++) {
             floats key = LOAD_KV(keys[c] + d * size);
             for (int r = 0; r < rows; r++) sum[r][c] = fused(spread(q[r * dim + d]), key, sum[r][c]);
         }
+#endif
+    }
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++) store(scores + r * width + c * LANES, sum[r][c]);
 }
@@ -64,11 +74,21 @@ ALWAYS void OF_KV(add_columns)(const int rows, const int columns, const float *w
         for (int c = 0; c < columns; c++) sum[r][c] = spread(keep[r]) * load(out + r * dim + from + c * LANES);
     for (int64_t b = 0, t = 0; t < tokens; b++) {
         const KV *value = values[b] + from;
-        for (int64_t end = smaller(t + size, tokens); t < end; t++, value += dim)
+        for (int64_t end = smaller(t + size, tokens); t < end; t++, value += dim) {
+#if ROWS_OUTSIDE
+            floats v[COLUMNS_MAX];
+            for (int c = 0; c < columns; c++) v[c] = LOAD_KV(value + c * LANES);
+            for (int r = 0; r < rows; r++) {
+                IN_ORDER;
+                for (int c = 0; c < columns; c++) sum[r][c] = fused(spread(weights[r * width + t]), v[c], sum[r][c]);
+            }
+#else
             for (int c = 0; c < columns; c++) {
                 floats v = LOAD_KV(value + c * LANES);
                 for (int r = 0; r < rows; r++) sum[r][c] = fused(spread(weights[r * width + t]), v, sum[r][c]);
             }
+#endif
+        }
     }
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++) store(out + r * dim + from + c * LANES, sum[r][c]);

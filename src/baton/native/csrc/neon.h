@@ -10,13 +10,17 @@
  */
 #pragma once
 
-#define DOTS 8          /* vectors of sums of a tile: rows times parts */
-#define DOTS_ROWS 4     /* of a tile at most */
-#define SQUARES_FROM 8    /* rows for which it pays to bring a cell into pairs first */
-#define STRIP 8         /* outputs of a tile of pairs */
+#define DOTS 8           /* vectors of sums of a tile of dots: rows times parts */
+#define DOTS_ROWS 4      /* of a tile at most */
+#define SQUARES_FROM 8   /* rows for which it pays to put a cell in order for squares first */
+#define STRIP 8          /* outputs of a tile of squares */
 
-#define UNROLL _Pragma("GCC unroll 16")  /* sums in arrays become registers only where every loop over them is gone */
-#define IN_ORDER __asm__ volatile("" ::)   /* the compiler would fetch all the words of a group first, and find no room for them */
+/* Arrays of sums become registers only where every loop over them is gone. */
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
 
 /* ---- dots ---- */
 
@@ -130,61 +134,60 @@ ALWAYS void zip_eights(bytes a, bytes b, bytes *out) {
 }
 
 /* The cell as signed bytes, strip by strip: [4][group][4 eights][8 outputs][8]. */
-static void squares_unpack(const Matrix *m, const uint8_t *packed, uint8_t *out) {
-    const bytes zero_point = vdupq_n_s8(m->kind == INT4 ? 8 : 0);
-    int64_t strip_bytes = m->groups * GROUP * STRIP;
-    for (int64_t g = 0; g < m->groups; g++, out += GROUP * STRIP)
-        for (int f = 0; f < (m->kind == INT8 ? FOURS : FOURS / 2); f += 2, packed += 2 * CELL * 4)
-            for (int at = 0; at < CELL; at += LANES) {
-                uint8_t *to = out + at / STRIP * strip_bytes + f / 2 * STRIP * 8 + at % STRIP * 8;
+ALWAYS void squares_unpack(const int kind, int64_t groups, const uint8_t *packed, uint8_t *out) {
+    const int words = kind == INT8 ? FOURS : FOURS / 2;
+    const bytes eight = vdupq_n_s8(8);
+    for (int64_t g = 0; g < groups; g++)
+        UNROLL for (int f = 0; f < words; f += 2, packed += 2 * CELL * 4)
+            UNROLL for (int at = 0; at < CELL; at += LANES) {
+                int8_t *to = (int8_t *)out + ((at / STRIP * groups + g) * GROUP + f * 4) * STRIP + at % STRIP * 8;
                 bytes eights[2];
                 zip_words(load_bytes(packed + at * 4), load_bytes(packed + (CELL + at) * 4), eights);
-                for (int i = 0; i < 2; i++, to += 16) {
-                    if (m->kind == INT8) {
-                        vst1q_s8((int8_t *)to, eights[i]);
-                        continue;
-                    }
-                    vst1q_s8((int8_t *)to, vsubq_s8(low_nibbles(eights[i]), zero_point));
-                    vst1q_s8((int8_t *)to + FOURS / 4 * STRIP * 8, vsubq_s8(high_nibbles(eights[i]), zero_point));
+                UNROLL for (int i = 0; i < 2; i++, to += 16) {
+                    bytes low = low_nibbles(eights[i]), high = high_nibbles(eights[i]);
+                    if (kind == INT4) low = vsubq_s8(low, eight), high = vsubq_s8(high, eight);
+                    vst1q_s8(to, kind == INT8 ? eights[i] : low);
+                    if (kind != INT8) vst1q_s8(to + GROUP / 2 * STRIP, high);
                 }
             }
 }
 
-/* Of each of two neighbouring outputs one number, for both rows; and of each of two neighbouring rows, for both outputs. */
-ALWAYS floats low_outputs(floats x) { return vreinterpretq_f32_f64(vzip1q_f64(vreinterpretq_f64_f32(x), vreinterpretq_f64_f32(x))); }
-ALWAYS floats high_outputs(floats x) { return vreinterpretq_f32_f64(vzip2q_f64(vreinterpretq_f64_f32(x), vreinterpretq_f64_f32(x))); }
-ALWAYS floats low_rows(floats x) { return vzip1q_f32(x, x); }
-ALWAYS floats high_rows(floats x) { return vzip2q_f32(x, x); }
+/* A number of each of two neighbouring outputs, for both rows; of each of two neighbouring rows, for both outputs. */
+ALWAYS floats of_outputs(floats x, const int high) {
+    float64x2_t two = vreinterpretq_f64_f32(x);
+    return vreinterpretq_f32_f64(high ? vzip2q_f64(two, two) : vzip1q_f64(two, two));
+}
+ALWAYS floats of_rows(floats x, const int high) { return high ? vzip2q_f32(x, x) : vzip1q_f32(x, x); }
 
-/* 2 * `pairs` rows times one strip. In place of a last row that would make a pair there may be any other: `rows` are the places
- * of the quantised ones. (Of scales, which lie side by side, there is room for more than there are rows.) */
-ALWAYS void squares_tile(const int pairs, const int kind, const Matrix *m, const uint8_t *w, const half *scales, const half *minima,
-                         const Rows *x, int64_t first, const int8_t *const *rows, float (*out)[CELL], int at) {
+/* 2 * `pairs` rows times one strip. `q` says where the quantised rows are: what fills up a last pair may be any of them. (Of
+ * scales, which lie beside each other, there is room for more than there are rows.) */
+ALWAYS void squares_tile(const int pairs, const int kind, const Matrix *m, const uint8_t *w, const half *scales,
+                         const half *minima, const Rows *x, int64_t first, const int8_t *const *q, float (*out)[CELL], int at) {
     floats sum[2][STRIP / 2];
     UNROLL for (int i = 0; i < pairs; i++)
         UNROLL for (int j = 0; j < STRIP / 2; j++) sum[i][j] = spread(0.0f);
     const float *row_scales = x->scales + first, *row_sums = x->scaled_sums + first;
-    for (int64_t g = 0; g < m->groups; g++, row_scales += x->stride, row_sums += x->stride) {
+    for (int64_t g = 0; g < m->groups; g++, row_scales += x->stride, row_sums += x->stride, scales += CELL, minima += CELL) {
         ints whole[2][STRIP / 2];
         UNROLL for (int i = 0; i < pairs; i++)
             UNROLL for (int j = 0; j < STRIP / 2; j++) whole[i][j] = spread_int(0);
         UNROLL for (int h = 0; h < GROUP; h += 16) {
             bytes eights[2][2];
             UNROLL for (int i = 0; i < pairs; i++)
-                zip_eights(vld1q_s8(rows[2 * i] + g * GROUP + h), vld1q_s8(rows[2 * i + 1] + g * GROUP + h), eights[i]);
+                zip_eights(vld1q_s8(q[2 * i] + g * GROUP + h), vld1q_s8(q[2 * i + 1] + g * GROUP + h), eights[i]);
             UNROLL for (int e = 0; e < 2; e++)
                 UNROLL for (int j = 0; j < STRIP / 2; j++, w += 16) {
                     bytes weights = load_bytes(w);
                     UNROLL for (int i = 0; i < pairs; i++) whole[i][j] = vmmlaq_s32(whole[i][j], eights[i][e], weights);
                 }
         }
-        floats of_rows = load(row_scales), sums_of_rows = load(row_sums);
+        floats row_scale = load(row_scales), row_sum = load(row_sums);
         UNROLL for (int j = 0; j < STRIP / 2; j++) {
-            floats scale = load_half(scales + g * CELL + j / 2 * LANES), minimum = load_half(minima + g * CELL + j / 2 * LANES);
-            scale = j % 2 ? high_outputs(scale) : low_outputs(scale), minimum = j % 2 ? high_outputs(minimum) : low_outputs(minimum);
+            floats scale = of_outputs(load_half(scales + j / 2 * LANES), j % 2), minimum = spread(0.0f);
+            if (kind == INT4M) minimum = of_outputs(load_half(minima + j / 2 * LANES), j % 2);
             UNROLL for (int i = 0; i < pairs; i++) {
-                sum[i][j] = fused(as_floats(whole[i][j]), scale * (i ? high_rows(of_rows) : low_rows(of_rows)), sum[i][j]);
-                if (kind == INT4M) sum[i][j] = fused(minimum, i ? high_rows(sums_of_rows) : low_rows(sums_of_rows), sum[i][j]);
+                sum[i][j] = fused(as_floats(whole[i][j]), scale * of_rows(row_scale, i), sum[i][j]);
+                if (kind == INT4M) sum[i][j] = fused(minimum, of_rows(row_sum, i), sum[i][j]);
             }
         }
     }
@@ -195,7 +198,7 @@ ALWAYS void squares_tile(const int pairs, const int kind, const Matrix *m, const
         }
 }
 
-#define SQUARES_TILE(name, kind)                                                                                             \
+#define SQUARES_TILE(name, kind)                                                                                           \
     static void name(int64_t rows, const Matrix *m, const uint8_t *w, const half *s, const half *n, const Rows *x,         \
                      int64_t first, const int8_t *const *q, float (*out)[CELL], int at) {                                  \
         if (rows > 2) squares_tile(2, kind, m, w, s, n, x, first, q, out, at);                                             \
@@ -208,15 +211,17 @@ SQUARES_TILE(squares_minima, INT4M)
 static void squares_cell_times_rows(const Matrix *m, int64_t cell, const uint8_t *packed, const Rows *x, int64_t first,
                                     int64_t end, uint8_t *scratch, const Out *out) {
     const half *scales = m->scales + cell * m->groups * CELL, *minima = m->minima + cell * m->groups * CELL;
-    squares_unpack(m, packed, scratch);
+    if (m->kind == INT8) squares_unpack(INT8, m->groups, packed, scratch);
+    else if (m->kind == INT4) squares_unpack(INT4, m->groups, packed, scratch);
+    else squares_unpack(INT4M, m->groups, packed, scratch);
     while (first < end) {
         float results[4][CELL];
         int64_t rows = smaller(4, end - first);
         const int8_t *q[4];
         for (int r = 0; r < 4; r++) q[r] = x->quantised + smaller(first + r, end - 1) * x->width;
         for (int at = 0; at < CELL; at += STRIP)
-            (m->kind == INT4M ? squares_minima : squares_plain)(rows, m, scratch + at * m->groups * GROUP, scales + at, minima + at, x,
-                                                                first, q, results, at);
+            (m->kind == INT4M ? squares_minima : squares_plain)(rows, m, scratch + at * m->groups * GROUP, scales + at,
+                                                                minima + at, x, first, q, results, at);
         finish(m, cell, rows, results, first, out);
         first += rows;
     }
@@ -224,8 +229,8 @@ static void squares_cell_times_rows(const Matrix *m, int64_t cell, const uint8_t
 
 #endif
 
-static void neon_cell_times_rows(const Matrix *m, int64_t cell, const uint8_t *packed, const Rows *x, int64_t first, int64_t end,
-                                 uint8_t *scratch, const Out *out) {
+static void neon_cell_times_rows(const Matrix *m, int64_t cell, const uint8_t *packed, const Rows *x, int64_t first,
+                                 int64_t end, uint8_t *scratch, const Out *out) {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
     if (end - first >= SQUARES_FROM) {
         squares_cell_times_rows(m, cell, packed, x, first, end, scratch, out);

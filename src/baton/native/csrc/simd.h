@@ -103,6 +103,8 @@ ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return dot_small(sum, _mm256_
 #define WEIGHT8_OFFSET 0
 #define TILE_ROWS 4    /* of floats; quantised products have tiles of their own (neon.h) */
 #define TILE_PARTS 4
+#define ROWS_OUTSIDE 1 /* attention: 24 sums, 4 vectors of keys and one row's number at a time fit into 32 registers */
+#define IN_ORDER __asm__ volatile("" ::)  /* gcc would fetch what is needed later, find no room, and keep sums in memory */
 typedef float32x4_t floats;
 typedef int32x4_t ints;
 typedef int8x16_t bytes;
