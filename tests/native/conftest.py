@@ -55,7 +55,7 @@ def library(request: pytest.FixtureRequest) -> Library:
 def tiled() -> Library:
     """The variant that attends on tiles."""
     for variant in usable():
-        if (library := load(variant)).has_pairs():
+        if (library := load(variant)).has_tiles():
             return library
     pytest.skip("this processor has no tiles")
 

@@ -1,7 +1,12 @@
 """What a product must give: in float64, from the stored bytes, without any code of ours. And how far off float32 may be.
 
-A row of activations is rounded in groups of 32: scale = largest magnitude / 127, number = rint(value * (127 / largest)), both
-worked out in float32. Then  output = sum over groups of  scale * weight scale * (numbers . weights)  [+ minimum * scale * sum].
+groups   a row of activations is rounded in groups of 32: scale = largest magnitude / 127, number = rint(value * 127 / largest),
+         both worked out in float32.
+         output = sum over groups of  scale * weight scale * (numbers . weights)  [+ minimum * scale * sum]
+wholes   (nibbles on tiles) a row of activations is rounded as a whole, with 32639 in place of 127. In units that are the same
+         for a segment of a weight's row, the weight is  step * (nibble - 8) + centre.  With  activation = 256 * high + low,
+         output = 256 * scale * sum over segments of  unit * (high . weights + low . uppers / 16),
+         uppers = floor(step / 16) * (nibble - 8) + floor(centre / 16)
 """
 
 from __future__ import annotations
@@ -15,6 +20,8 @@ from baton.models.raw_tensor import Floats, RawTensor
 from baton.models.tensor_types import F32, Q4_0, Q4_1, Q8_0, TensorType
 
 GROUP = 32
+SEGMENT = 18
+"""Groups that share a unit."""
 UNIT = 2.0**-24
 """Of rounding to float32."""
 
@@ -73,10 +80,55 @@ def activation_groups(x: Floats) -> Groups:
     return Groups(scales.astype(np.float64), numbers.astype(np.float64), np.zeros(scales.shape))
 
 
-def product(x: Floats, raw: RawTensor, bias: Floats | None = None) -> Product:
+def whole_rows(x: Floats) -> tuple[Doubles, Doubles, Doubles]:
+    """Scales [rows], high and low [rows, width]."""
+    largest = np.abs(x).max(-1)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(32639) / largest
+    inverse[~np.isfinite(inverse)] = 0
+    numbers = np.rint(x * inverse[:, None]).astype(np.float64)
+    high = np.floor((numbers + 128) / 256)
+    return (largest / np.float32(32639)).astype(np.float64), high, np.maximum(numbers - 256 * high, -127)
+
+
+def whole_segment(groups: Groups, kind: TensorType) -> tuple[Doubles, Doubles, Doubles]:
+    """Units [rows], weights and uppers [rows, width] of one segment."""
+    scales, minima = groups.scales.astype(np.float32), groups.minima.astype(np.float32)
+    nibbles = groups.numbers - (0 if kind == Q4_0 else 8)
+    centres = minima + np.float32(8) * scales if kind == Q4_1 else minima
+    turned = scales < 0  # 15 - nibble is meant
+    nibbles, centres = np.where(turned[:, :, None], -1 - nibbles, nibbles), np.where(turned, centres + scales, centres)
+    scales = np.abs(scales)
+    units = np.maximum(scales / np.float32(255), (np.float32(8) * scales + np.abs(centres)) / np.float32(2000)).max(1)
+    with np.errstate(divide="ignore"):
+        inverse = np.float32(1) / units
+    inverse = np.where(np.isfinite(inverse), inverse, np.float32(0))[:, None]
+    steps, offsets = np.rint(scales * inverse)[:, :, None], np.rint(centres * inverse)[:, :, None]
+    weights, uppers = steps * nibbles + offsets, np.floor(steps / 16) * nibbles + np.floor(offsets / 16)
+    assert np.abs(uppers).max() <= 127
+    return units.astype(np.float64), weights.reshape(len(units), -1), uppers.reshape(len(units), -1)
+
+
+def whole_product(x: Floats, raw: RawTensor) -> Product:
+    (scales, high, low), groups = whole_rows(x), weight_groups(raw)
+    values = magnitudes = np.zeros((len(x), raw.shape[0]))
+    for at in range(0, raw.shape[1] // GROUP, SEGMENT):
+        units, weights, uppers = whole_segment(Groups(*(part[:, at : at + SEGMENT] for part in groups)), raw.type)
+        here = slice(at * GROUP, (at + SEGMENT) * GROUP)
+        whole = high[:, here] @ weights.T + np.floor(low[:, here] @ uppers.T / 16)
+        values = values + whole * 256 * scales[:, None] * units
+        magnitudes = magnitudes + np.abs(whole) * 256 * scales[:, None] * units
+    return Product(values, (5 + raw.shape[1] // GROUP // SEGMENT) * UNIT * magnitudes)
+
+
+def product(x: Floats, raw: RawTensor, bias: Floats | None = None, *, tiles: bool = False) -> Product:
+    """`tiles`: of a library that has them."""
     if raw.type == F32:
         w = raw.data.view(np.float32).astype(np.float64)
         values, magnitudes, links = x.astype(np.float64) @ w.T, np.abs(x).astype(np.float64) @ np.abs(w).T, raw.shape[1]
+    elif tiles and raw.type != Q8_0:
+        values, errors = whole_product(x, raw)
+        magnitudes, links = errors / UNIT, 0
     else:
         a, w = activation_groups(x), weight_groups(raw)
         dots = np.einsum("rgi,ogi->rog", a.numbers, w.numbers) * a.scales[:, None] * w.scales

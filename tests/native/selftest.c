@@ -2,7 +2,7 @@
  * at hand for: it runs wherever a compiler can reach, in an emulator too.
  *
  *   close      every result is as near to the doubles' as the roundings on the way allow
- *   chain      a product is, to the bit, one chain of multiply-adds over groups
+ *   chain      a product is, to the bit, one chain of multiply-adds over groups (of additions over segments, on tiles)
  *   same       the bits of a row are those of the same row alone, whatever came with it: rows, chunks, threads
  *
  * Prints a checksum for each thing that it computed. The numbers that go in come from integers alone, so processors that round
@@ -94,29 +94,68 @@ static Weight weight_at(int kind, const uint8_t *row, int64_t k) {
 }
 
 static Matrix packed(int kind, const uint8_t *rows, int64_t outputs, int64_t inputs, int paired) {
-    int64_t cells = (outputs + CELL - 1) / CELL, groups = inputs / GROUP, scale_bytes = cells * groups * CELL * 2;
-    Matrix m = {.kind = kind, .paired = paired, .outputs = outputs, .inputs = inputs, .cells = cells, .groups = groups};
-    int64_t bytes = cells * cell_bytes(&m), places[outputs];
-    m.numbers = room(bytes), m.scales = room(scale_bytes), m.minima = kind == INT4M ? room(scale_bytes) : (void *)m.scales;
-    memset((void *)m.numbers, 0, (size_t)bytes), memset((void *)m.scales, 0, (size_t)scale_bytes);
-    memset((void *)m.minima, 0, (size_t)scale_bytes);
+    Matrix m = {.kind = kind, .paired = paired, .outputs = outputs, .inputs = inputs};
+    int64_t bytes[3], places[outputs];
+    baton_plan(&m, bytes);
+    void *parts[3];
+    for (int i = 0; i < 3; i++) parts[i] = room(bytes[i]), memset(parts[i], 0, (size_t)bytes[i]);
+    m.numbers = parts[0], m.scales = parts[1], m.minima = parts[2];
     for (int64_t i = 0; i < outputs; i++) places[i] = i;
     baton_pack(&m, rows, row_bytes(kind, inputs), places, outputs);
     return m;
 }
 
-static void matrix_free(Matrix *m) {
-    free((void *)m->numbers), free((void *)m->scales);
-    if (m->kind == INT4M) free((void *)m->minima);
-}
+static void matrix_free(Matrix *m) { free((void *)m->numbers), free((void *)m->scales), free((void *)m->minima); }
 
 /* ---- products ---- */
 
 typedef struct { double value, size; float chain; } Expected;  /* size: of the terms, before they cancel out */
 
+#if HAS_TILES
+/* Nibbles on tiles, as wholes.h says. */
+static Expected expected_whole(int kind, const uint8_t *row, const float *x, int64_t inputs) {
+    Expected e = {0.0, 0.0, 0.0f};
+    float largest = 0.0f;
+    for (int64_t k = 0; k < inputs; k++) largest = fabsf(x[k]) > largest ? fabsf(x[k]) : largest;
+    float scale = largest / 32639.0f, inverse = largest > 1e-34f ? 32639.0f / largest : 0.0f;
+    for (int64_t begin = 0; begin < inputs; begin += 576) {
+        int64_t end = smaller(begin + 576, inputs);
+        float unit = 0.0f;
+        for (int way = 0; way < 2; way++) {  /* first the unit, then the products */
+            int64_t high_sum = 0, low_sum = 0;
+            for (int64_t k = begin; k < end; k++) {
+                Weight weight = weight_at(kind, row, k);
+                int number = weight.whole - (kind == INT4M ? 8 : 0);
+                float step = weight.scale, centre = kind == INT4M ? weight.minimum + 8.0f * weight.scale : 0.0f;
+                if (step < 0.0f) centre += step, step = -step, number = -1 - number;
+                if (way == 0) {
+                    float needed = fmaxf(step / 255.0f, (8.0f * step + fabsf(centre)) / 2000.0f);
+                    unit = needed > unit ? needed : unit;
+                    continue;
+                }
+                int s = (int)rintf(step * (1.0f / unit)), c = (int)rintf(centre * (1.0f / unit));
+                int a = (int)rintf(x[k] * inverse), high = (a + 128) >> 8, low = a - high * 256;
+                if (low < -127) low = -127;
+                high_sum += high * (s * number + c), low_sum += low * ((s >> 4) * number + (c >> 4));
+                double exact = (double)x[k] * ((double)weight.scale * weight.whole + weight.minimum);
+                e.size += fabs(exact) + (double)largest / 32639.0 * fabs((double)weight.scale * 15.0);
+            }
+            if (way == 0) continue;
+            float value = (float)(high_sum + (low_sum >> 4)) * (256.0f * unit * scale);
+            e.chain = begin ? e.chain + value : value;
+            e.value += ((double)high_sum + (double)(low_sum >> 4)) * 256.0 * unit * scale;
+        }
+    }
+    return e;
+}
+#endif
+
 /* One row as the products see it: float, or whole numbers and a scale for each group. */
 static Expected expected(int kind, const uint8_t *row, const float *x, int64_t inputs) {
     Expected e = {0.0, 0.0, 0.0f};
+#if HAS_TILES
+    if (kind == INT4 || kind == INT4M) return expected_whole(kind, row, x, inputs);
+#endif
     if (kind == F32) {
         for (int64_t k = 0; k < inputs; k++) {
             float w;
@@ -394,6 +433,7 @@ int main(void) {
     puts("rounds twice");
 #endif
     printf("lanes %d\n", LANES);
+    printf("tiles %d\n", HAS_TILES);
     static Model none;
     Runner *runners[2] = {baton_new(&none, 1), baton_new(&none, 2)};
     functions();

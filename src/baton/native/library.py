@@ -72,7 +72,8 @@ class Library:
         self.variant = variant
         c = ctypes.CDLL(str(compiled(variant)))
         self.allow = _function(c.baton_allow, c_int)
-        self.has_pairs = _function(c.baton_has_pairs, c_int)
+        self.has_tiles = _function(c.baton_has_tiles, c_int)
+        self.plan = _function(c.baton_plan, None, POINTER(Matrix), POINTER(c_int64 * 3))
         self.pack = _function(c.baton_pack, None, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64)
         self.new = _function(c.baton_new, c_void_p, POINTER(Model), c_int64)
         self.free = _function(c.baton_free, None, c_void_p)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 from contextlib import suppress
+from ctypes import c_int64
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,6 @@ from baton.models.tensor_types import F32, Q4_0, Q4_1, Q8_0, TensorType
 from baton.native import library as c
 from baton.native.library import Block, Library, Matrix
 
-GROUP = 32
 CELL = 32
 PAIR = CELL // 2
 LARGE_PAGE = 2 << 20
@@ -97,19 +97,16 @@ class PackedModel:
         raws = _of_one_type(raws)
         sizes = [raw.rows for raw in raws]
         places = _paired_places(sizes[0]) if paired else np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-        kind, inputs = KINDS[raws[0].type], raws[0].row_elements
         outputs = 1 + max(int(part[-1]) for part in places)
-        cells, groups = -(-outputs // CELL), inputs // GROUP
-        numbers = self._arena.take(cells * CELL * inputs * {c.F32: 8, c.INT8: 2}.get(kind, 1) // 2)
-        scale_bytes = 0 if kind == c.F32 else cells * groups * CELL * 2
-        scales = self._arena.take(scale_bytes)
-        minima = self._arena.take(scale_bytes) if kind == c.INT4M else scales
-        matrix = Matrix(kind, paired, outputs, inputs, cells, groups, *(part.ctypes.data for part in (numbers, scales, minima)))
+        matrix = Matrix(KINDS[raws[0].type], paired, outputs, raws[0].row_elements)
+        sizes_of_parts = (c_int64 * 3)()
+        self._library.plan(matrix, sizes_of_parts)
+        matrix.numbers, matrix.scales, matrix.minima = (self._arena.take(nbytes).ctypes.data for nbytes in sizes_of_parts)
         for raw, where in zip(raws, places, strict=True):
             rows, order = np.ascontiguousarray(raw.data), np.ascontiguousarray(where, np.int64)
             self._library.pack(matrix, rows.ctypes.data, rows.shape[1], order.ctypes.data, len(order))
         if biases:
-            bias = np.zeros(cells * CELL, np.float32)
+            bias = np.zeros(matrix.cells * CELL, np.float32)
             bias[np.concatenate(places)] = np.concatenate(biases)
             matrix.bias = self._keep(bias)
         return matrix

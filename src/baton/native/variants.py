@@ -1,8 +1,9 @@
 """Which of the library's variants this processor runs: one source, compiled with other instructions allowed.
 
-Best first. Products are the same, bit for bit, for all that multiply and add in one rounding (csrc/matrix.h); only `plain`
-on x86 rounds twice. Attention is not: its sums over tokens go through as many lanes as a vector has. So what one variant has
-left in a KV pool is not for another to go on with, and the keys of cached blocks say which it was (runtime/engine.py).
+Best first. Products are the same, bit for bit, for all that multiply and add in one rounding (csrc/groups.h); only `plain` on
+x86 rounds twice, and nibbles on tiles are rounded less than elsewhere (csrc/wholes.h). Attention differs: its sums over tokens
+go through as many lanes as a vector has. So what one variant has left in a KV pool is not for another to go on with, and the
+keys of cached blocks say which it was (runtime/engine.py).
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ class Variant:
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512")
+_AMX = (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8")
 _AVX2_WORDS = frozenset({"avx2", "fma", "f16c", "bmi2"})
 _AVX512_WORDS = _AVX2_WORDS | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
-_AMX_WORDS = _AVX512_WORDS | {"avx512_bf16", "amx_tile", "amx_bf16"}
+_AMX_WORDS = _AVX512_WORDS | {"avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"}
 
 VARIANTS = (
-    Variant("amx", "x86_64", _AMX_WORDS, (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"), "AVX-512 and tiles"),
+    Variant("amx", "x86_64", _AMX_WORDS, _AMX, "AVX-512 and tiles"),
     Variant("avx512", "x86_64", _AVX512_WORDS, _AVX512, "AVX-512 with VNNI"),
     Variant("avxvnni", "x86_64", _AVX2_WORDS | {"avx_vnni"}, (*_AVX2, "-mavxvnni"), "AVX2 with VNNI"),
     Variant("avx2", "x86_64", _AVX2_WORDS, _AVX2, "AVX2"),

@@ -11,45 +11,18 @@
  */
 #pragma once
 
+#include "tiles.h"
+
 #define PAIRS_BLOCK 16  /* tokens of a block: a tile is as wide */
 #define PAIRS_DIM 32    /* dimensions of a tile of keys; head_dim is a multiple */
 
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
-#define HAS_TILES 1
+#define PAIRS_WIDTH 64  /* dimensions whose outputs are worked on at once: four chains; head_dim is a multiple */
+
+#if HAS_TILES
 
 typedef uint16_t bf16;
 
-#define TILE_OF_ROWS 16
-
-typedef struct {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} TileConfig;
-
-/* Tile registers: 0 to 3 hold sums (scores of four blocks, then the outputs of 64 dimensions: four chains at once), 4 queries,
- * 5 keys, 6 weights, 7 values. */
-#define PAIRS_WIDTH 64  /* dimensions whose outputs are worked on at once; head_dim is a multiple */
-
-static _Thread_local int64_t tile_rows;  /* that this thread's tiles are set up for; 0: not at all */
-
-/* As many rows as there are: three rows of a decoded token are loaded and stored faster than sixteen. */
-static void tiles_for(int64_t rows) {
-    if (rows == tile_rows) return;
-    tile_rows = rows;
-    TileConfig config = {.palette = 1};
-    for (int t = 0; t < 8; t++) config.rows[t] = (uint8_t)rows, config.row_bytes[t] = 64;
-    config.rows[5] = PAIRS_DIM / 2;
-    config.row_bytes[6] = PAIRS_BLOCK * 2;
-    config.rows[7] = PAIRS_BLOCK / 2;
-    __asm__ volatile("" : : "r"(&config) : "memory");  /* gcc 12 does not know that all of it is read */
-    _tile_loadconfig(&config);
-}
-
-static void tiles_end(void) {
-    if (tile_rows) _tile_release();
-    tile_rows = 0;
-}
+#define TILE_OF_ROWS TILE_HEIGHT
 
 /* Rounded to nearest, ties to even; what is not a number stays none. */
 ALWAYS bf16 to_bf16(float x) {
@@ -154,7 +127,7 @@ static void tile_against_pairs(const Item *item, int64_t group, int64_t start, c
     int64_t tokens = smaller(SEGMENT, end - start), count = (tokens + PAIRS_BLOCK - 1) / PAIRS_BLOCK;
     _Alignas(64) float scores[TILE_OF_ROWS][SEGMENT];
     _Alignas(64) bf16 weights[TILE_OF_ROWS][SEGMENT];
-    tiles_for(rows);
+    tiles_for(FOR_ATTENTION, rows);
     scores_of_blocks(q, keys, dim, scores);
     int64_t low[TILE_OF_ROWS], high[TILE_OF_ROWS];
     float keep[TILE_OF_ROWS];
@@ -217,9 +190,7 @@ static void attend_pairs(const Item *item) {
 }
 
 #else
-#define HAS_TILES 0
 
-static void tiles_end(void) {}
 static void store_token_pairs(const Layer *layer, int64_t sequence, int64_t token) { (void)layer, (void)sequence, (void)token; }
 static void attend_pairs(const Item *item) { (void)item; }
 

@@ -53,21 +53,6 @@ typedef struct {
 
 /* ---- memory ---- */
 
-static void *room(int64_t bytes) { return aligned_alloc(64, (size_t)round_up(larger(bytes, 64), 64)); }
-
-static int rows_room(Rows *rows, int64_t count, int64_t width) {
-    /* Not a round number: strides of a power of two would crowd into a few lines of the first cache. */
-    rows->width = width, rows->groups = width / GROUP, rows->stride = round_up(count, 16) + 16;
-    int64_t groups = rows->stride * (width / GROUP + 1);
-    rows->plain = room(count * width * 4), rows->quantised = room(count * width);
-    rows->scales = room(groups * 4), rows->sums = room(groups * 4), rows->scaled_sums = room(groups * 4);
-    return rows->plain && rows->quantised && rows->scales && rows->sums && rows->scaled_sums;
-}
-
-static void rows_free(Rows *rows) {
-    free(rows->plain), free(rows->quantised), free(rows->scales), free(rows->sums), free(rows->scaled_sums);
-}
-
 static void buffers_free(Buffers *b) {
     free(b->hidden), free(b->picked), free(b->cosines), free(b->sines), free(b->qkv), free(b->item_starts);
     rows_free(&b->normed), rows_free(&b->output), rows_free(&b->down);
@@ -75,6 +60,9 @@ static void buffers_free(Buffers *b) {
 }
 
 static int64_t qkv_width(const Model *m) { return (m->attention.heads + 2 * m->attention.kv_heads) * m->attention.head_dim; }
+
+/* For a cell that a product unpacks. */
+static int64_t scratch_bytes(int64_t inputs) { return inputs * CELL; }
 
 /* Upper bound, of any job. */
 static int64_t phases_of(const Model *model) { return 4 + PHASES_OF_A_LAYER * model->layers; }
@@ -164,7 +152,7 @@ static void turn_row(const void *with, int64_t row) {
 typedef struct {
     const float *rows;      /* [tokens][width] */
     const float *weight;    /* of the norm, or NULL */
-    int quantised;          /* the matrix that takes them wants them so */
+    Kind kind;              /* of the matrix that takes them */
 } Source;
 
 static void prepare_row(const Runner *runner, const Source *from, int64_t row, const Rows *into) {
@@ -173,7 +161,7 @@ static void prepare_row(const Runner *runner, const Source *from, int64_t row, c
     float *to = into->plain + row * width;
     if (from->weight) norm_row(x, from->weight, width, runner->model->norm_eps, to);
     else if (x != to) memcpy(to, x, (size_t)width * 4);
-    if (from->quantised) quantise_row(into, row);
+    if (from->kind != F32) quantise_row(from->kind, into, row);
 }
 
 /* A phase: rows ready for a product. */
@@ -230,7 +218,7 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
     uint8_t *scratch = runner->scratch[me->number];
     int64_t tokens = step->tokens, hidden = m->hidden;
 
-    const Rows *normed = prepare(me, runner, &(Source){b->hidden, block->attention_norm, block->qkv.kind != F32}, tokens, &b->normed);
+    const Rows *normed = prepare(me, runner, &(Source){b->hidden, block->attention_norm, (Kind)block->qkv.kind}, tokens, &b->normed);
     PHASE(NORM)
     multiply(me, &block->qkv, normed, tokens, scratch, &(Out){STORE, b->qkv, qkv_width(m), qkv_width(m)});
     PHASE(QKV)
@@ -248,16 +236,16 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
     attend_all(me, &layer, m->kv_kind);
     PHASE(ATTEND)
 
-    const Rows *attended = prepare(me, runner, &(Source){b->output.plain, NULL, block->output.kind != F32}, tokens, &b->output);
+    const Rows *attended = prepare(me, runner, &(Source){b->output.plain, NULL, (Kind)block->output.kind}, tokens, &b->output);
     multiply(me, &block->output, attended, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden});
     PHASE(OUTPUT)
 
-    normed = prepare(me, runner, &(Source){b->hidden, block->mlp_norm, block->gate_up.kind != F32}, tokens, &b->normed);
+    normed = prepare(me, runner, &(Source){b->hidden, block->mlp_norm, (Kind)block->gate_up.kind}, tokens, &b->normed);
     PHASE(NORM2)
     multiply(me, &block->gate_up, normed, tokens, scratch, &(Out){STORE, b->down.plain, m->inner, m->inner});
     PHASE(GATE_UP)
 
-    const Rows *gated = prepare(me, runner, &(Source){b->down.plain, NULL, block->down.kind != F32}, tokens, &b->down);
+    const Rows *gated = prepare(me, runner, &(Source){b->down.plain, NULL, (Kind)block->down.kind}, tokens, &b->down);
     PHASE(GATED)
     multiply(me, &block->down, gated, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden});
     PHASE(DOWN)
@@ -285,7 +273,7 @@ static void logits_job(Member *me, const void *with) {
     const Logits *job = with;
     Runner *runner = job->runner;
     const Model *m = runner->model;
-    Source from = {runner->shared.picked, m->final_norm, m->head.kind != F32};
+    Source from = {runner->shared.picked, m->final_norm, (Kind)m->head.kind};
     const Rows *normed = prepare(me, runner, &from, job->rows, &runner->shared.normed);
     multiply(me, &m->head, normed, job->rows, runner->scratch[me->number],
              &(Out){STORE, job->logits, m->vocabulary, m->vocabulary});
@@ -303,7 +291,10 @@ int baton_allow(void) {
 #endif
 }
 
-int baton_has_pairs(void) { return HAS_TILES; }
+int baton_has_tiles(void) { return HAS_TILES; }
+
+/* Kind, outputs and inputs are given; fills in the rest of its shape, and the bytes of numbers, scales, minima. */
+void baton_plan(Matrix *matrix, int64_t bytes[3]) { plan(matrix, bytes); }
 
 /* Rows of a file's tensor, `row_bytes` long, become the outputs that `places` says. */
 void baton_pack(const Matrix *matrix, const uint8_t *rows, int64_t row_bytes, const int64_t *places, int64_t count) {
@@ -332,7 +323,7 @@ Runner *baton_new(const Model *model, int64_t threads) {
     if (!runner->team || !runner->alone || !runner->scratch) return baton_free(runner), NULL;
     int64_t widest = larger(larger(model->hidden, model->inner), model->attention.heads * model->attention.head_dim);
     for (int i = 0; i < runner->team->threads; i++) {
-        runner->scratch[i] = room(widest * CELL);
+        runner->scratch[i] = room(scratch_bytes(widest));
         if (!rows_room(&runner->alone[i], ALONE_ROWS, widest) || !runner->scratch[i]) return baton_free(runner), NULL;
     }
     return runner;
@@ -364,9 +355,9 @@ typedef struct { Runner *runner; const Matrix *matrix; const float *x; int64_t r
 
 static void product_job(Member *me, const void *with) {
     const Product *job = with;
-    Source from = {job->x, NULL, job->matrix->kind != F32};
+    Source from = {job->x, NULL, (Kind)job->matrix->kind};
     prepare_shared(me, job->runner, &from, job->rows, job->buffer);
-    uint8_t *scratch = room(job->matrix->inputs * CELL);
+    uint8_t *scratch = room(scratch_bytes(job->matrix->inputs));
     multiply(me, job->matrix, job->buffer, job->rows, scratch, &(Out){STORE, job->out, job->width, job->width});
     free(scratch);
 }

@@ -22,6 +22,8 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
+typedef enum { AS_BYTES, AS_NIBBLES } Form;
+
 /* ---- dots ---- */
 
 /* The four bytes of each lane times bytes 4 * word to 4 * word + 3 of x. The lane has to be written as a number. */
@@ -45,7 +47,8 @@ ALWAYS void dots_tile(const int rows, const int parts, const Form form, const in
     bytes q[2][DOTS_ROWS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int p = 0; p < parts; p++) sum[r][p] = spread(0.0f);
-    const half *scales = m->scales + cell * m->groups * CELL + at, *minima = m->minima + cell * m->groups * CELL + at;
+    const half *scales = (const half *)m->scales + cell * m->groups * CELL + at;
+    const half *minima = (const half *)m->minima + cell * m->groups * CELL + at;
     const int8_t *row = x->quantised + first * x->width;
     w += at * 4;
     for (int64_t g = 0; g < m->groups; g++, scales += CELL, minima += CELL, row += GROUP) {
@@ -210,7 +213,8 @@ SQUARES_TILE(squares_minima, INT4M)
 
 static void squares_cell_times_rows(const Matrix *m, int64_t cell, const uint8_t *packed, const Rows *x, int64_t first,
                                     int64_t end, uint8_t *scratch, const Out *out) {
-    const half *scales = m->scales + cell * m->groups * CELL, *minima = m->minima + cell * m->groups * CELL;
+    const half *scales = (const half *)m->scales + cell * m->groups * CELL;
+    const half *minima = (const half *)m->minima + cell * m->groups * CELL;
     if (m->kind == INT8) squares_unpack(INT8, m->groups, packed, scratch);
     else if (m->kind == INT4) squares_unpack(INT4, m->groups, packed, scratch);
     else squares_unpack(INT4M, m->groups, packed, scratch);

@@ -30,7 +30,7 @@ def load_native(
 
 def kv_dtype_for(library: Library, model: ModelConfig, settings: WorkerConfig) -> KVDtype:
     """As settings say; else what is fastest and does not show beside the rounding of the weights."""
-    tiled = library.has_pairs() and settings.block_size == PAIRS_BLOCK and model.head_dim % PAIRS_WIDTH == 0
+    tiled = library.has_tiles() and settings.block_size == PAIRS_BLOCK and model.head_dim % PAIRS_WIDTH == 0
     if settings.kv_dtype == "bfloat16" and not tiled:
         raise InvalidConfig(
             f"kv_dtype bfloat16 needs a processor with AMX tiles, block_size {PAIRS_BLOCK} and heads whose width is a multiple "

@@ -1,0 +1,48 @@
+/* Intel's tiles (AMX): eight registers of up to 16 rows of 64 bytes, and how they are set up. Used by attention_tiles.h and
+ * wholes.h, which both do without if the compiler may not use them. */
+#pragma once
+
+#include "simd.h"
+
+#define TILE_HEIGHT 16
+
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && LANES == 16
+#define HAS_TILES 1
+
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} TileConfig;
+
+typedef enum {
+    FOR_ATTENTION,  /* 0-3 sums, 4 queries, 5 keys, 6 weights, 7 values (attention_tiles.h) */
+    FOR_PRODUCTS,   /* 0-3 sums, 4 and 5 rows of activations, 6 and 7 weights (wholes.h) */
+} TileUse;
+
+static _Thread_local int64_t tiles_are_for;  /* use and rows, as below; 0: not set up */
+
+/* As many rows as there are: three rows of a decoded token are loaded and stored faster than sixteen. */
+static void tiles_for(TileUse use, int64_t rows) {
+    int64_t wanted = (int64_t)use << 8 | rows;
+    if (tiles_are_for == wanted) return;
+    tiles_are_for = wanted;
+    TileConfig config = {.palette = 1};
+    for (int t = 0; t < 8; t++) config.rows[t] = (uint8_t)rows, config.row_bytes[t] = 64;
+    if (use == FOR_ATTENTION) config.rows[5] = TILE_HEIGHT, config.row_bytes[6] = 32, config.rows[7] = 8;
+    else config.rows[6] = config.rows[7] = TILE_HEIGHT;
+    __asm__ volatile("" : : "r"(&config) : "memory");  /* gcc 12 does not know that all of it is read */
+    _tile_loadconfig(&config);
+}
+
+static void tiles_end(void) {
+    if (tiles_are_for) _tile_release();
+    tiles_are_for = 0;
+}
+
+#else
+#define HAS_TILES 0
+
+static void tiles_end(void) {}
+
+#endif

@@ -1,0 +1,333 @@
+/* Products of nibbles for processors with tiles: integers from the first number of a row to the last, scaled once.
+ *
+ * Tiles multiply five times as fast as vectors, but what they have summed up must be stored and loaded before anything else
+ * can be done with it. A scale for every 32 numbers (groups.h) would eat up the gain; so scales become integers:
+ *
+ *   activations   scale * (256 * high + low)                  two bytes; one scale for a row
+ *   weights       unit * (step * (nibble - 8) + centre)       one unit for a *segment* of 576 inputs; step and centre for 32
+ *
+ * GGUF's scales and minima are rounded to multiples of a unit that is hundreds of times smaller than the largest of them. That
+ * costs less than rounding activations to 8 bits (docs/performance.md).
+ *
+ * Many rows meet a weight on tiles, as two bytes,
+ *
+ *   weight = 16 * upper + lower       upper = step / 16 * (nibble - 8) + centre / 16, and lower what is left
+ *
+ * few rows meet it as it is stored, with step and centre after each group. Both come to the same integer for an output and a
+ * segment, (sum of high * weight) + (sum of low * upper) / 16, rounded down, and from there they go the same way: an output's
+ * bits are the same on both.
+ *
+ * A cell's numbers lie in two halves of 16 outputs here, each from its first group to its last.
+ */
+#pragma once
+
+#include "tiles.h"
+
+#if HAS_TILES
+
+#define FEW_ROWS 4              /* that vectors take at once */
+#define TILES_FROM 4            /* rows that are faster on tiles */
+#define STEP_OF_TILES 64        /* numbers of a row that a tile holds */
+#define HALF 16                 /* outputs */
+
+#define ROW_MOST 32639          /* 256 * 127 + 127 */
+#define ROW_LEAST 1e-34f        /* the inverse of a largest number below it would be infinite: such a row is all zeros */
+#define SEGMENT_GROUPS 18       /* whose weights fit the first cache */
+#define STEP_MOST 255.0f        /* / 16 fits four bits */
+#define WEIGHT_MOST 2000.0f     /* / 16, and what rounding adds, fits a byte */
+
+/* ---- rows ----
+ *
+ *   quantised, low     [rows][padded width] high and low bytes
+ *   scales             [rows]
+ *   sums, low_sums     [groups][stride] of the bytes
+ */
+
+ALWAYS int64_t padded(const Rows *rows) { return round_up(rows->width, STEP_OF_TILES); }
+
+/* The largest magnitude. Compared as integers: the bits of numbers that are not negative have the order of the numbers, a NaN
+ * is above them all, and so it becomes the scale: what is not finite stays so. */
+static float largest_of_row(const float *x, int64_t width) {
+    ints most = spread_int(0);
+    for (int64_t i = 0; i < width; i += LANES) most = _mm512_max_epi32(most, _mm512_castps_si512(_mm512_abs_ps(load(x + i))));
+    union { int32_t i; float f; } largest = {_mm512_reduce_max_epi32(most)};
+    return largest.f;
+}
+
+static void quantise_whole(const Rows *rows, int64_t row) {
+    const float *x = rows->plain + row * rows->width;
+    int8_t *high = rows->quantised + row * padded(rows), *low = rows->low + row * padded(rows);
+    int32_t *sums = rows->sums + row, *low_sums = rows->low_sums + row;
+    float largest = largest_of_row(x, rows->width);
+    floats inverse = spread(largest > ROW_LEAST ? ROW_MOST / largest : 0.0f);
+    rows->scales[row] = largest / ROW_MOST;
+    for (int64_t at = 0; at < padded(rows); at += GROUP, sums += rows->stride, low_sums += rows->stride) {
+        ints of_high = spread_int(0), of_low = spread_int(0);
+        for (int64_t i = at; i < at + GROUP; i += LANES) {
+            ints whole = i < rows->width ? _mm512_cvtps_epi32(load(x + i) * inverse) : spread_int(0);
+            ints upper = _mm512_srai_epi32(_mm512_add_epi32(whole, spread_int(128)), 8);
+            ints lower = _mm512_sub_epi32(whole, _mm512_slli_epi32(upper, 8));
+            lower = _mm512_max_epi32(lower, spread_int(-127));  /* -128 in all places would be too much for add_linear() */
+            _mm_storeu_si128((__m128i *)(high + i), _mm512_cvtepi32_epi8(upper));
+            _mm_storeu_si128((__m128i *)(low + i), _mm512_cvtepi32_epi8(lower));
+            of_high = _mm512_add_epi32(of_high, upper), of_low = _mm512_add_epi32(of_low, lower);
+        }
+        *sums = _mm512_reduce_add_epi32(of_high), *low_sums = _mm512_reduce_add_epi32(of_low);
+    }
+}
+
+/* ---- weights ----
+ *
+ *   scales   [cell][half][segment][16 outputs] units, times 256: what `high` counts
+ *   minima   [cell][half][group][16 outputs] steps and centres
+ */
+
+typedef struct { int16_t step, centre; } Linear;
+
+ALWAYS int64_t segments(const Matrix *m) { return (m->groups + SEGMENT_GROUPS - 1) / SEGMENT_GROUPS; }
+
+/* Half a cell: what belongs to 16 outputs. */
+typedef struct {
+    uint8_t *numbers;   /* [group][4 pairs of fours][16 outputs][4] */
+    float *units;
+    Linear *linears;
+} Half;
+
+ALWAYS Half half_of(const Matrix *m, int64_t cell, int64_t h) {
+    int64_t number = 2 * cell + h;
+    return (Half){
+        (uint8_t *)m->numbers + number * (cell_bytes(m) / 2), (float *)m->scales + number * segments(m) * HALF,
+        (Linear *)m->minima + number * m->groups * HALF,
+    };
+}
+
+static void plan_wholes(Matrix *m, int64_t bytes[3]) {
+    m->groups = round_up(m->inputs, STEP_OF_TILES) / GROUP;
+    bytes[1] = m->cells * segments(m) * CELL * 4;
+    bytes[2] = m->cells * m->groups * CELL * (int64_t)sizeof(Linear);
+}
+
+/* The larger one; what is no number stays. */
+ALWAYS float worse(float a, float b) { return a != a || a > b ? a : b; }
+
+/* A block of GGUF: scale * (nibble - 8) + centre. The scale is made positive: `flip` says that 15 - nibble is meant. */
+typedef struct { float scale, centre; uint32_t flip; } Scales;
+
+static Scales scales_of(int kind, const uint8_t *block) {
+    half scale, minimum = 0;
+    memcpy(&scale, block, 2);
+    if (kind == INT4M) memcpy(&minimum, block + 2, 2);
+    Scales s = {(float)scale, kind == INT4M ? (float)minimum + 8.0f * (float)scale : 0.0f, 0};
+    if (s.scale < 0.0f) s = (Scales){-s.scale, s.centre + s.scale, 0xffffffff};  /* 15 - nibble - 8 = -(nibble - 8) - 1 */
+    return s;
+}
+
+/* How large the unit must be for step and centre of this block. */
+static float unit_for(Scales s) { return worse(s.scale / STEP_MOST, (8.0f * s.scale + fabsf(s.centre)) / WEIGHT_MOST); }
+
+static void pack_wholes(const Matrix *m, const uint8_t *row, int64_t to) {
+    int64_t at = to % HALF, groups = m->inputs / GROUP, block_bytes = (m->kind == INT4M ? 4 : 2) + GROUP / 2;
+    Half half = half_of(m, to / CELL, to % CELL / HALF);
+    for (int64_t s = 0; s < segments(m); s++) {
+        int64_t first = s * SEGMENT_GROUPS, end = smaller(first + SEGMENT_GROUPS, groups);
+        float unit = 0.0f;
+        for (int64_t g = first; g < end; g++) unit = worse(unit, unit_for(scales_of(m->kind, row + g * block_bytes)));
+        float inverse = unit > ROW_LEAST && unit < INFINITY ? 1.0f / unit : 0.0f;
+        half.units[s * HALF + at] = 256.0f * unit;
+        for (int64_t g = first; g < end; g++) {
+            const uint8_t *block = row + g * block_bytes, *from = block + block_bytes - GROUP / 2;
+            Scales scales = scales_of(m->kind, block);
+            Linear *linear = &half.linears[g * HALF + at];
+            *linear = (Linear){0, 0};  /* what is no number is in the unit */
+            if (inverse != 0.0f) *linear = (Linear){(int16_t)rintf(scales.scale * inverse), (int16_t)rintf(scales.centre * inverse)};
+            for (int w = 0; w < FOURS / 2; w++, from += 4) {
+                uint32_t word;
+                memcpy(&word, from, 4);
+                word ^= scales.flip;
+                memcpy(half.numbers + ((g * FOURS / 2 + w) * HALF + at) * 4, &word, 4);
+            }
+        }
+    }
+}
+
+/* ---- from integers to floats ---- */
+
+/* Segments are added in their order. */
+ALWAYS void add_value(int64_t segment, ints high, ints low, floats unit, float scale, float *to) {
+    floats value = as_floats(_mm512_add_epi32(high, _mm512_srai_epi32(low, 4))) * (unit * spread(scale));
+    if (segment) value = load(to) + value;
+    store(to, value);
+}
+
+/* ---- few rows: vectors ---- */
+
+/* The sum of (nibble - 8) * activation of a group has 16 bits, and so has that of its activations: one instruction multiplies
+ * the one by the step, the other by the centre, and adds both. */
+ALWAYS ints add_linear(ints sum, ints of_group, int32_t of_row, ints linear) {
+    ints both = _mm512_mask_blend_epi16(0xaaaaaaaa, of_group, spread_int((int32_t)((uint32_t)of_row << 16)));
+    return _mm512_dpwssd_epi32(sum, both, linear);
+}
+
+/* Both halves at once: more sums that do not wait for each other, and two streams from memory. */
+ALWAYS void few_times_cell(const int rows, const Matrix *m, int64_t cell, const Rows *x, int64_t first, float (*out)[CELL]) {
+    const int chains = rows == 1 ? 2 : 1;
+    const int8_t *high = x->quantised + first * padded(x), *low = x->low + first * padded(x);
+    const Half halves[2] = {half_of(m, cell, 0), half_of(m, cell, 1)};
+    for (int64_t s = 0; s < segments(m); s++) {
+        int64_t begin = s * SEGMENT_GROUPS, end = smaller(begin + SEGMENT_GROUPS, m->groups);
+        ints sum[2][FEW_ROWS], low_sum[2][FEW_ROWS];
+        for (int h = 0; h < 2; h++)
+            for (int r = 0; r < rows; r++) sum[h][r] = low_sum[h][r] = spread_int(0);
+        for (int64_t g = begin; g < end; g++) {
+            const int32_t *of_high = x->sums + g * x->stride + first, *of_low = x->low_sums + g * x->stride + first;
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++) {
+                ints group[FEW_ROWS][2], low_group[FEW_ROWS][2];
+                for (int r = 0; r < rows; r++) {
+                    group[r][0] = spread_int(-8 * of_high[r]), low_group[r][0] = spread_int(-8 * of_low[r]);
+                    group[r][1] = low_group[r][1] = spread_int(0);
+                }
+#pragma GCC unroll 4
+                for (int f = 0; f < FOURS / 2; f++) {
+                    bytes both = load_bytes(halves[h].numbers + (g * FOURS / 2 + f) * HALF * 4);
+                    bytes early = low_nibbles(both), late = high_nibbles(both);
+                    for (int r = 0; r < rows; r++) {
+                        const int8_t *from = high + r * padded(x) + g * GROUP + f * 4, *low_from = low + (from - high);
+                        ints *to = &group[r][f % chains], *low_to = &low_group[r][f % chains];
+                        *to = dot_small(dot_small(*to, early, spread_word(from)), late, spread_word(from + GROUP / 2));
+                        *low_to = dot_small(dot_small(*low_to, early, spread_word(low_from)), late, spread_word(low_from + GROUP / 2));
+                    }
+                }
+                ints linear = _mm512_loadu_si512(halves[h].linears + g * HALF), upper = _mm512_srai_epi16(linear, 4);
+                for (int r = 0; r < rows; r++) {
+                    ints whole = group[r][0], low_whole = low_group[r][0];
+                    if (chains == 2) whole = _mm512_add_epi32(whole, group[r][1]), low_whole = _mm512_add_epi32(low_whole, low_group[r][1]);
+                    sum[h][r] = add_linear(sum[h][r], whole, of_high[r], linear);
+                    low_sum[h][r] = add_linear(low_sum[h][r], low_whole, of_low[r], upper);
+                }
+            }
+        }
+        for (int r = 0; r < rows; r++)
+            for (int h = 0; h < 2; h++)
+                add_value(s, sum[h][r], low_sum[h][r], load(halves[h].units + s * HALF), x->scales[first + r], &out[r][h * HALF]);
+    }
+}
+
+static void few(int rows, const Matrix *m, const uint8_t *w, int64_t cell, const Rows *x, int64_t first, float (*out)[CELL]) {
+    (void)w;
+    switch (rows) {
+        case 1: few_times_cell(1, m, cell, x, first, out); break;
+        case 2: few_times_cell(2, m, cell, x, first, out); break;
+        case 3: few_times_cell(3, m, cell, x, first, out); break;
+        case 4: few_times_cell(4, m, cell, x, first, out); break;
+    }
+}
+
+/* ---- many rows: tiles ---- */
+
+/* One segment of half a cell as tiles take it: [group][8 fours][16 outputs][4]. */
+typedef struct { _Alignas(64) uint8_t upper[SEGMENT_GROUPS * GROUP * HALF], lower[SEGMENT_GROUPS * GROUP * HALF]; } Split;
+
+/* Byte `byte` of each lane, four times. */
+ALWAYS ints byte_everywhere(ints lanes, const char byte) {
+    const ints places = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12));
+    return _mm512_shuffle_epi8(lanes, _mm512_add_epi8(places, _mm512_set1_epi8(byte)));
+}
+
+/* upper = steps[0] * nibble + offsets[0], and lower likewise. Steps have four bits: in a lane of 16 bits, which holds two
+ * numbers, nothing is carried from the one to the other. */
+ALWAYS void linear_parts(ints linear, ints *steps, ints *offsets) {
+    const ints parts[2] = {_mm512_srai_epi16(linear, 4), _mm512_and_si512(linear, _mm512_set1_epi16(15))};
+    for (int i = 0; i < 2; i++) {
+        ints step = byte_everywhere(parts[i], 0), centre = byte_everywhere(parts[i], 2);
+        steps[i] = _mm512_and_si512(step, _mm512_set1_epi16(255));
+        offsets[i] = _mm512_sub_epi8(centre, _mm512_slli_epi16(step, 3));
+    }
+}
+
+ALWAYS void split_numbers(bytes numbers, const ints *steps, const ints *offsets, uint8_t *upper, uint8_t *lower) {
+    _mm512_store_si512(upper, _mm512_add_epi8(_mm512_mullo_epi16(numbers, steps[0]), offsets[0]));
+    _mm512_store_si512(lower, _mm512_add_epi8(_mm512_mullo_epi16(numbers, steps[1]), offsets[1]));
+}
+
+static void split_groups(const Half *half, int64_t begin, int64_t groups, Split *split) {
+    for (int64_t g = begin; g < begin + groups; g++) {
+        uint8_t *upper = split->upper + (g - begin) * GROUP * HALF, *lower = split->lower + (g - begin) * GROUP * HALF;
+        ints steps[2], offsets[2];
+        linear_parts(_mm512_loadu_si512(half->linears + g * HALF), steps, offsets);
+#pragma GCC unroll 4
+        for (int f = 0; f < FOURS / 2; f++) {
+            bytes both = load_bytes(half->numbers + (g * FOURS / 2 + f) * 64);
+            split_numbers(low_nibbles(both), steps, offsets, upper + f * 64, lower + f * 64);
+            split_numbers(high_nibbles(both), steps, offsets, upper + (f + FOURS / 2) * 64, lower + (f + FOURS / 2) * 64);
+        }
+    }
+}
+
+typedef int32_t Sums[3][TILE_HEIGHT][HALF];
+
+/* A tile of rows: high * upper, low * upper, high * lower. (low * lower is too small to matter, for few rows as well.) */
+static void tile_products(const int8_t *high, const int8_t *low, int64_t width, const Split *split, int64_t groups, Sums *sums) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    for (int64_t k = 0; k < groups * GROUP; k += STEP_OF_TILES) {
+        _tile_loadd(4, high + k, width);
+        _tile_loadd(6, split->upper + k * HALF, 64);
+        _tile_loadd(5, low + k, width);
+        _tile_loadd(7, split->lower + k * HALF, 64);
+        _tile_dpbssd(0, 4, 6);
+        _tile_dpbssd(1, 5, 6);
+        _tile_dpbssd(2, 4, 7);
+    }
+    _tile_stored(0, (*sums)[0], 64);
+    _tile_stored(1, (*sums)[1], 64);
+    _tile_stored(2, (*sums)[2], 64);
+}
+
+/* Rows [first, end), `height` to a tile, times one segment of half a cell: out [rows][CELL]. */
+static void rows_times_segment(const Matrix *m, const Half *half, int64_t segment, const Rows *x, int64_t first, int64_t end,
+                               int64_t height, float *out) {
+    Split split;
+    _Alignas(64) Sums sums;
+    int64_t begin = segment * SEGMENT_GROUPS, groups = smaller(SEGMENT_GROUPS, m->groups - begin);
+    split_groups(half, begin, groups, &split);
+    floats unit = load(half->units + segment * HALF);
+    for (int64_t row = first; row < end; row += height) {
+        int64_t at = row * padded(x) + begin * GROUP, rows = smaller(height, end - row);
+        tile_products(x->quantised + at, x->low + at, padded(x), &split, groups, &sums);
+        for (int64_t r = 0; r < rows; r++, out += CELL) {
+            ints high = _mm512_slli_epi32(_mm512_load_si512(sums[0][r]), 4);
+            high = _mm512_add_epi32(high, _mm512_load_si512(sums[2][r]));
+            add_value(segment, high, _mm512_load_si512(sums[1][r]), unit, x->scales[row + r], out);
+        }
+    }
+}
+
+static void many_times_cell(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, const Out *out) {
+    int64_t tiles = (end - first + TILE_HEIGHT - 1) / TILE_HEIGHT, height = (end - first + tiles - 1) / tiles;
+    float results[ROWS_OF_A_PIECE][CELL];
+    tiles_for(FOR_PRODUCTS, height);
+    for (int h = 0; h < 2; h++) {
+        Half half = half_of(m, cell, h);
+        for (int64_t s = 0; s < segments(m); s++)
+            rows_times_segment(m, &half, s, x, first, end, height, &results[0][h * HALF]);
+    }
+    finish(m, cell, end - first, results, first, out);
+}
+
+static void wholes_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, const Out *out) {
+    if (end - first >= TILES_FROM) many_times_cell(m, cell, x, first, end, out);
+    else tiles_times_rows(few, FEW_ROWS, m, NULL, cell, x, first, end, out);
+}
+
+#else
+
+static void quantise_whole(const Rows *rows, int64_t row) { (void)rows, (void)row; }
+static void plan_wholes(Matrix *m, int64_t bytes[3]) { (void)m, (void)bytes; }
+static void pack_wholes(const Matrix *m, const uint8_t *row, int64_t to) { (void)m, (void)row, (void)to; }
+static void wholes_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, const Out *out) {
+    (void)m, (void)cell, (void)x, (void)first, (void)end, (void)out;
+}
+
+#endif
