@@ -17,6 +17,9 @@
 #define PAIRS_DIM 32    /* dimensions of a tile of keys; head_dim is a multiple */
 
 #define PAIRS_WIDTH 64  /* dimensions whose outputs are worked on at once: four chains; head_dim is a multiple */
+#define PAIRS_SEGMENT 64
+#define PAIRS_BLOCKS (PAIRS_SEGMENT / PAIRS_BLOCK)
+#define LOG2_E 1.44269504089f
 
 #if HAS_TILES
 
@@ -59,30 +62,46 @@ static void whole_values(const bf16 *values, int64_t tokens, int64_t dim, bf16 *
         for (int64_t d = 0; d < pair; d += 2) out[whole * pair + d] = values[whole * pair + d];
 }
 
-/* soften() for a tile of rows: what each of them has to wait for is done for all at once. Row r sees [low[r], high[r]). */
-static void soften_tile(float (*scores)[SEGMENT], int64_t rows, const int64_t *low, const int64_t *high, float *maxima,
-                        float *totals, float *keep) {
-    float tops[TILE_OF_ROWS] = {0}, before[TILE_OF_ROWS] = {0};
+/* 2^x for x <= 0, to five parts in a million; weights are rounded to bfloat16 anyhow. Minus infinity gives 0, what is no number
+ * stays none. */
+ALWAYS floats exp2_negative(floats x) {
+    x = _mm512_max_ps(spread(-200.0f), x);
+    floats whole = _mm512_roundscale_ps(x, 0), r = x - whole;
+    floats p = fused(spread(9.6149742603302e-3f), r, spread(5.5967118591070e-2f));
+    p = fused(p, r, spread(2.4023555219173e-1f));
+    p = fused(p, r, spread(6.9311290979385e-1f));
+    return _mm512_scalef_ps(fused(p, r, spread(1.0f)), whole);
+}
+
+/* soften() for a tile of rows, in powers of two (queries are scaled for it), over `width` tokens; row r sees [low[r], high[r]).
+ * Weights come out rounded. Vectors of tokens are added up in their order: those beyond the last one would add zeros. */
+static void soften_tile(float (*scores)[PAIRS_SEGMENT], int64_t rows, int64_t width, const int64_t *low, const int64_t *high,
+                        float *maxima, float *totals, float *keep, bf16 (*weights)[PAIRS_SEGMENT]) {
+    _Alignas(64) float tops[TILE_OF_ROWS] = {0}, before[TILE_OF_ROWS] = {0};
     for (int64_t r = 0; r < rows; r++) {
         float *row = scores[r];
         for (int64_t t = 0; t < low[r]; t++) row[t] = -INFINITY;
-        for (int64_t t = high[r]; t < SEGMENT; t++) row[t] = -INFINITY;
-        floats best = larger_lanes(larger_lanes(load(row), load(row + 16)), larger_lanes(load(row + 32), load(row + 48)));
+        for (int64_t t = high[r]; t < width; t++) row[t] = -INFINITY;
+        floats best = load(row);
+        for (int64_t t = LANES; t < width; t += LANES) best = larger_lanes(load(row + t), best);
         before[r] = maxima[r];
         tops[r] = largest_lane(best);
         maxima[r] = tops[r] = tops[r] > before[r] ? tops[r] : before[r];
     }
-    for (int r = 0; r < TILE_OF_ROWS; r++) keep[r] = exp_negative(before[r] - tops[r]);
+    store(keep, exp2_negative(load(before) - load(tops)));
     for (int64_t r = 0; r < rows; r++) {
-        float *restrict row = scores[r], *restrict sum = totals + r * LANES, top = tops[r];
-        for (int t = 0; t < SEGMENT; t++) row[t] = exp_negative(row[t] - top);
-        for (int j = 0; j < LANES; j++)
-            sum[j] = sum[j] * keep[r] + ((row[j] + row[j + 16]) + (row[j + 32] + row[j + 48]));
+        floats top = spread(tops[r]), sum = spread(0.0f);
+        for (int64_t t = 0; t < width; t += LANES) {
+            floats weight = exp2_negative(load(&scores[r][t]) - top);
+            sum += weight;
+            _mm256_store_si256((__m256i *)&weights[r][t], (__m256i)_mm512_cvtneps_pbh(weight));
+        }
+        store(totals + r * LANES, fused(load(totals + r * LANES), spread(keep[r]), sum));
     }
 }
 
-/* Scores of all four blocks of a segment; in place of one that is not there, `keys` has any that is. */
-ALWAYS void scores_of_blocks(const bf16 *q, const bf16 *const *keys, int64_t dim, float (*scores)[SEGMENT]) {
+/* Scores of four blocks; in place of one that is not there, `keys` has any that is. */
+ALWAYS void scores_of_blocks(const bf16 *q, const bf16 *const *keys, int64_t dim, float *scores) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -93,20 +112,20 @@ ALWAYS void scores_of_blocks(const bf16 *q, const bf16 *const *keys, int64_t dim
         BLOCK_OF(0) BLOCK_OF(1) BLOCK_OF(2) BLOCK_OF(3)
 #undef BLOCK_OF
     }
-    _tile_stored(0, &scores[0][0], SEGMENT * 4);
-    _tile_stored(1, &scores[0][PAIRS_BLOCK], SEGMENT * 4);
-    _tile_stored(2, &scores[0][2 * PAIRS_BLOCK], SEGMENT * 4);
-    _tile_stored(3, &scores[0][3 * PAIRS_BLOCK], SEGMENT * 4);
+    _tile_stored(0, scores, PAIRS_SEGMENT * 4);
+    _tile_stored(1, scores + PAIRS_BLOCK, PAIRS_SEGMENT * 4);
+    _tile_stored(2, scores + 2 * PAIRS_BLOCK, PAIRS_SEGMENT * 4);
+    _tile_stored(3, scores + 3 * PAIRS_BLOCK, PAIRS_SEGMENT * 4);
 }
 
 /* Weights times values, for 64 dimensions from d on. */
-ALWAYS void add_values(bf16 (*weights)[SEGMENT], const bf16 *const *values, int64_t count, int64_t dim, int64_t d, float *out) {
+ALWAYS void add_values(bf16 (*weights)[PAIRS_SEGMENT], const bf16 *const *values, int64_t count, int64_t dim, int64_t d, float *out) {
     _tile_loadd(0, out + d, dim * 4);
     _tile_loadd(1, out + d + 16, dim * 4);
     _tile_loadd(2, out + d + 32, dim * 4);
     _tile_loadd(3, out + d + 48, dim * 4);
     for (int64_t b = 0; b < count; b++) {
-        _tile_loadd(6, &weights[0][b * PAIRS_BLOCK], SEGMENT * 2);
+        _tile_loadd(6, &weights[0][b * PAIRS_BLOCK], PAIRS_SEGMENT * 2);
 #define PART_OF(i) _tile_loadd(7, values[b] + (d + 16 * i) * 2, dim * 4); _tile_dpbf16ps(i, 6, 7);
         PART_OF(0) PART_OF(1) PART_OF(2) PART_OF(3)
 #undef PART_OF
@@ -117,32 +136,26 @@ ALWAYS void add_values(bf16 (*weights)[SEGMENT], const bf16 *const *values, int6
     _tile_stored(3, out + d + 48, dim * 4);
 }
 
-/* One tile of rows against one segment. `blocks` are the segment's, `values` those of its values. */
-static void tile_against_pairs(const Item *item, int64_t group, int64_t start, const bf16 *const *keys,
-                               const bf16 *const *values, int64_t tile, int64_t rows, const bf16 *q, float *out,
-                               float *maxima, float *totals) {
-    int64_t dim = item->layer->shape->head_dim;
-    int64_t end = position_of(item, group, tile + rows - 1) + 1;
-    if (start >= end || start + SEGMENT <= first_seen(item, position_of(item, group, tile))) return;
-    int64_t tokens = smaller(SEGMENT, end - start), count = (tokens + PAIRS_BLOCK - 1) / PAIRS_BLOCK;
-    _Alignas(64) float scores[TILE_OF_ROWS][SEGMENT];
-    _Alignas(64) bf16 weights[TILE_OF_ROWS][SEGMENT];
+/* One tile of rows, which stand at `positions`, against one segment. */
+static void tile_against_pairs(const Item *item, int64_t start, const bf16 *const *keys, const bf16 *const *values, int64_t rows,
+                               const int64_t *positions, const bf16 *q, float *out, float *maxima, float *totals) {
+    int64_t dim = item->layer->shape->head_dim, end = positions[rows - 1] + 1;
+    if (start >= end || start + PAIRS_SEGMENT <= first_seen(item, positions[0])) return;
+    int64_t tokens = smaller(PAIRS_SEGMENT, end - start), count = (tokens + PAIRS_BLOCK - 1) / PAIRS_BLOCK;
+    _Alignas(64) float scores[TILE_OF_ROWS][PAIRS_SEGMENT];
+    _Alignas(64) bf16 weights[TILE_OF_ROWS][PAIRS_SEGMENT];
+    _Alignas(64) float keep[TILE_OF_ROWS];
     tiles_for(FOR_ATTENTION, rows);
-    scores_of_blocks(q, keys, dim, scores);
+    for (int64_t b = 0; b < count; b += 4) scores_of_blocks(q, keys + b, dim, &scores[0][b * PAIRS_BLOCK]);
     int64_t low[TILE_OF_ROWS], high[TILE_OF_ROWS];
-    float keep[TILE_OF_ROWS];
     for (int64_t r = 0; r < rows; r++) {
-        int64_t position = position_of(item, group, tile + r);
-        low[r] = smaller(larger(first_seen(item, position) - start, 0), tokens);
-        high[r] = smaller(larger(position + 1 - start, 0), tokens);
+        low[r] = smaller(larger(first_seen(item, positions[r]) - start, 0), tokens);
+        high[r] = smaller(larger(positions[r] + 1 - start, 0), tokens);
     }
-    soften_tile(scores, rows, low, high, maxima, totals, keep);
-    for (int64_t r = 0; r < rows; r++) {
-        for (int64_t t = 0; t < SEGMENT; t += 16)
-            _mm256_store_si256((__m256i *)&weights[r][t], (__m256i)_mm512_cvtneps_pbh(load(&scores[r][t])));
+    soften_tile(scores, rows, count * PAIRS_BLOCK, low, high, maxima, totals, keep, weights);
+    for (int64_t r = 0; r < rows; r++)
         if (keep[r] != 1.0f)
             for (int64_t d = 0; d < dim; d += LANES) store(out + r * dim + d, load(out + r * dim + d) * spread(keep[r]));
-    }
     for (int64_t d = 0; d < dim; d += PAIRS_WIDTH) add_values(weights, values, count, dim, d, out);
 }
 
@@ -152,19 +165,20 @@ static void attend_pairs(const Item *item) {
     int64_t dim = shape->head_dim, group = shape->heads / shape->kv_heads, rows = item->rows;
     bf16 q[rows * dim], last[PAIRS_BLOCK * dim];
     float out[rows * dim], maxima[rows], totals[rows * LANES];
+    int64_t positions[rows];
     memset(out, 0, sizeof out);
     for (int64_t r = 0; r < rows; r++) {
+        positions[r] = position_of(item, group, r);
         int64_t token = item->first_token + (item->first + r) / group, head = item->head * group + (item->first + r) % group;
         const float *from = layer->qkv + token * layer->qkv_stride + head * dim;
-        for (int64_t d = 0; d < dim; d++) q[r * dim + d] = to_bf16(from[d] * shape->scale);
+        for (int64_t d = 0; d < dim; d++) q[r * dim + d] = to_bf16(from[d] * (shape->scale * LOG2_E));
         maxima[r] = LOWEST, store(totals + r * LANES, spread(0.0f));
     }
-    int64_t end = position_of(item, group, rows - 1) + 1;
-    int64_t begin = first_seen(item, position_of(item, group, 0)) / SEGMENT * SEGMENT;
-    const bf16 *keys[SEGMENT / PAIRS_BLOCK], *values[SEGMENT / PAIRS_BLOCK];
-    for (int64_t start = begin; start < end; start += SEGMENT) {
-        int64_t here = smaller(SEGMENT, end - start);
-        for (int64_t b = 0; b < SEGMENT / PAIRS_BLOCK; b++) {
+    int64_t end = positions[rows - 1] + 1, begin = first_seen(item, positions[0]) / PAIRS_SEGMENT * PAIRS_SEGMENT;
+    const bf16 *keys[PAIRS_BLOCKS], *values[PAIRS_BLOCKS];
+    for (int64_t start = begin; start < end; start += PAIRS_SEGMENT) {
+        int64_t here = smaller(PAIRS_SEGMENT, end - start);
+        for (int64_t b = 0; b < PAIRS_BLOCKS; b++) {
             if (b * PAIRS_BLOCK >= here) {
                 keys[b] = keys[0];
                 continue;
@@ -178,7 +192,7 @@ static void attend_pairs(const Item *item) {
             }
         }
         for (int64_t tile = 0; tile < rows; tile += TILE_OF_ROWS)
-            tile_against_pairs(item, group, start, keys, values, tile, smaller(TILE_OF_ROWS, rows - tile), q + tile * dim,
+            tile_against_pairs(item, start, keys, values, smaller(TILE_OF_ROWS, rows - tile), positions + tile, q + tile * dim,
                                out + tile * dim, maxima + tile, totals + tile * LANES);
     }
     for (int64_t r = 0; r < rows; r++) {
