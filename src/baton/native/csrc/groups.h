@@ -57,7 +57,7 @@ ALWAYS int32_t quantise_group(const float *x, float inverse, int8_t *q) {
 #endif
 
 /* In three passes over the row: none of them waits for a number that the step before has only just begun to work out. */
-static void quantise_in_groups(const Rows *rows, int64_t row) {
+static void quantise_row(const Rows *rows, int64_t row) {
     const float *restrict x = rows->plain + row * rows->width;
     int8_t *restrict q = rows->quantised + row * rows->width;
     float largest[rows->groups], scales[rows->groups], inverses[rows->groups];
@@ -77,13 +77,13 @@ static void quantise_in_groups(const Rows *rows, int64_t row) {
 
 /* ---- weights ---- */
 
-static void plan_groups(Matrix *m, int64_t bytes[3]) {
+static void plan_quantised(Matrix *m, int64_t bytes[3]) {
     m->groups = m->inputs / GROUP;
     bytes[1] = m->cells * m->groups * CELL * 2;
     bytes[2] = m->kind == INT4M ? bytes[1] : 0;
 }
 
-static void pack_groups(const Matrix *m, const uint8_t *row, int64_t to) {
+static void pack_quantised(const Matrix *m, const uint8_t *row, int64_t to) {
     int64_t cell = to / CELL, at = to % CELL;
     uint8_t *numbers = (uint8_t *)m->numbers + cell * cell_bytes(m);
     int words = m->kind == INT8 ? FOURS : FOURS / 2;
@@ -200,8 +200,8 @@ static void unpack_cell(const Matrix *m, const uint8_t *packed, uint8_t *out) {
 #if defined(__aarch64__)
 #include "neon.h"
 
-static void groups_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
-                              const Out *out) {
+static void quantised_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
+                                 const Out *out) {
     neon_cell_times_rows(m, cell, m->numbers + cell * cell_bytes(m), x, first, end, scratch, out);
 }
 
@@ -214,8 +214,8 @@ TILE(tile_int4_bytes, tile_of_bytes, INT4)
 TILE(tile_int4m_bytes, tile_of_bytes, INT4M)
 
 /* `scratch` holds a cell as bytes. */
-static void groups_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
-                              const Out *out) {
+static void quantised_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
+                                 const Out *out) {
     const uint8_t *w = m->numbers + cell * cell_bytes(m);
     Tile tile = m->kind == INT8 ? tile_int8 : m->kind == INT4 ? tile_int4 : tile_int4m;
     if (m->kind != INT8 && end - first >= UNPACK_FROM) {

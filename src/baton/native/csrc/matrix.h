@@ -7,13 +7,14 @@
  *
  *   F32   [cell][input][output]                           float
  *   INT8  [cell][group][8 fours][output][4]               bytes
- *   INT4  [cell][group][4 pairs of fours][output][4]      two nibbles, fours p and p + 4 (wholes.h: half the outputs first)
+ *   INT4  [cell][group][4 pairs of fours][output][4]      two nibbles, fours p and p + 4
+ *         (wholes.h: half of a cell's outputs first)
  *   INT4M the same
  *
  * What the numbers mean, how rows are quantised to meet them, and how they are multiplied:
  *
  *   groups.h   GGUF's own numbers; activations in 8 bits with a scale for every 32 of them
- *   wholes.h   nibbles on processors with tiles: activations in two bytes with one scale for a row, integers to the very end
+ *   wholes.h   on processors with tiles: activations in two bytes with one scale for a row, integers to the very end
  *
  * In both, the bits of an output depend on its row and its weights, and not on the batch, the tile or the thread.
  */
@@ -144,39 +145,37 @@ static void pack_floats(const Matrix *m, const uint8_t *row, int64_t to) {
     for (int64_t k = 0; k < m->inputs; k++) memcpy(numbers + (k * CELL + to % CELL) * 4, row + k * 4, 4);
 }
 
-#include "groups.h"
+/* ---- quantised numbers ----
+ *
+ *   quantise_row            floats of a row become what the products take
+ *   plan_quantised          groups of a matrix, and bytes of its scales and minima
+ *   pack_quantised          GGUF's blocks of a row become output `to`
+ *   quantised_times_rows    rows [first, end) through one cell
+ */
+#if HAS_TILES
 #include "wholes.h"
-
-/* ---- which is which ---- */
-
-ALWAYS int is_wholes(Kind kind) { return HAS_TILES && (kind == INT4 || kind == INT4M); }
-
-static void quantise_row(Kind kind, const Rows *rows, int64_t row) {
-    if (is_wholes(kind)) quantise_whole(rows, row);
-    else quantise_in_groups(rows, row);
-}
+#else
+#include "groups.h"
+#endif
 
 /* Fills in what follows from kind and size, and says how many bytes numbers, scales and minima take. */
 static void plan(Matrix *m, int64_t bytes[3]) {
     m->cells = (m->outputs + CELL - 1) / CELL, m->groups = 0, bytes[1] = bytes[2] = 0;
-    if (is_wholes((Kind)m->kind)) plan_wholes(m, bytes);
-    else if (m->kind != F32) plan_groups(m, bytes);
+    if (m->kind != F32) plan_quantised(m, bytes);
     bytes[0] = m->cells * cell_bytes(m);
 }
 
 /* Row of a file's tensor becomes output `to`. */
 static void pack_row(const Matrix *m, const uint8_t *row, int64_t to) {
     if (m->kind == F32) pack_floats(m, row, to);
-    else if (is_wholes((Kind)m->kind)) pack_wholes(m, row, to);
-    else pack_groups(m, row, to);
+    else pack_quantised(m, row, to);
 }
 
 /* Rows [first, end) through one cell. `scratch` holds a cell as bytes. */
 static void cell_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
                             const Out *out) {
     if (m->kind == F32) tiles_times_rows(tile_f32, TILE_ROWS, m, m->numbers + cell * cell_bytes(m), cell, x, first, end, out);
-    else if (is_wholes((Kind)m->kind)) wholes_times_rows(m, cell, x, first, end, out);
-    else groups_times_rows(m, cell, x, first, end, scratch, out);
+    else quantised_times_rows(m, cell, x, first, end, scratch, out);
 }
 
 /* A phase: a whole product; pieces are (cells, rows), cells of one piece beside each other. */
