@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from baton.worker.arrays import Bools, Int32s, Int64s
 
 
@@ -25,10 +23,6 @@ class Spans:
     "[sequences + 1]"
     contexts: Int64s
     "[sequences]"
-
-    @property
-    def counts(self) -> Int64s:
-        return np.diff(self.starts)
 
 
 @dataclass(frozen=True, slots=True)
