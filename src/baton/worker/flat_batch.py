@@ -27,6 +27,8 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
+    """Steps that run one token each of the same sequences may be told with the same object, and other numbers in its arrays."""
+
     spans: Spans
     token_ids: Int32s
     "[tokens]"

@@ -20,7 +20,7 @@ import numpy as np
 from baton.errors import ProtocolError
 from baton.protocol.ids import BlockId, Incarnation, Slot
 from baton.protocol.step import NewSequence, Run
-from baton.worker.arrays import Int32s, Int64s
+from baton.worker.arrays import Bools, Int32s, Int64s
 from baton.worker.flat_batch import FlatBatch, Spans
 
 EMPTY = -1
@@ -30,7 +30,7 @@ EMPTY = -1
 class Lineup:
     """Who runs how many tokens. While the same ones run the same again, as decoding sequences do, it is looked up once."""
 
-    __slots__ = ("counts", "singles", "slots", "starts")
+    __slots__ = ("counts", "flat", "singles", "slots", "starts")
 
     def __init__(self, slots: Int64s, counts: Int64s) -> None:
         self.slots = slots
@@ -39,6 +39,8 @@ class Lineup:
         np.cumsum(counts, out=self.starts[1:])
         self.singles = int(self.starts[-1]) == len(slots)
         "One token each."
+        self.flat: FlatBatch | None = None
+        "Of their last step, where they are singles."
 
 
 class InputBatch:
@@ -120,17 +122,24 @@ class InputBatch:
                 f"slot {slots[at]} cannot run {counts[at]} tokens past {contexts[at]}: it has {lengths[at]} "
                 f"tokens and blocks for {self.rooms[slots[at]]}"
             )
-        rows, positions = slots, contexts
-        if not lineup.singles:
-            # Row r of a sequence that starts at s with context c is its token c + (r - s).
-            rows = np.repeat(slots, counts)
-            positions = np.arange(starts[-1]) + np.repeat(contexts - starts[:-1], counts)
-        return FlatBatch(
-            spans=Spans(self.tables, slots, starts, contexts),
-            token_ids=self.tokens[rows, positions],
-            positions=positions,
-            due=ends == lengths,
-        )
+        due = ends == lengths
+        if lineup.singles:
+            return self._flatten_singles(lineup, contexts, due)
+        # Row r of a sequence that starts at s with context c is its token c + (r - s).
+        positions = np.arange(starts[-1]) + np.repeat(contexts - starts[:-1], counts)
+        token_ids = self.tokens[np.repeat(slots, counts), positions]
+        return FlatBatch(Spans(self.tables, slots, starts, contexts), token_ids, positions, due)
+
+    def _flatten_singles(self, lineup: Lineup, contexts: Int64s, due: Bools) -> FlatBatch:
+        """In the arrays of their last step, so that who has looked up the addresses of these need not do it again."""
+        slots, flat = lineup.slots, lineup.flat
+        token_ids = self.tokens[slots, contexts]
+        if flat is None or flat.spans.tables is not self.tables:
+            spans = Spans(self.tables, slots, lineup.starts, contexts)
+            lineup.flat = flat = FlatBatch(spans, token_ids, contexts, due)
+        else:
+            flat.positions[:], flat.token_ids[:], flat.due[:] = contexts, token_ids, due
+        return flat
 
     def advance(self, lineup: Lineup) -> None:
         """The step is computed."""
