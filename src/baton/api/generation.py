@@ -22,6 +22,8 @@ from baton.errors import Unavailable
 from baton.protocol.request import FinishReason
 
 Sink = Callable[[Piece], None]
+TextSink = Callable[[int, str], None]
+"""Choice and text."""
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class _Timing:
 class Generation:
     def __init__(self, front: Front, job: Job, live: LiveRequest, started: float) -> None:
         """`started` is the loop's time at which the HTTP request came."""
+        self._text_sink: TextSink | None = None
         n = self._n = job.options.n
         self._front = front
         self._job = job
@@ -73,8 +76,12 @@ class Generation:
             cached_tokens=sum(self._cached.values()) if told else None,
         )
 
-    async def run(self, sink: Sink) -> None:
-        """Returns when every choice has its finish. Raises ApiError, EngineRefused or another EngineError."""
+    async def run(self, sink: Sink, text_sink: TextSink | None = None) -> None:
+        """Returns when every choice has its finish. Raises ApiError, EngineRefused or another EngineError.
+
+        `text_sink`, if there is one, is told the text of what has nothing else to tell: most tokens, so it is the short way.
+        """
+        self._text_sink = text_sink if self._job.only_text else None
         self._live.engine_ids += [request.id for request in self._job.requests]
         if len(self._job.requests) == 1:
             await self._follow(0, sink)
@@ -117,6 +124,11 @@ class Generation:
         """True where the client has all of this sequence."""
         choice = place * self._n + delta.index
         output = self._outputs[choice]
+        if self._text_sink is not None and delta.ended is None and output.finish is None and delta.tokens:
+            self._clock(choice, len(delta.tokens))
+            if text := output.text_of(delta.tokens):
+                self._text_sink(choice, text)
+            return False
         if delta.ended is not None:
             known = self._cached.get(place, delta.ended.cached_tokens)
             self._cached[place] = min(known, delta.ended.cached_tokens)

@@ -170,7 +170,7 @@ class EventStream:
         """Sends what `produce` puts into the buffer, until it returns. Its error is raised where nothing was sent before it."""
         if self._direct is not None:
             flush = partial(self._flush, buffer)
-            buffer.on_first = lambda: self._turn.do(flush)
+            buffer.on_first = partial(self._turn.do, flush)
         producing = asyncio.create_task(produce())
         producing.add_done_callback(lambda _: buffer.news.set())
         writing = asyncio.create_task(self._write(buffer, producing))
