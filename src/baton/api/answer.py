@@ -185,7 +185,7 @@ class _Chunks:
         frame = self._frames.get(choice)
         if frame is not None:
             before, after = frame
-            self._put(before + one_line(to_json(text)) + after)
+            self._put(before + one_line(text) + after)
             return
         self.add(Piece(choice, text))
         self._frames[choice] = self._frame(choice)

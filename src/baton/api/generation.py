@@ -97,10 +97,13 @@ class Generation:
         request = self._job.requests[place]
         grace = self._front.limits.engine_grace_seconds
         deadline = self._now() + (request.timeout_seconds or self._front.limits.request_seconds) + grace
-        owed, all_finished = request.n, False
+        owed, all_finished, text_sink = request.n, False, self._text_sink
 
         def take(delta: Delta) -> None:
             nonlocal owed, all_finished
+            if text_sink is not None and delta.ended is None and delta.tokens:
+                self._take_text(place * self._n + delta.index, delta.tokens, text_sink)
+                return
             finished = self._take(place, delta, sink)
             if delta.ended is not None:
                 owed -= 1
@@ -120,15 +123,16 @@ class Generation:
                 self._front.engine.abort(request.id)
         self._tell_ended(place)
 
+    def _take_text(self, choice: int, tokens: list[int], text_sink: TextSink) -> None:
+        """The short way of `_take`: Job.only_text, and not the end. Nearly every token of a stream."""
+        self._clock(choice, len(tokens))
+        if text := self._outputs[choice].text_of(tokens):
+            text_sink(choice, text)
+
     def _take(self, place: int, delta: Delta, sink: Sink) -> bool:
         """True where the client has all of this sequence."""
         choice = place * self._n + delta.index
         output = self._outputs[choice]
-        if self._text_sink is not None and delta.ended is None and output.finish is None and delta.tokens:
-            self._clock(choice, len(delta.tokens))
-            if text := output.text_of(delta.tokens):
-                self._text_sink(choice, text)
-            return False
         if delta.ended is not None:
             known = self._cached.get(place, delta.ended.cached_tokens)
             self._cached[place] = min(known, delta.ended.cached_tokens)

@@ -109,10 +109,12 @@ _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\
 
 def event(content: Any) -> bytes:
     """One event, on one line by anyone's idea of a line."""
-    return b"data: " + one_line(to_json(content)) + b"\n\n"
+    return b"data: " + one_line(content) + b"\n\n"
 
 
-def one_line(data: bytes) -> bytes:
+def one_line(content: Any) -> bytes:
+    """As JSON."""
+    data = to_json(content)
     if not data.isascii():
         for raw, escaped in _LINE_ENDS:
             data = data.replace(raw, escaped)
