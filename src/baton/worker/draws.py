@@ -30,10 +30,9 @@ def _mixed(word: Words) -> Words:
     return word ^ (word >> np.uint64(31))
 
 
-def draw_from_all(weights: Floats, uniform: float, sums: Doubles) -> int:
-    """By token id, without sorting: the order of a running sum does not change the odds. `sums` is room for as many numbers:
-    fresh memory for them would cost more than adding up."""
-    return _look_up(np.cumsum(weights, dtype=np.float64, out=sums), uniform)
+def draw_from_all(weights: Floats, uniform: float) -> int:
+    """By token id, without sorting: the order of a running sum does not change the odds."""
+    return _look_up(np.cumsum(weights, dtype=np.float64), uniform)
 
 
 def draw_from_best(weights: Floats, uniform: float, top_k: int, top_p: float, min_p: float) -> int:

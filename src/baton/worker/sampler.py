@@ -133,7 +133,7 @@ def _draw(logits: Floats, best: Ids, rows: Sequence[SampleRow], drawn: list[int]
         np.array([state.index for state in states], np.uint64),
         np.array([rows[i].outputs.size for i in drawn], np.uint64),
     ).tolist()
-    weights, sums = np.empty(logits.shape[1], np.float32), np.empty(logits.shape[1], np.float64)
+    weights = np.empty(logits.shape[1], np.float32)
     tokens: list[int] = []
     for i, state, uniform in zip(drawn, states, chance, strict=True):
         # e^(logit / temperature), scaled so that the likeliest has 1. Row by row: what a row gives depends on no other, and
@@ -141,9 +141,12 @@ def _draw(logits: Floats, best: Ids, rows: Sequence[SampleRow], drawn: list[int]
         np.subtract(logits[i], logits[i, best[i]], out=weights)
         np.divide(weights, np.float32(state.params.temperature), out=weights)
         np.exp(weights, out=weights)
-        if state.filtered:
-            params = state.params
-            tokens.append(draw_from_best(weights, uniform, params.top_k, params.top_p, params.min_p))
-        else:
-            tokens.append(draw_from_all(weights, uniform, sums))
+        tokens.append(_draw_one(weights, state, uniform))
     return tokens
+
+
+def _draw_one(weights: Floats, state: SequenceSampling, chance: float) -> int:
+    params = state.params
+    if not state.filtered:
+        return draw_from_all(weights, chance)
+    return draw_from_best(weights, chance, params.top_k, params.top_p, params.min_p)
