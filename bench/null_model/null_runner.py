@@ -1,4 +1,4 @@
-"""A runner without a model: it answers every plan with valid tokens, after a fixed amount of work.
+"""The real runner on a forward pass that computes nothing: valid logits for every plan, after a fixed amount of work.
 
 The work is hashing: it needs no Python lock, so `threads` threads can do it as a kernel's threads would, and it is an amount
 and not a time, so that whoever takes a core from it makes the step longer.
@@ -19,14 +19,34 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter, process_time
-from types import SimpleNamespace
 from typing import Any
 
-from baton.config import WorkerConfig
-from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, StepPlan, StepResult
+import numpy as np
 
-VOCAB = 49152
+from baton.config import WorkerConfig
+from baton.models.config import ModelConfig, RopeConfig
+from baton.worker.arrays import Floats
+from baton.worker.flat_batch import FlatBatch
+from baton.worker.kv_pool import KVLayout, KVPool
+from baton.worker.model_runner import ModelRunner
+
 ORDERS: dict[str, Any] = json.loads(os.environ.get("BATON_NULL_MODEL", "{}"))
+BLOCKS = 8192
+MODEL = ModelConfig(
+    architecture="llama",
+    vocab_size=49152,
+    layers=1,
+    hidden_size=576,
+    heads=1,
+    kv_heads=1,
+    head_dim=2,
+    intermediate_size=2,
+    rope=RopeConfig(theta=10000.0),
+    norm_eps=1e-5,
+    tied_embeddings=False,
+    context_tokens_max=8192,
+)
+"""As wide as SmolLM2 where the runner looks; its keys and values take no room."""
 
 
 class Notes:
@@ -43,43 +63,51 @@ class Notes:
         written.rename(ORDERS["notes"])
 
 
-class NullRunner:
-    def __init__(self, config: WorkerConfig) -> None:
-        self.config = SimpleNamespace(vocab_size=VOCAB, context_tokens_max=8192)
-        self.pool = SimpleNamespace(blocks=8192, layout=SimpleNamespace(fingerprint=lambda: b"null"))
-        self.notes = Notes()
+class NullForward:
+    name = "null"
+    config = MODEL
+
+    def __init__(self, slots: int, notes: Notes) -> None:
+        self._notes = notes
+        self._hidden: Floats = np.zeros((0, MODEL.hidden_size), np.float32)
+        self._logits: Floats = np.zeros((slots, MODEL.vocab_size), np.float32)
+        self._likely: Any = (0, 0)
         self._work = bytes(ORDERS.get("step_bytes", 0))
         self._helpers = ORDERS.get("threads", 1) - 1
         self._threads = ThreadPoolExecutor(max(1, self._helpers))
-        self.clear()
 
-    def clear(self) -> None:
-        self._incarnation: dict[int, int] = {}
-        self._left: dict[int, int] = {}
+    def hidden(self, flat: FlatBatch) -> Floats:
+        self._compute()
+        if len(flat.token_ids) > len(self._hidden):
+            self._hidden = np.zeros((len(flat.token_ids), MODEL.hidden_size), np.float32)
+        return self._hidden[: len(flat.token_ids)]
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def logits(self, hidden: Floats) -> Floats:
+        """One token a row stands out, another one in every step."""
+        self._logits[self._likely] = 0.0
+        tokens = 300 + (len(self._notes.worked) * 7 + np.arange(len(hidden))) % 40_000
+        self._likely = np.arange(len(hidden)), tokens
+        self._logits[self._likely] = 1.0
+        return self._logits[: len(hidden)]
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+    def _compute(self) -> None:
         begin = process_time()
         if self._work:
             helping = [self._threads.submit(sha256, self._work) for _ in range(self._helpers)]
             sha256(self._work)
             for helper in helping:
                 helper.result()
-        self.notes.worked.append(process_time() - begin)
-        return self._answer(plan)
+        self._notes.worked.append(process_time() - begin)
 
-    def _answer(self, plan: StepPlan) -> StepResult:
-        for new in plan.new:
-            self._incarnation[new.slot] = new.incarnation
-            self._left[new.slot] = len(new.tokens) - new.computed_tokens
-        left, values, token = self._left, [], 300 + plan.step * 7 % 40_000
-        for slot, count in zip(plan.run.slots, plan.run.counts, strict=True):
-            left[slot] -= count
-            values.append(token + slot if left[slot] <= 0 else NO_TOKEN_ID)
-        incarnations = [self._incarnation[slot] for slot in plan.run.slots]
-        for _, incarnation in plan.drops:
-            incarnations.append(incarnation)
-            values.append(PREEMPTED_TOKEN_ID)
-        return StepResult(plan.step, plan.epoch, plan.rows, tuple(incarnations), tuple(values))
+
+class NullRunner(ModelRunner):
+    def __init__(self, config: WorkerConfig) -> None:
+        self.notes = Notes()
+        pool = KVPool.create(KVLayout.of(MODEL, config.block_size, "float32"), BLOCKS)
+        super().__init__(NullForward(config.slots, self.notes), pool, slots=config.slots)
 
 
 def work_bytes(step_ms: float, tries: int = 20) -> int:

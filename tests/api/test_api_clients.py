@@ -128,7 +128,11 @@ LONG = {"prompt": "x", "stream": True, "max_tokens": 30_000, "ignore_eos": True,
 )
 def test_55_slow_reader_is_cancelled_and_holds_up_nobody(text, http, limits):
     with serving(text, ApiConfig(limits=limits), model=replace(MODEL, context_tokens=40_000)) as server:
-        server.engine.script = Script(reply=lambda request, index: [500] * request.sampling.max_tokens, tokens_per_delta=50)
+        server.engine.script = Script(
+            reply=lambda request, index: [500] * request.sampling.max_tokens,
+            tokens_per_delta=50,
+            delay_seconds=0.002,  # 1.2 s for all of it: it must not be complete before write_seconds are over
+        )
         with slow_connection(server) as connection:
             connection.sendall(request_bytes(LONG))
             assert eventually(lambda: server.engine.live)

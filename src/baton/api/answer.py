@@ -112,7 +112,8 @@ class _Call:
             else:
                 choices[piece.choice] = piece
 
-        await while_connected(self.request.receive, generation.run(collect))
+        work = generation.run(collect, lambda choice, text: collect(Piece(choice, text)))
+        await while_connected(self.request.receive, work)
         pieces = [choices[choice] for choice in range(job.sequences)]
         response = JsonResponse(self.shape.whole(job, pieces, generation.usage), headers=self._headers)
         self._remember(bytes(response.body), "application/json")
@@ -122,11 +123,11 @@ class _Call:
         buffer = SendBuffer(self.front.limits.send_buffer_bytes)
         sent: list[bytes] = []
 
-        def put(content: bytes) -> None:
-            if self._entry is not None:
-                sent.append(content)
+        def put_and_keep(content: bytes) -> None:
+            sent.append(content)
             buffer.put(content)
 
+        chunks = _Chunks(self.shape, job, generation, buffer.put if self._entry is None else put_and_keep)
         stream = EventStream(
             self.request.scope,
             self.request.receive,
@@ -136,12 +137,11 @@ class _Call:
             write_seconds=self.front.limits.write_seconds,
             turn=self.front.turn,
         )
-        chunks = _Chunks(self.shape, job, generation)
 
         async def produce() -> None:
             try:
-                await generation.run(lambda piece: chunks.add(piece, put))
-                chunks.end(put)
+                await generation.run(chunks.add, chunks.add_text)
+                chunks.end()
                 self._remember(b"".join(sent), EVENT_STREAM)
             finally:
                 self._forget()
@@ -170,29 +170,35 @@ class _Call:
 class _Chunks:
     """Pieces to events. A piece without text (half a character, perhaps a stop string) waits for the next one with some."""
 
-    def __init__(self, shape: Shape, job: Job, generation: Generation) -> None:
+    def __init__(self, shape: Shape, job: Job, generation: Generation, put: Put) -> None:
         self._shape = shape
+        self._put = put
         self._job = job
         self._generation = generation
         self._waiting: dict[int, Piece] = {}
         self._begun: set[int] = set()
-        options = job.options
-        self._only_text = options.logprobs is None and not options.return_token_ids and not options.stream.continuous_usage
         self._frames: dict[int, tuple[bytes, bytes]] = {}
         "By choice: what stands before and after the text in an event that has nothing else to say, as most have."
 
-    def add(self, piece: Piece, put: Put) -> None:
+    def add_text(self, choice: int, text: str) -> None:
+        """A piece that is nothing else."""
+        frame = self._frames.get(choice)
+        if frame is not None:
+            before, after = frame
+            self._put(before + one_line(text) + after)
+            return
+        self.add(Piece(choice, text))
+        self._frames[choice] = self._frame(choice)
+
+    def add(self, piece: Piece) -> None:
         if piece.choice in self._waiting:
             earlier = self._waiting.pop(piece.choice)
             earlier.add(piece)
             piece = earlier
         if not piece.worth_sending:
             self._waiting[piece.choice] = piece
-        elif self._only_text and piece.finish is None and piece.choice in self._begun:
-            before, after = self._frames.get(piece.choice) or self._frame(piece.choice)
-            put(before + one_line(to_json(piece.text)) + after)
         else:
-            put(self._event(piece))
+            self._put(self._event(piece))
             self._begun.add(piece.choice)
 
     def _event(self, piece: Piece) -> bytes:
@@ -205,13 +211,12 @@ class _Chunks:
         """Cut out of an event with a text that stands nowhere else in it, so that the shape is written in one place."""
         mark = f"<{uuid.uuid4().hex}>"
         before, after = self._event(Piece(choice, mark)).split(to_json(mark))
-        self._frames[choice] = before, after
         return before, after
 
-    def end(self, put: Put) -> None:
+    def end(self) -> None:
         if self._job.options.stream.include_usage:
-            put(event(self._shape.chunk([], usage_json(self._generation.usage), with_usage=True)))
-        put(DONE)
+            self._put(event(self._shape.chunk([], usage_json(self._generation.usage), with_usage=True)))
+        self._put(DONE)
 
 
 def _usage_so_far(piece: Piece) -> dict[str, Any]:

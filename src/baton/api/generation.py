@@ -22,6 +22,8 @@ from baton.errors import Unavailable
 from baton.protocol.request import FinishReason
 
 Sink = Callable[[Piece], None]
+TextSink = Callable[[int, str], None]
+"""Choice and text."""
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class _Timing:
 class Generation:
     def __init__(self, front: Front, job: Job, live: LiveRequest, started: float) -> None:
         """`started` is the loop's time at which the HTTP request came."""
+        self._text_sink: TextSink | None = None
         n = self._n = job.options.n
         self._front = front
         self._job = job
@@ -73,8 +76,12 @@ class Generation:
             cached_tokens=sum(self._cached.values()) if told else None,
         )
 
-    async def run(self, sink: Sink) -> None:
-        """Returns when every choice has its finish. Raises ApiError, EngineRefused or another EngineError."""
+    async def run(self, sink: Sink, text_sink: TextSink | None = None) -> None:
+        """Returns when every choice has its finish. Raises ApiError, EngineRefused or another EngineError.
+
+        `text_sink`, if there is one, is told the text of what has nothing else to tell: most tokens, so it is the short way.
+        """
+        self._text_sink = text_sink if self._job.only_text else None
         self._live.engine_ids += [request.id for request in self._job.requests]
         if len(self._job.requests) == 1:
             await self._follow(0, sink)
@@ -90,10 +97,13 @@ class Generation:
         request = self._job.requests[place]
         grace = self._front.limits.engine_grace_seconds
         deadline = self._now() + (request.timeout_seconds or self._front.limits.request_seconds) + grace
-        owed, all_finished = request.n, False
+        owed, all_finished, text_sink = request.n, False, self._text_sink
 
         def take(delta: Delta) -> None:
             nonlocal owed, all_finished
+            if text_sink is not None and delta.ended is None and delta.tokens:
+                self._take_text(place * self._n + delta.index, delta.tokens, text_sink)
+                return
             finished = self._take(place, delta, sink)
             if delta.ended is not None:
                 owed -= 1
@@ -112,6 +122,12 @@ class Generation:
             if owed:
                 self._front.engine.abort(request.id)
         self._tell_ended(place)
+
+    def _take_text(self, choice: int, tokens: list[int], text_sink: TextSink) -> None:
+        """The short way of `_take`: Job.only_text, and not the end. Nearly every token of a stream."""
+        self._clock(choice, len(tokens))
+        if text := self._outputs[choice].text_of(tokens):
+            text_sink(choice, text)
 
     def _take(self, place: int, delta: Delta, sink: Sink) -> bool:
         """True where the client has all of this sequence."""

@@ -56,7 +56,6 @@ class SequenceOutput:
         self._choice = choice
         self._text = Detokenizer(tokenizer, skip_special_tokens=options.skip_special_tokens, at_text_start=job.echo)
         self._stops = StopStrings(job.stops, include_stop=options.include_stop)
-        self._has_stops = bool(job.stops.stops)
         self._include_stop = options.include_stop
         self._named_stop_ids = frozenset(options.stop_token_ids)
         self._chars = 0
@@ -76,8 +75,6 @@ class SequenceOutput:
 
     def feed(self, delta: Delta) -> Piece:
         """Call it no more once `finish` is set."""
-        if delta.ended is None and not self._has_stops:
-            return self._feed_text(delta)
         piece = Piece(self._choice, prompt_logprobs=delta.prompt_logprobs)
         stopped_by_token = delta.ended is not None and delta.ended.reason is FinishReason.STOP and bool(delta.tokens)
         last = len(delta.tokens) - 1
@@ -95,20 +92,13 @@ class SequenceOutput:
         piece.usage = (len(self._request.prompt), self.tokens)
         return piece
 
-    def _feed_text(self, delta: Delta) -> Piece:
-        """Nothing can end it here. What nearly every token passes through."""
-        text, offsets, chars = "", [], self._chars
-        for token in delta.tokens:
-            offsets.append(chars)
-            new = self._text.push_one(token)
-            chars += len(new)
-            text += new
-        self._chars = chars
-        self.tokens += len(offsets)
-        usage = len(self._request.prompt), self.tokens
-        return Piece(
-            self._choice, text, delta.tokens, [*delta.logprobs], offsets, prompt_logprobs=delta.prompt_logprobs, usage=usage
-        )
+    def text_of(self, tokens: list[int]) -> str:
+        """As `feed`, where there is nothing but tokens and only their text is wanted (Job.only_text)."""
+        push_one = self._text.push_one
+        text = push_one(tokens[0]) if len(tokens) == 1 else "".join(map(push_one, tokens))
+        self._chars += len(text)
+        self.tokens += len(tokens)
+        return text
 
     def cut(self, reason: FinishReason) -> Piece:
         """The engine did not end it in time; we do."""

@@ -33,6 +33,13 @@ class Job:
     def sequences(self) -> int:
         return len(self.requests) * self.options.n
 
+    @property
+    def only_text(self) -> bool:
+        """Of a token in the middle of an answer its client wants the text and nothing else, and no text ends it."""
+        options = self.options
+        beside = options.return_token_ids or options.stream.continuous_usage or self.echo or self.stops.stops
+        return options.logprobs is None and options.prompt_logprobs is None and not beside
+
 
 def chat_job(front: Front, body: ChatBody, caller: Caller) -> Job:
     text = front.template.render(

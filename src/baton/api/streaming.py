@@ -109,10 +109,12 @@ _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\
 
 def event(content: Any) -> bytes:
     """One event, on one line by anyone's idea of a line."""
-    return b"data: " + one_line(to_json(content)) + b"\n\n"
+    return b"data: " + one_line(content) + b"\n\n"
 
 
-def one_line(data: bytes) -> bytes:
+def one_line(content: Any) -> bytes:
+    """As JSON."""
+    data = to_json(content)
     if not data.isascii():
         for raw, escaped in _LINE_ENDS:
             data = data.replace(raw, escaped)
@@ -170,7 +172,7 @@ class EventStream:
         """Sends what `produce` puts into the buffer, until it returns. Its error is raised where nothing was sent before it."""
         if self._direct is not None:
             flush = partial(self._flush, buffer)
-            buffer.on_first = lambda: self._turn.do(flush)
+            buffer.on_first = partial(self._turn.do, flush)
         producing = asyncio.create_task(produce())
         producing.add_done_callback(lambda _: buffer.news.set())
         writing = asyncio.create_task(self._write(buffer, producing))

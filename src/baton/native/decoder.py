@@ -51,6 +51,7 @@ class NativeDecoder:
         )
         self.vocabulary, self.width = config.vocab_size, config.hidden_size
         self._logits: Floats = np.empty((0, config.vocab_size), np.float32)
+        self._logits_at = 0
         self._runner: int | None = library.new(self._model, threads)
         if not self._runner:
             raise EngineError("there is not enough memory for the decoder's buffers")
@@ -72,10 +73,10 @@ class NativeDecoder:
         rows = np.ascontiguousarray(hidden, np.float32)
         if len(rows) > len(self._logits):  # kept: fresh memory would have to be cleared, page by page, in every step
             self._logits = np.empty((len(rows), self.vocabulary), np.float32)
-        logits = self._logits[: len(rows)]
-        if self._library.logits(self._runner, rows.ctypes.data, len(rows), logits.ctypes.data):
+            self._logits_at = self._logits.ctypes.data
+        if self._library.logits(self._runner, rows.ctypes.data, len(rows), self._logits_at):
             raise EngineError(f"there is not enough memory for the logits of {len(rows)} rows")
-        return logits
+        return self._logits[: len(rows)]
 
     def close(self) -> None:
         """Ends the threads. Nothing can be computed any more."""

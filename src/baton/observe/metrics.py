@@ -71,6 +71,8 @@ class Metrics:
         self._ttft = Histogram("baton:time_to_first_token_seconds", "From the HTTP request.", buckets=_SLOW, registry=own)
         self._itl = TokenHistogram("baton:inter_token_seconds", "Between tokens of a sequence.", _FAST)
         own.register(self._itl)
+        self.later_tokens = self._itl.observe
+        "(seconds, count): so many tokens came that long after the one before. Of every step, so nothing stands between."
         self._tpot = Histogram(
             "baton:request_time_per_output_token_seconds",
             "Mean of a sequence, first token left out.",
@@ -90,10 +92,6 @@ class Metrics:
 
     def first_token(self, seconds: float) -> None:
         self._ttft.observe(seconds)
-
-    def later_tokens(self, seconds: float, count: int) -> None:
-        """`count` tokens came that long after the one before."""
-        self._itl.observe(seconds / count, count)
 
     def time_per_output_token(self, seconds: float) -> None:
         self._tpot.observe(seconds)

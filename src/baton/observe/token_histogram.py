@@ -20,10 +20,10 @@ class TokenHistogram(Collector):
         self._counts = [0] * (len(self._edges) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float, count: int = 1) -> None:
-        """`count` times the same value."""
-        self._counts[bisect_left(self._edges, value)] += count
-        self._sum += value * count
+    def observe(self, total: float, count: int = 1) -> None:
+        """`count` equal values that add up to `total`."""
+        self._counts[bisect_left(self._edges, total / count)] += count
+        self._sum += total
 
     def collect(self) -> Iterator[Metric]:
         edges = [*map(floatToGoString, self._edges), "+Inf"]

@@ -74,7 +74,7 @@ class StepPlan(Struct, frozen=True, array_like=True):
     @property
     def rows(self) -> tuple[Slot, ...]:
         """The slots that the result must answer for, in this order: what runs, then what is dropped."""
-        return self.run.slots + tuple(slot for slot, _ in self.drops)
+        return self.run.slots + tuple(slot for slot, _ in self.drops) if self.drops else self.run.slots
 
     @property
     def tokens(self) -> int:

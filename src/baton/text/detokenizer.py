@@ -40,12 +40,11 @@ class Detokenizer:
 
     def push_one(self, token_id: int) -> str:
         """`push` of one id. Most are whole characters after whole characters, and need no decoder that remembers."""
-        piece = self._tokenizer.id_to_bytes(token_id)
-        if self._in_character or self._strip_space or not piece.isascii():
-            return self.push((token_id,))
-        if self._skip_special_tokens and token_id in self._tokenizer.special_ids:
-            return ""
-        return piece.decode("ascii")
+        if not self._in_character and not self._strip_space:
+            text = self._tokenizer.ascii_texts[token_id]
+            if text is not None:
+                return text
+        return self.push((token_id,))
 
     def flush(self) -> str:
         """The rest at the end of the sequence: U+FFFD for an incomplete character, else nothing."""

@@ -21,6 +21,19 @@ from baton.text.hf_tokenizer import tokenizer_parts_from_folder
 from baton.text.tokenizer_parts import TokenizerParts
 
 
+class _AsciiTexts(dict[int, str | None]):
+    """Texts of tokens whose text is the same wherever they stand: whole characters, and not special. None for others."""
+
+    def __init__(self, parts: TokenizerParts) -> None:
+        self._parts = parts
+
+    def __missing__(self, token_id: int) -> str | None:
+        known, special = self._parts.token_bytes, self._parts.special_ids
+        piece = known[token_id] if 0 <= token_id < len(known) else b""
+        self[token_id] = text = piece.decode("ascii") if piece.isascii() and token_id not in special else None
+        return text
+
+
 class Tokenizer:
     """Never changes what it answers, so any number of threads may use one."""
 
@@ -29,6 +42,8 @@ class Tokenizer:
         self._token_bytes = parts.token_bytes
         self._special_ids = parts.special_ids
         self._size = len(parts.token_bytes)
+        self.ascii_texts = _AsciiTexts(parts)
+        "By id, for the short way of a detokenizer. Filled as they are asked for."
         self._plain_lock = Lock()
         self._plain: Backend | None = None
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from baton.worker.arrays import Bools, Int32s, Int64s
 
 
@@ -26,13 +24,11 @@ class Spans:
     contexts: Int64s
     "[sequences]"
 
-    @property
-    def counts(self) -> Int64s:
-        return np.diff(self.starts)
-
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
+    """Steps that run one token each of the same sequences may be told with the same object, and other numbers in its arrays."""
+
     spans: Spans
     token_ids: Int32s
     "[tokens]"

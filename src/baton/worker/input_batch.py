@@ -20,11 +20,27 @@ import numpy as np
 from baton.errors import ProtocolError
 from baton.protocol.ids import BlockId, Incarnation, Slot
 from baton.protocol.step import NewSequence, Run
-from baton.worker.arrays import Int32s, Int64s
+from baton.worker.arrays import Bools, Int32s, Int64s
 from baton.worker.flat_batch import FlatBatch, Spans
 
 EMPTY = -1
 """Incarnation of an empty slot."""
+
+
+class Lineup:
+    """Who runs how many tokens. While the same ones run the same again, as decoding sequences do, it is looked up once."""
+
+    __slots__ = ("counts", "flat", "singles", "slots", "starts")
+
+    def __init__(self, slots: Int64s, counts: Int64s) -> None:
+        self.slots = slots
+        self.counts = counts
+        self.starts: Int64s = np.zeros(len(slots) + 1, np.int64)
+        np.cumsum(counts, out=self.starts[1:])
+        self.singles = int(self.starts[-1]) == len(slots)
+        "One token each."
+        self.flat: FlatBatch | None = None
+        "Of their last step, where they are singles."
 
 
 class InputBatch:
@@ -37,7 +53,8 @@ class InputBatch:
         self.prompt_tokens: Int64s = np.zeros(slots, np.int64)
         self.computed: Int64s = np.zeros(slots, np.int64)
         self.tables: Int32s = np.zeros((slots, 8), np.int32)
-        self.table_lengths: Int64s = np.zeros(slots, np.int64)
+        self.rooms: Int64s = np.zeros(slots, np.int64)
+        "Tokens that the blocks of each hold; `tokens` is wide enough for them and one more."
 
     # What a plan changes, in its order
 
@@ -55,72 +72,82 @@ class InputBatch:
         if known > held * self.block_size:
             raise ProtocolError(f"slot {slot}: {known} tokens do not fit into {held} blocks of {self.block_size}")
         self._check_blocks(slot, new.blocks)
-        self.tokens = _widened(self.tokens, known + 1)
-        self.tables = _widened(self.tables, held)
+        self._make_room(slot, held)
         self.tokens[slot, :known] = new.tokens
         self.tables[slot, :held] = new.blocks
         self.incarnations[slot] = new.incarnation
         self.lengths[slot] = known
         self.prompt_tokens[slot] = new.prompt_tokens
         self.computed[slot] = new.computed_tokens
-        self.table_lengths[slot] = held
 
     def grow(self, slot: Slot, block: BlockId) -> None:
         self._check_blocks(slot, (block,))
-        place = int(self.table_lengths[self._taken(slot)])
-        self.tables = _widened(self.tables, place + 1)
+        place = self._held(slot)
+        self._make_room(slot, place + 1)
         self.tables[slot, place] = block
-        self.table_lengths[slot] = place + 1
 
     def fold(self, slot: Slot, place: int, block: BlockId) -> None:
         self._check_blocks(slot, (block,))
-        if not 0 <= place < self.table_lengths[self._taken(slot)]:
-            raise ProtocolError(f"the plan folds entry {place} of slot {slot}, which has {self.table_lengths[slot]} blocks")
+        held = self._held(slot)
+        if not 0 <= place < held:
+            raise ProtocolError(f"the plan folds entry {place} of slot {slot}, which has {held} blocks")
         self.tables[slot, place] = block
+
+    def _make_room(self, slot: Slot, blocks: int) -> None:
+        tokens = blocks * self.block_size
+        self.tables = _widened(self.tables, blocks)
+        self.tokens = _widened(self.tokens, tokens + 1)
+        self.rooms[slot] = tokens
 
     # A step
 
-    def slots_of(self, run: Run) -> Int64s:
-        """The slots that run, as an index. Each is taken and appears once."""
-        slots = np.array(run.slots, np.int64)
-        if len(run.counts) != len(slots) or (slots.size and not 0 <= slots.min() <= slots.max() < len(self.incarnations)):
+    def check_run(self, run: Run) -> None:
+        """Each slot is taken and appears once, with a token to run or more."""
+        if len(run.counts) != len(run.slots) or not all(map(self._is_slot, run.slots)):
             raise ProtocolError("the plan's run names slots that do not exist, or has columns of different length")
-        if (self.incarnations[slots] == EMPTY).any() or np.unique(slots).size != slots.size:
+        if (self.incarnations[list(run.slots)] == EMPTY).any() or len(set(run.slots)) != len(run.slots):
             raise ProtocolError("the plan runs an empty slot, or one slot twice")
-        return slots
+        if min(run.counts, default=1) < 1:
+            raise ProtocolError(f"the plan runs {min(run.counts)} tokens of a slot")
 
-    def flatten(self, slots: Int64s, counts: Int64s) -> FlatBatch:
-        """The next `counts` tokens of these slots."""
-        contexts = self.computed[slots]
+    def flatten(self, lineup: Lineup) -> FlatBatch:
+        """The next tokens of these sequences."""
+        slots, counts, starts = lineup.slots, lineup.counts, lineup.starts
+        contexts, lengths = self.computed[slots], self.lengths[slots]
         ends = contexts + counts
-        wrong = (counts < 1) | (ends > self.lengths[slots]) | (ends > self.table_lengths[slots] * self.block_size)
+        wrong = ends > np.minimum(lengths, self.rooms[slots])
         if wrong.any():
             at = int(np.flatnonzero(wrong)[0])
             raise ProtocolError(
-                f"slot {slots[at]} cannot run {counts[at]} tokens past {contexts[at]}: it has {self.lengths[slots[at]]} "
-                f"tokens and {self.table_lengths[slots[at]]} blocks of {self.block_size}"
+                f"slot {slots[at]} cannot run {counts[at]} tokens past {contexts[at]}: it has {lengths[at]} "
+                f"tokens and blocks for {self.rooms[slots[at]]}"
             )
-        starts = np.zeros(len(slots) + 1, np.int64)
-        np.cumsum(counts, out=starts[1:])
+        due = ends == lengths
+        if lineup.singles:
+            return self._flatten_singles(lineup, contexts, due)
         # Row r of a sequence that starts at s with context c is its token c + (r - s).
         positions = np.arange(starts[-1]) + np.repeat(contexts - starts[:-1], counts)
         token_ids = self.tokens[np.repeat(slots, counts), positions]
-        return FlatBatch(
-            spans=Spans(self.tables, slots, starts, contexts),
-            token_ids=token_ids,
-            positions=positions,
-            due=ends == self.lengths[slots],
-        )
+        return FlatBatch(Spans(self.tables, slots, starts, contexts), token_ids, positions, due)
 
-    def advance(self, slots: Int64s, counts: Int64s) -> None:
+    def _flatten_singles(self, lineup: Lineup, contexts: Int64s, due: Bools) -> FlatBatch:
+        """In the arrays of their last step, so that who has looked up the addresses of these need not do it again."""
+        slots, flat = lineup.slots, lineup.flat
+        token_ids = self.tokens[slots, contexts]
+        if flat is None or flat.spans.tables is not self.tables:
+            spans = Spans(self.tables, slots, lineup.starts, contexts)
+            lineup.flat = flat = FlatBatch(spans, token_ids, contexts, due)
+        else:
+            flat.positions[:], flat.token_ids[:], flat.due[:] = contexts, token_ids, due
+        return flat
+
+    def advance(self, lineup: Lineup) -> None:
         """The step is computed."""
-        self.computed[slots] += counts
+        self.computed[lineup.slots] += lineup.counts
 
     def append(self, slots: Int64s, tokens: Int64s) -> None:
         """One sampled token for each of these slots."""
         places = self.lengths[slots]
-        if slots.size:
-            self.tokens = _widened(self.tokens, int(places.max()) + 1)
         self.tokens[slots, places] = tokens
         self.lengths[slots] = places + 1
 
@@ -132,10 +159,11 @@ class InputBatch:
     def _is_slot(self, slot: int) -> bool:
         return 0 <= slot < len(self.incarnations)
 
-    def _taken(self, slot: Slot) -> Slot:
+    def _held(self, slot: Slot) -> int:
+        """Blocks of the sequence that must be there."""
         if not self._is_slot(slot) or self.incarnations[slot] == EMPTY:
             raise ProtocolError(f"the plan changes the table of slot {slot}, which is empty")
-        return slot
+        return int(self.rooms[slot]) // self.block_size
 
     def _check_blocks(self, slot: Slot, blocks: Iterable[BlockId]) -> None:
         for block in blocks:

@@ -7,18 +7,20 @@ raises ProtocolError, after which this worker's state is not to be trusted any m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from math import isfinite
 
 import numpy as np
 
 from baton.errors import ProtocolError
-from baton.protocol.ids import Incarnation, Slot
+from baton.protocol.ids import Incarnation
 from baton.protocol.step import (
     NO_TOKEN_ID,
     PREEMPTED_TOKEN_ID,
     NewSequence,
     RowFailure,
     RowLogprobs,
+    Run,
     StepPlan,
     StepResult,
     TokenLogprob,
@@ -26,10 +28,10 @@ from baton.protocol.step import (
 from baton.worker.arrays import Floats, Int64s
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import Forward
-from baton.worker.input_batch import InputBatch
+from baton.worker.input_batch import InputBatch, Lineup
 from baton.worker.kv_pool import KVLayout, KVPool
 from baton.worker.logprobs import describe, log_softmax
-from baton.worker.sampler import NOT_FINITE, Sampled, SampleRow, sample
+from baton.worker.sampler import NOT_FINITE, Sampled, SampleRow, likeliest, sample
 from baton.worker.sampling_state import SequenceSampling
 
 PROMPT_ROWS_AT_ONCE = 64
@@ -55,21 +57,21 @@ class ModelRunner:
         self._failed: dict[int, str] = {}
         "Slots that answer with this reason until they are dropped."
         self._last_step: int | None = None
+        self._last_crew: _Crew | None = None
+        "Of the last step, while it is still right."
 
     def execute(self, plan: StepPlan) -> StepResult:
         self._take_in(plan)
-        step = _Step()
-        slots = self.batch.slots_of(plan.run)
-        sound = np.array([slot not in self._failed for slot in plan.run.slots], bool)
-        running, counts = slots[sound], np.array(plan.run.counts, np.int64)[sound]
-        if running.size:
-            flat = self.batch.flatten(running, counts)
+        step, crew = _Step(), self._crew(plan.run)
+        if crew.states:
+            flat = self.batch.flatten(crew.lineup)
             hidden = self.forward.hidden(flat)
             self._fail_not_finite(flat, hidden)
-            self._look_at_prompts(flat, hidden, step)
-            self.batch.advance(running, counts)
-            self._sample(flat, hidden, step)
-        return self._result(plan, step)
+            if crew.asks_prompts:
+                self._look_at_prompts(crew, flat, hidden, step)
+            self.batch.advance(crew.lineup)
+            self._sample(crew, flat, hidden, step)
+        return self._result(plan, crew, step)
 
     def close(self) -> None:
         """Give the pool back: nothing can be executed any more."""
@@ -82,6 +84,8 @@ class ModelRunner:
         if self._last_step is not None and plan.step != self._last_step + 1:
             raise ProtocolError(f"step {plan.step} follows step {self._last_step}: a plan was lost or came twice")
         self._last_step = plan.step
+        if plan.drops or plan.new:
+            self._last_crew = None
         for slot, incarnation in plan.drops:
             self.batch.drop(slot, incarnation)
             self._sampling[slot] = None
@@ -99,56 +103,74 @@ class ModelRunner:
         vocabulary = self.config.vocab_size
         self._sampling[new.slot] = SequenceSampling(new.sampling, new.index, vocabulary, prompt, outputs)
         if not 0 <= min(new.tokens) <= max(new.tokens) < vocabulary:
-            self._failed[new.slot] = f"a token id of the prompt is outside the vocabulary of {vocabulary}"
+            self._fail(new.slot, f"a token id of the prompt is outside the vocabulary of {vocabulary}")
+
+    def _fail(self, slot: int, reason: str) -> None:
+        self._failed[slot] = reason
+        self._last_crew = None
 
     # The step
+
+    def _crew(self, run: Run) -> _Crew:
+        """Most steps run what the last one ran."""
+        crew = self._last_crew
+        if crew is None or crew.run != run:
+            self.batch.check_run(run)
+            crew = self._last_crew = _Crew(run, self.batch.incarnations, self._sampling, self._failed)
+        return crew
 
     def _fail_not_finite(self, flat: FlatBatch, hidden: Floats) -> None:
         """A chunk that is not the last is judged too: what it left in the pool must not be published."""
         with np.errstate(invalid="ignore", over="ignore"):
+            if isfinite(hidden.sum()):
+                return
             finite = np.isfinite(hidden.sum(-1))
-        if finite.all():
-            return
         whole = np.logical_and.reduceat(finite, flat.spans.starts[:-1])
-        self._failed.update(dict.fromkeys(flat.spans.slots[~whole].tolist(), NOT_FINITE))
+        for slot in flat.spans.slots[~whole].tolist():
+            self._fail(slot, NOT_FINITE)
 
-    def _sample(self, flat: FlatBatch, hidden: Floats, step: _Step) -> None:
-        slots = flat.spans.slots
-        due = np.array([i for i in np.flatnonzero(flat.due).tolist() if int(slots[i]) not in self._failed], np.int64)
-        if not due.size:
-            return
-        slots = slots[due]
-        rows = [SampleRow(state, self.batch.outputs(slot)) for slot, state in self._states(slots)]
-        sampled = sample(self.forward.logits(hidden[flat.last_rows[due]]), rows)
-        self._keep(slots, sampled, step)
+    def _sample(self, crew: _Crew, flat: FlatBatch, hidden: Floats, step: _Step) -> None:
+        slots, states, due = crew.lineup.slots, crew.states, flat.due
+        if self._failed:
+            due = due & [slot not in self._failed for slot in slots.tolist()]
+        if not due.all():
+            places = np.flatnonzero(due)
+            slots, states = slots[places], [states[place] for place in places.tolist()]
+            if not states:
+                return
+        if len(states) != len(hidden):
+            hidden = hidden[flat.last_rows[due]]
+        logits = self.forward.logits(hidden)
+        if crew.plain:
+            sampled = likeliest(logits)
+        else:
+            outputs = map(self.batch.outputs, slots.tolist())
+            sampled = sample(logits, [SampleRow(state, so_far) for state, so_far in zip(states, outputs, strict=True)])
+        self._keep(slots, states, sampled, step)
 
-    def _keep(self, slots: Int64s, sampled: Sampled, step: _Step) -> None:
-        for row, reason in sampled.failed.items():
-            self._failed[int(slots[row])] = reason
-        good = np.array([row for row in range(len(slots)) if row not in sampled.failed], np.int64)
-        slots, tokens = slots[good], sampled.tokens[good]
+    def _keep(self, slots: Int64s, states: list[SequenceSampling], sampled: Sampled, step: _Step) -> None:
+        tokens = sampled.tokens
+        step.logprobs = {int(slots[row]): said for row, said in sampled.logprobs.items()}
+        if sampled.failed:
+            for row, reason in sampled.failed.items():
+                self._fail(int(slots[row]), reason)
+            good = [row for row in range(len(slots)) if row not in sampled.failed]
+            slots, tokens, states = slots[good], tokens[good], [states[row] for row in good]
         self.batch.append(slots, tokens)
-        for (slot, state), token in zip(self._states(slots), tokens.tolist(), strict=True):
+        step.tokens = dict(zip(slots.tolist(), tokens.tolist(), strict=True))
+        for state, token in zip(states, step.tokens.values(), strict=True):
             state.sampled(token)
-            step.tokens[slot] = token
-        step.logprobs = dict(zip(slots.tolist(), (sampled.logprobs.get(row) for row in good.tolist()), strict=True))
-
-    def _states(self, slots: Int64s) -> Iterator[tuple[int, SequenceSampling]]:
-        for slot in slots.tolist():
-            state = self._sampling[slot]
-            assert state is not None  # taken slots have one
-            yield slot, state
 
     # Log-probabilities of prompts
 
-    def _look_at_prompts(self, flat: FlatBatch, hidden: Floats, step: _Step) -> None:
+    def _look_at_prompts(self, crew: _Crew, flat: FlatBatch, hidden: Floats, step: _Step) -> None:
         """The row at position p says what the model thought of the token at p + 1. Of the first token it thought nothing."""
-        for at, (slot, state) in enumerate(self._states(flat.spans.slots)):
+        for at, (slot, state) in enumerate(zip(crew.lineup.slots.tolist(), crew.states, strict=True)):
             top = state.params.prompt_logprobs
             if top is None or slot in self._failed:
                 continue
             begin, first = int(flat.spans.contexts[at]), int(flat.spans.starts[at])
-            end = min(begin + int(flat.spans.counts[at]), int(self.batch.prompt_tokens[slot]) - 1)
+            end = min(begin + int(crew.lineup.counts[at]), int(self.batch.prompt_tokens[slot]) - 1)
             if begin < end:
                 targets = self.batch.tokens[slot, begin + 1 : end + 1].astype(np.int64)
                 step.prompts[slot] = (begin + 1, self._describe(hidden[first : first + end - begin], targets, top))
@@ -162,24 +184,45 @@ class ModelRunner:
 
     # The result
 
-    def _result(self, plan: StepPlan, step: _Step) -> StepResult:
+    def _result(self, plan: StepPlan, crew: _Crew, step: _Step) -> StepResult:
         """Rows in the plan's order: what ran, then what was dropped."""
-        run = plan.run.slots
-        incarnations = [Incarnation(n) for n in self.batch.incarnations[list(run)].tolist()]
-        failures = [
-            RowFailure(slot, incarnation, self._failed[slot])
-            for slot, incarnation in (zip(run, incarnations, strict=True) if self._failed else ())
-            if slot in self._failed
-        ]
+        ran, incarnations = plan.run.slots, crew.incarnations
+        values = tuple([step.tokens.get(slot, NO_TOKEN_ID) for slot in ran])
+        if plan.drops:
+            incarnations += tuple(incarnation for _, incarnation in plan.drops)
+            values += (PREEMPTED_TOKEN_ID,) * len(plan.drops)
         return StepResult(
             step=plan.step,
             epoch=plan.epoch,
             slots=plan.rows,
-            incarnations=(*incarnations, *(incarnation for _, incarnation in plan.drops)),
-            values=(*(step.tokens.get(slot, NO_TOKEN_ID) for slot in run), *([PREEMPTED_TOKEN_ID] * len(plan.drops))),
-            failures=tuple(failures),
-            logprobs=tuple(step.row_logprobs(run, incarnations)),
+            incarnations=incarnations,
+            values=values,
+            failures=tuple(self._failures(crew)) if self._failed else (),
+            logprobs=tuple(step.row_logprobs(crew)) if step.logprobs or step.prompts else (),
         )
+
+    def _failures(self, crew: _Crew) -> Iterator[RowFailure]:
+        for slot, incarnation in zip(crew.run.slots, crew.incarnations, strict=True):
+            if slot in self._failed:
+                yield RowFailure(slot, incarnation, self._failed[slot])
+
+
+class _Crew:
+    """Who runs in a step, and what follows from that alone: worked out once for all steps in which the same ones run."""
+
+    __slots__ = ("asks_prompts", "incarnations", "lineup", "plain", "run", "states")
+
+    def __init__(
+        self, run: Run, incarnations: Int64s, sampling: list[SequenceSampling | None], failed: Mapping[int, str]
+    ) -> None:
+        """`run` as checked; the other columns are by slot."""
+        self.run = run
+        self.incarnations = tuple([Incarnation(n) for n in incarnations[list(run.slots)].tolist()])
+        sound = [(slot, count) for slot, count in zip(run.slots, run.counts, strict=True) if slot not in failed]
+        self.lineup = Lineup(np.array([slot for slot, _ in sound], np.int64), np.array([count for _, count in sound], np.int64))
+        self.states = [state for slot, _ in sound if (state := sampling[slot]) is not None]  # taken slots have one
+        self.plain = all(state.plain for state in self.states)
+        self.asks_prompts = any(state.params.prompt_logprobs is not None for state in self.states)
 
 
 class _Step:
@@ -189,13 +232,11 @@ class _Step:
 
     def __init__(self) -> None:
         self.tokens: dict[int, int] = {}
-        self.logprobs: dict[int, TokenLogprob | None] = {}
+        self.logprobs: dict[int, TokenLogprob] = {}
         self.prompts: dict[int, tuple[int, tuple[TokenLogprob, ...]]] = {}
 
-    def row_logprobs(self, slots: tuple[Slot, ...], incarnations: list[Incarnation]) -> Iterator[RowLogprobs]:
-        if not self.prompts and not any(self.logprobs.values()):
-            return
-        for slot, incarnation in zip(slots, incarnations, strict=True):
+    def row_logprobs(self, crew: _Crew) -> Iterator[RowLogprobs]:
+        for slot, incarnation in zip(crew.run.slots, crew.incarnations, strict=True):
             sampled, (prompt_from, prompt) = self.logprobs.get(slot), self.prompts.get(slot, (0, ()))
             if sampled is not None or prompt:
                 yield RowLogprobs(slot, incarnation, sampled, prompt_from, prompt)

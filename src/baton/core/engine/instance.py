@@ -227,8 +227,9 @@ class Instance:
         except ProtocolError as error:
             self._lose_worker(str(error))
             return False
-        run = plan.run
-        chunks = {slot: tokens for slot, tokens in zip(run.slots, run.counts, strict=True) if tokens != 1}
+        run, chunks = plan.run, {}
+        if run.counts.count(1) != len(run.counts):
+            chunks = {slot: tokens for slot, tokens in zip(run.slots, run.counts, strict=True) if tokens != 1}
         self.stats.stale_rows += len(result.slots) - len(plan.rows)
         absorb(self.scheduler, chunks, rows, result)
         return True

@@ -56,16 +56,24 @@ class NativeForward:
             kv_kind=KV_KINDS[layout.dtype],
             threads=threads,
         )
+        self._flat: FlatBatch | None = None
+        self._step = Step()
 
     def hidden(self, flat: FlatBatch) -> Floats:
-        spans = flat.spans
-        arrays = (spans.tables, spans.slots, spans.starts, spans.contexts, flat.token_ids, flat.positions)
-        stride = spans.tables.strides[0] // spans.tables.itemsize
-        step = Step(len(spans.slots), len(flat.token_ids), stride, *(array.ctypes.data for array in arrays))
-        return self._decoder.hidden(step)
+        if flat is not self._flat:  # looking up addresses takes longer than it looks
+            self._flat, self._step = flat, _step_of(flat)
+        return self._decoder.hidden(self._step)
 
     def logits(self, hidden: Floats) -> Floats:
         return self._decoder.logits(hidden)
 
     def close(self) -> None:
         self._decoder.close()
+
+
+def _step_of(flat: FlatBatch) -> Step:
+    """Where its arrays are: right for as long as it lives."""
+    spans = flat.spans
+    arrays = (spans.tables, spans.slots, spans.starts, spans.contexts, flat.token_ids, flat.positions)
+    stride = spans.tables.strides[0] // spans.tables.itemsize
+    return Step(len(spans.slots), len(flat.token_ids), stride, *(array.ctypes.data for array in arrays))
