@@ -25,7 +25,7 @@ import numpy as np
 
 from baton.config import WorkerConfig
 from baton.models.config import ModelConfig, RopeConfig
-from baton.worker.arrays import Floats
+from baton.worker.arrays import Floats, Int64s
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.kv_pool import KVLayout, KVPool
 from baton.worker.model_runner import ModelRunner
@@ -89,6 +89,9 @@ class NullForward:
         self._likely = np.arange(len(hidden)), tokens
         self._logits[self._likely] = 1.0
         return self._logits[: len(hidden)]
+
+    def likeliest(self, hidden: Floats) -> Int64s:
+        return 300 + (len(self._notes.worked) * 7 + np.arange(len(hidden), dtype=np.int64)) % 40_000
 
     def close(self) -> None:
         self._threads.shutdown()

@@ -114,3 +114,17 @@ def test_what_the_pool_holds_can_be_chosen(library, kv_dtype):
         if quantization == "none" or not library.has_tiles():
             assert np.mean(far < EXACT) > 0.8  # a key on the edge of two halves is a flip, too
         assert far.max() < FLIPS
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_likeliest_tokens_are_those_of_the_logits(library, quantization, threads):
+    talk = Conversation(QUANTISED_CASES["plain"], LENGTHS)
+    forward = talk.forward(load(library, talk.config, quantization=quantization, threads=threads))
+    hidden = np.random.default_rng(0).standard_normal((67, talk.config.hidden_size)).astype(np.float32)
+    for rows in (1, 5, 67):
+        assert forward.likeliest(hidden[:rows]).tolist() == forward.logits(hidden[:rows]).argmax(-1).tolist()
+    hidden[[3, 66], 5] = np.nan, np.inf
+    found = forward.likeliest(hidden)
+    assert np.flatnonzero(found == -1).tolist() == [3, 66]
+    forward.close()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
+from numpy.typing import NDArray
 
 from baton.errors import EngineError
 from baton.models.raw_tensor import Floats
 from baton.models.rotary import rotary_frequencies
 from baton.native.library import Library, Model, Shape, Step
 from baton.native.packing import PackedModel
+
+Int64s = NDArray[np.int64]
 
 
 class NativeDecoder:
@@ -77,6 +80,13 @@ class NativeDecoder:
         if self._library.logits(self._runner, rows.ctypes.data, len(rows), self._logits_at):
             raise EngineError(f"there is not enough memory for the logits of {len(rows)} rows")
         return self._logits[: len(rows)]
+
+    def likeliest(self, hidden: Floats) -> Int64s:
+        """[rows] token ids, -1 where a row's logits are not all finite. No logits are stored on the way."""
+        rows, tokens = np.ascontiguousarray(hidden, np.float32), np.empty(len(hidden), np.int64)
+        if self._library.likeliest(self._runner, rows.ctypes.data, len(rows), tokens.ctypes.data):
+            raise EngineError(f"there is not enough memory for the logits of {len(rows)} rows")
+        return tokens
 
     def close(self) -> None:
         """Ends the threads. Nothing can be computed any more."""

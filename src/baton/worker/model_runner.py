@@ -31,7 +31,7 @@ from baton.worker.forward.base import Forward
 from baton.worker.input_batch import InputBatch, Lineup
 from baton.worker.kv_pool import KVLayout, KVPool
 from baton.worker.logprobs import describe, log_softmax
-from baton.worker.sampler import NOT_FINITE, Sampled, SampleRow, likeliest, sample
+from baton.worker.sampler import NOT_FINITE, Sampled, SampleRow, plain, sample
 from baton.worker.sampling_state import SequenceSampling
 
 PROMPT_ROWS_AT_ONCE = 64
@@ -140,11 +140,11 @@ class ModelRunner:
                 return
         if len(states) != len(hidden):
             hidden = hidden[flat.last_rows[due]]
-        logits = self.forward.logits(hidden)
         if crew.plain:
-            sampled = likeliest(logits)
+            sampled = plain(self.forward.likeliest(hidden))
         else:
             outputs = map(self.batch.outputs, slots.tolist())
+            logits = self.forward.logits(hidden)
             sampled = sample(logits, [SampleRow(state, so_far) for state, so_far in zip(states, outputs, strict=True)])
         self._keep(slots, states, sampled, step)
 

@@ -5,8 +5,8 @@ keep       raw logits of rows that want log-probabilities: they report what the 
 adjust     bad words, min_tokens, bias, penalties: all rows' changes in one indexed operation a kind
 choose     the likeliest, or a draw (draws.py)
 
-Where every row is plain greedy, the common case, `likeliest` is all that is needed. The order of adjustments and what
-each counts (repetition: prompt and output; presence and frequency: output) are vLLM's.
+Where every row is plain greedy, the common case, the likeliest tokens are all that is needed, and no logits are stored. The
+order of adjustments and what each counts (repetition: prompt and output; presence and frequency: output) are vLLM's.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from baton.protocol.step import TokenLogprob
 from baton.worker.arrays import Floats, Int32s, Int64s
 from baton.worker.draws import Ids, draw_from_all, draw_from_best, uniforms
+from baton.worker.forward.base import NOT_FINITE_ID
 from baton.worker.logprobs import describe_rows, log_softmax
 from baton.worker.sampling_state import SequenceSampling
 
@@ -45,20 +46,26 @@ class Sampled:
     "For rows that asked."
 
 
-def likeliest(logits: Floats) -> Sampled:
-    """What plain greedy rows want. logits: float32 [rows, vocabulary]. Row by row: the second look finds it in the cache."""
-    result = Sampled(np.empty(len(logits), np.int64))
-    for i, row in enumerate(logits):
-        result.tokens[i] = best = row.argmax()
+def likeliest(logits: Floats) -> Int64s:
+    """Of each row of [rows, vocabulary]; NOT_FINITE_ID where not all of it is finite."""
+    tokens = np.empty(len(logits), np.int64)
+    for i, row in enumerate(logits):  # so the second look finds it in the cache
+        best = row.argmax()
         # The first not-a-number of a row counts as its largest, so the largest and the least tell about the whole row.
-        if not isfinite(row[best]) or not isfinite(np.minimum.reduce(row)):
-            result.failed[i] = NOT_FINITE
-    return result
+        tokens[i] = best if isfinite(row[best]) and isfinite(np.minimum.reduce(row)) else NOT_FINITE_ID
+    return tokens
+
+
+def plain(tokens: Int64s) -> Sampled:
+    """What plain greedy rows get: the likeliest, as Forward.likeliest gave them."""
+    if tokens.min() != NOT_FINITE_ID:
+        return Sampled(tokens)
+    return Sampled(tokens, dict.fromkeys(np.flatnonzero(tokens == NOT_FINITE_ID).tolist(), NOT_FINITE))
 
 
 def sample(logits: Floats, rows: Sequence[SampleRow]) -> Sampled:
     """logits: float32 [rows, vocabulary], which this may change."""
-    result = likeliest(logits)
+    result = plain(likeliest(logits))
     tokens = result.tokens
     raw = _keep_raw(logits, rows, result.failed)
     touched = [i for i, row in enumerate(rows) if row.state.adjusted and i not in result.failed]

@@ -1,7 +1,8 @@
 /* The decoder of models/decoder.py, whole steps at a time: token ids in, hidden rows out, keys and values in the pool.
  *
  * A step is a fixed list of phases that the team walks through together (team.h). There is no state between steps but the
- * pool: everything else is scratch. Python calls twice a step: baton_hidden, then baton_logits for the rows that are due.
+ * pool: everything else is scratch. Python calls twice a step: baton_hidden, then baton_logits or
+ * baton_likeliest for the rows that are due.
  */
 
 #include "attention.h"
@@ -41,6 +42,7 @@ typedef struct {
     Rows normed, output, down;     /* what the products of that name take */
     int64_t *item_starts;
     int64_t sequences;
+    Best *best;                    /* [threads][rows] */
 } Buffers;
 
 typedef struct {
@@ -54,7 +56,7 @@ typedef struct {
 /* ---- memory ---- */
 
 static void buffers_free(Buffers *b) {
-    free(b->hidden), free(b->picked), free(b->cosines), free(b->sines), free(b->qkv), free(b->item_starts);
+    free(b->hidden), free(b->picked), free(b->cosines), free(b->sines), free(b->qkv), free(b->item_starts), free(b->best);
     rows_free(&b->normed), rows_free(&b->output), rows_free(&b->down);
     memset(b, 0, sizeof *b);
 }
@@ -80,9 +82,10 @@ static int buffers_fit(Runner *runner, int64_t tokens, int64_t sequences) {
     b->cosines = room(tokens * pairs * 4), b->sines = room(tokens * pairs * 4);
     b->qkv = room(tokens * qkv_width(m) * 4);
     b->item_starts = room((sequences + 1) * 8);
+    b->best = room(runner->team->threads * tokens * (int64_t)sizeof *b->best);
     int ok = rows_room(&b->normed, tokens, m->hidden) && rows_room(&b->output, tokens, q_width);
     ok = ok && rows_room(&b->down, tokens, m->inner);
-    if (!ok || !b->hidden || !b->picked || !b->cosines || !b->sines || !b->qkv || !b->item_starts) return buffers_free(b), 0;
+    if (!ok || !b->hidden || !b->picked || !b->cosines || !b->sines || !b->qkv || !b->item_starts || !b->best) return buffers_free(b), 0;
     b->rows = tokens, b->sequences = sequences;
     return 1;
 }
@@ -266,17 +269,19 @@ static void hidden_job(Member *me, const void *with) {
 typedef struct {
     Runner *runner;
     int64_t rows;
-    float *logits;
+    float *logits;                 /* NULL: only the best of each row, into Buffers.best */
 } Logits;
 
 static void logits_job(Member *me, const void *with) {
     const Logits *job = with;
     Runner *runner = job->runner;
     const Model *m = runner->model;
-    Source from = {runner->shared.picked, m->final_norm, m->head.kind != F32};
-    const Rows *normed = prepare(me, runner, &from, job->rows, &runner->shared.normed);
+    Buffers *b = &runner->shared;
+    Source from = {b->picked, m->final_norm, m->head.kind != F32};
+    const Rows *normed = prepare(me, runner, &from, job->rows, &b->normed);
+    Then then = job->logits ? STORE : KEEP_BEST;
     multiply(me, &m->head, normed, job->rows, runner->scratch[me->number],
-             &(Out){STORE, job->logits, m->vocabulary, m->vocabulary});
+             &(Out){then, job->logits, m->vocabulary, m->vocabulary, b->best + me->number * b->rows});
 }
 
 /* ---- what Python calls ---- */
@@ -340,13 +345,36 @@ const float *baton_hidden(Runner *runner, const Step *step) {
     return runner->shared.hidden;
 }
 
-/* logits: [rows][vocabulary]. 0, or 1 where there is not enough memory. */
-int baton_logits(Runner *runner, const float *hidden, int64_t rows, float *logits) {
+static int run_logits(Runner *runner, const float *hidden, int64_t rows, float *logits) {
     /* `hidden` is not a buffer that is made anew here: rows of a step never outnumber its tokens. */
     if (!buffers_fit(runner, rows, 1)) return 1;
     memcpy(runner->shared.picked, hidden, (size_t)(rows * runner->model->hidden) * sizeof *hidden);
     Logits job = {runner, rows, logits};
     team_run(runner->team, logits_job, &job, sizeof job, phases_of(runner->model));
+    return 0;
+}
+
+/* logits: [rows][vocabulary]. 0, or 1 where there is not enough memory. */
+int baton_logits(Runner *runner, const float *hidden, int64_t rows, float *logits) { return run_logits(runner, hidden, rows, logits); }
+
+/* tokens: [rows] the likeliest ones, or -1 where a row's logits are not all finite. 0, or 1 where there is not enough memory. */
+int baton_likeliest(Runner *runner, const float *hidden, int64_t rows, int64_t *tokens) {
+    int threads = runner->team->threads;
+    if (!buffers_fit(runner, rows, 1)) return 1;
+    Best *all = runner->shared.best;
+    int64_t stride = runner->shared.rows;
+    for (int64_t i = 0; i < threads * stride; i++) all[i] = NOTHING_YET;
+    if (run_logits(runner, hidden, rows, NULL)) return 1;
+    for (int64_t r = 0; r < rows; r++) {
+        Best best = NOTHING_YET;
+        for (int t = 0; t < threads; t++) {
+            const Best *found = &all[t * stride + r];
+            int32_t broken = best.broken | found->broken;
+            if (is_better(found, &best)) best = *found;
+            best.broken = broken;
+        }
+        tokens[r] = best.broken ? -1 : best.place;
+    }
     return 0;
 }
 

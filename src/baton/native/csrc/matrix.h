@@ -47,13 +47,40 @@ static int64_t cell_bytes(const Matrix *m) {
 
 /* ---- what is done with a tile's outputs ---- */
 
-typedef enum { STORE, ADD } Then;
+typedef enum { STORE, ADD, KEEP_BEST } Then;
+
+typedef struct { float value; int32_t place, broken; } Best;  /* `broken`: not all of a row are finite */
 
 typedef struct {
     Then then;
     float *data;      /* [rows][stride] */
     int64_t stride, width;
+    Best *best;       /* [rows] of this thread; instead of data */
 } Out;
+
+static const Best NOTHING_YET = {-INFINITY, INT32_MAX, 0};
+
+/* The largest one; of equal ones the first. */
+ALWAYS int is_better(const Best *a, const Best *b) { return a->value > b->value || (a->value == b->value && a->place < b->place); }
+
+static void keep_best(const float *t, int64_t width, int64_t begin, Best *best) {
+    float top = t[0];
+    int32_t broken = 0;
+    if (width == CELL) {
+        floats tops = load(t);
+        for (int j = LANES; j < CELL; j += LANES) tops = larger_lanes(load(t + j), tops);
+        top = largest_lane(tops);
+    }
+    for (int64_t j = 0; j < width; j++) {
+        int32_t bits;
+        memcpy(&bits, t + j, 4);
+        broken |= (bits & 0x7fffffff) >= 0x7f800000;
+        if (width != CELL && t[j] > top) top = t[j];
+    }
+    best->broken |= broken;
+    for (int64_t j = 0; j < width && top > best->value; j++)
+        if (t[j] == top) best->value = top, best->place = (int32_t)(begin + j);
+}
 
 /* Adds the bias, pairs gates, and stores what exists of the outputs of one cell. */
 ALWAYS void finish_row(const Matrix *m, const float *bias, float *restrict t, float *restrict to, Then then, int64_t width) {
@@ -72,7 +99,8 @@ static void finish(const Matrix *m, int64_t cell, int64_t rows, float (*tile)[CE
     const float *bias = m->bias ? m->bias + cell * CELL : NULL;
     float *to = out->data + first * out->stride + begin;
     for (int64_t r = 0; r < rows; r++, to += out->stride) {
-        if (width == CELL) finish_row(m, bias, tile[r], to, out->then, CELL);  /* known sizes become vectors */
+        if (out->then == KEEP_BEST) finish_row(m, bias, tile[r], NULL, STORE, 0), keep_best(tile[r], width, begin, out->best + first + r);
+        else if (width == CELL) finish_row(m, bias, tile[r], to, out->then, CELL);  /* known sizes become vectors */
         else if (width == CELL / 2) finish_row(m, bias, tile[r], to, out->then, CELL / 2);
         else finish_row(m, bias, tile[r], to, out->then, width);
     }

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.models.config import ModelConfig
-from baton.worker.arrays import Floats
+from baton.worker.arrays import Floats, Int64s
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.kv_pool import KVDtype, KVPool
+
+NOT_FINITE_ID = -1
 
 
 class Forward(Protocol):
@@ -26,6 +28,11 @@ class Forward(Protocol):
     def logits(self, hidden: Floats) -> Floats:
         """Rows of what hidden() gave, [rows, hidden_size] -> [rows, vocab_size], which the caller may change; valid until the
         next call."""
+        ...
+
+    def likeliest(self, hidden: Floats) -> Int64s:
+        """The token ids that logits() would give the largest number, the first of equal ones: [rows]. NOT_FINITE_ID for a row
+        whose logits are not all finite."""
         ...
 
     def close(self) -> None:

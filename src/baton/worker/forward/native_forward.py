@@ -10,7 +10,7 @@ from baton.models.open import OpenedModel
 from baton.native.decoder import NativeDecoder
 from baton.native.library import KV_FLOAT, KV_HALF, KV_PAIRS, PAIRS_BLOCK, PAIRS_WIDTH, Library, Step
 from baton.native.packing import PackedModel
-from baton.worker.arrays import Floats
+from baton.worker.arrays import Floats, Int64s
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import LoadedForward
 from baton.worker.kv_pool import KVDtype, KVPool
@@ -66,6 +66,9 @@ class NativeForward:
 
     def logits(self, hidden: Floats) -> Floats:
         return self._decoder.logits(hidden)
+
+    def likeliest(self, hidden: Floats) -> Int64s:
+        return self._decoder.likeliest(hidden)
 
     def close(self) -> None:
         self._decoder.close()

@@ -10,12 +10,13 @@ from baton.models.decoder import Decoder
 from baton.models.load import build_model
 from baton.models.loaders.weights import Progress
 from baton.models.open import OpenedModel
-from baton.worker.arrays import Floats
+from baton.worker.arrays import Floats, Int64s
 from baton.worker.attention.base import AttentionBackend
 from baton.worker.attention.gathered import GatheredAttention
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import LoadedForward
 from baton.worker.kv_pool import KVDtype
+from baton.worker.sampler import likeliest
 
 
 def load_torch(opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> LoadedForward:
@@ -47,6 +48,9 @@ class TorchForward:
     def logits(self, hidden: Floats) -> Floats:
         logits: Floats = self.decoder.logits(torch.from_numpy(hidden).to(self.decoder.dtype)).float().numpy()
         return logits
+
+    def likeliest(self, hidden: Floats) -> Int64s:
+        return likeliest(self.logits(hidden))
 
     def close(self) -> None:
         del self.attention
