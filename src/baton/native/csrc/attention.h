@@ -178,16 +178,20 @@ static Item item_of(const Layer *layer, int64_t number) {
     };
 }
 
-/* A phase: attention of a layer. From the last piece to the first: the end of a long prompt sees most keys. */
+/* A phase: attention of a layer. From the last piece to the first: the end of a long prompt sees most keys. Where there is enough
+ * for everybody, all heads of a token go to one member: their keys lie side by side. */
 static void attend_all(Member *me, const Layer *layer, KVKind kind) {
-    for (int64_t piece; (piece = take(me, layer->items)) >= 0;) {
-        Item item = item_of(layer, layer->items - 1 - piece);
-        if (kind == KV_FLOAT) attend_float(&item);
-        else if (kind == KV_HALF) attend_half(&item);
-        else attend_pairs(&item);
-    }
+    int64_t heads = layer->shape->kv_heads, at_once = layer->items >= 8 * heads * me->team->threads ? heads : 1;
+    int64_t pieces = layer->items / at_once;
+    for (int64_t piece; (piece = take(me, pieces)) >= 0;)
+        for (int64_t i = 0; i < at_once; i++) {
+            Item item = item_of(layer, (pieces - 1 - piece) * at_once + i);
+            if (kind == KV_FLOAT) attend_float(&item);
+            else if (kind == KV_HALF) attend_half(&item);
+            else attend_pairs(&item);
+        }
     tiles_end();
-    meet(me, layer->items);
+    meet(me, pieces);
 }
 
 /* A phase: keys and values of all tokens go to the pool; before that, `turn` is called for each. */
