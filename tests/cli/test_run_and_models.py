@@ -8,7 +8,7 @@ from command_rig import baton
 
 
 def test_run_prints_the_text_alone(tiny_model):
-    ran = baton("run", tiny_model, "--raw", "Once", "--max-tokens", "5", "--threads", "1")
+    ran = baton("run", tiny_model, "--raw", "Once", "--max-tokens", "5", "--threads", "1", "--quantization", "none")
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.endswith("\n")
     assert "tok/s" in ran.stderr

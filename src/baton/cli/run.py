@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from baton.cli.say import Failed, bar, complaints, print_json, resolve_model, waiting
+from baton.config import Quantization
 
 if TYPE_CHECKING:
     from baton.llm import LLM, Answer
@@ -40,6 +41,7 @@ def run(
     repetition_penalty: Annotated[float, typer.Option(metavar="R", min=1e-6, max=10.0, help="1: none.")] = 1.0,
     seed: Annotated[int | None, typer.Option(metavar="N", help="For repeatable sampling.")] = None,
     n: Annotated[int, typer.Option("-n", min=1, max=128, help="Answers a prompt.")] = 1,
+    quantization: Annotated[Quantization, typer.Option(help="What weights are computed on. auto: what the file has.")] = "auto",
     threads: Annotated[int, typer.Option(metavar="N", min=0, help="Compute threads. 0: one a core.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list with texts, tokens and reasons.")] = False,
 ) -> None:
@@ -54,7 +56,7 @@ def run(
         if raw and system is not None:
             raise Failed("--raw continues a text and has no place for --system; leave out one of them")
         begin = monotonic()
-        llm = load(model, threads=threads)
+        llm = load(model, threads=threads, quantization=quantization)
         loaded = monotonic()
         answers = _generate(llm, asked, sampling, n, raw=raw, system=system)
         _print(asked, answers, as_json=as_json)

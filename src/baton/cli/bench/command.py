@@ -9,7 +9,7 @@ import asyncio
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,6 +19,7 @@ from baton.cli.bench.measures import Record, read_slo, sum_up
 from baton.cli.bench.workload import Ask, random_asks, read_span, shared_prefix_asks, trace_asks
 from baton.cli.options import expanded
 from baton.cli.say import FAILED, Failed, bar, complaints, console, print_json, resolve_model, waiting
+from baton.config import Quantization
 
 if TYPE_CHECKING:
     from baton.cli.bench.load import LoadPlan
@@ -154,6 +155,7 @@ class Target:
 class Machine:
     """What the engine in this process is told."""
 
+    quantization: Annotated[Quantization, _flag("--quantization", help="What weights are computed on.")] = "auto"
     threads: Annotated[int, _flag("--threads", metavar="N", min=0, help="Compute threads. 0: one a core.")] = 0
     slots: Annotated[int, _flag("--slots", "--max-num-seqs", metavar="N", min=1, help="Sequences at once.")] = 64
     kv_memory_gib: Annotated[float, _flag("--kv-memory-gib", metavar="G", min=0.01, help="Memory for the KV pool.")] = 2.0
@@ -281,7 +283,7 @@ def load_timed(model: str, machine: Machine, *, quiet: bool) -> TimedLLM:
     with waiting(f"loading {model}", quiet=quiet):
         from baton.cli.bench.offline import TimedLLM
 
-        return TimedLLM(str(path), threads=machine.threads, slots=machine.slots, kv_memory_gib=machine.kv_memory_gib)
+        return TimedLLM(str(path), **asdict(machine))
 
 
 def warm_up(llm: TimedLLM) -> None:
