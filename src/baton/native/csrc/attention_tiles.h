@@ -27,11 +27,12 @@ typedef uint16_t bf16;
 
 #define TILE_OF_ROWS TILE_HEIGHT
 
-/* Rounded to nearest, ties to even; what is not a number stays none. */
-ALWAYS bf16 to_bf16(float x) {
-    union { float f; uint32_t i; } bits = {x};
-    uint32_t rounded = (bits.i + 0x7fff + (bits.i >> 16 & 1)) >> 16;
-    return (bf16)(x != x ? 0x7fc0 : rounded);
+/* Rounded to nearest, ties to even; what is not a number stays none, what is too small for a normal float becomes zero. */
+ALWAYS void to_bf16(const float *from, int64_t count, float factor, bf16 *to) {
+    for (int64_t i = 0; i < count; i += 2 * LANES) {
+        floats low = load(from + i) * spread(factor), high = load(from + i + LANES) * spread(factor);
+        _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    }
 }
 
 static void store_token_pairs(const Layer *layer, int64_t sequence, int64_t token) {
@@ -45,11 +46,11 @@ static void store_token_pairs(const Layer *layer, int64_t sequence, int64_t toke
     for (int64_t head = 0; head < shape->kv_heads; head++, k += dim, v += dim) {
         bf16 *keys = block + head * dim * PAIRS_BLOCK + place * 2;
         bf16 *values = block + shape->values_at + head * dim * PAIRS_BLOCK + place / 2 * dim * 2 + place % 2;
-        for (int64_t d = 0; d < dim; d += 2) {
-            keys[d * PAIRS_BLOCK] = to_bf16(k[d]);
-            keys[d * PAIRS_BLOCK + 1] = to_bf16(k[d + 1]);
-        }
-        for (int64_t d = 0; d < dim; d++) values[d * 2] = to_bf16(v[d]);
+        bf16 key[dim], value[dim];
+        to_bf16(k, dim, 1.0f, key);
+        to_bf16(v, dim, 1.0f, value);
+        for (int64_t d = 0; d < dim; d += 2) memcpy(keys + d * PAIRS_BLOCK, key + d, 4);
+        for (int64_t d = 0; d < dim; d++) values[d * 2] = value[d];
     }
 }
 
@@ -62,8 +63,8 @@ static void whole_values(const bf16 *values, int64_t tokens, int64_t dim, bf16 *
         for (int64_t d = 0; d < pair; d += 2) out[whole * pair + d] = values[whole * pair + d];
 }
 
-/* 2^x for x <= 0 (and a rounding above), to five parts in a million; weights are rounded to bfloat16 anyhow. Minus infinity gives 0, what is no number
- * stays none. */
+/* 2^x for x <= 0 (and a rounding above), to five parts in a million; weights are rounded to bfloat16 anyhow. Minus infinity
+ * gives 0, what is no number stays none. */
 ALWAYS floats exp2_negative(floats x) {
     x = _mm512_max_ps(spread(-200.0f), x);
     floats whole = _mm512_roundscale_ps(x, 0), r = x - whole;
@@ -171,7 +172,7 @@ static void attend_pairs(const Item *item) {
         positions[r] = position_of(item, group, r);
         int64_t token = item->first_token + (item->first + r) / group, head = item->head * group + (item->first + r) % group;
         const float *from = layer->qkv + token * layer->qkv_stride + head * dim;
-        for (int64_t d = 0; d < dim; d++) q[r * dim + d] = to_bf16(from[d] * shape->scale);
+        to_bf16(from, dim, shape->scale, q + r * dim);
         maxima[r] = LOWEST, store(totals + r * LANES, spread(0.0f));
     }
     int64_t end = positions[rows - 1] + 1, begin = first_seen(item, positions[0]) / PAIRS_SEGMENT * PAIRS_SEGMENT;

@@ -25,7 +25,7 @@
 
 #define FEW_ROWS 4              /* that vectors take at once */
 #define TILES_FROM 4            /* rows that are faster on tiles */
-#define TILES_FROM_BYTES 6
+#define TILES_FROM_BYTES 8
 #define STEP_OF_TILES 64        /* numbers of a row that a tile holds */
 #define HALF 16                 /* outputs */
 
@@ -339,6 +339,15 @@ ALWAYS void tile_products(const Kind kind, const int8_t *high, const int8_t *low
     _tile_stored(2, (*sums)[2], 64);
 }
 
+/* What is split next lies behind what was split now: it comes while tiles multiply. */
+ALWAYS void fetch_ahead(const Kind kind, const Half *half, int64_t begin, int64_t groups) {
+    const int64_t number_bytes = (kind == INT8 ? GROUP : GROUP / 2) * HALF, step_bytes = (kind == INT8 ? 2 : 4) * HALF;
+    const char *numbers = (const char *)half->numbers + (begin + groups) * number_bytes;
+    const char *steps = (const char *)half->steps + (begin + groups) * step_bytes;
+    for (int64_t i = 0; i < groups * number_bytes; i += 64) __builtin_prefetch(numbers + i, 0, 2);
+    for (int64_t i = 0; i < groups * step_bytes; i += 64) __builtin_prefetch(steps + i, 0, 2);
+}
+
 /* Rows [first, end), `height` to a tile, times one segment of half a cell: out [rows][CELL]. */
 ALWAYS void rows_times_segment(const Kind kind, const Matrix *m, const Half *half, int64_t segment, const Rows *x, int64_t first,
                                int64_t end, int64_t height, float *out) {
@@ -346,6 +355,7 @@ ALWAYS void rows_times_segment(const Kind kind, const Matrix *m, const Half *hal
     _Alignas(64) Sums sums;
     int64_t begin = segment * SEGMENT_GROUPS, groups = smaller(SEGMENT_GROUPS, m->groups - begin);
     split_groups(kind, half, begin, groups, &split);
+    fetch_ahead(kind, half, begin, groups);
     floats unit = load(half->units + segment * HALF);
     for (int64_t row = first; row < end; row += height) {
         int64_t at = row * padded(x) + begin * GROUP, rows = smaller(height, end - row);
