@@ -189,10 +189,17 @@ static void team_rest(Team *team) {
         while (atomic_load(&team->members[i].at_work)) sched_yield();
 }
 
-static void team_free(Team *team) {
+/* Nobody has anything to do any more. */
+static void team_dismiss(Team *team) {
+    uint32_t round = atomic_load(&team->round) + 1;
     team->stop = 1;
-    atomic_fetch_add(&team->round, 1);
+    team->kept[round % ROUNDS].job = nothing;  /* for one that woke for the round before, and looks for its job only now */
+    atomic_store(&team->round, round);
     wake(team, &team->round);
+}
+
+static void team_free(Team *team) {
+    team_dismiss(team);
     for (int i = 1; i < team->threads; i++) pthread_join(team->handles[i], NULL);
     free(team->handles);
     free(team->members);
