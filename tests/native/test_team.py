@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from decoder_cases import QUANTISED_CASES, Conversation, load, same_bits
 from steps import random_steps
 
 from baton.errors import EngineError
+from baton.native.build import SOURCES, NoCompiler, find_compiler
 from baton.native.library import Step, load_best
 from baton.worker.forward.native_forward import NativeForward
 
@@ -99,6 +102,17 @@ def test_a_step_that_does_not_fit_into_memory_is_refused_and_the_next_one_runs()
         forward._decoder.hidden(Step(1, 2**44))
     assert same_bits(talk.run(forward, [talk.all_at_once()]), expected)
     forward.close()
+
+
+def test_a_member_that_is_woken_at_the_worst_moment_is_not_lost(tmp_path):
+    try:
+        compiler = find_compiler()
+    except NoCompiler as error:
+        pytest.skip(str(error))
+    program, source = tmp_path / "late_member", Path(__file__).parent / "late_member.c"
+    subprocess.run([*compiler, "-std=gnu11", "-O2", f"-I{SOURCES}", str(source), "-o", str(program), "-lpthread"], check=True)
+    done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "ended\n"
 
 
 def test_two_models_at_once():

@@ -171,8 +171,9 @@ static void team_run(Team *team, Job job, const void *with, size_t bytes, int64_
     team->kept[round % ROUNDS].job = job;
     memcpy(team->kept[round % ROUNDS].with, with, bytes);
     for (int64_t p = 0; p < phases; p++) {
-        atomic_store_explicit(&team->phases[p].done, 0, memory_order_relaxed);
+        /* In this order: a late member that sees nothing done must see, too, that this is another round. */
         atomic_store_explicit(&team->phases[p].taken, (uint64_t)round << 32, memory_order_release);
+        atomic_store_explicit(&team->phases[p].done, 0, memory_order_release);
     }
     atomic_store(&team->round, round);
     wake(team, &team->round);
