@@ -4,8 +4,9 @@ Real processes over HTTP, with everything that disturbs a run at once: a pool so
 prompts in chunks, shared prefixes, results that come late, and a worker that is killed twice. The oracle is each request
 alone in one process, with nothing shared: no batching, no cache, no chunks.
 
-In float32 a matrix product of another shape may differ in the last bits, so a near-tie of the two best tokens could be
-decided otherwise. The gaps of the prompts here are looked at: the smallest is thousands of times larger than that.
+Where the model runs in torch, for want of a compiler, a matrix product of another shape may differ in the last bits, so a
+near-tie of the two best tokens could be decided otherwise. The gaps of the prompts here are looked at: the smallest is
+thousands of times larger than that. In C the bits are the same (tests/worker/test_disturbed_smollm2.py).
 """
 
 from __future__ import annotations

@@ -124,6 +124,7 @@ def test_the_likeliest_tokens_are_those_of_the_logits(library, quantization, thr
     hidden = np.random.default_rng(0).standard_normal((67, talk.config.hidden_size)).astype(np.float32)
     for rows in (1, 5, 67):
         assert forward.likeliest(hidden[:rows]).tolist() == forward.logits(hidden[:rows]).argmax(-1).tolist()
+    assert forward.likeliest(np.zeros_like(hidden[:5])).tolist() == [0] * 5  # of equal ones the first, whoever found it
     hidden[[3, 66], 5] = np.nan, np.inf
     found = forward.likeliest(hidden)
     assert np.flatnonzero(found == -1).tolist() == [3, 66]

@@ -6,8 +6,8 @@
  *   values   [16 / 2 tokens][head_dim][2 tokens]
  *
  * Queries and weights are rounded to bfloat16 too; sums are float32. Every row goes through here, a decoded one like one of a
- * prompt, and each of its sums is one chain in the order of dimensions or tokens: what a row sees decides its bits, and not
- * its neighbours. Tokens that a row may not see have weight zero.
+ * prompt, and each of its sums has one order, of dimensions or of tokens: what a row sees decides its bits, and not its
+ * neighbours. Tokens that a row may not see have weight zero.
  */
 #pragma once
 

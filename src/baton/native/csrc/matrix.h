@@ -97,10 +97,14 @@ ALWAYS void finish_row(const Matrix *m, const float *bias, float *restrict t, fl
 static void finish(const Matrix *m, int64_t cell, int64_t rows, float (*tile)[CELL], int64_t first, const Out *out) {
     int64_t columns = m->paired ? CELL / 2 : CELL, begin = cell * columns, width = smaller(columns, out->width - begin);
     const float *bias = m->bias ? m->bias + cell * CELL : NULL;
-    float *to = out->data + first * out->stride + begin;
-    for (int64_t r = 0; r < rows; r++, to += out->stride) {
-        if (out->then == KEEP_BEST) finish_row(m, bias, tile[r], NULL, STORE, 0), keep_best(tile[r], width, begin, out->best + first + r);
-        else if (width == CELL) finish_row(m, bias, tile[r], to, out->then, CELL);  /* known sizes become vectors */
+    for (int64_t r = 0; r < rows; r++) {
+        if (out->then == KEEP_BEST) {
+            finish_row(m, bias, tile[r], NULL, STORE, 0);
+            keep_best(tile[r], width, begin, out->best + first + r);
+            continue;
+        }
+        float *to = out->data + (first + r) * out->stride + begin;
+        if (width == CELL) finish_row(m, bias, tile[r], to, out->then, CELL);  /* known sizes become vectors */
         else if (width == CELL / 2) finish_row(m, bias, tile[r], to, out->then, CELL / 2);
         else finish_row(m, bias, tile[r], to, out->then, width);
     }

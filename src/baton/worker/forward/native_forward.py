@@ -56,6 +56,7 @@ class NativeForward:
             kv_kind=KV_KINDS[layout.dtype],
             threads=threads,
         )
+        self._pool: KVPool | None = pool  # the library has its address alone
         self._flat: FlatBatch | None = None
         self._step = Step()
 
@@ -72,6 +73,7 @@ class NativeForward:
 
     def close(self) -> None:
         self._decoder.close()
+        self._pool = None
 
 
 def _step_of(flat: FlatBatch) -> Step:

@@ -1,0 +1,112 @@
+"""What forward/base.py promises, of the forward pass in C; and what its pool holds."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from rig import TINY, Rig, make_pool, make_runner, tiny_model, tiny_oracle
+from test_torch_forward import SEQUENCES, one_step
+
+from baton.config import WorkerConfig
+from baton.errors import InvalidConfig, InvariantBroken
+from baton.models.reference import all_logits
+from baton.native.variants import usable
+from baton.worker.forward.native_forward import kv_dtype_for
+
+WIDE = dataclasses.replace(TINY, head_dim=64)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model(compute="native")
+
+
+def test_hidden_and_logits(model):
+    forward, flat = model.loaded.with_pool(make_pool(model, blocks=16, block_size=4)), one_step(SEQUENCES)
+    hidden = forward.hidden(flat)
+    assert (hidden.shape, hidden.dtype) == ((12, TINY.hidden_size), np.float32)
+    logits = forward.logits(hidden[flat.last_rows])
+    assert (logits.shape, logits.dtype) == ((3, TINY.vocab_size), np.float32)
+    for row, tokens in zip(logits, SEQUENCES, strict=True):
+        np.testing.assert_allclose(row, all_logits(tiny_oracle(), tokens)[-1], atol=2e-5)
+    again = logits.copy()
+    logits[:] = -np.inf  # the caller may
+    assert np.array_equal(forward.logits(hidden[flat.last_rows]), again)
+    forward.close()
+
+
+def test_closing_lets_go_of_the_pool(model):
+    pool = make_pool(model, blocks=8, block_size=4)
+    runner = make_runner(model, pool, slots=2)
+    kept = pool.values
+    with pytest.raises(InvariantBroken, match="still in use"):
+        runner.close()
+    del kept
+    pool = make_pool(model, blocks=8, block_size=4)
+    make_runner(model, pool, slots=2).close()
+    assert "closed" in repr(pool)
+
+
+# What the pool holds
+
+
+class Machine:
+    """All that is asked of a library here."""
+
+    def __init__(self, tiles: bool) -> None:
+        self.variant = usable()[-1]
+        self.has_tiles = lambda: int(tiles)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "config", "settings", "expected"),
+    [
+        (True, WIDE, {}, "bfloat16"),
+        (True, WIDE, {"quantization": "int4"}, "bfloat16"),
+        (False, WIDE, {}, "float16"),
+        (True, TINY, {}, "float16"),  # heads of 8
+        (True, WIDE, {"block_size": 32}, "float16"),
+        (True, WIDE, {"quantization": "none"}, "float32"),
+        (True, WIDE, {"kv_dtype": "float16"}, "float16"),
+        (True, WIDE, {"kv_dtype": "float32"}, "float32"),
+        (False, WIDE, {"quantization": "none", "kv_dtype": "float16"}, "float16"),
+        (True, WIDE, {"quantization": "none", "kv_dtype": "bfloat16"}, "bfloat16"),
+    ],
+)
+def test_what_the_pool_holds(tiles, config, settings, expected):
+    assert kv_dtype_for(Machine(tiles), config, WorkerConfig(**settings)) == expected
+
+
+@pytest.mark.parametrize(
+    ("tiles", "config", "settings", "why"),
+    [
+        (False, WIDE, {}, "needs a processor with AMX tiles"),
+        (True, TINY, {}, "16 and 8: take float16"),
+        (True, WIDE, {"block_size": 8}, "8 and 64: take float16"),
+    ],
+)
+def test_bfloat16_where_it_cannot_be_is_refused(tiles, config, settings, why):
+    with pytest.raises(InvalidConfig, match=why):
+        kv_dtype_for(Machine(tiles), config, WorkerConfig(kv_dtype="bfloat16", **settings))
+
+
+def test_torch_refuses_it_too():
+    with pytest.raises(InvalidConfig, match="bfloat16 needs the native kernels"):
+        tiny_model(compute="torch", kv_dtype="bfloat16")
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "float16", "auto"])
+def test_every_pool_gives_the_same_answers_in_any_chunks(kv_dtype):
+    """`auto` is bfloat16 where the processor has tiles."""
+    model = tiny_model(WIDE, compute="native", quantization="int8", kv_dtype=kv_dtype)
+    said = []
+    for chunk in (None, 1, 5):
+        rig = Rig(model, block_size=16, chunk=chunk)
+        for i in range(4):
+            rig.submit(f"p{i}", [7 * i + j for j in range(1 + 9 * i)], max_tokens=20, logprobs=1)
+        rig.run()
+        said.append({f"p{i}": rig.words(f"p{i}") for i in range(4)})
+        rig.close()
+    assert said[0] == said[1] == said[2]
