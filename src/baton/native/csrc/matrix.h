@@ -210,16 +210,33 @@ static void cell_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_
     else quantised_times_rows(m, cell, x, first, end, scratch, out);
 }
 
-/* A phase: a whole product; pieces are (cells, rows), cells of one piece beside each other. */
+/* How the cells of a product are dealt out: long runs first, so that a member reads on where it has read (what it fetches ahead is
+ * its own next cell), then shorter and shorter ones, so that all are done at the same time. */
+typedef struct { int64_t first, end; } Run;
+
+ALWAYS int64_t run_length(int64_t left, int64_t threads) { return larger(1, left / (2 * threads)); }
+
+static int64_t runs_of(int64_t cells, int64_t threads) {
+    int64_t runs = 0;
+    for (int64_t length; (length = run_length(cells, threads)) > 1; runs += threads) cells -= length * threads;
+    return runs + cells;
+}
+
+static Run run_number(int64_t number, int64_t cells, int64_t threads) {
+    int64_t first = 0, length;
+    for (; (length = run_length(cells - first, threads)) > 1 && number >= threads; number -= threads) first += length * threads;
+    return (Run){first + number * length, first + (number + 1) * length};
+}
+
+/* A phase: a whole product; pieces are runs of cells, or where there are very many rows, (cell, rows). */
 static void multiply(Member *me, const Matrix *m, const Rows *x, int64_t rows, uint8_t *scratch, const Out *out) {
-    int64_t cells_at_once = larger(1, m->cells / (8 * me->team->threads));
-    if (rows > ROWS_OF_A_PIECE) cells_at_once = 1;
-    int64_t stripes = (m->cells + cells_at_once - 1) / cells_at_once, layers = (rows + ROWS_OF_A_PIECE - 1) / ROWS_OF_A_PIECE;
-    for (int64_t piece; (piece = take(me, stripes * layers)) >= 0;) {
-        int64_t first = piece % layers * ROWS_OF_A_PIECE, cell = piece / layers * cells_at_once;
-        for (int64_t c = cell; c < smaller(cell + cells_at_once, m->cells); c++)
-            cell_times_rows(m, c, x, first, smaller(first + ROWS_OF_A_PIECE, rows), scratch, out);
+    int64_t layers = (rows + ROWS_OF_A_PIECE - 1) / ROWS_OF_A_PIECE, threads = me->team->threads;
+    int64_t pieces = layers > 1 ? m->cells * layers : runs_of(m->cells, threads);
+    for (int64_t piece; (piece = take(me, pieces)) >= 0;) {
+        int64_t first = piece % layers * ROWS_OF_A_PIECE, end = smaller(first + ROWS_OF_A_PIECE, rows);
+        Run run = layers > 1 ? (Run){piece / layers, piece / layers + 1} : run_number(piece, m->cells, threads);
+        for (int64_t cell = run.first; cell < run.end; cell++) cell_times_rows(m, cell, x, first, end, scratch, out);
     }
     tiles_end();
-    meet(me, stripes * layers);
+    meet(me, pieces);
 }
