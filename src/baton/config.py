@@ -9,8 +9,8 @@ from baton.errors import InvalidConfig
 
 Quantization = Literal["auto", "int8", "int4", "none"]
 """How weights are kept and computed on. What becomes of which tensor: models/quantise.py."""
-KVCacheType = Literal["auto", "float32", "float16", "bfloat16"]
-"""What the KV cache holds. bfloat16 needs a processor with tiles (AMX)."""
+KVCacheType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
+"""What the KV cache holds. bfloat16 needs a processor with tiles (AMX), int8 heads whose width is a multiple of 64."""
 Compute = Literal["auto", "native", "torch"]
 
 
@@ -176,8 +176,8 @@ class ServeConfig:
     int8: all in 8 bits. int4: all in 4 bits, but embedding and output head in 8 where the file does not have them in 4.
     none: dequantised to float32 when they are loaded; the exact mode, and the slowest."""
     kv_dtype: KVCacheType = "auto"
-    """What the KV cache holds. auto: 16 bits with quantised weights (bfloat16 on processors with AMX, float16 on others),
-    float32 with --quantization none."""
+    """What the KV cache holds. auto: with quantised weights int8, which has a scale for each token and head (float16 for heads whose
+    width is no multiple of 64, or another block_size than 16); float32 with --quantization none."""
     compute: Compute = "auto"
     "What computes. native: our kernels in C. torch: several times slower. auto: native where there is a C compiler."
     threads: int = 0

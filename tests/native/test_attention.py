@@ -20,7 +20,7 @@ TOLERANCE = 1e-5
 BFLOAT16_UNIT = 2.0**-9
 """Of rounding to bfloat16."""
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float16"])
-"""Of keys and values. The third, bfloat16, is for the `tiled` library alone."""
+"""Of keys and values. int8 has tests of its own, and bfloat16 is for the `tiled` library alone."""
 POISONS = pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
 
 
@@ -70,6 +70,44 @@ def test_on_tiles_it_is_torch_with_rounded_numbers(tiled, seed):
                 torch.testing.assert_close(ours, expected, atol=bound, rtol=0)
 
 
+def in_bytes(x: torch.Tensor) -> torch.Tensor:
+    """What int8 keeps of keys or values: 127 steps to the largest number of each token and head."""
+    most = x.abs().amax(-1, keepdim=True)
+    return (x * (torch.full_like(most, 127) / most)).round() * (most / 127)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_in_bytes_it_is_torch_with_rounded_numbers(library, seed):
+    """Torch gets keys and values as int8 keeps them. Queries then have 14 bits here and a sign, weights 14 bits of the largest of
+    their segment: both are rounded to less than a ten-thousandth."""
+    rng = random.Random(seed)
+    shape = replace(random_shape(rng), head_dim=rng.choice([64, 128, 192]), block_size=16, dtype="int8")
+    history = History(shape, [rng.randint(1, 400) for _ in range(rng.randint(1, 4))], seed)
+    exact = History(replace(shape, dtype="float32"), history.lengths, seed)
+    exact.k, exact.v = ([in_bytes(x) for x in every] for every in (history.k, history.v))
+    config, bound = shape.config(), 5e-4 * max(float(v.abs().max()) for v in history.v)
+    with Team(library, rng.choice([1, 2])) as team:
+        kernel, oracle = KernelAttention(team, config, history.pool()), GatheredAttention(config, exact.pool())
+        for parts in random_steps(rng, history.lengths):
+            for layer in (0, 1):
+                ours, expected = torch.cat(history.run(kernel, parts, layer)), torch.cat(exact.run(oracle, parts, layer))
+                torch.testing.assert_close(ours, expected, atol=bound, rtol=0)
+
+
+def test_one_token_that_gets_nearly_everything_leaves_the_others_their_share(library):
+    """The first token of a text often gets nearly all; what the other 600 say together must not be rounded away. Those of its own
+    segment are, here: each loses less than half a unit of the largest weight."""
+    history = History(Shape(head_dim=64, dtype="int8"), [600])
+    history.q[0][:], history.k[0][:] = 0.5, 0.0
+    history.k[0][0] = 1.0  # a score of 4: e^4 to 1 each
+    history.q[0] *= 2.6  # of 10.4: about 33,000 to 599
+    history.v[0][0], history.v[0][1:] = 0.0, 1.0
+    with Team(library) as team:
+        ours = history.run(KernelAttention(team, history.shape.config(), history.pool()), [(0, 0, 600)], 0)[0]
+    share = 599 / (599 + float(np.exp(10.4)))
+    assert 0 <= share - float(ours[-1].min()) < 128 * 0.5 / 16383 < share / 4
+
+
 def alone(library: Library, history: History) -> list[list[torch.Tensor]]:
     """Each sequence by itself, in one step: [sequence][layer]."""
     with Team(library) as team:
@@ -102,6 +140,13 @@ def test_so_it_does_on_tiles(tiled, shape, head_dim):
     assert_same_bits_in_any_company(tiled, replace(shape, head_dim=head_dim, dtype="bfloat16"))
 
 
+@pytest.mark.parametrize("shape", [Shape(), Shape(heads=14, window=30), Shape(heads=1, kv_heads=1), Shape(heads=3, kv_heads=3)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_so_it_does_in_bytes(library, shape, head_dim):
+    """On a processor with tiles: few rows on vectors and many on tiles, the same bits."""
+    assert_same_bits_in_any_company(library, replace(shape, head_dim=head_dim, dtype="int8"))
+
+
 def assert_extreme_scores_are_right(library: Library, dtype: KVDtype, tolerance: float) -> None:
     history = History(Shape(head_dim=64, dtype=dtype), [90])
     history.q[0] *= 100.0
@@ -121,6 +166,19 @@ def test_extreme_scores_stay_finite_and_right(library, dtype, tolerance):
 
 def test_so_they_do_on_tiles(tiled):
     assert_extreme_scores_are_right(tiled, "bfloat16", 2e-2)
+
+
+def test_so_they_do_in_bytes(library):
+    history = History(Shape(head_dim=64, dtype="int8"), [90])
+    history.q[0] *= 100.0
+    exact = History(replace(history.shape, dtype="float32"), [90])
+    exact.q, exact.k, exact.v = history.q, [in_bytes(history.k[0])], [in_bytes(history.v[0])]
+    parts, config = [(0, 0, 90)], history.shape.config()
+    with Team(library) as team:
+        ours = history.run(KernelAttention(team, config, history.pool()), parts, 0)[0]
+    expected = exact.run(GatheredAttention(config, exact.pool()), parts, 0)[0]
+    assert ours.isfinite().all()
+    torch.testing.assert_close(ours, expected, atol=5e-2, rtol=0)
 
 
 def assert_poison_stays_in_its_sequence(library: Library, dtype: KVDtype, poison: float, where: str) -> None:
@@ -143,3 +201,9 @@ def test_what_is_no_number_stays_in_its_own_sequence(library, dtype, poison, whe
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 def test_so_it_does_in_bfloat16(tiled, poison, where):
     assert_poison_stays_in_its_sequence(tiled, "bfloat16", poison, where)
+
+
+@POISONS
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+def test_so_it_does_in_int8(library, poison, where):
+    assert_poison_stays_in_its_sequence(library, "int8", poison, where)

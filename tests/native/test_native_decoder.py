@@ -82,20 +82,27 @@ def test_a_sequence_gets_the_same_bits_in_any_chunks_and_company(library, quanti
         crowded.close()
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_so_it_does_on_tiles(tiled, quantization):
+def assert_same_bits_near_the_oracle(library, quantization, kv_dtype):
     talk = Conversation(replace(QUANTISED_CASES["everything"], head_dim=64), LENGTHS)
-    loaded = load(tiled, talk.config, quantization=quantization)
-    assert loaded.kv_dtype == "bfloat16"
-    forward = talk.forward(loaded)
+    forward = talk.forward(load(library, talk.config, quantization=quantization, kv_dtype=kv_dtype))
     alone = talk.run(forward, [[part] for part in talk.all_at_once()])
     forward.close()
     for threads in (1, 2, 3):
-        crowded = talk.forward(load(tiled, talk.config, quantization=quantization, threads=threads))
+        crowded = talk.forward(load(library, talk.config, quantization=quantization, kv_dtype=kv_dtype, threads=threads))
         assert same_bits(talk.run(crowded, some_steps(LENGTHS, seed=threads)), alone)
         crowded.close()
     oracle = load(None, talk.config, quantization=quantization)
     assert distances(alone, talk.run(talk.forward(oracle), some_steps(LENGTHS))).max() < 2 * FLIPS  # keys have 8 bits
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_so_it_does_on_tiles(tiled, quantization):
+    assert_same_bits_near_the_oracle(tiled, quantization, "bfloat16")
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_so_it_does_with_keys_and_values_of_8_bits(library, quantization):
+    assert_same_bits_near_the_oracle(library, quantization, "int8")
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "float16"])

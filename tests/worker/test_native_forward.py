@@ -12,6 +12,7 @@ from test_torch_forward import SEQUENCES, one_step
 from baton.config import WorkerConfig
 from baton.errors import InvalidConfig, InvariantBroken
 from baton.models.reference import all_logits
+from baton.native.library import load_best
 from baton.native.variants import usable
 from baton.worker.forward.native_forward import kv_dtype_for
 
@@ -63,9 +64,9 @@ class Machine:
 @pytest.mark.parametrize(
     ("tiles", "config", "settings", "expected"),
     [
-        (True, WIDE, {}, "bfloat16"),
-        (True, WIDE, {"quantization": "int4"}, "bfloat16"),
-        (False, WIDE, {}, "float16"),
+        (True, WIDE, {}, "int8"),
+        (True, WIDE, {"quantization": "int4"}, "int8"),
+        (False, WIDE, {}, "int8"),
         (True, TINY, {}, "float16"),  # heads of 8
         (True, WIDE, {"block_size": 32}, "float16"),
         (True, WIDE, {"quantization": "none"}, "float32"),
@@ -73,6 +74,7 @@ class Machine:
         (True, WIDE, {"kv_dtype": "float32"}, "float32"),
         (False, WIDE, {"quantization": "none", "kv_dtype": "float16"}, "float16"),
         (True, WIDE, {"quantization": "none", "kv_dtype": "bfloat16"}, "bfloat16"),
+        (False, WIDE, {"quantization": "none", "kv_dtype": "int8"}, "int8"),
     ],
 )
 def test_what_the_pool_holds(tiles, config, settings, expected):
@@ -92,14 +94,21 @@ def test_bfloat16_where_it_cannot_be_is_refused(tiles, config, settings, why):
         kv_dtype_for(Machine(tiles), config, WorkerConfig(kv_dtype="bfloat16", **settings))
 
 
-def test_torch_refuses_it_too():
-    with pytest.raises(InvalidConfig, match="bfloat16 needs the native kernels"):
-        tiny_model(compute="torch", kv_dtype="bfloat16")
+def test_int8_where_it_cannot_be_is_refused():
+    with pytest.raises(InvalidConfig, match="int8 needs block_size 16 .* here it is 8 and 64: take float16"):
+        kv_dtype_for(Machine(False), WIDE, WorkerConfig(kv_dtype="int8", block_size=8))
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "float16", "auto"])
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+def test_torch_refuses_them_too(kv_dtype):
+    with pytest.raises(InvalidConfig, match=f"{kv_dtype} needs the native kernels"):
+        tiny_model(compute="torch", kv_dtype=kv_dtype)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "float16", "bfloat16", "int8"])
 def test_every_pool_gives_the_same_answers_in_any_chunks(kv_dtype):
-    """`auto` is bfloat16 where the processor has tiles."""
+    if kv_dtype == "bfloat16" and not load_best().has_tiles():
+        pytest.skip("this processor has no tiles")
     model = tiny_model(WIDE, compute="native", quantization="int8", kv_dtype=kv_dtype)
     said = []
     for chunk in (None, 1, 5):

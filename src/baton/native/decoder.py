@@ -18,11 +18,11 @@ Int64s = NDArray[np.int64]
 
 class NativeDecoder:
     def __init__(
-        self, library: Library, packed: PackedModel, *, pool: int, block_size: int, kv_kind: int, threads: int
+        self, library: Library, packed: PackedModel, *, pool: int, block_size: int, half_block: int, kv_kind: int, threads: int
     ) -> None:
-        """`pool`: the address of the first block. `kv_kind`: what it holds (library.KV_...)."""
+        """`pool`: the address of the first block. `kv_kind`: what it holds (library.KV_...), and `half_block` how many of them are
+        the keys of a layer."""
         config = packed.config
-        half_block = config.kv_size * block_size
         frequencies, factor = rotary_frequencies(config.rope, config.head_dim)
         self._library = library
         self._kept = (packed, np.ascontiguousarray(frequencies, np.float32))

@@ -14,10 +14,10 @@ log = logging.getLogger(__name__)
 
 F32, INT8, INT4, INT4M = range(4)
 """Kinds of weights: csrc/matrix.h."""
-KV_FLOAT, KV_HALF, KV_PAIRS = range(3)
+KV_FLOAT, KV_HALF, KV_PAIRS, KV_BYTES = range(4)
 """Kinds of keys and values: csrc/attention.h."""
-PAIRS_BLOCK, PAIRS_WIDTH = 16, 64
-"""What KV_PAIRS needs: tokens of a block, and what the width of a head is a multiple of (csrc/attention_tiles.h)."""
+KV_BLOCK, KV_WIDTH = 16, 64
+"""What KV_PAIRS and KV_BYTES need: tokens of a block, and what the width of a head is a multiple of."""
 
 
 class Matrix(Structure):

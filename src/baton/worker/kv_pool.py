@@ -12,7 +12,8 @@ A block holds `size` tokens of every layer and is one run of bytes: to move it t
 copy. Keys are turned (head_dim outside, token inside): attention then works out the scores of neighbouring tokens in
 the lanes of one vector, in place. Values are not, for the same reason: there the output's dimensions are the lanes.
 
-In bfloat16 numbers lie in pairs, for processors that multiply tiles (native/csrc/attention_tiles.h).
+In bfloat16 numbers lie in pairs, for processors that multiply tiles (native/csrc/attention_tiles.h). In int8 they lie in fours,
+and behind those of a head come the scales of its tokens (native/csrc/attention_bytes.h).
 
 The region is anonymous (memfd): no name in any file system, so nothing is left behind however its processes end. Whoever
 is given the file descriptor sees the same bytes. The header says what the bytes mean, and an attacher that means
@@ -46,12 +47,15 @@ HEADER = struct.Struct("<8s32sQ16s")
 HEADER_BYTES = 4096
 """A whole page, so that blocks start at one."""
 
-KVDtype = Literal["float32", "float16", "bfloat16"]
+KVDtype = Literal["float32", "float16", "bfloat16", "int8"]
 NUMPY_TYPES: dict[KVDtype, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(np.uint16),  # numpy has none: its arrays show the bits
+    "int8": np.dtype(np.int8),
 }
+SCALE_BYTES = 4
+"""Of the float32 that multiplies a head's numbers of one token, with int8."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,8 +79,9 @@ class KVLayout:
 
     @property
     def half(self) -> int:
-        """Numbers in the keys of one block of one layer, and again in its values."""
-        return self.kv_heads * self.head_dim * self.block_size
+        """Numbers in the keys of one block of one layer, and again in its values. Scales count as the bytes they take."""
+        scale = SCALE_BYTES if self.dtype == "int8" else 0
+        return self.kv_heads * (self.head_dim + scale) * self.block_size
 
     @property
     def block_numbers(self) -> int:
@@ -119,10 +124,11 @@ class KVPool:
         heads, dim, size = layout.kv_heads, layout.head_dim, layout.block_size
         self.data = numbers.reshape(blocks, layout.block_numbers)
         "[block, everything]: what movers copy."
-        self.keys = numbers.reshape(blocks, layout.layers, 2, heads, dim, size)[:, :, 0]
-        "[block, layer, kv_head, head_dim, token]."
-        self.values = numbers.reshape(blocks, layout.layers, 2, heads, size, dim)[:, :, 1]
-        "[block, layer, kv_head, token, head_dim]."
+        if layout.dtype != "int8":
+            self.keys = numbers.reshape(blocks, layout.layers, 2, heads, dim, size)[:, :, 0]
+            "[block, layer, kv_head, head_dim, token]. None with int8: the kernels alone read that."
+            self.values = numbers.reshape(blocks, layout.layers, 2, heads, size, dim)[:, :, 1]
+            "[block, layer, kv_head, token, head_dim]."
 
     @classmethod
     def create(cls, layout: KVLayout, blocks: int) -> KVPool:
@@ -179,7 +185,8 @@ class KVPool:
         """Unmap and forget the descriptor. Arrays and tensors made of the pool must be gone: their memory would be."""
         if self._map is None:
             return
-        del self.data, self.keys, self.values
+        for name in ("data", "keys", "values"):
+            self.__dict__.pop(name, None)
         try:
             self._map.close()
         except BufferError:

@@ -135,20 +135,26 @@ ALWAYS float soften(float *restrict scores, int64_t width, int64_t low, int64_t 
 #undef OF_KV
 #undef LOAD_KV
 
+#include "attention_bytes.h"
 #include "attention_tiles.h"
 
-typedef enum { KV_FLOAT, KV_HALF, KV_PAIRS } KVKind;
+typedef enum { KV_FLOAT, KV_HALF, KV_PAIRS, KV_BYTES } KVKind;
+
+/* Bytes of what `block_stride` and `values_at` count. */
+ALWAYS int64_t kv_number_bytes(KVKind kind) { return kind == KV_FLOAT ? 4 : kind == KV_BYTES ? 1 : 2; }
 
 static void store_token(const Layer *layer, KVKind kind, int64_t sequence, int64_t token) {
     if (kind == KV_FLOAT) store_token_float(layer, sequence, token);
     else if (kind == KV_HALF) store_token_half(layer, sequence, token);
-    else store_token_pairs(layer, sequence, token);
+    else if (kind == KV_PAIRS) store_token_pairs(layer, sequence, token);
+    else store_token_bytes(layer, sequence, token);
 }
 
 /* How many rows a piece has: many, to make use of the keys that it loads, unless some of the team would get nothing. */
 static int64_t item_starts(const Step *step, const Shape *shape, KVKind kind, int threads, int64_t *starts) {
     int64_t group = shape->heads / shape->kv_heads, rows = ITEM_ROWS;
-    if (kind != KV_PAIRS && step->tokens * shape->kv_heads < 4 * threads) rows = 1;  /* a tile costs the same for one row */
+    int many_cost_more = kind == KV_FLOAT || kind == KV_HALF;  /* a tile costs the same for one row, and bytes not much less */
+    if (many_cost_more && step->tokens * shape->kv_heads < 4 * threads) rows = 1;
     starts[0] = 0;
     for (int64_t s = 0; s < step->sequences; s++) {
         int64_t own = (step->starts[s + 1] - step->starts[s]) * group;
@@ -185,10 +191,16 @@ static void attend_all(Member *me, const Layer *layer, KVKind kind) {
     int64_t pieces = layer->items / at_once;
     for (int64_t piece; (piece = take(me, pieces)) >= 0;)
         for (int64_t i = 0; i < at_once; i++) {
-            Item item = item_of(layer, (pieces - 1 - piece) * at_once + i);
+            int64_t number = (pieces - 1 - piece) * at_once + i;
+            Item item = item_of(layer, number);
             if (kind == KV_FLOAT) attend_float(&item);
             else if (kind == KV_HALF) attend_half(&item);
-            else attend_pairs(&item);
+            else if (kind == KV_PAIRS) attend_pairs(&item);
+            else if (i + 1 == at_once) attend_bytes(&item, NULL);
+            else {
+                Item next = item_of(layer, number + 1);
+                attend_bytes(&item, &next);
+            }
         }
     tiles_end();
     meet(me, pieces);

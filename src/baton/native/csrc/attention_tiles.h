@@ -19,7 +19,6 @@
 #define PAIRS_WIDTH 64  /* dimensions whose outputs are worked on at once: four chains; head_dim is a multiple */
 #define PAIRS_SEGMENT 64
 #define PAIRS_BLOCKS (PAIRS_SEGMENT / PAIRS_BLOCK)
-#define LOG2_E 1.44269504089f
 
 #if HAS_TILES
 

@@ -226,10 +226,9 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
     multiply(me, &block->qkv, normed, tokens, scratch, &(Out){STORE, b->qkv, qkv_width(m), qkv_width(m)});
     PHASE(QKV)
 
-    int64_t number_bytes = m->kv_kind == KV_FLOAT ? 4 : 2;
     Layer layer = {
         .step = step, .shape = &m->attention,
-        .pool = (char *)m->pool + number * 2 * m->attention.values_at * number_bytes,
+        .pool = (char *)m->pool + number * 2 * m->attention.values_at * kv_number_bytes((KVKind)m->kv_kind),
         .qkv = b->qkv, .qkv_stride = qkv_width(m),
         .out = b->output.plain, .window = block->window,
         .item_rows = job->item_rows, .item_starts = b->item_starts, .items = job->items,

@@ -6,7 +6,7 @@
  *   dot(...)  to every lane, the sum of four products of bytes
  *
  * Which of the two factors of a dot product may be negative differs: x86 multiplies unsigned by signed bytes. Weights are
- * therefore packed with an offset (WEIGHT8_OFFSET) that the products take back exactly, in integers.
+ * therefore packed with an offset (WEIGHT8_OFFSET) that the products take back exactly, in integers; as_weights() puts it in.
  */
 #pragma once
 
@@ -45,10 +45,12 @@ ALWAYS floats load_half(const half *p) { return _mm512_cvtph_ps(_mm256_loadu_si2
 ALWAYS floats as_floats(ints x) { return _mm512_cvtepi32_ps(x); }
 ALWAYS floats larger_lanes(floats a, floats b) { return _mm512_max_ps(a, b); }
 ALWAYS float largest_lane(floats x) { return _mm512_reduce_max_ps(x); }
+ALWAYS float first_lane(floats x) { return _mm512_cvtss_f32(x); }
 ALWAYS float sum_of_lanes(floats x) { return _mm512_reduce_add_ps(x); }
 ALWAYS ints spread_int(int32_t x) { return _mm512_set1_epi32(x); }
 ALWAYS bytes load_bytes(const uint8_t *p) { return _mm512_loadu_si512(p); }
 ALWAYS bytes spread_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return _mm512_set1_epi32(w); }
+ALWAYS bytes as_weights(bytes x) { return _mm512_xor_si512(x, _mm512_set1_epi8(-128)); }
 ALWAYS bytes low_nibbles(bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 ALWAYS bytes high_nibbles(bytes x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
 ALWAYS ints dot_small(ints sum, bytes w, bytes x) { return _mm512_dpbusd_epi32(sum, w, x); }
@@ -69,6 +71,7 @@ ALWAYS void store(float *p, floats x) { _mm256_storeu_ps(p, x); }
 ALWAYS floats load_half(const half *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 ALWAYS floats as_floats(ints x) { return _mm256_cvtepi32_ps(x); }
 ALWAYS floats larger_lanes(floats a, floats b) { return _mm256_max_ps(a, b); }
+ALWAYS float first_lane(floats x) { return _mm256_cvtss_f32(x); }
 ALWAYS float largest_lane(floats x) {
     __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     y = _mm_max_ps(y, _mm_movehl_ps(y, y));
@@ -86,10 +89,12 @@ ALWAYS bytes low_nibbles(bytes x) { return _mm256_and_si256(x, _mm256_set1_epi8(
 ALWAYS bytes high_nibbles(bytes x) { return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15)); }
 #if defined(__AVXVNNI__)
 #define WEIGHT8_OFFSET 128
+ALWAYS bytes as_weights(bytes x) { return _mm256_xor_si256(x, _mm256_set1_epi8(-128)); }
 ALWAYS ints dot_small(ints sum, bytes w, bytes x) { return _mm256_dpbusd_avx_epi32(sum, w, x); }
 ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return _mm256_dpbusd_avx_epi32(sum, w, x); }
 #else
 #define WEIGHT8_OFFSET 0
+ALWAYS bytes as_weights(bytes x) { return x; }
 /* Pairs of products are added in 16 bits, with saturation: 2 * 15 * 127 never reaches it, nor does 2 * 127 * 127. */
 ALWAYS ints dot_small(ints sum, bytes w, bytes x) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
@@ -115,11 +120,13 @@ ALWAYS void store(float *p, floats x) { vst1q_f32(p, x); }
 ALWAYS floats load_half(const half *p) { return vcvt_f32_f16(vld1_f16((const __fp16 *)p)); }
 ALWAYS floats as_floats(ints x) { return vcvtq_f32_s32(x); }
 ALWAYS floats larger_lanes(floats a, floats b) { return vmaxq_f32(a, b); }
+ALWAYS float first_lane(floats x) { return vgetq_lane_f32(x, 0); }
 ALWAYS float largest_lane(floats x) { return vmaxvq_f32(x); }
 ALWAYS float sum_of_lanes(floats x) { return vaddvq_f32(x); }
 ALWAYS ints spread_int(int32_t x) { return vdupq_n_s32(x); }
 ALWAYS bytes load_bytes(const uint8_t *p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
 ALWAYS bytes spread_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return vreinterpretq_s8_s32(vdupq_n_s32(w)); }
+ALWAYS bytes as_weights(bytes x) { return x; }
 ALWAYS bytes low_nibbles(bytes x) { return vandq_s8(x, vdupq_n_s8(15)); }
 ALWAYS bytes high_nibbles(bytes x) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(x), 4)); }
 #if defined(__ARM_FEATURE_DOTPROD)
@@ -152,6 +159,7 @@ ALWAYS floats larger_lanes(floats a, floats b) {
     ints first = a > b;  /* all bits or none: in C, ?: takes no vectors */
     return (floats)((first & (ints)a) | (~first & (ints)b));
 }
+ALWAYS float first_lane(floats x) { return x[0]; }
 ALWAYS float largest_lane(floats x) {
     float a = x[0] > x[1] ? x[0] : x[1], b = x[2] > x[3] ? x[2] : x[3];
     return a > b ? a : b;
@@ -160,6 +168,7 @@ ALWAYS float sum_of_lanes(floats x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 ALWAYS ints spread_int(int32_t x) { return (ints){x, x, x, x}; }
 ALWAYS bytes load_bytes(const uint8_t *p) { bytes x; memcpy(&x, p, sizeof x); return x; }
 ALWAYS bytes spread_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return (bytes)(ints){w, w, w, w}; }
+ALWAYS bytes as_weights(bytes x) { return x; }
 ALWAYS bytes low_nibbles(bytes x) { return x & 15; }
 ALWAYS bytes high_nibbles(bytes x) { return (x >> 4) & 15; }
 ALWAYS ints dot_small(ints sum, bytes w, bytes x) {

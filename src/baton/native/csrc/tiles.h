@@ -5,6 +5,7 @@
 #include "simd.h"
 
 #define TILE_HEIGHT 16
+#define STEP_OF_TILES 64  /* bytes of a row that a tile holds */
 
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && LANES == 16
 #define HAS_TILES 1

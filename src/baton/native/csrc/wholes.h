@@ -26,7 +26,6 @@
 #define FEW_ROWS 4              /* that vectors take at once */
 #define TILES_FROM 4            /* rows that are faster on tiles */
 #define TILES_FROM_BYTES 8
-#define STEP_OF_TILES 64        /* numbers of a row that a tile holds */
 #define HALF 16                 /* outputs */
 #define FETCHED_AHEAD 18432     /* bytes, for one row: about a cell. The processor itself sees no more than a page ahead */
 

@@ -8,14 +8,14 @@ from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress, RawWeights
 from baton.models.open import OpenedModel
 from baton.native.decoder import NativeDecoder
-from baton.native.library import KV_FLOAT, KV_HALF, KV_PAIRS, PAIRS_BLOCK, PAIRS_WIDTH, Library, Step
+from baton.native.library import KV_BLOCK, KV_BYTES, KV_FLOAT, KV_HALF, KV_PAIRS, KV_WIDTH, Library, Step
 from baton.native.packing import PackedModel
 from baton.worker.arrays import Floats, Int64s
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import LoadedForward
 from baton.worker.kv_pool import KVDtype, KVPool
 
-KV_KINDS: dict[KVDtype, int] = {"float32": KV_FLOAT, "float16": KV_HALF, "bfloat16": KV_PAIRS}
+KV_KINDS: dict[KVDtype, int] = {"float32": KV_FLOAT, "float16": KV_HALF, "bfloat16": KV_PAIRS, "int8": KV_BYTES}
 
 
 def load_native(
@@ -30,17 +30,20 @@ def load_native(
 
 def kv_dtype_for(library: Library, model: ModelConfig, settings: WorkerConfig) -> KVDtype:
     """As settings say; else what is fastest and does not show beside the rounding of the weights."""
-    tiled = library.has_tiles() and settings.block_size == PAIRS_BLOCK and model.head_dim % PAIRS_WIDTH == 0
-    if settings.kv_dtype == "bfloat16" and not tiled:
+    regular = settings.block_size == KV_BLOCK and model.head_dim % KV_WIDTH == 0
+    needs = f"block_size {KV_BLOCK} and heads whose width is a multiple of {KV_WIDTH}"
+    here = f"{settings.block_size} and {model.head_dim}: take float16"
+    if settings.kv_dtype == "bfloat16" and not (regular and library.has_tiles()):
         raise InvalidConfig(
-            f"kv_dtype bfloat16 needs a processor with AMX tiles, block_size {PAIRS_BLOCK} and heads whose width is a multiple "
-            f"of {PAIRS_WIDTH}; here it is {library.variant.what}, {settings.block_size} and {model.head_dim}: take float16"
+            f"kv_dtype bfloat16 needs a processor with AMX tiles, {needs}; here it is {library.variant.what}, {here}"
         )
+    if settings.kv_dtype == "int8" and not regular:
+        raise InvalidConfig(f"kv_dtype int8 needs {needs}; here it is {here}")
     if settings.kv_dtype != "auto":
         return settings.kv_dtype
     if settings.quantization == "none":
         return "float32"
-    return "bfloat16" if tiled else "float16"
+    return "int8" if regular else "float16"
 
 
 class NativeForward:
@@ -53,6 +56,7 @@ class NativeForward:
             packed,
             pool=pool.data.ctypes.data,
             block_size=layout.block_size,
+            half_block=layout.half,
             kv_kind=KV_KINDS[layout.dtype],
             threads=threads,
         )

@@ -24,8 +24,8 @@ def load_torch(opened: OpenedModel, settings: WorkerConfig, progress: Progress |
     torch.set_num_threads(settings.threads)
     dtype: torch.dtype = getattr(torch, settings.dtype)
     decoder = build_model(opened.config, opened.weights, dtype=dtype, quantization=settings.quantization, progress=progress)
-    if settings.kv_dtype == "bfloat16":
-        raise InvalidConfig("kv_dtype bfloat16 needs the native kernels: take float16")
+    if settings.kv_dtype in ("bfloat16", "int8"):
+        raise InvalidConfig(f"kv_dtype {settings.kv_dtype} needs the native kernels: take float16")
     kv_dtype: KVDtype = "float32" if settings.kv_dtype == "auto" else settings.kv_dtype
     return LoadedForward(kv_dtype, lambda pool: TorchForward(decoder, GatheredAttention(opened.config, pool)))
 

@@ -1,0 +1,457 @@
+/* Attention for keys and values of 8 bits, with a scale for each token and head: half the memory to read, and integers.
+ *
+ * A block of one layer, for each kv head (then the same of its values):
+ *
+ *   keys     [head_dim / 4][16 tokens][4 dimensions]   bytes     then scales [16 tokens]   float
+ *   values   [16 / 4 tokens][head_dim][4 tokens]       bytes     then scales [16 tokens]   float
+ *
+ * So four bytes of a query meet four bytes of each key in one lane, and no sum across lanes is needed; likewise four weights
+ * and the values of four tokens. Queries get two digits to base 128 and one scale a row; so do the weights of a segment, once they
+ * are multiplied by the scales of the values:
+ *
+ *   score    (128 * sum of high * key + sum of low * key) * scale of the query * scale of the key
+ *   output   (128 * sum of high * value + sum of low * value) * scale of the weights, segment by segment
+ *
+ * Sums are integers, and exact: few rows are worked on with vectors, many on tiles where there are some, and their bits are the
+ * same. Scores are logarithms to base 2. A weight is taken against the largest of its own segment, so that one token that gets
+ * nearly everything (the first one often does) does not round the others to nothing.
+ */
+#pragma once
+
+#include "tiles.h"
+
+#define BYTES_BLOCK 16       /* tokens */
+#define BYTES_SEGMENT 128    /* tokens between two rescalings, at fixed places */
+#define BYTES_BLOCKS (BYTES_SEGMENT / BYTES_BLOCK)
+#define BYTES_DIM 64         /* head_dim is a multiple */
+#define BYTES_ROWS 4         /* that vectors take at once */
+#define BYTES_TILES_FROM 8   /* rows that are faster on tiles */
+#define BYTE_MOST 127.0f
+#define QUERY_MOST 16319.0f  /* 128 * 127 + 63 */
+#define WEIGHT_MOST_OF_ALL 16383.0f /* 128 * 127 + 127: none is negative */
+#define SCALED_LEAST 1e-34f  /* the inverse of less would be infinite: such numbers are all zeros */
+#define LOG2_E 1.44269504089f
+
+/* Vectors of keys, or of outputs, that are worked on at once: as many sums as there are registers for. */
+#define BYTES_COLUMNS(rows) ((rows) * 8 <= (LANES == 8 ? 8 : 24) ? 4 : (rows) * 4 <= (LANES == 8 ? 8 : 24) ? 2 : 1)
+
+/* ---- numbers to bytes ---- */
+
+/* Compared as integers: the bits of numbers that are not negative have the order of the numbers, a NaN is above them all, and so it
+ * becomes the scale: what is not finite stays so. */
+ALWAYS float largest_magnitude(const float *x, int64_t count) {
+    int32_t most = 0;
+    for (int64_t i = 0; i < count; i++) {
+        union { float f; int32_t i; } bits = {x[i]};
+        bits.i &= 0x7fffffff;
+        most = bits.i > most ? bits.i : most;
+    }
+    union { int32_t i; float f; } largest = {most};
+    return largest.f;
+}
+
+ALWAYS float inverse_of(float largest, float most) { return largest > SCALED_LEAST ? most / largest : 0.0f; }
+
+/* 2^x for x <= 0, to five parts in a million; below 2^-126 nothing. Weights, which are none of them negative, as two digits. */
+#if LANES == 16
+
+ALWAYS floats exp2_lanes(floats x) {
+    x = _mm512_max_ps(spread(-200.0f), x);  /* in this order: what is no number stays none */
+    floats whole = _mm512_roundscale_ps(x, 0), r = x - whole;
+    floats p = fused(spread(9.6149742603302e-3f), r, spread(5.5967118591070e-2f));
+    p = fused(p, r, spread(2.4023555219173e-1f));
+    p = fused(p, r, spread(6.9311290979385e-1f));
+    return _mm512_scalef_ps(fused(p, r, spread(1.0f)), whole);
+}
+
+ALWAYS void store_digits(floats x, int8_t *high, int8_t *low) {
+    ints whole = _mm512_cvtps_epi32(x);
+    _mm_storeu_si128((__m128i *)high, _mm512_cvtepi32_epi8(_mm512_srli_epi32(whole, 7)));
+    _mm_storeu_si128((__m128i *)low, _mm512_cvtepi32_epi8(_mm512_and_si512(whole, spread_int(127))));
+}
+
+#else
+
+ALWAYS float exp2_short(float x) {
+    float y = x < -126.0f ? -126.0f : x;
+    float n = (y + 12582912.0f) - 12582912.0f, r = y - n;
+    float p = FUSED(9.6149742603302e-3f, r, 5.5967118591070e-2f);
+    p = FUSED(p, r, 2.4023555219173e-1f);
+    p = FUSED(p, r, 6.9311290979385e-1f);
+    p = FUSED(p, r, 1.0f);
+    union { int32_t i; float f; } power = {((int32_t)n + 127) << 23};
+    return x < -126.0f ? 0.0f : p * power.f;
+}
+
+ALWAYS floats exp2_lanes(floats x) {
+    float lanes[LANES];
+    store(lanes, x);
+    for (int j = 0; j < LANES; j++) lanes[j] = exp2_short(lanes[j]);
+    return load(lanes);
+}
+
+ALWAYS void store_digits(floats x, int8_t *high, int8_t *low) {
+    float lanes[LANES];
+    store(lanes, x);
+    for (int j = 0; j < LANES; j++) {
+        int32_t whole = (int32_t)rintf(lanes[j]);
+        high[j] = (int8_t)(whole >> 7), low[j] = (int8_t)(whole & 127);
+    }
+}
+
+#endif
+
+/* ---- the pool ---- */
+
+typedef struct { int8_t *numbers; float *scales; } ByteBlock;  /* keys, or values, of 16 tokens of a kv head */
+
+ALWAYS ByteBlock byte_block(const Layer *layer, int64_t number, int64_t head, int64_t from) {
+    const Shape *shape = layer->shape;
+    int64_t numbers = shape->head_dim * BYTES_BLOCK, bytes = numbers + BYTES_BLOCK * (int64_t)sizeof(float);
+    int8_t *at = (int8_t *)layer->pool + number * shape->block_stride + from + head * bytes;
+    return (ByteBlock){at, (float *)(at + numbers)};
+}
+
+static void store_token_bytes(const Layer *layer, int64_t sequence, int64_t token) {
+    const Step *step = layer->step;
+    const Shape *shape = layer->shape;
+    int64_t dim = shape->head_dim;
+    int64_t position = step->contexts[sequence] + token - step->starts[sequence], place = position % BYTES_BLOCK;
+    int64_t number = step->tables[step->slots[sequence] * step->table_stride + position / BYTES_BLOCK];
+    const float *k = layer->qkv + token * layer->qkv_stride + shape->heads * dim, *v = k + shape->kv_heads * dim;
+    for (int64_t head = 0; head < shape->kv_heads; head++, k += dim, v += dim) {
+        ByteBlock keys = byte_block(layer, number, head, 0), values = byte_block(layer, number, head, shape->values_at);
+        float key_most = largest_magnitude(k, dim), value_most = largest_magnitude(v, dim);
+        float key_inverse = inverse_of(key_most, BYTE_MOST), value_inverse = inverse_of(value_most, BYTE_MOST);
+        int8_t key[dim], value[dim];
+        for (int64_t d = 0; d < dim; d++) key[d] = (int8_t)(int32_t)rintf(k[d] * key_inverse);
+        for (int64_t d = 0; d < dim; d++) value[d] = (int8_t)(int32_t)rintf(v[d] * value_inverse);
+        keys.scales[place] = key_most / BYTE_MOST, values.scales[place] = value_most / BYTE_MOST;
+        for (int64_t d = 0; d < dim; d += 4) memcpy(keys.numbers + d * BYTES_BLOCK + place * 4, key + d, 4);
+        int8_t *to = values.numbers + place / 4 * dim * 4 + place % 4;
+        for (int64_t d = 0; d < dim; d++) to[d * 4] = value[d];
+    }
+}
+
+/* ---- one item ---- */
+
+typedef struct { int32_t high, low; } DigitSums;
+
+typedef struct {
+    int64_t dim, rows;
+    int64_t *positions;           /* [rows], and so on */
+    int8_t *high, *low;           /* queries [rows][dim] */
+    float *scales;                /* of queries */
+    DigitSums *sums;              /* of queries */
+    float *out;                   /* [rows][dim] */
+    float *maxima, *totals;       /* totals [rows][LANES] */
+} ByteRows;
+
+typedef struct {
+    int64_t start, count;         /* first token; blocks */
+    ByteBlock keys[BYTES_BLOCKS], values[BYTES_BLOCKS];
+    float value_scales[BYTES_SEGMENT];
+    float shares[BYTES_SEGMENT], unit;  /* of_scales() of these, for rows that see them all */
+    const int8_t *next_keys[BYTES_BLOCKS], *next_values[BYTES_BLOCKS];  /* of the segment after this: fetched while this one is worked on */
+} ByteSegment;
+
+/* What rows give to the tokens of a segment. */
+typedef struct {
+    _Alignas(64) int8_t high[TILE_HEIGHT][BYTES_SEGMENT], low[TILE_HEIGHT][BYTES_SEGMENT];
+    float units[TILE_HEIGHT], keep[TILE_HEIGHT];
+} ByteWeights;
+
+ALWAYS floats of_digits(floats high, floats low) { return fused(high, spread(128.0f), low); }  /* both are exact */
+
+ALWAYS DigitSums query_digits(const float *restrict x, int64_t count, float inverse, int8_t *restrict high, int8_t *restrict low) {
+    DigitSums sums = {0, 0};
+    for (int64_t i = 0; i < count; i++) {
+        int32_t whole = (int32_t)rintf(x[i] * inverse), upper = (whole + 64) >> 7, lower = whole - upper * 128;
+        high[i] = (int8_t)upper, low[i] = (int8_t)lower;
+        sums.high += upper, sums.low += lower;
+    }
+    return sums;
+}
+
+/* What a weight of 1 at each token becomes, and what that counts. */
+ALWAYS float of_scales(const float *scales, int64_t width, float *shares) {
+    float most = largest_magnitude(scales, width), inverse = inverse_of(most, WEIGHT_MOST_OF_ALL);
+    for (int64_t t = 0; t < width; t++) shares[t] = scales[t] * inverse;
+    return most / WEIGHT_MOST_OF_ALL;
+}
+
+/* Scores of row `row` become weights number `r`. If it sees nothing of the segment, its weights are zero. */
+ALWAYS void soften_bytes(const int64_t width, const ByteRows *x, int64_t row, int64_t low, int64_t high, const ByteSegment *segment,
+                         float *restrict scores, int64_t r, ByteWeights *restrict weights) {
+    const float *shares = segment->shares;
+    float unit = segment->unit, seen[BYTES_SEGMENT];
+    if (low > 0 || high < width) {  /* what is not seen may be anything */
+        for (int64_t t = 0; t < width; t++) seen[t] = t < low || t >= high ? 0.0f : segment->value_scales[t];
+        for (int64_t t = 0; t < width; t++) scores[t] = t < low || t >= high ? -INFINITY : scores[t];
+        unit = of_scales(seen, width, seen), shares = seen;
+    }
+    floats best = load(scores);
+#pragma GCC unroll 8
+    for (int64_t t = LANES; t < width; t += LANES) best = larger_lanes(load(scores + t), best);
+    float top = low < high ? largest_lane(best) : LOWEST, before = x->maxima[row];
+    float change = first_lane(exp2_lanes(spread(top > before ? before - top : top - before)));
+    float keep = top > before ? change : 1.0f, share = top > before ? 1.0f : change;
+    x->maxima[row] = top > before ? top : before;
+    floats sum = spread(0.0f);
+#pragma GCC unroll 8
+    for (int64_t t = 0; t < width; t += LANES) {
+        floats weight = exp2_lanes(load(scores + t) - spread(top));
+        sum += weight;
+        store_digits(weight * load(shares + t), weights->high[r] + t, weights->low[r] + t);
+    }
+    float *totals = x->totals + row * LANES;
+    store(totals, fused(sum, spread(share), load(totals) * spread(keep)));
+    weights->units[r] = unit * share, weights->keep[r] = keep;
+}
+
+static void soften_row(const Item *item, const ByteRows *x, int64_t row, const ByteSegment *segment, float *scores, int64_t r,
+                       ByteWeights *weights) {
+    int64_t width = segment->count * BYTES_BLOCK, position = x->positions[row];
+    int64_t low = larger(first_seen(item, position) - segment->start, 0), high = smaller(position + 1 - segment->start, width);
+    if (width == BYTES_SEGMENT) soften_bytes(BYTES_SEGMENT, x, row, low, high, segment, scores, r, weights);
+    else soften_bytes(width, x, row, low, high, segment, scores, r, weights);
+}
+
+/* ---- few rows: vectors ---- */
+
+ALWAYS void fetch(const int8_t *line) {
+    if (LANES == 16) __builtin_prefetch(line, 0, 3);  /* a vector is a line; with smaller ones it would be asked for again and again */
+}
+
+ALWAYS void byte_scores(const int rows, const int columns, const ByteRows *x, int64_t first, const int8_t *const *keys,
+                        const int8_t *const *next, const float *const *scales, float (*scores)[BYTES_SEGMENT], int64_t at) {
+    ints high[BYTES_ROWS][COLUMNS_MAX], low[BYTES_ROWS][COLUMNS_MAX];
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c++) {
+            high[r][c] = spread_int(-WEIGHT8_OFFSET * x->sums[first + r].high);
+            low[r][c] = spread_int(-WEIGHT8_OFFSET * x->sums[first + r].low);
+        }
+    const int8_t *high_from = x->high + first * x->dim, *low_from = x->low + first * x->dim;
+#pragma GCC unroll 4
+    for (int64_t d = 0; d < x->dim; d += 4) {
+        bytes key[COLUMNS_MAX];
+        for (int c = 0; c < columns; c++) key[c] = as_weights(load_bytes((const uint8_t *)keys[c] + d * BYTES_BLOCK)), fetch(next[c] + d * BYTES_BLOCK);
+        for (int r = 0; r < rows; r++) {
+            bytes h = spread_word(high_from + r * x->dim + d), l = spread_word(low_from + r * x->dim + d);
+            for (int c = 0; c < columns; c++) high[r][c] = dot_full(high[r][c], key[c], h), low[r][c] = dot_full(low[r][c], key[c], l);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c++)
+            store(&scores[r][at + c * LANES],
+                  of_digits(as_floats(high[r][c]), as_floats(low[r][c])) * (spread(x->scales[first + r]) * load(scales[c])));
+}
+
+ALWAYS void byte_outputs(const int rows, const int columns, const ByteRows *x, int64_t first, const ByteSegment *segment,
+                         const ByteWeights *weights, int64_t from) {
+    ints high[BYTES_ROWS][COLUMNS_MAX], low[BYTES_ROWS][COLUMNS_MAX];
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c++) high[r][c] = low[r][c] = spread_int(0);
+    for (int64_t b = 0; b < segment->count; b++)
+        for (int64_t t = 0; t < BYTES_BLOCK; t += 4) {
+            int64_t at = t * x->dim + from * 4;
+            bytes value[COLUMNS_MAX];
+            for (int c = 0; c < columns; c++) {
+                value[c] = load_bytes((const uint8_t *)segment->values[b].numbers + at + c * LANES * 4);
+                fetch(segment->next_values[b] + at + c * LANES * 4);
+            }
+            for (int r = 0; r < rows; r++) {
+                bytes h = spread_word(&weights->high[r][b * BYTES_BLOCK + t]), l = spread_word(&weights->low[r][b * BYTES_BLOCK + t]);
+                for (int c = 0; c < columns; c++)
+                    high[r][c] = dot_small(high[r][c], h, value[c]), low[r][c] = dot_small(low[r][c], l, value[c]);
+            }
+        }
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c++) {
+            float *to = x->out + (first + r) * x->dim + from + c * LANES;
+            floats sum = of_digits(as_floats(high[r][c]), as_floats(low[r][c]));
+            store(to, fused(sum, spread(weights->units[r]), load(to) * spread(weights->keep[r])));
+        }
+}
+
+ALWAYS void few_against_segment(const int rows, const Item *item, const ByteRows *x, int64_t first, const ByteSegment *segment) {
+    const int at_once = BYTES_COLUMNS(rows), to_a_block = BYTES_BLOCK / LANES;
+    _Alignas(64) float scores[BYTES_ROWS][BYTES_SEGMENT];
+    ByteWeights weights;
+    const int8_t *keys[BYTES_SEGMENT / LANES], *next[BYTES_SEGMENT / LANES];
+    const float *scales[BYTES_SEGMENT / LANES];
+    int64_t columns = segment->count * to_a_block, c = 0, from = 0;
+    for (int64_t i = 0; i < columns; i++) {
+        keys[i] = segment->keys[i / to_a_block].numbers + i % to_a_block * LANES * 4;
+        next[i] = segment->next_keys[i / to_a_block];
+        scales[i] = segment->keys[i / to_a_block].scales + i % to_a_block * LANES;
+    }
+    for (; c + at_once <= columns; c += at_once) byte_scores(rows, at_once, x, first, keys + c, next + c, scales + c, scores, c * LANES);
+    for (; c < columns; c++) byte_scores(rows, 1, x, first, keys + c, next + c, scales + c, scores, c * LANES);
+    for (int r = 0; r < rows; r++) soften_row(item, x, first + r, segment, scores[r], r, &weights);
+    for (; from < x->dim; from += at_once * LANES) byte_outputs(rows, at_once, x, first, segment, &weights, from);
+}
+
+static void rows_against_segment(const Item *item, const ByteRows *x, const ByteSegment *segment) {
+    for (int64_t first = 0; first < x->rows; first += BYTES_ROWS) switch (smaller(BYTES_ROWS, x->rows - first)) {
+        case 1: few_against_segment(1, item, x, first, segment); break;
+        case 2: few_against_segment(2, item, x, first, segment); break;
+        case 3: few_against_segment(3, item, x, first, segment); break;
+        case 4: few_against_segment(4, item, x, first, segment); break;
+    }
+}
+
+/* ---- many rows: tiles ---- */
+
+#if HAS_TILES
+
+typedef int32_t TileSums[4][TILE_HEIGHT][16];
+
+ALWAYS void store_sums(TileSums *sums) {
+    _tile_stored(0, (*sums)[0], 64);
+    _tile_stored(1, (*sums)[1], 64);
+    _tile_stored(2, (*sums)[2], 64);
+    _tile_stored(3, (*sums)[3], 64);
+}
+
+/* Two tiles of weights at a time: high and low of the first, high and low of the second. */
+ALWAYS void add_products(const int8_t *high, const int8_t *low, int64_t stride, const int8_t *first, const int8_t *second,
+                         int64_t tile_stride) {
+    _tile_loadd(4, high, stride);
+    _tile_loadd(6, first, tile_stride);
+    _tile_loadd(5, low, stride);
+    _tile_loadd(7, second, tile_stride);
+    _tile_dpbssd(0, 4, 6);
+    _tile_dpbssd(1, 5, 6);
+    _tile_dpbssd(2, 4, 7);
+    _tile_dpbssd(3, 5, 7);
+}
+
+ALWAYS void zero_sums(void) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
+ALWAYS floats of_tile(TileSums *sums, int which, int64_t row) {
+    return of_digits(as_floats(_mm512_load_si512((*sums)[2 * which][row])), as_floats(_mm512_load_si512((*sums)[2 * which + 1][row])));
+}
+
+/* A tile of rows against a segment, whose values lie in `values` [fours of tokens][dim][4]. */
+static void tile_against_bytes(const Item *item, const ByteRows *x, int64_t first, int64_t rows, const ByteSegment *segment,
+                               const int8_t *values) {
+    int64_t dim = x->dim;
+    if (segment->start > x->positions[first + rows - 1] || segment->start + BYTES_SEGMENT <= first_seen(item, x->positions[first])) return;
+    _Alignas(64) float scores[TILE_HEIGHT][BYTES_SEGMENT];
+    _Alignas(64) TileSums sums;
+    ByteWeights weights;
+    tiles_for(FOR_PRODUCTS, rows);
+    for (int64_t b = 0; b < segment->count; b += 2) {
+        int64_t other = smaller(b + 1, segment->count - 1);
+        zero_sums();
+        for (int64_t d = 0; d < dim; d += STEP_OF_TILES)
+            add_products(x->high + first * dim + d, x->low + first * dim + d, dim, segment->keys[b].numbers + d * BYTES_BLOCK,
+                         segment->keys[other].numbers + d * BYTES_BLOCK, 64);
+        store_sums(&sums);
+        for (int64_t i = 0; i <= other - b; i++)
+            for (int64_t r = 0; r < rows; r++)
+                store(&scores[r][(b + i) * BYTES_BLOCK], of_tile(&sums, (int)i, r) * (spread(x->scales[first + r]) * load(segment->keys[b + i].scales)));
+    }
+    int64_t width = segment->count * BYTES_BLOCK, whole = round_up(width, STEP_OF_TILES);
+    for (int64_t r = 0; r < rows; r++) {
+        soften_row(item, x, first + r, segment, scores[r], r, &weights);
+        memset(weights.high[r] + width, 0, (size_t)(whole - width)), memset(weights.low[r] + width, 0, (size_t)(whole - width));
+    }
+    for (int64_t d = 0; d < dim; d += 32) {
+        zero_sums();
+        for (int64_t t = 0; t < whole; t += STEP_OF_TILES)
+            add_products(weights.high[0] + t, weights.low[0] + t, BYTES_SEGMENT, values + t * dim + d * 4, values + t * dim + (d + 16) * 4, dim * 4);
+        store_sums(&sums);
+        for (int64_t r = 0; r < rows; r++)
+            for (int i = 0; i < 2; i++) {
+                float *to = x->out + (first + r) * dim + d + i * 16;
+                store(to, fused(of_tile(&sums, i, r), spread(weights.units[r]), load(to) * spread(weights.keep[r])));
+            }
+    }
+}
+
+#endif
+
+/* ---- all segments of an item ---- */
+
+ALWAYS int64_t item_end(const Item *item) {
+    return position_of(item, item->layer->shape->heads / item->layer->shape->kv_heads, item->rows - 1) + 1;
+}
+
+ALWAYS int64_t first_segment(const Item *item) { return first_seen(item, position_of(item, item->layer->shape->heads / item->layer->shape->kv_heads, 0)) / BYTES_SEGMENT * BYTES_SEGMENT; }
+
+/* The blocks of the segment at `start`: how many. */
+static int64_t blocks_at(const Item *item, int64_t start, ByteBlock *keys, ByteBlock *values) {
+    int64_t count = (smaller(BYTES_SEGMENT, item_end(item) - start) + BYTES_BLOCK - 1) / BYTES_BLOCK;
+    for (int64_t b = 0; b < count; b++) {
+        int64_t number = item->table[start / BYTES_BLOCK + b];
+        keys[b] = byte_block(item->layer, number, item->head, 0);
+        values[b] = byte_block(item->layer, number, item->head, item->layer->shape->values_at);
+    }
+    return count;
+}
+
+static void enter_segment(const Item *item, const Item *next, int64_t start, ByteSegment *segment) {
+    ByteBlock keys[BYTES_BLOCKS], values[BYTES_BLOCKS];
+    segment->start = start, segment->count = blocks_at(item, start, segment->keys, segment->values);
+    for (int64_t b = 0; b < segment->count; b++)
+        memcpy(segment->value_scales + b * BYTES_BLOCK, segment->values[b].scales, BYTES_BLOCK * sizeof(float));
+    segment->unit = of_scales(segment->value_scales, segment->count * BYTES_BLOCK, segment->shares);
+    int64_t ahead = 0;
+    if (start + BYTES_SEGMENT < item_end(item)) ahead = blocks_at(item, start + BYTES_SEGMENT, keys, values);
+    else if (next) ahead = blocks_at(next, first_segment(next), keys, values);
+    for (int64_t b = 0; b < segment->count; b++) {
+        segment->next_keys[b] = b < ahead ? keys[b].numbers : segment->keys[b].numbers;
+        segment->next_values[b] = b < ahead ? values[b].numbers : segment->values[b].numbers;
+    }
+}
+
+/* `next`: what is worked on after this, or NULL. */
+static void attend_bytes(const Item *item, const Item *next) {
+    const Layer *layer = item->layer;
+    const Shape *shape = layer->shape;
+    int64_t dim = shape->head_dim, group = shape->heads / shape->kv_heads, rows = item->rows;
+    int8_t high[rows * dim], low[rows * dim];
+    float out[rows * dim], maxima[rows], totals[rows * LANES], scales[rows];
+    DigitSums sums[rows];
+    int64_t positions[rows];
+    ByteRows x = {dim, rows, positions, high, low, scales, sums, out, maxima, totals};
+    memset(out, 0, sizeof out), memset(totals, 0, sizeof totals);
+    for (int64_t r = 0; r < rows; r++) {
+        positions[r] = position_of(item, group, r), maxima[r] = LOWEST;
+        int64_t token = item->first_token + (item->first + r) / group, head = item->head * group + (item->first + r) % group;
+        const float *from = layer->qkv + token * layer->qkv_stride + head * dim;
+        float largest = largest_magnitude(from, dim);
+        sums[r] = query_digits(from, dim, inverse_of(largest, QUERY_MOST), high + r * dim, low + r * dim);
+        scales[r] = largest / QUERY_MOST * (shape->scale * LOG2_E);
+    }
+#if HAS_TILES
+    int8_t values[BYTES_SEGMENT * dim];
+    memset(values, 0, rows >= BYTES_TILES_FROM ? sizeof values : 0);
+#endif
+    ByteSegment segment;
+    for (int64_t start = first_segment(item); start < item_end(item); start += BYTES_SEGMENT) {
+        enter_segment(item, next, start, &segment);
+#if HAS_TILES
+        if (rows >= BYTES_TILES_FROM) {
+            for (int64_t b = 0; b < segment.count; b++)
+                memcpy(values + b * BYTES_BLOCK * dim, segment.values[b].numbers, (size_t)(BYTES_BLOCK * dim));
+            for (int64_t tile = 0; tile < rows; tile += TILE_HEIGHT)
+                tile_against_bytes(item, &x, tile, smaller(TILE_HEIGHT, rows - tile), &segment, values);
+            continue;
+        }
+#endif
+        rows_against_segment(item, &x, &segment);
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t token = item->first_token + (item->first + r) / group, head = item->head * group + (item->first + r) % group;
+        float *to = layer->out + (token * shape->heads + head) * dim, total = sum_of_lanes(load(totals + r * LANES));
+        for (int64_t d = 0; d < dim; d++) to[d] = out[r * dim + d] / total;
+    }
+}
