@@ -185,23 +185,23 @@ static Item item_of(const Layer *layer, int64_t number) {
 }
 
 /* A phase: attention of a layer. From the last piece to the first: the end of a long prompt sees most keys. Where there is enough
- * for everybody, all heads of a token go to one member: their keys lie side by side. */
+ * for everybody, all heads of a token go to one member, and several tokens: their keys lie side by side, and the next ones are
+ * fetched while it works. */
 static void attend_all(Member *me, const Layer *layer, KVKind kind) {
-    int64_t heads = layer->shape->kv_heads, at_once = layer->items >= 8 * heads * me->team->threads ? heads : 1;
-    int64_t pieces = layer->items / at_once;
-    for (int64_t piece; (piece = take(me, pieces)) >= 0;)
-        for (int64_t i = 0; i < at_once; i++) {
-            int64_t number = (pieces - 1 - piece) * at_once + i;
-            Item item = item_of(layer, number);
+    int64_t heads = layer->shape->kv_heads, enough = 8 * me->team->threads, at_once = heads * (layer->items / heads / enough);
+    if (at_once == 0) at_once = 1;
+    int64_t pieces = (layer->items + at_once - 1) / at_once;
+    for (int64_t piece; (piece = take(me, pieces)) >= 0;) {
+        int64_t number = (pieces - 1 - piece) * at_once, end = smaller(number + at_once, layer->items);
+        Item item = item_of(layer, number), next;
+        for (; number < end; number++, item = next) {
+            if (number + 1 < end) next = item_of(layer, number + 1);
             if (kind == KV_FLOAT) attend_float(&item);
             else if (kind == KV_HALF) attend_half(&item);
             else if (kind == KV_PAIRS) attend_pairs(&item);
-            else if (i + 1 == at_once) attend_bytes(&item, NULL);
-            else {
-                Item next = item_of(layer, number + 1);
-                attend_bytes(&item, &next);
-            }
+            else attend_bytes(&item, number + 1 < end ? &next : NULL);
         }
+    }
     tiles_end();
     meet(me, pieces);
 }

@@ -24,6 +24,7 @@
 #define BYTES_SEGMENT 128    /* tokens between two rescalings, at fixed places */
 #define BYTES_BLOCKS (BYTES_SEGMENT / BYTES_BLOCK)
 #define BYTES_DIM 64         /* head_dim is a multiple */
+#define DIGITS_AT_ONCE 64    /* weights */
 #define BYTES_ROWS 4         /* that vectors take at once */
 #define BYTES_TILES_FROM 8   /* rows that are faster on tiles */
 #define BYTE_MOST 127.0f
@@ -56,18 +57,23 @@ ALWAYS float inverse_of(float largest, float most) { return largest > SCALED_LEA
 #if LANES == 16
 
 ALWAYS floats exp2_lanes(floats x) {
-    x = _mm512_max_ps(spread(-200.0f), x);  /* in this order: what is no number stays none */
+    __mmask16 some = _mm512_cmp_ps_mask(x, spread(-126.0f), _CMP_NLT_UQ);  /* what is no number stays none */
     floats whole = _mm512_roundscale_ps(x, 0), r = x - whole;
     floats p = fused(spread(9.6149742603302e-3f), r, spread(5.5967118591070e-2f));
     p = fused(p, r, spread(2.4023555219173e-1f));
     p = fused(p, r, spread(6.9311290979385e-1f));
-    return _mm512_scalef_ps(fused(p, r, spread(1.0f)), whole);
+    return _mm512_maskz_scalef_ps(some, fused(p, r, spread(1.0f)), whole);
 }
 
-ALWAYS void store_digits(floats x, int8_t *high, int8_t *low) {
-    ints whole = _mm512_cvtps_epi32(x);
-    _mm_storeu_si128((__m128i *)high, _mm512_cvtepi32_epi8(_mm512_srli_epi32(whole, 7)));
-    _mm_storeu_si128((__m128i *)low, _mm512_cvtepi32_epi8(_mm512_and_si512(whole, spread_int(127))));
+/* x: 64 numbers. */
+ALWAYS void store_digits(const floats *x, int8_t *high, int8_t *low) {
+    const ints order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);  /* packing goes by quarters */
+    ints early = _mm512_packus_epi32(_mm512_cvtps_epi32(x[0]), _mm512_cvtps_epi32(x[1]));
+    ints late = _mm512_packus_epi32(_mm512_cvtps_epi32(x[2]), _mm512_cvtps_epi32(x[3])), mask = _mm512_set1_epi16(127);
+    ints highs = _mm512_packus_epi16(_mm512_srli_epi16(early, 7), _mm512_srli_epi16(late, 7));
+    ints lows = _mm512_packus_epi16(_mm512_and_si512(early, mask), _mm512_and_si512(late, mask));
+    _mm512_storeu_si512(high, _mm512_permutexvar_epi32(order, highs));
+    _mm512_storeu_si512(low, _mm512_permutexvar_epi32(order, lows));
 }
 
 #else
@@ -90,11 +96,11 @@ ALWAYS floats exp2_lanes(floats x) {
     return load(lanes);
 }
 
-ALWAYS void store_digits(floats x, int8_t *high, int8_t *low) {
-    float lanes[LANES];
-    store(lanes, x);
-    for (int j = 0; j < LANES; j++) {
-        int32_t whole = (int32_t)rintf(lanes[j]);
+ALWAYS void store_digits(const floats *x, int8_t *high, int8_t *low) {
+    float numbers[DIGITS_AT_ONCE];
+    for (int i = 0; i < DIGITS_AT_ONCE / LANES; i++) store(numbers + i * LANES, x[i]);
+    for (int j = 0; j < DIGITS_AT_ONCE; j++) {
+        int32_t whole = (int32_t)rintf(numbers[j]);
         high[j] = (int8_t)(whole >> 7), low[j] = (int8_t)(whole & 127);
     }
 }
@@ -180,41 +186,56 @@ ALWAYS float of_scales(const float *scales, int64_t width, float *shares) {
     return most / WEIGHT_MOST_OF_ALL;
 }
 
-/* Scores of row `row` become weights number `r`. If it sees nothing of the segment, its weights are zero. */
-ALWAYS void soften_bytes(const int64_t width, const ByteRows *x, int64_t row, int64_t low, int64_t high, const ByteSegment *segment,
-                         float *restrict scores, int64_t r, ByteWeights *restrict weights) {
-    const float *shares = segment->shares;
-    float unit = segment->unit, seen[BYTES_SEGMENT];
-    if (low > 0 || high < width) {  /* what is not seen may be anything */
-        for (int64_t t = 0; t < width; t++) seen[t] = t < low || t >= high ? 0.0f : segment->value_scales[t];
-        for (int64_t t = 0; t < width; t++) scores[t] = t < low || t >= high ? -INFINITY : scores[t];
-        unit = of_scales(seen, width, seen), shares = seen;
+/* What is not seen may be anything: it gets no weight. Scales of values become what the row sees of them. */
+static float hide(const ByteSegment *segment, int64_t low, int64_t high, int64_t width, float *restrict scores, float *restrict shares) {
+    for (int64_t t = 0; t < width; t++) {
+        int seen = t >= low && t < high;
+        scores[t] = seen ? scores[t] : -INFINITY;
+        shares[t] = seen ? segment->value_scales[t] : 0.0f;
     }
-    floats best = load(scores);
-#pragma GCC unroll 8
-    for (int64_t t = LANES; t < width; t += LANES) best = larger_lanes(load(scores + t), best);
-    float top = low < high ? largest_lane(best) : LOWEST, before = x->maxima[row];
-    float change = first_lane(exp2_lanes(spread(top > before ? before - top : top - before)));
-    float keep = top > before ? change : 1.0f, share = top > before ? 1.0f : change;
-    x->maxima[row] = top > before ? top : before;
-    floats sum = spread(0.0f);
-#pragma GCC unroll 8
-    for (int64_t t = 0; t < width; t += LANES) {
-        floats weight = exp2_lanes(load(scores + t) - spread(top));
-        sum += weight;
-        store_digits(weight * load(shares + t), weights->high[r] + t, weights->low[r] + t);
-    }
-    float *totals = x->totals + row * LANES;
-    store(totals, fused(sum, spread(share), load(totals) * spread(keep)));
-    weights->units[r] = unit * share, weights->keep[r] = keep;
+    return of_scales(shares, width, shares);
 }
 
-static void soften_row(const Item *item, const ByteRows *x, int64_t row, const ByteSegment *segment, float *scores, int64_t r,
-                       ByteWeights *weights) {
-    int64_t width = segment->count * BYTES_BLOCK, position = x->positions[row];
-    int64_t low = larger(first_seen(item, position) - segment->start, 0), high = smaller(position + 1 - segment->start, width);
-    if (width == BYTES_SEGMENT) soften_bytes(BYTES_SEGMENT, x, row, low, high, segment, scores, r, weights);
-    else soften_bytes(width, x, row, low, high, segment, scores, r, weights);
+/* Scores, which are yet to be multiplied by the scales of their rows, become weights; those of a segment that a row sees nothing of
+ * become zeros. */
+static void soften_bytes(const Item *item, const ByteRows *x, int64_t first, int64_t rows, const ByteSegment *segment,
+                         float (*restrict scores)[BYTES_SEGMENT], ByteWeights *restrict weights) {
+    int64_t width = round_up(segment->count * BYTES_BLOCK, DIGITS_AT_ONCE);
+    const float *shares[TILE_HEIGHT];
+    float own_shares[TILE_HEIGHT][BYTES_SEGMENT], tops[TILE_HEIGHT] = {0}, before[TILE_HEIGHT] = {0}, scales[TILE_HEIGHT] = {0};
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t position = x->positions[first + r];
+        int64_t low = larger(first_seen(item, position) - segment->start, 0), high = smaller(position + 1 - segment->start, width);
+        shares[r] = segment->shares, weights->units[r] = segment->unit;
+        if (low > 0 || high < width) weights->units[r] = hide(segment, low, high, width, scores[r], own_shares[r]), shares[r] = own_shares[r];
+        floats best = load(scores[r]);
+        for (int64_t t = LANES; t < width; t += LANES) best = larger_lanes(load(scores[r] + t), best);
+        tops[r] = low < high ? largest_lane(best) : LOWEST;
+        before[r] = x->maxima[first + r], scales[r] = x->scales[first + r];
+        x->maxima[first + r] = tops[r] > before[r] ? tops[r] : before[r];
+    }
+    float changes[TILE_HEIGHT];
+    for (int64_t r = 0; r < rows; r += LANES) {
+        floats from = load(tops + r), to = load(before + r);
+        store(changes + r, exp2_lanes((smaller_lanes(from, to) - larger_lanes(from, to)) * load(scales + r)));
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        float keep = tops[r] > before[r] ? changes[r] : 1.0f, share = tops[r] > before[r] ? 1.0f : changes[r];
+        floats scale = spread(scales[r]), top = spread(tops[r] * -scales[r]), sum = spread(0.0f);
+        for (int64_t t = 0; t < width; t += DIGITS_AT_ONCE) {
+            floats shared[DIGITS_AT_ONCE / LANES];
+#pragma GCC unroll 4
+            for (int i = 0; i < DIGITS_AT_ONCE / LANES; i++) {
+                floats weight = exp2_lanes(fused(load(scores[r] + t + i * LANES), scale, top));
+                sum += weight;
+                shared[i] = weight * load(shares[r] + t + i * LANES);
+            }
+            store_digits(shared, weights->high[r] + t, weights->low[r] + t);
+        }
+        float *totals = x->totals + (first + r) * LANES;
+        store(totals, fused(sum, spread(share), load(totals) * spread(keep)));
+        weights->units[r] *= share, weights->keep[r] = keep;
+    }
 }
 
 /* ---- few rows: vectors ---- */
@@ -244,7 +265,7 @@ ALWAYS void byte_scores(const int rows, const int columns, const ByteRows *x, in
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++)
             store(&scores[r][at + c * LANES],
-                  of_digits(as_floats(high[r][c]), as_floats(low[r][c])) * (spread(x->scales[first + r]) * load(scales[c])));
+                  of_digits(as_floats(high[r][c]), as_floats(low[r][c])) * load(scales[c]));
 }
 
 ALWAYS void byte_outputs(const int rows, const int columns, const ByteRows *x, int64_t first, const ByteSegment *segment,
@@ -288,7 +309,7 @@ ALWAYS void few_against_segment(const int rows, const Item *item, const ByteRows
     }
     for (; c + at_once <= columns; c += at_once) byte_scores(rows, at_once, x, first, keys + c, next + c, scales + c, scores, c * LANES);
     for (; c < columns; c++) byte_scores(rows, 1, x, first, keys + c, next + c, scales + c, scores, c * LANES);
-    for (int r = 0; r < rows; r++) soften_row(item, x, first + r, segment, scores[r], r, &weights);
+    soften_bytes(item, x, first, rows, segment, scores, &weights);
     for (; from < x->dim; from += at_once * LANES) byte_outputs(rows, at_once, x, first, segment, &weights, from);
 }
 
@@ -356,16 +377,12 @@ static void tile_against_bytes(const Item *item, const ByteRows *x, int64_t firs
         store_sums(&sums);
         for (int64_t i = 0; i <= other - b; i++)
             for (int64_t r = 0; r < rows; r++)
-                store(&scores[r][(b + i) * BYTES_BLOCK], of_tile(&sums, (int)i, r) * (spread(x->scales[first + r]) * load(segment->keys[b + i].scales)));
+                store(&scores[r][(b + i) * BYTES_BLOCK], of_tile(&sums, (int)i, r) * load(segment->keys[b + i].scales));
     }
-    int64_t width = segment->count * BYTES_BLOCK, whole = round_up(width, STEP_OF_TILES);
-    for (int64_t r = 0; r < rows; r++) {
-        soften_row(item, x, first + r, segment, scores[r], r, &weights);
-        memset(weights.high[r] + width, 0, (size_t)(whole - width)), memset(weights.low[r] + width, 0, (size_t)(whole - width));
-    }
+    soften_bytes(item, x, first, rows, segment, scores, &weights);
     for (int64_t d = 0; d < dim; d += 32) {
         zero_sums();
-        for (int64_t t = 0; t < whole; t += STEP_OF_TILES)
+        for (int64_t t = 0; t < segment->count * BYTES_BLOCK; t += STEP_OF_TILES)
             add_products(weights.high[0] + t, weights.low[0] + t, BYTES_SEGMENT, values + t * dim + d * 4, values + t * dim + (d + 16) * 4, dim * 4);
         store_sums(&sums);
         for (int64_t r = 0; r < rows; r++)
@@ -384,7 +401,10 @@ ALWAYS int64_t item_end(const Item *item) {
     return position_of(item, item->layer->shape->heads / item->layer->shape->kv_heads, item->rows - 1) + 1;
 }
 
-ALWAYS int64_t first_segment(const Item *item) { return first_seen(item, position_of(item, item->layer->shape->heads / item->layer->shape->kv_heads, 0)) / BYTES_SEGMENT * BYTES_SEGMENT; }
+ALWAYS int64_t first_segment(const Item *item) {
+    int64_t group = item->layer->shape->heads / item->layer->shape->kv_heads;
+    return first_seen(item, position_of(item, group, 0)) / BYTES_SEGMENT * BYTES_SEGMENT;
+}
 
 /* The blocks of the segment at `start`: how many. */
 static int64_t blocks_at(const Item *item, int64_t start, ByteBlock *keys, ByteBlock *values) {

@@ -44,8 +44,8 @@ ALWAYS void store(float *p, floats x) { _mm512_storeu_ps(p, x); }
 ALWAYS floats load_half(const half *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 ALWAYS floats as_floats(ints x) { return _mm512_cvtepi32_ps(x); }
 ALWAYS floats larger_lanes(floats a, floats b) { return _mm512_max_ps(a, b); }
+ALWAYS floats smaller_lanes(floats a, floats b) { return _mm512_min_ps(a, b); }
 ALWAYS float largest_lane(floats x) { return _mm512_reduce_max_ps(x); }
-ALWAYS float first_lane(floats x) { return _mm512_cvtss_f32(x); }
 ALWAYS float sum_of_lanes(floats x) { return _mm512_reduce_add_ps(x); }
 ALWAYS ints spread_int(int32_t x) { return _mm512_set1_epi32(x); }
 ALWAYS bytes load_bytes(const uint8_t *p) { return _mm512_loadu_si512(p); }
@@ -71,7 +71,7 @@ ALWAYS void store(float *p, floats x) { _mm256_storeu_ps(p, x); }
 ALWAYS floats load_half(const half *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 ALWAYS floats as_floats(ints x) { return _mm256_cvtepi32_ps(x); }
 ALWAYS floats larger_lanes(floats a, floats b) { return _mm256_max_ps(a, b); }
-ALWAYS float first_lane(floats x) { return _mm256_cvtss_f32(x); }
+ALWAYS floats smaller_lanes(floats a, floats b) { return _mm256_min_ps(a, b); }
 ALWAYS float largest_lane(floats x) {
     __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     y = _mm_max_ps(y, _mm_movehl_ps(y, y));
@@ -120,7 +120,7 @@ ALWAYS void store(float *p, floats x) { vst1q_f32(p, x); }
 ALWAYS floats load_half(const half *p) { return vcvt_f32_f16(vld1_f16((const __fp16 *)p)); }
 ALWAYS floats as_floats(ints x) { return vcvtq_f32_s32(x); }
 ALWAYS floats larger_lanes(floats a, floats b) { return vmaxq_f32(a, b); }
-ALWAYS float first_lane(floats x) { return vgetq_lane_f32(x, 0); }
+ALWAYS floats smaller_lanes(floats a, floats b) { return vminq_f32(a, b); }
 ALWAYS float largest_lane(floats x) { return vmaxvq_f32(x); }
 ALWAYS float sum_of_lanes(floats x) { return vaddvq_f32(x); }
 ALWAYS ints spread_int(int32_t x) { return vdupq_n_s32(x); }
@@ -159,7 +159,7 @@ ALWAYS floats larger_lanes(floats a, floats b) {
     ints first = a > b;  /* all bits or none: in C, ?: takes no vectors */
     return (floats)((first & (ints)a) | (~first & (ints)b));
 }
-ALWAYS float first_lane(floats x) { return x[0]; }
+ALWAYS floats smaller_lanes(floats a, floats b) { return -larger_lanes(-a, -b); }
 ALWAYS float largest_lane(floats x) {
     float a = x[0] > x[1] ? x[0] : x[1], b = x[2] > x[3] ? x[2] : x[3];
     return a > b ? a : b;

@@ -313,16 +313,28 @@ ALWAYS void split_groups(const Kind kind, const Half *half, int64_t begin, int64
     }
 }
 
+/* What is split next lies behind what was split now: the first rows fetch it, some lines with each tile. All at once they would
+ * wait for each other. */
+typedef struct { const char *numbers, *steps; } Ahead;
+
+ALWAYS void fetch_ahead(const Kind kind, const Ahead *ahead, int64_t tile) {
+    const int64_t number_bytes = (kind == INT8 ? STEP_OF_TILES : STEP_OF_TILES / 2) * HALF, step_bytes = 2 * (kind == INT8 ? 2 : 4) * HALF;
+    if (!ahead) return;
+    for (int64_t i = 0; i < number_bytes; i += 64) __builtin_prefetch(ahead->numbers + tile * number_bytes + i, 0, 2);
+    for (int64_t i = 0; i < step_bytes; i += 64) __builtin_prefetch(ahead->steps + tile * step_bytes + i, 0, 2);
+}
+
 typedef int32_t Sums[3][TILE_HEIGHT][HALF];
 
 /* A tile of rows: high * upper, low * upper, high * lower. Of bytes, which have low * lower too, the two in the middle go
  * together: high * upper, low * upper + high * lower, low * lower. */
 ALWAYS void tile_products(const Kind kind, const int8_t *high, const int8_t *low, int64_t width, const Split *split, int64_t groups,
-                          Sums *sums) {
+                          const Ahead *ahead, Sums *sums) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     for (int64_t k = 0; k < groups * GROUP; k += STEP_OF_TILES) {
+        fetch_ahead(kind, ahead, k / STEP_OF_TILES);
         _tile_loadd(4, high + k, width);
         _tile_loadd(6, split->upper + k * HALF, 64);
         _tile_loadd(5, low + k, width);
@@ -341,15 +353,6 @@ ALWAYS void tile_products(const Kind kind, const int8_t *high, const int8_t *low
     _tile_stored(2, (*sums)[2], 64);
 }
 
-/* What is split next lies behind what was split now: it comes while tiles multiply. */
-ALWAYS void fetch_ahead(const Kind kind, const Half *half, int64_t begin, int64_t groups) {
-    const int64_t number_bytes = (kind == INT8 ? GROUP : GROUP / 2) * HALF, step_bytes = (kind == INT8 ? 2 : 4) * HALF;
-    const char *numbers = (const char *)half->numbers + (begin + groups) * number_bytes;
-    const char *steps = (const char *)half->steps + (begin + groups) * step_bytes;
-    for (int64_t i = 0; i < groups * number_bytes; i += 64) __builtin_prefetch(numbers + i, 0, 2);
-    for (int64_t i = 0; i < groups * step_bytes; i += 64) __builtin_prefetch(steps + i, 0, 2);
-}
-
 /* Rows [first, end), `height` to a tile, times one segment of half a cell: out [rows][CELL]. */
 ALWAYS void rows_times_segment(const Kind kind, const Matrix *m, const Half *half, int64_t segment, const Rows *x, int64_t first,
                                int64_t end, int64_t height, float *out) {
@@ -357,11 +360,14 @@ ALWAYS void rows_times_segment(const Kind kind, const Matrix *m, const Half *hal
     _Alignas(64) Sums sums;
     int64_t begin = segment * SEGMENT_GROUPS, groups = smaller(SEGMENT_GROUPS, m->groups - begin);
     split_groups(kind, half, begin, groups, &split);
-    fetch_ahead(kind, half, begin, groups);
+    const Ahead ahead = {
+        (const char *)half->numbers + (begin + groups) * (kind == INT8 ? GROUP : GROUP / 2) * HALF,
+        (const char *)half->steps + (begin + groups) * (kind == INT8 ? 2 : 4) * HALF,
+    };
     floats unit = load(half->units + segment * HALF);
     for (int64_t row = first; row < end; row += height) {
         int64_t at = row * padded(x) + begin * GROUP, rows = smaller(height, end - row);
-        tile_products(kind, x->quantised + at, x->low + at, padded(x), &split, groups, &sums);
+        tile_products(kind, x->quantised + at, x->low + at, padded(x), &split, groups, row == first ? &ahead : NULL, &sums);
         for (int64_t r = 0; r < rows; r++, out += CELL) {
             ints a = _mm512_load_si512(sums[0][r]), b = _mm512_load_si512(sums[1][r]), c = _mm512_load_si512(sums[2][r]);
             ints high = kind == INT8 ? _mm512_add_epi32(_mm512_slli_epi32(a, 8), b) : _mm512_add_epi32(_mm512_slli_epi32(a, 4), c);
