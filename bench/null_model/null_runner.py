@@ -26,6 +26,7 @@ import numpy as np
 from baton.config import WorkerConfig
 from baton.models.config import ModelConfig, RopeConfig
 from baton.worker.arrays import Floats, Int64s
+from baton.worker.draws import Draws, choose
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.kv_pool import KVLayout, KVPool
 from baton.worker.model_runner import ModelRunner
@@ -92,6 +93,9 @@ class NullForward:
 
     def likeliest(self, hidden: Floats) -> Int64s:
         return 300 + (len(self._notes.worked) * 7 + np.arange(len(hidden), dtype=np.int64)) % 40_000
+
+    def choose(self, logits: Floats, draws: Draws) -> Int64s:
+        return choose(logits, draws)
 
     def close(self) -> None:
         self._threads.shutdown()

@@ -78,8 +78,8 @@ def in_bytes(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("seed", range(16))
 def test_in_bytes_it_is_torch_with_rounded_numbers(library, seed):
-    """Torch gets keys and values as int8 keeps them. Queries then have 14 bits here and a sign, weights 14 bits of the largest of
-    their segment: both are rounded to less than a ten-thousandth."""
+    """Torch gets keys and values as int8 keeps them. Queries then have 14 bits here and a sign, weights 14 bits of the largest
+    of their segment: both are rounded to less than a ten-thousandth."""
     rng = random.Random(seed)
     shape = replace(random_shape(rng), head_dim=rng.choice([64, 128, 192]), block_size=16, dtype="int8")
     history = History(shape, [rng.randint(1, 400) for _ in range(rng.randint(1, 4))], seed)
@@ -95,8 +95,8 @@ def test_in_bytes_it_is_torch_with_rounded_numbers(library, seed):
 
 
 def test_one_token_that_gets_nearly_everything_leaves_the_others_their_share(library):
-    """The first token of a text often gets nearly all; what the other 600 say together must not be rounded away. Those of its own
-    segment are, here: each loses less than half a unit of the largest weight."""
+    """The first token of a text often gets nearly all; what the other 600 say together must not be rounded away. Those of its
+    own segment are, here: each loses less than half a unit of the largest weight."""
     history = History(Shape(head_dim=64, dtype="int8"), [600])
     history.q[0][:], history.k[0][:] = 0.5, 0.0
     history.k[0][0] = 1.0  # a score of 4: e^4 to 1 each

@@ -95,7 +95,7 @@ def test_bfloat16_where_it_cannot_be_is_refused(tiles, config, settings, why):
 
 
 def test_int8_where_it_cannot_be_is_refused():
-    with pytest.raises(InvalidConfig, match="int8 needs block_size 16 .* here it is 8 and 64: take float16"):
+    with pytest.raises(InvalidConfig, match=r"int8 needs block_size 16 .* here it is 8 and 64: take float16"):
         kv_dtype_for(Machine(False), WIDE, WorkerConfig(kv_dtype="int8", block_size=8))
 
 

@@ -20,8 +20,8 @@ class NativeDecoder:
     def __init__(
         self, library: Library, packed: PackedModel, *, pool: int, block_size: int, half_block: int, kv_kind: int, threads: int
     ) -> None:
-        """`pool`: the address of the first block. `kv_kind`: what it holds (library.KV_...), and `half_block` how many of them are
-        the keys of a layer."""
+        """`pool`: the address of the first block. `kv_kind`: what it holds (library.KV_...); `half_block` of them are a layer's
+        keys."""
         config = packed.config
         frequencies, factor = rotary_frequencies(config.rope, config.head_dim)
         self._library = library
@@ -86,6 +86,13 @@ class NativeDecoder:
         rows, tokens = np.ascontiguousarray(hidden, np.float32), np.empty(len(hidden), np.int64)
         if self._library.likeliest(self._runner, rows.ctypes.data, len(rows), tokens.ctypes.data):
             raise EngineError(f"there is not enough memory for the logits of {len(rows)} rows")
+        return tokens
+
+    def choose(self, logits: Floats, draws: NDArray[np.void]) -> Int64s:
+        """[rows] token ids, or what is wrong with a row (csrc/draw.h). `draws`: [rows] of csrc/draw.h's Draw."""
+        tokens = np.empty(len(logits), np.int64)
+        if self._library.choose(self._runner, logits.ctypes.data, draws.ctypes.data, len(logits), tokens.ctypes.data):
+            raise EngineError(f"there is not enough memory to choose from a vocabulary of {self.vocabulary}")
         return tokens
 
     def close(self) -> None:

@@ -6,13 +6,68 @@ sequence draws the same tokens alone or in a crowd, before a preemption or after
 
 from __future__ import annotations
 
+from math import isfinite
+
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.worker.arrays import Doubles, Floats
+from baton.worker.arrays import Doubles, Floats, Int64s
 
 Ids = NDArray[np.int64]
 Words = NDArray[np.uint64]
+Draws = NDArray[np.void]
+"""[rows] of DRAW."""
+DRAW = np.dtype(
+    [
+        *((name, np.float64) for name in ("uniform", "top_p", "min_p")),
+        ("temperature", np.float32),
+        *((name, np.int32) for name in ("top_k", "may_exclude", "unused")),
+    ]
+)
+"""How a row's token is chosen, as native/csrc/draw.h reads it. `temperature` 0: the likeliest. `may_exclude`: minus infinity
+stands for a token that was excluded, and is no fault."""
+NOT_FINITE_ID = -1
+NOTHING_LEFT_ID = -2
+TEMPERATURE_LEAST = 1e-30
+"""Below it, the likeliest."""
+
+
+def choose(logits: Floats, draws: Draws) -> Int64s:
+    """A token for each row of [rows, vocabulary]. NOT_FINITE_ID for a row with something that is no number, NOTHING_LEFT_ID for
+    one whose every token is excluded."""
+    weights = np.empty(logits.shape[1], np.float32)
+    tokens = np.empty(len(logits), np.int64)
+    for i, row in enumerate(logits):
+        best = row.argmax()
+        tokens[i] = _judged(row, best, bool(draws["may_exclude"][i]))
+        if tokens[i] < 0 or draws["temperature"][i] < TEMPERATURE_LEAST:
+            continue
+        # e^(logit / temperature), scaled so that the likeliest has 1. Row by row: what a row gives depends on no other, and
+        # one row of a large vocabulary stays in the cache.
+        np.subtract(row, row[best], out=weights)
+        np.divide(weights, draws["temperature"][i], out=weights)
+        np.exp(weights, out=weights)
+        uniform, top_p, min_p = (float(draws[name][i]) for name in ("uniform", "top_p", "min_p"))
+        top_k = int(draws["top_k"][i])
+        if top_k > 0 or top_p < 1.0 or min_p > 0.0:
+            tokens[i] = draw_from_best(weights, uniform, top_k, top_p, min_p)
+        else:
+            tokens[i] = draw_from_all(weights, uniform)
+    return tokens
+
+
+def likeliest(logits: Floats) -> Int64s:
+    """Of each row of [rows, vocabulary]; NOT_FINITE_ID where not all of it is finite."""
+    # Row by row: so the second look finds it in the cache.
+    return np.array([_judged(row, row.argmax(), may_exclude=False) for row in logits], np.int64)
+
+
+def _judged(row: Floats, best: np.int64, may_exclude: bool) -> np.int64 | int:
+    """`best`: where the largest is. The first not-a-number of a row counts as its largest, so the largest and the least tell
+    about the whole row."""
+    if may_exclude:
+        return best if isfinite(row[best]) else NOTHING_LEFT_ID if row[best] == -np.inf else NOT_FINITE_ID
+    return best if isfinite(row[best]) and isfinite(np.minimum.reduce(row)) else NOT_FINITE_ID
 
 
 def uniforms(seeds: Words, indices: Words, positions: Words) -> Doubles:

@@ -145,7 +145,8 @@ class ModelRunner:
         else:
             outputs = map(self.batch.outputs, slots.tolist())
             logits = self.forward.logits(hidden)
-            sampled = sample(logits, [SampleRow(state, so_far) for state, so_far in zip(states, outputs, strict=True)])
+            due_rows = [SampleRow(state, so_far) for state, so_far in zip(states, outputs, strict=True)]
+            sampled = sample(logits, due_rows, self.forward.choose)
         self._keep(slots, states, sampled, step)
 
     def _keep(self, slots: Int64s, states: list[SequenceSampling], sampled: Sampled, step: _Step) -> None:

@@ -3,7 +3,7 @@
 judge      a row with a number that is none fails, alone
 keep       raw logits of rows that want log-probabilities: they report what the model said, before we changed it
 adjust     bad words, min_tokens, bias, penalties: all rows' changes in one indexed operation a kind
-choose     the likeliest, or a draw (draws.py)
+choose     the likeliest, or a draw: draws.py says what that is, and the forward pass does it (Forward.choose)
 
 Where every row is plain greedy, the common case, the likeliest tokens are all that is needed, and no logits are stored. The
 order of adjustments and what each counts (repetition: prompt and output; presence and frequency: output) are vLLM's.
@@ -11,19 +11,20 @@ order of adjustments and what each counts (repetition: prompt and output; presen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 
 import numpy as np
 
 from baton.protocol.step import TokenLogprob
 from baton.worker.arrays import Floats, Int32s, Int64s
-from baton.worker.draws import Ids, draw_from_all, draw_from_best, uniforms
-from baton.worker.forward.base import NOT_FINITE_ID
+from baton.worker.draws import DRAW, NOT_FINITE_ID, Draws, Ids, uniforms
+from baton.worker.draws import choose as choose_in_numpy
 from baton.worker.logprobs import describe_rows, log_softmax
 from baton.worker.sampling_state import SequenceSampling
 
+Choose = Callable[[Floats, Draws], Int64s]
+"""Forward.choose, or draws.choose."""
 NOT_FINITE = "NaN or infinity in the logits"
 NOTHING_LEFT = "no token is allowed here: bias, bad words and stop ids exclude the whole vocabulary"
 
@@ -46,16 +47,6 @@ class Sampled:
     "For rows that asked."
 
 
-def likeliest(logits: Floats) -> Int64s:
-    """Of each row of [rows, vocabulary]; NOT_FINITE_ID where not all of it is finite."""
-    tokens = np.empty(len(logits), np.int64)
-    for i, row in enumerate(logits):  # so the second look finds it in the cache
-        best = row.argmax()
-        # The first not-a-number of a row counts as its largest, so the largest and the least tell about the whole row.
-        tokens[i] = best if isfinite(row[best]) and isfinite(np.minimum.reduce(row)) else NOT_FINITE_ID
-    return tokens
-
-
 def plain(tokens: Int64s) -> Sampled:
     """What plain greedy rows get: the likeliest, as Forward.likeliest gave them."""
     if tokens.min() != NOT_FINITE_ID:
@@ -63,28 +54,31 @@ def plain(tokens: Int64s) -> Sampled:
     return Sampled(tokens, dict.fromkeys(np.flatnonzero(tokens == NOT_FINITE_ID).tolist(), NOT_FINITE))
 
 
-def sample(logits: Floats, rows: Sequence[SampleRow]) -> Sampled:
+def sample(logits: Floats, rows: Sequence[SampleRow], choose: Choose = choose_in_numpy) -> Sampled:
     """logits: float32 [rows, vocabulary], which this may change."""
-    result = plain(likeliest(logits))
-    tokens = result.tokens
-    raw = _keep_raw(logits, rows, result.failed)
-    touched = [i for i, row in enumerate(rows) if row.state.adjusted and i not in result.failed]
-    if touched:
-        _adjust(logits, rows, touched)
-        for i in touched:
-            tokens[i] = logits[i].argmax()
-            if not np.isfinite(logits[i, tokens[i]]):
-                result.failed[i] = NOTHING_LEFT
-    drawn = [i for i, row in enumerate(rows) if row.state.random and i not in result.failed]
-    if drawn:
-        tokens[drawn] = _draw(logits, tokens, rows, drawn)
-    result.logprobs = {i: row for i, row in describe_rows(raw, result.tokens).items() if i not in result.failed}
-    return result
+    asked = [i for i, row in enumerate(rows) if row.state.params.logprobs is not None]
+    touched = [i for i, row in enumerate(rows) if row.state.adjusted]
+    failed, raw = {}, []
+    if asked or touched:  # of all others, choosing finds out
+        failed = {i: NOT_FINITE for i in {*asked, *touched} if not np.isfinite(logits[i]).all()}
+        raw = [(i, rows[i].state.params.logprobs or 0, log_softmax(logits[i : i + 1])) for i in asked if i not in failed]
+        _adjust(logits, rows, [i for i in touched if i not in failed])
+    tokens = choose(logits, _draws(rows))
+    for i in np.flatnonzero(tokens < 0).tolist():
+        failed.setdefault(i, NOT_FINITE if tokens[i] == NOT_FINITE_ID else NOTHING_LEFT)
+    logprobs = {i: row for i, row in describe_rows(raw, tokens).items() if i not in failed}
+    return Sampled(tokens, failed, logprobs)
 
 
-def _keep_raw(logits: Floats, rows: Sequence[SampleRow], failed: dict[int, str]) -> list[tuple[int, int, Floats]]:
-    asked = [(i, row.state.params.logprobs) for i, row in enumerate(rows)]
-    return [(i, top, log_softmax(logits[i : i + 1])) for i, top in asked if top is not None and i not in failed]
+def _draws(rows: Sequence[SampleRow]) -> Draws:
+    draws = np.array([row.state.draw for row in rows], DRAW)
+    if any(row.state.random for row in rows):
+        draws["uniform"] = uniforms(
+            np.array([row.state.seed for row in rows], np.uint64),
+            np.array([row.state.index for row in rows], np.uint64),
+            np.array([row.outputs.size for row in rows], np.uint64),
+        )
+    return draws
 
 
 # Adjusting
@@ -127,33 +121,3 @@ def _places(ids: list[tuple[int, Ids]]) -> tuple[Int64s, Int64s] | None:
         return None
     rows = np.repeat(np.array([i for i, _ in ids], np.int64), [part.size for part in columns])
     return rows, np.concatenate(columns)
-
-
-# Drawing
-
-
-def _draw(logits: Floats, best: Ids, rows: Sequence[SampleRow], drawn: list[int]) -> list[int]:
-    """`best`: the likeliest token of each row."""
-    states = [rows[i].state for i in drawn]
-    chance = uniforms(
-        np.array([state.seed for state in states], np.uint64),
-        np.array([state.index for state in states], np.uint64),
-        np.array([rows[i].outputs.size for i in drawn], np.uint64),
-    ).tolist()
-    weights = np.empty(logits.shape[1], np.float32)
-    tokens: list[int] = []
-    for i, state, uniform in zip(drawn, states, chance, strict=True):
-        # e^(logit / temperature), scaled so that the likeliest has 1. Row by row: what a row gives depends on no other, and
-        # one row of a large vocabulary stays in the cache.
-        np.subtract(logits[i], logits[i, best[i]], out=weights)
-        np.divide(weights, np.float32(state.params.temperature), out=weights)
-        np.exp(weights, out=weights)
-        tokens.append(_draw_one(weights, state, uniform))
-    return tokens
-
-
-def _draw_one(weights: Floats, state: SequenceSampling, chance: float) -> int:
-    params = state.params
-    if not state.filtered:
-        return draw_from_all(weights, chance)
-    return draw_from_best(weights, chance, params.top_k, params.top_p, params.min_p)

@@ -79,7 +79,7 @@ class SequenceSampling:
     """Of one sequence. Ids outside the vocabulary are left out here: they could only harm a neighbour's row."""
 
     __slots__ = (
-        *("adjusted", "bad_words", "bias_ids", "bias_values", "filtered", "index", "params", "plain", "random", "seed"),
+        *("adjusted", "bad_words", "bias_ids", "bias_values", "draw", "index", "params", "plain", "random", "seed"),
         *("stop_ids", "tally"),
     )
 
@@ -99,9 +99,11 @@ class SequenceSampling:
         if repeats or params.presence_penalty or params.frequency_penalty:
             self.tally = Tally(prompt, outputs, with_prompt=repeats)
         self.random = params.temperature > 0.0
-        self.filtered = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
         self.adjusted = bool(bias or self.bad_words or self.tally or (params.min_tokens and self.stop_ids.size))
         "Something may change its logits before a token is chosen."
+        top_k = min(params.top_k, vocab_size)  # any number may be asked for
+        self.draw = (0.0, params.top_p, params.min_p, params.temperature, top_k, self.adjusted, 0)
+        "draws.DRAW, but for the uniform number."
         self.plain = not self.random and not self.adjusted and params.logprobs is None
         "The likeliest token is all it wants."
 

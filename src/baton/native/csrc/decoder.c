@@ -6,6 +6,7 @@
  */
 
 #include "attention.h"
+#include "draw.h"
 #include "matrix.h"
 
 #define ALONE_ROWS 16    /* up to so many, every member prepares the rows for itself: cheaper than to wait for each other */
@@ -51,6 +52,7 @@ typedef struct {
     Buffers shared;
     Rows *alone;                   /* [threads] ALONE_ROWS rows, wide enough for anything */
     uint8_t **scratch;             /* [threads] one cell as bytes */
+    DrawRoom *drawing;             /* [threads], made when first needed */
 } Runner;
 
 /* ---- memory ---- */
@@ -311,7 +313,8 @@ void baton_free(Runner *runner) {
     if (runner->team) team_free(runner->team);
     for (int i = 0; i < threads && runner->alone; i++) rows_free(&runner->alone[i]);
     for (int i = 0; i < threads && runner->scratch; i++) free(runner->scratch[i]);
-    free(runner->alone), free(runner->scratch);
+    for (int i = 0; i < threads && runner->drawing; i++) draw_room_free(&runner->drawing[i]);
+    free(runner->alone), free(runner->scratch), free(runner->drawing);
     buffers_free(&runner->shared);
     free(runner);
 }
@@ -324,7 +327,8 @@ Runner *baton_new(const Model *model, int64_t threads) {
     runner->team = team_new((int)threads, phases_of(model));
     runner->alone = calloc((size_t)threads, sizeof *runner->alone);
     runner->scratch = calloc((size_t)threads, sizeof *runner->scratch);
-    if (!runner->team || !runner->alone || !runner->scratch) return baton_free(runner), NULL;
+    runner->drawing = calloc((size_t)threads, sizeof *runner->drawing);
+    if (!runner->team || !runner->alone || !runner->scratch || !runner->drawing) return baton_free(runner), NULL;
     int64_t widest = larger(larger(model->hidden, model->inner), model->attention.heads * model->attention.head_dim);
     for (int i = 0; i < runner->team->threads; i++) {
         runner->scratch[i] = room(scratch_bytes(widest));
@@ -374,6 +378,26 @@ int baton_likeliest(Runner *runner, const float *hidden, int64_t rows, int64_t *
         }
         tokens[r] = best.broken ? -1 : best.place;
     }
+    return 0;
+}
+
+/* tokens: [rows] as `draws` [rows] say, out of logits [rows][vocabulary], or what is wrong with a row (draw.h). 0, or 1 where there is
+ * not enough memory. */
+typedef struct { Runner *runner; const float *logits; const Draw *draws; int64_t rows; int64_t *tokens; } Choice;
+
+static void choice_job(Member *me, const void *with) {
+    const Choice *job = with;
+    int64_t vocabulary = job->runner->model->vocabulary;
+    for (int64_t row; (row = take(me, job->rows)) >= 0;)
+        job->tokens[row] = draw_row(job->logits + row * vocabulary, vocabulary, &job->draws[row], &job->runner->drawing[me->number]);
+    meet(me, job->rows);
+}
+
+int baton_choose(Runner *runner, const float *logits, const Draw *draws, int64_t rows, int64_t *tokens) {
+    for (int i = 0; i < runner->team->threads; i++)
+        if (!runner->drawing[i].words && !draw_room(&runner->drawing[i], runner->model->vocabulary)) return 1;
+    Choice job = {runner, logits, draws, rows, tokens};
+    team_run(runner->team, choice_job, &job, sizeof job, phases_of(runner->model));
     return 0;
 }
 

@@ -8,10 +8,9 @@ from typing import Protocol
 
 from baton.models.config import ModelConfig
 from baton.worker.arrays import Floats, Int64s
+from baton.worker.draws import Draws
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.kv_pool import KVDtype, KVPool
-
-NOT_FINITE_ID = -1
 
 
 class Forward(Protocol):
@@ -33,6 +32,10 @@ class Forward(Protocol):
     def likeliest(self, hidden: Floats) -> Int64s:
         """The token ids that logits() would give the largest number, the first of equal ones: [rows]. NOT_FINITE_ID for a row
         whose logits are not all finite."""
+        ...
+
+    def choose(self, logits: Floats, draws: Draws) -> Int64s:
+        """A token for each row, as `draws` say, or NOT_FINITE_ID or NOTHING_LEFT_ID: draws.choose()."""
         ...
 
     def close(self) -> None:

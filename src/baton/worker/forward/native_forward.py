@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
 from baton.models.config import ModelConfig
@@ -11,6 +13,7 @@ from baton.native.decoder import NativeDecoder
 from baton.native.library import KV_BLOCK, KV_BYTES, KV_FLOAT, KV_HALF, KV_PAIRS, KV_WIDTH, Library, Step
 from baton.native.packing import PackedModel
 from baton.worker.arrays import Floats, Int64s
+from baton.worker.draws import Draws
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import LoadedForward
 from baton.worker.kv_pool import KVDtype, KVPool
@@ -74,6 +77,9 @@ class NativeForward:
 
     def likeliest(self, hidden: Floats) -> Int64s:
         return self._decoder.likeliest(hidden)
+
+    def choose(self, logits: Floats, draws: Draws) -> Int64s:
+        return self._decoder.choose(np.ascontiguousarray(logits), draws)
 
     def close(self) -> None:
         self._decoder.close()

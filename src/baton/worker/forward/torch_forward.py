@@ -13,10 +13,10 @@ from baton.models.open import OpenedModel
 from baton.worker.arrays import Floats, Int64s
 from baton.worker.attention.base import AttentionBackend
 from baton.worker.attention.gathered import GatheredAttention
+from baton.worker.draws import Draws, choose, likeliest
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import LoadedForward
 from baton.worker.kv_pool import KVDtype
-from baton.worker.sampler import likeliest
 
 
 def load_torch(opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> LoadedForward:
@@ -51,6 +51,9 @@ class TorchForward:
 
     def likeliest(self, hidden: Floats) -> Int64s:
         return likeliest(self.logits(hidden))
+
+    def choose(self, logits: Floats, draws: Draws) -> Int64s:
+        return choose(logits, draws)
 
     def close(self) -> None:
         del self.attention
