@@ -11,6 +11,10 @@
  *
  * Who waits looks for a moment (a phase of one decoded token lasts microseconds, falling asleep costs more), then sleeps
  * until it is woken: cores that others want are not held by spinning.
+ *
+ * Beside a busy neighbour a member is set aside for milliseconds, and if it has a piece then, all wait for it. So one that was set
+ * aside works in bursts, shorter than the slices that the system gives, and rests in between without a piece in hand, for
+ * as long as it takes to be left alone (next_pause).
  */
 #pragma once
 
@@ -34,6 +38,11 @@
 #define LINE 64                    /* bytes of a cache line: what different threads write lies in different ones */
 #define ROUNDS 64                  /* whose jobs are kept for members that come late */
 #define JOB_BYTES 256
+#define BURST_NANOSECONDS 1000000
+#define PAUSE_LEAST 1000000        /* between bursts; with less there are no bursts */
+#define PAUSE_FIRST 2000000
+#define PAUSE_MOST 64000000
+#define LOST_NANOSECONDS 1000000   /* on the way through a round, if it is a third of it too: other processes of ours take less */
 
 typedef struct Team Team;
 
@@ -43,6 +52,9 @@ typedef struct {
     uint32_t round, phase;
     uint32_t pieces;          /* of this phase that this member has taken */
     _Atomic uint32_t at_work;
+    int resting;              /* takes no piece of this round any more, and waits for nobody */
+    int64_t pause, burst_end; /* 0: it works all the time */
+    int64_t slept;            /* in this round, nanoseconds */
 } Member;
 
 typedef void (*Job)(Member *me, const void *with);
@@ -58,7 +70,9 @@ typedef struct {
 } Kept;
 
 struct Team {
-    int threads, stop;
+    int threads;
+    _Atomic uint32_t stop;
+    _Atomic uint32_t caller_lost;           /* it was set aside in the last round */
     pthread_t *handles;
     Member *members;
     Phase *phases;
@@ -85,11 +99,15 @@ static inline int64_t nanoseconds(void) {
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-/* Until the word is no longer `old`, or at once. */
-static void sleep_while(Team *team, _Atomic uint32_t *word, uint32_t old) {
+/* Until the word is no longer `old`, or at once; or for so long, if that is not 0. */
+static void sleep_while(Team *team, _Atomic uint32_t *word, uint32_t old, int64_t most) {
+    struct timespec time = {most / 1000000000, most % 1000000000};
+#if !defined(__linux__)
+    if (most) { nanosleep(&time, NULL); return; }
+#endif
     atomic_fetch_add(&team->asleep, 1);
 #if defined(__linux__)
-    if (atomic_load(word) == old) syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, old, NULL, NULL, 0);
+    if (atomic_load(word) == old) syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, old, most ? &time : NULL, NULL, 0);
 #else
     pthread_mutex_lock(&team->mutex);
     if (atomic_load(word) == old) pthread_cond_wait(&team->changed, &team->mutex);
@@ -121,8 +139,10 @@ static inline int time_to_sleep(Wait *wait, int64_t looking) {
     return now - wait->since > looking;
 }
 
-/* The number of the next piece of this phase, or -1: there is none left, or the round is over. */
+/* The number of the next piece of this phase, or -1: there is none left for it, or the round is over. */
 static inline int64_t take(Member *me, int64_t pieces) {
+    if (me->burst_end && nanoseconds() >= me->burst_end) me->resting = 1;
+    if (me->resting) return -1;
     Phase *phase = &me->team->phases[me->phase];
     uint64_t seen = atomic_load_explicit(&phase->taken, memory_order_acquire);
     do {
@@ -141,26 +161,66 @@ static void meet(Member *me, int64_t pieces) {
         me->pieces = 0;
         wake(team, &phase->done);
     }
-    for (Wait wait = {0, 0};;) {
+    for (Wait wait = {0, 0}; !me->resting;) {
         uint32_t done = atomic_load_explicit(&phase->done, memory_order_acquire);
         if (done >= pieces || atomic_load_explicit(&phase->taken, memory_order_acquire) >> 32 != me->round) return;
-        if (time_to_sleep(&wait, PHASE_NANOSECONDS)) sleep_while(team, &phase->done, done);
+        if (!time_to_sleep(&wait, PHASE_NANOSECONDS)) continue;
+        int64_t since = nanoseconds();
+        sleep_while(team, &phase->done, done, 0);
+        me->slept += nanoseconds() - since;
     }
+}
+
+/* ---- neighbours ---- */
+
+typedef struct { int64_t wall, worked; } Clocks;
+
+static Clocks clocks(void) {
+    struct timespec worked;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &worked);
+    return (Clocks){nanoseconds(), worked.tv_sec * 1000000000LL + worked.tv_nsec};
+}
+
+/* Since then it neither worked nor slept for a good part of the time. */
+static int was_set_aside(Clocks then, int64_t slept) {
+    Clocks now = clocks();
+    int64_t wall = now.wall - then.wall, lost = wall - (now.worked - then.worked) - slept;
+    return lost > LOST_NANOSECONDS && lost > wall / 3;
+}
+
+/* Between two bursts, by how the last one went: soon long enough, and slowly shorter again. */
+static int64_t next_pause(int64_t pause, int set_aside) {
+    if (set_aside) return pause == 0 ? PAUSE_FIRST : pause < PAUSE_MOST / 2 ? 2 * pause : PAUSE_MOST;
+    pause -= pause > 2 * PAUSE_FIRST ? pause / 10 : pause / 50;
+    return pause < PAUSE_LEAST ? 0 : pause;
+}
+
+/* Between two rounds, or in the middle of one: this one can do without. */
+static void rest_between_bursts(Member *me) {
+    if (!me->pause || nanoseconds() < me->burst_end) return;
+    sleep_while(me->team, &me->team->stop, 0, me->pause);
+    me->burst_end = nanoseconds() + BURST_NANOSECONDS;
 }
 
 static void *member_life(void *argument) {
     Member *me = argument;
     Team *team = me->team;
     for (;;) {
+        rest_between_bursts(me);
         for (Wait wait = {0, 0}; atomic_load_explicit(&team->round, memory_order_acquire) == me->round;)
-            if (time_to_sleep(&wait, ROUND_NANOSECONDS)) sleep_while(team, &team->round, me->round);
-        if (team->stop) return NULL;
+            if (time_to_sleep(&wait, me->pause ? 0 : ROUND_NANOSECONDS)) sleep_while(team, &team->round, me->round, 0);
+        if (atomic_load(&team->stop)) return NULL;
         atomic_store(&me->at_work, 1);
-        me->round = atomic_load(&team->round), me->phase = 0, me->pieces = 0;
+        me->round = atomic_load(&team->round), me->phase = 0, me->pieces = 0, me->resting = 0, me->slept = 0;
         Kept kept = team->kept[me->round % ROUNDS];
+        Clocks then = clocks();
         /* If it was so long ago that the place has been used again, this was no job at all. */
         if (atomic_load(&team->round) - me->round < ROUNDS / 2) kept.job(me, kept.with);
         atomic_store(&me->at_work, 0);
+        int set_aside = was_set_aside(then, me->slept) || atomic_exchange(&team->caller_lost, 0);
+        if (set_aside || me->resting) me->pause = next_pause(me->pause, set_aside);
+        if (!me->pause) me->burst_end = 0;
+        else if (set_aside) me->burst_end = 1;  /* long ago */
     }
 }
 
@@ -177,8 +237,10 @@ static void team_run(Team *team, Job job, const void *with, size_t bytes, int64_
     }
     atomic_store(&team->round, round);
     wake(team, &team->round);
-    me->round = round, me->phase = 0, me->pieces = 0;
+    me->round = round, me->phase = 0, me->pieces = 0, me->slept = 0;
+    Clocks then = clocks();
     job(me, with);
+    if (was_set_aside(then, me->slept)) atomic_store(&team->caller_lost, 1);
 }
 
 static void nothing(Member *me, const void *with) { (void)me, (void)with; }
@@ -193,7 +255,8 @@ static void team_rest(Team *team) {
 /* Nobody has anything to do any more. */
 static void team_dismiss(Team *team) {
     uint32_t round = atomic_load(&team->round) + 1;
-    team->stop = 1;
+    atomic_store(&team->stop, 1);
+    wake(team, &team->stop);
     team->kept[round % ROUNDS].job = nothing;  /* for one that woke for the round before, and looks for its job only now */
     atomic_store(&team->round, round);
     wake(team, &team->round);
