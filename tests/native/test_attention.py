@@ -108,6 +108,19 @@ def test_one_token_that_gets_nearly_everything_leaves_the_others_their_share(lib
     assert 0 <= share - float(ours[-1].min()) < 128 * 0.5 / 16383 < share / 4
 
 
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_query_of_zeros_sees_the_mean(library, window):
+    history = History(Shape(head_dim=64, dtype="int8", window=window), [150])
+    history.q[0][:] = 0.0
+    with Team(library) as team:
+        backend = KernelAttention(team, history.shape.config(), history.pool())
+        ours = torch.cat([history.run(backend, [part], 1)[0] for part in [(0, 0, 100), (0, 100, 1), (0, 101, 49)]])
+    values = in_bytes(history.v[0]).repeat_interleave(3, 1).flatten(1)  # [token, head, dim]: 6 heads share 2
+    for token in (0, 7, 99, 100, 101, 149):
+        first = 0 if window is None else max(0, token - window + 1)
+        torch.testing.assert_close(ours[token], values[first : token + 1].mean(0), atol=2e-3, rtol=0)
+
+
 def alone(library: Library, history: History) -> list[list[torch.Tensor]]:
     """Each sequence by itself, in one step: [sequence][layer]."""
     with Team(library) as team:

@@ -158,7 +158,7 @@ typedef struct {
     ByteBlock keys[BYTES_BLOCKS], values[BYTES_BLOCKS];
     float value_scales[BYTES_SEGMENT];
     float shares[BYTES_SEGMENT], unit;  /* of_scales() of these, for rows that see them all */
-    const int8_t *next_keys[BYTES_BLOCKS], *next_values[BYTES_BLOCKS];  /* of the segment after this: fetched while this one is worked on */
+    const int8_t *next_keys[BYTES_BLOCKS], *next_values[BYTES_BLOCKS];  /* of the segment after this, fetched meanwhile */
 } ByteSegment;
 
 /* What rows give to the tokens of a segment. */
@@ -207,7 +207,10 @@ static void soften_bytes(const Item *item, const ByteRows *x, int64_t first, int
         int64_t position = x->positions[first + r];
         int64_t low = larger(first_seen(item, position) - segment->start, 0), high = smaller(position + 1 - segment->start, width);
         shares[r] = segment->shares, weights->units[r] = segment->unit;
-        if (low > 0 || high < width) weights->units[r] = hide(segment, low, high, width, scores[r], own_shares[r]), shares[r] = own_shares[r];
+        if (low > 0 || high < width) {
+            weights->units[r] = hide(segment, low, high, width, scores[r], own_shares[r]);
+            shares[r] = own_shares[r];
+        }
         floats best = load(scores[r]);
         for (int64_t t = LANES; t < width; t += LANES) best = larger_lanes(load(scores[r] + t), best);
         tops[r] = low < high ? largest_lane(best) : LOWEST;
@@ -256,7 +259,10 @@ ALWAYS void byte_scores(const int rows, const int columns, const ByteRows *x, in
 #pragma GCC unroll 4
     for (int64_t d = 0; d < x->dim; d += 4) {
         bytes key[COLUMNS_MAX];
-        for (int c = 0; c < columns; c++) key[c] = as_weights(load_bytes((const uint8_t *)keys[c] + d * BYTES_BLOCK)), fetch(next[c] + d * BYTES_BLOCK);
+        for (int c = 0; c < columns; c++) {
+            key[c] = as_weights(load_bytes((const uint8_t *)keys[c] + d * BYTES_BLOCK));
+            fetch(next[c] + d * BYTES_BLOCK);
+        }
         for (int r = 0; r < rows; r++) {
             bytes h = spread_word(high_from + r * x->dim + d), l = spread_word(low_from + r * x->dim + d);
             for (int c = 0; c < columns; c++) high[r][c] = dot_full(high[r][c], key[c], h), low[r][c] = dot_full(low[r][c], key[c], l);
@@ -264,8 +270,7 @@ ALWAYS void byte_scores(const int rows, const int columns, const ByteRows *x, in
     }
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++)
-            store(&scores[r][at + c * LANES],
-                  of_digits(as_floats(high[r][c]), as_floats(low[r][c])) * load(scales[c]));
+            store(&scores[r][at + c * LANES], of_digits(as_floats(high[r][c]), as_floats(low[r][c])) * load(scales[c]));
 }
 
 ALWAYS void byte_outputs(const int rows, const int columns, const ByteRows *x, int64_t first, const ByteSegment *segment,
@@ -449,6 +454,7 @@ static void attend_bytes(const Item *item, const Item *next) {
         const float *from = layer->qkv + token * layer->qkv_stride + head * dim;
         float largest = largest_magnitude(from, dim);
         sums[r] = query_digits(from, dim, inverse_of(largest, QUERY_MOST), high + r * dim, low + r * dim);
+        if (largest <= SCALED_LEAST) largest = 1.0f;  /* all zeros: any scale will do but zero, by which hidden scores become NaN */
         scales[r] = largest / QUERY_MOST * (shape->scale * LOG2_E);
     }
 #if HAS_TILES
