@@ -160,6 +160,24 @@ def test_so_it_does_in_bytes(library, shape, head_dim):
     assert_same_bits_in_any_company(library, replace(shape, head_dim=head_dim, dtype="int8"))
 
 
+@pytest.mark.parametrize("window", [None, 700])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_long_sequence_that_the_team_shares_gets_the_same_bits(library, threads, window):
+    """Decoded alone, its spans go to all members; in a prompt, one member goes through them after each other."""
+    shape = Shape(heads=3, kv_heads=1, head_dim=64, dtype="int8", window=window)
+    history = History(shape, [1300, 520, 40])
+    expected = alone(library, history)
+    with Team(library, threads) as team:
+        backend = KernelAttention(team, shape.config(), history.pool())
+        for steps in [[(0, 0, 1290), (1, 0, 510), (2, 0, 30)], *([(s, n, 1)] for s in (0, 1, 2) for n in range(1290, 1294))]:
+            parts = [(s, at - {0: 0, 1: 780, 2: 1260}[s] if count == 1 else at, count) for s, at, count in steps]
+            for (sequence, at, count), out in zip(parts, history.run(backend, parts, 1), strict=True):
+                assert torch.equal(out, expected[sequence][1][at : at + count])
+        parts = [(0, 1294, 5), (1, 514, 1), (2, 34, 1)]
+        for (sequence, at, count), out in zip(parts, history.run(backend, parts, 1), strict=True):
+            assert torch.equal(out, expected[sequence][1][at : at + count])
+
+
 def assert_extreme_scores_are_right(library: Library, dtype: KVDtype, tolerance: float) -> None:
     history = History(Shape(head_dim=64, dtype=dtype), [90])
     history.q[0] *= 100.0

@@ -65,6 +65,8 @@ typedef struct {
     int64_t item_rows;
     const int64_t *item_starts;  /* [sequences + 1] first piece of work of each sequence */
     int64_t items;
+    int64_t spans;            /* that an item is cut into, at most; 1: it is not (attention_bytes.h) */
+    float *parts;             /* part_floats() */
 } Layer;
 
 /* Which of `count` runs holds `index`; run i is [starts[i], starts[i + 1]). */
@@ -163,6 +165,23 @@ static int64_t item_starts(const Step *step, const Shape *shape, KVKind kind, in
     return rows;
 }
 
+/* Into how many spans items are cut: where there are too few for the team, and what they see is long. */
+static int64_t spans_of_items(const Step *step, const Shape *shape, KVKind kind, int threads, int64_t items) {
+    if (kind != KV_BYTES || items >= 4 * threads) return 1;
+    int64_t longest = 1;
+    for (int64_t s = 0; s < step->sequences; s++) {
+        int64_t tokens = step->starts[s + 1] - step->starts[s];
+        if (tokens * (shape->heads / shape->kv_heads) > SPLIT_ROWS) return 1;
+        longest = larger(longest, step->contexts[s] + tokens);
+    }
+    return (longest + BYTES_SPAN - 1) / BYTES_SPAN;
+}
+
+/* For all spans of all items. */
+static int64_t part_floats(const Shape *shape, int64_t items, int64_t spans) {
+    return spans == 1 ? 0 : items * spans * PART_FLOATS(SPLIT_ROWS, shape->head_dim);
+}
+
 static Item item_of(const Layer *layer, int64_t number) {
     const Step *step = layer->step;
     const Shape *shape = layer->shape;
@@ -184,10 +203,29 @@ static Item item_of(const Layer *layer, int64_t number) {
     };
 }
 
+/* Two phases: attention of a layer whose items are cut. */
+static void attend_by_spans(Member *me, const Layer *layer) {
+    for (int64_t piece; (piece = take(me, layer->items * layer->spans)) >= 0;) {
+        Item item = item_of(layer, piece / layer->spans);
+        attend_one_span(layer, &item, piece / layer->spans, piece % layer->spans);
+    }
+    tiles_end();
+    meet(me, layer->items * layer->spans);
+    for (int64_t number; (number = take(me, layer->items)) >= 0;) {
+        Item item = item_of(layer, number);
+        join_spans(layer, &item, number);
+    }
+    meet(me, layer->items);
+}
+
 /* A phase: attention of a layer. From the last piece to the first: the end of a long prompt sees most keys. Where there is enough
  * for everybody, all heads of a token go to one member, and several tokens: their keys lie side by side, and the next ones are
  * fetched while it works. */
 static void attend_all(Member *me, const Layer *layer, KVKind kind) {
+    if (layer->spans > 1) {
+        attend_by_spans(me, layer);
+        return;
+    }
     int64_t heads = layer->shape->kv_heads, enough = 8 * me->team->threads, at_once = heads * (layer->items / heads / enough);
     if (at_once == 0) at_once = 1;
     int64_t pieces = (layer->items + at_once - 1) / at_once;

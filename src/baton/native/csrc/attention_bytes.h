@@ -15,6 +15,8 @@
  * Sums are integers, and exact: few rows are worked on with vectors, many on tiles where there are some, and their bits are the
  * same. Scores are logarithms to base 2. A weight is taken against the largest of its own segment, so that one token that gets
  * nearly everything (the first one often does) does not round the others to nothing.
+ *
+ * Parts of spans are joined in their order. Where a step has little else to share out, every span is a piece of its own.
  */
 #pragma once
 
@@ -23,6 +25,8 @@
 #define BYTES_BLOCK 16       /* tokens */
 #define BYTES_SEGMENT 128    /* tokens between two rescalings, at fixed places */
 #define BYTES_BLOCKS (BYTES_SEGMENT / BYTES_BLOCK)
+#define BYTES_SPAN 1024      /* tokens whose part in an answer is worked out by itself, at fixed places: several members may share a row */
+#define SPLIT_ROWS 16        /* of an item whose spans go to several members */
 #define BYTES_DIM 64         /* head_dim is a multiple */
 #define DIGITS_AT_ONCE 64    /* weights */
 #define BYTES_ROWS 4         /* that vectors take at once */
@@ -143,14 +147,23 @@ static void store_token_bytes(const Layer *layer, int64_t sequence, int64_t toke
 
 typedef struct { int32_t high, low; } DigitSums;
 
+/* What rows have found in a span; their answers are out / sum of totals. */
+typedef struct { float *out, *totals, *maxima; } Part;  /* [rows][dim], [rows][LANES], [rows] */
+
+#define PART_FLOATS(rows, dim) ((rows) * ((dim) + LANES + 1))
+
+/* What is a vector lies where a vector does, if the memory does. */
+ALWAYS Part part_in(float *memory, int64_t rows, int64_t dim) {
+    return (Part){memory, memory + rows * dim, memory + rows * (dim + LANES)};
+}
+
 typedef struct {
     int64_t dim, rows;
-    int64_t *positions;           /* [rows], and so on */
+    int64_t positions[ITEM_ROWS];
     int8_t *high, *low;           /* queries [rows][dim] */
-    float *scales;                /* of queries */
-    DigitSums *sums;              /* of queries */
-    float *out;                   /* [rows][dim] */
-    float *maxima, *totals;       /* totals [rows][LANES] */
+    float scales[ITEM_ROWS];      /* of queries */
+    DigitSums sums[ITEM_ROWS];    /* of queries */
+    Part part;
 } ByteRows;
 
 typedef struct {
@@ -214,8 +227,8 @@ static void soften_bytes(const Item *item, const ByteRows *x, int64_t first, int
         floats best = load(scores[r]);
         for (int64_t t = LANES; t < width; t += LANES) best = larger_lanes(load(scores[r] + t), best);
         tops[r] = low < high ? largest_lane(best) : LOWEST;
-        before[r] = x->maxima[first + r], scales[r] = x->scales[first + r];
-        x->maxima[first + r] = tops[r] > before[r] ? tops[r] : before[r];
+        before[r] = x->part.maxima[first + r], scales[r] = x->scales[first + r];
+        x->part.maxima[first + r] = tops[r] > before[r] ? tops[r] : before[r];
     }
     float changes[TILE_HEIGHT];
     for (int64_t r = 0; r < rows; r += LANES) {
@@ -235,7 +248,7 @@ static void soften_bytes(const Item *item, const ByteRows *x, int64_t first, int
             }
             store_digits(shared, weights->high[r] + t, weights->low[r] + t);
         }
-        float *totals = x->totals + (first + r) * LANES;
+        float *totals = x->part.totals + (first + r) * LANES;
         store(totals, fused(sum, spread(share), load(totals) * spread(keep)));
         weights->units[r] *= share, weights->keep[r] = keep;
     }
@@ -294,7 +307,7 @@ ALWAYS void byte_outputs(const int rows, const int columns, const ByteRows *x, i
         }
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++) {
-            float *to = x->out + (first + r) * x->dim + from + c * LANES;
+            float *to = x->part.out + (first + r) * x->dim + from + c * LANES;
             floats sum = of_digits(as_floats(high[r][c]), as_floats(low[r][c]));
             store(to, fused(sum, spread(weights->units[r]), load(to) * spread(weights->keep[r])));
         }
@@ -392,7 +405,7 @@ static void tile_against_bytes(const Item *item, const ByteRows *x, int64_t firs
         store_sums(&sums);
         for (int64_t r = 0; r < rows; r++)
             for (int i = 0; i < 2; i++) {
-                float *to = x->out + (first + r) * dim + d + i * 16;
+                float *to = x->part.out + (first + r) * dim + d + i * 16;
                 store(to, fused(of_tile(&sums, i, r), spread(weights.units[r]), load(to) * spread(weights.keep[r])));
             }
     }
@@ -422,14 +435,15 @@ static int64_t blocks_at(const Item *item, int64_t start, ByteBlock *keys, ByteB
     return count;
 }
 
-static void enter_segment(const Item *item, const Item *next, int64_t start, ByteSegment *segment) {
+/* `end`: where this member stops, and goes on with `next` or nothing. */
+static void enter_segment(const Item *item, const Item *next, int64_t start, int64_t end, ByteSegment *segment) {
     ByteBlock keys[BYTES_BLOCKS], values[BYTES_BLOCKS];
     segment->start = start, segment->count = blocks_at(item, start, segment->keys, segment->values);
     for (int64_t b = 0; b < segment->count; b++)
         memcpy(segment->value_scales + b * BYTES_BLOCK, segment->values[b].scales, BYTES_BLOCK * sizeof(float));
     segment->unit = of_scales(segment->value_scales, segment->count * BYTES_BLOCK, segment->shares);
     int64_t ahead = 0;
-    if (start + BYTES_SEGMENT < item_end(item)) ahead = blocks_at(item, start + BYTES_SEGMENT, keys, values);
+    if (start + BYTES_SEGMENT < end) ahead = blocks_at(item, start + BYTES_SEGMENT, keys, values);
     else if (next) ahead = blocks_at(next, first_segment(next), keys, values);
     for (int64_t b = 0; b < segment->count; b++) {
         segment->next_keys[b] = b < ahead ? keys[b].numbers : segment->keys[b].numbers;
@@ -437,47 +451,117 @@ static void enter_segment(const Item *item, const Item *next, int64_t start, Byt
     }
 }
 
-/* `next`: what is worked on after this, or NULL. */
-static void attend_bytes(const Item *item, const Item *next) {
+/* The rows of an item, with their queries in `digits`: room for two a number. */
+static void read_rows(const Item *item, int8_t *digits, ByteRows *x) {
     const Layer *layer = item->layer;
-    const Shape *shape = layer->shape;
-    int64_t dim = shape->head_dim, group = shape->heads / shape->kv_heads, rows = item->rows;
-    int8_t high[rows * dim], low[rows * dim];
-    float out[rows * dim], maxima[rows], totals[rows * LANES], scales[rows];
-    DigitSums sums[rows];
-    int64_t positions[rows];
-    ByteRows x = {dim, rows, positions, high, low, scales, sums, out, maxima, totals};
-    memset(out, 0, sizeof out), memset(totals, 0, sizeof totals);
-    for (int64_t r = 0; r < rows; r++) {
-        positions[r] = position_of(item, group, r), maxima[r] = LOWEST;
+    int64_t dim = layer->shape->head_dim, group = layer->shape->heads / layer->shape->kv_heads;
+    x->dim = dim, x->rows = item->rows, x->high = digits, x->low = digits + item->rows * dim;
+    for (int64_t r = 0; r < x->rows; r++) {
+        x->positions[r] = position_of(item, group, r);
         int64_t token = item->first_token + (item->first + r) / group, head = item->head * group + (item->first + r) % group;
         const float *from = layer->qkv + token * layer->qkv_stride + head * dim;
         float largest = largest_magnitude(from, dim);
-        sums[r] = query_digits(from, dim, inverse_of(largest, QUERY_MOST), high + r * dim, low + r * dim);
+        x->sums[r] = query_digits(from, dim, inverse_of(largest, QUERY_MOST), x->high + r * dim, x->low + r * dim);
         if (largest <= SCALED_LEAST) largest = 1.0f;  /* all zeros: any scale will do but zero, by which hidden scores become NaN */
-        scales[r] = largest / QUERY_MOST * (shape->scale * LOG2_E);
+        x->scales[r] = largest / QUERY_MOST * (layer->shape->scale * LOG2_E);
     }
+}
+
+/* Segments [start, end), into x->part. */
+static void attend_span(const Item *item, const Item *next, const ByteRows *x, int64_t start, int64_t end, int64_t stop) {
+    int64_t dim = x->dim;
 #if HAS_TILES
     int8_t values[BYTES_SEGMENT * dim];
-    memset(values, 0, rows >= BYTES_TILES_FROM ? sizeof values : 0);
+    memset(values, 0, x->rows >= BYTES_TILES_FROM ? sizeof values : 0);
 #endif
+    memset(x->part.out, 0, (size_t)(x->rows * dim) * 4), memset(x->part.totals, 0, (size_t)(x->rows * LANES) * 4);
+    for (int64_t r = 0; r < x->rows; r++) x->part.maxima[r] = LOWEST;
     ByteSegment segment;
-    for (int64_t start = first_segment(item); start < item_end(item); start += BYTES_SEGMENT) {
-        enter_segment(item, next, start, &segment);
+    for (; start < end; start += BYTES_SEGMENT) {
+        enter_segment(item, next, start, stop, &segment);
 #if HAS_TILES
-        if (rows >= BYTES_TILES_FROM) {
+        if (x->rows >= BYTES_TILES_FROM) {
             for (int64_t b = 0; b < segment.count; b++)
                 memcpy(values + b * BYTES_BLOCK * dim, segment.values[b].numbers, (size_t)(BYTES_BLOCK * dim));
-            for (int64_t tile = 0; tile < rows; tile += TILE_HEIGHT)
-                tile_against_bytes(item, &x, tile, smaller(TILE_HEIGHT, rows - tile), &segment, values);
+            for (int64_t tile = 0; tile < x->rows; tile += TILE_HEIGHT)
+                tile_against_bytes(item, x, tile, smaller(TILE_HEIGHT, x->rows - tile), &segment, values);
             continue;
         }
 #endif
-        rows_against_segment(item, &x, &segment);
+        rows_against_segment(item, x, &segment);
     }
-    for (int64_t r = 0; r < rows; r++) {
+}
+
+/* The part of the span after those that `sum` has. */
+static void join(const ByteRows *x, const Part *sum, const Part *part) {
+    for (int64_t r = 0; r < x->rows; r++) {
+        float a = sum->maxima[r], b = part->maxima[r], changes[LANES];
+        store(changes, exp2_lanes(spread((a > b ? b - a : a - b) * x->scales[r])));
+        floats keep = spread(a > b ? 1.0f : changes[0]), share = spread(a > b ? changes[0] : 1.0f);
+        sum->maxima[r] = a > b ? a : b;
+        float *totals = sum->totals + r * LANES;
+        store(totals, fused(load(part->totals + r * LANES), share, load(totals) * keep));
+        for (int64_t d = r * x->dim; d < (r + 1) * x->dim; d += LANES)
+            store(sum->out + d, fused(load(part->out + d), share, load(sum->out + d) * keep));
+    }
+}
+
+static void give_answers(const Item *item, const Part *sum) {
+    const Layer *layer = item->layer;
+    int64_t dim = layer->shape->head_dim, group = layer->shape->heads / layer->shape->kv_heads;
+    for (int64_t r = 0; r < item->rows; r++) {
         int64_t token = item->first_token + (item->first + r) / group, head = item->head * group + (item->first + r) % group;
-        float *to = layer->out + (token * shape->heads + head) * dim, total = sum_of_lanes(load(totals + r * LANES));
-        for (int64_t d = 0; d < dim; d++) to[d] = out[r * dim + d] / total;
+        float *to = layer->out + (token * layer->shape->heads + head) * dim, total = sum_of_lanes(load(sum->totals + r * LANES));
+        for (int64_t d = 0; d < dim; d++) to[d] = sum->out[r * dim + d] / total;
     }
+}
+
+/* A whole item. `next`: what is worked on after this, or NULL. */
+static void attend_bytes(const Item *item, const Item *next) {
+    int64_t dim = item->layer->shape->head_dim;
+    int8_t digits[2 * item->rows * dim];
+    _Alignas(64) float first_part[PART_FLOATS(item->rows, dim)], other_part[PART_FLOATS(item->rows, dim)];
+    Part sum = part_in(first_part, item->rows, dim), part = part_in(other_part, item->rows, dim);
+    ByteRows x;
+    read_rows(item, digits, &x);
+    int64_t first = first_segment(item), end = item_end(item);
+    for (int64_t start = first, stop; start < end; start = stop) {
+        stop = smaller((start / BYTES_SPAN + 1) * BYTES_SPAN, end);
+        x.part = start == first ? sum : part;
+        attend_span(item, next, &x, start, stop, end);
+        if (start != first) join(&x, &sum, &part);
+    }
+    give_answers(item, &sum);
+}
+
+/* ---- a span by itself ---- */
+
+ALWAYS Part part_of_span(const Layer *layer, int64_t number, int64_t span) {
+    int64_t dim = layer->shape->head_dim, each = PART_FLOATS(SPLIT_ROWS, dim);  /* of 16 rows: whole lines */
+    return part_in(layer->parts + (number * layer->spans + span) * each, SPLIT_ROWS, dim);
+}
+
+/* Span `span` of those that item `number` sees, if it sees so many. */
+static void attend_one_span(const Layer *layer, const Item *item, int64_t number, int64_t span) {
+    int64_t first = first_segment(item), end = item_end(item);
+    int64_t start = span ? (first / BYTES_SPAN + span) * BYTES_SPAN : first, stop = smaller((start / BYTES_SPAN + 1) * BYTES_SPAN, end);
+    if (start >= end) return;
+    int8_t digits[2 * item->rows * layer->shape->head_dim];
+    ByteRows x;
+    read_rows(item, digits, &x);
+    x.part = part_of_span(layer, number, span);
+    attend_span(item, NULL, &x, start, stop, stop);
+}
+
+static void join_spans(const Layer *layer, const Item *item, int64_t number) {
+    int8_t digits[2 * item->rows * layer->shape->head_dim];
+    ByteRows x;
+    read_rows(item, digits, &x);  /* for its scales */
+    Part sum = part_of_span(layer, number, 0);
+    int64_t spans = (item_end(item) - 1) / BYTES_SPAN - first_segment(item) / BYTES_SPAN + 1;
+    for (int64_t span = 1; span < spans; span++) {
+        Part part = part_of_span(layer, number, span);
+        join(&x, &sum, &part);
+    }
+    give_answers(item, &sum);
 }

@@ -10,7 +10,7 @@
 #include "matrix.h"
 
 #define ALONE_ROWS 16    /* up to so many, every member prepares the rows for itself: cheaper than to wait for each other */
-#define PHASES_OF_A_LAYER 10
+#define PHASES_OF_A_LAYER 11
 #define PREPARED_ROWS 16 /* of a piece: what is kept of their groups shares lines of the cache, which two must not write to */
 
 typedef struct {
@@ -43,6 +43,8 @@ typedef struct {
     Rows normed, output, down;     /* what the products of that name take */
     int64_t *item_starts;
     int64_t sequences;
+    float *parts;                  /* of attention */
+    int64_t part_floats;
     Best *best;                    /* [threads][rows] */
 } Buffers;
 
@@ -58,7 +60,7 @@ typedef struct {
 /* ---- memory ---- */
 
 static void buffers_free(Buffers *b) {
-    free(b->hidden), free(b->picked), free(b->cosines), free(b->sines), free(b->qkv), free(b->item_starts), free(b->best);
+    free(b->hidden), free(b->picked), free(b->cosines), free(b->sines), free(b->qkv), free(b->item_starts), free(b->best), free(b->parts);
     rows_free(&b->normed), rows_free(&b->output), rows_free(&b->down);
     memset(b, 0, sizeof *b);
 }
@@ -90,6 +92,15 @@ static int buffers_fit(Runner *runner, int64_t tokens, int64_t sequences) {
     if (!ok || !b->hidden || !b->picked || !b->cosines || !b->sines || !b->qkv || !b->item_starts || !b->best) return buffers_free(b), 0;
     b->rows = tokens, b->sequences = sequences;
     return 1;
+}
+
+static int parts_fit(Runner *runner, int64_t floats_needed) {
+    Buffers *b = &runner->shared;
+    if (floats_needed <= b->part_floats) return 1;
+    team_rest(runner->team);
+    free(b->parts);
+    b->parts = room(floats_needed * 4), b->part_floats = b->parts ? floats_needed : 0;
+    return b->parts != NULL;
 }
 
 /* ---- phases ---- */
@@ -211,7 +222,7 @@ static int64_t phase_since;
 typedef struct {
     Runner *runner;
     Step step;
-    int64_t item_rows, items;
+    int64_t item_rows, items, spans;
 } Hidden;
 
 static void layer_phases(Member *me, const Hidden *job, int64_t number) {
@@ -234,6 +245,7 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
         .qkv = b->qkv, .qkv_stride = qkv_width(m),
         .out = b->output.plain, .window = block->window,
         .item_rows = job->item_rows, .item_starts = b->item_starts, .items = job->items,
+        .spans = job->spans, .parts = b->parts,
     };
     store_all(me, &layer, m->kv_kind, turn_row, &(Turning){runner, block});
     PHASE(TURN)
@@ -342,8 +354,12 @@ int64_t baton_threads(const Runner *runner) { return runner->team->threads; }
 /* The hidden rows of the step, before the last norm: valid until the next call. NULL: not enough memory. */
 const float *baton_hidden(Runner *runner, const Step *step) {
     if (!buffers_fit(runner, step->tokens, step->sequences)) return NULL;
-    int64_t rows = item_starts(step, &runner->model->attention, runner->model->kv_kind, runner->team->threads, runner->shared.item_starts);
-    Hidden job = {runner, *step, rows, runner->shared.item_starts[step->sequences]};
+    const Shape *shape = &runner->model->attention;
+    KVKind kind = (KVKind)runner->model->kv_kind;
+    int64_t rows = item_starts(step, shape, kind, runner->team->threads, runner->shared.item_starts);
+    int64_t items = runner->shared.item_starts[step->sequences], spans = spans_of_items(step, shape, kind, runner->team->threads, items);
+    if (!parts_fit(runner, part_floats(shape, items, spans))) return NULL;
+    Hidden job = {runner, *step, rows, items, spans};
     team_run(runner->team, hidden_job, &job, sizeof job, phases_of(runner->model));
     return runner->shared.hidden;
 }
@@ -442,6 +458,9 @@ int baton_attention(Runner *runner, const Step *step, const Shape *shape, void *
         .item_rows = item_starts(step, shape, (KVKind)kv_kind, runner->team->threads, starts),
     };
     layer.items = starts[step->sequences];
+    layer.spans = spans_of_items(step, shape, (KVKind)kv_kind, runner->team->threads, layer.items);
+    if (!parts_fit(runner, part_floats(shape, layer.items, layer.spans))) return free(starts), 1;
+    layer.parts = runner->shared.parts;
     Attention job = {&layer, (KVKind)kv_kind};
     team_run(runner->team, attention_job, &job, sizeof job, phases_of(runner->model));
     team_rest(runner->team);
