@@ -486,10 +486,11 @@ static void bursts(void) {
     DEMAND(different == 0, "members that rest change what comes out");
     team_free(team);
 
-    int64_t pause = 0, aside = 0, alone = 0;
-    for (; pause < PAUSE_MOST; aside++) pause = next_pause(pause, 1);
-    DEMAND(aside < 10 && next_pause(pause, 1) == PAUSE_MOST, "a pause does not become long enough soon");
-    for (; pause; alone++) pause = next_pause(pause, 0);
+    int64_t pause = 0, aside = 0, alone = 0, rarely = 10 * AGAIN_NANOSECONDS;
+    DEMAND(next_pause(0, 1, rarely) == 0, "being set aside once makes a member rest");
+    for (; pause < PAUSE_MOST; aside++) pause = next_pause(pause, 1, 0);
+    DEMAND(aside < 10 && next_pause(pause, 1, rarely) == PAUSE_MOST, "a pause does not become long enough soon");
+    for (; pause; alone++) pause = next_pause(pause, 0, rarely);
     DEMAND(alone > 20 && alone < 200, "a pause does not become shorter again, slowly");
 }
 

@@ -20,6 +20,7 @@
  */
 #pragma once
 
+#include "digits.h"
 #include "tiles.h"
 
 #define BYTES_BLOCK 16       /* tokens */
@@ -28,88 +29,11 @@
 #define BYTES_SPAN 1024      /* tokens whose part in an answer is worked out by itself, at fixed places: several members may share a row */
 #define SPLIT_ROWS 16        /* of an item whose spans go to several members */
 #define BYTES_DIM 64         /* head_dim is a multiple */
-#define DIGITS_AT_ONCE 64    /* weights */
 #define BYTES_ROWS 4         /* that vectors take at once */
 #define BYTES_TILES_FROM 8   /* rows that are faster on tiles */
-#define BYTE_MOST 127.0f
-#define QUERY_MOST 16319.0f  /* 128 * 127 + 63 */
-#define WEIGHT_MOST_OF_ALL 16383.0f /* 128 * 127 + 127: none is negative */
-#define SCALED_LEAST 1e-34f  /* the inverse of less would be infinite: such numbers are all zeros */
-#define LOG2_E 1.44269504089f
 
 /* Vectors of keys, or of outputs, that are worked on at once: as many sums as there are registers for. */
 #define BYTES_COLUMNS(rows) ((rows) * 8 <= (LANES == 8 ? 8 : 24) ? 4 : (rows) * 4 <= (LANES == 8 ? 8 : 24) ? 2 : 1)
-
-/* ---- numbers to bytes ---- */
-
-/* Compared as integers: the bits of numbers that are not negative have the order of the numbers, a NaN is above them all, and so it
- * becomes the scale: what is not finite stays so. */
-ALWAYS float largest_magnitude(const float *x, int64_t count) {
-    int32_t most = 0;
-    for (int64_t i = 0; i < count; i++) {
-        union { float f; int32_t i; } bits = {x[i]};
-        bits.i &= 0x7fffffff;
-        most = bits.i > most ? bits.i : most;
-    }
-    union { int32_t i; float f; } largest = {most};
-    return largest.f;
-}
-
-ALWAYS float inverse_of(float largest, float most) { return largest > SCALED_LEAST ? most / largest : 0.0f; }
-
-/* 2^x for x <= 0, to five parts in a million; below 2^-126 nothing. Weights, which are none of them negative, as two digits. */
-#if LANES == 16
-
-ALWAYS floats exp2_lanes(floats x) {
-    __mmask16 some = _mm512_cmp_ps_mask(x, spread(-126.0f), _CMP_NLT_UQ);  /* what is no number stays none */
-    floats whole = _mm512_roundscale_ps(x, 0), r = x - whole;
-    floats p = fused(spread(9.6149742603302e-3f), r, spread(5.5967118591070e-2f));
-    p = fused(p, r, spread(2.4023555219173e-1f));
-    p = fused(p, r, spread(6.9311290979385e-1f));
-    return _mm512_maskz_scalef_ps(some, fused(p, r, spread(1.0f)), whole);
-}
-
-/* x: 64 numbers. */
-ALWAYS void store_digits(const floats *x, int8_t *high, int8_t *low) {
-    const ints order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);  /* packing goes by quarters */
-    ints early = _mm512_packus_epi32(_mm512_cvtps_epi32(x[0]), _mm512_cvtps_epi32(x[1]));
-    ints late = _mm512_packus_epi32(_mm512_cvtps_epi32(x[2]), _mm512_cvtps_epi32(x[3])), mask = _mm512_set1_epi16(127);
-    ints highs = _mm512_packus_epi16(_mm512_srli_epi16(early, 7), _mm512_srli_epi16(late, 7));
-    ints lows = _mm512_packus_epi16(_mm512_and_si512(early, mask), _mm512_and_si512(late, mask));
-    _mm512_storeu_si512(high, _mm512_permutexvar_epi32(order, highs));
-    _mm512_storeu_si512(low, _mm512_permutexvar_epi32(order, lows));
-}
-
-#else
-
-ALWAYS float exp2_short(float x) {
-    float y = x < -126.0f ? -126.0f : x;
-    float n = (y + 12582912.0f) - 12582912.0f, r = y - n;
-    float p = FUSED(9.6149742603302e-3f, r, 5.5967118591070e-2f);
-    p = FUSED(p, r, 2.4023555219173e-1f);
-    p = FUSED(p, r, 6.9311290979385e-1f);
-    p = FUSED(p, r, 1.0f);
-    union { int32_t i; float f; } power = {((int32_t)n + 127) << 23};
-    return x < -126.0f ? 0.0f : p * power.f;
-}
-
-ALWAYS floats exp2_lanes(floats x) {
-    float lanes[LANES];
-    store(lanes, x);
-    for (int j = 0; j < LANES; j++) lanes[j] = exp2_short(lanes[j]);
-    return load(lanes);
-}
-
-ALWAYS void store_digits(const floats *x, int8_t *high, int8_t *low) {
-    float numbers[DIGITS_AT_ONCE];
-    for (int i = 0; i < DIGITS_AT_ONCE / LANES; i++) store(numbers + i * LANES, x[i]);
-    for (int j = 0; j < DIGITS_AT_ONCE; j++) {
-        int32_t whole = (int32_t)rintf(numbers[j]);
-        high[j] = (int8_t)(whole >> 7), low[j] = (int8_t)(whole & 127);
-    }
-}
-
-#endif
 
 /* ---- the pool ---- */
 
@@ -145,8 +69,6 @@ static void store_token_bytes(const Layer *layer, int64_t sequence, int64_t toke
 
 /* ---- one item ---- */
 
-typedef struct { int32_t high, low; } DigitSums;
-
 /* What rows have found in a span; their answers are out / sum of totals. */
 typedef struct { float *out, *totals, *maxima; } Part;  /* [rows][dim], [rows][LANES], [rows] */
 
@@ -179,18 +101,6 @@ typedef struct {
     _Alignas(64) int8_t high[TILE_HEIGHT][BYTES_SEGMENT], low[TILE_HEIGHT][BYTES_SEGMENT];
     float units[TILE_HEIGHT], keep[TILE_HEIGHT];
 } ByteWeights;
-
-ALWAYS floats of_digits(floats high, floats low) { return fused(high, spread(128.0f), low); }  /* both are exact */
-
-ALWAYS DigitSums query_digits(const float *restrict x, int64_t count, float inverse, int8_t *restrict high, int8_t *restrict low) {
-    DigitSums sums = {0, 0};
-    for (int64_t i = 0; i < count; i++) {
-        int32_t whole = (int32_t)rintf(x[i] * inverse), upper = (whole + 64) >> 7, lower = whole - upper * 128;
-        high[i] = (int8_t)upper, low[i] = (int8_t)lower;
-        sums.high += upper, sums.low += lower;
-    }
-    return sums;
-}
 
 /* What a weight of 1 at each token becomes, and what that counts. */
 ALWAYS float of_scales(const float *scales, int64_t width, float *shares) {

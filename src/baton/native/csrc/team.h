@@ -42,6 +42,7 @@
 #define PAUSE_LEAST 1000000        /* between bursts; with less there are no bursts */
 #define PAUSE_FIRST 2000000
 #define PAUSE_MOST 64000000
+#define AGAIN_NANOSECONDS 50000000 /* once is chance; twice within this time is a neighbour */
 #define LOST_NANOSECONDS 1000000   /* on the way through a round, if it is a third of it too: other processes of ours take less */
 
 typedef struct Team Team;
@@ -54,6 +55,7 @@ typedef struct {
     _Atomic uint32_t at_work;
     int resting;              /* takes no piece of this round any more, and waits for nobody */
     int64_t pause, burst_end; /* 0: it works all the time */
+    int64_t aside;            /* when it was last set aside */
     int64_t slept;            /* in this round, nanoseconds */
 } Member;
 
@@ -188,9 +190,10 @@ static int was_set_aside(Clocks then, int64_t slept) {
     return lost > LOST_NANOSECONDS && lost > wall / 3;
 }
 
-/* Between two bursts, by how the last one went: soon long enough, and slowly shorter again. */
-static int64_t next_pause(int64_t pause, int set_aside) {
-    if (set_aside) return pause == 0 ? PAUSE_FIRST : pause < PAUSE_MOST / 2 ? 2 * pause : PAUSE_MOST;
+/* Between two bursts, by how the last one went: soon long enough, and slowly shorter again. `since`: the time before, in nanoseconds. */
+static int64_t next_pause(int64_t pause, int set_aside, int64_t since) {
+    if (set_aside && pause) return pause < PAUSE_MOST / 2 ? 2 * pause : PAUSE_MOST;
+    if (set_aside) return since < AGAIN_NANOSECONDS ? PAUSE_FIRST : 0;
     pause -= pause > 2 * PAUSE_FIRST ? pause / 10 : pause / 50;
     return pause < PAUSE_LEAST ? 0 : pause;
 }
@@ -218,7 +221,8 @@ static void *member_life(void *argument) {
         if (atomic_load(&team->round) - me->round < ROUNDS / 2) kept.job(me, kept.with);
         atomic_store(&me->at_work, 0);
         int set_aside = was_set_aside(then, me->slept) || atomic_exchange(&team->caller_lost, 0);
-        if (set_aside || me->resting) me->pause = next_pause(me->pause, set_aside);
+        if (set_aside || me->resting) me->pause = next_pause(me->pause, set_aside, nanoseconds() - me->aside);
+        if (set_aside) me->aside = nanoseconds();
         if (!me->pause) me->burst_end = 0;
         else if (set_aside) me->burst_end = 1;  /* long ago */
     }
