@@ -28,7 +28,6 @@
 #define BYTES_BLOCKS (BYTES_SEGMENT / BYTES_BLOCK)
 #define BYTES_SPAN 1024      /* tokens whose part in an answer is worked out by itself, at fixed places: several members may share a row */
 #define SPLIT_ROWS 16        /* of an item whose spans go to several members */
-#define BYTES_DIM 64         /* head_dim is a multiple */
 #define BYTES_ROWS 4         /* that vectors take at once */
 #define BYTES_TILES_FROM 8   /* rows that are faster on tiles */
 

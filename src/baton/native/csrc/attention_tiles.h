@@ -11,6 +11,7 @@
  */
 #pragma once
 
+#include "digits.h"
 #include "tiles.h"
 
 #define PAIRS_BLOCK 16  /* tokens of a block: a tile is as wide */
@@ -62,17 +63,6 @@ static void whole_values(const bf16 *values, int64_t tokens, int64_t dim, bf16 *
         for (int64_t d = 0; d < pair; d += 2) out[whole * pair + d] = values[whole * pair + d];
 }
 
-/* 2^x for x <= 0 (and a rounding above), to five parts in a million; weights are rounded to bfloat16 anyhow. Minus infinity
- * gives 0, what is no number stays none. */
-ALWAYS floats exp2_negative(floats x) {
-    x = _mm512_max_ps(spread(-200.0f), x);
-    floats whole = _mm512_roundscale_ps(x, 0), r = x - whole;
-    floats p = fused(spread(9.6149742603302e-3f), r, spread(5.5967118591070e-2f));
-    p = fused(p, r, spread(2.4023555219173e-1f));
-    p = fused(p, r, spread(6.9311290979385e-1f));
-    return _mm512_scalef_ps(fused(p, r, spread(1.0f)), whole);
-}
-
 /* soften() for a tile of rows, in powers of two, over `width` tokens; row r sees [low[r], high[r]).
  * Weights come out rounded. Vectors of tokens are added up in their order: those beyond the last one would add zeros. */
 static void soften_tile(float (*scores)[PAIRS_SEGMENT], int64_t rows, int64_t width, const int64_t *low, const int64_t *high,
@@ -88,11 +78,11 @@ static void soften_tile(float (*scores)[PAIRS_SEGMENT], int64_t rows, int64_t wi
         tops[r] = largest_lane(best);
         maxima[r] = tops[r] = tops[r] > before[r] ? tops[r] : before[r];
     }
-    store(keep, exp2_negative((load(before) - load(tops)) * spread(LOG2_E)));
+    store(keep, exp2_lanes((load(before) - load(tops)) * spread(LOG2_E)));
     for (int64_t r = 0; r < rows; r++) {
         floats top = spread(-LOG2_E * tops[r]), sum = spread(0.0f);
         for (int64_t t = 0; t < width; t += LANES) {
-            floats weight = exp2_negative(fused(load(&scores[r][t]), spread(LOG2_E), top));
+            floats weight = exp2_lanes(fused(load(&scores[r][t]), spread(LOG2_E), top));
             sum += weight;
             _mm256_store_si256((__m256i *)&weights[r][t], (__m256i)_mm512_cvtneps_pbh(weight));
         }
