@@ -176,8 +176,8 @@ class ServeConfig:
     int8: all in 8 bits. int4: all in 4 bits, but embedding and output head in 8 where the file does not have them in 4.
     none: dequantised to float32 when they are loaded; the exact mode, and the slowest."""
     kv_dtype: KVCacheType = "auto"
-    """What the KV cache holds. auto: int8 with quantised weights, with a scale for each token and head (float16 where heads are
-    no multiple of 64 wide, or block_size is not 16); float32 with --quantization none."""
+    """What the KV cache holds. auto: with quantised weights int8 on processors with AMX (a scale for each token and head), else
+    float16; also where heads are no multiple of 64 wide, or block_size is not 16. float32 with --quantization none."""
     compute: Compute = "auto"
     "What computes. native: our kernels in C. torch: several times slower. auto: native where there is a C compiler."
     threads: int = 0

@@ -66,7 +66,7 @@ class Machine:
     [
         (True, WIDE, {}, "int8"),
         (True, WIDE, {"quantization": "int4"}, "int8"),
-        (False, WIDE, {}, "int8"),
+        (False, WIDE, {}, "float16"),
         (True, TINY, {}, "float16"),  # heads of 8
         (True, WIDE, {"block_size": 32}, "float16"),
         (True, WIDE, {"quantization": "none"}, "float32"),

@@ -201,7 +201,7 @@ static const Rows *prepare(Member *me, Runner *runner, const Source *from, int64
     return shared;
 }
 
-/* ---- where the time goes: compiled in for bench/kernels.py alone ---- */
+/* ---- where the time goes: compiled in with -DBATON_PHASES alone, by whoever measures ---- */
 
 #if defined(BATON_PHASES)
 enum { BEGIN, NORM, QKV, TURN, ATTEND, OUTPUT, NORM2, GATE_UP, GATED, DOWN, PHASES };

@@ -198,7 +198,7 @@ static int64_t next_pause(int64_t pause, int set_aside, int64_t since) {
     return pause < PAUSE_LEAST ? 0 : pause;
 }
 
-/* Between two rounds, or in the middle of one: this one can do without. */
+/* The rest of the round that a burst ended in goes without this member. */
 static void rest_between_bursts(Member *me) {
     if (!me->pause || nanoseconds() < me->burst_end) return;
     sleep_while(me->team, &me->team->stop, 0, me->pause);
