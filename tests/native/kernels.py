@@ -40,9 +40,9 @@ def rounds_once(library: Library) -> bool:
     return library.variant.name != "plain"
 
 
-def fused_libraries(*, quantised: bool) -> list[Library]:
-    """Those that must all give the same bits; on tiles, quantised ones are another thing (csrc/wholes.h)."""
-    found = [library for library in map(load, usable()) if rounds_once(library) and not (quantised and library.has_tiles())]
+def fused_libraries(*, nibbles: bool) -> list[Library]:
+    """Those that must all give the same bits; on tiles, weights of 4 bits are another thing (csrc/wholes.h)."""
+    found = [library for library in map(load, usable()) if rounds_once(library) and not (nibbles and library.has_tiles())]
     if len(found) < 2:
         pytest.skip("this processor has no two variants to compare")
     return found

@@ -1,12 +1,15 @@
 """What a product must give: in float64, from the stored bytes, without any code of ours. And how far off float32 may be.
 
-groups   a row of activations is rounded in groups of 32: scale = largest magnitude / 127, number = rint(value * 127 / largest),
+bytes    (weights of 8 bits) both rows are mixed: times Hadamard's matrix and reflections (`mixing_matrix`). Then each is rounded
+         as a whole: scale = largest magnitude / 127, number = rint(value * 127 / largest).
+         output = scale * weight scale * (numbers . numbers) / stretch
+groups   (4 bits) a row of activations is rounded in groups of 32: scale = largest magnitude / 127, number = rint(value * 127 / largest),
          both worked out in float32.
          output = sum over groups of  scale * weight scale * (numbers . weights)  [+ minimum * scale * sum]
-wholes   (on tiles) a row of activations is rounded as a whole, with 32639 in place of 127, to 256 * high + low. In units that
-         are the same for a segment of a weight's row, the weight is  step * byte  or  step * (nibble - 8) + centre.
+wholes   (4 bits, on tiles) a row of activations is rounded as a whole, with 32639 in place of 127, to 256 * high + low. In units that
+         are the same for a segment of a weight's row, the weight is  step * (nibble - 8) + centre.
          output = 256 * scale * sum over segments of  unit * (high . weights + low . coarse)
-         coarse = weight / 256, or for nibbles  (floor(step / 16) * (nibble - 8) + floor(centre / 16)) / 16
+         coarse = (floor(step / 16) * (nibble - 8) + floor(centre / 16)) / 16
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.models.dequantise import dequantise
 from baton.models.raw_tensor import Floats, RawTensor
 from baton.models.tensor_types import F32, Q4_0, Q4_1, Q8_0, TensorType
 
@@ -94,10 +98,6 @@ def whole_rows(x: Floats) -> tuple[Doubles, Doubles, Doubles]:
 def whole_segment(groups: Groups, kind: TensorType) -> tuple[Doubles, Doubles, Doubles]:
     """Units [rows], weights and coarse ones [rows, width] of one segment."""
     scales, minima = groups.scales.astype(np.float32), groups.minima.astype(np.float32)
-    if kind == Q8_0:
-        units = (np.abs(scales) / np.float32(225)).max(1)
-        weights = np.rint(scales * _inverses(units))[:, :, None] * groups.numbers
-        return units.astype(np.float64), weights.reshape(len(units), -1), weights.reshape(len(units), -1) / 256
     nibbles = groups.numbers - (0 if kind == Q4_0 else 8)
     centres = minima + np.float32(8) * scales if kind == Q4_1 else minima
     turned = scales < 0  # 15 - nibble is meant
@@ -128,13 +128,42 @@ def whole_product(x: Floats, raw: RawTensor) -> Product:
     return Product(values, (5 + raw.shape[1] // GROUP // SEGMENT) * UNIT * magnitudes)
 
 
+def mixing_matrix(width: int) -> Doubles:
+    """Times its own transpose it is `stretch` times the identity."""
+    stretch, matrix = width & -width, np.ones((1, 1))
+    while len(matrix) < stretch:
+        matrix = np.kron(np.array([[1, 1], [1, -1]]), matrix)
+    for factor in (3, 5, 7, 9, 11, 13):
+        while width // len(matrix) % factor == 0:
+            matrix = np.kron(np.eye(factor) - 2 / factor, matrix)
+    return np.kron(np.eye(width // len(matrix)), matrix)
+
+
+def byte_rows(x: Floats, balance: Floats) -> tuple[Doubles, Doubles, Doubles]:
+    """Scales [rows], numbers [rows, width], and how many of a row's numbers are so near to an edge that they may be the next one."""
+    mixed = (x * balance).astype(np.float64) @ mixing_matrix(x.shape[1]).T
+    largest = np.abs(mixed).max(-1)
+    exact = mixed * np.divide(127.0, largest, out=np.zeros_like(largest), where=largest > 1e-36)[:, None]
+    on_edge = np.abs(np.abs(exact - np.floor(exact)) - 0.5) < 127 * 64 * UNIT
+    return largest / 127, np.rint(exact), on_edge.sum(-1)
+
+
+def bytes_product(x: Floats, raw: RawTensor, balance: Floats | None = None) -> Product:
+    balance = np.ones(x.shape[1], np.float32) if balance is None else balance
+    (scales, numbers, edges), (units, weights, weight_edges) = byte_rows(x, balance), byte_rows(dequantise(raw), 1 / balance)
+    ones = scales[:, None] * units / (x.shape[1] & -x.shape[1])
+    flips = 127.0 * (edges[:, None] + weight_edges)
+    values = numbers @ weights.T * ones
+    return Product(values, 64 * UNIT * np.abs(values) + flips * ones)
+
+
 def product(x: Floats, raw: RawTensor, bias: Floats | None = None, *, tiles: bool = False) -> Product:
     """`tiles`: of a library that has them."""
     if raw.type == F32:
         w = raw.data.view(np.float32).astype(np.float64)
         values, magnitudes, links = x.astype(np.float64) @ w.T, np.abs(x).astype(np.float64) @ np.abs(w).T, raw.shape[1]
-    elif tiles:
-        values, errors = whole_product(x, raw)
+    elif raw.type == Q8_0 or tiles:
+        values, errors = (bytes_product if raw.type == Q8_0 else whole_product)(x, raw)
         magnitudes, links = errors / UNIT, 0
     else:
         a, w = activation_groups(x), weight_groups(raw)

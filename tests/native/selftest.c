@@ -2,7 +2,8 @@
  * at hand for: it runs wherever a compiler can reach, in an emulator too.
  *
  *   close      every result is as near to the doubles' as the roundings on the way allow
- *   chain      a product is, to the bit, one chain of multiply-adds over groups (of additions over segments, on tiles)
+ *   chain      a product is, to the bit, one chain of multiply-adds over groups (of additions over segments, on tiles; of bytes,
+ *              one product of integers)
  *   same       the bits of a row are those of the same row alone, whatever came with it: rows, chunks, threads
  *
  * Prints a checksum for each thing that it computed. The numbers that go in come from integers alone, so processors that round
@@ -93,6 +94,8 @@ static Weight weight_at(int kind, const uint8_t *row, int64_t k) {
     return weight;
 }
 
+static float balance_of(int64_t input) { return 1.0f + (float)(input % 5) / 4.0f; }
+
 static Matrix packed(int kind, const uint8_t *rows, int64_t outputs, int64_t inputs, int paired) {
     Matrix m = {.kind = kind, .paired = paired, .outputs = outputs, .inputs = inputs};
     int64_t bytes[3], places[outputs];
@@ -101,7 +104,8 @@ static Matrix packed(int kind, const uint8_t *rows, int64_t outputs, int64_t inp
     for (int i = 0; i < 3; i++) parts[i] = room(bytes[i]), memset(parts[i], 0, (size_t)bytes[i]);
     m.numbers = parts[0], m.scales = parts[1], m.minima = parts[2];
     for (int64_t i = 0; i < outputs; i++) places[i] = i;
-    baton_pack(&m, rows, row_bytes(kind, inputs), places, outputs);
+    for (int64_t i = 0; kind == INT8 && i < inputs; i++) ((float *)parts[2])[i] = balance_of(i);
+    baton_pack(&m, kind, rows, row_bytes(kind, inputs), places, outputs);
     return m;
 }
 
@@ -110,6 +114,48 @@ static void matrix_free(Matrix *m) { free((void *)m->numbers), free((void *)m->s
 /* ---- products ---- */
 
 typedef struct { double value, size; float chain; } Expected;  /* size: of the terms, before they cancel out */
+
+/* As bytes.h says: one row, mixed number by number, as bytes. Returns the scale. */
+static float bytes_expected(float *x, int64_t inputs, int32_t *q) {
+    int64_t apart = 1;
+    for (; inputs % (2 * apart) == 0; apart *= 2)
+        for (int64_t i = 0; i < inputs; i++)
+            if (i / apart % 2 == 0) {
+                float a = x[i], b = x[i + apart];
+                x[i] = a + b, x[i + apart] = a - b;
+            }
+    for (int64_t factor = 3; factor <= 13; factor += 2)
+        for (; inputs / apart % factor == 0 && apart < inputs; apart *= factor)
+            for (int64_t i = 0; i < inputs; i++)
+                if (i / apart % factor == 0) {
+                    float sum = x[i];
+                    for (int64_t f = 1; f < factor; f++) sum += x[i + f * apart];
+                    for (int64_t f = 0; f < factor; f++) x[i + f * apart] = FUSED(sum, -2.0f / (float)factor, x[i + f * apart]);
+                }
+    float largest = 0.0f;
+    for (int64_t i = 0; i < inputs; i++) largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
+    for (int64_t i = 0; i < inputs; i++) q[i] = largest > 1e-36f ? (int32_t)rintf(x[i] * (127.0f / largest)) : 0;
+    return largest / 127.0f;
+}
+
+static Expected expected_bytes(const uint8_t *row, const float *x, int64_t inputs) {
+    Expected e = {0.0, 0.0, 0.0f};
+    float a[inputs], w[inputs];
+    int32_t q[inputs], v[inputs];
+    int64_t stretched = 1, sum = 0;
+    double a_size = 0.0, w_size = 0.0;
+    while (inputs % (2 * stretched) == 0) stretched *= 2;
+    for (int64_t k = 0; k < inputs; k++) {
+        Weight weight = weight_at(INT8, row, k);
+        a[k] = x[k] * balance_of(k), w[k] = weight.scale * (float)weight.whole / balance_of(k);
+        e.value += (double)x[k] * weight.scale * weight.whole, a_size += (double)a[k] * a[k], w_size += (double)w[k] * w[k];
+    }
+    float scale = bytes_expected(a, inputs, q), unit = bytes_expected(w, inputs, v) / (float)stretched;
+    for (int64_t k = 0; k < inputs; k++) sum += q[k] * v[k];
+    e.chain = (float)sum * (unit * scale);
+    e.size = sqrt(a_size * w_size) * 0.04 / 2e-7 / (double)larger(inputs / GROUP, 8);  /* what rounding to bytes may cost at most */
+    return e;
+}
 
 #if HAS_TILES
 /* As wholes.h says. */
@@ -127,9 +173,9 @@ static Expected expected_whole(int kind, const uint8_t *row, const float *x, int
                 Weight weight = weight_at(kind, row, k);
                 int number = weight.whole - (kind == INT4M ? 8 : 0);
                 float step = weight.scale, centre = kind == INT4M ? weight.minimum + 8.0f * weight.scale : 0.0f;
-                if (kind != INT8 && step < 0.0f) centre += step, step = -step, number = -1 - number;
+                if (step < 0.0f) centre += step, step = -step, number = -1 - number;
                 if (way == 0) {
-                    float needed = kind == INT8 ? fabsf(step) / 225.0f : fmaxf(step / 255.0f, (8.0f * step + fabsf(centre)) / 2000.0f);
+                    float needed = fmaxf(step / 255.0f, (8.0f * step + fabsf(centre)) / 2000.0f);
                     unit = needed > unit ? needed : unit;
                     continue;
                 }
@@ -137,14 +183,14 @@ static Expected expected_whole(int kind, const uint8_t *row, const float *x, int
                 int a = (int)rintf(x[k] * inverse), high = (a + 128) >> 8, low = a - high * 256;
                 if (low < -127) low = -127;
                 high_sum += high * (s * number + c);
-                low_sum += low * (kind == INT8 ? s * number : (s >> 4) * number + (c >> 4));
+                low_sum += low * ((s >> 4) * number + (c >> 4));
                 double exact = (double)x[k] * ((double)weight.scale * weight.whole + weight.minimum);
                 e.size += fabs(exact) + (double)largest / 32639.0 * fabs((double)weight.scale * 15.0);
             }
             if (way == 0) continue;
-            float value = (float)(high_sum + (low_sum >> (kind == INT8 ? 8 : 4))) * (256.0f * unit * scale);
+            float value = (float)(high_sum + (low_sum >> 4)) * (256.0f * unit * scale);
             e.chain = begin ? e.chain + value : value;
-            e.value += (double)(high_sum + (low_sum >> (kind == INT8 ? 8 : 4))) * 256.0 * unit * scale;
+            e.value += (double)(high_sum + (low_sum >> 4)) * 256.0 * unit * scale;
         }
     }
     return e;
@@ -154,6 +200,7 @@ static Expected expected_whole(int kind, const uint8_t *row, const float *x, int
 /* One row as the products see it: float, or whole numbers and a scale for each group. */
 static Expected expected(int kind, const uint8_t *row, const float *x, int64_t inputs) {
     Expected e = {0.0, 0.0, 0.0f};
+    if (kind == INT8) return expected_bytes(row, x, inputs);
 #if HAS_TILES
     if (kind != F32) return expected_whole(kind, row, x, inputs);
 #endif
@@ -234,8 +281,9 @@ static void gated_product(Runner *runner, int kind) {
         for (int64_t o = 0; o < outputs / 2; o++) {
             int64_t gate = o / 16 * CELL + o % 16;
             const uint8_t *row = rows + gate * row_bytes(kind, inputs), *through = row + 16 * row_bytes(kind, inputs);
-            double a = bias[gate] + expected(kind, row, x + r * inputs, inputs).value;
-            double b = bias[gate + 16] + expected(kind, through, x + r * inputs, inputs).value;
+            Expected gated = expected(kind, row, x + r * inputs, inputs), let_through = expected(kind, through, x + r * inputs, inputs);
+            double a = bias[gate] + (kind == INT8 ? gated.chain : gated.value);
+            double b = bias[gate + 16] + (kind == INT8 ? let_through.chain : let_through.value);
             double want = a / (1.0 + exp(-a)) * b, got = out[r * (outputs / 2) + o];
             DEMAND(fabs(got - want) <= 1e-4 * (1.0 + fabs(want)), "gates %s: %g, not %g", KINDS[kind], got, want);
         }

@@ -1,9 +1,10 @@
 """The whole decoder in C against the one in torch, for models of every trait; and the same bits in any chunks and company.
 
-Unquantised, the two differ by the order of sums only. Quantised, a tiny difference may put an activation that stands between
+Unquantised, the two differ by the order of sums only. With weights of 4 bits, a tiny difference may put an activation that stands between
 two numbers on the other side: then it is off by one part in 127 of the largest of its group, and so is, a little, all that
 follows from it. It takes a difference of 1e-7 to meet an edge, so of tokens that do not see each other nearly all must be as
-near as unquantised ones; and where they do, none may be further off than some such flips.
+near as unquantised ones; and where they do, none may be further off than some such flips. With weights of 8 bits they round
+differently (csrc/bytes.h, against product_oracle.py); they must be as near to the unquantised one as torch is.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ STRANGERS = [1] * 100
 EXACT = 2e-5
 FLIPS = 0.15
 """Hidden numbers are up to 7 here, and a flip moves one by up to 0.06."""
-MODES = pytest.mark.parametrize("quantization", ["int8", "int4", "auto"])
 
 
 def some_steps(lengths: list[int], seed: int = 0) -> list[list[Part]]:
@@ -32,14 +32,14 @@ def some_steps(lengths: list[int], seed: int = 0) -> list[list[Part]]:
 @cache
 def in_torch(case: str, quantization: str, lengths: tuple[int, ...] = tuple(LENGTHS)) -> list[Result]:
     """With keys and values kept as the kernels keep them."""
-    config = (EXACT_CASES if quantization == "none" else QUANTISED_CASES)[case]
+    config = (EXACT_CASES | QUANTISED_CASES)[case]
     talk = Conversation(config, list(lengths))
     kv_dtype = "float32" if quantization == "none" else "float16"
     return talk.run(talk.forward(load(None, config, quantization=quantization, kv_dtype=kv_dtype)), some_steps(talk.lengths))
 
 
 def in_c(library, case: str, quantization: str, lengths: list[int], threads: int = 1, seed: int = 0) -> list[Result]:
-    talk = Conversation((EXACT_CASES if quantization == "none" else QUANTISED_CASES)[case], lengths)
+    talk = Conversation((EXACT_CASES | QUANTISED_CASES)[case], lengths)
     kv_dtype = "float32" if quantization == "none" else "float16"
     forward = talk.forward(load(library, talk.config, quantization=quantization, kv_dtype=kv_dtype, threads=threads))
     try:
@@ -60,14 +60,22 @@ def distances(ours: list[Result], expected: list[Result]) -> np.ndarray:
     return np.concatenate([np.abs(a.hidden - b.hidden).max(-1) for a, b in zip(ours, expected, strict=True)])
 
 
-@MODES
 @pytest.mark.parametrize("case", QUANTISED_CASES)
-def test_quantised_it_rounds_like_the_one_in_torch(library, case, quantization):
-    strangers = distances(in_c(library, case, quantization, STRANGERS), in_torch(case, quantization, tuple(STRANGERS)))
+def test_with_weights_of_four_bits_it_rounds_like_the_one_in_torch(library, case):
+    strangers = distances(in_c(library, case, "int4", STRANGERS), in_torch(case, "int4", tuple(STRANGERS)))
     if not library.has_tiles():  # those round otherwise, and less: test_products.py says how
         assert np.mean(strangers < EXACT) > 0.9
-    long = distances(in_c(library, case, quantization, LENGTHS), in_torch(case, quantization))
+    long = distances(in_c(library, case, "int4", LENGTHS), in_torch(case, "int4"))
     assert max(strangers.max(), long.max()) < FLIPS
+
+
+@pytest.mark.parametrize("quantization", ["int8", "auto"])
+@pytest.mark.parametrize("case", QUANTISED_CASES)
+def test_with_weights_of_eight_bits_it_is_as_good_as_the_one_in_torch(library, case, quantization):
+    exact = in_torch(case, "none")
+    ours, theirs = distances(in_c(library, case, quantization, LENGTHS), exact), distances(in_torch(case, quantization), exact)
+    assert ours.mean() < 1.5 * theirs.mean()
+    assert ours.max() < 2 * theirs.max()
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
@@ -108,7 +116,7 @@ def test_so_it_does_with_keys_and_values_of_8_bits(library, quantization):
 @pytest.mark.parametrize("kv_dtype", ["float32", "float16"])
 def test_what_the_pool_holds_can_be_chosen(library, kv_dtype):
     """Quantised weights with exact keys, exact weights with keys of half precision."""
-    for quantization in ("none", "int8"):
+    for quantization in ("none", "int4"):
         talk = Conversation(QUANTISED_CASES["plain"], STRANGERS[:20])
         loaded = load(library, talk.config, quantization=quantization, kv_dtype=kv_dtype)
         assert loaded.kv_dtype == kv_dtype

@@ -9,18 +9,17 @@ import numpy as np
 import pytest
 from decoder_cases import Conversation
 from kernels import GivenWeights, Team, pack, small_config
-from product_oracle import product, random_matrix
+from product_oracle import bytes_product, random_matrix
 
 from baton.config import WorkerConfig
 from baton.errors import EngineError
 from baton.models.dequantise import dequantise
 from baton.models.open import OpenedModel
-from baton.models.quantise import to_q8_0
 from baton.models.raw_tensor import RawTensor
 from baton.models.tensor_types import F32, Q4_0, Q4_1, Q8_0
 from baton.models.tokenizer_source import TokenizerSource
 from baton.native.library import load_best
-from baton.native.packing import Arena, _of_one_type
+from baton.native.packing import Arena, _kind_of
 from baton.worker.forward.native_forward import load_native
 
 KINDS = pytest.mark.parametrize("kind", [F32, Q8_0, Q4_0, Q4_1], ids=lambda kind: kind.name)
@@ -33,41 +32,24 @@ def some(kind, rows: int = 8, width: int = 64, seed: int = 0) -> RawTensor:
 # Types
 
 
-def test_parts_of_one_type_stay_as_they_are():
-    parts = [some(Q4_1), some(Q4_1, seed=1)]
-    assert _of_one_type(parts) is parts
-
-
-@pytest.mark.parametrize("kinds", [(Q4_0, Q4_1), (Q4_0, Q8_0, Q4_1), (Q8_0, Q4_1)])
-def test_parts_of_different_blocks_become_bytes(kinds):
-    parts = [some(kind) for kind in kinds]
-    for before, after in zip(parts, _of_one_type(parts), strict=True):
-        assert after.type == Q8_0
-        if before.type == Q8_0:
-            assert after is before
-        step = np.abs(dequantise(before)).reshape(-1, 32).max(-1) / 127
-        error = np.abs(dequantise(after) - dequantise(before)).reshape(-1, 32).max(-1)
-        assert (error <= 0.51 * step + 1e-9).all()
-
-
-def test_parts_of_which_one_is_exact_are_all_exact():
-    parts = [some(Q4_1), some(F32)]
-    for before, after in zip(parts, _of_one_type(parts), strict=True):
-        assert after.type == F32
-        assert np.array_equal(dequantise(after), dequantise(before))
+@pytest.mark.parametrize(
+    ("kinds", "together"),
+    [((Q4_1, Q4_1), Q4_1), ((Q4_0, Q4_1), Q8_0), ((Q4_0, Q8_0, Q4_1), Q8_0), ((Q8_0, Q4_1), Q8_0), ((Q4_1, F32), F32)],
+)
+def test_parts_of_different_types_become_what_loses_least(kinds, together):
+    assert _kind_of(kinds) == together
 
 
 def test_a_file_may_store_queries_keys_and_values_differently(library):
     config = small_config(hidden_size=64, heads=3, kv_heads=1, head_dim=10)
     parts = some(Q4_1, 30), some(Q8_0, 10, seed=1), some(Q4_0, 10, seed=2)
     packed = pack(library, config, {f"layers.0.attention.{n}.weight": p for n, p in zip("qkv", parts, strict=True)}, "auto")
-    as_bytes = [part if part.type == Q8_0 else to_q8_0(dequantise(part)) for part in parts]
     x = np.random.default_rng(3).standard_normal((5, 64), np.float32)
     with Team(library) as team:
         ours = team.product(packed.blocks[0].qkv, x, 50)
     at = 0
-    for part in as_bytes:
-        expected = product(x, part, tiles=bool(library.has_tiles()))
+    for part in parts:
+        expected = bytes_product(x, part)
         assert (np.abs(ours[:, at : at + part.shape[0]] - expected.values) <= 2 * expected.error_max).all()
         at += part.shape[0]
 

@@ -25,22 +25,26 @@ CHUNK_BLOCKS = 2048
 SHRINKS = (0.0, 0.01, 0.02, 0.03)
 """Shares of the range that are cut off at both ends. The first wins a tie, so numbers on a grid of 16 stay what they are."""
 
+ROW_MOST = 65536
+"""Numbers of a row that is computed on as bytes: 65,536 products of 127 and 255 fit 31 bits."""
+
 BLOCK_TYPES = (Q8_0, Q4_0, Q4_1)
 """What quantised linears (models/layers/linear.py) compute on."""
 
 
-def weights_as(raw: RawTensor, name: str, quantization: Quantization) -> RawTensor:
-    """A parameter as it is computed on: one of BLOCK_TYPES, or F32. `name` is ours (models/parameters.py).
+def type_for(raw: RawTensor, name: str, quantization: Quantization) -> TensorType:
+    """What a parameter is computed on: one of BLOCK_TYPES, or F32. `name` is ours (models/parameters.py).
 
     none    float32
     int8    Q8_0
     int4    Q4_0 and Q4_1 as they are, the rest Q4_1; but embedding and head Q8_0: 4 bits cost much there and save little
     auto    Q8_0, Q4_0 and Q4_1 as they are, the rest Q8_0
 
-    Vectors, and matrices whose rows are not whole blocks, are float32 in any case.
+    Vectors, matrices whose rows are not whole blocks, and those whose rows are so long that sums of products of bytes would
+    not fit 32 bits, are float32 in any case.
     """
-    if quantization == "none" or len(raw.shape) < 2 or raw.row_elements % BLOCK:
-        return _as_float32(raw)
+    if quantization == "none" or len(raw.shape) < 2 or raw.row_elements % BLOCK or raw.row_elements > ROW_MOST:
+        return F32
     at_ends = name in (EMBED, LM_HEAD)
     kept: dict[str, tuple[TensorType, ...]] = {
         "auto": BLOCK_TYPES,
@@ -48,8 +52,21 @@ def weights_as(raw: RawTensor, name: str, quantization: Quantization) -> RawTens
         "int4": BLOCK_TYPES if at_ends else (Q4_0, Q4_1),
     }
     if raw.type in kept[quantization]:
+        return raw.type
+    return Q4_1 if quantization == "int4" and not at_ends else Q8_0
+
+
+def weights_as(raw: RawTensor, name: str, quantization: Quantization) -> RawTensor:
+    return converted(raw, type_for(raw, name, quantization))
+
+
+def converted(raw: RawTensor, kind: TensorType) -> RawTensor:
+    """`kind`: F32, Q8_0 or Q4_1, or what it is already."""
+    if kind == F32:
+        return _as_float32(raw)
+    if kind == raw.type:
         return raw
-    return to_q4_1(dequantise(raw)) if quantization == "int4" and not at_ends else to_q8_0(dequantise(raw))
+    return (to_q8_0 if kind == Q8_0 else to_q4_1)(dequantise(raw))
 
 
 def _as_float32(raw: RawTensor) -> RawTensor:

@@ -24,7 +24,7 @@ class Matrix(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("kind", "paired")),
         *((name, c_int64) for name in ("outputs", "inputs", "cells", "groups")),
-        *((name, c_void_p) for name in ("numbers", "scales", "minima", "bias")),
+        *((name, c_void_p) for name in ("numbers", "scales", "minima", "bias", "heard")),
     )
 
 
@@ -74,7 +74,7 @@ class Library:
         self.allow = _function(c.baton_allow, c_int)
         self.has_tiles = _function(c.baton_has_tiles, c_int)
         self.plan = _function(c.baton_plan, None, POINTER(Matrix), POINTER(c_int64 * 3))
-        self.pack = _function(c.baton_pack, None, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64)
+        self.pack = _function(c.baton_pack, None, POINTER(Matrix), c_int64, c_void_p, c_int64, c_void_p, c_int64)
         self.new = _function(c.baton_new, c_void_p, POINTER(Model), c_int64)
         self.free = _function(c.baton_free, None, c_void_p)
         self.threads = _function(c.baton_threads, c_int64, c_void_p)

@@ -3,6 +3,9 @@
 Several tensors that take the same input become one matrix: queries, keys and values; gate and up, whose outputs alternate
 sixteen by sixteen so that a gate and what it lets through come out of the same product. All matrices lie in one arena of
 large pages: a token reads every byte of it once, and with small pages looking up addresses would take a good part of that.
+
+Matrices of bytes are packed twice: once to see what activations they meet, and once more with a balance for each input
+(native/balance.py).
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import mmap
 from collections.abc import Sequence
 from contextlib import suppress
 from ctypes import c_int64
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +25,7 @@ from baton.models.config import ModelConfig
 from baton.models.dequantise import dequantise
 from baton.models.loaders.weights import RawWeights
 from baton.models.parameters import EMBED, FINAL_NORM, LM_HEAD
-from baton.models.quantise import to_q8_0, weights_as
+from baton.models.quantise import converted, type_for, weights_as
 from baton.models.raw_tensor import Bytes, Floats, RawTensor
 from baton.models.tensor_types import F32, Q4_0, Q4_1, Q8_0, TensorType
 from baton.native import library as c
@@ -34,6 +38,25 @@ LARGE_PAGE = 2 << 20
 KINDS: dict[TensorType, int] = {F32: c.F32, Q8_0: c.INT8, Q4_0: c.INT4, Q4_1: c.INT4M}
 
 Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """A matrix, and what it is made of."""
+
+    matrix: Matrix
+    parts: Sequence[RawTensor]
+    places: Sequence[Places]
+    balance: Floats
+    "Of a matrix of bytes: [inputs], in the library's own memory. Else empty."
+    squares: Floats
+    "The same: of the weights, summed up over outputs."
+
+    def run(self, library: Library) -> None:
+        for part, places in zip(self.parts, self.places, strict=True):
+            raw = part if part.type in KINDS else converted(part, F32)
+            rows, order = np.ascontiguousarray(raw.data), np.ascontiguousarray(places, np.int64)
+            library.pack(self.matrix, KINDS[raw.type], rows.ctypes.data, rows.shape[1], order.ctypes.data, len(order))
 
 
 class Arena:
@@ -66,12 +89,19 @@ class PackedModel:
         self._quantization = quantization
         self._arena = Arena(_worst_case(config))
         self._kept: list[NDArray[np.generic]] = []
-        embedding = self._take(EMBED)
-        self.embedding, self.embedding_kind = embedding.data, KINDS[embedding.type]
+        self.of_bytes: list[Packing] = []
+        "In the order of `matrices`: to be packed again, with a balance."
+        embedding = weights.take(EMBED)
+        looked_up = weights_as(embedding, EMBED, quantization)
+        self.embedding, self.embedding_kind = looked_up.data, KINDS[looked_up.type]
         self.blocks = (Block * config.layers)(*(self._block(layer) for layer in range(config.layers)))
         self.final_norm = self._vector(FINAL_NORM)
-        self.head = self._matrix([embedding if config.tied_embeddings else self._take(LM_HEAD)])
+        self.head = self._matrix([embedding if config.tied_embeddings else weights.take(LM_HEAD)], [LM_HEAD])
         weights.close()
+
+    def matrices(self) -> list[Matrix]:
+        """Those that the library reads, in the order in which they were packed."""
+        return [*(getattr(block, name) for block in self.blocks for name in ("qkv", "output", "gate_up", "down")), self.head]
 
     def _block(self, layer: int) -> Block:
         prefix, traits = f"layers.{layer}.", self.config.traits
@@ -89,30 +119,38 @@ class PackedModel:
         )
 
     def _linear(self, names: Sequence[str], *, bias: bool, paired: bool = False) -> Matrix:
-        raws = [self._take(f"{name}.weight") for name in names]
+        names_of_weights = [f"{name}.weight" for name in names]
+        raws = [self._weights.take(name) for name in names_of_weights]
         biases = [dequantise(self._weights.take(f"{name}.bias")).reshape(-1) for name in names] if bias else []
-        return self._matrix(raws, biases, paired=paired)
+        return self._matrix(raws, names_of_weights, biases, paired=paired)
 
-    def _matrix(self, raws: Sequence[RawTensor], biases: Sequence[Floats] = (), *, paired: bool = False) -> Matrix:
-        raws = _of_one_type(raws)
+    def _matrix(
+        self, raws: Sequence[RawTensor], names: Sequence[str], biases: Sequence[Floats] = (), *, paired: bool = False
+    ) -> Matrix:
+        kind = _kind_of([type_for(raw, name, self._quantization) for raw, name in zip(raws, names, strict=True)])
+        if kind != Q8_0:  # bytes are made from whatever there is
+            raws = [converted(raw, kind) for raw in raws]
         sizes = [raw.rows for raw in raws]
         places = _paired_places(sizes[0]) if paired else np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
         outputs = 1 + max(int(part[-1]) for part in places)
-        matrix = Matrix(KINDS[raws[0].type], paired, outputs, raws[0].row_elements)
+        matrix = Matrix(KINDS[kind], paired, outputs, raws[0].row_elements)
         sizes_of_parts = (c_int64 * 3)()
         self._library.plan(matrix, sizes_of_parts)
-        matrix.numbers, matrix.scales, matrix.minima = (self._arena.take(nbytes).ctypes.data for nbytes in sizes_of_parts)
-        for raw, where in zip(raws, places, strict=True):
-            rows, order = np.ascontiguousarray(raw.data), np.ascontiguousarray(where, np.int64)
-            self._library.pack(matrix, rows.ctypes.data, rows.shape[1], order.ctypes.data, len(order))
+        numbers, scales, minima = (self._arena.take(nbytes) for nbytes in sizes_of_parts)
+        matrix.numbers, matrix.scales, matrix.minima = (part.ctypes.data for part in (numbers, scales, minima))
+        balance = (minima if kind == Q8_0 else minima[:0]).view(np.float32)
+        balance.fill(1.0)
+        packing = Packing(matrix, raws, places, balance, np.zeros_like(balance))
+        if kind == Q8_0:
+            self.of_bytes.append(packing)
+            matrix.heard = packing.squares.ctypes.data
+        packing.run(self._library)
+        matrix.heard = None
         if biases:
             bias = np.zeros(matrix.cells * CELL, np.float32)
             bias[np.concatenate(places)] = np.concatenate(biases)
             matrix.bias = self._keep(bias)
         return matrix
-
-    def _take(self, name: str) -> RawTensor:
-        return weights_as(self._weights.take(name), name, self._quantization)
 
     def _vector(self, name: str) -> int:
         return self._keep(dequantise(self._weights.take(name)).reshape(-1))
@@ -123,14 +161,10 @@ class PackedModel:
         return array.ctypes.data
 
 
-def _of_one_type(raws: Sequence[RawTensor]) -> Sequence[RawTensor]:
+def _kind_of(types: Sequence[TensorType]) -> TensorType:
     """A file may store the parts of one matrix differently. Then they all become what loses least."""
-    kinds = {raw.type for raw in raws}
-    if len(kinds) == 1:
-        return raws
-    if F32 in kinds:
-        return [RawTensor.of_floats(dequantise(raw)) for raw in raws]
-    return [raw if raw.type == Q8_0 else to_q8_0(dequantise(raw)) for raw in raws]
+    kinds = set(types)
+    return types[0] if len(kinds) == 1 else F32 if F32 in kinds else Q8_0
 
 
 def _paired_places(width: int) -> list[Places]:

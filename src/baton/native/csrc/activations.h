@@ -1,4 +1,4 @@
-/* Rows on their way into a product: normed, and quantised as the weights want it (groups.h, wholes.h).
+/* Rows on their way into a product: normed, and quantised as the weights want it (bytes.h, groups.h, wholes.h).
  *
  * What becomes of a row depends on that row alone: the sums go through lanes of fixed meaning.
  */
@@ -14,7 +14,7 @@ typedef struct {
     int64_t width, groups;   /* numbers and groups of a row; a width that is no multiple of GROUP is never quantised */
     int64_t stride;          /* rows that there is room for: from one group's numbers to the next group's */
     float *plain;            /* [rows][width] */
-    int8_t *quantised, *low; /* the rest is of quantised rows: see groups.h and wholes.h */
+    int8_t *quantised, *low; /* the rest is of quantised rows: see bytes.h, groups.h and wholes.h */
     float *scales, *scaled_sums;
     int32_t *sums, *low_sums;
 } Rows;
@@ -33,6 +33,52 @@ static void rows_free(Rows *rows) {
     free(rows->plain), free(rows->quantised), free(rows->low);
     free(rows->scales), free(rows->scaled_sums), free(rows->sums), free(rows->low_sums);
 }
+
+/* Of a quantised row: bytes, and zeros up to a whole step of tiles. */
+ALWAYS int64_t padded(const Rows *rows) { return round_up(rows->width, 2 * GROUP); }
+
+/* The largest magnitude; `count`: a multiple of 32. Compared as integers: the bits of numbers that are not negative have the order
+ * of the numbers, a NaN is above them all, and so it becomes the scale: what is not finite stays so. */
+#if LANES == 16
+ALWAYS float largest_of(const float *x, int64_t count) {
+    ints most = spread_int(0), other = most;
+    for (int64_t i = 0; i < count; i += 2 * LANES) {
+        most = _mm512_max_epi32(most, _mm512_castps_si512(_mm512_abs_ps(load(x + i))));
+        other = _mm512_max_epi32(other, _mm512_castps_si512(_mm512_abs_ps(load(x + i + LANES))));
+    }
+    union { int32_t i; float f; } largest = {_mm512_reduce_max_epi32(_mm512_max_epi32(most, other))};
+    return largest.f;
+}
+
+/* A group as bytes; returns their sum. */
+ALWAYS int32_t bytes_of_group(const float *x, float inverse, int8_t *q) {
+    ints low = _mm512_cvtps_epi32(load(x) * spread(inverse)), high = _mm512_cvtps_epi32(load(x + 16) * spread(inverse));
+    _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(low));
+    _mm_storeu_si128((__m128i *)(q + 16), _mm512_cvtepi32_epi8(high));
+    return _mm512_reduce_add_epi32(_mm512_add_epi32(low, high));
+}
+#else
+ALWAYS float largest_of(const float *x, int64_t count) {
+    int32_t most = 0;
+    for (int64_t i = 0; i < count; i += GROUP) {
+        int32_t bits[GROUP];
+        memcpy(bits, x + i, sizeof bits);
+        for (int j = 0; j < GROUP; j++) bits[j] &= 0x7fffffff, most = bits[j] > most ? bits[j] : most;
+    }
+    union { int32_t i; float f; } largest = {most};
+    return largest.f;
+}
+
+ALWAYS int32_t bytes_of_group(const float *x, float inverse, int8_t *q) {
+    int32_t sum = 0;
+    for (int j = 0; j < GROUP; j++) {
+        /* Adding and taking away 1.5 * 2^23 rounds to the nearest whole number, ties to even. */
+        int32_t whole = (int32_t)((x[j] * inverse + 12582912.0f) - 12582912.0f);
+        q[j] = (int8_t)whole, sum += whole;
+    }
+    return sum;
+}
+#endif
 
 static void norm_row(const float *restrict x, const float *restrict weight, int64_t width, float eps, float *restrict out) {
     float sums[SUM_LANES] = {0};

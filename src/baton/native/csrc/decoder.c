@@ -68,7 +68,7 @@ static void buffers_free(Buffers *b) {
 static int64_t qkv_width(const Model *m) { return (m->attention.heads + 2 * m->attention.kv_heads) * m->attention.head_dim; }
 
 /* For a cell that a product unpacks. */
-static int64_t scratch_bytes(int64_t inputs) { return inputs * CELL; }
+static int64_t scratch_bytes(int64_t inputs) { return round_up(inputs, STEP_OF_TILES) * CELL; }
 
 /* Upper bound, of any job. */
 static int64_t phases_of(const Model *model) { return 4 + PHASES_OF_A_LAYER * model->layers; }
@@ -107,25 +107,7 @@ static int parts_fit(Runner *runner, int64_t floats_needed) {
 
 static void embed(const Model *m, int64_t token, float *restrict out) {
     const uint8_t *row = m->embedding + token * m->embedding_row_bytes;
-    if (m->embedding_kind == F32) {
-        memcpy(out, row, (size_t)m->hidden * 4);
-        return;
-    }
-    for (int64_t g = 0; g < m->hidden / GROUP; g++, out += GROUP) {
-        half scale, minimum = 0;
-        memcpy(&scale, row, 2), row += 2;
-        if (m->embedding_kind == INT4M) memcpy(&minimum, row, 2), row += 2;
-        if (m->embedding_kind == INT8) {
-            for (int j = 0; j < GROUP; j++) out[j] = (float)scale * (float)((const int8_t *)row)[j];
-            row += GROUP;
-            continue;
-        }
-        float from = m->embedding_kind == INT4 ? -8.0f : 0.0f;
-        for (int j = 0; j < GROUP / 2; j++, row++) {
-            out[j] = (float)scale * ((float)(*row & 15) + from) + (float)minimum;
-            out[j + GROUP / 2] = (float)scale * ((float)(*row >> 4) + from) + (float)minimum;
-        }
-    }
+    floats_of_row(m->embedding_kind, row, m->hidden, out);
 }
 
 static void begin_row(const Runner *runner, const Step *step, int64_t row) {
@@ -168,7 +150,7 @@ static void turn_row(const void *with, int64_t row) {
 typedef struct {
     const float *rows;      /* [tokens][width] */
     const float *weight;    /* of the norm, or NULL */
-    int quantised;          /* the matrix that takes them wants them so */
+    const Matrix *matrix;   /* that takes them */
 } Source;
 
 static void prepare_row(const Runner *runner, const Source *from, int64_t row, const Rows *into) {
@@ -177,7 +159,7 @@ static void prepare_row(const Runner *runner, const Source *from, int64_t row, c
     float *to = into->plain + row * width;
     if (from->weight) norm_row(x, from->weight, width, runner->model->norm_eps, to);
     else if (x != to) memcpy(to, x, (size_t)width * 4);
-    if (from->quantised) quantise_row(into, row);
+    quantise_for(from->matrix, into, row);
 }
 
 /* A phase: rows ready for a product. */
@@ -234,7 +216,7 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
     uint8_t *scratch = runner->scratch[me->number];
     int64_t tokens = step->tokens, hidden = m->hidden;
 
-    const Rows *normed = prepare(me, runner, &(Source){b->hidden, block->attention_norm, block->qkv.kind != F32}, tokens, &b->normed);
+    const Rows *normed = prepare(me, runner, &(Source){b->hidden, block->attention_norm, &block->qkv}, tokens, &b->normed);
     PHASE(NORM)
     multiply(me, &block->qkv, normed, tokens, scratch, &(Out){STORE, b->qkv, qkv_width(m), qkv_width(m)});
     PHASE(QKV)
@@ -252,16 +234,16 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
     attend_all(me, &layer, m->kv_kind);
     PHASE(ATTEND)
 
-    const Rows *attended = prepare(me, runner, &(Source){b->output.plain, NULL, block->output.kind != F32}, tokens, &b->output);
+    const Rows *attended = prepare(me, runner, &(Source){b->output.plain, NULL, &block->output}, tokens, &b->output);
     multiply(me, &block->output, attended, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden});
     PHASE(OUTPUT)
 
-    normed = prepare(me, runner, &(Source){b->hidden, block->mlp_norm, block->gate_up.kind != F32}, tokens, &b->normed);
+    normed = prepare(me, runner, &(Source){b->hidden, block->mlp_norm, &block->gate_up}, tokens, &b->normed);
     PHASE(NORM2)
     multiply(me, &block->gate_up, normed, tokens, scratch, &(Out){STORE, b->down.plain, m->inner, m->inner});
     PHASE(GATE_UP)
 
-    const Rows *gated = prepare(me, runner, &(Source){b->down.plain, NULL, block->down.kind != F32}, tokens, &b->down);
+    const Rows *gated = prepare(me, runner, &(Source){b->down.plain, NULL, &block->down}, tokens, &b->down);
     PHASE(GATED)
     multiply(me, &block->down, gated, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden});
     PHASE(DOWN)
@@ -290,7 +272,7 @@ static void logits_job(Member *me, const void *with) {
     Runner *runner = job->runner;
     const Model *m = runner->model;
     Buffers *b = &runner->shared;
-    Source from = {b->picked, m->final_norm, m->head.kind != F32};
+    Source from = {b->picked, m->final_norm, &m->head};
     const Rows *normed = prepare(me, runner, &from, job->rows, &b->normed);
     Then then = job->logits ? STORE : KEEP_BEST;
     multiply(me, &m->head, normed, job->rows, runner->scratch[me->number],
@@ -314,9 +296,9 @@ int baton_has_tiles(void) { return HAS_TILES; }
 /* Kind, outputs and inputs are given; fills in the rest of its shape, and the bytes of numbers, scales, minima. */
 void baton_plan(Matrix *matrix, int64_t bytes[3]) { plan(matrix, bytes); }
 
-/* Rows of a file's tensor, `row_bytes` long, become the outputs that `places` says. */
-void baton_pack(const Matrix *matrix, const uint8_t *rows, int64_t row_bytes, const int64_t *places, int64_t count) {
-    for (int64_t i = 0; i < count; i++) pack_row(matrix, rows + i * row_bytes, places[i]);
+/* Rows of a file's tensor, stored as `stored` and `row_bytes` long, become the outputs that `places` says. */
+void baton_pack(const Matrix *matrix, int64_t stored, const uint8_t *rows, int64_t row_bytes, const int64_t *places, int64_t count) {
+    for (int64_t i = 0; i < count; i++) pack_row(matrix, (int)stored, rows + i * row_bytes, places[i]);
 }
 
 void baton_free(Runner *runner) {
@@ -422,7 +404,7 @@ typedef struct { Runner *runner; const Matrix *matrix; const float *x; int64_t r
 
 static void product_job(Member *me, const void *with) {
     const Product *job = with;
-    Source from = {job->x, NULL, job->matrix->kind != F32};
+    Source from = {job->x, NULL, job->matrix};
     prepare_shared(me, job->runner, &from, job->rows, job->buffer);
     uint8_t *scratch = room(scratch_bytes(job->matrix->inputs));
     multiply(me, job->matrix, job->buffer, job->rows, scratch, &(Out){STORE, job->out, job->width, job->width});

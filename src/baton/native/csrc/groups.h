@@ -1,8 +1,8 @@
-/* Products of weights and activations that both have a scale for every 32 numbers.
+/* Products of weights of four bits and activations of eight that both have a scale for every 32 numbers.
  *
- *   INT8   scale * (byte - WEIGHT8_OFFSET)     INT4   scale * (nibble - 8)     INT4M   scale * nibble + minimum
+ *   INT4   scale * (nibble - 8)     INT4M   scale * nibble + minimum
  *
- * with scales and minima as halves [cell][group][output]. These are GGUF's Q8_0, Q4_0 and Q4_1 with words of four bytes put
+ * with scales and minima as halves [cell][group][output]. These are GGUF's Q4_0 and Q4_1 with words of four bytes put
  * elsewhere: no number changes.
  *
  * A product of a group is exact, in integers; sums over groups are one chain of fused multiply-adds in the order of the
@@ -21,53 +21,18 @@
  *   scaled_sums   [groups][stride] scale * sum: what a minimum of the weights is multiplied by
  */
 
-/* Compared as integers: the bits of numbers that are not negative have the order of the numbers, a NaN is above them all,
- * and so it becomes the scale: what is not finite stays so. */
-#if LANES == 16
-ALWAYS float largest_of_group(const float *x) {
-    ints low = _mm512_castps_si512(_mm512_abs_ps(load(x))), high = _mm512_castps_si512(_mm512_abs_ps(load(x + 16)));
-    union { int32_t i; float f; } largest = {_mm512_reduce_max_epi32(_mm512_max_epi32(low, high))};
-    return largest.f;
-}
-
-ALWAYS int32_t quantise_group(const float *x, float inverse, int8_t *q) {
-    ints low = _mm512_cvtps_epi32(load(x) * spread(inverse)), high = _mm512_cvtps_epi32(load(x + 16) * spread(inverse));
-    _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(low));
-    _mm_storeu_si128((__m128i *)(q + 16), _mm512_cvtepi32_epi8(high));
-    return _mm512_reduce_add_epi32(_mm512_add_epi32(low, high));
-}
-#else
-ALWAYS float largest_of_group(const float *x) {
-    int32_t most = 0, bits[GROUP];
-    memcpy(bits, x, sizeof bits);
-    for (int j = 0; j < GROUP; j++) bits[j] &= 0x7fffffff, most = bits[j] > most ? bits[j] : most;
-    union { int32_t i; float f; } largest = {most};
-    return largest.f;
-}
-
-ALWAYS int32_t quantise_group(const float *x, float inverse, int8_t *q) {
-    int32_t sum = 0;
-    for (int j = 0; j < GROUP; j++) {
-        /* Adding and taking away 1.5 * 2^23 rounds to the nearest whole number, ties to even. */
-        int32_t whole = (int32_t)((x[j] * inverse + 12582912.0f) - 12582912.0f);
-        q[j] = (int8_t)whole, sum += whole;
-    }
-    return sum;
-}
-#endif
-
 /* In three passes over the row: none of them waits for a number that the step before has only just begun to work out. */
 static void quantise_row(const Rows *rows, int64_t row) {
     const float *restrict x = rows->plain + row * rows->width;
     int8_t *restrict q = rows->quantised + row * rows->width;
     float largest[rows->groups], scales[rows->groups], inverses[rows->groups];
-    for (int64_t g = 0; g < rows->groups; g++) largest[g] = largest_of_group(x + g * GROUP);
+    for (int64_t g = 0; g < rows->groups; g++) largest[g] = largest_of(x + g * GROUP, GROUP);
     for (int64_t g = 0; g < rows->groups; g++) {
         scales[g] = largest[g] / 127.0f;
         inverses[g] = largest[g] > LEAST ? 127.0f / largest[g] : 0.0f;
     }
     for (int64_t g = 0; g < rows->groups; g++) {
-        int32_t sum = quantise_group(x + g * GROUP, inverses[g], q + g * GROUP);
+        int32_t sum = bytes_of_group(x + g * GROUP, inverses[g], q + g * GROUP);
         int64_t at = g * rows->stride + row;
         rows->scales[at] = scales[g];
         rows->sums[at] = sum;
@@ -77,33 +42,26 @@ static void quantise_row(const Rows *rows, int64_t row) {
 
 /* ---- weights ---- */
 
-static void plan_quantised(Matrix *m, int64_t bytes[3]) {
+static void plan_nibbles(Matrix *m, int64_t bytes[3]) {
     m->groups = m->inputs / GROUP;
     bytes[1] = m->cells * m->groups * CELL * 2;
     bytes[2] = m->kind == INT4M ? bytes[1] : 0;
 }
 
-static void pack_quantised(const Matrix *m, const uint8_t *row, int64_t to) {
+static void pack_nibbles(const Matrix *m, const uint8_t *row, int64_t to) {
     int64_t cell = to / CELL, at = to % CELL;
     uint8_t *numbers = (uint8_t *)m->numbers + cell * cell_bytes(m);
-    int words = m->kind == INT8 ? FOURS : FOURS / 2;
-    const uint32_t offset = m->kind == INT8 && WEIGHT8_OFFSET ? 0x80808080u : 0;
     for (int64_t g = 0; g < m->groups; g++) {
         int64_t scale = (cell * m->groups + g) * CELL + at;
         memcpy((half *)m->scales + scale, row, 2), row += 2;
         if (m->kind == INT4M) memcpy((half *)m->minima + scale, row, 2), row += 2;
-        for (int w = 0; w < words; w++, row += 4) {
-            uint32_t word;
-            memcpy(&word, row, 4);
-            word ^= offset;
-            memcpy(numbers + ((g * words + w) * CELL + at) * 4, &word, 4);
-        }
+        for (int w = 0; w < FOURS / 2; w++, row += 4) memcpy(numbers + ((g * FOURS / 2 + w) * CELL + at) * 4, row, 4);
     }
 }
 
 /* ---- products ---- */
 
-/* Bytes of weights: a cell of INT8 as it is packed, or one of nibbles that was unpacked into bytes. */
+/* A cell of nibbles that was unpacked into bytes. */
 ALWAYS void tile_of_bytes(const int rows, const int kind, const Matrix *m, const uint8_t *w, int64_t cell, int at,
                           const Rows *x, int64_t first, float (*out)[CELL]) {
     floats sum[TILE_ROWS][TILE_PARTS];
@@ -116,8 +74,7 @@ ALWAYS void tile_of_bytes(const int rows, const int kind, const Matrix *m, const
     for (int64_t g = 0; g < m->groups; g++, scales += CELL, minima += CELL, q += GROUP) {
         ints whole[TILE_ROWS][TILE_PARTS];
         for (int r = 0; r < rows; r++) {
-            const int offset = kind == INT8 ? WEIGHT8_OFFSET : kind == INT4 ? 8 : 0;
-            ints start = spread_int(offset ? -offset * x->sums[g * x->stride + first + r] : 0);
+            ints start = spread_int(kind == INT4 ? -8 * x->sums[g * x->stride + first + r] : 0);
             for (int p = 0; p < TILE_PARTS; p++) whole[r][p] = start;
         }
 #pragma GCC unroll 8
@@ -126,8 +83,7 @@ ALWAYS void tile_of_bytes(const int rows, const int kind, const Matrix *m, const
             for (int p = 0; p < TILE_PARTS; p++) weights[p] = load_bytes(w + p * LANES * 4);
             for (int r = 0; r < rows; r++) {
                 bytes four = spread_word(q + r * x->width + f * 4);
-                for (int p = 0; p < TILE_PARTS; p++)
-                    whole[r][p] = kind == INT8 ? dot_full(whole[r][p], weights[p], four) : dot_small(whole[r][p], weights[p], four);
+                for (int p = 0; p < TILE_PARTS; p++) whole[r][p] = dot_small(whole[r][p], weights[p], four);
             }
         }
         for (int p = 0; p < TILE_PARTS; p++) {
@@ -200,25 +156,24 @@ static void unpack_cell(const Matrix *m, const uint8_t *packed, uint8_t *out) {
 #if defined(__aarch64__)
 #include "neon.h"
 
-static void quantised_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
+static void nibbles_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
                                  const Out *out) {
     neon_cell_times_rows(m, cell, m->numbers + cell * cell_bytes(m), x, first, end, scratch, out);
 }
 
 #else
 
-TILE(tile_int8, tile_of_bytes, INT8)
 TILE(tile_int4, tile_of_nibbles, INT4)
 TILE(tile_int4m, tile_of_nibbles, INT4M)
 TILE(tile_int4_bytes, tile_of_bytes, INT4)
 TILE(tile_int4m_bytes, tile_of_bytes, INT4M)
 
 /* `scratch` holds a cell as bytes. */
-static void quantised_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
+static void nibbles_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
                                  const Out *out) {
     const uint8_t *w = m->numbers + cell * cell_bytes(m);
-    Tile tile = m->kind == INT8 ? tile_int8 : m->kind == INT4 ? tile_int4 : tile_int4m;
-    if (m->kind != INT8 && end - first >= UNPACK_FROM) {
+    Tile tile = m->kind == INT4 ? tile_int4 : tile_int4m;
+    if (end - first >= UNPACK_FROM) {
         unpack_cell(m, w, scratch);
         w = scratch;
         tile = m->kind == INT4 ? tile_int4_bytes : tile_int4m_bytes;

@@ -6,30 +6,30 @@
  * lanes, and no sum across lanes is ever needed.
  *
  *   F32   [cell][input][output]                           float
- *   INT8  [cell][group][8 fours][output][4]               bytes
+ *   INT8  [cell][four][output][4]                         bytes
  *   INT4  [cell][group][4 pairs of fours][output][4]      two nibbles, fours p and p + 4
  *         (wholes.h: half of a cell's outputs first)
  *   INT4M the same
  *
  * What the numbers mean, how rows are quantised to meet them, and how they are multiplied:
  *
- *   groups.h   GGUF's own numbers; activations in 8 bits with a scale for every 32 of them
- *   wholes.h   on processors with tiles: activations in two bytes with one scale for a row, integers to the very end
+ *   bytes.h    weights of 8 bits: both sides mixed, then bytes with one scale for a row
+ *   groups.h   weights of 4 bits: GGUF's own numbers; activations in 8 bits with a scale for every 32 of them
+ *   wholes.h   the same on processors with tiles: activations in two bytes with one scale for a row, integers to the very end
  *
- * In both, the bits of an output depend on its row and its weights, and not on the batch, the tile or the thread.
+ * In all of them, the bits of an output depend on its row and its weights, and not on the batch, the tile or the thread.
  */
 #pragma once
 
-#include "activations.h"
+#include "stored.h"
 #include "team.h"
 #include "tiles.h"
 
 #define CELL 32
+#define HALF 16                 /* outputs of half a cell */
 #define FOURS (GROUP / 4)
 #define TILE_OUTPUTS (TILE_PARTS * LANES)
 #define ROWS_OF_A_PIECE 256  /* of a piece of work: enough to make use of a cell that was fetched */
-
-typedef enum { F32, INT8, INT4, INT4M } Kind;
 
 typedef struct {
     int32_t kind;
@@ -39,6 +39,7 @@ typedef struct {
     const uint8_t *numbers;
     const void *scales, *minima;
     const float *bias;        /* [cells * CELL] or NULL */
+    float *heard;             /* [inputs] or NULL: INT8 adds the squares of what it is given, weights or activations */
 } Matrix;
 
 static int64_t cell_bytes(const Matrix *m) {
@@ -177,12 +178,14 @@ static void pack_floats(const Matrix *m, const uint8_t *row, int64_t to) {
     for (int64_t k = 0; k < m->inputs; k++) memcpy(numbers + (k * CELL + to % CELL) * 4, row + k * 4, 4);
 }
 
-/* ---- quantised numbers ----
+#include "bytes.h"
+
+/* ---- numbers of four bits ----
  *
- *   quantise_row            floats of a row become what the products take
- *   plan_quantised          groups of a matrix, and bytes of its scales and minima
- *   pack_quantised          GGUF's blocks of a row become output `to`
- *   quantised_times_rows    rows [first, end) through one cell
+ *   quantise_row           floats of a row become what the products take
+ *   plan_nibbles           groups of a matrix, and bytes of its scales and minima
+ *   pack_nibbles           GGUF's blocks of a row become output `to`
+ *   nibbles_times_rows     rows [first, end) through one cell
  */
 #if HAS_TILES
 #include "wholes.h"
@@ -190,24 +193,51 @@ static void pack_floats(const Matrix *m, const uint8_t *row, int64_t to) {
 #include "groups.h"
 #endif
 
+/* ---- numbers of any kind ---- */
+
+static void bytes_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, uint8_t *scratch, const Out *out) {
+    const uint8_t *w = m->numbers + cell * cell_bytes(m);
+    (void)scratch;
+#if HAS_TILES
+    if (end - first >= BYTE_TILES_FROM) byte_tiles_times_rows(m, cell, w, x, first, end, out);
+    else tiles_times_rows(tile_bytes, TILE_ROWS, m, w, cell, x, first, end, out);
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+    if (end - first >= SQUARES_FROM) byte_squares_times_rows(m, cell, w, x, first, end, scratch, out);
+    else tiles_times_rows(byte_dots_of_cell, DOTS_ROWS, m, w, cell, x, first, end, out);
+#elif defined(__aarch64__)
+    tiles_times_rows(byte_dots_of_cell, DOTS_ROWS, m, w, cell, x, first, end, out);
+#else
+    tiles_times_rows(tile_bytes, TILE_ROWS, m, w, cell, x, first, end, out);
+#endif
+}
+
 /* Fills in what follows from kind and size, and says how many bytes numbers, scales and minima take. */
 static void plan(Matrix *m, int64_t bytes[3]) {
     m->cells = (m->outputs + CELL - 1) / CELL, m->groups = 0, bytes[1] = bytes[2] = 0;
-    if (m->kind != F32) plan_quantised(m, bytes);
+    if (m->kind == INT8) plan_bytes(m, bytes);
+    else if (m->kind != F32) plan_nibbles(m, bytes);
     bytes[0] = m->cells * cell_bytes(m);
 }
 
-/* Row of a file's tensor becomes output `to`. */
-static void pack_row(const Matrix *m, const uint8_t *row, int64_t to) {
+/* Row of a file's tensor becomes output `to`. `stored`: its kind; but for bytes, which are made from any, that of the matrix. */
+static void pack_row(const Matrix *m, int stored, const uint8_t *row, int64_t to) {
     if (m->kind == F32) pack_floats(m, row, to);
-    else pack_quantised(m, row, to);
+    else if (m->kind == INT8) pack_bytes(m, stored, row, to);
+    else pack_nibbles(m, row, to);
+}
+
+/* A row as this matrix takes it. */
+static void quantise_for(const Matrix *m, const Rows *rows, int64_t row) {
+    if (m->kind == INT8) bytes_of_row(m, rows, row);
+    else if (m->kind != F32) quantise_row(rows, row);
 }
 
 /* Rows [first, end) through one cell. `scratch` holds a cell as bytes. */
 static void cell_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
                             const Out *out) {
     if (m->kind == F32) tiles_times_rows(tile_f32, TILE_ROWS, m, m->numbers + cell * cell_bytes(m), cell, x, first, end, out);
-    else quantised_times_rows(m, cell, x, first, end, scratch, out);
+    else if (m->kind == INT8) bytes_times_rows(m, cell, x, first, end, scratch, out);
+    else nibbles_times_rows(m, cell, x, first, end, scratch, out);
 }
 
 /* How the cells of a product are dealt out: long runs first, so that a member reads on where it has read (what it fetches ahead is

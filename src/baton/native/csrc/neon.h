@@ -6,7 +6,7 @@
  *   squares many rows, where the processor multiplies 2 rows by 2 outputs in one instruction, 8 numbers deep. Sums keep that
  *           shape from the first group to the last:  row 0 output 0, row 0 output 1, row 1 output 0, row 1 output 1.
  *
- * The integers are the same as those of matrix.h, and so are the sums over groups: bit for bit.
+ * The integers are the same as those of groups.h and bytes.h, and so are the sums over groups: bit for bit.
  */
 #pragma once
 
@@ -96,7 +96,6 @@ ALWAYS void dots_of_cell(const int rows, const Form form, const int kind, const 
         else dots_of_cell(4, form, kind, m, w, cell, x, first, out);                                                       \
     }
 
-DOTS_TILE(dots_int8, AS_BYTES, INT8)
 DOTS_TILE(dots_int4, AS_NIBBLES, INT4)
 DOTS_TILE(dots_int4m, AS_NIBBLES, INT4M)
 DOTS_TILE(dots_int4_bytes, AS_BYTES, INT4)
@@ -105,8 +104,8 @@ DOTS_TILE(dots_int4m_bytes, AS_BYTES, INT4M)
 static void dots_cell_times_rows(const Matrix *m, int64_t cell, const uint8_t *w, const Rows *x, int64_t first, int64_t end,
                                  uint8_t *scratch, const Out *out) {
     void (*tile)(int64_t, const Matrix *, const uint8_t *, int64_t, const Rows *, int64_t, float (*)[CELL]) =
-        m->kind == INT8 ? dots_int8 : m->kind == INT4 ? dots_int4 : dots_int4m;
-    if (m->kind != INT8 && end - first >= UNPACK_FROM) {
+        m->kind == INT4 ? dots_int4 : dots_int4m;
+    if (end - first >= UNPACK_FROM) {
         unpack_cell(m, w, scratch);
         w = scratch;
         tile = m->kind == INT4 ? dots_int4_bytes : dots_int4m_bytes;
@@ -208,15 +207,14 @@ ALWAYS void squares_tile(const int pairs, const int kind, const Matrix *m, const
         else squares_tile(1, kind, m, w, s, n, x, first, q, out, at);                                                      \
     }
 
-SQUARES_TILE(squares_plain, INT8)  /* and INT4, whose offset is gone by now */
+SQUARES_TILE(squares_plain, INT4)  /* whose offset is gone by now */
 SQUARES_TILE(squares_minima, INT4M)
 
 static void squares_cell_times_rows(const Matrix *m, int64_t cell, const uint8_t *packed, const Rows *x, int64_t first,
                                     int64_t end, uint8_t *scratch, const Out *out) {
     const half *scales = (const half *)m->scales + cell * m->groups * CELL;
     const half *minima = (const half *)m->minima + cell * m->groups * CELL;
-    if (m->kind == INT8) squares_unpack(INT8, m->groups, packed, scratch);
-    else if (m->kind == INT4) squares_unpack(INT4, m->groups, packed, scratch);
+    if (m->kind == INT4) squares_unpack(INT4, m->groups, packed, scratch);
     else squares_unpack(INT4M, m->groups, packed, scratch);
     while (first < end) {
         float results[4][CELL];
@@ -243,3 +241,90 @@ static void neon_cell_times_rows(const Matrix *m, int64_t cell, const uint8_t *p
 #endif
     dots_cell_times_rows(m, cell, packed, x, first, end, scratch, out);
 }
+
+/* ---- bytes: one sum from the first input to the last ---- */
+
+/* `rows` rows times `parts` vectors of outputs of a cell, from `at` on. */
+ALWAYS void byte_dots(const int rows, const int parts, const Matrix *m, const uint8_t *w, int64_t cell, int at, const Rows *x,
+                      int64_t first, float (*out)[CELL]) {
+    ints sum[DOTS_ROWS][DOTS];
+    const int8_t *q = x->quantised + first * padded(x);
+    const float *units = (const float *)m->scales + cell * CELL + at;
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int p = 0; p < parts; p++) sum[r][p] = spread_int(0);
+    w += at * 4;
+    for (int64_t k = 0; k < m->groups * GROUP; k += 16) {
+        bytes sixteen[DOTS_ROWS];
+        UNROLL for (int r = 0; r < rows; r++) sixteen[r] = vld1q_s8(q + r * padded(x) + k);
+        UNROLL for (int f = 0; f < 4; f++, w += CELL * 4) {
+            IN_ORDER;
+            UNROLL for (int p = 0; p < parts; p++) {
+                bytes weights = load_bytes(w + p * LANES * 4);
+                UNROLL for (int r = 0; r < rows; r++) sum[r][p] = dot_word(sum[r][p], weights, sixteen[r], f);
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int p = 0; p < parts; p++)
+            store(&out[r][at + p * LANES], byte_value(sum[r][p], load(units + p * LANES), x->scales[first + r]));
+}
+
+/* Up to 16 sums, and their weights and rows, stay in registers. */
+static void byte_dots_of_cell(int rows, const Matrix *m, const uint8_t *w, int64_t cell, const Rows *x, int64_t first, float (*out)[CELL]) {
+    if (rows == 1) byte_dots(1, DOTS, m, w, cell, 0, x, first, out);
+    else if (rows == 2) byte_dots(2, DOTS, m, w, cell, 0, x, first, out);
+    else
+        for (int at = 0; at < CELL; at += CELL / 2) {
+            if (rows == 3) byte_dots(3, DOTS / 2, m, w, cell, at, x, first, out);
+            else byte_dots(4, DOTS / 2, m, w, cell, at, x, first, out);
+        }
+}
+
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+
+#define BYTE_PAIRS 4  /* of rows: 8 x 8 sums take 16 registers */
+
+/* 2 * `pairs` rows times one strip of a cell that squares_unpack() has put in order. */
+ALWAYS void byte_squares(const int pairs, int64_t inputs, const uint8_t *w, const int8_t *const *q, int32_t (*out)[CELL], int at) {
+    ints sum[BYTE_PAIRS][STRIP / 2];
+    UNROLL for (int i = 0; i < pairs; i++)
+        UNROLL for (int j = 0; j < STRIP / 2; j++) sum[i][j] = spread_int(0);
+    for (int64_t k = 0; k < inputs; k += 16) {
+        bytes eights[BYTE_PAIRS][2];
+        UNROLL for (int i = 0; i < pairs; i++) zip_eights(vld1q_s8(q[2 * i] + k), vld1q_s8(q[2 * i + 1] + k), eights[i]);
+        UNROLL for (int e = 0; e < 2; e++)
+            UNROLL for (int j = 0; j < STRIP / 2; j++, w += 16) {
+                bytes weights = load_bytes(w);
+                UNROLL for (int i = 0; i < pairs; i++) sum[i][j] = vmmlaq_s32(sum[i][j], eights[i][e], weights);
+            }
+    }
+    UNROLL for (int i = 0; i < pairs; i++)
+        UNROLL for (int j = 0; j < STRIP / 2; j++) {
+            vst1_s32(&out[2 * i][at + 2 * j], vget_low_s32(sum[i][j]));
+            vst1_s32(&out[2 * i + 1][at + 2 * j], vget_high_s32(sum[i][j]));
+        }
+}
+
+static void byte_squares_times_rows(const Matrix *m, int64_t cell, const uint8_t *packed, const Rows *x, int64_t first, int64_t end,
+                                    uint8_t *scratch, const Out *out) {
+    const int64_t most = 2 * BYTE_PAIRS, inputs = m->groups * GROUP;
+    const float *units = (const float *)m->scales + cell * CELL;
+    squares_unpack(INT8, m->groups, packed, scratch);
+    for (int64_t rows; first < end; first += rows) {
+        int32_t sums[2 * BYTE_PAIRS][CELL];
+        float results[2 * BYTE_PAIRS][CELL];
+        const int8_t *q[2 * BYTE_PAIRS];
+        rows = smaller(most, end - first);
+        for (int64_t r = 0; r < most; r++) q[r] = x->quantised + smaller(first + r, end - 1) * padded(x);
+        for (int at = 0; at < CELL; at += STRIP) {
+            if (rows > most / 2) byte_squares(BYTE_PAIRS, inputs, scratch + at * inputs, q, sums, at);
+            else byte_squares(BYTE_PAIRS / 2, inputs, scratch + at * inputs, q, sums, at);
+        }
+        for (int64_t r = 0; r < rows; r++)
+            for (int j = 0; j < CELL; j += LANES)
+                store(&results[r][j], byte_value(vld1q_s32(&sums[r][j]), load(units + j), x->scales[first + r]));
+        finish(m, cell, rows, results, first, out);
+    }
+}
+
+#endif

@@ -48,6 +48,7 @@ ALWAYS floats smaller_lanes(floats a, floats b) { return _mm512_min_ps(a, b); }
 ALWAYS float largest_lane(floats x) { return _mm512_reduce_max_ps(x); }
 ALWAYS float sum_of_lanes(floats x) { return _mm512_reduce_add_ps(x); }
 ALWAYS ints spread_int(int32_t x) { return _mm512_set1_epi32(x); }
+ALWAYS ints sum_of(ints a, ints b) { return _mm512_add_epi32(a, b); }
 ALWAYS bytes load_bytes(const uint8_t *p) { return _mm512_loadu_si512(p); }
 ALWAYS bytes spread_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return _mm512_set1_epi32(w); }
 ALWAYS bytes as_weights(bytes x) { return _mm512_xor_si512(x, _mm512_set1_epi8(-128)); }
@@ -83,6 +84,7 @@ ALWAYS float sum_of_lanes(floats x) {
     return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
 }
 ALWAYS ints spread_int(int32_t x) { return _mm256_set1_epi32(x); }
+ALWAYS ints sum_of(ints a, ints b) { return _mm256_add_epi32(a, b); }
 ALWAYS bytes load_bytes(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 ALWAYS bytes spread_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return _mm256_set1_epi32(w); }
 ALWAYS bytes low_nibbles(bytes x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
@@ -166,6 +168,7 @@ ALWAYS float largest_lane(floats x) {
 }
 ALWAYS float sum_of_lanes(floats x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 ALWAYS ints spread_int(int32_t x) { return (ints){x, x, x, x}; }
+ALWAYS ints sum_of(ints a, ints b) { return a + b; }
 ALWAYS bytes load_bytes(const uint8_t *p) { bytes x; memcpy(&x, p, sizeof x); return x; }
 ALWAYS bytes spread_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return (bytes)(ints){w, w, w, w}; }
 ALWAYS bytes as_weights(bytes x) { return x; }

@@ -1,20 +1,18 @@
-/* Products for processors with tiles: integers from the first number of a row to the last, scaled once.
+/* Products with weights of four bits on processors with tiles: integers from the first number of a row to the last, scaled once.
  *
  * Tiles multiply five times as fast as vectors, but what they have summed up must be stored and loaded before anything else
  * can be done with it. A scale for every 32 numbers (groups.h) would eat up the gain; so scales become integers:
  *
  *   activations   scale * (256 * high + low)                  two bytes; one scale for a row
- *   INT8          unit * step * (byte - 128)                  one unit for a *segment* of 576 inputs, one step for 32
- *   INT4, INT4M   unit * (step * (nibble - 8) + centre)       step and centre for 32
+ *   weights       unit * (step * (nibble - 8) + centre)       one unit for a *segment* of 576 inputs, step and centre for 32
  *
  * GGUF's scales and minima are rounded to multiples of a unit that is hundreds of times smaller than the largest of them. That
  * costs less than rounding activations to 8 bits (docs/performance.md).
  *
  * Many rows meet a weight on tiles, as two bytes; few rows meet it as it is stored, with step and centre after each group:
  *
- *   INT8   weight = 256 * upper + lower        sum of high * weight + (sum of low * weight) / 256
- *   INT4   weight =  16 * upper + lower        sum of high * weight + (sum of low * upper) / 16
- *          upper = step / 16 * (nibble - 8) + centre / 16, and lower what is left; low * lower is too small to matter
+ *   weight = 16 * upper + lower        sum of high * weight + (sum of low * upper) / 16
+ *   upper = step / 16 * (nibble - 8) + centre / 16, and lower what is left; low * lower is too small to matter
  *
  * Both come to the same integer for an output and a segment, and from there they go the same way: an output's bits are the same
  * on both.
@@ -25,15 +23,11 @@
 
 #define FEW_ROWS 4              /* that vectors take at once */
 #define TILES_FROM 4            /* rows that are faster on tiles */
-#define TILES_FROM_BYTES 8
-#define HALF 16                 /* outputs */
-#define FETCHED_AHEAD 18432     /* bytes, for one row: about a cell. The processor itself sees no more than a page ahead */
 
 #define ROW_MOST 32639          /* 256 * 127 + 127 */
 #define ROW_LEAST 1e-34f        /* the inverse of a largest number below it would be infinite: such a row is all zeros */
-#define SEGMENT_GROUPS 18       /* whose weights fit the first cache, and whose sums 32 bits: 576 * 127 * 225 * 128 */
-#define BYTE_STEP_MOST 225.0f
-#define STEP_MOST 255.0f        /* of nibbles: / 16 fits four bits */
+#define SEGMENT_GROUPS 18       /* whose weights fit the first cache, and whose sums 32 bits */
+#define STEP_MOST 255.0f        /* / 16 fits four bits */
 #define WEIGHT_MOST 2000.0f     /* / 16, and what rounding adds, fits a byte */
 
 /* ---- rows ----
@@ -43,22 +37,11 @@
  *   sums, low_sums     [groups][stride] of the bytes
  */
 
-ALWAYS int64_t padded(const Rows *rows) { return round_up(rows->width, STEP_OF_TILES); }
-
-/* The largest magnitude. Compared as integers: the bits of numbers that are not negative have the order of the numbers, a NaN
- * is above them all, and so it becomes the scale: what is not finite stays so. */
-static float largest_of_row(const float *x, int64_t width) {
-    ints most = spread_int(0);
-    for (int64_t i = 0; i < width; i += LANES) most = _mm512_max_epi32(most, _mm512_castps_si512(_mm512_abs_ps(load(x + i))));
-    union { int32_t i; float f; } largest = {_mm512_reduce_max_epi32(most)};
-    return largest.f;
-}
-
 static void quantise_row(const Rows *rows, int64_t row) {
     const float *x = rows->plain + row * rows->width;
     int8_t *high = rows->quantised + row * padded(rows), *low = rows->low + row * padded(rows);
     int32_t *sums = rows->sums + row, *low_sums = rows->low_sums + row;
-    float largest = largest_of_row(x, rows->width);
+    float largest = largest_of(x, rows->width);
     floats inverse = spread(largest > ROW_LEAST ? ROW_MOST / largest : 0.0f);
     rows->scales[row] = largest / ROW_MOST;
     for (int64_t at = 0; at < padded(rows); at += GROUP, sums += rows->stride, low_sums += rows->stride) {
@@ -79,7 +62,7 @@ static void quantise_row(const Rows *rows, int64_t row) {
 /* ---- weights ----
  *
  *   scales   [cell][half][segment][16 outputs] units, times 256: what `high` counts
- *   minima   [cell][half][group][16 outputs] steps, of nibbles steps and centres
+ *   minima   [cell][half][group][16 outputs] steps and centres
  */
 
 typedef struct { int16_t step, centre; } Linear;
@@ -88,37 +71,34 @@ ALWAYS int64_t segments(const Matrix *m) { return (m->groups + SEGMENT_GROUPS - 
 
 /* Half a cell: what belongs to 16 outputs. */
 typedef struct {
-    uint8_t *numbers;   /* [group][8 fours, or 4 pairs of fours][16 outputs][4] */
+    uint8_t *numbers;   /* [group][4 pairs of fours][16 outputs][4] */
     float *units;
-    int16_t *steps;     /* INT8 */
-    Linear *linears;    /* INT4, INT4M */
+    Linear *linears;
 } Half;
 
 ALWAYS Half half_of(const Matrix *m, int64_t cell, int64_t h) {
     int64_t number = 2 * cell + h;
     return (Half){
         (uint8_t *)m->numbers + number * (cell_bytes(m) / 2), (float *)m->scales + number * segments(m) * HALF,
-        (int16_t *)m->minima + number * m->groups * HALF, (Linear *)m->minima + number * m->groups * HALF,
+        (Linear *)m->minima + number * m->groups * HALF,
     };
 }
 
-static void plan_quantised(Matrix *m, int64_t bytes[3]) {
+static void plan_nibbles(Matrix *m, int64_t bytes[3]) {
     m->groups = round_up(m->inputs, STEP_OF_TILES) / GROUP;
     bytes[1] = m->cells * segments(m) * CELL * 4;
-    bytes[2] = m->cells * m->groups * CELL * (m->kind == INT8 ? 2 : 4);
+    bytes[2] = m->cells * m->groups * CELL * (int64_t)sizeof(Linear);
 }
 
 /* The larger one; what is no number stays. */
 ALWAYS float worse(float a, float b) { return a != a || a > b ? a : b; }
 
-/* A block of GGUF: scale * byte, or scale * (nibble - 8) + centre. A nibble's scale is made positive: `change` turns it into
- * 15 - nibble then. Of bytes, it puts the offset in. */
+/* A block of GGUF: scale * (nibble - 8) + centre. The scale is made positive: `change` turns the nibbles into 15 - nibble then. */
 typedef struct { float scale, centre; uint32_t change; } Scales;
 
 static Scales scales_of(int kind, const uint8_t *block) {
     half scale, minimum = 0;
     memcpy(&scale, block, 2);
-    if (kind == INT8) return (Scales){(float)scale, 0.0f, 0x80808080};
     if (kind == INT4M) memcpy(&minimum, block + 2, 2);
     Scales s = {(float)scale, kind == INT4M ? (float)minimum + 8.0f * (float)scale : 0.0f, 0};
     if (s.scale < 0.0f) s = (Scales){-s.scale, s.centre + s.scale, 0xffffffff};  /* 15 - nibble - 8 = -(nibble - 8) - 1 */
@@ -126,19 +106,18 @@ static Scales scales_of(int kind, const uint8_t *block) {
 }
 
 /* How large the unit must be for step and centre of this block. */
-static float unit_for(int kind, Scales s) {
-    if (kind == INT8) return fabsf(s.scale) / BYTE_STEP_MOST;
+static float unit_for(Scales s) {
     return worse(s.scale / STEP_MOST, (8.0f * s.scale + fabsf(s.centre)) / WEIGHT_MOST);
 }
 
-static void pack_quantised(const Matrix *m, const uint8_t *row, int64_t to) {
-    int64_t at = to % HALF, groups = m->inputs / GROUP, words = m->kind == INT8 ? FOURS : FOURS / 2;
+static void pack_nibbles(const Matrix *m, const uint8_t *row, int64_t to) {
+    int64_t at = to % HALF, groups = m->inputs / GROUP, words = FOURS / 2;
     int64_t block_bytes = (m->kind == INT4M ? 4 : 2) + words * 4;
     Half half = half_of(m, to / CELL, to % CELL / HALF);
     for (int64_t s = 0; s < segments(m); s++) {
         int64_t first = s * SEGMENT_GROUPS, end = smaller(first + SEGMENT_GROUPS, groups);
         float unit = 0.0f;
-        for (int64_t g = first; g < end; g++) unit = worse(unit, unit_for(m->kind, scales_of(m->kind, row + g * block_bytes)));
+        for (int64_t g = first; g < end; g++) unit = worse(unit, unit_for(scales_of(m->kind, row + g * block_bytes)));
         float inverse = unit > ROW_LEAST && unit < INFINITY ? 1.0f / unit : 0.0f;
         half.units[s * HALF + at] = 256.0f * unit;
         for (int64_t g = first; g < end; g++) {
@@ -146,8 +125,7 @@ static void pack_quantised(const Matrix *m, const uint8_t *row, int64_t to) {
             Scales scales = scales_of(m->kind, block);
             Linear linear = {0, 0};  /* what is no number is in the unit */
             if (inverse != 0.0f) linear = (Linear){(int16_t)rintf(scales.scale * inverse), (int16_t)rintf(scales.centre * inverse)};
-            if (m->kind == INT8) half.steps[g * HALF + at] = linear.step;
-            else half.linears[g * HALF + at] = linear;
+            half.linears[g * HALF + at] = linear;
             for (int64_t w = 0; w < words; w++, from += 4) {
                 uint32_t word;
                 memcpy(&word, from, 4);
@@ -161,8 +139,8 @@ static void pack_quantised(const Matrix *m, const uint8_t *row, int64_t to) {
 /* ---- from integers to floats ---- */
 
 /* Segments are added in their order. */
-ALWAYS void add_value(const Kind kind, int64_t segment, ints high, ints low, floats unit, float scale, float *to) {
-    ints whole = _mm512_add_epi32(high, _mm512_srai_epi32(low, kind == INT8 ? 8 : 4));
+ALWAYS void add_value(int64_t segment, ints high, ints low, floats unit, float scale, float *to) {
+    ints whole = _mm512_add_epi32(high, _mm512_srai_epi32(low, 4));
     floats value = as_floats(whole) * (unit * spread(scale));
     if (segment) value = load(to) + value;
     store(to, value);
@@ -177,15 +155,9 @@ ALWAYS ints add_linear(ints sum, ints of_group, int32_t of_row, ints linear) {
     return _mm512_dpwssd_epi32(sum, both, linear);
 }
 
-ALWAYS ints add_step(ints sum, ints of_group, ints step) { return _mm512_add_epi32(sum, _mm512_mullo_epi32(of_group, step)); }
-
-ALWAYS ints load_steps(const int16_t *steps) { return _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)steps)); }
-
 /* Both halves at once: more sums that do not wait for each other, and two streams from memory. */
-ALWAYS void few_times_cell(const int rows, const Kind kind, const Matrix *m, int64_t cell, const Rows *x, int64_t first,
-                           float (*out)[CELL]) {
-    const int chains = rows == 1 ? 2 : 1, words = kind == INT8 ? FOURS : FOURS / 2;
-    const int32_t offset = kind == INT8 ? -128 : -8;
+ALWAYS void few_times_cell(const int rows, const Matrix *m, int64_t cell, const Rows *x, int64_t first, float (*out)[CELL]) {
+    const int chains = rows == 1 ? 2 : 1;
     const int8_t *high = x->quantised + first * padded(x), *low = x->low + first * padded(x);
     const Half halves[2] = {half_of(m, cell, 0), half_of(m, cell, 1)};
     for (int64_t s = 0; s < segments(m); s++) {
@@ -199,23 +171,18 @@ ALWAYS void few_times_cell(const int rows, const Kind kind, const Matrix *m, int
             for (int h = 0; h < 2; h++) {
                 ints group[FEW_ROWS][2], low_group[FEW_ROWS][2];
                 for (int r = 0; r < rows; r++) {
-                    group[r][0] = spread_int(offset * of_high[r]), low_group[r][0] = spread_int(offset * of_low[r]);
+                    group[r][0] = spread_int(-8 * of_high[r]), low_group[r][0] = spread_int(-8 * of_low[r]);
                     group[r][1] = low_group[r][1] = spread_int(0);
                 }
-#pragma GCC unroll 8
-                for (int f = 0; f < words; f++) {
-                    const uint8_t *at = halves[h].numbers + (g * words + f) * HALF * 4;
+#pragma GCC unroll 4
+                for (int f = 0; f < FOURS / 2; f++) {
+                    const uint8_t *at = halves[h].numbers + (g * FOURS / 2 + f) * HALF * 4;
                     bytes numbers = load_bytes(at);
                     if (rows == 1) __builtin_prefetch(at + FETCHED_AHEAD, 0, 2);
                     bytes early = low_nibbles(numbers), late = high_nibbles(numbers);
                     for (int r = 0; r < rows; r++) {
                         const int8_t *from = high + r * padded(x) + g * GROUP + f * 4, *low_from = low + (from - high);
                         ints *to = &group[r][f % chains], *low_to = &low_group[r][f % chains];
-                        if (kind == INT8) {
-                            *to = dot_full(*to, numbers, spread_word(from));
-                            *low_to = dot_full(*low_to, numbers, spread_word(low_from));
-                            continue;
-                        }
                         *to = dot_small(dot_small(*to, early, spread_word(from)), late, spread_word(from + GROUP / 2));
                         *low_to = dot_small(dot_small(*low_to, early, spread_word(low_from)), late, spread_word(low_from + GROUP / 2));
                     }
@@ -223,11 +190,6 @@ ALWAYS void few_times_cell(const int rows, const Kind kind, const Matrix *m, int
                 for (int r = 0; r < rows; r++) {
                     ints whole = group[r][0], low_whole = low_group[r][0];
                     if (chains == 2) whole = _mm512_add_epi32(whole, group[r][1]), low_whole = _mm512_add_epi32(low_whole, low_group[r][1]);
-                    if (kind == INT8) {
-                        ints step = load_steps(halves[h].steps + g * HALF);
-                        sum[h][r] = add_step(sum[h][r], whole, step), low_sum[h][r] = add_step(low_sum[h][r], low_whole, step);
-                        continue;
-                    }
                     ints linear = _mm512_loadu_si512(halves[h].linears + g * HALF);
                     sum[h][r] = add_linear(sum[h][r], whole, of_high[r], linear);
                     low_sum[h][r] = add_linear(low_sum[h][r], low_whole, of_low[r], _mm512_srai_epi16(linear, 4));
@@ -236,24 +198,19 @@ ALWAYS void few_times_cell(const int rows, const Kind kind, const Matrix *m, int
         }
         for (int r = 0; r < rows; r++)
             for (int h = 0; h < 2; h++)
-                add_value(kind, s, sum[h][r], low_sum[h][r], load(halves[h].units + s * HALF), x->scales[first + r], &out[r][h * HALF]);
+                add_value(s, sum[h][r], low_sum[h][r], load(halves[h].units + s * HALF), x->scales[first + r], &out[r][h * HALF]);
     }
 }
 
-#define FEW(name, kind)                                                                                                  \
-    static void name(int rows, const Matrix *m, const uint8_t *w, int64_t cell, const Rows *x, int64_t first,            \
-                     float (*out)[CELL]) {                                                                               \
-        (void)w;                                                                                                         \
-        switch (rows) {                                                                                                  \
-            case 1: few_times_cell(1, kind, m, cell, x, first, out); break;                                              \
-            case 2: few_times_cell(2, kind, m, cell, x, first, out); break;                                              \
-            case 3: few_times_cell(3, kind, m, cell, x, first, out); break;                                              \
-            case 4: few_times_cell(4, kind, m, cell, x, first, out); break;                                              \
-        }                                                                                                                \
+static void few_nibbles(int rows, const Matrix *m, const uint8_t *w, int64_t cell, const Rows *x, int64_t first, float (*out)[CELL]) {
+    (void)w;
+    switch (rows) {
+        case 1: few_times_cell(1, m, cell, x, first, out); break;
+        case 2: few_times_cell(2, m, cell, x, first, out); break;
+        case 3: few_times_cell(3, m, cell, x, first, out); break;
+        case 4: few_times_cell(4, m, cell, x, first, out); break;
     }
-
-FEW(few_bytes, INT8)
-FEW(few_nibbles, INT4)
+}
 
 /* ---- many rows: tiles ---- */
 
@@ -282,26 +239,9 @@ ALWAYS void split_nibbles(bytes numbers, const ints *steps, const ints *offsets,
     _mm512_store_si512(lower, _mm512_add_epi8(_mm512_mullo_epi16(numbers, steps[1]), offsets[1]));
 }
 
-/* A lane of 16 bits holds two numbers here, too: the even ones and the odd ones are multiplied by themselves. */
-ALWAYS void split_bytes(bytes numbers, ints steps, uint8_t *upper, uint8_t *lower) {
-    const __mmask64 odd = 0xaaaaaaaaaaaaaaaa;
-    bytes plain = _mm512_xor_si512(numbers, _mm512_set1_epi8(-128));
-    ints evens = _mm512_mullo_epi16(_mm512_srai_epi16(_mm512_slli_epi16(plain, 8), 8), steps);
-    ints odds = _mm512_mullo_epi16(_mm512_srai_epi16(plain, 8), steps);
-    _mm512_store_si512(upper, _mm512_mask_blend_epi8(odd, _mm512_srli_epi16(evens, 8), odds));
-    _mm512_store_si512(lower, _mm512_mask_blend_epi8(odd, evens, _mm512_slli_epi16(odds, 8)));
-}
-
-ALWAYS void split_groups(const Kind kind, const Half *half, int64_t begin, int64_t groups, Split *split) {
+ALWAYS void split_groups(const Half *half, int64_t begin, int64_t groups, Split *split) {
     for (int64_t g = begin; g < begin + groups; g++) {
         uint8_t *upper = split->upper + (g - begin) * GROUP * HALF, *lower = split->lower + (g - begin) * GROUP * HALF;
-        if (kind == INT8) {
-            ints step = load_steps(half->steps + g * HALF), steps = _mm512_mask_blend_epi16(0xaaaaaaaa, step, _mm512_slli_epi32(step, 16));
-#pragma GCC unroll 8
-            for (int f = 0; f < FOURS; f++)
-                split_bytes(load_bytes(half->numbers + (g * FOURS + f) * 64), steps, upper + f * 64, lower + f * 64);
-            continue;
-        }
         ints steps[2], offsets[2];
         linear_parts(_mm512_loadu_si512(half->linears + g * HALF), steps, offsets);
 #pragma GCC unroll 4
@@ -315,38 +255,32 @@ ALWAYS void split_groups(const Kind kind, const Half *half, int64_t begin, int64
 
 /* What is split next lies behind what was split now: the first rows fetch it, some lines with each tile. All at once they would
  * wait for each other. */
-typedef struct { const char *numbers, *steps; } Ahead;
+typedef struct { const char *numbers, *linears; } Ahead;
 
-ALWAYS void fetch_ahead(const Kind kind, const Ahead *ahead, int64_t tile) {
-    const int64_t number_bytes = (kind == INT8 ? STEP_OF_TILES : STEP_OF_TILES / 2) * HALF, step_bytes = 2 * (kind == INT8 ? 2 : 4) * HALF;
+ALWAYS void fetch_ahead(const Ahead *ahead, int64_t tile) {
+    const int64_t number_bytes = STEP_OF_TILES / 2 * HALF, linear_bytes = 2 * (int64_t)sizeof(Linear) * HALF;
     if (!ahead) return;
     for (int64_t i = 0; i < number_bytes; i += 64) __builtin_prefetch(ahead->numbers + tile * number_bytes + i, 0, 2);
-    for (int64_t i = 0; i < step_bytes; i += 64) __builtin_prefetch(ahead->steps + tile * step_bytes + i, 0, 2);
+    for (int64_t i = 0; i < linear_bytes; i += 64) __builtin_prefetch(ahead->linears + tile * linear_bytes + i, 0, 2);
 }
 
 typedef int32_t Sums[3][TILE_HEIGHT][HALF];
 
-/* A tile of rows: high * upper, low * upper, high * lower. Of bytes, which have low * lower too, the two in the middle go
- * together: high * upper, low * upper + high * lower, low * lower. */
-ALWAYS void tile_products(const Kind kind, const int8_t *high, const int8_t *low, int64_t width, const Split *split, int64_t groups,
+/* A tile of rows: high * upper, low * upper, high * lower. */
+ALWAYS void tile_products(const int8_t *high, const int8_t *low, int64_t width, const Split *split, int64_t groups,
                           const Ahead *ahead, Sums *sums) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     for (int64_t k = 0; k < groups * GROUP; k += STEP_OF_TILES) {
-        fetch_ahead(kind, ahead, k / STEP_OF_TILES);
+        fetch_ahead(ahead, k / STEP_OF_TILES);
         _tile_loadd(4, high + k, width);
         _tile_loadd(6, split->upper + k * HALF, 64);
         _tile_loadd(5, low + k, width);
         _tile_loadd(7, split->lower + k * HALF, 64);
         _tile_dpbssd(0, 4, 6);
         _tile_dpbssd(1, 5, 6);
-        if (kind == INT8) {
-            _tile_dpbsud(1, 4, 7);
-            _tile_dpbsud(2, 5, 7);
-        } else {
-            _tile_dpbssd(2, 4, 7);
-        }
+        _tile_dpbssd(2, 4, 7);
     }
     _tile_stored(0, (*sums)[0], 64);
     _tile_stored(1, (*sums)[1], 64);
@@ -354,24 +288,23 @@ ALWAYS void tile_products(const Kind kind, const int8_t *high, const int8_t *low
 }
 
 /* Rows [first, end), `height` to a tile, times one segment of half a cell: out [rows][CELL]. */
-ALWAYS void rows_times_segment(const Kind kind, const Matrix *m, const Half *half, int64_t segment, const Rows *x, int64_t first,
+ALWAYS void rows_times_segment(const Matrix *m, const Half *half, int64_t segment, const Rows *x, int64_t first,
                                int64_t end, int64_t height, float *out) {
     Split split;
     _Alignas(64) Sums sums;
     int64_t begin = segment * SEGMENT_GROUPS, groups = smaller(SEGMENT_GROUPS, m->groups - begin);
-    split_groups(kind, half, begin, groups, &split);
+    split_groups(half, begin, groups, &split);
     const Ahead ahead = {
-        (const char *)half->numbers + (begin + groups) * (kind == INT8 ? GROUP : GROUP / 2) * HALF,
-        (const char *)half->steps + (begin + groups) * (kind == INT8 ? 2 : 4) * HALF,
+        (const char *)half->numbers + (begin + groups) * GROUP / 2 * HALF,
+        (const char *)(half->linears + (begin + groups) * HALF),
     };
     floats unit = load(half->units + segment * HALF);
     for (int64_t row = first; row < end; row += height) {
         int64_t at = row * padded(x) + begin * GROUP, rows = smaller(height, end - row);
-        tile_products(kind, x->quantised + at, x->low + at, padded(x), &split, groups, row == first ? &ahead : NULL, &sums);
+        tile_products(x->quantised + at, x->low + at, padded(x), &split, groups, row == first ? &ahead : NULL, &sums);
         for (int64_t r = 0; r < rows; r++, out += CELL) {
             ints a = _mm512_load_si512(sums[0][r]), b = _mm512_load_si512(sums[1][r]), c = _mm512_load_si512(sums[2][r]);
-            ints high = kind == INT8 ? _mm512_add_epi32(_mm512_slli_epi32(a, 8), b) : _mm512_add_epi32(_mm512_slli_epi32(a, 4), c);
-            add_value(kind, segment, high, kind == INT8 ? c : b, unit, x->scales[row + r], out);
+            add_value(segment, _mm512_add_epi32(_mm512_slli_epi32(a, 4), c), b, unit, x->scales[row + r], out);
         }
     }
 }
@@ -382,17 +315,14 @@ static void many_times_cell(const Matrix *m, int64_t cell, const Rows *x, int64_
     tiles_for(FOR_PRODUCTS, height);
     for (int h = 0; h < 2; h++) {
         Half half = half_of(m, cell, h);
-        for (int64_t s = 0; s < segments(m); s++) {
-            if (m->kind == INT8) rows_times_segment(INT8, m, &half, s, x, first, end, height, &results[0][h * HALF]);
-            else rows_times_segment(INT4, m, &half, s, x, first, end, height, &results[0][h * HALF]);
-        }
+        for (int64_t s = 0; s < segments(m); s++) rows_times_segment(m, &half, s, x, first, end, height, &results[0][h * HALF]);
     }
     finish(m, cell, end - first, results, first, out);
 }
 
-static void quantised_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
+static void nibbles_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
                                  const Out *out) {
     (void)scratch;
-    if (end - first >= (m->kind == INT8 ? TILES_FROM_BYTES : TILES_FROM)) many_times_cell(m, cell, x, first, end, out);
-    else tiles_times_rows(m->kind == INT8 ? few_bytes : few_nibbles, FEW_ROWS, m, NULL, cell, x, first, end, out);
+    if (end - first >= TILES_FROM) many_times_cell(m, cell, x, first, end, out);
+    else tiles_times_rows(few_nibbles, FEW_ROWS, m, NULL, cell, x, first, end, out);
 }

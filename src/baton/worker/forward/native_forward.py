@@ -9,6 +9,7 @@ from baton.errors import InvalidConfig
 from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress, RawWeights
 from baton.models.open import OpenedModel
+from baton.native.balance import balance
 from baton.native.decoder import NativeDecoder
 from baton.native.library import KV_BLOCK, KV_BYTES, KV_FLOAT, KV_HALF, KV_PAIRS, KV_WIDTH, Library, Step
 from baton.native.packing import PackedModel
@@ -26,6 +27,7 @@ def load_native(
 ) -> LoadedForward:
     """Reads the weights. `settings.threads` is a number of threads here: somebody has counted the cores."""
     packed = PackedModel(library, opened.config, RawWeights(opened.weights, opened.config, progress), settings.quantization)
+    balance(library, packed)
     return LoadedForward(
         kv_dtype_for(library, opened.config, settings), lambda pool: NativeForward(library, packed, pool, settings.threads)
     )

@@ -1,0 +1,82 @@
+"""A balance for the inputs of every matrix of bytes (csrc/bytes.h).
+
+Rounding a row to bytes makes an error that grows with the size of the whole row, and a product's error with the sizes of both
+rows: |w| |x|. But for any positive d the product of w / d and d * x is the same, and of all d the one that makes
+|w / d| |d x| smallest is, input by input, sqrt(|w| / |x|): activations that are large where weights are small no longer count.
+On SmolLM2 this halves what 8 bits cost (docs/performance.md).
+
+How large the activations of an input are is found out by listening: some tokens go through the model once, packed without a
+balance; which tokens hardly matters. Everything here is exact arithmetic or correctly rounded (sums by fsum, sqrt), so two
+instances with the same kernels have the same balance, bit for bit, and may exchange keys and values.
+"""
+
+from __future__ import annotations
+
+from math import fsum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.models.raw_tensor import Floats
+from baton.native.decoder import NativeDecoder
+from baton.native.library import INT8, KV_FLOAT, Library, Step
+from baton.native.packing import PackedModel
+
+TOKENS = 64
+FIRST_TOKEN, TOKEN_STEP = 17, 7919
+"""The tokens: far from each other in any vocabulary, and not the special ones at its beginning."""
+BLOCK_TOKENS = 16
+WEIGHT_LEAST, ACTIVATION_LEAST = 0.01, 0.001
+"""Of the mean square: no input is taken to be smaller than that."""
+
+
+def balance(library: Library, packed: PackedModel) -> None:
+    """Packs the matrices of bytes once more, with a balance. To be called once, before anything is computed."""
+    if packed.of_bytes:
+        for packing, heard in zip(packed.of_bytes, listen(library, packed), strict=True):
+            packing.balance[:] = best_balance(packing.squares, heard)
+            packing.run(library)
+    packed.of_bytes.clear()
+
+
+def best_balance(weights: Floats, activations: Floats) -> Floats:
+    """Squares of each input in, summed up over rows; all ones where they are not finite."""
+    w, x = _at_least(weights, WEIGHT_LEAST), _at_least(activations, ACTIVATION_LEAST)
+    if w is None or x is None:
+        return np.ones(len(weights), np.float32)
+    return np.sqrt(np.sqrt(w / x)).astype(np.float32)
+
+
+def _at_least(squares: Floats, share: float) -> NDArray[np.float64] | None:
+    """In parts of their mean."""
+    mean = fsum(squares.tolist()) / len(squares)
+    return np.maximum(squares.astype(np.float64) / mean, share) if 0 < mean < np.inf else None
+
+
+def listen(library: Library, packed: PackedModel) -> list[Floats]:
+    """Of each matrix of bytes the squares of its inputs, summed up over tokens."""
+    of_bytes = [matrix for matrix in packed.matrices() if matrix.kind == INT8]
+    heard = [np.zeros(matrix.inputs, np.float32) for matrix in of_bytes]
+    for matrix, sums in zip(of_bytes, heard, strict=True):
+        matrix.heard = sums.ctypes.data
+    _run_tokens(library, packed, min(TOKENS, packed.config.context_tokens_max))
+    for matrix in of_bytes:
+        matrix.heard = None
+    return heard
+
+
+def _run_tokens(library: Library, packed: PackedModel, tokens: int) -> None:
+    """By one thread: sums have an order."""
+    config = packed.config
+    blocks, half = -(-tokens // BLOCK_TOKENS), BLOCK_TOKENS * config.kv_heads * config.head_dim
+    pool = np.zeros(blocks * config.layers * 2 * half, np.float32)
+    decoder = NativeDecoder(
+        library, packed, pool=pool.ctypes.data, block_size=BLOCK_TOKENS, half_block=half, kv_kind=KV_FLOAT, threads=1
+    )
+    ids = ((FIRST_TOKEN + TOKEN_STEP * np.arange(tokens)) % config.vocab_size).astype(np.int32)
+    table, positions = np.arange(blocks, dtype=np.int32), np.arange(tokens)
+    slots, starts, contexts = np.zeros(1, np.int64), np.array([0, tokens]), np.zeros(1, np.int64)
+    arrays = (table, slots, starts, contexts, ids, positions)
+    hidden = decoder.hidden(Step(1, tokens, blocks, *(array.ctypes.data for array in arrays)))
+    decoder.likeliest(hidden)
+    decoder.close()

@@ -1,0 +1,170 @@
+/* Products of bytes: weights and activations mixed (mixing.h), each with one scale for a whole row.
+ *
+ *   activations   mixed(balance * x) = scale * byte                      bytes from -127 to 127
+ *   weights       mixed(w / balance) = unit * (byte - WEIGHT8_OFFSET)    the factor of mixing is in the unit
+ *
+ * What rounding costs grows with the sizes of both rows. A *balance* for each input, which makes activations smaller where they
+ * are large and weights are not, halves it (native/balance.py).
+ *
+ * A product is one sum of integers, exact in any order, and one multiplication at its end: every kernel gives the same bits.
+ */
+#pragma once
+
+#include "mixing.h"
+
+#define BYTE_TILES_FROM 4       /* rows that are faster on tiles */
+#define FETCHED_AHEAD 18432     /* bytes, for one row: about a cell. The processor itself sees no more than a page ahead */
+#define BYTE_LEAST 1e-36f       /* the inverse of a largest number below it would be infinite */
+
+/* ---- rows ----
+ *
+ *   quantised      [rows][padded width]
+ *   scales, sums   [rows]
+ */
+
+/* Else all bytes are zeros, and the scale says what it was: nothing much, or no number. */
+ALWAYS int can_be_scaled(float largest) { return largest > BYTE_LEAST && largest < INFINITY; }
+
+static void bytes_of_row(const Matrix *m, const Rows *rows, int64_t row) {
+    float *x = rows->plain + row * rows->width;
+    const float *balance = m->minima;
+    int8_t *q = rows->quantised + row * padded(rows);
+    if (m->heard)
+        for (int64_t i = 0; i < rows->width; i++) m->heard[i] += x[i] * x[i];
+    for (int64_t i = 0; i < rows->width; i++) x[i] *= balance[i];
+    mix_row(x, rows->width);
+    float largest = largest_of(x, rows->width);
+    int32_t sum = 0;
+    int64_t end = can_be_scaled(largest) ? rows->width : 0;
+    for (int64_t at = 0; at < end; at += GROUP) sum += bytes_of_group(x + at, 127.0f / largest, q + at);
+    if (end < padded(rows)) memset(q + end, 0, (size_t)(padded(rows) - end));
+    rows->scales[row] = largest / 127.0f, rows->sums[row] = sum;
+}
+
+/* ---- weights ----
+ *
+ *   scales   [cell][output] units
+ *   minima   [inputs] balance
+ */
+
+static void plan_bytes(Matrix *m, int64_t bytes[3]) {
+    m->groups = round_up(m->inputs, STEP_OF_TILES) / GROUP;
+    bytes[1] = m->cells * CELL * 4, bytes[2] = m->inputs * 4;
+}
+
+static void pack_bytes(const Matrix *m, int stored, const uint8_t *row, int64_t to) {
+    float x[m->inputs];
+    int8_t q[GROUP];
+    uint8_t *numbers = (uint8_t *)m->numbers + to / CELL * cell_bytes(m) + to % CELL * 4;
+    const float *balance = m->minima;
+    floats_of_row(stored, row, m->inputs, x);
+    if (m->heard)
+        for (int64_t i = 0; i < m->inputs; i++) m->heard[i] += x[i] * x[i];
+    for (int64_t i = 0; i < m->inputs; i++) x[i] /= balance[i];
+    mix_row(x, m->inputs);
+    float largest = largest_of(x, m->inputs);
+    for (int64_t at = 0; at < m->groups * GROUP; at += GROUP) {
+        memset(q, 0, sizeof q);
+        if (at < m->inputs && can_be_scaled(largest)) bytes_of_group(x + at, 127.0f / largest, q);
+        for (int i = 0; i < GROUP; i += 4, numbers += CELL * 4)
+            for (int j = 0; j < 4; j++) numbers[j] = (uint8_t)(q[i + j] + WEIGHT8_OFFSET);
+    }
+    ((float *)m->scales)[to] = largest / 127.0f / (float)stretch(m->inputs);
+}
+
+/* ---- products ---- */
+
+ALWAYS floats byte_value(ints sum, floats unit, float scale) { return as_floats(sum) * (unit * spread(scale)); }
+
+#if !defined(__aarch64__)
+
+ALWAYS void tile_of_whole(const int rows, const int kind, const Matrix *m, const uint8_t *w, int64_t cell, int at,
+                          const Rows *x, int64_t first, float (*out)[CELL]) {
+    (void)kind;
+    const int chains = rows == 1 ? 4 : rows == 2 ? 2 : 1;  /* sums that do not wait for each other */
+    const int8_t *q = x->quantised + first * padded(x);
+    const float *units = (const float *)m->scales + cell * CELL + at;
+    ints sum[4][TILE_ROWS][TILE_PARTS];
+    for (int c = 0; c < chains; c++)
+        for (int r = 0; r < rows; r++)
+            for (int p = 0; p < TILE_PARTS; p++) sum[c][r][p] = spread_int(c ? 0 : -WEIGHT8_OFFSET * x->sums[first + r]);
+    w += at * 4;
+    for (int64_t k = 0; k < m->groups * GROUP; k += 16)
+#pragma GCC unroll 4
+        for (int f = 0; f < 4; f++, w += CELL * 4) {
+            bytes weights[TILE_PARTS];
+            for (int p = 0; p < TILE_PARTS; p++) {
+                weights[p] = load_bytes(w + p * LANES * 4);
+                if (rows == 1) __builtin_prefetch(w + p * LANES * 4 + FETCHED_AHEAD, 0, 2);
+            }
+            for (int r = 0; r < rows; r++) {
+                bytes four = spread_word(q + r * padded(x) + k + f * 4);
+                for (int p = 0; p < TILE_PARTS; p++) sum[f % chains][r][p] = dot_full(sum[f % chains][r][p], weights[p], four);
+            }
+        }
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < TILE_PARTS; p++) {
+            ints whole = sum[0][r][p];
+            for (int c = 1; c < chains; c++) whole = sum_of(whole, sum[c][r][p]);
+            store(&out[r][at + p * LANES], byte_value(whole, load(units + p * LANES), x->scales[first + r]));
+        }
+}
+
+TILE(tile_bytes, tile_of_whole, INT8)
+
+#endif
+
+#if HAS_TILES
+
+typedef int32_t ByteSums[2][2][TILE_HEIGHT][LANES];  /* [tile of rows][half of the cell] */
+
+/* One or two tiles of rows times a cell. */
+ALWAYS void byte_products(const int tiles, const int8_t *q, int64_t width, int64_t height, const uint8_t *w, int64_t inputs,
+                          int64_t ahead, ByteSums *sums) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (tiles == 2) _tile_zero(2);
+    if (tiles == 2) _tile_zero(3);
+    for (int64_t k = 0; k < inputs; k += STEP_OF_TILES, w += STEP_OF_TILES * CELL) {
+        if (ahead)
+            for (int64_t i = 0; i < STEP_OF_TILES * CELL; i += 64) __builtin_prefetch(w + ahead + i, 0, 2);
+        _tile_loadd(4, q + k, width);
+        _tile_loadd(6, w, CELL * 4);
+        _tile_loadd(7, w + HALF * 4, CELL * 4);
+        _tile_dpbsud(0, 4, 6);
+        _tile_dpbsud(1, 4, 7);
+        if (tiles == 1) continue;
+        _tile_loadd(5, q + height * width + k, width);
+        _tile_dpbsud(2, 5, 6);
+        _tile_dpbsud(3, 5, 7);
+    }
+    _tile_stored(0, (*sums)[0][0], 64);
+    _tile_stored(1, (*sums)[0][1], 64);
+    if (tiles == 2) _tile_stored(2, (*sums)[1][0], 64);
+    if (tiles == 2) _tile_stored(3, (*sums)[1][1], 64);
+}
+
+static void byte_tiles_times_rows(const Matrix *m, int64_t cell, const uint8_t *w, const Rows *x, int64_t first, int64_t end, const Out *out) {
+    int64_t tiles = (end - first + TILE_HEIGHT - 1) / TILE_HEIGHT, height = (end - first + tiles - 1) / tiles;
+    int64_t inputs = m->groups * GROUP, ahead = cell_bytes(m);
+    floats units[2];
+    for (int h = 0; h < 2; h++) units[h] = load((const float *)m->scales + cell * CELL + h * HALF);
+    tiles_for(FOR_PRODUCTS, height);
+    for (int64_t row = first; row < end; row += 2 * height, ahead = 0) {
+        _Alignas(64) ByteSums sums;
+        _Alignas(64) float results[2 * TILE_HEIGHT][CELL];
+        int64_t rows = smaller(2 * height, end - row);
+        const int8_t *q = x->quantised + row * padded(x);
+        if (rows > height) byte_products(2, q, padded(x), height, w, inputs, ahead, &sums);
+        else byte_products(1, q, padded(x), height, w, inputs, ahead, &sums);
+        for (int64_t r = 0; r < rows; r++)
+            for (int h = 0; h < 2; h++) {
+                ints sum = _mm512_load_si512(sums[r >= height][h][r >= height ? r - height : r]);
+                sum = _mm512_sub_epi32(sum, spread_int(WEIGHT8_OFFSET * x->sums[row + r]));
+                store(&results[r][h * HALF], byte_value(sum, units[h], x->scales[row + r]));
+            }
+        finish(m, cell, rows, results, row, out);
+    }
+}
+
+#endif

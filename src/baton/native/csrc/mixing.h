@@ -1,0 +1,80 @@
+/* Mixing: every number of a row becomes a sum of all of them, with signs that differ from sum to sum.
+ *
+ * A row of activations has a few numbers that are a hundred times as large as the others. Rounded to bytes with one scale they
+ * leave nothing of the rest. Mixed, they are spread over the row, and one scale will do. Mixing is a rotation (and a stretching):
+ * where weights are mixed like activations, all products stay what they were but for a known factor. (Known as Hadamard
+ * rotation: QuaRot, Ashkboos et al. 2024.)
+ *
+ *   sums and differences   of numbers 1, 2, 4, ... apart, as long as the width is a multiple of twice that: Walsh and Hadamard's
+ *   reflections            of the odd factors of what is left, 3 or 5 or 7 numbers at a time: each minus 2/3 (2/5, 2/7) of their sum
+ */
+#pragma once
+
+#include "simd.h"
+
+#define REFLECTED_MOST 13   /* numbers: of more, a reflection hardly mixes anything */
+
+/* Sums and differences within a vector. */
+ALWAYS floats mixed_lanes(floats x) {
+#if LANES == 16
+    x = _mm512_fmadd_ps(x, _mm512_setr_ps(1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1), _mm512_permute_ps(x, 0xb1));
+    x = _mm512_fmadd_ps(x, _mm512_setr_ps(1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1), _mm512_permute_ps(x, 0x4e));
+    x = _mm512_fmadd_ps(x, _mm512_setr_ps(1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1), _mm512_shuffle_f32x4(x, x, 0xb1));
+    return _mm512_fmadd_ps(x, _mm512_setr_ps(1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1), _mm512_shuffle_f32x4(x, x, 0x4e));
+#elif LANES == 8
+    x = _mm256_fmadd_ps(x, _mm256_setr_ps(1, -1, 1, -1, 1, -1, 1, -1), _mm256_permute_ps(x, 0xb1));
+    x = _mm256_fmadd_ps(x, _mm256_setr_ps(1, 1, -1, -1, 1, 1, -1, -1), _mm256_permute_ps(x, 0x4e));
+    return _mm256_fmadd_ps(x, _mm256_setr_ps(1, 1, 1, 1, -1, -1, -1, -1), _mm256_permute2f128_ps(x, x, 1));
+#else
+    float a[4];
+    store(a, x);
+    float b[4] = {a[0] + a[1], a[0] - a[1], a[2] + a[3], a[2] - a[3]};
+    float c[4] = {b[0] + b[2], b[1] + b[3], b[0] - b[2], b[1] - b[3]};
+    return load(c);
+#endif
+}
+
+/* Numbers `apart` and 2 * `apart` from each other, and within vectors where that comes first. */
+ALWAYS void mix_fours(const int lanes_too, float *x, int64_t width, int64_t apart) {
+    for (int64_t at = 0; at < width; at += 4 * apart)
+        for (int64_t i = at; i < at + apart; i += LANES) {
+            floats a = load(x + i), b = load(x + i + apart), c = load(x + i + 2 * apart), d = load(x + i + 3 * apart);
+            if (lanes_too) a = mixed_lanes(a), b = mixed_lanes(b), c = mixed_lanes(c), d = mixed_lanes(d);
+            floats ab = a + b, cd = c + d, a_b = a - b, c_d = c - d;
+            store(x + i, ab + cd), store(x + i + apart, a_b + c_d);
+            store(x + i + 2 * apart, ab - cd), store(x + i + 3 * apart, a_b - c_d);
+        }
+}
+
+ALWAYS void mix_twos(const int lanes_too, float *x, int64_t width, int64_t apart) {
+    for (int64_t at = 0; at < width; at += 2 * apart)
+        for (int64_t i = at; i < at + apart; i += LANES) {
+            floats a = load(x + i), b = load(x + i + apart);
+            if (lanes_too) a = mixed_lanes(a), b = mixed_lanes(b);
+            store(x + i, a + b), store(x + i + apart, a - b);
+        }
+}
+
+static void reflect(float *x, int64_t width, int64_t apart, const int64_t factor) {
+    const floats share = spread(-2.0f / (float)factor);
+    for (int64_t at = 0; at < width; at += factor * apart)
+        for (int64_t i = at; i < at + apart; i += LANES) {
+            floats sum = load(x + i);
+            for (int64_t f = 1; f < factor; f++) sum = sum + load(x + i + f * apart);
+            for (int64_t f = 0; f < factor; f++) store(x + i + f * apart, fused(sum, share, load(x + i + f * apart)));
+        }
+}
+
+/* By how much a product of two mixed rows is larger: the highest power of two that divides the width. */
+ALWAYS int64_t stretch(int64_t width) { return width & -width; }
+
+/* `width`: a multiple of 32. */
+static void mix_row(float *x, int64_t width) {
+    int64_t twos = stretch(width), apart = LANES;
+    if (4 * LANES <= twos) mix_fours(1, x, width, LANES), apart *= 4;
+    else mix_twos(1, x, width, LANES), apart *= 2;
+    for (; 4 * apart <= twos; apart *= 4) mix_fours(0, x, width, apart);
+    if (2 * apart <= twos) mix_twos(0, x, width, apart), apart *= 2;
+    for (int64_t factor = 3; factor <= REFLECTED_MOST; factor += 2)
+        for (; width / apart % factor == 0 && apart < width; apart *= factor) reflect(x, width, apart, factor);
+}
