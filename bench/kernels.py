@@ -1,0 +1,85 @@
+"""Times whole steps of the C library, phase by phase, without Python around them; two versions of it in turns.
+
+    python bench/kernels.py [--steps 1x1@150,32x1@200,1x256@768] [--bits 8,4] [--against CHECKOUT]
+
+A step is SEQUENCESxROWS@CONTEXT: 32x1@200 is 32 sequences that decode behind 200 tokens each, 1x256@768 a chunk of 256 tokens of
+a prompt. The model has the shape of SmolLM2-135M and random weights. Milliseconds: the least, and in brackets the median, of all
+repeats of all rounds; phases as in csrc/decoder.c. With --against, another checkout's library is timed in turns with this one
+(as of the commit that brought bench/kernels.c; older ones have other functions).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+
+from baton.native.build import FLAGS, find_compiler
+from baton.native.variants import VARIANTS, usable
+from measuring.goals import markdown
+from measuring.machine import CORES
+
+HERE = Path(__file__).resolve().parent
+SOURCES = Path("src/baton/native/csrc")
+
+Times = dict[str, tuple[list[float], list[float]]]
+"""By phase: least and median of every run."""
+
+
+def build(checkout: Path, variant: str, to: Path) -> Path:
+    flags = next(each for each in VARIANTS if each.name == variant).flags
+    program = to / f"kernels-{len(list(to.iterdir()))}"
+    plain = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")]
+    command = [*find_compiler(), *plain, *flags, "-I", str(checkout / SOURCES), str(HERE / "kernels.c"), "-o", str(program)]
+    subprocess.run([*command, "-lm", "-lpthread"], check=True)
+    return program
+
+
+def run(program: Path, bits: str, options: argparse.Namespace, found: dict[tuple[str, str], Times], name: str) -> None:
+    words = [bits, str(options.threads), options.kv, str(options.repeats), *options.steps.split(",")]
+    lines = subprocess.run([str(program), *words], check=True, capture_output=True, text=True).stdout
+    for line in lines.splitlines():
+        answer = json.loads(line)
+        times = found[f"{answer.pop('step')}, {bits} bits", name]
+        for phase, (least, middle) in answer.items():
+            times[phase][0].append(least)
+            times[phase][1].append(middle)
+
+
+def main() -> None:
+    options = read_options()
+    found: dict[tuple[str, str], Times] = defaultdict(lambda: defaultdict(lambda: ([], [])))
+    with tempfile.TemporaryDirectory() as folder:
+        checkouts = {"here": HERE.parent} | ({"there": options.against} if options.against else {})
+        programs = {name: build(path, options.variant, Path(folder)) for name, path in checkouts.items()}
+        for number in range(options.rounds):
+            for name in list(programs)[:: 1 if number % 2 == 0 else -1]:
+                for bits in options.bits.split(","):
+                    run(programs[name], bits, options, found, name)
+    phases = list(next(iter(found.values())))
+    rows = [
+        [step, name, *(f"{min(times[phase][0]):.2f} ({median(times[phase][1]):.2f})" for phase in phases[::-1])]
+        for (step, name), times in sorted(found.items())
+    ]
+    print(markdown(["step", "", *phases[::-1]], rows))
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", default="1x1@150,8x1@200,32x1@200,1x1024@0", help="SEQUENCESxROWS@CONTEXT, comma separated")
+    parser.add_argument("--bits", default="8,4", help="of the weights")
+    parser.add_argument("--kv", default="bytes", choices=["half", "bytes"])
+    parser.add_argument("--variant", default=usable()[0].name, choices=[each.name for each in usable()])
+    parser.add_argument("--threads", type=int, default=CORES)
+    parser.add_argument("--repeats", type=int, default=20, help="of a step, in each round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--against", type=Path, help="another checkout")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
