@@ -144,9 +144,23 @@ ALWAYS void byte_products(const int tiles, const int8_t *q, int64_t width, int64
     if (tiles == 2) _tile_stored(3, (*sums)[1][1], 64);
 }
 
+ALWAYS floats tile_value(ByteSums *sums, int64_t r, int64_t height, int h, const Rows *x, int64_t row, floats unit) {
+    ints sum = _mm512_load_si512((*sums)[r >= height][h][r >= height ? r - height : r]);
+    return byte_value(_mm512_sub_epi32(sum, spread_int(WEIGHT8_OFFSET * x->sums[row + r])), unit, x->scales[row + r]);
+}
+
+ALWAYS floats silu_lanes(floats x) {
+    float lanes[LANES];
+    store(lanes, x);
+    for (int i = 0; i < LANES; i++) lanes[i] = silu(lanes[i]);
+    return load(lanes);
+}
+
 static void byte_tiles_times_rows(const Matrix *m, int64_t cell, const uint8_t *w, const Rows *x, int64_t first, int64_t end, const Out *out) {
     int64_t tiles = (end - first + TILE_HEIGHT - 1) / TILE_HEIGHT, height = (end - first + tiles - 1) / tiles;
     int64_t inputs = m->groups * GROUP, ahead = cell_bytes(m);
+    int64_t columns = m->paired ? HALF : CELL;
+    int straight = out->then != KEEP_BEST && cell * columns + columns <= out->width;
     floats units[2];
     for (int h = 0; h < 2; h++) units[h] = load((const float *)m->scales + cell * CELL + h * HALF);
     tiles_for(FOR_PRODUCTS, height);
@@ -155,14 +169,31 @@ static void byte_tiles_times_rows(const Matrix *m, int64_t cell, const uint8_t *
         _Alignas(64) float results[2 * TILE_HEIGHT][CELL];
         int64_t rows = smaller(2 * height, end - row);
         const int8_t *q = x->quantised + row * padded(x);
+        if (straight)
+            for (int64_t r = 0; r < rows; r++) {
+                float *to = out->data + (row + r) * out->stride + cell * columns;
+                __builtin_prefetch(to, 1, 3);
+                if (!m->paired) __builtin_prefetch(to + HALF, 1, 3);
+            }
         if (rows > height) byte_products(2, q, padded(x), height, w, inputs, ahead, &sums);
         else byte_products(1, q, padded(x), height, w, inputs, ahead, &sums);
-        for (int64_t r = 0; r < rows; r++)
-            for (int h = 0; h < 2; h++) {
-                ints sum = _mm512_load_si512(sums[r >= height][h][r >= height ? r - height : r]);
-                sum = _mm512_sub_epi32(sum, spread_int(WEIGHT8_OFFSET * x->sums[row + r]));
-                store(&results[r][h * HALF], byte_value(sum, units[h], x->scales[row + r]));
+        if (straight) {
+            for (int64_t r = 0; r < rows; r++) {
+                floats both[2];
+                for (int h = 0; h < 2; h++) both[h] = tile_value(&sums, r, height, h, x, row, units[h]);
+                if (m->bias) both[0] += load(m->bias + cell * CELL), both[1] += load(m->bias + cell * CELL + HALF);
+                float *to = out->data + (row + r) * out->stride + cell * columns;
+                if (m->paired) both[0] = silu_lanes(both[0]) * both[1];
+                if (out->then == ADD) both[0] += load(to);
+                store(to, both[0]);
+                if (m->paired) continue;
+                if (out->then == ADD) both[1] += load(to + HALF);
+                store(to + HALF, both[1]);
             }
+            continue;
+        }
+        for (int64_t r = 0; r < rows; r++)
+            for (int h = 0; h < 2; h++) store(&results[r][h * HALF], tile_value(&sums, r, height, h, x, row, units[h]));
         finish(m, cell, rows, results, row, out);
     }
 }
