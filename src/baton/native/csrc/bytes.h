@@ -14,6 +14,7 @@
 
 #define BYTE_TILES_FROM 4       /* rows that are faster on tiles */
 #define FETCHED_AHEAD 18432     /* bytes, for one row: about a cell. The processor itself sees no more than a page ahead */
+#define TILES_AHEAD 6144        /* the same on tiles: the first rows fetch it for all */
 #define BYTE_LEAST 1e-36f       /* the inverse of a largest number below it would be infinite */
 
 /* ---- rows ----
@@ -120,14 +121,14 @@ typedef int32_t ByteSums[2][2][TILE_HEIGHT][LANES];  /* [tile of rows][half of t
 
 /* One or two tiles of rows times a cell. */
 ALWAYS void byte_products(const int tiles, const int8_t *q, int64_t width, int64_t height, const uint8_t *w, int64_t inputs,
-                          int64_t ahead, ByteSums *sums) {
+                          int fetches, ByteSums *sums) {
     _tile_zero(0);
     _tile_zero(1);
     if (tiles == 2) _tile_zero(2);
     if (tiles == 2) _tile_zero(3);
     for (int64_t k = 0; k < inputs; k += STEP_OF_TILES, w += STEP_OF_TILES * CELL) {
-        if (ahead)
-            for (int64_t i = 0; i < STEP_OF_TILES * CELL; i += 64) __builtin_prefetch(w + ahead + i, 0, 2);
+        if (fetches)
+            for (int64_t i = 0; i < STEP_OF_TILES * CELL; i += 64) __builtin_prefetch(w + TILES_AHEAD + i, 0, 2);
         _tile_loadd(4, q + k, width);
         _tile_loadd(6, w, CELL * 4);
         _tile_loadd(7, w + HALF * 4, CELL * 4);
@@ -158,13 +159,13 @@ ALWAYS floats silu_lanes(floats x) {
 
 static void byte_tiles_times_rows(const Matrix *m, int64_t cell, const uint8_t *w, const Rows *x, int64_t first, int64_t end, const Out *out) {
     int64_t tiles = (end - first + TILE_HEIGHT - 1) / TILE_HEIGHT, height = (end - first + tiles - 1) / tiles;
-    int64_t inputs = m->groups * GROUP, ahead = cell_bytes(m);
+    int64_t inputs = m->groups * GROUP;
     int64_t columns = m->paired ? HALF : CELL;
     int straight = out->then != KEEP_BEST && cell * columns + columns <= out->width;
     floats units[2];
     for (int h = 0; h < 2; h++) units[h] = load((const float *)m->scales + cell * CELL + h * HALF);
     tiles_for(FOR_PRODUCTS, height);
-    for (int64_t row = first; row < end; row += 2 * height, ahead = 0) {
+    for (int64_t row = first; row < end; row += 2 * height) {
         _Alignas(64) ByteSums sums;
         _Alignas(64) float results[2 * TILE_HEIGHT][CELL];
         int64_t rows = smaller(2 * height, end - row);
@@ -175,8 +176,8 @@ static void byte_tiles_times_rows(const Matrix *m, int64_t cell, const uint8_t *
                 __builtin_prefetch(to, 1, 3);
                 if (!m->paired) __builtin_prefetch(to + HALF, 1, 3);
             }
-        if (rows > height) byte_products(2, q, padded(x), height, w, inputs, ahead, &sums);
-        else byte_products(1, q, padded(x), height, w, inputs, ahead, &sums);
+        if (rows > height) byte_products(2, q, padded(x), height, w, inputs, row == first, &sums);
+        else byte_products(1, q, padded(x), height, w, inputs, row == first, &sums);
         if (straight) {
             for (int64_t r = 0; r < rows; r++) {
                 floats both[2];
