@@ -12,7 +12,7 @@
 
 #include "mixing.h"
 
-#define BYTE_TILES_FROM 4       /* rows that are faster on tiles */
+#define BYTE_TILES_FROM 2       /* rows that are faster on tiles */
 #define FETCHED_AHEAD 18432     /* bytes, for one row: about a cell. The processor itself sees no more than a page ahead */
 #define TILES_AHEAD 6144        /* the same on tiles: the first rows fetch it for all */
 #define BYTE_LEAST 1e-36f       /* the inverse of a largest number below it would be infinite */
