@@ -74,17 +74,24 @@ def neighbour(driver: Driver, sizes: work.Sizes, place: tuple[int | str, ...]) -
 
 
 def growth(driver: Driver, sizes: work.Sizes, place: tuple[int | str, ...]) -> Figures:
-    """µs an output token: with more and more sequences of one context running, and one stream with more and more context."""
+    """µs an output token: with more and more sequences of one context running, and one stream with more and more context.
 
-    def step(count: int, length: int) -> float:
-        prompts = work.alike(count, length, *place, count, length)
+    The whole curve several times over, and of each point the median: a machine changes its speed on the way."""
+    running = [(count, length) for length in sizes.growth_prompts for count in sizes.growth_running]
+    points = list(dict.fromkeys([*running, *((1, length) for length in sizes.growth_contexts)]))
+
+    def step(count: int, length: int, sweep: int) -> float:
+        prompts = work.alike(count, length, *place, count, length, sweep)
         # The first sequences decode while the last are still read: there must be steps left in which all do.
         output = sizes.growth_output + count * length // 512
         return 1e6 * step_seconds(driver.generate(prompts, output)["steps"], count)
 
-    running = {length: [(n, step(n, length) / n) for n in sizes.growth_running] for length in sizes.growth_prompts}
-    context = [(length + sizes.growth_output // 2, step(1, length)) for length in sizes.growth_contexts]
-    return {"growth_running": running, "growth_context": context}
+    sweeps = [{point: step(*point, sweep) for point in points} for sweep in range(sizes.growth_sweeps)]
+    cost = {point: median(sweep[point] for sweep in sweeps) for point in points}
+    return {
+        "growth_running": {at: [(n, cost[n, at] / n) for n in sizes.growth_running] for at in sizes.growth_prompts},
+        "growth_context": [(at + sizes.growth_output // 2, cost[1, at]) for at in sizes.growth_contexts],
+    }
 
 
 @dataclass(frozen=True, slots=True)

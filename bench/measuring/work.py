@@ -35,6 +35,7 @@ class Sizes:
     growth_prompts: tuple[int, ...] = (128, 256)
     growth_contexts: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
     growth_output: int = 24
+    growth_sweeps: int = 3
     memory_sequences: int = 16
     memory_tokens: int = 2048
     "The KV cache has room for this many tokens of each of those sequences."
@@ -51,6 +52,7 @@ QUICK = Sizes(
     growth_prompts=(128,),
     growth_contexts=(256, 1024, 4096),
     growth_output=16,
+    growth_sweeps=1,
     memory_sequences=8,
     memory_tokens=1024,
 )

@@ -172,8 +172,9 @@ class ServeConfig:
     dtype: Literal["float32"] = "float32"
     "Arithmetic."
     quantization: Quantization = "auto"
-    """How weights are kept and computed on. auto: 8-bit and 4-bit weights as the file has them, all others in 8 bits.
-    int8: all in 8 bits. int4: all in 4 bits, but embedding and output head in 8 where the file does not have them in 4.
+    """How weights are kept and computed on. auto: 4-bit weights as the file has them, all others in 8 bits.
+    int8: all in 8 bits; fastest for prompts and many requests at once. int4: all in 4 bits, but embedding and output head in 8
+    where the file does not have them in 4; fastest for one request at a time, and smallest.
     none: dequantised to float32 when they are loaded; the exact mode, and the slowest."""
     kv_dtype: KVCacheType = "auto"
     """What the KV cache holds. auto: with quantised weights int8 on processors with AMX (a scale for each token and head), else

@@ -1,13 +1,12 @@
 """What a product must give: in float64, from the stored bytes, without any code of ours. And how far off float32 may be.
 
-bytes    (weights of 8 bits) both rows are mixed: times Hadamard's matrix and reflections (`mixing_matrix`). Then each is rounded
-         as a whole: scale = largest magnitude / 127, number = rint(value * 127 / largest).
+bytes    (weights of 8 bits) both rows are mixed: times Hadamard's matrix and reflections (`mixing_matrix`). Then each is
+         rounded as a whole: scale = largest magnitude / 127, number = rint(value * 127 / largest).
          output = scale * weight scale * (numbers . numbers) / stretch
-groups   (4 bits) a row of activations is rounded in groups of 32: scale = largest magnitude / 127, number = rint(value * 127 / largest),
-         both worked out in float32.
+groups   (4 bits) a row of activations is rounded in groups of 32: scale and number likewise, both worked out in float32.
          output = sum over groups of  scale * weight scale * (numbers . weights)  [+ minimum * scale * sum]
-wholes   (4 bits, on tiles) a row of activations is rounded as a whole, with 32639 in place of 127, to 256 * high + low. In units that
-         are the same for a segment of a weight's row, the weight is  step * (nibble - 8) + centre.
+wholes   (4 bits, on tiles) a row of activations is rounded as a whole, with 32639 in place of 127, to 256 * high + low. In
+         units that are the same for a segment of a weight's row, the weight is  step * (nibble - 8) + centre.
          output = 256 * scale * sum over segments of  unit * (high . weights + low . coarse)
          coarse = (floor(step / 16) * (nibble - 8) + floor(centre / 16)) / 16
 """
@@ -140,7 +139,7 @@ def mixing_matrix(width: int) -> Doubles:
 
 
 def byte_rows(x: Floats, balance: Floats) -> tuple[Doubles, Doubles, Doubles]:
-    """Scales [rows], numbers [rows, width], and how many of a row's numbers are so near to an edge that they may be the next one."""
+    """Scales [rows], numbers [rows, width], and how many of a row's numbers may be the next one: they are near an edge."""
     mixed = (x * balance).astype(np.float64) @ mixing_matrix(x.shape[1]).T
     largest = np.abs(mixed).max(-1)
     exact = mixed * np.divide(127.0, largest, out=np.zeros_like(largest), where=largest > 1e-36)[:, None]
