@@ -2,10 +2,10 @@
 
     python bench/kernels.py [--steps 1x1@150,32x1@200,1x256@768] [--bits 8,4] [--against CHECKOUT]
 
-A step is SEQUENCESxROWS@CONTEXT: 32x1@200 is 32 sequences that decode behind 200 tokens each, 1x256@768 a chunk of 256 tokens of
-a prompt. The model has the shape of SmolLM2-135M and random weights. Milliseconds: the least, and in brackets the median, of all
-repeats of all rounds; phases as in csrc/decoder.c. With --against, another checkout's library is timed in turns with this one
-(as of the commit that brought bench/kernels.c; older ones have other functions).
+A step is SEQUENCESxROWS@CONTEXT: 32x1@200 is 32 sequences that decode behind 200 tokens each, 1x256@768 a chunk of 256 tokens
+of a prompt. The model has the shape of SmolLM2-135M and random weights. Milliseconds: the least, and in brackets the median, of
+all repeats of all rounds; phases as in csrc/decoder.c. With --against, another checkout's library is timed in turns with this
+one (as of the commit that brought bench/kernels.c; older ones have other functions).
 """
 
 from __future__ import annotations

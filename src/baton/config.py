@@ -177,8 +177,8 @@ class ServeConfig:
     where the file does not have them in 4; fastest for one request at a time, and smallest.
     none: dequantised to float32 when they are loaded; the exact mode, and the slowest."""
     kv_dtype: KVCacheType = "auto"
-    """What the KV cache holds. auto: with quantised weights int8 on processors with AMX (a scale for each token and head), else
-    float16; also where heads are no multiple of 64 wide, or block_size is not 16. float32 with --quantization none."""
+    """What the KV cache holds. auto: with quantised weights int8 on x86 with AVX2 or more (a scale for each token and head),
+    else float16; also where heads are no multiple of 64 wide, or block_size is not 16. float32 with --quantization none."""
     compute: Compute = "auto"
     "What computes. native: our kernels in C. torch: several times slower. auto: native where there is a C compiler."
     threads: int = 0

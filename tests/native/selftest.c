@@ -147,7 +147,7 @@ static Expected expected_bytes(const uint8_t *row, const float *x, int64_t input
     while (inputs % (2 * stretched) == 0) stretched *= 2;
     for (int64_t k = 0; k < inputs; k++) {
         Weight weight = weight_at(INT8, row, k);
-        a[k] = x[k] * balance_of(k), w[k] = weight.scale * (float)weight.whole / balance_of(k);
+        a[k] = x[k] * balance_of(k), w[k] = weight.scale * (float)weight.whole * (1.0f / balance_of(k));
         e.value += (double)x[k] * weight.scale * weight.whole, a_size += (double)a[k] * a[k], w_size += (double)w[k] * w[k];
     }
     float scale = bytes_expected(a, inputs, q), unit = bytes_expected(w, inputs, v) / (float)stretched;

@@ -13,7 +13,7 @@ from baton.config import WorkerConfig
 from baton.errors import InvalidConfig, InvariantBroken
 from baton.models.reference import all_logits
 from baton.native.library import load_best
-from baton.native.variants import usable
+from baton.native.variants import VARIANTS
 from baton.worker.forward.native_forward import kv_dtype_for
 
 WIDE = dataclasses.replace(TINY, head_dim=64)
@@ -56,8 +56,8 @@ def test_closing_lets_go_of_the_pool(model):
 class Machine:
     """All that is asked of a library here."""
 
-    def __init__(self, tiles: bool) -> None:
-        self.variant = usable()[-1]
+    def __init__(self, tiles: bool, variant: str = "amx") -> None:
+        self.variant = next(each for each in VARIANTS if each.name == variant)
         self.has_tiles = lambda: int(tiles)
 
 
@@ -66,7 +66,7 @@ class Machine:
     [
         (True, WIDE, {}, "int8"),
         (True, WIDE, {"quantization": "int4"}, "int8"),
-        (False, WIDE, {}, "float16"),
+        (False, WIDE, {}, "int8"),
         (True, TINY, {}, "float16"),  # heads of 8
         (True, WIDE, {"block_size": 32}, "float16"),
         (True, WIDE, {"quantization": "none"}, "float32"),
@@ -79,6 +79,12 @@ class Machine:
 )
 def test_what_the_pool_holds(tiles, config, settings, expected):
     assert kv_dtype_for(Machine(tiles), config, WorkerConfig(**settings)) == expected
+
+
+@pytest.mark.parametrize("variant", ["dotprod", "i8mm", "plain"])
+def test_what_nobody_has_timed_is_no_default(variant):
+    assert kv_dtype_for(Machine(False, variant), WIDE, WorkerConfig()) == "float16"
+    assert kv_dtype_for(Machine(False, variant), WIDE, WorkerConfig(kv_dtype="int8")) == "int8"
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,7 @@ static void bytes_of_row(const Matrix *m, const Rows *rows, int64_t row) {
     int8_t *q = rows->quantised + row * padded(rows);
     if (m->heard)
         for (int64_t i = 0; i < rows->width; i++) m->heard[i] += x[i] * x[i];
-    for (int64_t i = 0; i < rows->width; i++) x[i] *= balance[i];
-    mix_row(x, rows->width);
+    mix_row(x, balance, rows->width);
     float largest = largest_of(x, rows->width);
     int32_t sum = 0;
     int64_t end = can_be_scaled(largest) ? rows->width : 0;
@@ -54,15 +53,15 @@ static void plan_bytes(Matrix *m, int64_t bytes[3]) {
 }
 
 static void pack_bytes(const Matrix *m, int stored, const uint8_t *row, int64_t to) {
-    float x[m->inputs];
+    float x[m->inputs], inverse[m->inputs];
     int8_t q[GROUP];
     uint8_t *numbers = (uint8_t *)m->numbers + to / CELL * cell_bytes(m) + to % CELL * 4;
     const float *balance = m->minima;
     floats_of_row(stored, row, m->inputs, x);
     if (m->heard)
         for (int64_t i = 0; i < m->inputs; i++) m->heard[i] += x[i] * x[i];
-    for (int64_t i = 0; i < m->inputs; i++) x[i] /= balance[i];
-    mix_row(x, m->inputs);
+    for (int64_t i = 0; i < m->inputs; i++) inverse[i] = 1.0f / balance[i];
+    mix_row(x, inverse, m->inputs);
     float largest = largest_of(x, m->inputs);
     for (int64_t at = 0; at < m->groups * GROUP; at += GROUP) {
         memset(q, 0, sizeof q);

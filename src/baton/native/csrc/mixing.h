@@ -34,28 +34,36 @@ ALWAYS floats mixed_lanes(floats x) {
 #endif
 }
 
-/* Numbers `apart` and 2 * `apart` from each other, and within vectors where that comes first. */
-ALWAYS void mix_fours(const int lanes_too, float *x, int64_t width, int64_t apart) {
+/* Balanced, and mixed within the vector. */
+ALWAYS floats first_mixed(const float *x, const float *balance) { return mixed_lanes(load(x) * load(balance)); }
+
+/* Numbers `apart` and 2 * `apart` from each other. Where these are neighbouring vectors, it is the first that is done with a row. */
+ALWAYS void mix_fours(const float *balance, float *x, int64_t width, int64_t apart) {
     for (int64_t at = 0; at < width; at += 4 * apart)
         for (int64_t i = at; i < at + apart; i += LANES) {
-            floats a = load(x + i), b = load(x + i + apart), c = load(x + i + 2 * apart), d = load(x + i + 3 * apart);
-            if (lanes_too) a = mixed_lanes(a), b = mixed_lanes(b), c = mixed_lanes(c), d = mixed_lanes(d);
+            int64_t j = i + apart, k = j + apart, l = k + apart;
+            floats a, b, c, d;
+            if (balance) a = first_mixed(x + i, balance + i), b = first_mixed(x + j, balance + j);
+            else a = load(x + i), b = load(x + j);
+            if (balance) c = first_mixed(x + k, balance + k), d = first_mixed(x + l, balance + l);
+            else c = load(x + k), d = load(x + l);
             floats ab = a + b, cd = c + d, a_b = a - b, c_d = c - d;
-            store(x + i, ab + cd), store(x + i + apart, a_b + c_d);
-            store(x + i + 2 * apart, ab - cd), store(x + i + 3 * apart, a_b - c_d);
+            store(x + i, ab + cd), store(x + j, a_b + c_d);
+            store(x + k, ab - cd), store(x + l, a_b - c_d);
         }
 }
 
-ALWAYS void mix_twos(const int lanes_too, float *x, int64_t width, int64_t apart) {
+ALWAYS void mix_twos(const float *balance, float *x, int64_t width, int64_t apart) {
     for (int64_t at = 0; at < width; at += 2 * apart)
         for (int64_t i = at; i < at + apart; i += LANES) {
-            floats a = load(x + i), b = load(x + i + apart);
-            if (lanes_too) a = mixed_lanes(a), b = mixed_lanes(b);
+            floats a, b;
+            if (balance) a = first_mixed(x + i, balance + i), b = first_mixed(x + i + apart, balance + i + apart);
+            else a = load(x + i), b = load(x + i + apart);
             store(x + i, a + b), store(x + i + apart, a - b);
         }
 }
 
-static void reflect(float *x, int64_t width, int64_t apart, const int64_t factor) {
+ALWAYS void reflect(float *x, int64_t width, int64_t apart, const int64_t factor) {
     const floats share = spread(-2.0f / (float)factor);
     for (int64_t at = 0; at < width; at += factor * apart)
         for (int64_t i = at; i < at + apart; i += LANES) {
@@ -68,13 +76,16 @@ static void reflect(float *x, int64_t width, int64_t apart, const int64_t factor
 /* By how much a product of two mixed rows is larger: the highest power of two that divides the width. */
 ALWAYS int64_t stretch(int64_t width) { return width & -width; }
 
-/* `width`: a multiple of 32. */
-static void mix_row(float *x, int64_t width) {
+/* x * balance, mixed. `width`: a multiple of 32. */
+static void mix_row(float *restrict x, const float *restrict balance, int64_t width) {
     int64_t twos = stretch(width), apart = LANES;
-    if (4 * LANES <= twos) mix_fours(1, x, width, LANES), apart *= 4;
-    else mix_twos(1, x, width, LANES), apart *= 2;
-    for (; 4 * apart <= twos; apart *= 4) mix_fours(0, x, width, apart);
-    if (2 * apart <= twos) mix_twos(0, x, width, apart), apart *= 2;
+    if (4 * LANES <= twos) mix_fours(balance, x, width, LANES), apart *= 4;
+    else mix_twos(balance, x, width, LANES), apart *= 2;
+    for (; 4 * apart <= twos; apart *= 4) mix_fours(NULL, x, width, apart);
+    if (2 * apart <= twos) mix_twos(NULL, x, width, apart), apart *= 2;
     for (int64_t factor = 3; factor <= REFLECTED_MOST; factor += 2)
-        for (; width / apart % factor == 0 && apart < width; apart *= factor) reflect(x, width, apart, factor);
+        for (; width / apart % factor == 0 && apart < width; apart *= factor) {
+            if (factor == 3) reflect(x, width, apart, 3);  /* a known number becomes registers */
+            else reflect(x, width, apart, factor);
+        }
 }
