@@ -1,4 +1,4 @@
-/* Times the library's steps without Python: a decoder of SmolLM2-135M's shape with random weights. For bench/kernels.py.
+/* Times the library's steps without Python: a decoder of SmolLM2-135M's shape with random weights. For bench/kernel_times.py.
  *
  *   kernels BITS THREADS KV REPEATS STEP...     BITS 4 or 8; KV half or bytes; STEP: sequencesxrows@context, as 32x1@200
  *

@@ -1,11 +1,11 @@
 """Times whole steps of the C library, phase by phase, without Python around them; two versions of it in turns.
 
-    python bench/kernels.py [--steps 1x1@150,32x1@200,1x256@768] [--bits 8,4] [--against CHECKOUT]
+    python bench/kernel_times.py [--steps 1x1@150,32x1@200,1x256@768] [--bits 8,4] [--against CHECKOUT]
 
 A step is SEQUENCESxROWS@CONTEXT: 32x1@200 is 32 sequences that decode behind 200 tokens each, 1x256@768 a chunk of 256 tokens
 of a prompt. The model has the shape of SmolLM2-135M and random weights. Milliseconds: the least, and in brackets the median, of
 all repeats of all rounds; phases as in csrc/decoder.c. With --against, another checkout's library is timed in turns with this
-one (as of the commit that brought bench/kernels.c; older ones have other functions).
+one (as of the commit that brought bench/kernel_times.c; older ones have other functions).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Times = dict[str, tuple[list[float], list[float]]]
 
 def build(checkout: Path, variant: str, to: Path) -> Path:
     flags = next(each for each in VARIANTS if each.name == variant).flags
-    program = to / f"kernels-{len(list(to.iterdir()))}"
+    program = to / f"kernel-times-{len(list(to.iterdir()))}"
     plain = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")]
-    command = [*find_compiler(), *plain, *flags, "-I", str(checkout / SOURCES), str(HERE / "kernels.c"), "-o", str(program)]
+    command = [*find_compiler(), *plain, *flags, "-I", str(checkout / SOURCES), str(HERE / "kernel_times.c"), "-o", str(program)]
     subprocess.run([*command, "-lm", "-lpthread"], check=True)
     return program
 
