@@ -34,8 +34,8 @@ def build(checkout: Path, variant: str, to: Path) -> Path:
     flags = next(each for each in VARIANTS if each.name == variant).flags
     program = to / f"kernel-times-{len(list(to.iterdir()))}"
     plain = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")]
-    command = [*find_compiler(), *plain, *flags, "-I", str(checkout / SOURCES), str(HERE / "kernel_times.c"), "-o", str(program)]
-    subprocess.run([*command, "-lm", "-lpthread"], check=True)
+    command = [*find_compiler(), *plain, *flags, "-I", str(checkout / SOURCES), str(HERE / "kernel_times.c")]
+    subprocess.run([*command, "-o", str(program), "-lm", "-lpthread"], check=True)
     return program
 
 
