@@ -156,45 +156,37 @@ ALWAYS floats silu_lanes(floats x) {
     return load(lanes);
 }
 
+/* A whole row of a cell: what finish() does, without memory in between. */
+ALWAYS void put_row(const Matrix *m, int64_t cell, floats early, floats late, Then then, float *to) {
+    if (m->bias) early += load(m->bias + cell * CELL), late += load(m->bias + cell * CELL + HALF);
+    if (m->paired) early = silu_lanes(early) * late;
+    store(to, then == ADD ? load(to) + early : early);
+    if (!m->paired) store(to + HALF, then == ADD ? load(to + HALF) + late : late);
+}
+
 static void byte_tiles_times_rows(const Matrix *m, int64_t cell, const uint8_t *w, const Rows *x, int64_t first, int64_t end, const Out *out) {
     int64_t tiles = (end - first + TILE_HEIGHT - 1) / TILE_HEIGHT, height = (end - first + tiles - 1) / tiles;
-    int64_t inputs = m->groups * GROUP;
-    int64_t columns = m->paired ? HALF : CELL;
+    int64_t inputs = m->groups * GROUP, columns = m->paired ? HALF : CELL;
     int straight = out->then != KEEP_BEST && cell * columns + columns <= out->width;
-    floats units[2];
-    for (int h = 0; h < 2; h++) units[h] = load((const float *)m->scales + cell * CELL + h * HALF);
+    const float *units = (const float *)m->scales + cell * CELL;
+    floats early_unit = load(units), late_unit = load(units + HALF);
     tiles_for(FOR_PRODUCTS, height);
     for (int64_t row = first; row < end; row += 2 * height) {
         _Alignas(64) ByteSums sums;
         _Alignas(64) float results[2 * TILE_HEIGHT][CELL];
         int64_t rows = smaller(2 * height, end - row);
         const int8_t *q = x->quantised + row * padded(x);
-        if (straight)
-            for (int64_t r = 0; r < rows; r++) {
-                float *to = out->data + (row + r) * out->stride + cell * columns;
-                __builtin_prefetch(to, 1, 3);
-                if (!m->paired) __builtin_prefetch(to + HALF, 1, 3);
-            }
+        float *to = straight ? out->data + row * out->stride + cell * columns : NULL;
+        for (int64_t r = 0; straight && r < rows; r++)  /* the other members' lines come while tiles multiply */
+            for (int64_t i = 0; i < columns; i += LANES) __builtin_prefetch(to + r * out->stride + i, 1, 3);
         if (rows > height) byte_products(2, q, padded(x), height, w, inputs, row == first, &sums);
         else byte_products(1, q, padded(x), height, w, inputs, row == first, &sums);
-        if (straight) {
-            for (int64_t r = 0; r < rows; r++) {
-                floats both[2];
-                for (int h = 0; h < 2; h++) both[h] = tile_value(&sums, r, height, h, x, row, units[h]);
-                if (m->bias) both[0] += load(m->bias + cell * CELL), both[1] += load(m->bias + cell * CELL + HALF);
-                float *to = out->data + (row + r) * out->stride + cell * columns;
-                if (m->paired) both[0] = silu_lanes(both[0]) * both[1];
-                if (out->then == ADD) both[0] += load(to);
-                store(to, both[0]);
-                if (m->paired) continue;
-                if (out->then == ADD) both[1] += load(to + HALF);
-                store(to + HALF, both[1]);
-            }
-            continue;
+        for (int64_t r = 0; r < rows; r++) {
+            floats early = tile_value(&sums, r, height, 0, x, row, early_unit), late = tile_value(&sums, r, height, 1, x, row, late_unit);
+            if (straight) put_row(m, cell, early, late, out->then, to + r * out->stride);
+            else store(results[r], early), store(results[r] + HALF, late);
         }
-        for (int64_t r = 0; r < rows; r++)
-            for (int h = 0; h < 2; h++) store(&results[r][h * HALF], tile_value(&sums, r, height, h, x, row, units[h]));
-        finish(m, cell, rows, results, row, out);
+        if (!straight) finish(m, cell, rows, results, row, out);
     }
 }
 

@@ -39,7 +39,7 @@ typedef struct {
     const uint8_t *numbers;
     const void *scales, *minima;
     const float *bias;        /* [cells * CELL] or NULL */
-    float *heard;             /* [inputs] or NULL: INT8 adds the squares of what it is given, weights or activations */
+    float *heard;             /* [inputs] or NULL: INT8 adds the squares of what it is given, weights or activations; for one thread */
 } Matrix;
 
 static int64_t cell_bytes(const Matrix *m) {
