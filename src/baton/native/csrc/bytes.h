@@ -160,8 +160,11 @@ ALWAYS floats silu_lanes(floats x) {
 ALWAYS void put_row(const Matrix *m, int64_t cell, floats early, floats late, Then then, float *to) {
     if (m->bias) early += load(m->bias + cell * CELL), late += load(m->bias + cell * CELL + HALF);
     if (m->paired) early = silu_lanes(early) * late;
-    store(to, then == ADD ? load(to) + early : early);
-    if (!m->paired) store(to + HALF, then == ADD ? load(to + HALF) + late : late);
+    if (then == ADD) early += load(to);
+    store(to, early);
+    if (m->paired) return;
+    if (then == ADD) late += load(to + HALF);
+    store(to + HALF, late);
 }
 
 static void byte_tiles_times_rows(const Matrix *m, int64_t cell, const uint8_t *w, const Rows *x, int64_t first, int64_t end, const Out *out) {
