@@ -1,6 +1,6 @@
 /* Times the library's steps without Python: a decoder of SmolLM2-135M's shape with random weights. For bench/kernel_times.py.
  *
- *   kernels BITS THREADS KV REPEATS STEP...     BITS 4 or 8; KV half or bytes; STEP: sequencesxrows@context, as 32x1@200
+ *   kernel_times BITS THREADS KV REPEATS STEP...     BITS 4 or 8; KV half or bytes; STEP: sequencesxrows@context, as 32x1@200
  *
  * Prints a line of JSON for every step: the least and the median milliseconds of each phase.
  */

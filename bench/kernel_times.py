@@ -18,13 +18,14 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import median
 
-from baton.native.build import FLAGS, find_compiler
+from baton.native.build import COMPILE_SECONDS_MAX, FLAGS, find_compiler
 from baton.native.variants import VARIANTS, usable
 from measuring.goals import markdown
 from measuring.machine import CORES
 
 HERE = Path(__file__).resolve().parent
 SOURCES = Path("src/baton/native/csrc")
+RUN_SECONDS_MAX = 600.0
 
 Times = dict[str, tuple[list[float], list[float]]]
 """By phase: least and median of every run."""
@@ -35,14 +36,14 @@ def build(checkout: Path, variant: str, to: Path) -> Path:
     program = to / f"kernel-times-{len(list(to.iterdir()))}"
     plain = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")]
     command = [*find_compiler(), *plain, *flags, "-I", str(checkout / SOURCES), str(HERE / "kernel_times.c")]
-    subprocess.run([*command, "-o", str(program), "-lm", "-lpthread"], check=True)
+    subprocess.run([*command, "-o", str(program), "-lm", "-lpthread"], check=True, timeout=COMPILE_SECONDS_MAX)
     return program
 
 
 def run(program: Path, bits: str, options: argparse.Namespace, found: dict[tuple[str, str], Times], name: str) -> None:
     words = [bits, str(options.threads), options.kv, str(options.repeats), *options.steps.split(",")]
-    lines = subprocess.run([str(program), *words], check=True, capture_output=True, text=True).stdout
-    for line in lines.splitlines():
+    done = subprocess.run([str(program), *words], check=True, capture_output=True, text=True, timeout=RUN_SECONDS_MAX)
+    for line in done.stdout.splitlines():
         answer = json.loads(line)
         times = found[f"{answer.pop('step')}, {bits} bits", name]
         for phase, (least, middle) in answer.items():

@@ -9,7 +9,7 @@ import pytest
 
 from baton.models.dequantise import dequantise
 from baton.models.parameters import EMBED, LM_HEAD
-from baton.models.quantise import CHUNK_BLOCKS, SHRINKS, to_q4_1, to_q8_0, weights_as
+from baton.models.quantise import CHUNK_BLOCKS, ROW_MOST, SHRINKS, to_q4_1, to_q8_0, type_for, weights_as
 from baton.models.raw_tensor import RawTensor
 from baton.models.tensor_types import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_1, Q8_0, TensorType
 
@@ -173,3 +173,11 @@ def test_float32_is_not_copied_but_put_straight():
     straight = weights_as(RawTensor(F32, raw.shape, odd), LINEAR, "none")
     assert straight.data.ctypes.data % 4 == 0
     assert np.array_equal(straight.data, raw.data)
+
+
+@pytest.mark.parametrize("quantization", ["auto", "int8", "int4"])
+def test_rows_that_are_too_long_for_sums_of_32_bits_stay_exact(quantization):
+    widths = {ROW_MOST: Q4_1 if quantization == "int4" else Q8_0, ROW_MOST + 32: F32}
+    for width, kind in widths.items():
+        raw = RawTensor.of_floats(np.zeros((1, width), np.float32))
+        assert type_for(raw, "layers.0.mlp.down.weight", quantization) == kind

@@ -10,7 +10,7 @@ from kernels import Team, fused_libraries, pack, packed_head, rounds_once, small
 from product_oracle import Product, activation_groups, gated, product, random_matrix
 
 from baton.models.config import Traits
-from baton.models.quantise import to_q4_1, to_q8_0
+from baton.models.quantise import ROW_MOST, to_q4_1, to_q8_0
 from baton.models.raw_tensor import RawTensor
 from baton.models.tensor_types import F32, Q4_0, Q4_1, Q8_0, TensorType
 
@@ -100,6 +100,18 @@ def test_the_largest_numbers_do_not_overflow(library, kind, sign):
     with Team(library) as team:
         for rows in (1, 2, 20):
             assert_near(library, team.product(packed.head, x[20 - rows :], 64), product(x[20 - rows :], raw, tiles=tiles))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_longest_rows_of_bytes_do_not_overflow(library, sign):
+    """A single number, mixed, is the largest byte in all places: on both sides, for as many inputs as there may be."""
+    weights, x = np.zeros((32, ROW_MOST), np.float32), np.zeros((20, ROW_MOST), np.float32)
+    weights[:, 0], x[:, 0] = np.linspace(0.5, 2.0, 32), sign * 3.0
+    config = small_config(vocab_size=32, hidden_size=ROW_MOST)
+    packed = pack(library, config, {"lm_head.weight": RawTensor.of_floats(weights)}, "int8")
+    with Team(library) as team:
+        for rows in (1, 3, 20):
+            np.testing.assert_allclose(team.product(packed.head, x[:rows], 32), x[:rows, :1] * weights[:, 0], rtol=1e-6)
 
 
 def test_how_activations_are_rounded(library):

@@ -77,6 +77,7 @@ def _run_tokens(library: Library, packed: PackedModel, tokens: int) -> None:
     table, positions = np.arange(blocks, dtype=np.int32), np.arange(tokens)
     slots, starts, contexts = np.zeros(1, np.int64), np.array([0, tokens]), np.zeros(1, np.int64)
     arrays = (table, slots, starts, contexts, ids, positions)
-    hidden = decoder.hidden(Step(1, tokens, blocks, *(array.ctypes.data for array in arrays)))
-    decoder.likeliest(hidden)
-    decoder.close()
+    try:
+        decoder.likeliest(decoder.hidden(Step(1, tokens, blocks, *(array.ctypes.data for array in arrays))))
+    finally:
+        decoder.close()

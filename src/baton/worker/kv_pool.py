@@ -27,7 +27,6 @@ import mmap
 import os
 import struct
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Literal
@@ -120,8 +119,6 @@ class KVPool:
         self.incarnation = incarnation
         "Which pool this is: a restarted worker that finds the same one may go on with what is in it."
         self._map: mmap.mmap | None = mmap.mmap(fd, layout.nbytes(blocks), mmap.MAP_SHARED)
-        with suppress(AttributeError, OSError):  # most systems have small pages only for memory that is shared
-            self._map.madvise(mmap.MADV_HUGEPAGE)
         # Arrays hold the mapping, so that closing under a living one is an error and not a crash.
         numbers: NDArray[Any] = np.frombuffer(self._map, NUMPY_TYPES[layout.dtype], offset=HEADER_BYTES)
         heads, dim, size = layout.kv_heads, layout.head_dim, layout.block_size

@@ -183,7 +183,7 @@ static const Rows *prepare(Member *me, Runner *runner, const Source *from, int64
     return shared;
 }
 
-/* ---- where the time goes: compiled in with -DBATON_PHASES alone, by whoever measures ---- */
+/* ---- where the time goes: compiled in for bench/kernel_times.c alone ---- */
 
 #if defined(BATON_PHASES)
 enum { BEGIN, NORM, QKV, TURN, ATTEND, OUTPUT, NORM2, GATE_UP, GATED, DOWN, PHASES };

@@ -157,7 +157,7 @@ static void unpack_cell(const Matrix *m, const uint8_t *packed, uint8_t *out) {
 #include "neon.h"
 
 static void nibbles_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
-                                 const Out *out) {
+                               const Out *out) {
     neon_cell_times_rows(m, cell, m->numbers + cell * cell_bytes(m), x, first, end, scratch, out);
 }
 
@@ -170,7 +170,7 @@ TILE(tile_int4m_bytes, tile_of_bytes, INT4M)
 
 /* `scratch` holds a cell as bytes. */
 static void nibbles_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
-                                 const Out *out) {
+                               const Out *out) {
     const uint8_t *w = m->numbers + cell * cell_bytes(m);
     Tile tile = m->kind == INT4 ? tile_int4 : tile_int4m;
     if (end - first >= UNPACK_FROM) {

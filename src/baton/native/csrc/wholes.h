@@ -321,7 +321,7 @@ static void many_times_cell(const Matrix *m, int64_t cell, const Rows *x, int64_
 }
 
 static void nibbles_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
-                                 const Out *out) {
+                               const Out *out) {
     (void)scratch;
     if (end - first >= TILES_FROM) many_times_cell(m, cell, x, first, end, out);
     else tiles_times_rows(few_nibbles, FEW_ROWS, m, NULL, cell, x, first, end, out);
