@@ -424,12 +424,21 @@ static void functions(void) {
     for (int i = 0; i < MANY; i++) {
         float x = -(float)i / (MANY / 100.0f), y = number() * 8.0f;
         float turn = (float)below(32768) * (float)(chance() >> 8) * 0x1p-24f;
-        exps[i] = exp_negative(x), silus[i] = silu(y);
+        float lanes[LANES];
+        store(lanes, silu_lanes(spread(y)));
+        exps[i] = exp_negative(x), silus[i] = lanes[i % LANES];
         turns[2 * i] = cosf(turn), turns[2 * i + 1] = sinf(turn);
         if (x >= -87.0f) DEMAND(fabs(exps[i] / exp(x) - 1.0) < 3e-7, "e^%g is %g, not %g", x, exps[i], exp(x));
         else DEMAND(exps[i] == 0.0f, "e^%g is %g", x, exps[i]);
         double want = y / (1.0 + exp(-(double)y));
         DEMAND(fabs(silus[i] - want) <= 1e-6 * fabs(want), "silu(%g) is %g, not %g", y, silus[i], want);
+    }
+    for (int i = 0; i < 3; i++) {
+        float far = (float[]){88.0f, 1000.0f, 1e6f}[i], lanes[LANES];
+        store(lanes, silu_lanes(spread(far)));
+        DEMAND(lanes[0] == far, "silu(%g) is %g", far, lanes[0]);
+        store(lanes, silu_lanes(spread(-far)));
+        DEMAND(fabsf(lanes[0]) < 1e-30f, "silu(%g) is %g", -far, lanes[0]);
     }
     say("exp_negative", exps, MANY * 4), say("silu", silus, MANY * 4), say("cosf, sinf (libm)", turns, 2 * MANY * 4);
     free(exps), free(silus), free(turns);

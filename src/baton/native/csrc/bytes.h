@@ -116,16 +116,54 @@ TILE(tile_bytes, tile_of_whole, INT8)
 
 #if HAS_TILES
 
-typedef int32_t ByteSums[2][2][TILE_HEIGHT][LANES];  /* [tile of rows][half of the cell] */
+/* Rows of up to two tiles times a cell. */
+typedef struct {
+    _Alignas(64) int32_t sums[2][2][TILE_HEIGHT][LANES];  /* [tile of rows][half of the cell] */
+    int64_t row, rows;
+} ByteBatch;
 
-/* One or two tiles of rows times a cell. */
-ALWAYS void byte_products(const int tiles, const int8_t *q, int64_t width, int64_t height, const uint8_t *w, int64_t inputs,
-                          int fetches, ByteSums *sums) {
+/* What becomes of them. */
+typedef struct {
+    const float *scales;
+    const int32_t *row_sums;
+    int64_t height;              /* rows of a tile */
+    floats units[2];             /* of the halves of the cell */
+    const float *bias;           /* of the cell, or NULL */
+    float *to;                   /* row 0 */
+    int64_t stride;
+} ByteTarget;
+
+ALWAYS floats tile_value(const ByteTarget *t, const ByteBatch *b, int64_t r, int h) {
+    const int32_t *sums = r < t->height ? b->sums[0][h][r] : b->sums[1][h][r - t->height];
+    ints whole = _mm512_sub_epi32(_mm512_load_si512(sums), spread_int(WEIGHT8_OFFSET * t->row_sums[b->row + r]));
+    return byte_value(whole, t->units[h], t->scales[b->row + r]);
+}
+
+/* Rows [first, end) of a batch: what finish() does, without memory in between. */
+ALWAYS void put_rows(const int paired, const Then then, const ByteTarget *t, const ByteBatch *b, int64_t first, int64_t end) {
+    for (int64_t r = first; r < end; r++) {
+        floats early = tile_value(t, b, r, 0), late = tile_value(t, b, r, 1);
+        float *to = t->to + (b->row + r) * t->stride;
+        if (t->bias) early += load(t->bias), late += load(t->bias + HALF);
+        if (paired) early = silu_lanes(early) * late;
+        if (then == ADD) early += load(to);
+        store(to, early);
+        if (paired) continue;
+        if (then == ADD) late += load(to + HALF);
+        store(to + HALF, late);
+    }
+}
+
+/* One or two tiles of rows times a cell. Tiles multiply without the rest of the core, which meanwhile puts the rows of the batch
+ * before where they belong. */
+ALWAYS void byte_products(const int tiles, const int paired, const Then then, const ByteTarget *t, const int8_t *q, int64_t width,
+                          const uint8_t *w, int64_t inputs, int fetches, ByteBatch *b, const ByteBatch *before) {
+    int64_t at_once = before->rows * STEP_OF_TILES / inputs + 1;
     _tile_zero(0);
     _tile_zero(1);
     if (tiles == 2) _tile_zero(2);
     if (tiles == 2) _tile_zero(3);
-    for (int64_t k = 0; k < inputs; k += STEP_OF_TILES, w += STEP_OF_TILES * CELL) {
+    for (int64_t k = 0, done = 0; k < inputs; k += STEP_OF_TILES, w += STEP_OF_TILES * CELL) {
         if (fetches)
             for (int64_t i = 0; i < STEP_OF_TILES * CELL; i += 64) __builtin_prefetch(w + TILES_AHEAD + i, 0, 2);
         _tile_loadd(4, q + k, width);
@@ -133,64 +171,60 @@ ALWAYS void byte_products(const int tiles, const int8_t *q, int64_t width, int64
         _tile_loadd(7, w + HALF * 4, CELL * 4);
         _tile_dpbsud(0, 4, 6);
         _tile_dpbsud(1, 4, 7);
-        if (tiles == 1) continue;
-        _tile_loadd(5, q + height * width + k, width);
-        _tile_dpbsud(2, 5, 6);
-        _tile_dpbsud(3, 5, 7);
+        if (tiles == 2) {
+            _tile_loadd(5, q + t->height * width + k, width);
+            _tile_dpbsud(2, 5, 6);
+            _tile_dpbsud(3, 5, 7);
+        }
+        int64_t end = smaller(done + at_once, before->rows);
+        put_rows(paired, then, t, before, done, end);
+        done = end;
     }
-    _tile_stored(0, (*sums)[0][0], 64);
-    _tile_stored(1, (*sums)[0][1], 64);
-    if (tiles == 2) _tile_stored(2, (*sums)[1][0], 64);
-    if (tiles == 2) _tile_stored(3, (*sums)[1][1], 64);
+    _tile_stored(0, b->sums[0][0], 64);
+    _tile_stored(1, b->sums[0][1], 64);
+    if (tiles == 2) _tile_stored(2, b->sums[1][0], 64);
+    if (tiles == 2) _tile_stored(3, b->sums[1][1], 64);
 }
 
-ALWAYS floats tile_value(ByteSums *sums, int64_t r, int64_t height, int h, const Rows *x, int64_t row, floats unit) {
-    ints sum = _mm512_load_si512((*sums)[r >= height][h][r >= height ? r - height : r]);
-    return byte_value(_mm512_sub_epi32(sum, spread_int(WEIGHT8_OFFSET * x->sums[row + r])), unit, x->scales[row + r]);
-}
-
-ALWAYS floats silu_lanes(floats x) {
-    float lanes[LANES];
-    store(lanes, x);
-    for (int i = 0; i < LANES; i++) lanes[i] = silu(lanes[i]);
-    return load(lanes);
-}
-
-/* A whole row of a cell: what finish() does, without memory in between. */
-ALWAYS void put_row(const Matrix *m, int64_t cell, floats early, floats late, Then then, float *to) {
-    if (m->bias) early += load(m->bias + cell * CELL), late += load(m->bias + cell * CELL + HALF);
-    if (m->paired) early = silu_lanes(early) * late;
-    if (then == ADD) early += load(to);
-    store(to, early);
-    if (m->paired) return;
-    if (then == ADD) late += load(to + HALF);
-    store(to + HALF, late);
+/* With KEEP_BEST, finish() gets the results instead. */
+ALWAYS void byte_tiles(const int paired, const Then then, const Matrix *m, int64_t cell, const uint8_t *w, const Rows *x, int64_t first,
+                       int64_t end, const Out *out) {
+    int64_t tiles = (end - first + TILE_HEIGHT - 1) / TILE_HEIGHT, height = (end - first + tiles - 1) / tiles;
+    int64_t inputs = m->groups * GROUP, width = padded(x), columns = paired ? HALF : CELL;
+    const float *units = (const float *)m->scales + cell * CELL;
+    ByteTarget target = {
+        .scales = x->scales, .row_sums = x->sums, .height = height, .units = {load(units), load(units + HALF)},
+        .bias = m->bias ? m->bias + cell * CELL : NULL, .to = out->data + cell * columns, .stride = out->stride,
+    };
+    ByteBatch batches[2], *b = &batches[0], *before = &batches[1];
+    before->rows = 0;
+    tiles_for(FOR_PRODUCTS, height);
+    for (int64_t row = first; row < end; row += 2 * height) {
+        const int8_t *q = x->quantised + row * width;
+        b->row = row, b->rows = smaller(2 * height, end - row);
+        for (int64_t r = 0; then != KEEP_BEST && r < b->rows; r++)  /* the other members' lines come while tiles multiply */
+            for (int64_t i = 0; i < columns; i += LANES) __builtin_prefetch(target.to + (row + r) * target.stride + i, 1, 3);
+        if (b->rows > height) byte_products(2, paired, then, &target, q, width, w, inputs, row == first, b, before);
+        else byte_products(1, paired, then, &target, q, width, w, inputs, row == first, b, before);
+        if (then == KEEP_BEST) {
+            _Alignas(64) float results[2 * TILE_HEIGHT][CELL];
+            for (int64_t r = 0; r < b->rows; r++)
+                for (int h = 0; h < 2; h++) store(results[r] + h * HALF, tile_value(&target, b, r, h));
+            finish(m, cell, b->rows, results, row, out);
+        } else {
+            ByteBatch *other = before;
+            before = b, b = other;
+        }
+    }
+    put_rows(paired, then, &target, before, 0, before->rows);
 }
 
 static void byte_tiles_times_rows(const Matrix *m, int64_t cell, const uint8_t *w, const Rows *x, int64_t first, int64_t end, const Out *out) {
-    int64_t tiles = (end - first + TILE_HEIGHT - 1) / TILE_HEIGHT, height = (end - first + tiles - 1) / tiles;
-    int64_t inputs = m->groups * GROUP, columns = m->paired ? HALF : CELL;
-    int straight = out->then != KEEP_BEST && cell * columns + columns <= out->width;
-    const float *units = (const float *)m->scales + cell * CELL;
-    floats early_unit = load(units), late_unit = load(units + HALF);
-    tiles_for(FOR_PRODUCTS, height);
-    for (int64_t row = first; row < end; row += 2 * height) {
-        _Alignas(64) ByteSums sums;
-        _Alignas(64) float results[2 * TILE_HEIGHT][CELL];
-        int64_t rows = smaller(2 * height, end - row);
-        const int8_t *q = x->quantised + row * padded(x);
-        float *to = straight ? out->data + row * out->stride + cell * columns : NULL;
-        for (int64_t r = 0; straight && r < rows; r++)  /* the other members' lines come while tiles multiply */
-            for (int64_t i = 0; i < columns; i += LANES) __builtin_prefetch(to + r * out->stride + i, 1, 3);
-        if (rows > height) byte_products(2, q, padded(x), height, w, inputs, row == first, &sums);
-        else byte_products(1, q, padded(x), height, w, inputs, row == first, &sums);
-        for (int64_t r = 0; r < rows; r++) {
-            floats early = tile_value(&sums, r, height, 0, x, row, early_unit), late = tile_value(&sums, r, height, 1, x, row, late_unit);
-            if (straight) put_row(m, cell, early, late, out->then, to + r * out->stride);
-            else store(results[r], early), store(results[r] + HALF, late);
-        }
-        if (!straight) finish(m, cell, rows, results, row, out);
-    }
+    int64_t columns = m->paired ? HALF : CELL;
+    if (out->then == KEEP_BEST || cell * columns + columns > out->width) byte_tiles(0, KEEP_BEST, m, cell, w, x, first, end, out);
+    else if (m->paired) byte_tiles(1, STORE, m, cell, w, x, first, end, out);
+    else if (out->then == STORE) byte_tiles(0, STORE, m, cell, w, x, first, end, out);
+    else byte_tiles(0, ADD, m, cell, w, x, first, end, out);
 }
 
 #endif

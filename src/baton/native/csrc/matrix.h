@@ -88,7 +88,7 @@ ALWAYS void finish_row(const Matrix *m, const float *bias, float *restrict t, fl
     if (bias)
         for (int j = 0; j < CELL; j++) t[j] += bias[j];
     if (m->paired)
-        for (int j = 0; j < CELL / 2; j++) t[j] = silu(t[j]) * t[j + CELL / 2];
+        for (int j = 0; j < HALF; j += LANES) store(t + j, silu_lanes(load(t + j)) * load(t + j + HALF));
     if (then == ADD)
         for (int64_t j = 0; j < width; j++) to[j] += t[j];
     else

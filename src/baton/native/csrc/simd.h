@@ -210,8 +210,38 @@ ALWAYS float exp_negative(float x) {
     return x < -87.0f ? 0.0f : p * power.f;
 }
 
-/* x / (1 + e^-x), by the half of the exponential that cannot overflow. */
-ALWAYS float silu(float x) {
-    float e = exp_negative(x < 0.0f ? x : -x);
-    return x * (x < 0.0f ? e : 1.0f) / (1.0f + e);
+/* x / (1 + e^-x). Beyond 87 nothing more is seen of the one or the other. */
+#if LANES == 16
+ALWAYS floats silu_lanes(floats x) {
+    floats near = _mm512_min_ps(spread(87.0f), _mm512_max_ps(spread(-87.0f), x));
+    floats whole = _mm512_roundscale_ps(near * spread(-1.44269504089f), 0);
+    floats r = fused(whole, spread(2.12194440e-4f), _mm512_fmsub_ps(whole, spread(-0.693359375f), near));
+    floats p = fused(spread(8.29030629e-3f), r, spread(4.18979755e-2f));
+    p = fused(p, r, spread(1.66676366e-1f));
+    p = fused(p, r, spread(4.99991492e-1f));
+    p = fused(p, r, spread(9.99999707e-1f));
+    p = fused(p, r, spread(1.0f));
+    return x / fused(p, _mm512_scalef_ps(spread(1.0f), whole), spread(1.0f));
 }
+#else
+/* The same, bit by bit, where numbers are rounded once. */
+ALWAYS float silu(float x) {
+    float near = x > 87.0f ? 87.0f : x < -87.0f ? -87.0f : x;
+    float whole = (near * -1.44269504089f + 12582912.0f) - 12582912.0f;
+    float r = FUSED(whole, 2.12194440e-4f, FUSED(whole, -0.693359375f, -near));
+    float p = FUSED(8.29030629e-3f, r, 4.18979755e-2f);
+    p = FUSED(p, r, 1.66676366e-1f);
+    p = FUSED(p, r, 4.99991492e-1f);
+    p = FUSED(p, r, 9.99999707e-1f);
+    p = FUSED(p, r, 1.0f);
+    union { int32_t i; float f; } power = {((int32_t)whole + 127) << 23};
+    return x / FUSED(p, power.f, 1.0f);
+}
+
+ALWAYS floats silu_lanes(floats x) {
+    float lanes[LANES];
+    store(lanes, x);
+    for (int i = 0; i < LANES; i++) lanes[i] = silu(lanes[i]);
+    return load(lanes);
+}
+#endif
