@@ -10,6 +10,7 @@ import pytest
 import torch
 from attention_cases import History, KernelAttention, Shape
 from kernels import Team
+from product_oracle import mixing_matrix
 from steps import random_steps
 
 from baton.native.library import Library
@@ -76,15 +77,46 @@ def in_bytes(x: torch.Tensor) -> torch.Tensor:
     return (x * (torch.full_like(most, 127) / most)).round() * (most / 127)
 
 
+def mixed(x: torch.Tensor) -> torch.Tensor:
+    """What csrc/mixing.h makes of the last dimension, rounded where it rounds: after every sum."""
+    width, apart = x.shape[-1], 1
+    while width % (2 * apart) == 0:
+        pairs = x.reshape(*x.shape[:-1], -1, 2, apart)
+        x = torch.stack((pairs[..., 0, :] + pairs[..., 1, :], pairs[..., 0, :] - pairs[..., 1, :]), -2).flatten(-3)
+        apart *= 2
+    if (factor := width // apart) > 1:
+        parts = x.unflatten(-1, (factor, apart))
+        total = sum(parts[..., i, :] for i in range(1, factor)) + parts[..., 0, :]
+        x = (parts.double() + total[..., None, :].double() * float(np.float32(-2 / factor))).float().flatten(-2)
+    return x
+
+
+def unmixed(x: torch.Tensor) -> torch.Tensor:
+    matrix = torch.from_numpy(mixing_matrix(x.shape[-1]))
+    return (x.double() @ matrix / (x.shape[-1] & -x.shape[-1])).float()
+
+
+def in_mixed_bytes(x: torch.Tensor) -> torch.Tensor:
+    """What is left of queries and keys."""
+    return unmixed(in_bytes(mixed(x)))
+
+
+@pytest.mark.parametrize("width", [64, 128, 192])
+def test_mixing_can_be_taken_back(width):
+    x = torch.randn(5, width)
+    torch.testing.assert_close(unmixed(mixed(x)), x, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("seed", range(16))
 def test_in_bytes_it_is_torch_with_rounded_numbers(library, seed):
-    """Torch gets keys and values as int8 keeps them. Queries then have 14 bits here and a sign, weights 14 bits of the largest
-    of their segment: both are rounded to less than a ten-thousandth."""
+    """Torch gets queries, keys and values as bytes have them. Weights then have 14 bits of the largest of their segment: they are
+    rounded to less than a ten-thousandth."""
     rng = random.Random(seed)
     shape = replace(random_shape(rng), head_dim=rng.choice([64, 128, 192]), block_size=16, dtype="int8")
     history = History(shape, [rng.randint(1, 400) for _ in range(rng.randint(1, 4))], seed)
     exact = History(replace(shape, dtype="float32"), history.lengths, seed)
-    exact.k, exact.v = ([in_bytes(x) for x in every] for every in (history.k, history.v))
+    exact.q, exact.k = ([in_mixed_bytes(x) for x in every] for every in (history.q, history.k))
+    exact.v = [in_bytes(x) for x in history.v]
     config, bound = shape.config(), 5e-4 * max(float(v.abs().max()) for v in history.v)
     with Team(library, rng.choice([1, 2])) as team:
         kernel, oracle = KernelAttention(team, config, history.pool()), GatheredAttention(config, exact.pool())
@@ -203,7 +235,7 @@ def test_so_they_do_in_bytes(library):
     history = History(Shape(head_dim=64, dtype="int8"), [90])
     history.q[0] *= 100.0
     exact = History(replace(history.shape, dtype="float32"), [90])
-    exact.q, exact.k, exact.v = history.q, [in_bytes(history.k[0])], [in_bytes(history.v[0])]
+    exact.q, exact.k, exact.v = [in_mixed_bytes(history.q[0])], [in_mixed_bytes(history.k[0])], [in_bytes(history.v[0])]
     parts, config = [(0, 0, 90)], history.shape.config()
     with Team(library) as team:
         ours = history.run(KernelAttention(team, config, history.pool()), parts, 0)[0]

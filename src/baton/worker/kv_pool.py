@@ -41,7 +41,7 @@ from baton.worker.memory import main_memory
 
 GIB = 2**30
 
-MAGIC = b"batonKV1"
+MAGIC = b"batonKV2"
 HEADER = struct.Struct("<8s32sQ16s")
 """Magic, layout fingerprint, blocks, incarnation."""
 HEADER_BYTES = 4096

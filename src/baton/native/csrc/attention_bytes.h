@@ -6,10 +6,10 @@
  *   values   [16 / 4 tokens][head_dim][4 tokens]       bytes     then scales [16 tokens]   float
  *
  * So four bytes of a query meet four bytes of each key in one lane, and no sum across lanes is needed; likewise four weights
- * and the values of four tokens. Queries get two digits to base 128 and one scale a row; so do the weights of a segment, once they
- * are multiplied by the scales of the values:
+ * and the values of four tokens. Queries and keys are mixed (mixing.h), after they were turned, and then bytes with one scale a row
+ * will do for both. Weights of a segment, once they are multiplied by the scales of the values, get two digits to base 128:
  *
- *   score    (128 * sum of high * key + sum of low * key) * scale of the query * scale of the key
+ *   score    sum of query * key * scale of the query * scale of the key
  *   output   (128 * sum of high * value + sum of low * value) * scale of the weights, segment by segment
  *
  * Sums are integers, and exact: few rows are worked on with vectors, many on tiles where there are some, and their bits are the
@@ -20,7 +20,9 @@
  */
 #pragma once
 
+#include "activations.h"
 #include "digits.h"
+#include "mixing.h"
 #include "tiles.h"
 
 #define BYTES_BLOCK 16       /* tokens */
@@ -54,11 +56,16 @@ static void store_token_bytes(const Layer *layer, int64_t sequence, int64_t toke
     const float *k = layer->qkv + token * layer->qkv_stride + shape->heads * dim, *v = k + shape->kv_heads * dim;
     for (int64_t head = 0; head < shape->kv_heads; head++, k += dim, v += dim) {
         ByteBlock keys = byte_block(layer, number, head, 0), values = byte_block(layer, number, head, shape->values_at);
-        float key_most = largest_magnitude(k, dim), value_most = largest_magnitude(v, dim);
+        float mixed[dim];
+        memcpy(mixed, k, sizeof mixed);
+        mix_plain(mixed, dim);
+        float key_most = largest_of(mixed, dim), value_most = largest_of(v, dim);
         float key_inverse = inverse_of(key_most, BYTE_MOST), value_inverse = inverse_of(value_most, BYTE_MOST);
         int8_t key[dim], value[dim];
-        for (int64_t d = 0; d < dim; d++) key[d] = (int8_t)(int32_t)rintf(k[d] * key_inverse);
-        for (int64_t d = 0; d < dim; d++) value[d] = (int8_t)(int32_t)rintf(v[d] * value_inverse);
+        for (int64_t d = 0; d < dim; d += GROUP) {
+            bytes_of_group(mixed + d, key_inverse, key + d);
+            bytes_of_group(v + d, value_inverse, value + d);
+        }
         keys.scales[place] = key_most / BYTE_MOST, values.scales[place] = value_most / BYTE_MOST;
         for (int64_t d = 0; d < dim; d += 4) memcpy(keys.numbers + d * BYTES_BLOCK + place * 4, key + d, 4);
         int8_t *to = values.numbers + place / 4 * dim * 4 + place % 4;
@@ -81,9 +88,9 @@ ALWAYS Part part_in(float *memory, int64_t rows, int64_t dim) {
 typedef struct {
     int64_t dim, rows;
     int64_t positions[ITEM_ROWS];
-    int8_t *high, *low;           /* queries [rows][dim] */
+    int8_t *queries;              /* [rows][dim] */
     float scales[ITEM_ROWS];      /* of queries */
-    DigitSums sums[ITEM_ROWS];    /* of queries */
+    int32_t sums[ITEM_ROWS];      /* of queries */
     Part part;
 } ByteRows;
 
@@ -171,13 +178,10 @@ ALWAYS void fetch(const int8_t *line) {
 
 ALWAYS void byte_scores(const int rows, const int columns, const ByteRows *x, int64_t first, const int8_t *const *keys,
                         const int8_t *const *next, const float *const *scales, float (*scores)[BYTES_SEGMENT], int64_t at) {
-    ints high[BYTES_ROWS][COLUMNS_MAX], low[BYTES_ROWS][COLUMNS_MAX];
+    ints sum[BYTES_ROWS][COLUMNS_MAX];
     for (int r = 0; r < rows; r++)
-        for (int c = 0; c < columns; c++) {
-            high[r][c] = spread_int(-WEIGHT8_OFFSET * x->sums[first + r].high);
-            low[r][c] = spread_int(-WEIGHT8_OFFSET * x->sums[first + r].low);
-        }
-    const int8_t *high_from = x->high + first * x->dim, *low_from = x->low + first * x->dim;
+        for (int c = 0; c < columns; c++) sum[r][c] = spread_int(-WEIGHT8_OFFSET * x->sums[first + r]);
+    const int8_t *from = x->queries + first * x->dim;
 #pragma GCC unroll 4
     for (int64_t d = 0; d < x->dim; d += 4) {
         bytes key[COLUMNS_MAX];
@@ -186,13 +190,12 @@ ALWAYS void byte_scores(const int rows, const int columns, const ByteRows *x, in
             fetch(next[c] + d * BYTES_BLOCK);
         }
         for (int r = 0; r < rows; r++) {
-            bytes h = spread_word(high_from + r * x->dim + d), l = spread_word(low_from + r * x->dim + d);
-            for (int c = 0; c < columns; c++) high[r][c] = dot_full(high[r][c], key[c], h), low[r][c] = dot_full(low[r][c], key[c], l);
+            bytes four = spread_word(from + r * x->dim + d);
+            for (int c = 0; c < columns; c++) sum[r][c] = dot_full(sum[r][c], key[c], four);
         }
     }
     for (int r = 0; r < rows; r++)
-        for (int c = 0; c < columns; c++)
-            store(&scores[r][at + c * LANES], of_digits(as_floats(high[r][c]), as_floats(low[r][c])) * load(scales[c]));
+        for (int c = 0; c < columns; c++) store(&scores[r][at + c * LANES], as_floats(sum[r][c]) * load(scales[c]));
 }
 
 ALWAYS void byte_outputs(const int rows, const int columns, const ByteRows *x, int64_t first, const ByteSegment *segment,
@@ -297,14 +300,20 @@ static void tile_against_bytes(const Item *item, const ByteRows *x, int64_t firs
     tiles_for(FOR_PRODUCTS, rows);
     for (int64_t b = 0; b < segment->count; b += 2) {
         int64_t other = smaller(b + 1, segment->count - 1);
-        zero_sums();
-        for (int64_t d = 0; d < dim; d += STEP_OF_TILES)
-            add_products(x->high + first * dim + d, x->low + first * dim + d, dim, segment->keys[b].numbers + d * BYTES_BLOCK,
-                         segment->keys[other].numbers + d * BYTES_BLOCK, 64);
-        store_sums(&sums);
+        _tile_zero(0);
+        _tile_zero(1);
+        for (int64_t d = 0; d < dim; d += STEP_OF_TILES) {
+            _tile_loadd(4, x->queries + first * dim + d, dim);
+            _tile_loadd(6, segment->keys[b].numbers + d * BYTES_BLOCK, 64);
+            _tile_loadd(7, segment->keys[other].numbers + d * BYTES_BLOCK, 64);
+            _tile_dpbssd(0, 4, 6);
+            _tile_dpbssd(1, 4, 7);
+        }
+        _tile_stored(0, sums[0], 64);
+        _tile_stored(1, sums[1], 64);
         for (int64_t i = 0; i <= other - b; i++)
             for (int64_t r = 0; r < rows; r++)
-                store(&scores[r][(b + i) * BYTES_BLOCK], of_tile(&sums, (int)i, r) * load(segment->keys[b + i].scales));
+                store(&scores[r][(b + i) * BYTES_BLOCK], as_floats(_mm512_load_si512(sums[i][r])) * load(segment->keys[b + i].scales));
     }
     soften_bytes(item, x, first, rows, segment, scores, &weights);
     for (int64_t d = 0; d < dim; d += 32) {
@@ -360,19 +369,23 @@ static void enter_segment(const Item *item, const Item *next, int64_t start, int
     }
 }
 
-/* The rows of an item, with their queries in `digits`: room for two a number. */
-static void read_rows(const Item *item, int8_t *digits, ByteRows *x) {
+/* The rows of an item, with their queries in `queries`. */
+static void read_rows(const Item *item, int8_t *queries, ByteRows *x) {
     const Layer *layer = item->layer;
     int64_t dim = layer->shape->head_dim, group = layer->shape->heads / layer->shape->kv_heads;
-    x->dim = dim, x->rows = item->rows, x->high = digits, x->low = digits + item->rows * dim;
+    x->dim = dim, x->rows = item->rows, x->queries = queries;
     for (int64_t r = 0; r < x->rows; r++) {
         x->positions[r] = position_of(item, group, r);
         int64_t token = item->first_token + (item->first + r) / group, head = item->head * group + (item->first + r) % group;
-        const float *from = layer->qkv + token * layer->qkv_stride + head * dim;
-        float largest = largest_magnitude(from, dim);
-        x->sums[r] = query_digits(from, dim, inverse_of(largest, QUERY_MOST), x->high + r * dim, x->low + r * dim);
+        float mixed[dim];
+        memcpy(mixed, layer->qkv + token * layer->qkv_stride + head * dim, sizeof mixed);
+        mix_plain(mixed, dim);
+        float largest = largest_of(mixed, dim), inverse = inverse_of(largest, BYTE_MOST);
+        int32_t sum = 0;
+        for (int64_t at = 0; at < dim; at += GROUP) sum += bytes_of_group(mixed + at, inverse, queries + r * dim + at);
+        x->sums[r] = sum;
         if (largest <= SCALED_LEAST) largest = 1.0f;  /* all zeros: any scale will do but zero, by which hidden scores become NaN */
-        x->scales[r] = largest / QUERY_MOST * (layer->shape->scale * LOG2_E);
+        x->scales[r] = largest / BYTE_MOST * (layer->shape->scale * LOG2_E / (float)stretch(dim));
     }
 }
 
@@ -428,11 +441,11 @@ static void give_answers(const Item *item, const Part *sum) {
 /* A whole item. `next`: what is worked on after this, or NULL. */
 static void attend_bytes(const Item *item, const Item *next) {
     int64_t dim = item->layer->shape->head_dim;
-    int8_t digits[2 * item->rows * dim];
+    int8_t queries[item->rows * dim];
     _Alignas(64) float first_part[PART_FLOATS(item->rows, dim)], other_part[PART_FLOATS(item->rows, dim)];
     Part sum = part_in(first_part, item->rows, dim), part = part_in(other_part, item->rows, dim);
     ByteRows x;
-    read_rows(item, digits, &x);
+    read_rows(item, queries, &x);
     int64_t first = first_segment(item), end = item_end(item);
     for (int64_t start = first, stop; start < end; start = stop) {
         stop = smaller((start / BYTES_SPAN + 1) * BYTES_SPAN, end);
@@ -455,17 +468,17 @@ static void attend_one_span(const Layer *layer, const Item *item, int64_t number
     int64_t first = first_segment(item), end = item_end(item);
     int64_t start = span ? (first / BYTES_SPAN + span) * BYTES_SPAN : first, stop = smaller((start / BYTES_SPAN + 1) * BYTES_SPAN, end);
     if (start >= end) return;
-    int8_t digits[2 * item->rows * layer->shape->head_dim];
+    int8_t queries[item->rows * layer->shape->head_dim];
     ByteRows x;
-    read_rows(item, digits, &x);
+    read_rows(item, queries, &x);
     x.part = part_of_span(layer, number, span);
     attend_span(item, NULL, &x, start, stop, stop);
 }
 
 static void join_spans(const Layer *layer, const Item *item, int64_t number) {
-    int8_t digits[2 * item->rows * layer->shape->head_dim];
+    int8_t queries[item->rows * layer->shape->head_dim];
     ByteRows x;
-    read_rows(item, digits, &x);  /* for its scales */
+    read_rows(item, queries, &x);  /* for its scales */
     Part sum = part_of_span(layer, number, 0);
     int64_t spans = (item_end(item) - 1) / BYTES_SPAN - first_segment(item) / BYTES_SPAN + 1;
     for (int64_t span = 1; span < spans; span++) {

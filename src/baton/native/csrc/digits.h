@@ -4,7 +4,6 @@
 #include "simd.h"
 
 #define BYTE_MOST 127.0f
-#define QUERY_MOST 16319.0f          /* 128 * 127 + 63: digits of queries have a sign */
 #define WEIGHT_MOST_OF_ALL 16383.0f  /* 128 * 127 + 127: no weight is negative */
 #define DIGITS_AT_ONCE 64            /* weights */
 #define SCALED_LEAST 1e-34f          /* the inverse of less would be infinite: such numbers are all zeros */
@@ -78,17 +77,5 @@ ALWAYS void store_digits(const floats *x, int8_t *high, int8_t *low) {
 }
 
 #endif
-
-typedef struct { int32_t high, low; } DigitSums;
-
-ALWAYS DigitSums query_digits(const float *restrict x, int64_t count, float inverse, int8_t *restrict high, int8_t *restrict low) {
-    DigitSums sums = {0, 0};
-    for (int64_t i = 0; i < count; i++) {
-        int32_t whole = (int32_t)rintf(x[i] * inverse), upper = (whole + 64) >> 7, lower = whole - upper * 128;
-        high[i] = (int8_t)upper, low[i] = (int8_t)lower;
-        sums.high += upper, sums.low += lower;
-    }
-    return sums;
-}
 
 ALWAYS floats of_digits(floats high, floats low) { return fused(high, spread(128.0f), low); }  /* both are exact */

@@ -76,11 +76,9 @@ ALWAYS void reflect(float *x, int64_t width, int64_t apart, const int64_t factor
 /* By how much a product of two mixed rows is larger: the highest power of two that divides the width. */
 ALWAYS int64_t stretch(int64_t width) { return width & -width; }
 
-/* x * balance, mixed. `width`: a multiple of 32. */
-static void mix_row(float *restrict x, const float *restrict balance, int64_t width) {
-    int64_t twos = stretch(width), apart = LANES;
-    if (4 * LANES <= twos) mix_fours(balance, x, width, LANES), apart *= 4;
-    else mix_twos(balance, x, width, LANES), apart *= 2;
+/* Numbers that lie in different vectors: those that are nearer than `apart` to each other are mixed already. */
+ALWAYS void mix_vectors(float *x, int64_t width, int64_t apart) {
+    int64_t twos = stretch(width);
     for (; 4 * apart <= twos; apart *= 4) mix_fours(NULL, x, width, apart);
     if (2 * apart <= twos) mix_twos(NULL, x, width, apart), apart *= 2;
     for (int64_t factor = 3; factor <= REFLECTED_MOST; factor += 2)
@@ -88,4 +86,18 @@ static void mix_row(float *restrict x, const float *restrict balance, int64_t wi
             if (factor == 3) reflect(x, width, apart, 3);  /* a known number becomes registers */
             else reflect(x, width, apart, factor);
         }
+}
+
+/* x * balance, mixed. `width`: a multiple of 32. */
+static void mix_row(float *restrict x, const float *restrict balance, int64_t width) {
+    int64_t fours = 4 * LANES <= stretch(width);
+    if (fours) mix_fours(balance, x, width, LANES);
+    else mix_twos(balance, x, width, LANES);
+    mix_vectors(x, width, fours ? 4 * LANES : 2 * LANES);
+}
+
+/* The same without a balance. */
+static void mix_plain(float *restrict x, int64_t width) {
+    for (int64_t i = 0; i < width; i += LANES) store(x + i, mixed_lanes(load(x + i)));
+    mix_vectors(x, width, LANES);
 }
