@@ -57,8 +57,7 @@ static void store_token_bytes(const Layer *layer, int64_t sequence, int64_t toke
     for (int64_t head = 0; head < shape->kv_heads; head++, k += dim, v += dim) {
         ByteBlock keys = byte_block(layer, number, head, 0), values = byte_block(layer, number, head, shape->values_at);
         float mixed[dim];
-        memcpy(mixed, k, sizeof mixed);
-        mix_plain(mixed, dim);
+        mix_head(mixed, k, dim);
         float key_most = largest_of(mixed, dim), value_most = largest_of(v, dim);
         float key_inverse = inverse_of(key_most, BYTE_MOST), value_inverse = inverse_of(value_most, BYTE_MOST);
         int8_t key[dim], value[dim];
@@ -97,7 +96,7 @@ typedef struct {
 typedef struct {
     int64_t start, count;         /* first token; blocks */
     ByteBlock keys[BYTES_BLOCKS], values[BYTES_BLOCKS];
-    float value_scales[BYTES_SEGMENT];
+    _Alignas(64) float key_scales[BYTES_SEGMENT], value_scales[BYTES_SEGMENT];
     float shares[BYTES_SEGMENT], unit;  /* of_scales() of these, for rows that see them all */
     const int8_t *next_keys[BYTES_BLOCKS], *next_values[BYTES_BLOCKS];  /* of the segment after this, fetched meanwhile */
 } ByteSegment;
@@ -125,23 +124,39 @@ static float hide(const ByteSegment *segment, int64_t low, int64_t high, int64_t
     return of_scales(shares, width, shares);
 }
 
-/* Scores, which are yet to be multiplied by the scales of their rows, become weights; those of a segment that a row sees nothing of
- * become zeros. */
-static void soften_bytes(const Item *item, const ByteRows *x, int64_t first, int64_t rows, const ByteSegment *segment,
-                         float (*restrict scores)[BYTES_SEGMENT], ByteWeights *restrict weights) {
-    int64_t width = round_up(segment->count * BYTES_BLOCK, DIGITS_AT_ONCE);
+/* Scores that are yet to be multiplied by the scales of their rows; on tiles, of their keys, too: then they are integers. */
+typedef union { float scores[BYTES_SEGMENT]; int32_t sums[BYTES_SEGMENT]; } ScoreRow;
+
+ALWAYS floats score_lanes(const int summed, ScoreRow *row, const ByteSegment *segment, int64_t t) {
+#if HAS_TILES
+    if (summed) store(row->scores + t, as_floats(_mm512_load_si512(row->sums + t)) * load(segment->key_scales + t));
+#endif
+    (void)summed, (void)segment;
+    return load(row->scores + t);
+}
+
+ALWAYS floats best_lanes(const int summed, ScoreRow *row, const ByteSegment *segment, int64_t width) {
+    floats best = score_lanes(summed, row, segment, 0);
+    for (int64_t t = LANES; t < width; t += LANES) best = larger_lanes(score_lanes(summed, row, segment, t), best);
+    return best;
+}
+
+/* Scores become weights; those of a segment that a row sees nothing of become zeros. `blocks`: all that any of the rows sees. */
+ALWAYS void soften_bytes(const int summed, const Item *item, const ByteRows *x, int64_t first, int64_t rows, const ByteSegment *segment,
+                         int64_t blocks, ScoreRow *restrict scores, ByteWeights *restrict weights) {
+    int64_t width = round_up(blocks * BYTES_BLOCK, DIGITS_AT_ONCE), all = round_up(segment->count * BYTES_BLOCK, DIGITS_AT_ONCE);
     const float *shares[TILE_HEIGHT];
     float own_shares[TILE_HEIGHT][BYTES_SEGMENT], tops[TILE_HEIGHT] = {0}, before[TILE_HEIGHT] = {0}, scales[TILE_HEIGHT] = {0};
     for (int64_t r = 0; r < rows; r++) {
         int64_t position = x->positions[first + r];
-        int64_t low = larger(first_seen(item, position) - segment->start, 0), high = smaller(position + 1 - segment->start, width);
+        int64_t low = larger(first_seen(item, position) - segment->start, 0), high = smaller(position + 1 - segment->start, all);
+        floats best = best_lanes(summed, &scores[r], segment, width);
         shares[r] = segment->shares, weights->units[r] = segment->unit;
-        if (low > 0 || high < width) {
-            weights->units[r] = hide(segment, low, high, width, scores[r], own_shares[r]);
+        if (low > 0 || high < all) {
+            weights->units[r] = hide(segment, low, high, width, scores[r].scores, own_shares[r]);
             shares[r] = own_shares[r];
+            best = best_lanes(0, &scores[r], segment, width);
         }
-        floats best = load(scores[r]);
-        for (int64_t t = LANES; t < width; t += LANES) best = larger_lanes(load(scores[r] + t), best);
         tops[r] = low < high ? largest_lane(best) : LOWEST;
         before[r] = x->part.maxima[first + r], scales[r] = x->scales[first + r];
         x->part.maxima[first + r] = tops[r] > before[r] ? tops[r] : before[r];
@@ -158,7 +173,7 @@ static void soften_bytes(const Item *item, const ByteRows *x, int64_t first, int
             floats shared[DIGITS_AT_ONCE / LANES];
 #pragma GCC unroll 4
             for (int i = 0; i < DIGITS_AT_ONCE / LANES; i++) {
-                floats weight = exp2_lanes(fused(load(scores[r] + t + i * LANES), scale, top));
+                floats weight = exp2_lanes(fused(load(scores[r].scores + t + i * LANES), scale, top));
                 sum += weight;
                 shared[i] = weight * load(shares[r] + t + i * LANES);
             }
@@ -177,7 +192,7 @@ ALWAYS void fetch(const int8_t *line) {
 }
 
 ALWAYS void byte_scores(const int rows, const int columns, const ByteRows *x, int64_t first, const int8_t *const *keys,
-                        const int8_t *const *next, const float *const *scales, float (*scores)[BYTES_SEGMENT], int64_t at) {
+                        const int8_t *const *next, const float *const *scales, ScoreRow *scores, int64_t at) {
     ints sum[BYTES_ROWS][COLUMNS_MAX];
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++) sum[r][c] = spread_int(-WEIGHT8_OFFSET * x->sums[first + r]);
@@ -195,7 +210,7 @@ ALWAYS void byte_scores(const int rows, const int columns, const ByteRows *x, in
         }
     }
     for (int r = 0; r < rows; r++)
-        for (int c = 0; c < columns; c++) store(&scores[r][at + c * LANES], as_floats(sum[r][c]) * load(scales[c]));
+        for (int c = 0; c < columns; c++) store(scores[r].scores + at + c * LANES, as_floats(sum[r][c]) * load(scales[c]));
 }
 
 ALWAYS void byte_outputs(const int rows, const int columns, const ByteRows *x, int64_t first, const ByteSegment *segment,
@@ -227,7 +242,7 @@ ALWAYS void byte_outputs(const int rows, const int columns, const ByteRows *x, i
 
 ALWAYS void few_against_segment(const int rows, const Item *item, const ByteRows *x, int64_t first, const ByteSegment *segment) {
     const int at_once = BYTES_COLUMNS(rows), to_a_block = BYTES_BLOCK / LANES;
-    _Alignas(64) float scores[BYTES_ROWS][BYTES_SEGMENT];
+    _Alignas(64) ScoreRow scores[BYTES_ROWS];
     ByteWeights weights;
     const int8_t *keys[BYTES_SEGMENT / LANES], *next[BYTES_SEGMENT / LANES];
     const float *scales[BYTES_SEGMENT / LANES];
@@ -239,7 +254,7 @@ ALWAYS void few_against_segment(const int rows, const Item *item, const ByteRows
     }
     for (; c + at_once <= columns; c += at_once) byte_scores(rows, at_once, x, first, keys + c, next + c, scales + c, scores, c * LANES);
     for (; c < columns; c++) byte_scores(rows, 1, x, first, keys + c, next + c, scales + c, scores, c * LANES);
-    soften_bytes(item, x, first, rows, segment, scores, &weights);
+    soften_bytes(0, item, x, first, rows, segment, segment->count, scores, &weights);
     for (; from < x->dim; from += at_once * LANES) byte_outputs(rows, at_once, x, first, segment, &weights, from);
 }
 
@@ -289,43 +304,82 @@ ALWAYS floats of_tile(TileSums *sums, int which, int64_t row) {
     return of_digits(as_floats(_mm512_load_si512((*sums)[2 * which][row])), as_floats(_mm512_load_si512((*sums)[2 * which + 1][row])));
 }
 
-/* A tile of rows against a segment, whose values lie in `values` [fours of tokens][dim][4]. */
-static void tile_against_bytes(const Item *item, const ByteRows *x, int64_t first, int64_t rows, const ByteSegment *segment,
-                               const int8_t *values) {
-    int64_t dim = x->dim;
-    if (segment->start > x->positions[first + rows - 1] || segment->start + BYTES_SEGMENT <= first_seen(item, x->positions[first])) return;
-    _Alignas(64) float scores[TILE_HEIGHT][BYTES_SEGMENT];
-    _Alignas(64) TileSums sums;
-    ByteWeights weights;
-    tiles_for(FOR_PRODUCTS, rows);
-    for (int64_t b = 0; b < segment->count; b += 2) {
-        int64_t other = smaller(b + 1, segment->count - 1);
-        _tile_zero(0);
-        _tile_zero(1);
-        for (int64_t d = 0; d < dim; d += STEP_OF_TILES) {
-            _tile_loadd(4, x->queries + first * dim + d, dim);
-            _tile_loadd(6, segment->keys[b].numbers + d * BYTES_BLOCK, 64);
-            _tile_loadd(7, segment->keys[other].numbers + d * BYTES_BLOCK, 64);
-            _tile_dpbssd(0, 4, 6);
-            _tile_dpbssd(1, 4, 7);
-        }
-        _tile_stored(0, sums[0], 64);
-        _tile_stored(1, sums[1], 64);
-        for (int64_t i = 0; i <= other - b; i++)
-            for (int64_t r = 0; r < rows; r++)
-                store(&scores[r][(b + i) * BYTES_BLOCK], as_floats(_mm512_load_si512(sums[i][r])) * load(segment->keys[b + i].scales));
+/* A block of keys, in tile `sum`. Queries that fit into one tile are in 4 already. */
+ALWAYS void score_products(const int sum, const int8_t *queries, const int8_t *keys, int64_t dim) {
+    if (sum) _tile_zero(1);
+    else _tile_zero(0);
+    for (int64_t d = 0; d < dim; d += STEP_OF_TILES) {
+        if (dim > STEP_OF_TILES) _tile_loadd(4, queries + d, dim);
+        if (sum) _tile_loadd(7, keys + d * BYTES_BLOCK, 64);
+        else _tile_loadd(6, keys + d * BYTES_BLOCK, 64);
+        if (sum) _tile_dpbssd(1, 4, 7);
+        else _tile_dpbssd(0, 4, 6);
     }
-    soften_bytes(item, x, first, rows, segment, scores, &weights);
-    for (int64_t d = 0; d < dim; d += 32) {
+}
+
+/* A tile of rows, [first, first + rows), and what becomes of it. */
+typedef struct {
+    int64_t first, rows, blocks;
+    _Alignas(64) union { ScoreRow scores[TILE_HEIGHT]; int32_t outputs[4][2][TILE_HEIGHT][16]; };  /* first the one, then the other */
+    ByteWeights weights;
+} ByteTile;
+
+static void score_tile(const ByteRows *x, const ByteSegment *segment, ByteTile *t) {
+    int64_t dim = x->dim;
+    const int8_t *queries = x->queries + t->first * dim;
+    if (dim <= STEP_OF_TILES) _tile_loadd(4, queries, dim);
+    for (int64_t b = 0; b < t->blocks; b++) {
+        const int8_t *keys = segment->keys[b].numbers;
+        if (b % 2) score_products(1, queries, keys, dim);
+        else score_products(0, queries, keys, dim);
+        if (b % 2) _tile_stored(1, t->scores->sums + b * BYTES_BLOCK, sizeof(ScoreRow));
+        else _tile_stored(0, t->scores->sums + b * BYTES_BLOCK, sizeof(ScoreRow));
+    }
+}
+
+static void output_tile(const ByteRows *x, const int8_t *values, ByteTile *t, int64_t from) {
+    int64_t dim = x->dim;
+    for (int64_t d = 0; d < 64; d += 32) {
         zero_sums();
-        for (int64_t t = 0; t < segment->count * BYTES_BLOCK; t += STEP_OF_TILES)
-            add_products(weights.high[0] + t, weights.low[0] + t, BYTES_SEGMENT, values + t * dim + d * 4, values + t * dim + (d + 16) * 4, dim * 4);
-        store_sums(&sums);
-        for (int64_t r = 0; r < rows; r++)
-            for (int i = 0; i < 2; i++) {
-                float *to = x->part.out + (first + r) * dim + d + i * 16;
-                store(to, fused(of_tile(&sums, i, r), spread(weights.units[r]), load(to) * spread(weights.keep[r])));
-            }
+        for (int64_t token = 0; token < t->blocks * BYTES_BLOCK; token += STEP_OF_TILES)
+            add_products(t->weights.high[0] + token, t->weights.low[0] + token, BYTES_SEGMENT, values + token * dim + (from + d) * 4,
+                         values + token * dim + (from + d + 16) * 4, dim * 4);
+        _tile_stored(0, t->outputs[d / 16][0], 64);
+        _tile_stored(1, t->outputs[d / 16][1], 64);
+        _tile_stored(2, t->outputs[d / 16 + 1][0], 64);
+        _tile_stored(3, t->outputs[d / 16 + 1][1], 64);
+    }
+}
+
+static void add_outputs(const ByteRows *x, const ByteTile *t, int64_t from) {
+    for (int64_t r = 0; r < t->rows; r++)
+        for (int i = 0; i < 4; i++) {
+            floats sum = of_digits(as_floats(_mm512_load_si512(t->outputs[i][0][r])), as_floats(_mm512_load_si512(t->outputs[i][1][r])));
+            float *to = x->part.out + (t->first + r) * x->dim + from + i * 16;
+            store(to, fused(sum, spread(t->weights.units[r]), load(to) * spread(t->weights.keep[r])));
+        }
+}
+
+static void soften_of_tile(const Item *item, const ByteRows *x, const ByteSegment *segment, ByteTile *t) {
+    soften_bytes(1, item, x, t->first, t->rows, segment, t->blocks, t->scores, &t->weights);
+}
+
+/* All rows against a segment, whose values lie in `values`. */
+static void tiles_against_segment(const Item *item, const ByteRows *x, const ByteSegment *segment, const int8_t *values) {
+    ByteTile tiles[ITEM_ROWS / TILE_HEIGHT];
+    int64_t count = 0;
+    tiles_for(FOR_PRODUCTS, TILE_HEIGHT);
+    for (int64_t first = 0; first < x->rows; first += TILE_HEIGHT) {
+        int64_t rows = smaller(TILE_HEIGHT, x->rows - first), last = x->positions[first + rows - 1];
+        if (segment->start > last || segment->start + BYTES_SEGMENT <= first_seen(item, x->positions[first])) continue;
+        ByteTile *t = &tiles[count++];
+        t->first = first, t->rows = rows, t->blocks = smaller(segment->count, (last - segment->start) / BYTES_BLOCK + 1);
+    }
+    for (int64_t i = 0; i < count; i++) score_tile(x, segment, &tiles[i]);
+    for (int64_t i = 0; i < count; i++) soften_of_tile(item, x, segment, &tiles[i]);
+    for (int64_t from = 0; from < x->dim; from += 64) {
+        for (int64_t i = 0; i < count; i++) output_tile(x, values, &tiles[i], from);
+        for (int64_t i = 0; i < count; i++) add_outputs(x, &tiles[i], from);
     }
 }
 
@@ -358,7 +412,10 @@ static void enter_segment(const Item *item, const Item *next, int64_t start, int
     ByteBlock keys[BYTES_BLOCKS], values[BYTES_BLOCKS];
     segment->start = start, segment->count = blocks_at(item, start, segment->keys, segment->values);
     for (int64_t b = 0; b < segment->count; b++)
-        memcpy(segment->value_scales + b * BYTES_BLOCK, segment->values[b].scales, BYTES_BLOCK * sizeof(float));
+        for (int64_t i = 0; i < BYTES_BLOCK; i += LANES) {
+            store(segment->key_scales + b * BYTES_BLOCK + i, load(segment->keys[b].scales + i));
+            store(segment->value_scales + b * BYTES_BLOCK + i, load(segment->values[b].scales + i));
+        }
     segment->unit = of_scales(segment->value_scales, segment->count * BYTES_BLOCK, segment->shares);
     int64_t ahead = 0;
     if (start + BYTES_SEGMENT < end) ahead = blocks_at(item, start + BYTES_SEGMENT, keys, values);
@@ -378,8 +435,7 @@ static void read_rows(const Item *item, int8_t *queries, ByteRows *x) {
         x->positions[r] = position_of(item, group, r);
         int64_t token = item->first_token + (item->first + r) / group, head = item->head * group + (item->first + r) % group;
         float mixed[dim];
-        memcpy(mixed, layer->qkv + token * layer->qkv_stride + head * dim, sizeof mixed);
-        mix_plain(mixed, dim);
+        mix_head(mixed, layer->qkv + token * layer->qkv_stride + head * dim, dim);
         float largest = largest_of(mixed, dim), inverse = inverse_of(largest, BYTE_MOST);
         int32_t sum = 0;
         for (int64_t at = 0; at < dim; at += GROUP) sum += bytes_of_group(mixed + at, inverse, queries + r * dim + at);
@@ -393,7 +449,7 @@ static void read_rows(const Item *item, int8_t *queries, ByteRows *x) {
 static void attend_span(const Item *item, const Item *next, const ByteRows *x, int64_t start, int64_t end, int64_t stop) {
     int64_t dim = x->dim;
 #if HAS_TILES
-    int8_t values[BYTES_SEGMENT * dim];
+    _Alignas(64) int8_t values[BYTES_SEGMENT * dim];
     memset(values, 0, x->rows >= BYTES_TILES_FROM ? sizeof values : 0);
 #endif
     memset(x->part.out, 0, (size_t)(x->rows * dim) * 4), memset(x->part.totals, 0, (size_t)(x->rows * LANES) * 4);
@@ -404,9 +460,9 @@ static void attend_span(const Item *item, const Item *next, const ByteRows *x, i
 #if HAS_TILES
         if (x->rows >= BYTES_TILES_FROM) {
             for (int64_t b = 0; b < segment.count; b++)
-                memcpy(values + b * BYTES_BLOCK * dim, segment.values[b].numbers, (size_t)(BYTES_BLOCK * dim));
-            for (int64_t tile = 0; tile < x->rows; tile += TILE_HEIGHT)
-                tile_against_bytes(item, x, tile, smaller(TILE_HEIGHT, x->rows - tile), &segment, values);
+                for (int64_t i = 0; i < BYTES_BLOCK * dim; i += 64)
+                    _mm512_store_si512(values + b * BYTES_BLOCK * dim + i, _mm512_loadu_si512(segment.values[b].numbers + i));
+            tiles_against_segment(item, x, &segment, values);
             continue;
         }
 #endif
@@ -433,15 +489,15 @@ static void give_answers(const Item *item, const Part *sum) {
     int64_t dim = layer->shape->head_dim, group = layer->shape->heads / layer->shape->kv_heads;
     for (int64_t r = 0; r < item->rows; r++) {
         int64_t token = item->first_token + (item->first + r) / group, head = item->head * group + (item->first + r) % group;
-        float *to = layer->out + (token * layer->shape->heads + head) * dim, total = sum_of_lanes(load(sum->totals + r * LANES));
-        for (int64_t d = 0; d < dim; d++) to[d] = sum->out[r * dim + d] / total;
+        float *to = layer->out + (token * layer->shape->heads + head) * dim, inverse = 1.0f / sum_of_lanes(load(sum->totals + r * LANES));
+        for (int64_t d = 0; d < dim; d++) to[d] = sum->out[r * dim + d] * inverse;
     }
 }
 
 /* A whole item. `next`: what is worked on after this, or NULL. */
 static void attend_bytes(const Item *item, const Item *next) {
     int64_t dim = item->layer->shape->head_dim;
-    int8_t queries[item->rows * dim];
+    int8_t queries[ITEM_ROWS * dim];
     _Alignas(64) float first_part[PART_FLOATS(item->rows, dim)], other_part[PART_FLOATS(item->rows, dim)];
     Part sum = part_in(first_part, item->rows, dim), part = part_in(other_part, item->rows, dim);
     ByteRows x;
@@ -468,7 +524,7 @@ static void attend_one_span(const Layer *layer, const Item *item, int64_t number
     int64_t first = first_segment(item), end = item_end(item);
     int64_t start = span ? (first / BYTES_SPAN + span) * BYTES_SPAN : first, stop = smaller((start / BYTES_SPAN + 1) * BYTES_SPAN, end);
     if (start >= end) return;
-    int8_t queries[item->rows * layer->shape->head_dim];
+    int8_t queries[ITEM_ROWS * layer->shape->head_dim];
     ByteRows x;
     read_rows(item, queries, &x);
     x.part = part_of_span(layer, number, span);
@@ -476,7 +532,7 @@ static void attend_one_span(const Layer *layer, const Item *item, int64_t number
 }
 
 static void join_spans(const Layer *layer, const Item *item, int64_t number) {
-    int8_t queries[item->rows * layer->shape->head_dim];
+    int8_t queries[ITEM_ROWS * layer->shape->head_dim];
     ByteRows x;
     read_rows(item, queries, &x);  /* for its scales */
     Part sum = part_of_span(layer, number, 0);

@@ -96,8 +96,14 @@ static void mix_row(float *restrict x, const float *restrict balance, int64_t wi
     mix_vectors(x, width, fours ? 4 * LANES : 2 * LANES);
 }
 
-/* The same without a balance. */
-static void mix_plain(float *restrict x, int64_t width) {
-    for (int64_t i = 0; i < width; i += LANES) store(x + i, mixed_lanes(load(x + i)));
-    mix_vectors(x, width, LANES);
+/* The same without a balance, from somewhere else. */
+ALWAYS void mix_into(float *restrict to, const float *restrict x, int64_t width) {
+    for (int64_t i = 0; i < width; i += LANES) store(to + i, mixed_lanes(load(x + i)));
+    mix_vectors(to, width, LANES);
+}
+
+static void mix_head(float *restrict to, const float *restrict x, int64_t width) {
+    if (width == 64) mix_into(to, x, 64);  /* known numbers become registers */
+    else if (width == 128) mix_into(to, x, 128);
+    else mix_into(to, x, width);
 }
