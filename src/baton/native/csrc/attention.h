@@ -244,12 +244,15 @@ static void attend_all(Member *me, const Layer *layer, KVKind kind) {
     meet(me, pieces);
 }
 
-/* A phase: keys and values of all tokens go to the pool; before that, `turn` is called for each. */
+/* A phase: keys and values of all tokens go to the pool; before that, `turn` is called for each. Tokens of a prompt are dealt out in
+ * whole blocks: keys of all tokens of a block are in every line of it, and two members must not write to one. */
 typedef void (*Turn)(const void *with, int64_t token);
 
 static void store_all(Member *me, const Layer *layer, KVKind kind, Turn turn, const void *with) {
     const Step *step = layer->step;
-    int64_t at_once = larger(1, step->tokens / (8 * me->team->threads)), pieces = (step->tokens + at_once - 1) / at_once;
+    int64_t at_once = larger(1, step->tokens / (8 * me->team->threads));
+    if (step->tokens > 2 * step->sequences) at_once = round_up(at_once, layer->shape->block_size);
+    int64_t pieces = (step->tokens + at_once - 1) / at_once;
     for (int64_t piece; (piece = take(me, pieces)) >= 0;)
         for (int64_t token = piece * at_once; token < smaller((piece + 1) * at_once, step->tokens); token++) {
             if (turn) turn(with, token);

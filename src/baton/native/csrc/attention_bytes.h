@@ -188,7 +188,7 @@ ALWAYS void soften_bytes(const int summed, const Item *item, const ByteRows *x, 
 /* ---- few rows: vectors ---- */
 
 ALWAYS void fetch(const int8_t *line) {
-    if (LANES == 16) __builtin_prefetch(line, 0, 3);  /* a vector is a line; with smaller ones it would be asked for again and again */
+    if (LANES == 16) __builtin_prefetch(line, 0, 2);  /* a vector is a line; with smaller ones it would be asked for again and again */
 }
 
 ALWAYS void byte_scores(const int rows, const int columns, const ByteRows *x, int64_t first, const int8_t *const *keys,

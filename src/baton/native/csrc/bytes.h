@@ -116,35 +116,28 @@ TILE(tile_bytes, tile_of_whole, INT8)
 
 #if HAS_TILES
 
-/* Rows of up to two tiles times a cell. */
+/* Rows of up to two tiles times a cell, and where they belong. */
 typedef struct {
     _Alignas(64) int32_t sums[2][2][TILE_HEIGHT][LANES];  /* [tile of rows][half of the cell] */
     int64_t row, rows;
-} ByteBatch;
-
-/* What becomes of them. */
-typedef struct {
-    const float *scales;
-    const int32_t *row_sums;
     int64_t height;              /* rows of a tile */
     floats units[2];             /* of the halves of the cell */
     const float *bias;           /* of the cell, or NULL */
-    float *to;                   /* row 0 */
-    int64_t stride;
-} ByteTarget;
+    float *to;                   /* column of the cell, row 0 */
+} ByteBatch;
 
-ALWAYS floats tile_value(const ByteTarget *t, const ByteBatch *b, int64_t r, int h) {
-    const int32_t *sums = r < t->height ? b->sums[0][h][r] : b->sums[1][h][r - t->height];
-    ints whole = _mm512_sub_epi32(_mm512_load_si512(sums), spread_int(WEIGHT8_OFFSET * t->row_sums[b->row + r]));
-    return byte_value(whole, t->units[h], t->scales[b->row + r]);
+ALWAYS floats tile_value(const ByteBatch *b, const Rows *x, int64_t r, int h) {
+    const int32_t *sums = r < b->height ? b->sums[0][h][r] : b->sums[1][h][r - b->height];
+    ints whole = _mm512_sub_epi32(_mm512_load_si512(sums), spread_int(WEIGHT8_OFFSET * x->sums[b->row + r]));
+    return byte_value(whole, b->units[h], x->scales[b->row + r]);
 }
 
 /* Rows [first, end) of a batch: what finish() does, without memory in between. */
-ALWAYS void put_rows(const int paired, const Then then, const ByteTarget *t, const ByteBatch *b, int64_t first, int64_t end) {
+ALWAYS void put_rows(const int paired, const Then then, const ByteBatch *b, const Rows *x, int64_t stride, int64_t first, int64_t end) {
     for (int64_t r = first; r < end; r++) {
-        floats early = tile_value(t, b, r, 0), late = tile_value(t, b, r, 1);
-        float *to = t->to + (b->row + r) * t->stride;
-        if (t->bias) early += load(t->bias), late += load(t->bias + HALF);
+        floats early = tile_value(b, x, r, 0), late = tile_value(b, x, r, 1);
+        float *to = b->to + (b->row + r) * stride;
+        if (b->bias) early += load(b->bias), late += load(b->bias + HALF);
         if (paired) early = silu_lanes(early) * late;
         if (then == ADD) early += load(to);
         store(to, early);
@@ -156,9 +149,10 @@ ALWAYS void put_rows(const int paired, const Then then, const ByteTarget *t, con
 
 /* One or two tiles of rows times a cell. Tiles multiply without the rest of the core, which meanwhile puts the rows of the batch
  * before where they belong. */
-ALWAYS void byte_products(const int tiles, const int paired, const Then then, const ByteTarget *t, const int8_t *q, int64_t width,
-                          const uint8_t *w, int64_t inputs, int fetches, ByteBatch *b, const ByteBatch *before) {
-    int64_t at_once = before->rows * STEP_OF_TILES / inputs + 1;
+ALWAYS void byte_products(const int tiles, const int paired, const Then then, const Rows *x, const uint8_t *w, int64_t inputs, int fetches,
+                          int64_t stride, ByteBatch *b, const ByteBatch *before) {
+    int64_t width = padded(x), at_once = before->rows * STEP_OF_TILES / inputs + 1;
+    const int8_t *q = x->quantised + b->row * width;
     _tile_zero(0);
     _tile_zero(1);
     if (tiles == 2) _tile_zero(2);
@@ -172,12 +166,12 @@ ALWAYS void byte_products(const int tiles, const int paired, const Then then, co
         _tile_dpbsud(0, 4, 6);
         _tile_dpbsud(1, 4, 7);
         if (tiles == 2) {
-            _tile_loadd(5, q + t->height * width + k, width);
+            _tile_loadd(5, q + b->height * width + k, width);
             _tile_dpbsud(2, 5, 6);
             _tile_dpbsud(3, 5, 7);
         }
         int64_t end = smaller(done + at_once, before->rows);
-        put_rows(paired, then, t, before, done, end);
+        put_rows(paired, then, before, x, stride, done, end);
         done = end;
     }
     _tile_stored(0, b->sums[0][0], 64);
@@ -186,45 +180,44 @@ ALWAYS void byte_products(const int tiles, const int paired, const Then then, co
     if (tiles == 2) _tile_stored(3, b->sums[1][1], 64);
 }
 
-/* With KEEP_BEST, finish() gets the results instead. */
-ALWAYS void byte_tiles(const int paired, const Then then, const Matrix *m, int64_t cell, const uint8_t *w, const Rows *x, int64_t first,
+/* Cells [cell, last). With KEEP_BEST, finish() gets the results. */
+ALWAYS void byte_tiles(const int paired, const Then then, const Matrix *m, int64_t cell, int64_t last, const Rows *x, int64_t first,
                        int64_t end, const Out *out) {
     int64_t tiles = (end - first + TILE_HEIGHT - 1) / TILE_HEIGHT, height = (end - first + tiles - 1) / tiles;
-    int64_t inputs = m->groups * GROUP, width = padded(x), columns = paired ? HALF : CELL;
-    const float *units = (const float *)m->scales + cell * CELL;
-    ByteTarget target = {
-        .scales = x->scales, .row_sums = x->sums, .height = height, .units = {load(units), load(units + HALF)},
-        .bias = m->bias ? m->bias + cell * CELL : NULL, .to = out->data + cell * columns, .stride = out->stride,
-    };
+    int64_t inputs = m->groups * GROUP, columns = paired ? HALF : CELL, stride = out->stride;
     ByteBatch batches[2], *b = &batches[0], *before = &batches[1];
     before->rows = 0;
     tiles_for(FOR_PRODUCTS, height);
-    for (int64_t row = first; row < end; row += 2 * height) {
-        const int8_t *q = x->quantised + row * width;
-        b->row = row, b->rows = smaller(2 * height, end - row);
-        for (int64_t r = 0; then != KEEP_BEST && r < b->rows; r++)  /* the other members' lines come while tiles multiply */
-            for (int64_t i = 0; i < columns; i += LANES) __builtin_prefetch(target.to + (row + r) * target.stride + i, 1, 3);
-        if (b->rows > height) byte_products(2, paired, then, &target, q, width, w, inputs, row == first, b, before);
-        else byte_products(1, paired, then, &target, q, width, w, inputs, row == first, b, before);
-        if (then == KEEP_BEST) {
-            _Alignas(64) float results[2 * TILE_HEIGHT][CELL];
-            for (int64_t r = 0; r < b->rows; r++)
-                for (int h = 0; h < 2; h++) store(results[r] + h * HALF, tile_value(&target, b, r, h));
-            finish(m, cell, b->rows, results, row, out);
-        } else {
-            ByteBatch *other = before;
-            before = b, b = other;
+    for (; cell < last; cell++)
+        for (int64_t row = first; row < end; row += 2 * height) {
+            const float *units = (const float *)m->scales + cell * CELL;
+            const uint8_t *w = m->numbers + cell * cell_bytes(m);
+            b->row = row, b->rows = smaller(2 * height, end - row), b->height = height;
+            b->units[0] = load(units), b->units[1] = load(units + HALF);
+            b->bias = m->bias ? m->bias + cell * CELL : NULL, b->to = out->data + cell * columns;
+            for (int64_t r = 0; then != KEEP_BEST && r < b->rows; r++)  /* the other members' lines come while tiles multiply */
+                for (int64_t i = 0; i < columns; i += LANES) __builtin_prefetch(b->to + (row + r) * stride + i, 1, 3);
+            if (b->rows > height) byte_products(2, paired, then, x, w, inputs, row == first, stride, b, before);
+            else byte_products(1, paired, then, x, w, inputs, row == first, stride, b, before);
+            if (then == KEEP_BEST) {
+                _Alignas(64) float results[2 * TILE_HEIGHT][CELL];
+                for (int64_t r = 0; r < b->rows; r++)
+                    for (int h = 0; h < 2; h++) store(results[r] + h * HALF, tile_value(b, x, r, h));
+                finish(m, cell, b->rows, results, row, out);
+            } else {
+                ByteBatch *other = before;
+                before = b, b = other;
+            }
         }
-    }
-    put_rows(paired, then, &target, before, 0, before->rows);
+    put_rows(paired, then, before, x, stride, 0, before->rows);
 }
 
-static void byte_tiles_times_rows(const Matrix *m, int64_t cell, const uint8_t *w, const Rows *x, int64_t first, int64_t end, const Out *out) {
-    int64_t columns = m->paired ? HALF : CELL;
-    if (out->then == KEEP_BEST || cell * columns + columns > out->width) byte_tiles(0, KEEP_BEST, m, cell, w, x, first, end, out);
-    else if (m->paired) byte_tiles(1, STORE, m, cell, w, x, first, end, out);
-    else if (out->then == STORE) byte_tiles(0, STORE, m, cell, w, x, first, end, out);
-    else byte_tiles(0, ADD, m, cell, w, x, first, end, out);
+static void byte_tiles_times_rows(const Matrix *m, int64_t cell, int64_t last, const Rows *x, int64_t first, int64_t end, const Out *out) {
+    int64_t columns = m->paired ? HALF : CELL, whole = out->then == KEEP_BEST ? cell : larger(cell, smaller(last, out->width / columns));
+    if (m->paired) byte_tiles(1, STORE, m, cell, whole, x, first, end, out);
+    else if (out->then == STORE) byte_tiles(0, STORE, m, cell, whole, x, first, end, out);
+    else byte_tiles(0, ADD, m, cell, whole, x, first, end, out);
+    byte_tiles(0, KEEP_BEST, m, whole, last, x, first, end, out);
 }
 
 #endif

@@ -195,20 +195,27 @@ static void pack_floats(const Matrix *m, const uint8_t *row, int64_t to) {
 
 /* ---- numbers of any kind ---- */
 
-static void bytes_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, uint8_t *scratch, const Out *out) {
-    const uint8_t *w = m->numbers + cell * cell_bytes(m);
+/* Rows [first, end) through cells [cell, last). `scratch` holds a cell as bytes. */
+static void bytes_times_rows(const Matrix *m, int64_t cell, int64_t last, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
+                             const Out *out) {
     (void)scratch;
 #if HAS_TILES
-    if (end - first >= BYTE_TILES_FROM) byte_tiles_times_rows(m, cell, w, x, first, end, out);
-    else tiles_times_rows(tile_bytes, TILE_ROWS, m, w, cell, x, first, end, out);
-#elif defined(__ARM_FEATURE_MATMUL_INT8)
-    if (end - first >= SQUARES_FROM) byte_squares_times_rows(m, cell, w, x, first, end, scratch, out);
-    else tiles_times_rows(byte_dots_of_cell, DOTS_ROWS, m, w, cell, x, first, end, out);
-#elif defined(__aarch64__)
-    tiles_times_rows(byte_dots_of_cell, DOTS_ROWS, m, w, cell, x, first, end, out);
-#else
-    tiles_times_rows(tile_bytes, TILE_ROWS, m, w, cell, x, first, end, out);
+    if (end - first >= BYTE_TILES_FROM) {
+        byte_tiles_times_rows(m, cell, last, x, first, end, out);
+        return;
+    }
 #endif
+    for (; cell < last; cell++) {
+        const uint8_t *w = m->numbers + cell * cell_bytes(m);
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+        if (end - first >= SQUARES_FROM) byte_squares_times_rows(m, cell, w, x, first, end, scratch, out);
+        else tiles_times_rows(byte_dots_of_cell, DOTS_ROWS, m, w, cell, x, first, end, out);
+#elif defined(__aarch64__)
+        tiles_times_rows(byte_dots_of_cell, DOTS_ROWS, m, w, cell, x, first, end, out);
+#else
+        tiles_times_rows(tile_bytes, TILE_ROWS, m, w, cell, x, first, end, out);
+#endif
+    }
 }
 
 /* Fills in what follows from kind and size, and says how many bytes numbers, scales and minima take. */
@@ -232,12 +239,16 @@ static void quantise_for(const Matrix *m, const Rows *rows, int64_t row) {
     else if (m->kind != F32) quantise_row(rows, row);
 }
 
-/* Rows [first, end) through one cell. `scratch` holds a cell as bytes. */
-static void cell_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
-                            const Out *out) {
-    if (m->kind == F32) tiles_times_rows(tile_f32, TILE_ROWS, m, m->numbers + cell * cell_bytes(m), cell, x, first, end, out);
-    else if (m->kind == INT8) bytes_times_rows(m, cell, x, first, end, scratch, out);
-    else nibbles_times_rows(m, cell, x, first, end, scratch, out);
+static void cells_times_rows(const Matrix *m, int64_t cell, int64_t last, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
+                             const Out *out) {
+    if (m->kind == INT8) {
+        bytes_times_rows(m, cell, last, x, first, end, scratch, out);
+        return;
+    }
+    for (; cell < last; cell++) {
+        if (m->kind == F32) tiles_times_rows(tile_f32, TILE_ROWS, m, m->numbers + cell * cell_bytes(m), cell, x, first, end, out);
+        else nibbles_times_rows(m, cell, x, first, end, scratch, out);
+    }
 }
 
 /* How the cells of a product are dealt out: long runs first, so that a member reads on where it has read (what it fetches ahead is
@@ -265,7 +276,7 @@ static void multiply(Member *me, const Matrix *m, const Rows *x, int64_t rows, u
     for (int64_t piece; (piece = take(me, pieces)) >= 0;) {
         int64_t first = piece % layers * ROWS_OF_A_PIECE, end = smaller(first + ROWS_OF_A_PIECE, rows);
         Run run = layers > 1 ? (Run){piece / layers, piece / layers + 1} : run_number(piece, m->cells, threads);
-        for (int64_t cell = run.first; cell < run.end; cell++) cell_times_rows(m, cell, x, first, end, scratch, out);
+        cells_times_rows(m, run.first, run.end, x, first, end, scratch, out);
     }
     tiles_end();
     meet(me, pieces);
