@@ -1,7 +1,7 @@
 """Streaming clients in a closed loop: each sends its next request when its last answer is complete.
 
-They share the cores with the server they measure, so they cost next to nothing: bytes are looked at as they come from the
-socket, events are counted and not parsed, and only the last one, with the usage, is read as JSON. About 10 µs an event.
+They share the cores with the server they measure, so they do next to nothing: one thread waits for all sockets and keeps what
+came and when. What it was is looked at when all is over, outside of what is timed.
 
 An answer counts if it came with status 200, exactly the tokens that were asked for, and [DONE] at its end. Anything else
 ends the measurement: a figure for less work is no figure.
@@ -9,8 +9,9 @@ ends the measurement: a figure for less work is no figure.
 
 from __future__ import annotations
 
-import asyncio
 import json
+import select
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -20,6 +21,8 @@ from time import perf_counter
 from measuring.figures import NotMeasured, percentile
 from measuring.work import Prompt
 
+SILENCE_SECONDS_MAX = 120.0
+"""A server that says nothing to anybody for so long will say nothing more."""
 END = b"data: [DONE]"
 EMPTY_TEXT = (b'"text":""', b'"text": ""')
 
@@ -57,8 +60,7 @@ class Load:
 
 
 def load(port: int, model: str, prompts: Sequence[Prompt], output: int, clients: int) -> Load:
-    bodies = [request_bytes(port, model, prompt, output) for prompt in prompts]
-    return asyncio.run(_load(port, bodies, output, clients))
+    return load_bodies(port, [request_bytes(port, model, prompt, output) for prompt in prompts], output, clients)
 
 
 def request_bytes(port: int, model: str, prompt: Prompt, output: int) -> bytes:
@@ -68,76 +70,78 @@ def request_bytes(port: int, model: str, prompt: Prompt, output: int) -> bytes:
     return head.encode() + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
-async def _load(port: int, bodies: list[bytes], output: int, clients: int) -> Load:
-    todo, answers = bodies[::-1], list[Answer]()
+def load_bodies(port: int, bodies: Sequence[bytes], output: int, clients: int) -> Load:
+    todo, streams, running = list(bodies[::-1]), list[Stream](), dict[int, Stream]()
+    with select.epoll() as epoll:
 
-    async def client() -> None:
-        while todo:
-            answers.append(await _ask(port, todo.pop(), output))
+        def send() -> None:
+            stream = Stream(port, todo.pop())
+            streams.append(stream)
+            running[stream.socket.fileno()] = stream
+            epoll.register(stream.socket, select.EPOLLIN)
 
-    begin = perf_counter()
-    await asyncio.gather(*(client() for _ in range(min(clients, len(bodies)))))
-    return Load.of(answers, perf_counter() - begin)
+        begin = perf_counter()
+        try:
+            for _ in range(min(clients, len(bodies))):
+                send()
+            while running:
+                ready = epoll.poll(SILENCE_SECONDS_MAX)
+                now = perf_counter()
+                if not ready:
+                    raise NotMeasured(f"nothing came for {SILENCE_SECONDS_MAX:.0f} s")
+                for number, _ in ready:
+                    if running[number].read(now):
+                        epoll.unregister(number)
+                        running.pop(number).socket.close()
+                        if todo:
+                            send()
+        finally:
+            for stream in running.values():
+                stream.socket.close()
+        seconds = perf_counter() - begin
+    return Load.of([stream.answer(output) for stream in streams], seconds)
 
 
-async def _ask(port: int, body: bytes, output: int) -> Answer:
-    loop = asyncio.get_running_loop()
-    stream = Stream(body, loop.create_future())
-    transport, _ = await loop.create_connection(lambda: stream, "127.0.0.1", port)
-    try:
-        answer = await stream.done
-    finally:
-        transport.close()
-    if answer.tokens != output or not answer.pieces:
-        raise NotMeasured(f"an answer of {answer.tokens} tokens where {output} were asked for")
-    return answer
-
-
-class Stream(asyncio.Protocol):
+class Stream:
     """One request. Chunk sizes of the transfer encoding are lines of their own here, and skipped like all others."""
 
-    def __init__(self, body: bytes, done: asyncio.Future[Answer]) -> None:
-        self.body, self.done = body, done
-        self.answer = Answer(sent=0.0)
-        self.rest = b""
-        self.checked = False
+    def __init__(self, port: int, body: bytes) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), SILENCE_SECONDS_MAX)
+        self.sent = perf_counter()
+        self.socket.sendall(body)
+        self.parts: list[tuple[float, bytes]] = []
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self.answer.sent = perf_counter()
-        transport.write(self.body)
+    def read(self, now: float) -> bool:
+        """What has come by now; whether it was the last."""
+        data = self.socket.recv(65536)
+        self.parts.append((now, data))
+        return not data or END in data
 
-    def data_received(self, data: bytes) -> None:
-        now = perf_counter()
-        lines = (self.rest + data).split(b"\n")
-        self.rest = lines.pop()
-        if not self.checked and lines:
-            self.checked = True
-            if b" 200 " not in lines[0]:
-                self._end(NotMeasured(f"{lines[0].decode().strip()}: {data[-300:].decode(errors='replace')}"))
-        for line in lines:
-            if line.startswith(b"data:"):
-                self._on_event(line, now)
+    def answer(self, output: int) -> Answer:
+        answer, rest, first = Answer(self.sent), b"", True
+        for now, data in self.parts:
+            *lines, rest = (rest + data).split(b"\n")
+            if first and lines:
+                first = False
+                if b" 200 " not in lines[0]:
+                    raise NotMeasured(f"{lines[0].decode().strip()}: {data[-300:].decode(errors='replace')}")
+            for line in lines:
+                if line.startswith(b"data:"):
+                    _on_event(answer, line, now)
+        if not answer.ended:
+            raise NotMeasured("the connection ended before the answer did")
+        if answer.tokens != output or not answer.pieces:
+            raise NotMeasured(f"an answer of {answer.tokens} tokens where {output} were asked for")
+        return answer
 
-    def _on_event(self, line: bytes, now: float) -> None:
-        if line.startswith(END):
-            self.answer.ended = now
-            self._end(None)
-        elif b'"error"' in line[:16]:
-            self._end(NotMeasured(line.decode(errors="replace")))
-        else:
-            if b'"text"' in line and not any(empty in line for empty in EMPTY_TEXT):
-                self.answer.pieces.append(now)
-            if b'"completion_tokens"' in line:
-                self.answer.tokens = json.loads(line[5:])["usage"]["completion_tokens"]
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._end(NotMeasured("the connection ended before the answer did"))
-
-    def _end(self, error: NotMeasured | None) -> None:
-        if self.done.done():
-            return
-        if error:
-            self.done.set_exception(error)
-        else:
-            self.done.set_result(self.answer)
+def _on_event(answer: Answer, line: bytes, now: float) -> None:
+    if line.startswith(END):
+        answer.ended = now
+    elif b'"error"' in line[:16]:
+        raise NotMeasured(line.decode(errors="replace"))
+    else:
+        if b'"text"' in line and not any(empty in line for empty in EMPTY_TEXT):
+            answer.pieces.append(now)
+        if b'"completion_tokens"' in line:
+            answer.tokens = json.loads(line[5:])["usage"]["completion_tokens"]

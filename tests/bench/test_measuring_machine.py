@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from measuring.client import Load, _load, request_bytes
+from measuring.client import Load, load_bodies, request_bytes
 from measuring.figures import NotMeasured
 from measuring.machine import CORES, TICKS, Disturbance, Reading, Stat, busy_seconds, memory_mib, stat_of, tree
 from measuring.processes import Driver, busy_neighbour
@@ -86,7 +86,7 @@ async def _serve_and_load(pieces, bodies, clients):
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
-        return await _load(server.sockets[0].getsockname()[1], bodies, 2, clients)
+        return await asyncio.to_thread(load_bodies, server.sockets[0].getsockname()[1], bodies, 2, clients)
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
