@@ -13,7 +13,7 @@ copy. Keys are turned (head_dim outside, token inside): attention then works out
 the lanes of one vector, in place. Values are not, for the same reason: there the output's dimensions are the lanes.
 
 In bfloat16 numbers lie in pairs, for processors that multiply tiles (native/csrc/attention_tiles.h). In int8 they lie in fours,
-and behind those of a head come the scales of its tokens (native/csrc/attention_bytes.h).
+and behind those of a head come the scales of its tokens; its keys are rotated (native/csrc/attention_bytes.h).
 
 The region is anonymous (memfd): no name in any file system, so nothing is left behind however its processes end. Whoever
 is given the file descriptor sees the same bytes. The header says what the bytes mean, and an attacher that means
