@@ -109,8 +109,8 @@ def test_mixing_can_be_taken_back(width):
 
 @pytest.mark.parametrize("seed", range(16))
 def test_in_bytes_it_is_torch_with_rounded_numbers(library, seed):
-    """Torch gets queries, keys and values as bytes have them. Weights then have 14 bits of the largest of their segment: they are
-    rounded to less than a ten-thousandth."""
+    """Torch gets queries, keys and values as bytes have them. Weights then have 14 bits of the largest of their segment: they
+    are rounded to less than a ten-thousandth."""
     rng = random.Random(seed)
     shape = replace(random_shape(rng), head_dim=rng.choice([64, 128, 192]), block_size=16, dtype="int8")
     history = History(shape, [rng.randint(1, 400) for _ in range(rng.randint(1, 4))], seed)
