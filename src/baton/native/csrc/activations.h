@@ -51,11 +51,20 @@ ALWAYS float largest_of(const float *x, int64_t count) {
 }
 
 /* A group as bytes; returns their sum. */
-ALWAYS int32_t bytes_of_group(const float *x, float inverse, int8_t *q) {
+ALWAYS ints bytes_and_lanes(const float *x, float inverse, int8_t *q) {
     ints low = _mm512_cvtps_epi32(load(x) * spread(inverse)), high = _mm512_cvtps_epi32(load(x + 16) * spread(inverse));
     _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(low));
     _mm_storeu_si128((__m128i *)(q + 16), _mm512_cvtepi32_epi8(high));
-    return _mm512_reduce_add_epi32(_mm512_add_epi32(low, high));
+    return _mm512_add_epi32(low, high);
+}
+
+ALWAYS int32_t bytes_of_group(const float *x, float inverse, int8_t *q) { return _mm512_reduce_add_epi32(bytes_and_lanes(x, inverse, q)); }
+
+/* Several groups. */
+ALWAYS int32_t bytes_of(const float *x, int64_t count, float inverse, int8_t *q) {
+    ints sum = spread_int(0);
+    for (int64_t at = 0; at < count; at += GROUP) sum = _mm512_add_epi32(sum, bytes_and_lanes(x + at, inverse, q + at));
+    return _mm512_reduce_add_epi32(sum);
 }
 #else
 ALWAYS float largest_of(const float *x, int64_t count) {
@@ -76,6 +85,12 @@ ALWAYS int32_t bytes_of_group(const float *x, float inverse, int8_t *q) {
         int32_t whole = (int32_t)((x[j] * inverse + 12582912.0f) - 12582912.0f);
         q[j] = (int8_t)whole, sum += whole;
     }
+    return sum;
+}
+
+ALWAYS int32_t bytes_of(const float *x, int64_t count, float inverse, int8_t *q) {
+    int32_t sum = 0;
+    for (int64_t at = 0; at < count; at += GROUP) sum += bytes_of_group(x + at, inverse, q + at);
     return sum;
 }
 #endif

@@ -61,10 +61,7 @@ static void store_token_bytes(const Layer *layer, int64_t sequence, int64_t toke
         float key_most = largest_of(mixed, dim), value_most = largest_of(v, dim);
         float key_inverse = inverse_of(key_most, BYTE_MOST), value_inverse = inverse_of(value_most, BYTE_MOST);
         int8_t key[dim], value[dim];
-        for (int64_t d = 0; d < dim; d += GROUP) {
-            bytes_of_group(mixed + d, key_inverse, key + d);
-            bytes_of_group(v + d, value_inverse, value + d);
-        }
+        bytes_of(mixed, dim, key_inverse, key), bytes_of(v, dim, value_inverse, value);
         keys.scales[place] = key_most / BYTE_MOST, values.scales[place] = value_most / BYTE_MOST;
         for (int64_t d = 0; d < dim; d += 4) memcpy(keys.numbers + d * BYTES_BLOCK + place * 4, key + d, 4);
         int8_t *to = values.numbers + place / 4 * dim * 4 + place % 4;
@@ -437,9 +434,7 @@ static void read_rows(const Item *item, int8_t *queries, ByteRows *x) {
         float mixed[dim];
         mix_head(mixed, layer->qkv + token * layer->qkv_stride + head * dim, dim);
         float largest = largest_of(mixed, dim), inverse = inverse_of(largest, BYTE_MOST);
-        int32_t sum = 0;
-        for (int64_t at = 0; at < dim; at += GROUP) sum += bytes_of_group(mixed + at, inverse, queries + r * dim + at);
-        x->sums[r] = sum;
+        x->sums[r] = bytes_of(mixed, dim, inverse, queries + r * dim);
         if (largest <= SCALED_LEAST) largest = 1.0f;  /* all zeros: any scale will do but zero, by which hidden scores become NaN */
         x->scales[r] = largest / BYTE_MOST * (layer->shape->scale * LOG2_E / (float)stretch(dim));
     }

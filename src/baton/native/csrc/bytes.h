@@ -34,9 +34,8 @@ static void bytes_of_row(const Matrix *m, const Rows *rows, int64_t row) {
         for (int64_t i = 0; i < rows->width; i++) m->heard[i] += x[i] * x[i];
     mix_row(x, balance, rows->width);
     float largest = largest_of(x, rows->width);
-    int32_t sum = 0;
     int64_t end = can_be_scaled(largest) ? rows->width : 0;
-    for (int64_t at = 0; at < end; at += GROUP) sum += bytes_of_group(x + at, 127.0f / largest, q + at);
+    int32_t sum = bytes_of(x, end, 127.0f / largest, q);
     if (end < padded(rows)) memset(q + end, 0, (size_t)(padded(rows) - end));
     rows->scales[row] = largest / 127.0f, rows->sums[row] = sum;
 }

@@ -81,8 +81,9 @@ ALWAYS void mix_vectors(float *x, int64_t width, int64_t apart) {
     int64_t twos = stretch(width);
     for (; 4 * apart <= twos; apart *= 4) mix_fours(NULL, x, width, apart);
     if (2 * apart <= twos) mix_twos(NULL, x, width, apart), apart *= 2;
-    for (int64_t factor = 3; factor <= REFLECTED_MOST; factor += 2)
-        for (; width / apart % factor == 0 && apart < width; apart *= factor) {
+    int32_t odd = (int32_t)width >> __builtin_ctzll((uint64_t)twos);  /* what is left to be reflected, a factor at a time */
+    for (int32_t factor = 3; factor <= REFLECTED_MOST && odd > 1; factor += 2)
+        for (; odd % factor == 0; apart *= factor, odd /= factor) {
             if (factor == 3) reflect(x, width, apart, 3);  /* a known number becomes registers */
             else reflect(x, width, apart, factor);
         }
