@@ -184,6 +184,11 @@ ALWAYS void soften_bytes(const int summed, const Item *item, const ByteRows *x, 
 
 /* ---- few rows: vectors ---- */
 
+static void soften_few(const Item *item, const ByteRows *x, int64_t first, int64_t rows, const ByteSegment *segment, ScoreRow *scores,
+                       ByteWeights *weights) {
+    soften_bytes(0, item, x, first, rows, segment, segment->count, scores, weights);
+}
+
 ALWAYS void fetch(const int8_t *line) {
     if (LANES == 16) __builtin_prefetch(line, 0, 2);  /* a vector is a line; with smaller ones it would be asked for again and again */
 }
@@ -251,7 +256,7 @@ ALWAYS void few_against_segment(const int rows, const Item *item, const ByteRows
     }
     for (; c + at_once <= columns; c += at_once) byte_scores(rows, at_once, x, first, keys + c, next + c, scales + c, scores, c * LANES);
     for (; c < columns; c++) byte_scores(rows, 1, x, first, keys + c, next + c, scales + c, scores, c * LANES);
-    soften_bytes(0, item, x, first, rows, segment, segment->count, scores, &weights);
+    soften_few(item, x, first, rows, segment, scores, &weights);
     for (; from < x->dim; from += at_once * LANES) byte_outputs(rows, at_once, x, first, segment, &weights, from);
 }
 
@@ -317,7 +322,7 @@ ALWAYS void score_products(const int sum, const int8_t *queries, const int8_t *k
 /* A tile of rows, [first, first + rows), and what becomes of it. */
 typedef struct {
     int64_t first, rows, blocks;
-    _Alignas(64) union { ScoreRow scores[TILE_HEIGHT]; int32_t outputs[4][2][TILE_HEIGHT][16]; };  /* first the one, then the other */
+    _Alignas(64) union { ScoreRow scores[TILE_HEIGHT]; TileSums outputs[2]; };  /* first the one; then 64 outputs of a row */
     ByteWeights weights;
 } ByteTile;
 
@@ -334,6 +339,7 @@ static void score_tile(const ByteRows *x, const ByteSegment *segment, ByteTile *
     }
 }
 
+/* Outputs [from, from + 64), as integers. */
 static void output_tile(const ByteRows *x, const int8_t *values, ByteTile *t, int64_t from) {
     int64_t dim = x->dim;
     for (int64_t d = 0; d < 64; d += 32) {
@@ -341,27 +347,21 @@ static void output_tile(const ByteRows *x, const int8_t *values, ByteTile *t, in
         for (int64_t token = 0; token < t->blocks * BYTES_BLOCK; token += STEP_OF_TILES)
             add_products(t->weights.high[0] + token, t->weights.low[0] + token, BYTES_SEGMENT, values + token * dim + (from + d) * 4,
                          values + token * dim + (from + d + 16) * 4, dim * 4);
-        _tile_stored(0, t->outputs[d / 16][0], 64);
-        _tile_stored(1, t->outputs[d / 16][1], 64);
-        _tile_stored(2, t->outputs[d / 16 + 1][0], 64);
-        _tile_stored(3, t->outputs[d / 16 + 1][1], 64);
+        store_sums(&t->outputs[d / 32]);
     }
 }
 
-static void add_outputs(const ByteRows *x, const ByteTile *t, int64_t from) {
+static void add_outputs(const ByteRows *x, ByteTile *t, int64_t from) {
     for (int64_t r = 0; r < t->rows; r++)
         for (int i = 0; i < 4; i++) {
-            floats sum = of_digits(as_floats(_mm512_load_si512(t->outputs[i][0][r])), as_floats(_mm512_load_si512(t->outputs[i][1][r])));
             float *to = x->part.out + (t->first + r) * x->dim + from + i * 16;
+            floats sum = of_tile(&t->outputs[i / 2], i % 2, r);
             store(to, fused(sum, spread(t->weights.units[r]), load(to) * spread(t->weights.keep[r])));
         }
 }
 
-static void soften_of_tile(const Item *item, const ByteRows *x, const ByteSegment *segment, ByteTile *t) {
-    soften_bytes(1, item, x, t->first, t->rows, segment, t->blocks, t->scores, &t->weights);
-}
-
-/* All rows against a segment, whose values lie in `values`. */
+/* All rows against a segment, whose values lie in `values`. What tiles do and what vectors do is done by turns, for all rows: loads
+ * of tiles wait for the stores before them, and vectors run at half their speed beside tiles. */
 static void tiles_against_segment(const Item *item, const ByteRows *x, const ByteSegment *segment, const int8_t *values) {
     ByteTile tiles[ITEM_ROWS / TILE_HEIGHT];
     int64_t count = 0;
@@ -373,7 +373,10 @@ static void tiles_against_segment(const Item *item, const ByteRows *x, const Byt
         t->first = first, t->rows = rows, t->blocks = smaller(segment->count, (last - segment->start) / BYTES_BLOCK + 1);
     }
     for (int64_t i = 0; i < count; i++) score_tile(x, segment, &tiles[i]);
-    for (int64_t i = 0; i < count; i++) soften_of_tile(item, x, segment, &tiles[i]);
+    for (int64_t i = 0; i < count; i++) {
+        ByteTile *t = &tiles[i];
+        soften_bytes(1, item, x, t->first, t->rows, segment, t->blocks, t->scores, &t->weights);
+    }
     for (int64_t from = 0; from < x->dim; from += 64) {
         for (int64_t i = 0; i < count; i++) output_tile(x, values, &tiles[i], from);
         for (int64_t i = 0; i < count; i++) add_outputs(x, &tiles[i], from);
