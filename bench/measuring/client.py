@@ -112,8 +112,11 @@ class Stream:
         self.parts: list[tuple[float, bytes]] = []
 
     def read(self, now: float) -> bool:
-        """What has come by now; whether it was the last."""
-        data = self.socket.recv(65536)
+        """What has come by now; whether it was the last. A connection that is reset has ended."""
+        try:
+            data = self.socket.recv(65536)
+        except OSError:
+            data = b""
         self.parts.append((now, data))
         return not data or END in data
 
@@ -128,6 +131,8 @@ class Stream:
             for line in lines:
                 if line.startswith(b"data:"):
                     _on_event(answer, line, now)
+        if rest.startswith(END):  # the end of its line was not waited for
+            answer.ended = now
         if not answer.ended:
             raise NotMeasured("the connection ended before the answer did")
         if answer.tokens != output or not answer.pieces:

@@ -108,6 +108,10 @@ def test_a_load_counts_tokens_and_gaps():
     assert found.itl_p99 >= 5
 
 
+def test_the_end_of_the_last_line_is_not_waited_for():
+    assert load(HEAD, TEXT, TEXT, USAGE, DONE[:-2], DONE[-2:]).output_rate > 0
+
+
 @pytest.mark.parametrize(
     ("pieces", "why"),
     [

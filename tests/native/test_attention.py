@@ -253,6 +253,31 @@ def assert_poison_stays_in_its_sequence(library: Library, dtype: KVDtype, poison
     assert well.isfinite().all()
 
 
+def assert_what_is_not_seen_changes_no_bit(library: Library, dtype: KVDtype) -> None:
+    """Later tokens of the same step, with huge values where the earlier ones have none: no weight, however small, may meet
+    them."""
+    history = History(Shape(dtype=dtype, head_dim=64), [100])
+    history.v[0][:60, :, :32], history.v[0][60:] = 0.0, 1e30
+    config = history.shape.config()
+    with Team(library) as team:
+        together = history.run(KernelAttention(team, config, history.pool()), [(0, 0, 100)], 0)[0]
+        alone = history.run(KernelAttention(team, config, history.pool()), [(0, 0, 60)], 0)[0]
+    assert torch.equal(together[:60], alone)
+
+
+@DTYPES
+def test_what_is_not_seen_changes_no_bit(library, dtype):
+    assert_what_is_not_seen_changes_no_bit(library, dtype)
+
+
+def test_nor_does_it_in_bfloat16(tiled):
+    assert_what_is_not_seen_changes_no_bit(tiled, "bfloat16")
+
+
+def test_nor_does_it_in_int8(library):
+    assert_what_is_not_seen_changes_no_bit(library, "int8")
+
+
 @DTYPES
 @POISONS
 @pytest.mark.parametrize("where", ["q", "k", "v"])

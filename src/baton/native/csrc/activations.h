@@ -50,7 +50,7 @@ ALWAYS float largest_of(const float *x, int64_t count) {
     return largest.f;
 }
 
-/* A group as bytes; returns their sum. */
+/* A group as bytes; returns their sum, here lane by lane. */
 ALWAYS ints bytes_and_lanes(const float *x, float inverse, int8_t *q) {
     ints low = _mm512_cvtps_epi32(load(x) * spread(inverse)), high = _mm512_cvtps_epi32(load(x + 16) * spread(inverse));
     _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(low));

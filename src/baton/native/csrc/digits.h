@@ -24,16 +24,17 @@ ALWAYS float largest_magnitude(const float *x, int64_t count) {
 
 ALWAYS float inverse_of(float largest, float most) { return largest > SCALED_LEAST ? most / largest : 0.0f; }
 
-/* 2^x for x <= 0, to five parts in a million; far below, nothing that counts. Weights, which are none of them negative, as two digits. */
+/* 2^x for x <= 0, to five parts in a million; below 2^-126 nothing at all: what is not seen has a score of -inf. Weights, which are
+ * none of them negative, as two digits. */
 #if LANES == 16
 
 ALWAYS floats exp2_lanes(floats x) {
-    x = _mm512_max_ps(spread(-126.0f), x);  /* what is no number stays none */
+    __mmask16 some = _mm512_cmp_ps_mask(x, spread(-126.0f), _CMP_NLT_UQ);  /* what is no number stays none */
     floats r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);  /* from the whole number below, as scalef takes it */
     floats p = fused(spread(1.342668457e-2f), r, spread(5.224247357e-2f));
     p = fused(p, r, spread(2.412802052e-1f));
     p = fused(p, r, spread(6.930448448e-1f));
-    return _mm512_scalef_ps(fused(p, r, spread(1.0f)), x);
+    return _mm512_maskz_scalef_ps(some, fused(p, r, spread(1.0f)), x);
 }
 
 /* x: 64 numbers. */
