@@ -28,7 +28,8 @@ from baton.protocol.ids import Instant, RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.protocol.step import RowLogprobs, StepPlan, StepResult, TokenLogprob
-from baton.worker.forward.base import LoadedForward
+from baton.worker.flat_batch import FlatBatch, Spans
+from baton.worker.forward.base import Forward, LoadedForward
 from baton.worker.kv_pool import KVLayout, KVPool
 from baton.worker.model_runner import ModelRunner
 from baton.worker.platforms.cpu import CpuPlatform
@@ -97,6 +98,21 @@ def make_pool(model: RigModel, *, blocks: int, block_size: int) -> KVPool:
 
 def make_runner(model: RigModel, pool: KVPool, *, slots: int) -> ModelRunner:
     return ModelRunner(model.loaded.with_pool(pool), pool, slots=slots)
+
+
+def forward_of(model: RigModel) -> Forward:
+    return model.loaded.with_pool(make_pool(model, blocks=16, block_size=4))
+
+
+def one_step(sequences: list[list[int]], block_size: int = 4) -> FlatBatch:
+    """Every sequence as a whole, each in blocks of its own."""
+    counts = [len(tokens) for tokens in sequences]
+    starts = np.cumsum([0, *counts]).astype(np.int64)
+    width = -(-max(counts) // block_size)
+    tables = np.arange(len(counts) * width, dtype=np.int32).reshape(len(counts), width)
+    spans = Spans(tables, np.arange(len(counts)), starts, np.zeros(len(counts), np.int64))
+    positions = np.concatenate([np.arange(count) for count in counts])
+    return FlatBatch(spans, np.concatenate(sequences).astype(np.int32), positions, np.ones(len(counts), bool))
 
 
 class Rig:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
-from rig import TINY, TINY_SEED, Rig, RigModel, make_pool, make_runner, tiny_model, tiny_oracle
+from rig import TINY, TINY_SEED, Rig, RigModel, generate, make_pool, make_runner, tiny_model, tiny_oracle
 
 from baton.errors import InvalidConfig, ProtocolError
 from baton.models.loaders.dummy import DummyWeights
@@ -114,6 +115,52 @@ def test_a_run_past_the_blocks_is_refused(runner):
     runner.execute(plan(1, new=(new(0, [1, 2, 3, 4], blocks=(0,)),), run=[(0, 4)]))
     with pytest.raises(ProtocolError, match="blocks"):
         runner.execute(plan(2, run=[(0, 1)]))
+
+
+# Forbidden tokens
+
+
+def test_only_a_row_whose_likeliest_token_is_forbidden_needs_all_its_logits(model):
+    """What comes is what comes the long way, which rows take that ask for log-probabilities."""
+    prompts = {"word": [1, 2, 3], "words": [9], "stop": [4, 5, 60, 7], "elsewhere": [8, 8]}
+    free = generate(model, prompts, max_tokens=12)
+    second, third = free["words", 0][1:3]
+    forbids: dict[str, dict[str, Any]] = {
+        "word": {"bad_words": ((free["word", 0][3],),)},
+        "words": {"bad_words": ((second, third),)},
+        "stop": {"stop_token_ids": (free["stop", 0][2],), "min_tokens": 6},
+        "elsewhere": {"bad_words": ((next(token for token in range(97) if token not in free["elsewhere", 0]),),)},
+    }
+
+    def run(**more: Any) -> tuple[dict[tuple[str, int], list[int]], int]:
+        rig, rows = Rig(model), 0
+        logits = rig.runner.forward.logits
+
+        def counted(hidden: np.ndarray) -> np.ndarray:
+            nonlocal rows
+            rows += len(hidden)
+            return logits(hidden)
+
+        rig.runner.forward.logits = counted
+        for name, prompt in prompts.items():
+            rig.submit(name, prompt, max_tokens=12, **forbids[name], **more)
+        return rig.run(), rows
+
+    (short, few), (long, all_of_them) = run(), run(logprobs=0)
+    assert short == long
+    assert short["elsewhere", 0] == free["elsewhere", 0]
+    assert all(short[name, 0] != free[name, 0] for name in ("word", "words", "stop"))
+    assert 3 <= few < all_of_them / 2
+
+
+def test_a_greedy_row_that_may_say_nothing_fails_alone(model):
+    rig = Rig(model)
+    rig.submit("mute", [1, 2], max_tokens=4, bad_words=tuple((token,) for token in range(TINY.vocab_size)))
+    rig.submit("well", [1, 2], max_tokens=4)
+    tokens = rig.run()
+    assert rig.ended["mute", 0].reason is FinishReason.ERROR
+    assert "no token is allowed" in rig.ended["mute", 0].detail
+    assert tokens["well", 0] == generate(model, {"well": [1, 2]}, max_tokens=4)["well", 0]
 
 
 # Failures

@@ -142,12 +142,25 @@ class ModelRunner:
             hidden = hidden[flat.last_rows[due]]
         if crew.plain:
             sampled = plain(self.forward.likeliest(hidden))
+            if crew.excludes:
+                self._choose_again(slots, states, hidden, sampled)
         else:
-            outputs = map(self.batch.outputs, slots.tolist())
-            logits = self.forward.logits(hidden)
-            due_rows = [SampleRow(state, so_far) for state, so_far in zip(states, outputs, strict=True)]
-            sampled = sample(logits, due_rows, self.forward.choose)
+            sampled = self._chosen(slots, states, hidden)
         self._keep(slots, states, sampled, step)
+
+    def _chosen(self, slots: Int64s, states: list[SequenceSampling], hidden: Floats) -> Sampled:
+        outputs = map(self.batch.outputs, slots.tolist())
+        rows = [SampleRow(state, so_far) for state, so_far in zip(states, outputs, strict=True)]
+        return sample(self.forward.logits(hidden), rows, self.forward.choose)
+
+    def _choose_again(self, slots: Int64s, states: list[SequenceSampling], hidden: Floats, sampled: Sampled) -> None:
+        """The likeliest of all is the likeliest of those allowed, or it is forbidden: seldom, and then all are needed."""
+        likeliest = zip(sampled.tokens.tolist(), states, strict=True)
+        rows = [row for row, (token, state) in enumerate(likeliest) if token in state.excluded]
+        if rows:
+            again = self._chosen(slots[rows], [states[row] for row in rows], hidden[rows])
+            sampled.tokens[rows] = again.tokens
+            sampled.failed.update((rows[place], why) for place, why in again.failed.items())
 
     def _keep(self, slots: Int64s, states: list[SequenceSampling], sampled: Sampled, step: _Step) -> None:
         tokens = sampled.tokens
@@ -211,7 +224,7 @@ class ModelRunner:
 class _Crew:
     """Who runs in a step, and what follows from that alone: worked out once for all steps in which the same ones run."""
 
-    __slots__ = ("asks_prompts", "incarnations", "lineup", "plain", "run", "states")
+    __slots__ = ("asks_prompts", "excludes", "incarnations", "lineup", "plain", "run", "states")
 
     def __init__(
         self, run: Run, incarnations: Int64s, sampling: list[SequenceSampling | None], failed: Mapping[int, str]
@@ -223,6 +236,7 @@ class _Crew:
         self.lineup = Lineup(np.array([slot for slot, _ in sound], np.int64), np.array([count for _, count in sound], np.int64))
         self.states = [state for slot, _ in sound if (state := sampling[slot]) is not None]  # taken slots have one
         self.plain = all(state.plain for state in self.states)
+        self.excludes = any(state.excluded for state in self.states)
         self.asks_prompts = any(state.params.prompt_logprobs is not None for state in self.states)
 
 

@@ -5,8 +5,9 @@ keep       raw logits of rows that want log-probabilities: they report what the 
 adjust     bad words, min_tokens, bias, penalties: all rows' changes in one indexed operation a kind
 choose     the likeliest, or a draw: draws.py says what that is, and the forward pass does it (Forward.choose)
 
-Where every row is plain greedy, the common case, the likeliest tokens are all that is needed, and no logits are stored. The
-order of adjustments and what each counts (repetition: prompt and output; presence and frequency: output) are vLLM's.
+Where every row is plain greedy, the common case, the likeliest tokens are all that is needed, and no logits are stored; a row
+whose likeliest token is forbidden is looked at again (model_runner.py). The order of adjustments and what each counts
+(repetition: prompt and output; presence and frequency: output) are vLLM's.
 """
 
 from __future__ import annotations

@@ -67,6 +67,10 @@ class BadWords:
             if len(word) > 1:
                 self._by_last.setdefault(word[-2], []).append((list(word[:-1]), word[-1]))
 
+    def ever(self) -> set[int]:
+        """All that may be forbidden at some time."""
+        return {*self.always.tolist(), *(last for ends in self._by_last.values() for _, last in ends)}
+
     def forbidden(self, outputs: NDArray[np.int32]) -> Ids:
         if not self._by_last or not outputs.size:
             return self.always
@@ -79,8 +83,8 @@ class SequenceSampling:
     """Of one sequence. Ids outside the vocabulary are left out here: they could only harm a neighbour's row."""
 
     __slots__ = (
-        *("adjusted", "bad_words", "bias_ids", "bias_values", "draw", "index", "params", "plain", "random", "seed"),
-        *("stop_ids", "tally"),
+        *("adjusted", "bad_words", "bias_ids", "bias_values", "draw", "excluded", "index", "params", "plain", "random"),
+        *("seed", "stop_ids", "tally"),
     )
 
     def __init__(
@@ -99,13 +103,17 @@ class SequenceSampling:
         if repeats or params.presence_penalty or params.frequency_penalty:
             self.tally = Tally(prompt, outputs, with_prompt=repeats)
         self.random = params.temperature > 0.0
-        self.adjusted = bool(bias or self.bad_words or self.tally or (params.min_tokens and self.stop_ids.size))
+        self.excluded = frozenset(self.stop_ids.tolist() if params.min_tokens else ()) | (
+            self.bad_words.ever() if self.bad_words is not None else set()
+        )
+        "Ids that are forbidden now or at other times."
+        self.adjusted = bool(bias or self.tally or self.excluded)
         "Something may change its logits before a token is chosen."
         top_k = min(params.top_k, vocab_size)  # any number may be asked for
         self.draw = (0.0, params.top_p, params.min_p, params.temperature, top_k, self.adjusted, 0)
         "draws.DRAW, but for the uniform number."
-        self.plain = not self.random and not self.adjusted and params.logprobs is None
-        "The likeliest token is all it wants."
+        self.plain = not (self.random or bias or self.tally) and params.logprobs is None
+        "The likeliest token is all it wants, unless that is one of `excluded`."
 
     def forbidden(self, outputs: NDArray[np.int32]) -> Ids:
         """Token ids that may not come next. No stop id is drawn until min_tokens are out."""

@@ -1,56 +1,19 @@
-"""What forward/base.py promises, of the forward pass in C; and what its pool holds."""
+"""What the pool of the forward pass in C holds."""
 
 from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
-from rig import TINY, Rig, make_pool, make_runner, tiny_model, tiny_oracle
-from test_torch_forward import SEQUENCES, one_step
+from rig import TINY, Rig, tiny_model
 
 from baton.config import WorkerConfig
-from baton.errors import InvalidConfig, InvariantBroken
-from baton.models.reference import all_logits
+from baton.errors import InvalidConfig
 from baton.native.library import load_best
 from baton.native.variants import VARIANTS
 from baton.worker.forward.native_forward import kv_dtype_for
 
 WIDE = dataclasses.replace(TINY, head_dim=64)
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tiny_model(compute="native")
-
-
-def test_hidden_and_logits(model):
-    forward, flat = model.loaded.with_pool(make_pool(model, blocks=16, block_size=4)), one_step(SEQUENCES)
-    hidden = forward.hidden(flat)
-    assert (hidden.shape, hidden.dtype) == ((12, TINY.hidden_size), np.float32)
-    logits = forward.logits(hidden[flat.last_rows])
-    assert (logits.shape, logits.dtype) == ((3, TINY.vocab_size), np.float32)
-    for row, tokens in zip(logits, SEQUENCES, strict=True):
-        np.testing.assert_allclose(row, all_logits(tiny_oracle(), tokens)[-1], atol=2e-5)
-    again = logits.copy()
-    logits[:] = -np.inf  # the caller may
-    assert np.array_equal(forward.logits(hidden[flat.last_rows]), again)
-    forward.close()
-
-
-def test_closing_lets_go_of_the_pool(model):
-    pool = make_pool(model, blocks=8, block_size=4)
-    runner = make_runner(model, pool, slots=2)
-    kept = pool.values
-    with pytest.raises(InvariantBroken, match="still in use"):
-        runner.close()
-    del kept
-    pool = make_pool(model, blocks=8, block_size=4)
-    make_runner(model, pool, slots=2).close()
-    assert "closed" in repr(pool)
-
-
-# What the pool holds
 
 
 class Machine:
