@@ -51,6 +51,9 @@ TINY = ModelConfig(
     context_tokens_max=512,
 )
 
+SEQUENCES = [[5, 3, 60, 60, 1, 2, 9], [11], [30, 2, 7, 7]]
+"""Tokens of three prompts, for one_step."""
+
 
 @dataclass(frozen=True)
 class RigModel:

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from rig import TINY, RigModel, forward_of, make_pool, make_runner, one_step, tiny_model, tiny_oracle
+from rig import SEQUENCES, TINY, RigModel, forward_of, make_pool, make_runner, one_step, tiny_model, tiny_oracle
 
 from baton.errors import InvariantBroken
 from baton.models.reference import all_logits
 from baton.worker.draws import NOT_FINITE_ID
 from baton.worker.forward.base import Forward
-
-SEQUENCES = [[5, 3, 60, 60, 1, 2, 9], [11], [30, 2, 7, 7]]
 
 
 @pytest.fixture(scope="module", params=["torch", "native"])

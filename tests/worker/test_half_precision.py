@@ -5,15 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from rig import TINY, TINY_SEED, RigModel, forward_of, generate, make_pool, one_step, tiny_model, tiny_oracle
+from rig import SEQUENCES, TINY, TINY_SEED, RigModel, forward_of, generate, make_pool, one_step, tiny_model, tiny_oracle
 
 from baton.models.load import dummy_model
 from baton.models.reference import all_logits
 from baton.worker.attention.gathered import GatheredAttention
 from baton.worker.forward.base import LoadedForward
 from baton.worker.forward.torch_forward import TorchForward
-
-SEQUENCES = [[5, 3, 60, 60, 1, 2, 9], [11], [30, 2, 7, 7]]
 
 
 def half_model() -> RigModel:

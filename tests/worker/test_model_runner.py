@@ -129,7 +129,7 @@ def test_only_a_row_whose_likeliest_token_is_forbidden_needs_all_its_logits(mode
         "word": {"bad_words": ((free["word", 0][3],),)},
         "words": {"bad_words": ((second, third),)},
         "stop": {"stop_token_ids": (free["stop", 0][2],), "min_tokens": 6},
-        "elsewhere": {"bad_words": ((next(token for token in range(97) if token not in free["elsewhere", 0]),),)},
+        "elsewhere": {"bad_words": ((next(token for token in range(TINY.vocab_size) if token not in free["elsewhere", 0]),),)},
     }
 
     def run(**more: Any) -> tuple[dict[tuple[str, int], list[int]], int]:

@@ -103,10 +103,10 @@ class SequenceSampling:
         if repeats or params.presence_penalty or params.frequency_penalty:
             self.tally = Tally(prompt, outputs, with_prompt=repeats)
         self.random = params.temperature > 0.0
-        self.excluded = frozenset(self.stop_ids.tolist() if params.min_tokens else ()) | (
-            self.bad_words.ever() if self.bad_words is not None else set()
-        )
+        self.excluded = self.bad_words.ever() if self.bad_words is not None else set[int]()
         "Ids that are forbidden now or at other times."
+        if params.min_tokens:
+            self.excluded.update(self.stop_ids.tolist())
         self.adjusted = bool(bias or self.tally or self.excluded)
         "Something may change its logits before a token is chosen."
         top_k = min(params.top_k, vocab_size)  # any number may be asked for

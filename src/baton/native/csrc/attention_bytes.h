@@ -184,6 +184,7 @@ ALWAYS void soften_bytes(const int summed, const Item *item, const ByteRows *x, 
 
 /* ---- few rows: vectors ---- */
 
+/* Not part of its callers: one copy for every number of rows. */
 static void soften_few(const Item *item, const ByteRows *x, int64_t first, int64_t rows, const ByteSegment *segment, ScoreRow *scores,
                        ByteWeights *weights) {
     soften_bytes(0, item, x, first, rows, segment, segment->count, scores, weights);
