@@ -11,6 +11,7 @@ EngineError
     ModelUnsupported           a whole model, but of a kind that we do not run
     ModelFileBroken            truncated, wrong checksum, or tensors that do not fit the configuration
   ProtocolError          500   bytes on a wire that we cannot accept (see protocol/codec.py for the leaves)
+    PeerError                  what the peer of a channel sent is no message; never an error of our own
   InvariantBroken        500   our fault: stop, do not go on
 """
 
@@ -62,6 +63,10 @@ class ModelFileBroken(ModelLoadError):
 
 class ProtocolError(EngineError):
     """A peer sent something that is not in the protocol."""
+
+
+class PeerError(ProtocolError):
+    """The other side of a channel sent bytes that are no message. Only this may be blamed on it."""
 
 
 class InvariantBroken(EngineError):

@@ -14,6 +14,7 @@ from baton.protocol.codec import (
     VERSION,
     MalformedBody,
     Message,
+    MessageTooLarge,
     NotAFrame,
     OversizedFrame,
     TruncatedFrame,
@@ -38,7 +39,7 @@ from baton.protocol.control import (
 )
 from baton.protocol.moves import BlockMove, MovedBlock, MoveResult
 from baton.protocol.output import Emit, Ended
-from baton.protocol.request import FinishReason, GenerateRequest, Refused, SamplingParams
+from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, Refused, SamplingParams
 from baton.protocol.step import NewSequence, RowFailure, RowLogprobs, Run, StepPlan, StepResult, TokenLogprob
 
 from .strategies import values_of
@@ -62,6 +63,7 @@ KIND = {
     InstanceReady: 16,
     StartFailed: 17,
     InstanceStats: 18,
+    GenerateBatch: 19,
 }
 """Written down a second time on purpose: these numbers are on the wire and may not change."""
 
@@ -71,7 +73,9 @@ messages = st.one_of(*map(values_of, get_args(Message)))
 
 SAMPLE = {
     GenerateRequest: GenerateRequest(id="a", prompt=(0, 1, 2), n=2, priority=-1, timeout_seconds=1.5, salt=b"s"),
-    StepPlan: StepPlan(1, 1, ((0, 1),), (NewSequence(1, 2, (0, 5), 2, 0, (7,), SamplingParams(), 0),), (), (), Run((1,), (2,))),
+    StepPlan: StepPlan(
+        1, 1, ((0, 1),), (NewSequence(1, 2, (0, 5), 2, 0, (7,), 0, 0),), (), (), Run((1,), (2,)), (SamplingParams(),)
+    ),
     StepResult: StepResult(
         *(1, 1, (1, 0), (2, 1), (0, -9)),
         failures=(RowFailure(1, 2, "NaN"),),
@@ -92,6 +96,7 @@ SAMPLE = {
     InstanceReady: InstanceReady(10, 16, 4, 100, 8192),
     StartFailed: StartFailed("no such model"),
     InstanceStats: InstanceStats(running=3, ended={"stop": 1}),
+    GenerateBatch: GenerateBatch(GenerateRequest(id="a", prompt=(0, 1)), (("b", (2,), 9),)),
 }
 
 SHAPED = [KIND[kind] for kind in (GenerateRequest, StepPlan, StepResult, BlockMove, MoveResult, Emit)]
@@ -121,7 +126,7 @@ def test_round_trip(kind, data):
 @pytest.mark.parametrize("message", SAMPLE.values(), ids=lambda message: type(message).__name__)
 def test_header_is_what_the_docstring_draws(message):
     whole = encode(message)
-    assert HEADER.unpack(whole[:8]) == (b"BT", 1, KIND[type(message)], len(whole) - 8)
+    assert HEADER.unpack(whole[:8]) == (b"BT", 2, KIND[type(message)], len(whole) - 8)
     assert decode(whole) == message
 
 
@@ -174,7 +179,7 @@ def test_oversized_promise_is_refused_before_anything_is_read(length):
 
 
 def test_too_large_a_message_is_not_sent():
-    with pytest.raises(OversizedFrame):
+    with pytest.raises(MessageTooLarge):
         encode(GenerateRequest(id="a", prompt=(1,), salt=bytes(FRAME_BYTES_MAX)))
 
 

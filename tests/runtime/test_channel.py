@@ -10,8 +10,8 @@ import threading
 import pytest
 from run_loop import finish
 
-from baton.errors import ProtocolError
-from baton.protocol.codec import FRAME_BYTES_MAX, HEADER_BYTES, encode
+from baton.errors import PeerError, ProtocolError, Unavailable
+from baton.protocol.codec import FRAME_BYTES_MAX, HEADER_BYTES, MessageTooLarge, encode
 from baton.protocol.control import AbortRequest, LoadProgress, Ping, Pong, StartFailed
 from baton.protocol.ids import RequestId
 from baton.protocol.request import GenerateRequest
@@ -65,7 +65,7 @@ def test_a_frame_cut_short_by_the_end_is_the_end(pair, kept: int, blocking: bool
         b"GET / HTTP/1.1\r\n\r\n",
         b"\x00" * 64,
         b"BT\x07" + encode(Ping(1))[3:],  # another version
-        b"BT\x01\xfa\x00\x00\x00\x00",  # an unknown kind
+        b"BT\x02\xfa\x00\x00\x00\x00",  # an unknown kind
         encode(Ping(1))[:4] + (FRAME_BYTES_MAX + 1).to_bytes(4, "big"),
         encode(Ping(1))[:4] + b"\x00\x00\x00\x02\xc1\xc1",  # not msgpack
         encode(Ping(1))[:3] + b"\x02" + encode(Ping(1))[4:],  # of another kind than it says
@@ -139,6 +139,101 @@ def test_a_peer_that_does_not_read_is_dropped_when_too_much_piles_up(pair, monke
             channel.send(LARGE)  # about a megabyte each
         assert channel._frames.transport.get_write_buffer_size() == 0
         assert await channel.receive() is None
+
+    finish(main())
+
+
+def test_an_offer_to_a_peer_that_is_behind_is_refused_and_the_channel_stays(pair, monkeypatch: pytest.MonkeyPatch):
+    """One request of 1 MB x 64 prompts once filled the backlog and ended the front's only engine channel."""
+    monkeypatch.setattr(module, "OFFER_BYTES_MAX", 4 << 20)
+
+    async def main() -> None:
+        one, other = [await Channel.open(sock) for sock in pair]
+        other._frames.transport.pause_reading()
+        taken = 0
+        while one._frames.transport.get_write_buffer_size() <= 4 << 20:
+            one.offer(LARGE)
+            taken += 1
+        with pytest.raises(Unavailable, match="behind"):
+            one.offer(LARGE)
+        one.send(Ping(1))  # what cannot be refused still goes
+        other._frames.transport.resume_reading()
+        assert [await other.receive() for _ in range(taken + 1)] == [*[LARGE] * taken, Ping(1)]
+        one.offer(LARGE)  # and it takes offers again
+        assert await other.receive() == LARGE
+        one.close()
+        other.close()
+
+    finish(main())
+
+
+def test_a_peer_that_takes_nothing_for_long_is_dropped(pair, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "UNREAD_SECONDS_MAX", 0.05)
+
+    async def main() -> None:
+        channel = await Channel.open(pair[0])
+        channel.send(LARGE)
+        assert await channel.receive() is None
+        assert channel._frames.transport.is_closing()
+
+    finish(main())
+
+
+def test_a_peer_that_reads_slowly_is_not_dropped(pair, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "UNREAD_SECONDS_MAX", 0.3)
+
+    async def main() -> None:
+        channel = await Channel.open(pair[0])
+        pair[1].setblocking(False)
+        channel.send(LARGE)
+        expected, taken = encode(LARGE), b""
+        while len(taken) < len(expected):
+            with contextlib.suppress(BlockingIOError):
+                taken += pair[1].recv(1 << 16)
+            await asyncio.sleep(0.02)
+        assert taken == expected
+        assert not channel._frames.transport.is_closing()
+        channel.close()
+
+    finish(main())
+
+
+def test_a_message_of_ours_that_is_too_large_is_its_senders_error_and_the_channel_goes_on(pair):
+    async def main() -> None:
+        one, other = [await Channel.open(sock) for sock in pair]
+        with pytest.raises(MessageTooLarge):
+            one.send(StartFailed("z" * (FRAME_BYTES_MAX + 1)))
+        one.send(Ping(1))
+        assert await other.receive() == Ping(1)
+        one.close()
+        other.close()
+
+    finish(main())
+
+
+@pytest.mark.parametrize("error", [MessageTooLarge("ours"), ProtocolError("ours"), KeyError("ours")])
+def test_an_error_of_the_listener_is_not_blamed_on_the_peer(pair, error: Exception):
+    def take(message: object) -> None:
+        raise error
+
+    async def main() -> None:
+        one, other = [await Channel.open(sock) for sock in pair]
+        one.send(Ping(1))
+        with pytest.raises(type(error), match="ours") as raised:
+            await other.listen(take)
+        assert not isinstance(raised.value, PeerError)
+        one.close()
+        other.close()
+
+    finish(main())
+
+
+def test_garbage_is_blamed_on_the_peer(pair):
+    async def main() -> None:
+        channel = await Channel.open(pair[0])
+        pair[1].sendall(b"x" * 64)
+        with pytest.raises(PeerError):
+            await channel.listen(print)
 
     finish(main())
 

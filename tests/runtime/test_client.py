@@ -10,7 +10,7 @@ from run_loop import finish
 
 from baton.api.engine_client import Delta, EngineRefused
 from baton.errors import Unavailable
-from baton.protocol.codec import Message
+from baton.protocol.codec import FRAME_BYTES_MAX, Message, MessageTooLarge, encode
 from baton.protocol.control import (
     AbortRequest,
     InstanceReady,
@@ -24,7 +24,7 @@ from baton.protocol.control import (
 )
 from baton.protocol.ids import Incarnation, RequestId, Slot
 from baton.protocol.output import Emit, Ended
-from baton.protocol.request import FinishReason, GenerateRequest, Refused, SamplingParams
+from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, Refused, SamplingParams
 from baton.protocol.step import RowLogprobs, TokenLogprob
 from baton.runtime.channel import Channel
 from baton.runtime.client import ChannelClient
@@ -344,5 +344,88 @@ def test_prompt_logprobs_come_once_however_often_they_were_computed():
             told = [delta.prompt_logprobs for delta in asked.deltas if delta.prompt_logprobs is not None]
             assert [[entry and entry.logprob for entry in column] for column in told] == [[None, -1.0, -2.0]]
             assert asked.tokens == [5, 6]
+
+    finish(main())
+
+
+def test_what_the_prompts_of_a_list_share_travels_once():
+    """Bad words were sent once a prompt: 1 MB of them x 64 prompts ended the server."""
+    words = tuple((place, place + 1) for place in range(2000))
+    wanted = [
+        GenerateRequest(
+            id=RequestId(f"p{place}"), prompt=(1, place), sampling=SamplingParams(max_tokens=1 + place, bad_words=words)
+        )
+        for place in range(64)
+    ]
+
+    async def main() -> None:
+        async with Pair() as pair:
+            asked = [Asked(pair.client, each) for each in wanted]
+            message = await pair.heard()
+            assert type(message) is GenerateBatch
+            assert message.requests() == wanted
+            assert len(encode(message)) < 2 * len(encode(wanted[0]))
+            assert all(each.sampling.bad_words is message.first.sampling.bad_words for each in message.requests())
+            await pair.told(Emit([], [ended(each.id) for each in wanted]))
+            await asyncio.gather(*(one.over for one in asked))
+
+    finish(main())
+
+
+def test_requests_with_other_settings_travel_alone_and_in_order():
+    async def main() -> None:
+        async with Pair() as pair:
+            asked = [Asked(pair.client, request(name, seed=seed)) for seed, name in enumerate((A, B))]
+            assert [await pair.heard(), await pair.heard()] == [request(A, seed=0), request(B, seed=1)]
+            await pair.told(Emit([], [ended(A), ended(B)]))
+            await asyncio.gather(*(one.over for one in asked))
+
+    finish(main())
+
+
+def test_a_request_too_large_for_a_frame_fails_alone():
+    async def main() -> None:
+        async with Pair() as pair:
+            large = GenerateRequest(id=B, prompt=(1,), salt=bytes(FRAME_BYTES_MAX))
+            asked, refused = await pair.begin(request()), Asked(pair.client, large)
+            with pytest.raises(MessageTooLarge):
+                await refused.over
+            await pair.told(Emit([(A, 0, 9)], [ended()]))
+            await asked.over
+            assert asked.tokens == [9]
+
+    finish(main())
+
+
+def test_a_request_is_refused_while_the_engine_is_far_behind(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("baton.runtime.channel.OFFER_BYTES_MAX", 1 << 20)
+
+    async def main() -> None:
+        async with Pair() as pair:
+            pair.engine._frames.transport.pause_reading()
+            many = [
+                Asked(pair.client, GenerateRequest(id=RequestId(f"p{place}"), prompt=(1,), priority=place, salt=bytes(1 << 18)))
+                for place in range(20)
+            ]
+            await asyncio.wait([one.over for one in many], timeout=0.2)
+            failed = [one.over for one in many if one.over.done()]
+            assert 0 < len(failed) < len(many)
+            assert all(isinstance(over.exception(), Unavailable) for over in failed)
+            assert not pair.channel._frames.transport.is_closing()
+            pair.engine._frames.transport.resume_reading()
+            pair.engine.send(Emit([], [ended(RequestId(f"p{place}")) for place in range(20)]))
+            await asyncio.gather(*(one.over for one in many if one.over not in failed))
+
+    finish(main())
+
+
+def test_an_abort_does_not_overtake_its_request():
+    async def main() -> None:
+        async with Pair() as pair:
+            asked = Asked(pair.client, request())
+            await asyncio.sleep(0)  # it runs up to where it waits
+            asked.over.cancel()
+            assert await pair.heard() == request()
+            assert type(await pair.heard()) is AbortRequest
 
     finish(main())

@@ -14,12 +14,14 @@ from fake_worker import expected
 from run_loop import finish
 
 from baton.config import EngineConfig, InstanceConfig, SchedulerConfig, WorkerConfig
+from baton.core.engine import limits
 from baton.core.events import Tick
 from baton.errors import EngineError, InvariantBroken
+from baton.protocol import codec
 from baton.protocol.control import AbortRequest, InstanceReady, InstanceStats, Ping, Pong, RefusedRequest, WorkerHello
 from baton.protocol.ids import RequestId, WorkerEpoch
 from baton.protocol.output import Emit, Ended
-from baton.protocol.request import FinishReason, GenerateRequest, SamplingParams
+from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, SamplingParams
 from baton.runtime.channel import Channel
 from baton.runtime.engine import Engine, WorkerProcess, identity_of
 
@@ -124,6 +126,43 @@ def test_the_end_of_the_supervisor_ends_it_too():
         async with Rig() as rig:
             rig.supervisor.close()
             await asyncio.wait_for(rig.running, 20)
+
+    finish(main())
+
+
+def test_a_healthy_worker_is_not_replaced_because_a_plan_would_be_too_large(monkeypatch: pytest.MonkeyPatch):
+    """The plan was made, did not go in a frame, and the error was blamed on the worker."""
+    monkeypatch.setattr(codec, "FRAME_BYTES_MAX", 1 << 15)
+    monkeypatch.setattr(limits, "NEW_BYTES_MAX", 1 << 14, raising=False)
+    words = ((7,) * 2000,)
+
+    async def main() -> None:
+        async with Rig(slots=64, tokens_per_step=256) as rig:
+            rig.ask("first")
+            for number in range(60):
+                settings = SamplingParams(max_tokens=2, bad_words=words, seed=number)
+                rig.front.send(GenerateRequest(id=RequestId(f"p{number}"), prompt=(1,) * 5, sampling=settings))
+            await rig.until(lambda: len(rig.ended) == 61)
+            assert all(rig.tokens[f"p{number}"] == expected(5, 2) for number in range(60))
+            assert rig.stats.worker_losses == 0
+            assert len(rig.workers) == 1
+
+    finish(main())
+
+
+def test_a_batch_of_requests_is_served_like_each_of_them():
+    requests = [
+        GenerateRequest(id=RequestId(f"p{number}"), prompt=(1,) * (number + 1), sampling=SamplingParams(max_tokens=number + 1))
+        for number in range(8)
+    ]
+
+    async def main() -> None:
+        async with Rig() as rig:
+            rig.front.send(GenerateBatch.of(requests))
+            await rig.until(lambda: len(rig.ended) == 8)
+            assert [rig.tokens[f"p{number}"] for number in range(8)] == [
+                expected(number + 1, number + 1) for number in range(8)
+            ]
 
     finish(main())
 

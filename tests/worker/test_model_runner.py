@@ -39,7 +39,7 @@ def runner(model):
     return make_runner(model, make_pool(model, blocks=16, block_size=4), slots=4)
 
 
-def new(slot: int, tokens, *, incarnation: int = 1, blocks=(0, 1, 2), computed: int = 0, **sampling) -> NewSequence:
+def new(slot: int, tokens, *, incarnation: int = 1, blocks=(0, 1, 2), computed: int = 0, sampling: int = 0) -> NewSequence:
     tokens = tuple(tokens)
     return NewSequence(
         slot=Slot(slot),
@@ -48,13 +48,14 @@ def new(slot: int, tokens, *, incarnation: int = 1, blocks=(0, 1, 2), computed: 
         prompt_tokens=len(tokens),
         computed_tokens=computed,
         blocks=tuple(map(BlockId, blocks)),
-        sampling=SamplingParams(**sampling),
+        sampling=sampling,
         index=0,
     )
 
 
 def plan(step: int, *, run=(), **parts) -> StepPlan:
     slots, counts = tuple(slot for slot, _ in run), tuple(count for _, count in run)
+    parts.setdefault("sampling", (SamplingParams(),))
     return StepPlan(StepNo(step), WorkerEpoch(1), run=Run(slots, counts), **parts)
 
 
@@ -91,6 +92,7 @@ CONTRADICTIONS = {
     "too few blocks": plan(2, new=(new(1, range(9), blocks=(3, 4)),)),
     "no such block": plan(2, new=(new(1, [1], blocks=(16,)),)),
     "everything computed": plan(2, new=(new(1, [1, 2], computed=2),)),
+    "no such settings": plan(2, new=(new(1, [1], sampling=1),)),
     "growth of nobody": plan(2, grown=((Slot(1), BlockId(3)),)),
     "growth by no block": plan(2, grown=((Slot(0), BlockId(-1)),)),
     "fold outside the table": plan(2, folded=((Slot(0), 3, BlockId(5)),)),

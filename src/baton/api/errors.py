@@ -28,6 +28,7 @@ _TYPES = {
 # Whose fault a refusal is, and so whether trying again can help.
 _STATUS_OF_REFUSAL = {
     "never_fits": 400,
+    "never_planned": 400,
     "never_queued": 400,
     "queue_full": 429,
     "queue_tokens_full": 429,

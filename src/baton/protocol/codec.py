@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from baton.errors import ProtocolError
+from baton.errors import CallerError, ProtocolError
 from baton.protocol.control import (
     AbortRequest,
     InstanceReady,
@@ -31,10 +31,10 @@ from baton.protocol.control import (
 )
 from baton.protocol.moves import BlockMove, MoveResult
 from baton.protocol.output import Emit
-from baton.protocol.request import GenerateRequest
+from baton.protocol.request import GenerateBatch, GenerateRequest
 from baton.protocol.step import StepPlan, StepResult
 
-VERSION: Final = 1
+VERSION: Final = 2
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 
 Message = (
@@ -56,6 +56,7 @@ Message = (
     | InstanceReady
     | StartFailed
     | InstanceStats
+    | GenerateBatch
 )
 
 _KINDS: Final[dict[int, type[Message]]] = {
@@ -77,6 +78,7 @@ _KINDS: Final[dict[int, type[Message]]] = {
     16: InstanceReady,
     17: StartFailed,
     18: InstanceStats,
+    19: GenerateBatch,
 }
 _KIND_OF: Final = {message: kind for kind, message in _KINDS.items()}
 _DECODERS: Final = {kind: msgspec.msgpack.Decoder(message) for kind, message in _KINDS.items()}
@@ -110,10 +112,14 @@ class MalformedBody(ProtocolError):
     """The body is not msgpack of that kind's shape."""
 
 
+class MessageTooLarge(CallerError):
+    """Our own message does not go in a frame. No fault of the peer, so no ProtocolError."""
+
+
 def encode(message: Message) -> bytes:
     body = _ENCODER.encode(message)
     if len(body) > FRAME_BYTES_MAX:
-        raise OversizedFrame(f"a {type(message).__name__} of {len(body)} bytes; at most {FRAME_BYTES_MAX} go in a frame")
+        raise MessageTooLarge(f"a {type(message).__name__} of {len(body)} bytes; at most {FRAME_BYTES_MAX} go in a frame")
     return _HEADER.pack(_MAGIC, VERSION, _KIND_OF[type(message)], len(body)) + body
 
 

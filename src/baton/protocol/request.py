@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from baton.protocol.ids import RequestId
 
@@ -54,6 +56,39 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     "Requests share cached blocks only within one salt (a tenant, say)."
 
 
+class GenerateBatch(Struct, frozen=True, array_like=True):
+    """Requests that differ in prompt and max_tokens only, as those of one prompt list do. What they share is said once."""
+
+    first: GenerateRequest
+    others: tuple[tuple[RequestId, Annotated[tuple[TokenId, ...], Meta(min_length=1)], Count], ...]
+    "Id, prompt and max_tokens of each."
+
+    @classmethod
+    def of(cls, requests: Sequence[GenerateRequest]) -> GenerateBatch:
+        return cls(requests[0], tuple((other.id, other.prompt, other.sampling.max_tokens) for other in requests[1:]))
+
+    def requests(self) -> list[GenerateRequest]:
+        """One by one. Their settings share the same lists in memory."""
+        first = self.first
+        others = (
+            replace(first, id=id_, prompt=prompt, sampling=replace(first.sampling, max_tokens=max_tokens))
+            for id_, prompt, max_tokens in self.others
+        )
+        return [first, *others]
+
+
+def shares_settings(request: GenerateRequest, first: GenerateRequest) -> bool:
+    """May it travel in one batch with `first`?"""
+    sampling = replace(request.sampling, max_tokens=first.sampling.max_tokens)
+    return replace(request, id=first.id, prompt=first.prompt, sampling=sampling) == first
+
+
+def sampling_bytes(sampling: SamplingParams) -> int:
+    """At most so many bytes on a wire."""
+    words = sum(map(len, sampling.bad_words)) + len(sampling.bad_words)
+    return 512 + 5 * (len(sampling.stop_token_ids) + words) + 15 * len(sampling.logit_bias)
+
+
 class FinishReason(StrEnum):
     """Why a sequence ended. The word is also the metric label and the log word."""
 
@@ -66,6 +101,7 @@ class FinishReason(StrEnum):
 
 RefusalReason = Literal[
     "never_fits",
+    "never_planned",
     "never_queued",
     "queue_full",
     "queue_tokens_full",
@@ -90,6 +126,8 @@ class Refused(Struct, frozen=True):
                     f"the request can need {self.needed} KV blocks and the pool has {self.limit}: "
                     "shorten the prompt, lower max_tokens, or give the instance more blocks"
                 )
+            case "never_planned":
+                return f"the request can need {self.needed} bytes of a step's plan, which may have {self.limit}"
             case "never_queued":
                 return f"the request alone would fill the queue: {self.needed}, and the queue holds {self.limit}"
             case "queue_full":

@@ -41,7 +41,8 @@ class NewSequence(Struct, frozen=True, array_like=True):
     computed_tokens: int
     "Leading tokens whose KV is already in the blocks; less than len(tokens)."
     blocks: tuple[BlockId, ...]
-    sampling: SamplingParams
+    sampling: int
+    "Row of the plan's `sampling`: what several sequences share travels once."
     index: int
     "Which of the n sequences of its request."
 
@@ -70,6 +71,8 @@ class StepPlan(Struct, frozen=True, array_like=True):
     folded: tuple[tuple[Slot, int, BlockId], ...] = ()
     "Replace entry i of the slot's table by a block with the same content."
     run: Run = Run()
+    sampling: tuple[SamplingParams, ...] = ()
+    "The distinct settings of `new`. max_tokens is left out: the scheduler counts tokens, the worker does not."
 
     @property
     def rows(self) -> tuple[Slot, ...]:

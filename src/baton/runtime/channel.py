@@ -10,15 +10,21 @@ import asyncio
 import contextlib
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, cast
 
-from baton.errors import ProtocolError
+from baton.errors import PeerError, ProtocolError, Unavailable
 from baton.protocol.codec import Message, encode
 from baton.protocol.frames import FrameBuffer
 
+OFFER_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Over this much unread by the peer, what can be refused is refused. With the largest frame on top it stays below the next."""
+
 BACKLOG_BYTES_MAX: Final = 256 * 1024 * 1024
 """A peer that lets this much pile up is not reading any more."""
+
+UNREAD_SECONDS_MAX: Final = 120.0
+"""A peer that takes not one byte for so long is not reading any more. Longer than any step."""
 
 LAST_WORDS_SECONDS: Final = 2.0
 """How long the end of a process waits for the other side to take what was said last."""
@@ -29,6 +35,9 @@ INBOX_MAX: Final = 256
 
 class Channel:
     """The asyncio end. `send` never waits; what is not read by the other side piles up, within a bound.
+
+    Whose fault an error is: bytes of the peer that are no message are a PeerError, and end the channel. A message of ours
+    that cannot be sent is an error for its sender, and the channel goes on.
 
     Messages are taken one by one with `receive`, or told to a function with `listen`: that one is called straight from the
     loop, with no task or queue between the socket and it, because a token passes here.
@@ -45,13 +54,14 @@ class Channel:
         return channel
 
     def send(self, message: Message) -> None:
-        """To a peer that is gone: nothing happens, `receive` tells of the end."""
-        transport = self._frames.transport
-        if transport.is_closing():
-            return
-        transport.write(encode(message))
-        if transport.get_write_buffer_size() > BACKLOG_BYTES_MAX:
-            transport.abort()
+        """To a peer that is gone: nothing happens, `receive` tells of the end. MessageTooLarge: nothing was sent."""
+        self._frames.write(encode(message))
+
+    def offer(self, message: Message) -> None:
+        """Like `send`, for what can be refused: Unavailable where the peer is far behind."""
+        if self._frames.transport.get_write_buffer_size() > OFFER_BYTES_MAX:
+            raise Unavailable("the engine is too far behind to take more requests; try again later")
+        self.send(message)
 
     async def receive(self) -> Message | None:
         """The next message, None at the end. Bytes that are not ours end it too, with an error."""
@@ -106,6 +116,8 @@ class _Frames(asyncio.BufferedProtocol):
         self.lost: asyncio.Future[None] = loop.create_future()
         "The socket is closed: what was written has gone out, or never will."
         self._buffer = FrameBuffer()
+        self._written = 0
+        self._unread_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is one, though not by descent
@@ -114,18 +126,49 @@ class _Frames(asyncio.BufferedProtocol):
         return self._buffer.room()
 
     def buffer_updated(self, nbytes: int) -> None:
-        try:
-            for message in self._buffer.filled(nbytes):
-                if self.ended.done():
-                    return
+        if self.ended.done():
+            return
+        messages = self._buffer.filled(nbytes)
+        while (message := self._next(messages)) is not None and not self.ended.done():
+            try:
                 self.take(message)
+            except Exception as error:
+                self._end(error)
+
+    def _next(self, messages: Iterator[Message]) -> Message | None:
+        try:
+            return next(messages, None)
         except ProtocolError as error:
-            self._end(error)
+            self._end(PeerError(str(error)))
             self.transport.close()
-        except Exception as error:
-            self._end(error)
+            return None
+
+    def write(self, frame: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._written += len(frame)
+        self.transport.write(frame)
+        unread = self.transport.get_write_buffer_size()
+        if unread > BACKLOG_BYTES_MAX:
+            self.transport.abort()
+        elif unread and self._unread_timer is None:
+            self._watch_unread()
+
+    def _watch_unread(self) -> None:
+        """Again and again until all is taken; aborts when nothing was taken in between."""
+        taken = self._written - self.transport.get_write_buffer_size()
+
+        def look() -> None:
+            self._unread_timer = None
+            unread = self.transport.get_write_buffer_size()
+            if unread and not self.transport.is_closing():
+                self._watch_unread() if self._written - unread > taken else self.transport.abort()
+
+        self._unread_timer = asyncio.get_running_loop().call_later(UNREAD_SECONDS_MAX, look)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
         self._end(None)
         if not self.lost.done():
             self.lost.set_result(None)

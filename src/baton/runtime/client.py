@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from itertools import count
+from functools import partial
+from itertools import count, takewhile
 
 from msgspec.structs import replace
 
 from baton.api.engine_client import Delta, EngineRefused
-from baton.errors import ProtocolError, Unavailable
+from baton.errors import EngineError, PeerError, Unavailable
 from baton.protocol.codec import Message
 from baton.protocol.control import (
     AbortRequest,
@@ -24,7 +25,7 @@ from baton.protocol.control import (
 )
 from baton.protocol.ids import RequestId
 from baton.protocol.output import Emit
-from baton.protocol.request import FinishReason, GenerateRequest, Refused
+from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, Refused, shares_settings
 from baton.protocol.step import RowLogprobs, TokenLogprob
 from baton.runtime.channel import Channel
 
@@ -80,6 +81,8 @@ class ChannelClient:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._streams: dict[RequestId, _Stream] = {}
+        self._unsent: list[GenerateRequest] = []
+        "Requests of this turn of the loop. The prompts of a list come together, and what they share is sent once."
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._numbers = count(1)
         self._stats = InstanceStats()
@@ -94,7 +97,7 @@ class ChannelClient:
         """Until the engine is gone. Then everyone who waits is told."""
         try:
             await self._channel.listen(self._on_message)
-        except ProtocolError:
+        except PeerError:
             pass
         finally:
             self._on_gone()
@@ -177,14 +180,29 @@ class ChannelClient:
             raise EngineRefused(Refused("duplicate_id"))
         stream = self._streams[request.id] = _Stream(request, take)
         try:
-            self._channel.send(request)
+            if not self._unsent:
+                asyncio.get_running_loop().call_soon(self._send_requests)
+            self._unsent.append(request)
             await stream.done
         finally:
             del self._streams[request.id]
             if stream.open and not stream.lost:
                 self.abort(request.id)
 
+    def _send_requests(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        while unsent:
+            same = list(takewhile(partial(shares_settings, first=unsent[0]), unsent))
+            unsent = unsent[len(same) :]
+            try:
+                self._channel.offer(GenerateBatch.of(same) if len(same) > 1 else same[0])
+            except EngineError as error:
+                for request in same:
+                    if (stream := self._streams.get(request.id)) is not None:
+                        stream.lose(error)
+
     def abort(self, request: RequestId, index: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
+        self._send_requests()  # an abort never overtakes its request
         self._channel.send(AbortRequest(request, index, reason))
 
     async def ping(self, timeout_seconds: float) -> None:

@@ -22,7 +22,7 @@ from baton.core.engine.instance import Instance
 from baton.core.engine.worker_watch import WorkerState
 from baton.core.events import Abort, Event, Pause, Resume, StepDone, Submit, Tick, WorkerLost, WorkerReady
 from baton.core.kv.block_hash import Fingerprint
-from baton.errors import EngineError, ProtocolError
+from baton.errors import EngineError, PeerError
 from baton.protocol.codec import Message
 from baton.protocol.control import (
     AbortRequest,
@@ -39,7 +39,7 @@ from baton.protocol.control import (
 )
 from baton.protocol.ids import RequestId, WorkerEpoch
 from baton.protocol.output import Emit
-from baton.protocol.request import FinishReason, GenerateRequest
+from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest
 from baton.protocol.step import StepResult
 from baton.runtime.channel import Channel
 from baton.runtime.children import begin_child, exit_text, has_ended, keep_what_is_here, start_child
@@ -155,7 +155,7 @@ class Engine:
 
         try:
             await worker.channel.listen(take)
-        except ProtocolError as error:
+        except PeerError as error:
             why = str(error)
         if self._worker is not worker:
             return  # it was replaced, and is being ended
@@ -225,6 +225,9 @@ class Engine:
         match message:
             case GenerateRequest():
                 self._tell(Submit(message))
+            case GenerateBatch():
+                for request in message.requests():
+                    self._tell(Submit(request))
             case AbortRequest(request, index, reason):
                 self._tell(Abort(RequestId(request), index, FinishReason.STOP if reason == "stop" else FinishReason.ABORT))
             case Ping():

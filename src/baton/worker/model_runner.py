@@ -14,6 +14,7 @@ import numpy as np
 
 from baton.errors import ProtocolError
 from baton.protocol.ids import Incarnation
+from baton.protocol.request import SamplingParams
 from baton.protocol.step import (
     NO_TOKEN_ID,
     PREEMPTED_TOKEN_ID,
@@ -91,17 +92,19 @@ class ModelRunner:
             self._sampling[slot] = None
             self._failed.pop(slot, None)
         for new in plan.new:
-            self._seat(new)
+            if not 0 <= new.sampling < len(plan.sampling):
+                raise ProtocolError(f"slot {new.slot} has settings {new.sampling}; the plan has {len(plan.sampling)}")
+            self._seat(new, plan.sampling[new.sampling])
         for slot, block in plan.grown:
             self.batch.grow(slot, block)
         for slot, place, block in plan.folded:
             self.batch.fold(slot, place, block)
 
-    def _seat(self, new: NewSequence) -> None:
+    def _seat(self, new: NewSequence, sampling: SamplingParams) -> None:
         self.batch.seat(new)
         prompt, outputs = new.tokens[: new.prompt_tokens], new.tokens[new.prompt_tokens :]
         vocabulary = self.config.vocab_size
-        self._sampling[new.slot] = SequenceSampling(new.sampling, new.index, vocabulary, prompt, outputs)
+        self._sampling[new.slot] = SequenceSampling(sampling, new.index, vocabulary, prompt, outputs)
         if not 0 <= min(new.tokens) <= max(new.tokens) < vocabulary:
             self._fail(new.slot, f"a token id of the prompt is outside the vocabulary of {vocabulary}")
 

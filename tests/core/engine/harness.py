@@ -100,7 +100,7 @@ class FakeWorker:
                 new.prompt_tokens,
                 new.computed_tokens,
                 list(new.blocks),
-                new.sampling,
+                plan.sampling[new.sampling],
                 new.index,
             )
         for slot, block in plan.grown:

@@ -20,6 +20,7 @@ from baton.config import InstanceConfig
 from baton.core.effects import Effect, Mode, ModeChanged, Refuse, RestartWorker, RunStep
 from baton.core.engine import audit, preemption
 from baton.core.engine.absorb import absorb
+from baton.core.engine.limits import new_bytes
 from baton.core.engine.request import OPEN, Group, Phase, Sequence
 from baton.core.engine.scheduler import Issued, Scheduler
 from baton.core.engine.stats import Stats
@@ -38,6 +39,7 @@ from baton.core.events import (
     WorkerReady,
 )
 from baton.errors import ProtocolError
+from baton.protocol.codec import FRAME_BYTES_MAX
 from baton.protocol.ids import Instant, RequestId, StepNo
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 from baton.protocol.step import StepResult, read_rows
@@ -159,6 +161,9 @@ class Instance:
         worst = -(-(len(request.prompt) + request.sampling.max_tokens - 1) // kv.block_size)
         if worst > kv.blocks:
             return Refused("never_fits", worst, kv.blocks)
+        plan = new_bytes(len(request.prompt) + request.sampling.max_tokens, request.sampling)
+        if plan > FRAME_BYTES_MAX // 2:
+            return Refused("never_planned", plan, FRAME_BYTES_MAX // 2)
         if request.n > queue.requests_max:
             return Refused("never_queued", request.n, queue.requests_max)
         if request.n * len(request.prompt) > queue.tokens_max:

@@ -6,15 +6,20 @@ A limit answers None, or a Shortage whose word is also the metric label. Running
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from msgspec import Struct
+
+from baton.protocol.request import SamplingParams, sampling_bytes
 
 if TYPE_CHECKING:
     from baton.core.engine.request import Sequence
     from baton.core.engine.scheduler import Draft, Scheduler
 
-Reason = Literal["budget", "slots", "order", "suspect", "blocks"]
+Reason = Literal["budget", "slots", "order", "suspect", "plan", "blocks"]
+
+NEW_BYTES_MAX: Final = 1024 * 1024
+"""New sequences of one plan, in bytes on the wire. More wait for the next plan; one alone may be larger."""
 
 
 class Shortage(Struct, frozen=True):
@@ -50,6 +55,16 @@ class Slots:
         return None if scheduler.seats.free else Shortage("slots", 1)
 
 
+class PlanBytes:
+    """The new sequences of a step stay within what a plan may carry. One always goes."""
+
+    def short(self, head: Sequence, draft: Draft, scheduler: Scheduler) -> Shortage | None:
+        if not draft.new:
+            return None
+        over = draft.new_bytes + new_bytes(len(head.tokens), draft.new_settings(head)) - NEW_BYTES_MAX
+        return Shortage("plan", over) if over > 0 else None
+
+
 class Blocks:
     """The whole need at once, and the reserve for the growth of what runs."""
 
@@ -78,5 +93,10 @@ class OneSuspect:
         return None
 
 
+def new_bytes(tokens: int, sampling: SamplingParams | None) -> int:
+    """At most so many bytes of a plan tell of a new sequence. A block is never smaller than a token."""
+    return 64 + 10 * tokens + (sampling_bytes(sampling) if sampling is not None else 0)
+
+
 def default_limits() -> list[Limit]:
-    return [TokenBudget(), Slots(), Order(), OneSuspect(), Blocks()]
+    return [TokenBudget(), Slots(), Order(), OneSuspect(), PlanBytes(), Blocks()]

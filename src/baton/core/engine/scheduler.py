@@ -12,11 +12,12 @@ from __future__ import annotations
 from bisect import insort
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from baton.config import InstanceConfig
 from baton.core.engine import preemption
 from baton.core.engine.admission import GrowthReserve
-from baton.core.engine.limits import Limit, Need, Shortage, default_limits
+from baton.core.engine.limits import Limit, Need, Shortage, default_limits, new_bytes
 from baton.core.engine.outbox import Outbox
 from baton.core.engine.request import Fact, Group, Phase, Sequence
 from baton.core.engine.seats import Seats
@@ -27,7 +28,7 @@ from baton.core.kv.block_pool import BlockPool
 from baton.core.kv.eviction import POLICIES
 from baton.core.kv.prefix_cache import PrefixCache
 from baton.protocol.ids import BlockId, Incarnation, Slot, StepNo, WorkerEpoch
-from baton.protocol.request import FinishReason
+from baton.protocol.request import FinishReason, SamplingParams
 from baton.protocol.step import NewSequence, Run, StepPlan
 
 
@@ -38,7 +39,18 @@ def by_urgency(sequence: Sequence) -> tuple[int, int]:
 class Draft:
     """A step while it is being planned."""
 
-    __slots__ = ("_reserves", "counts", "grown", "new", "preempted", "prefill_left", "slots", "unfinished")
+    __slots__ = (
+        "_reserves",
+        "counts",
+        "grown",
+        "new",
+        "new_bytes",
+        "preempted",
+        "prefill_left",
+        "sampling",
+        "slots",
+        "unfinished",
+    )
 
     def __init__(self, prefill_left: int) -> None:
         self.slots: list[Slot] = []
@@ -46,6 +58,9 @@ class Draft:
         self.unfinished: list[Slot] = []
         "Those that run a chunk which is not their last."
         self.new: list[NewSequence] = []
+        self.new_bytes = 0
+        self.sampling: dict[SamplingParams, int] = {}
+        "The distinct settings of `new`, each with its row."
         self.grown: list[tuple[Slot, BlockId]] = []
         self.prefill_left = prefill_left
         "Prompt tokens that this step has room for; every decoding sequence already has its one token."
@@ -60,6 +75,31 @@ class Draft:
 
     def forget_reserves(self) -> None:
         self._reserves.clear()
+
+    def new_settings(self, sequence: Sequence) -> SamplingParams | None:
+        """What the plan does not have yet of the settings that the sequence needs."""
+        settings = worker_settings(sequence)
+        return settings if settings not in self.sampling else None
+
+    def add_new(self, sequence: Sequence) -> None:
+        self.new_bytes += new_bytes(len(sequence.tokens), self.new_settings(sequence))
+        self.new.append(
+            NewSequence(
+                slot=sequence.slot,
+                incarnation=sequence.incarnation,
+                tokens=tuple(sequence.tokens),
+                prompt_tokens=sequence.prompt_tokens,
+                computed_tokens=sequence.computed,
+                blocks=tuple(sequence.blocks),
+                sampling=self.sampling.setdefault(worker_settings(sequence), len(self.sampling)),
+                index=sequence.index,
+            )
+        )
+
+
+def worker_settings(sequence: Sequence) -> SamplingParams:
+    """The request's settings without max_tokens, which only the scheduler needs: so all prompts of a list share them."""
+    return replace(sequence.request.sampling, max_tokens=SamplingParams().max_tokens)
 
 
 class Issued(Struct, frozen=True):
@@ -235,18 +275,7 @@ class Scheduler:
         self.seats.seat(sequence)
         insort(self.running, sequence, key=by_urgency)
         draft.forget_reserves()
-        draft.new.append(
-            NewSequence(
-                slot=sequence.slot,
-                incarnation=sequence.incarnation,
-                tokens=tuple(sequence.tokens),
-                prompt_tokens=sequence.prompt_tokens,
-                computed_tokens=sequence.computed,
-                blocks=tuple(sequence.blocks),
-                sampling=sequence.request.sampling,
-                index=sequence.index,
-            )
-        )
+        draft.add_new(sequence)
         self._run_chunk(sequence, draft)
 
     # Joining and ending
@@ -297,5 +326,5 @@ class Scheduler:
         self.folds.clear()
         self.drops.clear()
         run = Run(tuple(draft.slots), tuple(draft.counts))
-        plan = StepPlan(step, epoch, drops, tuple(draft.new), tuple(draft.grown), folded, run)
+        plan = StepPlan(step, epoch, drops, tuple(draft.new), tuple(draft.grown), folded, run, tuple(draft.sampling))
         return Issued(plan, tuple(draft.unfinished))
