@@ -1,11 +1,16 @@
-"""Configuration: frozen, one class an owner, a sentence a field, checked once when it is made."""
+"""Configuration: frozen, one class per owner, a sentence per field, checked once when it is made.
+
+What a number may be is stated once, at its field (`Annotated[int, Range(...)]`). ranges.py checks it, here and for the
+command line.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from baton.errors import InvalidConfig
+from baton.ranges import Range, check_values
 
 Quantization = Literal["auto", "int8", "int4", "none"]
 """How weights are kept and computed on. What becomes of which tensor: models/quantise.py."""
@@ -14,9 +19,27 @@ KVCacheType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 Compute = Literal["auto", "native", "torch"]
 
 
+API_KEY_CHARACTERS_MAX = 1024
+SERVED_NAME_CHARACTERS_MAX = 256
+
+
 def _require(ok: bool, message: str) -> None:
     if not ok:
         raise InvalidConfig(message)
+
+
+Threads = Annotated[int, Range(0, 1024)]
+ContextTokens = Annotated[int, Range(2, 2**31 - 1)]
+Blocks = Annotated[int, Range(1, 2**31 - 1)]
+BlockSize = Annotated[int, Range(1, 1024)]
+Gibibytes = Annotated[float, Range(0, 1_000_000, above=True)]
+Slots = Annotated[int, Range(1, 65_536)]
+StepTokens = Annotated[int, Range(1, 1_048_576)]
+Seconds = Annotated[float, Range(0, 31_536_000, above=True)]
+
+
+def is_api_key(key: str) -> bool:
+    return key.isascii() and key.isprintable() and " " not in key and 1 <= len(key) <= API_KEY_CHARACTERS_MAX
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +75,7 @@ class SchedulerConfig:
     steps_in_flight: int = 2
     "Plans handed to the worker before the oldest result is in. 2 hides the scheduler behind the worker."
     order: Literal["priority", "arrival"] = "priority"
-    "Line order: by priority (lower is more urgent) and then arrival, or by arrival alone."
+    "Order of waiting requests: by priority (lower is more urgent) and then arrival, or by arrival alone."
     reserve_start: float = 0.4
     "Share of the running sequences' possible growth that admission keeps free, right after start."
     reserve_floor: float = 0.05
@@ -125,25 +148,28 @@ class WorkerConfig:
     model: str = "smollm2"
     "A folder, a .gguf file, a Hugging Face id, or an alias."
     dtype: Literal["float32"] = "float32"
-    "Arithmetic."
+    "Data type of activations."
     quantization: Quantization = "auto"
     "How weights are kept and computed on."
     kv_dtype: KVCacheType = "auto"
     "What the KV cache holds."
     compute: Compute = "auto"
-    "What computes."
-    threads: int = 0
-    "Compute threads. 0: one a core."
-    context_tokens_max: int | None = None
+    "Kernel backend."
+    threads: Threads = 0
+    "Compute threads. 0: one per core."
+    context_tokens_max: ContextTokens | None = None
     "Longest sequence, prompt and output. None: what the model was made for."
-    blocks: int | None = None
+    blocks: Blocks | None = None
     "KV blocks. None: as many as kv_memory_gib holds."
-    kv_memory_gib: float = 2.0
+    kv_memory_gib: Gibibytes = 2.0
     "Memory for the KV pool, where the number of blocks is not given."
-    block_size: int = 16
-    slots: int = 64
+    block_size: BlockSize = 16
+    slots: Slots = 64
     epoch: int = 1
     "Which life of the worker this is; the engine counts."
+
+    def __post_init__(self) -> None:
+        check_values(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,62 +187,79 @@ class ServeConfig:
     model: str = "smollm2"
     "A folder, a .gguf file, a Hugging Face id, or an alias (baton models lists them)."
     served_model_name: str | None = None
-    "The name clients use. None: the model's own."
+    "The name clients use. Without it: the model's own."
     host: str = "127.0.0.1"
-    "Address to listen on. 0.0.0.0 for all: then set an api_key."
-    port: int = 8000
+    "Address to listen on. 0.0.0.0: every address of this machine; then set an api_key too."
+    port: Annotated[int, Range(0, 65_535)] = 8000
+    "Port to listen on. 0: one that is free."
     api_key: tuple[str, ...] = ()
-    "Clients must send one of these as a bearer token, on every route but health."
+    "Key that clients must send as a bearer token, on every route but health. Give the option again for more keys."
     chat_template: str | None = None
-    "File with a chat template (jinja) to use in place of the model's own."
+    "File with a chat template (Jinja) to use instead of the model's own."
     dtype: Literal["float32"] = "float32"
-    "Arithmetic."
+    "Data type of activations."
     quantization: Quantization = "auto"
-    """How weights are kept and computed on. auto: 4-bit weights as the file has them, all others in 8 bits.
+    """How weights are stored and multiplied. auto: 4-bit weights as the file has them, all others in 8 bits.
     int8: all in 8 bits; fastest for prompts and many requests at once. int4: all in 4 bits, but embedding and output head in 8
     where the file does not have them in 4; fastest for one request at a time, and smallest.
-    none: dequantised to float32 when they are loaded; the exact mode, and the slowest."""
+    none: float32, dequantised at load; the exact mode, and the slowest."""
     kv_dtype: KVCacheType = "auto"
-    """What the KV cache holds. auto: with quantised weights int8 on x86 with AVX2 or more (a scale for each token and head),
+    """Data type of the KV cache. auto: with quantised weights int8 on x86 with AVX2 or more (a scale for each token and head),
     else float16; also where heads are no multiple of 64 wide, or block_size is not 16. float32 with --quantization none."""
     compute: Compute = "auto"
-    "What computes. native: our kernels in C. torch: several times slower. auto: native where there is a C compiler."
-    threads: int = 0
-    "Compute threads. 0: one a core."
-    context_tokens_max: int | None = None
-    "Longest sequence, prompt and output. None: what the model was made for."
-    kv_blocks: int | None = None
-    "KV blocks. None: as many as kv_memory_gib holds."
-    kv_memory_gib: float = 2.0
-    "Memory for the KV pool, where kv_blocks is not given."
-    block_size: int = 16
-    "Tokens a KV block holds."
+    "Kernel backend. native: C, compiled at first use. torch: several times slower. auto: native if there is a C compiler."
+    threads: Threads = 0
+    "Compute threads. 0: one per core."
+    context_tokens_max: ContextTokens | None = None
+    "Longest sequence, prompt and output together. Without it: the model's own limit."
+    kv_blocks: Blocks | None = None
+    "Number of KV blocks. Without it: as many as kv_memory_gib holds."
+    kv_memory_gib: Gibibytes = 2.0
+    "Memory for the KV cache in GiB, if kv_blocks is not given."
+    block_size: BlockSize = 16
+    "Tokens per KV block."
     prefix_caching: bool = True
-    "Share computed blocks between requests."
+    "Reuse KV blocks of earlier requests that begin with the same tokens."
     eviction: Literal["lru", "lfu"] = "lru"
-    "Which unreferenced cached block goes first."
-    slots: int = 64
-    "Sequences that may run at once."
-    tokens_per_step: int = 512
-    "Upper bound of tokens, prompt and decode together, in one step."
-    chunk_tokens_max: int | None = None
-    "Upper bound of prompt tokens of one sequence in one step."
-    prefill_tokens_beside_decodes: int | None = 128
-    "Upper bound of prompt tokens in a step in which other sequences decode; smaller: steadier streams, later first tokens."
-    steps_in_flight: int = 2
-    "Plans handed to the worker before the oldest result is in."
+    "Which unused cached block is evicted first: least recently or least frequently used."
+    slots: Slots = 64
+    "Sequences that run at once, at most."
+    tokens_per_step: StepTokens = 512
+    "Tokens per step, prompt and decode together, at most."
+    chunk_tokens_max: StepTokens | None = None
+    "Prompt tokens of one sequence per step, at most. Without it: tokens_per_step."
+    prefill_tokens_beside_decodes: StepTokens | None = 128
+    "Prompt tokens per step while other sequences decode, at most. Smaller: steadier streams, later first tokens."
+    steps_in_flight: Annotated[int, Range(1, 64)] = 2
+    "Steps sent to the worker before the result of the oldest is back."
     order: Literal["priority", "arrival"] = "priority"
-    "Line order."
-    queue_requests_max: int = 1024
-    "Sequences that may wait; over it clients get 429."
-    queue_tokens_max: int = 1_000_000
-    "Prompt tokens that may wait; over it clients get 429."
-    step_seconds_max: float = 60.0
-    "A step without a result for this long means that the worker is lost."
-    drain_seconds_max: float = 30.0
-    "How long running requests may take to finish after Ctrl-C."
-    start_seconds_max: float = 600.0
-    "How long the start may take, a download of the model included."
+    "Order of waiting requests: by priority (lower is more urgent) and then arrival, or by arrival alone."
+    queue_requests_max: Annotated[int, Range(1, 1_000_000)] = 1024
+    "Sequences that may wait. Beyond it clients get 429."
+    queue_tokens_max: Annotated[int, Range(1, 1_000_000_000)] = 1_000_000
+    "Prompt tokens that may wait. Beyond it clients get 429."
+    step_seconds_max: Seconds = 60.0
+    "A worker that gives no result for a step within this time is replaced."
+    drain_seconds_max: Annotated[float, Range(0, 31_536_000)] = 30.0
+    "How long running requests may take to finish after Ctrl-C. Those that do not are ended with an error."
+    start_seconds_max: Seconds = 600.0
+    "How long loading may take, from the start of the processes. A download of the model comes before and is not counted."
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        for name in ("model", "host"):
+            _require(bool(getattr(self, name).strip()), f"{name} is empty")
+        served = self.served_model_name
+        _require(
+            served is None or (served.isprintable() and 1 <= len(served.strip()) <= SERVED_NAME_CHARACTERS_MAX),
+            f"served_model_name must be 1 to {SERVED_NAME_CHARACTERS_MAX} printable characters",
+        )
+        for place, key in enumerate(self.api_key, 1):
+            _require(
+                is_api_key(key),
+                f"api_key {place} of {len(self.api_key)} must be 1 to {API_KEY_CHARACTERS_MAX:,} printable ASCII characters "
+                f"without spaces, and it {'is empty' if not key else 'is not'}",
+            )
 
     def engine(self) -> EngineConfig:
         worker = WorkerConfig(

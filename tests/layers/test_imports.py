@@ -11,7 +11,8 @@ BASE = {"protocol", "config", "errors"}
 
 ALLOWED: dict[str, set[str] | None] = {
     "errors": set(),
-    "config": {"errors"},
+    "ranges": {"errors"},
+    "config": {"errors", "ranges"},
     "protocol": {"errors"},
     "core": BASE,
     "models": BASE,

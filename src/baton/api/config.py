@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from baton.api.limits import RANGES, Limits
+from baton.config import ServeConfig
 from baton.errors import InvalidConfig
 
 _DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -93,6 +94,11 @@ class ApiConfig:
         own["api_keys"], own["admin_api_keys"] = len(self.api_keys), len(self.admin_api_keys)
         own["limits"] = {f.name: getattr(self.limits, f.name) for f in fields(self.limits)}
         return {"api": own, **self.settings}
+
+
+def api_config_of(serve: ServeConfig, settings: Mapping[str, Any]) -> ApiConfig:
+    """What `baton serve` was told, for the front. The command line makes one too, before it starts anything: it is a check."""
+    return ApiConfig(api_keys=serve.api_key, settings=settings)
 
 
 def _require(ok: bool, message: str) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import socket
 import subprocess
@@ -21,14 +22,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import monotonic, sleep
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 
 from baton.cli.http_stream import HttpError, Server, get_json, stream_events
-from baton.cli.say import Failed, complaints, served_name
+from baton.cli.say import Failed, complaints, resolve_model, served_name, waiting
+from baton.models.names import DEFAULT_MODEL
+from baton.runtime.children import nameless_file
 
 HELP = """Talk to a model in the terminal.
 
@@ -44,7 +46,11 @@ Examples:
 In the chat: /reset forgets what was said, /exit ends (so does Ctrl-D); Ctrl-C stops an answer.
 """
 DEFAULT_URL = "http://127.0.0.1:8000"
+COMMAND = (sys.executable, "-m", "baton.cli.main")
 LOOK_SECONDS = 2.0
+LOOK_AGAIN_SECONDS = 0.1
+DRAIN_SECONDS = 2.0
+"""Nobody but the chat asks its own server, so there is nothing to finish when the chat ends."""
 STOP_SECONDS = 20.0
 
 
@@ -149,35 +155,53 @@ def _models_at(server: Server) -> list[str] | str:
 
 @contextmanager
 def private_server(model: str | None, **settings: Any) -> Iterator[tuple[Server, str]]:
-    """A `baton serve` of our own. Its key is in a file that only we can read: a process list shows arguments to everybody."""
+    """A `baton serve` of our own, which ends when we do, however we end: it watches a pipe whose other end only we hold.
+
+    Its settings are in an inherited file without a name: a process list shows arguments to everybody, and a file with
+    a name would be left behind by a killed process.
+    """
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
     key = secrets.token_urlsafe(24)
-    config = {"port": port, "host": "127.0.0.1", "api_key": [key], **({"model": model} if model else {}), **settings}
-    with tempfile.TemporaryDirectory(prefix="baton-chat-") as folder:
-        file = Path(folder) / "serve.yaml"
-        file.write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
-        process = subprocess.Popen(
-            [sys.executable, "-m", "baton.cli.main", "serve", "--config", str(file)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # its address and key are nobody's business; bars and errors go to stderr
-            start_new_session=True,  # Ctrl-C is ours: it stops an answer, not the server
-        )
+    name = served_name(model or DEFAULT_MODEL)
+    config = {"model": str(resolve_model(model or DEFAULT_MODEL)), "served_model_name": name, "host": "127.0.0.1", "port": port}
+    config |= {"api_key": [key], "drain_seconds_max": DRAIN_SECONDS, **settings}
+    with tempfile.TemporaryFile() as said, waiting(f"loading {name}") as done:
+        process = _start(config, said)
         server = Server(f"http://127.0.0.1:{port}", key)
         try:
-            yield server, _wait_ready(server, process)
+            _wait_ready(server, process, said)
+            done()
+            yield server, name
         finally:
             _end(process)
 
 
-def _wait_ready(server: Server, process: subprocess.Popen[bytes]) -> str:
+def _start(config: dict[str, Any], said: IO[bytes]) -> subprocess.Popen[bytes]:
+    settings = nameless_file(json.dumps(config).encode())  # JSON is YAML
+    try:
+        return subprocess.Popen(
+            [*COMMAND, "serve", "--config", f"/dev/fd/{settings}", "--quiet", "--until-stdin-ends"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=said,  # the terminal is the chat's alone
+            pass_fds=[settings],
+            start_new_session=True,  # Ctrl-C is ours: it stops an answer, not the server
+        )
+    finally:
+        os.close(settings)
+
+
+def _wait_ready(server: Server, process: subprocess.Popen[bytes], said: IO[bytes]) -> None:
     while process.poll() is None:
-        names = _models_at(server)
-        if not isinstance(names, str):
-            return names[0]
-        sleep(0.1)
-    raise Failed("the model could not be started (see above)")
+        if not isinstance(_models_at(server), str):
+            return
+        sleep(LOOK_AGAIN_SECONDS)
+    said.seek(0)
+    lines = said.read().decode(errors="replace").split("\n")
+    why = next((line for line in reversed(lines) if line.strip()), "it ended without a word")
+    raise Failed(f"the model could not be started: {why.removeprefix('baton serve: ')}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

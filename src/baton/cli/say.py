@@ -95,14 +95,14 @@ def bar(what: str, *, unit: str = "", quiet: bool = False) -> Iterator[Advance]:
 
 
 @contextmanager
-def waiting(what: str, *, quiet: bool = False) -> Iterator[None]:
-    """A spinner, for work that cannot say how far it is."""
+def waiting(what: str, *, quiet: bool = False) -> Iterator[Callable[[], None]]:
+    """A spinner, for work that cannot say how far it is. It goes away at the end, or earlier by the function it gives."""
     shown = console(stderr=True)
     if quiet or not shown.is_terminal:
-        yield
+        yield lambda: None
         return
-    with shown.status(what):
-        yield
+    with shown.status(what) as status:
+        yield status.stop
 
 
 def resolve_model(name: str, *, quiet: bool = False) -> Path:

@@ -1,9 +1,9 @@
-"""`baton serve`: settings, port, model; then the supervisor runs everything, and this file says what goes on.
+"""`baton serve`: settings, port, model; then the supervisor runs everything, and this file prints what it reports.
 
 settings   flags over file over defaults (settings.py)      wrong: one line, exit 1, nothing was started
 port       tried before anything is loaded                  taken: one line, exit 1
 model      fetched with a bar, if it is not here yet
-load       front, engine and worker start                   bar from the worker's progress
+load       front, engine and worker start                   bar from the worker's progress, gone when loading ends
 ready      address, a curl line, the facts                  on stdout
 Ctrl-C     running requests finish, then all processes end  exit 0
 """
@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
+import os
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
-from inspect import Signature
+from inspect import Parameter, Signature
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from baton import __version__
-from baton.cli.say import INTERRUPTED, Advance, Failed, bar, complaints, resolve_model, served_name
+from baton.cli.say import INTERRUPTED, bar, complaints, resolve_model, served_name
 from baton.cli.settings import parameters, read_config
 from baton.config import ServeConfig
 
@@ -40,86 +42,112 @@ Examples:
   baton serve --config serve.yaml             options as keys; flags win
   baton serve --host 0.0.0.0 --api-key KEY    for other machines
 
-Ctrl-C lets running requests finish and then ends every process. Environment variables are not read.
+Ctrl-C lets running requests finish and then ends every process. Settings come from options and the file
+alone, never from environment variables.
 """
 
 
-def serve(**given: Any) -> None:
+def serve(*, quiet: bool, until_stdin_ends: bool, **given: Any) -> None:
     with complaints("serve"):
         asked = read_config(given)
-        asked.engine()  # contradictions are said before anything is fetched or started
-        config = replace(asked, port=usable_port(asked))
-        path = resolve_model(config.model)
+        config = replace(asked, port=checked_port(asked))
+        path = resolve_model(config.model, quiet=quiet)
         config = replace(config, model=str(path), served_model_name=config.served_model_name or served_name(asked.model))
-        if not run_server(config):
+        if not run_server(config, quiet=quiet, until_stdin_ends=until_stdin_ends):
             raise typer.Exit(INTERRUPTED)
 
 
+def _own_options() -> list[Parameter]:
+    """What is about this process alone and not about the server: no key of the file."""
+    quiet = typer.Option("--quiet", help="Print nothing but errors.")
+    until = typer.Option("--until-stdin-ends", help="Stop when stdin is closed: for a parent process.", hidden=True)
+    options = {"quiet": quiet, "until_stdin_ends": until}
+    return [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, it]) for name, it in options.items()
+    ]
+
+
 # typer asks for the signature; this one is made from the fields of ServeConfig
-serve.__signature__ = Signature(parameters())  # type: ignore[attr-defined]
-serve.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters()}
+serve.__signature__ = Signature([*parameters(), *_own_options()])  # type: ignore[attr-defined]
+serve.__annotations__ = {parameter.name: parameter.annotation for parameter in (*parameters(), *_own_options())}
 
 
-def usable_port(config: ServeConfig) -> int:
-    """The port, if it can be listened on now; for 0, one that is free."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-            sock.listen(1)
-            return int(sock.getsockname()[1])
-    except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise Failed(
-            f"cannot listen on {config.host}:{config.port} ({why}); end the program that listens there, or give another "
-            f"--port (--port 0 takes a free one)"
-        ) from None
+def checked_port(config: ServeConfig) -> int:
+    """Everything that can be known to be wrong before a model is fetched and processes start. Returns the port to listen on."""
+    from baton.api.config import api_config_of
+    from baton.runtime.listener import usable_port
+    from baton.text.loading import read_template
+
+    config.engine()
+    api_config_of(config, {})
+    if config.chat_template:
+        read_template(config.chat_template)
+    return usable_port(config.host, config.port)
 
 
-def run_server(config: ServeConfig) -> bool:
+def run_server(config: ServeConfig, *, quiet: bool = False, until_stdin_ends: bool = False) -> bool:
     """Until Ctrl-C. False: it came before the server was ready."""
     from baton.runtime.supervisor import Supervisor
 
-    begin = monotonic()
-    teller = Teller(config, begin)
+    reporter = ServeReporter(config, quiet=quiet)
 
     async def run() -> None:
-        with bar(f"loading {config.served_model_name}", unit="bytes") as advance:
-            teller.advance = advance
-            await Supervisor(config, teller.progress, teller.ready, teller.stopping).run()
+        supervisor = Supervisor(config, reporter.progress, reporter.ready, reporter.stopping)
+        if until_stdin_ends:
+            _on_end_of_stdin(supervisor.stop)
+        await supervisor.run()
 
-    asyncio.run(run())
-    if teller.was_ready:
+    with reporter.loading:
+        asyncio.run(run())
+    if reporter.was_ready and not quiet:
         typer.echo("baton serve: stopped", err=True)
-    return teller.was_ready
+    return reporter.was_ready
 
 
-class Teller:
-    """What the supervisor tells, in words."""
+def _on_end_of_stdin(stop: Callable[[], None]) -> None:
+    """The parent holds the other end of the pipe. However it ends, the system closes that end."""
+    loop = asyncio.get_running_loop()
 
-    def __init__(self, config: ServeConfig, begin: float) -> None:
+    def read() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            stop()
+
+    loop.add_reader(0, read)
+
+
+class ServeReporter:
+    """Prints what the supervisor reports."""
+
+    def __init__(self, config: ServeConfig, *, quiet: bool) -> None:
         self._config = config
-        self._begin = begin
+        self._quiet = quiet
+        self._begin = monotonic()
         self.was_ready = False
-        self.advance: Advance = lambda done, total, note: None
+        self.loading = ExitStack()
+        "Holds the bar. Closed as soon as loading ends: a bar that stays redraws itself, and erases what others print."
+        self._advance = self.loading.enter_context(bar(f"loading {config.served_model_name}", unit="bytes", quiet=quiet))
 
     def progress(self, progress: LoadProgress) -> None:
         if not self.was_ready:
-            self.advance(progress.done, progress.total, "")
+            self._advance(progress.done, progress.total, "")
 
     def ready(self, ready: InstanceReady) -> None:
         self.was_ready = True
+        self.loading.close()
+        if self._quiet:
+            return
         typer.echo(ready_text(self._config, ready, monotonic() - self._begin))
         for warning in warnings_of(self._config, ready):
             typer.echo(f"baton serve: {warning}", err=True)
 
     def stopping(self) -> None:
-        # The supervisor calls this on its way out of an error too; that is said by whoever catches it.
-        if self.was_ready and sys.exc_info()[0] is None:
+        self.loading.close()
+        # The supervisor calls this on its way out of an error too. The error is printed by whoever catches it.
+        if self.was_ready and not self._quiet and sys.exc_info()[0] is None:
             seconds = self._config.drain_seconds_max
             typer.echo(
-                f"baton serve: draining: requests that run have {seconds:g} s to finish; Ctrl-C again ends at once", err=True
+                f"baton serve: draining: running requests have {seconds:g} s to finish; Ctrl-C again ends them now", err=True
             )
 
 

@@ -26,6 +26,8 @@ import typer
 from baton import config as config_module
 from baton.cli.say import Failed
 from baton.config import ServeConfig
+from baton.errors import InvalidConfig
+from baton.ranges import refusal
 
 FAMILIAR: dict[str, tuple[str, ...]] = {
     "context_tokens_max": ("max_model_len",),
@@ -64,10 +66,8 @@ PANELS: dict[str, tuple[str, ...]] = {
 }
 """How --help groups the fields; one that is not named here is under "More"."""
 
-FALLBACK_HELP = {
-    "port": "Port to listen on. 0: one that is free.",
-}
-"""For fields whose class says nothing about them."""
+SECRET = ("api_key",)
+"""Values that no message repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +100,20 @@ class Setting:
         return f"{self.help}{also}" + ("" if default is None or default == () else f" \\[default: {default}]")
 
     def read(self, value: Any, origin: str) -> Any:
-        """The value as the field's type wants it."""
+        """The value as the field's type wants it, and in its range. `origin` is the file, or empty for the command line."""
         import msgspec
 
         if get_origin(self.hint) is tuple and isinstance(value, str):
             value = [value]
+        named = f"{origin}: {self.name}" if origin else self.flag
         try:
-            return msgspec.convert(value, self.hint)
+            read = msgspec.convert(value, self.hint)
         except msgspec.ValidationError as error:
-            raise Failed(f"{origin}: {self.name}: {str(error)[:1].lower()}{str(error)[1:]}, and it is {value!r}") from None
+            shown = "" if self.name in SECRET else f", and it is {value!r}"
+            raise Failed(f"{named}: {str(error)[:1].lower()}{str(error)[1:]}{shown}") from None
+        if wrong := refusal(ServeConfig, self.name, read):
+            raise Failed(f"{named} {wrong}")
+        return read
 
 
 def flag_of(name: str) -> str:
@@ -136,7 +141,7 @@ def all_settings() -> list[Setting]:
     made = []
     for field in fields(ServeConfig):
         default = field.default_factory() if field.default_factory is not MISSING else field.default
-        help_text = docs.get(field.name) or FALLBACK_HELP.get(field.name, "")
+        help_text = docs.get(field.name, "")
         panel = panels.get(field.name, "More")
         made.append(Setting(field.name, hints[field.name], default, help_text, panel, FAMILIAR.get(field.name, ())))
     return made
@@ -184,9 +189,14 @@ def read_config(given: Mapping[str, Any]) -> ServeConfig:
             raise Failed(f"two models: {positional} and --model {flags['model']}; give one of them")
         flags["model"] = positional
     settings = all_settings()
-    from_flags = _by_field(flags, settings, "command line", parse_text=True)
+    from_flags = _by_field(flags, settings, "", parse_text=True)
     from_file = _by_field(read_yaml(file), settings, str(file)) if file is not None else {}
-    return ServeConfig(**{**from_file, **from_flags})
+    try:
+        return ServeConfig(**{**from_file, **from_flags})
+    except InvalidConfig as error:  # begins with the field's name
+        name, _, rest = str(error).partition(" ")
+        origin = f"{file}: {name}" if name in from_file and name not in from_flags else flag_of(name)
+        raise Failed(f"{origin} {rest}") from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -214,9 +224,9 @@ def _by_field(
     for name, value in given.items():
         setting = by_name.get(name)
         if setting is None:
-            raise Failed(f"{origin}: unknown key {name}{did_you_mean(name, by_name)}")
+            raise Failed(f"{origin or 'command line'}: unknown key {name}{did_you_mean(name, by_name)}")
         if setting.name in values:
-            raise Failed(f"{origin}: {named[setting.name]} and {name} are the same setting; give one of them")
+            raise Failed(f"{origin or 'command line'}: {named[setting.name]} and {name} are the same setting; give one of them")
         if parse_text and setting.kind is str and not _takes_text(setting.hint):
             value = _yaml_value(value)
         values[setting.name], named[setting.name] = setting.read(value, origin), name

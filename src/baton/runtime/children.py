@@ -34,7 +34,7 @@ def start_child(
 
     To be called on the main thread: the kernel takes the end of the thread that started a child for the end of its parent.
     """
-    settings_fd = _nameless_file(msgspec.json.encode((os.getpid(), settings)))
+    settings_fd = nameless_file(msgspec.json.encode((os.getpid(), settings)))
     fds = [settings_fd, *(sock.fileno() for sock in sockets)]
     try:
         return subprocess.Popen(
@@ -50,7 +50,7 @@ def start_child(
             sock.close()
 
 
-def _nameless_file(content: bytes) -> int:
+def nameless_file(content: bytes) -> int:
     """Complete before the child exists: unlike with a pipe, nobody waits for anybody, whatever the size."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("baton-settings")

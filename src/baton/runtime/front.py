@@ -8,49 +8,38 @@ import signal
 import socket
 import sys
 import time
-from pathlib import Path
 
 import uvicorn
 
 from baton.api.app import make_app
-from baton.api.config import ApiConfig, ServedModel
+from baton.api.config import ServedModel, api_config_of
 from baton.api.server import make_server
 from baton.config import ServeConfig, shown
-from baton.errors import EngineError, InvalidConfig, Unavailable
+from baton.errors import EngineError, Unavailable
 from baton.protocol.control import InstanceReady, StartFailed
 from baton.runtime.channel import Channel
 from baton.runtime.children import begin_child, keep_what_is_here
 from baton.runtime.client import ChannelClient
-from baton.text.loading import ModelText, load_model_text
-
-
-def listen(config: ServeConfig) -> socket.socket:
-    """Bind before the model is loaded: a port that is taken should be said at once."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((config.host, config.port))
-    except OSError as error:
-        sock.close()
-        raise InvalidConfig(f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another --port") from None
-    return sock
+from baton.runtime.listener import bind
+from baton.text.loading import ModelText, load_model_text, read_template
 
 
 async def serve(config: ServeConfig, sockets: list[socket.socket]) -> None:
     engine_channel, supervisor = [await Channel.open(sock) for sock in sockets]
     client = ChannelClient(engine_channel)
+    # Where the start fails for another reason nobody waits for this one, and its error is not worth a word.
+    client.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
     engine_gone = asyncio.create_task(client.read())
     try:
-        sock = listen(config)
-        template = Path(config.chat_template).read_text() if config.chat_template else None
+        sock = bind(config.host, config.port)  # before the model is loaded: a port that is taken is reported at once
+        template = read_template(config.chat_template) if config.chat_template else None
         text = await asyncio.to_thread(load_model_text, config.model, chat_template=template)
         ready = await _ready(client, config.start_seconds_max)
+        server = _server(config, client, text, ready)
     except (EngineError, OSError, ValueError) as error:
         supervisor.send(StartFailed(str(error) or type(error).__name__))
         await supervisor.finish()
         sys.exit(1)
-    server = _server(config, client, text, ready)
     sock.listen(server.config.backlog)  # from here on nobody is refused, so it may be told
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     told = asyncio.Event()
@@ -92,7 +81,7 @@ def _server(config: ServeConfig, client: ChannelClient, text: ModelText, ready: 
         "serve": shown(config),
         "instance": {"kv_blocks": ready.blocks, "block_size": ready.block_size, "slots": ready.slots},
     }
-    app = make_app(client, text.tokenizer, text.chat_template, model, ApiConfig(api_keys=config.api_key, settings=settings))
+    app = make_app(client, text.tokenizer, text.chat_template, model, api_config_of(config, settings))
     return make_server(
         app, log_level="warning", lifespan="off", timeout_graceful_shutdown=max(1, round(config.drain_seconds_max))
     )

@@ -54,6 +54,15 @@ def load_model_text(
     return ModelText(tokenizer, template)
 
 
+def read_template(file: str | Path) -> str:
+    """A template that the user names."""
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise InvalidConfig(f"--chat-template {file}: cannot be read ({why}); give a file with a Jinja template") from None
+
+
 def templates_of_folder(folder: Path) -> Templates:
     """chat_template.jinja, or else `chat_template` of tokenizer_config.json: one template, or a list with names."""
     try:

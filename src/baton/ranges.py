@@ -1,0 +1,71 @@
+"""What the values of a setting may be, read from its type: `Annotated[int, Range(0, 65_535)]`, `Literal["lru", "lfu"]`."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from baton.errors import InvalidConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What a number may be. `low` itself is not allowed with `above=True`."""
+
+    low: float
+    high: float
+    above: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        """NaN compares false with everything, so it is in no range."""
+        return (self.low < value if self.above else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        return f"{f'more than {self.low:,} and at most' if self.above else f'from {self.low:,} to'} {self.high:,}"
+
+
+class Allowed(NamedTuple):
+    kind: Any
+    "The type, without None and without Annotated."
+    bounds: Range | None
+    optional: bool
+    "None is a value too."
+
+
+@cache
+def allowed_values(cls: type) -> dict[str, Allowed]:
+    """By field of a dataclass."""
+    found = {}
+    for name, hint in get_type_hints(cls, include_extras=True).items():
+        optional = get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint)
+        if optional:
+            (hint,) = [part for part in get_args(hint) if part is not type(None)]
+        bounds = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Range)]
+        bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+        found[name] = Allowed(bare, bounds[0] if bounds else None, optional)
+    return found
+
+
+def refusal(cls: type, name: str, value: object) -> str:
+    """What is wrong with a value, to be written after the name of its setting; empty where nothing is."""
+    kind, bounds, optional = allowed_values(cls)[name]
+    if value is None and optional:
+        return ""
+    if get_origin(kind) is Literal and value not in get_args(kind):
+        return f"is {value!r}: it must be one of {', '.join(map(str, get_args(kind)))}"
+    if bounds is None:
+        return ""
+    whole = kind is int
+    if isinstance(value, int if whole else int | float) and not isinstance(value, bool) and value in bounds:
+        return ""
+    return f"is {value!r}: it must be {'a whole number ' if whole else ''}{bounds}"
+
+
+def check_values(config: object) -> None:
+    """Raises InvalidConfig for the first field whose value is not allowed."""
+    cls: type = type(config)
+    for name in allowed_values(cls):
+        if wrong := refusal(cls, name, getattr(config, name)):
+            raise InvalidConfig(f"{name} {wrong}")
