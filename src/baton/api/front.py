@@ -26,7 +26,7 @@ T = TypeVar("T")
 logger = logging.getLogger("baton.api")
 "Says what happened to which request, and never what it said."
 
-_INLINE_BYTES = 16 * 1024
+_INLINE_BYTES = 4 * 1024
 "Work on texts up to this size takes less time than handing it to a thread and back."
 
 

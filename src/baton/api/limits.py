@@ -42,14 +42,24 @@ class Limits:
     "n x prompts."
     request_tokens: int = 4 * MIB
     "n x prompts x max_tokens, after max_tokens is clipped to the context."
+    prompt_tokens: int = 512 * 1024
+    "Tokens of all prompts of a request together. One prompt alone may have the whole context."
     logprob_entries: int = 2_000_000
     "Tokens x (1 + likeliest tokens asked for) that one answer may report."
+    prompt_logprob_entries: int = 200_000
+    "Of them for the prompts, which all come at once."
     stop_strings: int = STOPS_MAX
     "At most what text/stops.py takes."
     stop_string_bytes: int = STOP_BYTES_MAX
     token_ids: int = 1024
     "Entries of stop_token_ids, logit_bias and bad_words."
     bad_word_bytes: int = 1024
+    bad_words_bytes: int = 16 * 1024
+    "All bad words of a request together."
+    bad_words_tokens: int = 4096
+    "Their tokens, each word at the start of a text and after a space."
+    tokenize_bytes: int = 1 * MIB
+    "Text of /tokenize. /detokenize takes as many ids as the context has tokens."
     name_bytes: int = 256
     "user, cache_salt, request ids, idempotency keys."
     api_key_bytes: int = 1024

@@ -6,6 +6,7 @@ import hashlib
 import secrets
 import uuid
 from dataclasses import dataclass, replace
+from typing import Any
 
 from baton.api.auth import Caller
 from baton.api.errors import bad
@@ -14,6 +15,7 @@ from baton.api.schemas import ChatBody, CompletionBody, Options, Prompt, too_lon
 from baton.protocol.ids import RequestId
 from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.text.stops import StopAutomaton
+from baton.text.tokenizer import TooManyTokens
 
 # Normalisation (NFC) can make a text shorter before it is cut into tokens, by at most this factor.
 _SHRINKS_BY_AT_MOST = 4
@@ -42,20 +44,18 @@ class Job:
 
 
 def chat_job(front: Front, body: ChatBody, caller: Caller) -> Job:
+    require_may_fit(front, _characters(body.messages))  # before the template is asked to copy it
     text = front.template.render(
         body.messages,
         add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
         continue_final_message=body.continue_final_message,
         extras=body.template_kwargs,
     )
-    _require_may_fit(front, text)
-    ids = front.tokenizer.encode(text, add_special_tokens=body.options.add_special_tokens, parse_special=True)
-    return _job(front, [tuple(ids)], body.options, caller)
+    return _job(front, [_encoded(front, text, body.options)], body.options, caller)
 
 
 def completion_job(front: Front, body: CompletionBody, caller: Caller) -> Job:
-    prompts = [_ids(front, prompt, body.options) for prompt in body.prompts]
-    options = body.options
+    prompts, options = _prompts(front, body), body.options
     if body.echo and options.logprobs is not None and options.prompt_logprobs is None:
         # OpenAI's way to score a prompt: echo it, with the log-probabilities of its own tokens.
         asked = replace(options, prompt_logprobs=options.logprobs)
@@ -63,17 +63,47 @@ def completion_job(front: Front, body: CompletionBody, caller: Caller) -> Job:
     return replace(_job(front, prompts, options, caller), echo=body.echo)
 
 
+def _prompts(front: Front, body: CompletionBody) -> list[tuple[int, ...]]:
+    """Refused as soon as they are too many together, before the rest is cut."""
+    prompts: list[tuple[int, ...]] = []
+    most, tokens = max(front.limits.prompt_tokens, front.model.context_tokens), 0
+    for prompt in body.prompts:
+        prompts.append(_ids(front, prompt, body.options))
+        tokens += len(prompts[-1])
+        if tokens > most:
+            raise bad(f"the prompts have more than {most} tokens together: send fewer in one request", "prompt")
+    return prompts
+
+
 def _ids(front: Front, prompt: Prompt, options: Options) -> tuple[int, ...]:
     """A prompt of the completions endpoint is all the client's: special tokens in it are meant as such."""
-    if not isinstance(prompt, str):
-        return prompt
-    _require_may_fit(front, prompt)
-    return tuple(front.tokenizer.encode(prompt, add_special_tokens=options.add_special_tokens, parse_special=True))
+    return _encoded(front, prompt, options) if isinstance(prompt, str) else prompt
 
 
-def _require_may_fit(front: Front, text: str) -> None:
-    """A text too long for any tokenisation is refused without making one."""
-    tokens_at_least = len(text.encode("utf-8", "replace")) // (front.longest_token_bytes * _SHRINKS_BY_AT_MOST)
+def _encoded(front: Front, text: str, options: Options) -> tuple[int, ...]:
+    require_may_fit(front, len(text))
+    context = front.model.context_tokens
+    try:
+        ids = front.tokenizer.encode(
+            text, add_special_tokens=options.add_special_tokens, parse_special=True, tokens_max=context
+        )
+    except TooManyTokens as error:
+        raise too_long(max(context, error.tokens_at_least), context) from None
+    return tuple(ids)
+
+
+def _characters(messages: list[Any]) -> int:
+    """Of the texts in a chat that is not checked yet."""
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    parts = [
+        part.get("text") for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)
+    ]
+    return sum(len(text) for text in (*contents, *parts) if isinstance(text, str))
+
+
+def require_may_fit(front: Front, characters: int) -> None:
+    """A text too long for any tokenisation is refused without making one. A character has at least one byte."""
+    tokens_at_least = characters // (front.longest_token_bytes * _SHRINKS_BY_AT_MOST)
     if tokens_at_least >= front.model.context_tokens:
         raise too_long(tokens_at_least, front.model.context_tokens)
 
@@ -141,10 +171,18 @@ def _salt(caller: Caller, cache_salt: str) -> bytes:
 
 
 def _bad_words(front: Front, options: Options) -> tuple[tuple[int, ...], ...]:
-    """Each word at the start of a text and after a space, which are different tokens."""
-    encode = front.tokenizer.encode
-    both = (tuple(encode(lead + word, add_special_tokens=False)) for word in options.bad_words for lead in ("", " "))
-    found = tuple(ids for ids in dict.fromkeys(both) if ids)
+    """Each word at the start of a text and after a space, which are different tokens. A special token's name forbids that."""
+    if not options.bad_words:
+        return ()
+    limits = front.limits
+    size = sum(len(word.encode("utf-8", "replace")) for word in options.bad_words)
+    if size > limits.bad_words_bytes:
+        raise bad(f"bad_words has {size} bytes and at most {limits.bad_words_bytes} are allowed", "bad_words")
+    both = front.tokenizer.encode_words([lead + word for word in options.bad_words for lead in ("", " ")])
+    found = tuple(ids for ids in dict.fromkeys(map(tuple, both)) if ids)
+    tokens = sum(map(len, found))
+    if tokens > limits.bad_words_tokens:
+        raise bad(f"bad_words has {tokens} tokens and at most {limits.bad_words_tokens} are allowed", "bad_words")
     if any(max(ids) >= front.model.head_width for ids in found):
         raise bad("bad_words has a word with tokens that the model does not have", "bad_words")
     return found
@@ -158,7 +196,14 @@ def _require_bounded(front: Front, requests: tuple[GenerateRequest, ...], option
         raise bad(f"n x prompts x max_tokens is {outputs} and at most {limits.request_tokens} are allowed", "max_tokens")
     entries = 0 if options.logprobs is None else outputs * (1 + options.logprobs)
     if options.prompt_logprobs is not None:
-        entries += sum(len(request.prompt) for request in requests) * (1 + options.prompt_logprobs)
+        of_prompts = sum(len(request.prompt) for request in requests) * (1 + options.prompt_logprobs)
+        if of_prompts > limits.prompt_logprob_entries:
+            raise bad(
+                f"{of_prompts} log-probabilities of prompts and at most {limits.prompt_logprob_entries} are allowed: "
+                "lower prompt_logprobs, or send fewer or shorter prompts in one request",
+                "prompt_logprobs",
+            )
+        entries += of_prompts
     if entries > limits.logprob_entries:
         raise bad(
             f"{entries} log-probabilities could be reported and at most {limits.logprob_entries} are allowed: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -9,25 +10,32 @@ from starlette.responses import Response
 
 from baton.api.errors import JsonResponse, bad
 from baton.api.fields import Fields, checked_token_ids, shown
-from baton.api.front import Front, front_of
+from baton.api.front import Front, caller_of, front_of
 from baton.api.json_body import parse_object, read_body
 
 
 async def tokenize(request: Request) -> Response:
-    front = front_of(request)
-    body = await read_body(request, front.limits)
-    return JsonResponse(await front.off_loop(len(body), lambda: _tokenized(front, parse_object(body, front.limits))))
+    return await _answer(request, _tokenized)
 
 
 async def detokenize(request: Request) -> Response:
+    return await _answer(request, _detokenized)
+
+
+async def _answer(request: Request, work: Callable[[Front, dict[str, Any]], dict[str, Any]]) -> Response:
+    """Admitted like a request that generates: it takes memory and a processor like one."""
     front = front_of(request)
     body = await read_body(request, front.limits)
-    return JsonResponse(await front.off_loop(len(body), lambda: _detokenized(front, parse_object(body, front.limits))))
+    with front.live.admitted(caller_of(request).tenant, ()):
+        return await front.off_loop(len(body), lambda: JsonResponse(work(front, parse_object(body, front.limits))))
 
 
 def _tokenized(front: Front, body: dict[str, Any]) -> dict[str, Any]:
     fields = front.schema.open(body)
     text, chat = _text(front, fields)
+    limit = front.limits.tokenize_bytes
+    if len(text) > limit or len(text.encode("utf-8", "replace")) > limit:
+        raise bad(f"the text has more than {limit} bytes: cut it into pieces", "prompt", code="text_too_large")
     ids = front.tokenizer.encode(
         text, add_special_tokens=fields.boolean("add_special_tokens", default=not chat), parse_special=True
     )
@@ -64,6 +72,8 @@ def _detokenized(front: Front, body: dict[str, Any]) -> dict[str, Any]:
     tokens = fields.raw("tokens")
     if not isinstance(tokens, list):
         raise bad(f"tokens must be a list of token ids, not {shown(tokens)}", "tokens")
+    if len(tokens) > front.model.context_tokens:
+        raise bad(f"tokens has {len(tokens)} ids and at most {front.model.context_tokens} are allowed", "tokens")
     ids = checked_token_ids(tokens, front.model.head_width, "tokens")
     fields.finish(front.config.unknown_fields)
     return {"prompt": front.tokenizer.decode(ids, skip_special_tokens=False)}

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from threading import Lock
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
-from baton.errors import InvalidConfig
+from baton.errors import CallerError, InvalidConfig
 from baton.text.clean import replace_lone_surrogates
 from baton.text.gguf_metadata import read_gguf_metadata
 from baton.text.gguf_tokenizer import tokenizer_parts_from_gguf
@@ -32,6 +33,18 @@ class _AsciiTexts(dict[int, str | None]):
         piece = known[token_id] if 0 <= token_id < len(known) else b""
         self[token_id] = text = piece.decode("ascii") if piece.isascii() and token_id not in special else None
         return text
+
+
+_CHARACTERS_PER_TOKEN = 16
+"Most texts have fewer; a text that has more than so many for each allowed token is looked at in part first."
+
+
+class TooManyTokens(CallerError):
+    """The text has more tokens than the caller can use."""
+
+    def __init__(self, tokens_at_least: int) -> None:
+        super().__init__(f"the text has at least {tokens_at_least} tokens")
+        self.tokens_at_least = tokens_at_least
 
 
 class Tokenizer:
@@ -80,21 +93,37 @@ class Tokenizer:
         """True where a text is encoded with a space put before it, which decode takes away again."""
         return self._parts.strips_leading_space
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False, tokens_max: int | None = None
+    ) -> list[int]:
         """Ids of `text`.
 
         add_special_tokens  put what the model expects before (and after) a prompt. Off for a rendered chat template,
                             which has written it already.
         parse_special       read "<|im_end|>" and the like as the special token, as a rendered chat template needs.
                             Off, they are plain characters: text from a client cannot end its own turn.
+        tokens_max          raise TooManyTokens where the text has more, mostly after cutting only its beginning.
 
         Any string is taken: a lone surrogate counts as U+FFFD; NUL and BOM are characters like others.
         """
         backend = self._parts.backend if parse_special else self._plain_backend()
-        ids: list[int] = backend.encode(replace_lone_surrogates(text), add_special_tokens=False).ids
+        text = replace_lone_surrogates(text)
+        if tokens_max is not None:
+            _require_short_beginning(backend, text, tokens_max)
+        encoding = _cut(backend, text)
+        if tokens_max is not None and len(encoding) > tokens_max:
+            raise TooManyTokens(len(encoding))
+        ids: list[int] = encoding.ids
         if add_special_tokens:
             return [*self._parts.prefix_ids, *ids, *self._parts.suffix_ids]
         return ids
+
+    def encode_words(self, words: list[str]) -> list[list[int]]:
+        """Ids of many short texts; special tokens are read as such."""
+        batch = self._parts.backend.encode_batch_fast(
+            [replace_lone_surrogates(word) for word in words], add_special_tokens=False
+        )
+        return [encoding.ids for encoding in batch]
 
     def _plain_backend(self) -> Backend:
         """The one that reads special tokens as plain text. That is a switch on the library's object, and flipping it per call
@@ -130,3 +159,15 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"<Tokenizer {self._size} tokens, {len(self._special_ids)} special, eos {list(self.eos_ids)}>"
+
+
+def _cut(backend: Backend, text: str) -> Encoding:
+    """A batch of one: `encode` gives the same ids and keeps the interpreter lock, for seconds where the text is large."""
+    return backend.encode_batch_fast([text], add_special_tokens=False)[0]
+
+
+def _require_short_beginning(backend: Backend, text: str, tokens_max: int) -> None:
+    """Cuts the beginning of a long text. What follows could change its last tokens, never halve their number."""
+    characters = _CHARACTERS_PER_TOKEN * tokens_max
+    if len(text) > characters and (count := len(_cut(backend, text[:characters]))) > 2 * tokens_max + 64:
+        raise TooManyTokens(count // 2)
