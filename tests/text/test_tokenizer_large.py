@@ -42,7 +42,7 @@ def test_other_threads_run_while_a_large_text_is_cut(smollm2):
     turns, over, seen = [0], threading.Event(), []
 
     def count() -> None:
-        while not over.is_set():
+        while not over.wait(0.001):
             turns[0] += 1
 
     def cut() -> None:
@@ -56,7 +56,7 @@ def test_other_threads_run_while_a_large_text_is_cut(smollm2):
         thread.start()
     for thread in threads:
         thread.join(120)
-    assert seen[0] > 10_000
+    assert seen[0] > 20
 
 
 @pytest.mark.parametrize("text", CORPUS, ids=lambda text: ascii(text[:12]))
