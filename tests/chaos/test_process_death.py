@@ -12,10 +12,11 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chaos_server import Reply, Server, ask, children, until
+from chaos_server import Reply, Server, ask, children, request_bytes, until
 
 ROLES = ("supervisor", "front", "engine", "worker")
 STREAM = {"prompt": "abcdefgh", "max_tokens": 8, "temperature": 0, "return_token_ids": True, "stream": True}
@@ -24,17 +25,18 @@ STREAM = {"prompt": "abcdefgh", "max_tokens": 8, "temperature": 0, "return_token
 class Asked(threading.Thread):
     """A request whose answer is waited for elsewhere."""
 
-    def __init__(self, server: Server, body: dict) -> None:
+    def __init__(self, server: Server, body: dict, on_bytes: Callable[[bytes], None] = lambda data: None) -> None:
         super().__init__(daemon=True)
         self._server = server
         self._body = body
+        self._on_bytes = on_bytes
         self.reply: Reply | None = None
         self.error: Exception | None = None
         self.start()
 
     def run(self) -> None:
         try:
-            self.reply = asyncio.run(ask(self._server.port, "/v1/completions", self._body))
+            self.reply = asyncio.run(ask(self._server.port, "/v1/completions", self._body, on_bytes=self._on_bytes))
         except (OSError, asyncio.IncompleteReadError) as error:
             self.error = error
 
@@ -124,7 +126,10 @@ def test_stopping_lets_requests_finish_and_a_second_signal_does_not(tiny: Path, 
             (tmp_path / "open").touch()
         assert server.wait_ended() == 0
         replies = [one.wait() for one in asked]
-        if not again:
+        if again:
+            for reply in replies:
+                assert_shut_down(reply)
+        else:
             assert [reply and reply.status for reply in replies] == [200, 200]
             assert replies[0].complete
             assert len(replies[0].tokens[0]) == 8
@@ -135,8 +140,47 @@ def test_draining_ends_at_its_deadline(tiny: Path, tmp_path: Path):
     with server:
         server.popen.send_signal(signal.SIGTERM)
         assert server.wait_ended() == 0
-        for one in asked:
-            one.wait()  # whatever they got, they do not wait any more
+        for one in asked:  # neither has a token yet, so both get a status
+            assert_shut_down(one.wait())
+
+
+def assert_shut_down(reply: Reply | None) -> None:
+    assert reply is not None
+    assert reply.status == 503, reply.content
+    assert reply.json["error"]["code"] == "shutting_down"
+    assert reply.json["error"]["type"] == "service_unavailable_error"
+
+
+@pytest.mark.parametrize("how", ["the deadline", "a second signal"])
+def test_requests_that_do_not_finish_end_with_an_openai_error(tiny: Path, tmp_path: Path, how: str):
+    """A stream with an error event, a whole answer and a body that never comes with status 503; nobody with a traceback."""
+    drain = {"the deadline": 1.0, "a second signal": 60.0}[how]
+    endless = {**STREAM, "max_tokens": 900, "ignore_eos": True}
+    with Server(tiny, tmp_path, orders={"delay": [1, 0.3]}, drain_seconds_max=drain).wait_ready() as server:
+        begun = threading.Event()
+        stream = Asked(server, endless, lambda data: begun.set())
+        whole = Asked(server, {**endless, "stream": False})
+        slow = socket.create_connection(("127.0.0.1", server.port))
+        slow.sendall(request_bytes("/v1/completions", b"{" + b" " * 100)[:-50])
+        assert begun.wait(60)
+        until(lambda: server.metrics()["baton:http_requests_open"] == 3, "all three are open")
+        server.popen.send_signal(signal.SIGTERM)
+        until(lambda: "STOPPING" in server.output, "the supervisor stops")
+        if how == "a second signal":
+            server.popen.send_signal(signal.SIGTERM)
+        assert server.wait_ended() == 0
+        cut = stream.wait()
+        assert cut is not None, f"the stream was cut off: {stream.error!r}"
+        assert cut.status == 200
+        assert not cut.complete
+        assert cut.events[-1]["error"]["code"] == "shutting_down"
+        assert_shut_down(whole.wait())
+        slow.settimeout(30)
+        head, _, body = b"".join(iter(lambda: slow.recv(65536), b"")).partition(b"\r\n\r\n")
+        slow.close()
+        assert b" 503 " in head.split(b"\r\n")[0]
+        assert_shut_down(Reply(503, body))
+        assert "Traceback" not in server.errors
 
 
 def test_a_front_that_was_told_to_end_behind_the_supervisors_back(tiny: Path, tmp_path: Path):

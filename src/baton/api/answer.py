@@ -148,7 +148,11 @@ class _Call:
 
         await stream.run(buffer, produce)
         if stream.error is not None:
-            logger.error("stream %s failed: %s", self.request_id, type(stream.error).__name__, exc_info=stream.error)
+            known = as_api_error(stream.error) if isinstance(stream.error, Exception) else None
+            if known is None or known.http_status == 500:
+                logger.error("stream %s failed: %s", self.request_id, type(stream.error).__name__, exc_info=stream.error)
+            else:
+                logger.info("stream %s ended: %s", self.request_id, known)
             raise ClientGone("failed")
 
     @property

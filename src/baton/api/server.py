@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
@@ -15,6 +17,7 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from baton.api.limits import Limits
+from baton.api.shutdown import EndedByShutdown
 
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -120,11 +123,19 @@ def _watch_peer(transport: Any, limits: Limits) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.write_seconds * 1000))
 
 
+class Server(uvicorn.Server):
+    """Signals are for whoever runs it: he ends running requests with an answer before the server ends."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
 def make_server(app: Starlette, *, host: str = "127.0.0.1", port: int = 8000, **settings: Any) -> uvicorn.Server:
     """Loopback unless told otherwise. `settings` go to uvicorn.Config (uds, ssl_keyfile, fd, log_level, ...)."""
     limits: Limits = app.state.front.limits
     config = uvicorn.Config(
-        app,
+        EndedByShutdown(app),
         **{
             "host": host,
             "port": port,
@@ -140,4 +151,4 @@ def make_server(app: Starlette, *, host: str = "127.0.0.1", port: int = 8000, **
             **settings,
         },
     )
-    return uvicorn.Server(config)
+    return Server(config)

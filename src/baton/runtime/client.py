@@ -92,6 +92,8 @@ class ChannelClient:
         self._mode_changed = asyncio.Event()
         self.ready: asyncio.Future[InstanceReady] = asyncio.get_running_loop().create_future()
         self._gone = False
+        self._ended: Exception | None = None
+        "Why no request is taken any more."
 
     async def read(self) -> None:
         """Until the engine is gone. Then everyone who waits is told."""
@@ -112,6 +114,12 @@ class ChannelClient:
                 ping.set_exception(Unavailable("the engine is gone"))
         if not self.ready.done():
             self.ready.set_exception(Unavailable("the engine ended before it was ready"))
+
+    def end_requests(self, why: Exception) -> None:
+        """Ends every open request with this error. One that comes later gets it too."""
+        self._ended = why
+        for stream in self._streams.values():
+            stream.lose(why)
 
     def _on_message(self, message: Message) -> None:
         match message:
@@ -176,6 +184,8 @@ class ChannelClient:
     async def generate(self, request: GenerateRequest, take: Callable[[Delta], None]) -> None:
         if self._gone:
             raise Unavailable("the engine is gone")
+        if self._ended is not None:
+            raise self._ended
         if request.id in self._streams:
             raise EngineRefused(Refused("duplicate_id"))
         stream = self._streams[request.id] = _Stream(request, take)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import socket
 import sys
@@ -14,6 +13,7 @@ import uvicorn
 from baton.api.app import make_app
 from baton.api.config import ServedModel, api_config_of
 from baton.api.server import make_server
+from baton.api.shutdown import shutting_down
 from baton.config import ServeConfig, shown
 from baton.errors import EngineError, Unavailable
 from baton.protocol.control import InstanceReady, StartFailed
@@ -22,6 +22,9 @@ from baton.runtime.children import begin_child, keep_what_is_here
 from baton.runtime.client import ChannelClient
 from baton.runtime.listener import bind
 from baton.text.loading import ModelText, load_model_text, read_template
+
+ANSWER_SECONDS = 2.0
+"""How long clients have to take the last words of requests that are ended."""
 
 
 async def serve(config: ServeConfig, sockets: list[socket.socket]) -> None:
@@ -42,16 +45,14 @@ async def serve(config: ServeConfig, sockets: list[socket.socket]) -> None:
         sys.exit(1)
     sock.listen(server.config.backlog)  # from here on nobody is refused, so it may be told
     serving = asyncio.create_task(server.serve(sockets=[sock]))
-    told = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
-    stopping = asyncio.create_task(told.wait())
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: (hurry if stop.is_set() else stop).set())
+    stopping = asyncio.create_task(stop.wait())
     supervisor_gone = asyncio.create_task(_until_end(supervisor))
     keep_what_is_here()
     supervisor.send(ready)
     await asyncio.wait([serving, engine_gone, stopping, supervisor_gone], return_when=asyncio.FIRST_COMPLETED)
-    server.should_exit = True
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(serving, config.drain_seconds_max + 5.0)
+    await _drain(server, serving, client, 0.0 if engine_gone.done() else config.drain_seconds_max, hurry)
     if engine_gone.done():
         engine_gone.result()  # what went wrong in reading, if anything did
         sys.exit(1)
@@ -63,6 +64,20 @@ async def _ready(client: ChannelClient, seconds: float) -> InstanceReady:
         return await asyncio.wait_for(client.ready, seconds)
     except TimeoutError:
         raise Unavailable(f"the model was not ready within {seconds:g} s (start_seconds_max)") from None
+
+
+async def _drain(
+    server: uvicorn.Server, serving: asyncio.Task[None], client: ChannelClient, seconds: float, hurry: asyncio.Event
+) -> None:
+    """Running requests may finish, so long at most or until the second signal. Then they end with an error that says why."""
+    server.should_exit = True
+    hurried = asyncio.create_task(hurry.wait())
+    await asyncio.wait({serving, hurried}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()
+    client.end_requests(shutting_down())
+    await asyncio.wait({serving}, timeout=ANSWER_SECONDS)
+    server.force_exit = True  # what is left waits for its client; the end of the loop cancels it (api/shutdown.py)
+    await asyncio.wait({serving}, timeout=ANSWER_SECONDS)
 
 
 async def _until_end(channel: Channel) -> None:
@@ -82,9 +97,7 @@ def _server(config: ServeConfig, client: ChannelClient, text: ModelText, ready: 
         "instance": {"kv_blocks": ready.blocks, "block_size": ready.block_size, "slots": ready.slots},
     }
     app = make_app(client, text.tokenizer, text.chat_template, model, api_config_of(config, settings))
-    return make_server(
-        app, log_level="warning", lifespan="off", timeout_graceful_shutdown=max(1, round(config.drain_seconds_max))
-    )
+    return make_server(app, log_level="warning", lifespan="off")
 
 
 def main() -> None:

@@ -28,6 +28,9 @@ KILL_SECONDS = 10.0
 START_SECONDS_MORE = 30.0
 """The front holds itself to start_seconds_max. One that does not even do that is given up after this much more."""
 
+HURRY_SECONDS = 6.0
+"""A front that is told to hurry ends its requests with an error and is gone within this."""
+
 OTHER_SECONDS = 2.0
 """When one child has ended the other follows; whose fault it was shows when both have."""
 
@@ -53,7 +56,7 @@ class Supervisor:
         self._hurry = False
 
     def stop(self) -> None:
-        """End in order: what runs may finish, within drain_seconds_max. The second time: at once."""
+        """End in order: running requests may finish, within drain_seconds_max. The second time they end now, with an error."""
         self._hurry = self._stop.is_set()
         self._stop.set()
 
@@ -138,9 +141,14 @@ class Supervisor:
                 continue
             if name == "front" and process.poll() is None:
                 process.terminate()
-            if not await has_ended(process, seconds, unless=lambda: self._hurry):
-                process.kill()
-                await has_ended(process, KILL_SECONDS)
+            if await has_ended(process, seconds, unless=lambda: self._hurry):
+                continue
+            if name == "front" and self._hurry:
+                process.terminate()
+                if await has_ended(process, HURRY_SECONDS):
+                    continue
+            process.kill()
+            await has_ended(process, KILL_SECONDS)
 
 
 class _EndedWell(Unavailable):
