@@ -22,6 +22,7 @@ from baton.api.output import Piece
 from baton.api.prepare import Job
 from baton.api.shape import Shape, usage_json
 from baton.api.streaming import DONE, ClientGone, EventStream, SendBuffer, event, one_line, while_connected
+from baton.errors import EngineError
 
 EVENT_STREAM = "text/event-stream"
 Put = Callable[[bytes], None]
@@ -80,10 +81,17 @@ class _Call:
         """Nothing has been sent yet."""
         known = as_api_error(error)
         if known.http_status == 500:
-            logger.error("request %s failed: %s", self.request_id, type(error).__name__, exc_info=error)
+            self._log_failure(error)
         self.front.metrics.request_refused(known.code or str(known.http_status))
         retry = self.front.config.retry_after_seconds
         await self._respond(error_response(known, retry_after_seconds=retry, request_id=self.request_id))
+
+    def _log_failure(self, error: BaseException) -> None:
+        """A traceback only for what nobody foresaw."""
+        if isinstance(error, EngineError):
+            logger.error("request %s failed: %s", self.request_id, error)
+        else:
+            logger.error("request %s failed: %s", self.request_id, type(error).__name__, exc_info=error)
 
     def _remember(self, answer: bytes, media_type: str) -> None:
         """Before its last byte goes out: a client that has it all may come back at once."""
@@ -148,11 +156,7 @@ class _Call:
 
         await stream.run(buffer, produce)
         if stream.error is not None:
-            known = as_api_error(stream.error) if isinstance(stream.error, Exception) else None
-            if known is None or known.http_status == 500:
-                logger.error("stream %s failed: %s", self.request_id, type(stream.error).__name__, exc_info=stream.error)
-            else:
-                logger.info("stream %s ended: %s", self.request_id, known)
+            self._log_failure(stream.error)
             raise ClientGone("failed")
 
     @property

@@ -206,8 +206,8 @@ class Engine:
         old, self._worker = self._worker, None
         self._spawn(self._replace_worker(old, effect.epoch))
 
-    async def _replace_worker(self, old: WorkerProcess | None, epoch: WorkerEpoch | None) -> None:
-        """The old one is dead before the next one lives. Without an epoch there is no next one."""
+    async def _replace_worker(self, old: WorkerProcess | None, epoch: WorkerEpoch) -> None:
+        """The old one is dead before the next one lives."""
         async with self._replacing:
             if old is not None:
                 await old.end()
@@ -254,9 +254,8 @@ class Engine:
         if self._driver is None or self._instance is None:
             return
         self._driver.tell(event)
-        if self._instance.worker.state is WorkerState.GONE and self._worker is not None:
-            old, self._worker = self._worker, None
-            self._spawn(self._replace_worker(old, None))  # it may only be stuck, and would hold its memory
+        if self._instance.worker.state is WorkerState.GONE:  # its requests have their error; who runs us may start us again
+            self._fail(EngineError(f"the worker was lost {self._instance.worker.losses} time(s) in a row: the server ends"))
         if not self._instance.in_flight:
             self._tell_numbers()
         elif self._numbers_timer is None:
@@ -287,7 +286,7 @@ async def serve(config: EngineConfig, sockets: list[socket.socket], engine: type
         await engine(config, front, supervisor).run()
     except (EngineError, OSError) as error:
         supervisor.send(StartFailed(str(error) or type(error).__name__))
-        await supervisor.finish()
+        await asyncio.gather(front.finish(), supervisor.finish())
         sys.exit(1)
 
 
