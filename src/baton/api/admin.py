@@ -103,5 +103,6 @@ async def _within(seconds: float, work: Any) -> None:
 
 async def _fields(request: Request, front: Front) -> Fields:
     """An empty body is an empty object here."""
-    body = await read_body(request, front.limits)
+    with front.budget.lease() as lease:
+        body = await read_body(request, front.limits, lease)
     return Fields(parse_object(body or b"{}", front.limits), front.limits, front.model.head_width)

@@ -11,17 +11,28 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from baton.api.errors import JsonResponse, as_api_error, error_response, to_json
+from baton.api.budget import Lease
+from baton.api.errors import as_api_error, error_response, to_json
 from baton.api.front import Front, caller_of, front_of, logger
 from baton.api.generation import Generation
 from baton.api.idempotency import Remembered
 from baton.api.json_body import parse_object, read_body
+from baton.api.json_parts import send_json
 from baton.api.limits import Limits
 from baton.api.live import LiveRequest
 from baton.api.output import Piece
 from baton.api.prepare import Job
 from baton.api.shape import Shape, usage_json
-from baton.api.streaming import DONE, ClientGone, EventStream, SendBuffer, event, one_line, while_connected
+from baton.api.streaming import (
+    DONE,
+    ClientGone,
+    EventStream,
+    SendBuffer,
+    drop_connection,
+    event,
+    one_line,
+    while_connected,
+)
 from baton.errors import EngineError
 
 EVENT_STREAM = "text/event-stream"
@@ -39,8 +50,10 @@ class GenerateRoute:
         front = front_of(request)
         call = _Call(front, request, self._shape(front), send)
         try:
-            with front.live.admitted(call.caller.tenant, (call.shape.id, call.request_id)) as live:
-                await call.answer(live)
+            with front.budget.lease() as lease:
+                body = await read_body(request, front.limits, lease)  # first: a slow body holds no place
+                with front.live.admitted(call.caller.tenant, (call.shape.id, call.request_id)) as live:
+                    await call.answer(body, live, lease)
         except (ClientGone, ClientDisconnect) as gone:
             how = gone.how if isinstance(gone, ClientGone) else "disconnected"
             front.metrics.answer_broken(how)
@@ -61,11 +74,10 @@ class _Call:
         self._key = self._idempotency_key()
         self._entry: Remembered | None = None
 
-    async def answer(self, live: LiveRequest) -> None:
+    async def answer(self, body: bytes, live: LiveRequest, lease: Lease) -> None:
         front = self.front
-        body = await read_body(self.request, front.limits)
         if self._key is None:
-            await self._generate(body, live)
+            await self._generate(body, live, lease)
             return
         entry = front.idempotency.begin(self.caller.tenant, self._key, body)
         if entry.answer is not None:
@@ -73,7 +85,7 @@ class _Call:
             return
         self._entry = entry
         try:
-            await self._generate(body, live)
+            await self._generate(body, live, lease)
         finally:
             self._forget()
 
@@ -103,18 +115,23 @@ class _Call:
         if self._key is not None and self._entry is not None and self._entry.answer is None:
             self.front.idempotency.drop(self.caller.tenant, self._key, self._entry)
 
-    async def _generate(self, body: bytes, live: LiveRequest) -> None:
+    async def _generate(self, body: bytes, live: LiveRequest, lease: Lease) -> None:
         def make_job() -> Job:
             return self.shape.job(parse_object(body, self.front.limits), self.caller)
 
         job = await self.front.off_loop(len(body), make_job)
+        lease.close()  # of the body only token ids are left
         generation = Generation(self.front, job, live, self._started)
-        await (self._stream if job.options.stream.stream else self._whole)(job, generation)
+        if job.options.stream.stream:
+            await self._stream(job, generation)
+        else:
+            await self._whole(job, generation, lease)
 
-    async def _whole(self, job: Job, generation: Generation) -> None:
+    async def _whole(self, job: Job, generation: Generation, lease: Lease) -> None:
         choices: dict[int, Piece] = {}
 
         def collect(piece: Piece) -> None:
+            lease.take(piece.size_bytes)
             if piece.choice in choices:
                 choices[piece.choice].add(piece)
             else:
@@ -123,9 +140,25 @@ class _Call:
         work = generation.run(collect, lambda choice, text: collect(Piece(choice, text)))
         await while_connected(self.request.receive, work)
         pieces = [choices[choice] for choice in range(job.sequences)]
-        response = JsonResponse(self.shape.whole(job, pieces, generation.usage), headers=self._headers)
-        self._remember(bytes(response.body), "application/json")
-        await self._respond(response)
+        await self._send_whole(self.shape.whole(job, pieces, generation.usage))
+
+    async def _send_whole(self, answer: dict[str, Any]) -> None:
+        kept: list[bytes] = []
+
+        def keep(part: bytes, last: bool) -> None:
+            if self._entry is not None:
+                kept.append(part)
+            if last:
+                self._remember(b"".join(kept), "application/json")
+
+        sending = send_json(
+            self._send, answer, headers=self._headers, write_seconds=self.front.limits.write_seconds, before=keep
+        )
+        try:
+            await while_connected(self.request.receive, sending)
+        except ClientGone:
+            drop_connection(self.request.scope)  # what it has not read is not kept for it
+            raise
 
     async def _stream(self, job: Job, generation: Generation) -> None:
         buffer = SendBuffer(self.front.limits.send_buffer_bytes)

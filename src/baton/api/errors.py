@@ -6,6 +6,7 @@ A message names the field and the numbers. It never repeats a prompt, an output,
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -82,7 +83,7 @@ def error_response(error: ApiError, *, retry_after_seconds: int, request_id: str
     headers = {}
     if error.http_status in (429, 503):
         headers["retry-after"] = str(retry_after_seconds)
-    if error.http_status in (408, 413, 415):
+    if error.http_status in (408, 413, 415) or error.code == "too_many_bytes":
         headers["connection"] = "close"  # the rest of the body is not wanted
     if error.http_status == 401:
         headers["www-authenticate"] = "Bearer"
@@ -98,8 +99,29 @@ class JsonResponse(Response):
         return to_json(content)
 
 
+class JsonRows:
+    """A list of JSON whose entries are made when they are written: of a large answer there are never all at once."""
+
+    __slots__ = ("_entries", "_make")
+
+    def __init__(self, make: Callable[[Any], Any], entries: Sequence[Any]) -> None:
+        self._make = make
+        self._entries = entries
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._make, self._entries)
+
+
 def to_json(content: Any) -> bytes:
     try:
-        return orjson.dumps(content)
+        return orjson.dumps(content, default=_listed)
     except orjson.JSONEncodeError:  # a lone surrogate or a huge int in an error message: never a 500 for that
-        return json.dumps(content, default=str).encode("ascii")
+        return json.dumps(content, default=lambda value: _listed(value, str)).encode("ascii")
+
+
+def _listed(value: Any, otherwise: Callable[[Any], Any] | None = None) -> Any:
+    if isinstance(value, JsonRows):
+        return list(value)
+    if otherwise is None:
+        raise TypeError(f"no JSON for {type(value).__name__}")
+    return otherwise(value)

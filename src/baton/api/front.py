@@ -11,6 +11,7 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from baton.api.auth import Caller
+from baton.api.budget import ByteBudget
 from baton.api.config import ApiConfig, ServedModel
 from baton.api.engine_client import EngineClient
 from baton.api.errors import ApiError
@@ -45,6 +46,7 @@ class Front:
         self.live = LiveRequests(engine, config)
         self.idempotency = IdempotencyStore(config.limits)
         self.turn = EndOfTurn()
+        self.budget = ByteBudget(config.limits.bytes_in_flight)
         self.longest_token_bytes = max(1, *(len(tokenizer.id_to_bytes(i)) for i in range(tokenizer.vocab_size)))
         self._threads = ThreadPoolExecutor(config.text_threads, thread_name_prefix="baton-text")
         self._ping: asyncio.Task[None] | None = None

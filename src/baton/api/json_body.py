@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from starlette.requests import Request
 
+from baton.api.budget import Lease
 from baton.api.errors import ApiError, bad
 from baton.api.limits import Limits
 from baton.text.clean import replace_lone_surrogates
@@ -20,8 +21,11 @@ from baton.text.clean import replace_lone_surrogates
 _MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """Raises 413, 415, 408; and starlette's ClientDisconnect where the client went away meanwhile."""
+async def read_body(request: Request, limits: Limits, lease: Lease) -> bytes:
+    """Raises 413, 415, 408, 429; and starlette's ClientDisconnect where the client went away meanwhile.
+
+    lease   holds the bytes as they come, and after that for as long as the caller keeps it
+    """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise ApiError(415, "compressed bodies are not accepted: send plain JSON", code="unsupported_encoding")
@@ -32,9 +36,10 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     try:
         async with asyncio.timeout(limits.body_seconds):
             async for chunk in request.stream():
-                body += chunk
-                if len(body) > limits.body_bytes:
+                if len(body) + len(chunk) > limits.body_bytes:
                     raise _too_large(limits)
+                lease.take(len(chunk))
+                body += chunk
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {limits.body_seconds:g} seconds", code="body_timeout") from None
     return bytes(body)

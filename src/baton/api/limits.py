@@ -66,6 +66,8 @@ class Limits:
     "A longer key is wrong without being looked at."
     streams: int = 1024
     "Requests being answered at once. Over it: 429."
+    bytes_in_flight: int = 256 * MIB
+    "Bodies being read or prepared and whole answers being sent, of all requests together. Over it: 429."
     send_buffer_bytes: int = 1 * MIB
     "Bytes that wait for a slow reader; over it its request is cancelled."
     write_seconds: float = 60.0

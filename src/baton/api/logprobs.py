@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from baton.api.engine_client import TokenLogprob
+from baton.api.errors import JsonRows
 from baton.text.tokenizer import Tokenizer
 
 _LOWEST = -9999.0
@@ -18,15 +20,15 @@ def number(logprob: float) -> float:
 
 def chat_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob | None]) -> dict[str, Any]:
     return {
-        "content": [
-            {
-                **_chat_token(tokenizer, entry.token, entry.logprob),
-                "top_logprobs": [_chat_token(tokenizer, token, logprob) for token, logprob in entry.top],
-            }
-            for entry in logprobs
-            if entry is not None
-        ],
+        "content": JsonRows(partial(_chat_row, tokenizer), [entry for entry in logprobs if entry is not None]),
         "refusal": None,
+    }
+
+
+def _chat_row(tokenizer: Tokenizer, entry: TokenLogprob) -> dict[str, Any]:
+    return {
+        **_chat_token(tokenizer, entry.token, entry.logprob),
+        "top_logprobs": [_chat_token(tokenizer, token, logprob) for token, logprob in entry.top],
     }
 
 
@@ -45,14 +47,16 @@ def completion_logprobs(
     """Four columns. `asked` is how many of the likeliest the client wants; the token itself is always among them."""
     rows = list(logprobs) or [None] * len(tokens)
     return {
-        "tokens": [token_name(tokenizer, token) for token in tokens],
-        "token_logprobs": [None if row is None else number(row.logprob) for row in rows],
-        "top_logprobs": [None if row is None else _top(tokenizer, row) for row in rows] if asked else None,
+        "tokens": JsonRows(partial(token_name, tokenizer), tokens),
+        "token_logprobs": JsonRows(lambda row: None if row is None else number(row.logprob), rows),
+        "top_logprobs": JsonRows(partial(_top, tokenizer), rows) if asked else None,
         "text_offset": list(offsets),
     }
 
 
-def _top(tokenizer: Tokenizer, row: TokenLogprob) -> dict[str, float]:
+def _top(tokenizer: Tokenizer, row: TokenLogprob | None) -> dict[str, float] | None:
+    if row is None:
+        return None
     likeliest = {token_name(tokenizer, token): number(logprob) for token, logprob in row.top}
     likeliest.setdefault(token_name(tokenizer, row.token), number(row.logprob))
     return likeliest
@@ -67,12 +71,15 @@ def token_name(tokenizer: Tokenizer, token: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def prompt_logprobs(tokenizer: Tokenizer, rows: Sequence[TokenLogprob | None]) -> list[dict[str, Any] | None]:
+def prompt_logprobs(tokenizer: Tokenizer, rows: Sequence[TokenLogprob | None]) -> JsonRows:
     """vLLM's: by token id, with rank; null for the first token, which nothing predicts."""
-    return [None if row is None else _by_id(tokenizer, row) for row in rows]
+    return JsonRows(partial(_by_id, tokenizer), rows)
 
 
-def _by_id(tokenizer: Tokenizer, row: TokenLogprob) -> dict[str, Any]:
+def _by_id(tokenizer: Tokenizer, row: TokenLogprob | None) -> dict[str, Any] | None:
+    if row is None:
+        return None
+
     def entry(token: int, logprob: float, rank: int) -> dict[str, Any]:
         return {"logprob": number(logprob), "rank": rank, "decoded_token": token_name(tokenizer, token)}
 

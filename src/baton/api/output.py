@@ -39,6 +39,12 @@ class Piece:
     def worth_sending(self) -> bool:
         return bool(self.text) or self.finish is not None
 
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes in memory."""
+        entries = [entry for entry in (*self.logprobs, *(self.prompt_logprobs or ())) if entry is not None]
+        return len(self.text) + 16 * len(self.tokens) + sum(100 + 80 * len(entry.top) for entry in entries)
+
     def add(self, later: Piece) -> None:
         """Joins what came later; both of the same choice."""
         self.text += later.text

@@ -186,7 +186,7 @@ class EventStream:
                 raise ClientGone("disconnected" if leaving.done() else "slow")
         except ClientGone as gone:
             if gone.how == "slow":
-                self._drop_connection()
+                drop_connection(self._scope)
             raise
         finally:
             await _cancel(producing, writing, leaving, overflowing)
@@ -245,11 +245,12 @@ class EventStream:
             self._delivering = False
             self._sent_at = self._now()
 
-    def _drop_connection(self) -> None:
-        """Without waiting for the client to take what is in the socket's buffer (server.py offers this)."""
-        abort = self._scope.get("state", {}).get("abort_connection")
-        if abort is not None:
-            abort()
+
+def drop_connection(scope: Scope) -> None:
+    """Without waiting for the client to take what is in the socket's buffer (server.py offers this)."""
+    abort = scope.get("state", {}).get("abort_connection")
+    if abort is not None:
+        abort()
 
 
 def _told(error: BaseException) -> ApiError:

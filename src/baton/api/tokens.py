@@ -6,28 +6,39 @@ from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from baton.api.errors import JsonResponse, bad
+from baton.api.errors import JsonRows, bad
 from baton.api.fields import Fields, checked_token_ids, shown
 from baton.api.front import Front, caller_of, front_of
 from baton.api.json_body import parse_object, read_body
+from baton.api.json_parts import send_json
+from baton.api.streaming import ClientGone, drop_connection, while_connected
 
 
-async def tokenize(request: Request) -> Response:
-    return await _answer(request, _tokenized)
+class TokensRoute:
+    """Admitted like a request that generates, until its answer is read: it takes memory and a processor like one."""
+
+    def __init__(self, work: Callable[[Front, dict[str, Any]], dict[str, Any]]) -> None:
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        front = front_of(request)
+        with front.budget.lease() as lease:
+            body = await read_body(request, front.limits, lease)
+            with front.live.admitted(caller_of(request).tenant, ()):
+                answer = await front.off_loop(len(body), lambda: self._work(front, parse_object(body, front.limits)))
+                lease.take(_size_bytes(answer))
+                try:
+                    sending = send_json(send, answer, headers={}, write_seconds=front.limits.write_seconds)
+                    await while_connected(receive, sending)
+                except ClientGone:
+                    drop_connection(scope)
 
 
-async def detokenize(request: Request) -> Response:
-    return await _answer(request, _detokenized)
-
-
-async def _answer(request: Request, work: Callable[[Front, dict[str, Any]], dict[str, Any]]) -> Response:
-    """Admitted like a request that generates: it takes memory and a processor like one."""
-    front = front_of(request)
-    body = await read_body(request, front.limits)
-    with front.live.admitted(caller_of(request).tenant, ()):
-        return await front.off_loop(len(body), lambda: JsonResponse(work(front, parse_object(body, front.limits))))
+def _size_bytes(answer: dict[str, Any]) -> int:
+    return len(answer.get("prompt", "")) + 16 * len(answer.get("tokens", ()))
 
 
 def _tokenized(front: Front, body: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +52,7 @@ def _tokenized(front: Front, body: dict[str, Any]) -> dict[str, Any]:
     )
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": front.model.context_tokens, "tokens": ids, "token_strs": None}
     if fields.boolean("return_token_strs"):
-        answer["token_strs"] = [front.tokenizer.id_to_bytes(token).decode("utf-8", "replace") for token in ids]
+        answer["token_strs"] = JsonRows(lambda token: front.tokenizer.id_to_bytes(token).decode("utf-8", "replace"), ids)
     fields.finish(front.config.unknown_fields)
     return answer
 
@@ -77,3 +88,7 @@ def _detokenized(front: Front, body: dict[str, Any]) -> dict[str, Any]:
     ids = checked_token_ids(tokens, front.model.head_width, "tokens")
     fields.finish(front.config.unknown_fields)
     return {"prompt": front.tokenizer.decode(ids, skip_special_tokens=False)}
+
+
+tokenize = TokensRoute(_tokenized)
+detokenize = TokensRoute(_detokenized)
