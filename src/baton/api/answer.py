@@ -51,9 +51,9 @@ class GenerateRoute:
         call = _Call(front, request, self._shape(front), send)
         try:
             with front.budget.lease() as lease:
-                body = await read_body(request, front.limits, lease)  # first: a slow body holds no place
+                call.body = await read_body(request, front.limits, lease)  # first: a slow body holds no place
                 with front.live.admitted(call.caller.tenant, (call.shape.id, call.request_id)) as live:
-                    await call.answer(body, live, lease)
+                    await call.answer(live, lease)
         except (ClientGone, ClientDisconnect) as gone:
             how = gone.how if isinstance(gone, ClientGone) else "disconnected"
             front.metrics.answer_broken(how)
@@ -67,6 +67,8 @@ class _Call:
         self.front = front
         self.request = request
         self.shape = shape
+        self.body = b""
+        "Until the job is made of it."
         self.caller = caller_of(request)
         self.request_id = request_id_of(request, front.limits)
         self._send = send
@@ -74,18 +76,18 @@ class _Call:
         self._key = self._idempotency_key()
         self._entry: Remembered | None = None
 
-    async def answer(self, body: bytes, live: LiveRequest, lease: Lease) -> None:
+    async def answer(self, live: LiveRequest, lease: Lease) -> None:
         front = self.front
         if self._key is None:
-            await self._generate(body, live, lease)
+            await self._generate(live, lease)
             return
-        entry = front.idempotency.begin(self.caller.tenant, self._key, body)
+        entry = front.idempotency.begin(self.caller.tenant, self._key, self.body)
         if entry.answer is not None:
             await self._respond(Response(entry.answer, headers={**self._headers, "content-type": entry.media_type}))
             return
         self._entry = entry
         try:
-            await self._generate(body, live, lease)
+            await self._generate(live, lease)
         finally:
             self._forget()
 
@@ -115,12 +117,13 @@ class _Call:
         if self._key is not None and self._entry is not None and self._entry.answer is None:
             self.front.idempotency.drop(self.caller.tenant, self._key, self._entry)
 
-    async def _generate(self, body: bytes, live: LiveRequest, lease: Lease) -> None:
+    async def _generate(self, live: LiveRequest, lease: Lease) -> None:
         def make_job() -> Job:
-            return self.shape.job(parse_object(body, self.front.limits), self.caller)
+            return self.shape.job(parse_object(self.body, self.front.limits), self.caller)
 
-        job = await self.front.off_loop(len(body), make_job)
-        lease.close()  # of the body only token ids are left
+        job = await self.front.off_loop(len(self.body), make_job)
+        self.body = b""
+        lease.close()  # only token ids are left
         generation = Generation(self.front, job, live, self._started)
         if job.options.stream.stream:
             await self._stream(job, generation)
