@@ -80,7 +80,7 @@ def baton_score(model: str, quantization: str, threads: int, windows: list[Promp
     if quantization not in known:
         raise NotMeasured(f"not supported by this Baton, which knows {', '.join(known)}")
     llm = LLM(model, quantization=quantization, threads=threads, kv_blocks=1024)
-    answers = llm.generate(windows, SamplingParams(max_tokens=1, prompt_logprobs=0))
+    answers = llm.generate(windows, SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0))
     return [answer.prompt_logprobs[place].logprob for answer in answers for place in range(1, len(answer.prompt_token_ids))]
 
 

@@ -8,10 +8,10 @@ from time import perf_counter, process_time
 from types import ModuleType
 from typing import Any
 
-from null_runner import NullRunner
+from null_runner import build_null
 
 stand_in: Any = ModuleType("baton.worker.build")
-stand_in.build_runner = NullRunner
+stand_in.build_worker = build_null
 sys.modules["baton.worker.build"] = stand_in
 
 from baton.llm import LLM, SamplingParams  # noqa: E402
@@ -20,8 +20,8 @@ from baton.llm import LLM, SamplingParams  # noqa: E402
 def main() -> None:
     settings, sequences, prompt, output = json.loads(sys.argv[1]), *map(int, sys.argv[2:])
     llm = LLM(settings.pop("model"), **settings)
-    asked = SamplingParams(max_tokens=output, stop_token_ids=(0,))
-    llm.generate([[1] * prompt], SamplingParams(max_tokens=8))  # warm
+    asked = SamplingParams(temperature=0.0, max_tokens=output, stop_token_ids=(0,))
+    llm.generate([[1] * prompt], SamplingParams(temperature=0.0, max_tokens=8))  # warm
     notes = llm._runner.notes  # type: ignore[attr-defined]
     steps, cpu, wall = len(notes.worked), process_time(), perf_counter()
     answers = llm.generate([[number + 1] * prompt for number in range(sequences)], asked)

@@ -19,12 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter, process_time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from baton.config import WorkerConfig
 from baton.models.config import ModelConfig, RopeConfig
+from baton.protocol.request import OPENAI_SAMPLING
 from baton.worker.arrays import Floats, Int64s
 from baton.worker.draws import Draws, choose
 from baton.worker.flat_batch import FlatBatch
@@ -115,6 +117,13 @@ class NullRunner(ModelRunner):
         self.notes = Notes()
         pool = KVPool.create(KVLayout.of(MODEL, config.block_size, "float32"), BLOCKS)
         super().__init__(NullForward(config.slots, self.notes), pool, slots=config.slots)
+
+
+def build_null(config: WorkerConfig) -> SimpleNamespace:
+    """In place of baton.worker.build.build_worker, which is not imported here."""
+    return SimpleNamespace(
+        runner=NullRunner(config), context_tokens=MODEL.context_tokens_max, sampling_defaults=dict(OPENAI_SAMPLING)
+    )
 
 
 def work_bytes(step_ms: float, tries: int = 20) -> int:

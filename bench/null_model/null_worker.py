@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 import sys
 from time import perf_counter
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from null_runner import NullRunner
+from null_runner import NullRunner, build_null
 
 from baton.config import WorkerConfig
 from baton.protocol.codec import Message
@@ -31,14 +31,15 @@ class TimedChannel(BlockingChannel):
         return message
 
 
-def build_runner(config: WorkerConfig, progress: Any = None) -> NullRunner:
-    RUNNERS.append(NullRunner(config))
-    return RUNNERS[0]
+def build_worker(config: WorkerConfig, progress: Any = None) -> SimpleNamespace:
+    built = build_null(config)
+    RUNNERS.append(built.runner)
+    return built
 
 
 def main() -> None:
     stand_in: Any = ModuleType("baton.worker.build")  # so that the real one, and torch with it, is not even imported
-    stand_in.build_runner = build_runner
+    stand_in.build_worker = build_worker
     sys.modules["baton.worker.build"] = stand_in
     worker.BlockingChannel = TimedChannel  # type: ignore[misc]
     # An engine that ends kills its worker, so notes are asked for before.

@@ -32,7 +32,7 @@ class SteppedLLM(LLM):
 
     def generate_stepped(self, prompts: list[list[int]], output: int) -> dict[str, Any]:
         self.begin, self.emitted, self.steps = perf_counter(), 0, list[tuple[float, int]]()
-        answers = self.generate(prompts, SamplingParams(max_tokens=output, min_tokens=output))
+        answers = self.generate(prompts, SamplingParams(temperature=0.0, max_tokens=output, min_tokens=output))
         seconds = perf_counter() - self.begin
         return {"seconds": seconds, "tokens": sum(len(a.outputs[0].token_ids) for a in answers), "steps": self.steps}
 

@@ -7,6 +7,7 @@ command line.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from math import ceil
 from typing import Annotated, Literal
 
 from baton.errors import InvalidConfig
@@ -17,6 +18,8 @@ Quantization = Literal["auto", "int8", "int4", "none"]
 KVCacheType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 """What the KV cache holds. bfloat16 needs a processor with tiles (AMX), int8 heads whose width is a multiple of 64."""
 Compute = Literal["auto", "native", "torch"]
+GenerationConfig = Literal["auto", "none"]
+"""Whether requests that do not say are sampled as the model's files recommend (models/generation.py)."""
 
 
 API_KEY_CHARACTERS_MAX = 1024
@@ -157,8 +160,10 @@ class WorkerConfig:
     "Kernel backend."
     threads: Threads = 0
     "Compute threads. 0: one per core."
+    generation_config: GenerationConfig = "auto"
+    "Sampling of requests that do not say: as the model's files recommend, or OpenAI's defaults."
     context_tokens_max: ContextTokens | None = None
-    "Longest sequence, prompt and output. None: what the model was made for."
+    "Longest sequence, prompt and output. None: what the model was made for, or what the pool holds if that is less."
     blocks: Blocks | None = None
     "KV blocks. None: as many as kv_memory_gib holds."
     kv_memory_gib: Gibibytes = 2.0
@@ -210,8 +215,12 @@ class ServeConfig:
     "Kernel backend. native: C, compiled at first use. torch: several times slower. auto: native if there is a C compiler."
     threads: Threads = 0
     "Compute threads. 0: one per core."
+    generation_config: GenerationConfig = "auto"
+    """Sampling of requests that do not say. auto: as the model's generation_config.json (or GGUF metadata) recommends, else
+    OpenAI's defaults. none: OpenAI's defaults."""
     context_tokens_max: ContextTokens | None = None
-    "Longest sequence, prompt and output together. Without it: the model's own limit."
+    """Longest sequence, prompt and output together; it must fit the KV cache. Without it: the model's own limit, or what the
+    KV cache holds if that is less."""
     kv_blocks: Blocks | None = None
     "Number of KV blocks. Without it: as many as kv_memory_gib holds."
     kv_memory_gib: Gibibytes = 2.0
@@ -269,6 +278,7 @@ class ServeConfig:
             kv_dtype=self.kv_dtype,
             compute=self.compute,
             threads=self.threads,
+            generation_config=self.generation_config,
             context_tokens_max=self.context_tokens_max,
             blocks=self.kv_blocks,
             kv_memory_gib=self.kv_memory_gib,
@@ -295,3 +305,17 @@ class ServeConfig:
 def shown(config: ServeConfig) -> dict[str, object]:
     """For GET /config and the start-up message: everything but the keys, of which only the number is told."""
     return {**asdict(config), "api_key": len(config.api_key)}
+
+
+def lowered_context(config: ServeConfig, context_tokens: int, model_context_tokens: int) -> str | None:
+    """What is said at the start where the KV pool, and nobody's wish, makes the context shorter than the model's."""
+    if config.context_tokens_max is not None or context_tokens >= model_context_tokens:
+        return None
+    if config.kv_blocks is not None:
+        option = f"--kv-blocks {-(-model_context_tokens // config.block_size)}"
+    else:
+        option = f"--kv-memory-gib {ceil(100 * config.kv_memory_gib * model_context_tokens / context_tokens) / 100:g}"
+    return (
+        f"the context is lowered to the {context_tokens:,} tokens that the KV pool holds; the model was made for "
+        f"{model_context_tokens:,}: raise it with {option}, or choose it with --context-tokens-max"
+    )

@@ -7,23 +7,26 @@
         print(answer.outputs[0].text)
 
 Nothing is shared with a server: the model is loaded here, steps run when `generate` is called, and all prompts of a call are
-batched continuously.
+batched continuously. Sampling that a call does not name is as the server's would be: the model's recommendation, else
+OpenAI's defaults (`LLM.sampling_defaults`). `SamplingParams(temperature=0)` takes the likeliest token always.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
+from secrets import randbits
 from time import monotonic
 from typing import Any
 
 from msgspec import ValidationError, msgpack, structs
 
-from baton.config import QueueConfig, ServeConfig
+from baton.config import QueueConfig, ServeConfig, lowered_context
 from baton.core.effects import Effect, Refuse, RestartWorker, RunStep
 from baton.core.engine.instance import Instance
 from baton.core.events import StepDone, Submit, WorkerReady
@@ -31,11 +34,30 @@ from baton.errors import CallerError, RequestRefused, Unavailable
 from baton.models.names import DEFAULT_MODEL, resolve
 from baton.protocol.ids import Instant, RequestId
 from baton.protocol.output import Emit, Ended
-from baton.protocol.request import GenerateRequest, SamplingParams
+from baton.protocol.request import GenerateRequest
+from baton.protocol.request import SamplingParams as WireParams
 from baton.protocol.step import StepPlan, TokenLogprob
 from baton.text.loading import load_model_text
 
 __all__ = ["LLM", "Answer", "Output", "SamplingParams"]
+
+log = logging.getLogger(__name__)
+
+MAX_TOKENS = 128
+"""Of an answer, where neither the call nor the model says how long it may be."""
+
+
+class SamplingParams(WireParams, frozen=True, kw_only=True):
+    """How tokens are drawn and when to stop. What is None, or left out, is the model's default."""
+
+    max_tokens: int | None = None  # type: ignore[assignment]
+    temperature: float | None = None  # type: ignore[assignment]
+    top_k: int | None = None  # type: ignore[assignment]
+    top_p: float | None = None  # type: ignore[assignment]
+    min_p: float | None = None  # type: ignore[assignment]
+    repetition_penalty: float | None = None  # type: ignore[assignment]
+    seed: int | None = None  # type: ignore[assignment]
+    "None: another one for every prompt and call."
 
 
 @dataclass(slots=True)
@@ -65,7 +87,7 @@ class Answer:
 class LLM:
     def __init__(self, model: str = DEFAULT_MODEL, **settings: Any) -> None:
         """`settings` are the fields of baton.config.ServeConfig: slots, kv_blocks, block_size, threads, ..."""
-        from baton.worker.build import build_runner  # brings numpy, and torch where the forward pass needs it
+        from baton.worker.build import build_worker  # brings numpy, and torch where the forward pass needs it
 
         path = str(resolve(model))
         # Nobody watches tokens come: how long one waits for other prompts does not matter here, only when all are done.
@@ -74,8 +96,13 @@ class LLM:
         engine = self.config.engine()
         text = load_model_text(path)
         self.tokenizer, self.chat_template = text.tokenizer, text.chat_template
-        self._runner = build_runner(engine.worker)
-        self.context_tokens = engine.worker.context_tokens_max or self._runner.config.context_tokens_max
+        built = build_worker(engine.worker)
+        self._runner = built.runner
+        self.context_tokens = built.context_tokens
+        "Longest sequence, prompt and output: what the model was made for, or what the KV pool holds if that is less."
+        self.sampling_defaults = built.sampling_defaults
+        if (words := lowered_context(self.config, self.context_tokens, self._runner.config.context_tokens_max)) is not None:
+            log.warning(words)
         # Nobody else is here to be protected: any number of prompts may wait, and no step is given up for being slow.
         self._instance_config = replace(
             engine.instance,
@@ -98,14 +125,15 @@ class LLM:
     def generate(
         self,
         prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling: WireParams | Sequence[WireParams] | None = None,
         *,
         n: int = 1,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Answer]:
-        """All prompts at once; answers in the order of the prompts. Without stop ids the model's end of text stops."""
+        """All prompts at once; answers in the order of the prompts. What `sampling` leaves open is the model's default, and at
+        most 128 tokens; without stop ids the model's end of text stops."""
         batch = _batch(prompts)
-        each = list(sampling) if isinstance(sampling, Sequence) else [sampling or SamplingParams(max_tokens=128)] * len(batch)
+        each = list(sampling) if isinstance(sampling, Sequence) else [sampling or SamplingParams()] * len(batch)
         if len(each) != len(batch):
             raise CallerError(f"{len(batch)} prompts and {len(each)} sampling parameters")
         requests = [self._request(prompt, params, n) for prompt, params in zip(batch, each, strict=True)]
@@ -121,7 +149,7 @@ class LLM:
     def chat(
         self,
         chats: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling: WireParams | Sequence[WireParams] | None = None,
         **options: Any,
     ) -> list[Answer]:
         """Like `generate`, for lists of messages, or a single one."""
@@ -132,20 +160,27 @@ class LLM:
 
     # One request
 
-    def _request(self, prompt: str | Sequence[int], sampling: SamplingParams, n: int) -> GenerateRequest:
+    def _request(self, prompt: str | Sequence[int], asked: WireParams, n: int) -> GenerateRequest:
         tokens = tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
         room = self.context_tokens - len(tokens)
         if not tokens or room < 1:
             raise CallerError(f"a prompt of {len(tokens)} tokens; 1 to {self.context_tokens - 1} fit the context")
-        if not sampling.stop_token_ids:
-            sampling = structs.replace(sampling, stop_token_ids=tuple(self.tokenizer.eos_ids))
-        if sampling.max_tokens > room:
-            sampling = structs.replace(sampling, max_tokens=room)
+        sampling = self._resolved(asked)
+        sampling = structs.replace(
+            sampling,
+            max_tokens=min(sampling.max_tokens, room),
+            stop_token_ids=sampling.stop_token_ids or tuple(self.tokenizer.eos_ids),
+        )
         request = GenerateRequest(id=RequestId(f"llm-{next(self._numbers)}"), prompt=tokens, sampling=sampling, n=n)
         try:
             return msgpack.decode(msgpack.encode(request), type=GenerateRequest)  # a wire would check it so
         except (ValidationError, OverflowError) as error:
             raise CallerError(str(error)) from None
+
+    def _resolved(self, asked: WireParams) -> WireParams:
+        """With the model's defaults where nothing was asked for, and a seed."""
+        given = {name: value for name, value in structs.asdict(asked).items() if value is not None}
+        return WireParams(**{"max_tokens": MAX_TOKENS, "seed": randbits(63), **self.sampling_defaults, **given})
 
     def _submit(self, request: GenerateRequest) -> None:
         self._answers[request.id] = Answer(list(request.prompt), [Output(index) for index in range(request.n)])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
-from api_fakes import Script, eventually, says
+from api_fakes import MODEL, Script, eventually, says, serving
 from chromium import Browser, chromium_path
 
 
@@ -32,6 +33,13 @@ def ask(browser: Browser, text: str) -> None:
     browser.evaluate("document.getElementById('input').focus()")
     browser.type(text)
     browser.press_enter()
+
+
+def choose(browser: Browser, control: str, value: float) -> None:
+    """As if somebody moved it."""
+    browser.evaluate(
+        f"{{ const c = document.getElementById('{control}'); c.value = {value}; c.dispatchEvent(new Event('input')); }}"
+    )
 
 
 def test_a_chat(server, browser, text):
@@ -71,7 +79,8 @@ def test_stop_button_aborts(server, browser):
 
 def test_controls_reach_the_engine_and_errors_are_shown(server, browser):
     browser.open(server.url + "/")
-    browser.evaluate("document.getElementById('temperature').value = 0; document.getElementById('max-tokens').value = 3")
+    choose(browser, "temperature", 0)
+    choose(browser, "max-tokens", 3)
     ask(browser, "Hi")
     browser.until("document.querySelector('.numbers') !== null && document.getElementById('go').textContent === 'Send'")
     sampling = server.engine.requests[-1].sampling
@@ -81,6 +90,34 @@ def test_controls_reach_the_engine_and_errors_are_shown(server, browser):
     server.engine.script = Script(refuse=Refused("queue_full", 9, 8))
     ask(browser, "Again")
     assert "the queue holds 8" in browser.until(last(".error .text"))
+
+
+def test_a_temperature_that_nobody_chose_is_the_models(text, browser):
+    defaults = {"temperature": 0.35, "top_p": 0.9, "top_k": 20}
+    with serving(text, model=replace(MODEL, sampling_defaults=defaults)) as server:
+        browser.open(server.url + "/")
+        browser.until("document.getElementById('temperature-shown').textContent === '0.35'")
+        ask(browser, "Hi")
+        browser.until("document.querySelector('.numbers') !== null && document.getElementById('go').textContent === 'Send'")
+        sampling = server.engine.requests[-1].sampling
+        assert {name: getattr(sampling, name) for name in defaults} == defaults
+
+
+def test_a_new_chat_begun_while_an_answer_comes_knows_nothing_of_it(server, browser, text):
+    server.engine.script = Script(delay_seconds=0.02)
+    browser.open(server.url + "/")
+    ask(browser, "Go on for ever")
+    browser.until("document.getElementById('go').textContent === 'Stop' && " + last(".assistant .text"))
+    browser.evaluate("document.getElementById('clear').click()")
+    assert eventually(lambda: not server.engine.live, 5.0)
+    assert browser.evaluate("document.getElementById('go').textContent") == "Send"
+    server.engine.script = Script(reply=says(text, "Hello."))
+    ask(browser, "Good morning")
+    browser.until(last(".assistant .text") + " === 'Hello.'")
+    assert browser.evaluate("document.querySelectorAll('.message').length") == 2
+    prompt = text.tokenizer.decode(server.engine.requests[-1].prompt, skip_special_tokens=False)
+    assert prompt.count("<|im_start|>user") == 1
+    assert prompt.count("<|im_start|>assistant") == 1
 
 
 def test_dark_and_light_and_a_new_chat(server, browser):
@@ -104,7 +141,7 @@ def test_nothing_is_fetched_from_elsewhere_and_no_policy_is_broken(server, brows
     """After all of the above."""
     urls = [event["params"]["request"]["url"] for event in browser.events if event.get("method") == "Network.requestWillBeSent"]
     assert urls
-    assert all(url.startswith((server.url, "data:", "about:")) for url in urls), urls
+    assert all(url.startswith(("http://127.0.0.1:", "data:", "about:")) for url in urls), urls
     complaints = [event["params"]["entry"] for event in browser.events if event.get("method") == "Log.entryAdded"]
     assert [entry for entry in complaints if "429" not in entry["text"]] == []
     assert not [event for event in browser.events if event.get("method") == "Runtime.exceptionThrown"]

@@ -16,6 +16,8 @@ from typing import Any
 
 BATON = (sys.executable, "-m", "baton.cli.main")
 ENVIRONMENT = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
+RECOMMENDED = {"temperature": 0.4, "top_p": 0.9, "top_k": 12, "min_p": 0.0, "repetition_penalty": 1.1}
+CHAT_TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}<|im_end|>{% endfor %}<|im_start|>assistant:"
 
 
 def baton(

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,3 +18,16 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from command_rig import write_tiny_model
 
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def chat_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a chat template, and makers who say how it should be sampled."""
+    from command_rig import CHAT_TEMPLATE, RECOMMENDED
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-chat"
+    shutil.copytree(tiny_model, folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": CHAT_TEMPLATE}))
+    (folder / "generation_config.json").write_text(json.dumps(RECOMMENDED))
+    return folder

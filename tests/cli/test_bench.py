@@ -63,7 +63,7 @@ def test_serve_and_chat_on_one_server(tiny_model, tmp_path):
         failing = baton("bench", "serve", *at, "--requests", "2", "--input", "5000", "--output", "4", "--json")
         assert failing.returncode == 1
         assert json.loads(failing.stdout)["failed"] == 2
-        talk = baton("chat", *at, "--max-tokens", "5", stdin="Hello\n/reset\nHello\n/exit\nnever\n")
+        talk = baton("chat", *at, "--max-tokens", "5", "--temperature", "0", stdin="Hello\n/reset\nHello\n/exit\nnever\n")
         assert talk.returncode == 0, talk.stderr
         assert talk.stderr.count("5 tokens") == 2
         first, second = talk.stdout.strip().split("\n", 1) if talk.stdout.count("\n") == 2 else ("", "")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import socket
 
-from command_rig import baton, family, gone, said, serving
+import pytest
+from command_rig import RECOMMENDED, baton, family, gone, said, serving
 
 
 def test_start_answer_and_end(tiny_model):
@@ -25,12 +27,59 @@ def test_start_answer_and_end(tiny_model):
         assert not gone(everyone)
 
 
-def test_a_small_pool_is_told(tiny_model):
-    with serving(tiny_model, "--num-gpu-blocks-override", "8") as server:
-        assert "8 blocks of 16 tokens" in server.text
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [(("--num-gpu-blocks-override", "8"), "--kv-blocks 32"), (("--kv-memory-gib", "0.00002"), "--kv-memory-gib 0.01")],
+)
+def test_a_context_larger_than_the_pool_is_lowered_and_said(chat_model, options, option):
+    """A chat that names no length runs to the end of what fits: it is not refused for the size of the pool."""
+    with serving(chat_model, *options, "--served-model-name", "tiny") as server:
+        (model,) = json.loads(server.get("/v1/models"))["data"]
+        context = model["max_model_len"]
+        assert context < 512
+        assert f"{context} tokens of context" in server.text
+        body = {"messages": [{"role": "user", "content": "Hi"}], "logit_bias": {"257": -100}}
+        answer = server.post("/v1/chat/completions", body)
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert answer["usage"]["total_tokens"] == context
         code, err = server.interrupt()
     assert code == 0
-    assert "raise --kv-blocks" in err
+    (line,) = [line for line in err.splitlines() if "lowered" in line]
+    assert f"{context} tokens" in line
+    assert option in line
+
+
+def test_a_context_that_was_asked_for_and_does_not_fit(tiny_model):
+    ran = baton("serve", tiny_model, "--port", "0", "--kv-blocks", "8", "--context-tokens-max", "200")
+    assert ran.returncode == 1
+    assert "a context of 200 tokens needs 13 blocks of 16 tokens" in said(ran)
+    assert "lower context_tokens_max to 128" in said(ran)
+
+
+def test_every_way_in_samples_as_the_model_recommends(chat_model):
+    """Server and defaults through real processes: what GET /v1/models and /config show is what requests get."""
+    with serving(chat_model, "--served-model-name", "tiny") as server:
+        (model,) = json.loads(server.get("/v1/models"))["data"]
+        assert model["sampling_defaults"] == RECOMMENDED
+        assert json.loads(server.get("/config"))["model"]["sampling_defaults"] == RECOMMENDED
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12, "seed": 5, "logit_bias": {"257": -100}}
+        unsaid = server.post("/v1/chat/completions", body)["choices"][0]["message"]["content"]
+        said_so = server.post("/v1/chat/completions", {**body, **RECOMMENDED})["choices"][0]["message"]["content"]
+        assert unsaid == said_so
+        plain = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
+        assert unsaid != server.post("/v1/chat/completions", {**body, **plain})["choices"][0]["message"]["content"]
+        ran = baton("chat", "--url", server.url, "--seed", "5", "--max-tokens", "12", stdin="Hi\n")
+        asked = baton("chat", "--url", server.url, "--seed", "5", "--max-tokens", "12", "--temperature", "2", stdin="Hi\n")
+    again = baton("run", chat_model, "Hi", "--max-tokens", "12", "--seed", "5", "--json")
+    assert ran.returncode == asked.returncode == again.returncode == 0, ran.stderr + asked.stderr + again.stderr
+    free = {name: value for name, value in body.items() if name != "logit_bias"}
+    with serving(chat_model, "--generation-config", "none") as server:
+        (model,) = json.loads(server.get("/v1/models"))["data"]
+        assert model["sampling_defaults"] == plain | {"min_p": 0.0}
+        text = server.post("/v1/chat/completions", {**free, **RECOMMENDED})["choices"][0]["message"]["content"]
+    assert ran.stdout == text + "\n"
+    assert asked.stdout != ran.stdout
+    assert json.loads(again.stdout)[0]["outputs"][0]["text"] == text
 
 
 def test_port_taken(tiny_model):
@@ -58,7 +107,7 @@ def test_contradictions_are_said_before_anything_starts():
 
 
 def test_memory_that_holds_no_sequence(tiny_model):
-    ran = baton("serve", tiny_model, "--port", "0", "--kv-memory-gib", "0.00001")
+    ran = baton("serve", tiny_model, "--port", "0", "--kv-memory-gib", "0.000001")
     assert ran.returncode == 1
     assert "raise kv_memory_gib" in said(ran)
     assert ran.stderr.count("\n") == 1

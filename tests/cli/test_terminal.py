@@ -30,7 +30,7 @@ def test_the_loading_bar_goes_away_and_an_idle_server_writes_nothing(tiny_model)
 
 
 def test_a_failed_start_gives_the_cursor_back_and_the_error_is_the_last_line(tiny_model):
-    with on_terminal("serve", tiny_model, "--port", "0", "--kv-memory-gib", "0.00001") as terminal:
+    with on_terminal("serve", tiny_model, "--port", "0", "--kv-memory-gib", "0.000001") as terminal:
         said = terminal.until("baton serve: ")
         terminal.until("\n", said)
         assert terminal.process.wait(60) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,11 @@ pytest.importorskip("safetensors")
 
 from chaos_model import CONTEXT, make_model
 
-from baton.errors import CallerError, EngineError, RequestRefused
+from baton.core.events import Submit
+from baton.errors import CallerError, EngineError, InvalidConfig, RequestRefused
 from baton.llm import LLM, SamplingParams
+from baton.protocol.request import OPENAI_SAMPLING
+from baton.protocol.request import SamplingParams as WireParams
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 
@@ -81,10 +85,10 @@ def test_logprobs_of_output_and_prompt(llm: LLM):
     assert sorted(answer.prompt_logprobs) == list(range(1, 6))
 
 
-def test_max_tokens_is_clipped_to_the_context(llm: LLM):
-    prompt = [5] * (CONTEXT - 3)
-    with pytest.raises(RequestRefused, match="can need 128 KV blocks and the pool has 60"):
-        llm.generate(prompt, SamplingParams(max_tokens=1000, stop_token_ids=(257,)))
+def test_max_tokens_is_clipped_to_the_context_and_the_context_to_the_pool(llm: LLM):
+    assert llm.context_tokens == 60 * 4 < CONTEXT
+    (answer,) = llm.generate([5] * 230, SamplingParams(max_tokens=1000, stop_token_ids=(999,)))
+    assert len(answer.outputs[0].token_ids) == 10, "to the last place of the pool"
     (answer,) = llm.generate([5] * 200, SamplingParams(max_tokens=40, stop_token_ids=(999,)))
     assert len(answer.outputs[0].token_ids) == 40
 
@@ -92,8 +96,8 @@ def test_max_tokens_is_clipped_to_the_context(llm: LLM):
 @pytest.mark.parametrize(
     ("prompts", "sampling", "n", "why"),
     [
-        ("", None, 1, "a prompt of 0 tokens; 1 to 511 fit the context"),
-        ([[5] * CONTEXT], None, 1, "a prompt of 512 tokens"),
+        ("", None, 1, "a prompt of 0 tokens; 1 to 239 fit the context"),
+        ([[5] * 240], None, 1, "a prompt of 240 tokens"),
         ([["a"]], None, 1, "Expected `int`"),
         ([[-1]], None, 1, ">= 0"),
         ("abc", None, 0, ">= 1"),
@@ -113,9 +117,11 @@ def test_a_token_that_the_model_does_not_have_fails_alone(llm: LLM):
     assert good.outputs[0].finish_reason == "length"
 
 
-def test_one_refused_prompt_takes_the_others_with_it_and_leaves_nothing(llm: LLM):
-    with pytest.raises(RequestRefused):
-        llm.generate([[5] * 10, [6] * 250, [7] * 10], GREEDY)
+def test_one_refused_prompt_takes_the_others_with_it_and_leaves_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(llm, "context_tokens", CONTEXT)  # else a prompt that does not fit the pool is not even submitted
+        with pytest.raises(RequestRefused, match="can need 65 KV blocks and the pool has 60"):
+            llm.generate([[5] * 10, [6] * 250, [7] * 10], GREEDY)
     assert len(llm.generate("abc", GREEDY)[0].outputs[0].token_ids) == 8
 
 
@@ -177,7 +183,7 @@ def test_any_number_of_prompts_may_wait_and_slow_callers_are_not_given_up(llm: L
 
 def test_a_pool_too_small_for_all_preempts_and_changes_nothing(llm: LLM):
     prompts = [[5 + number] * (10 + number) for number in range(12)]
-    sampling = SamplingParams(max_tokens=60, stop_token_ids=(999,))
+    sampling = SamplingParams(temperature=0.0, max_tokens=60, stop_token_ids=(999,))
     together = llm.generate(prompts, sampling)
     assert sum(answer.outputs[0].preemptions for answer in together) > 0
     for prompt, answer in zip(prompts[:4], together, strict=False):
@@ -195,3 +201,60 @@ def test_quantised_weights_answer_too(quantization: str, tmp_path: Path):
     alone = [one.generate(prompt, GREEDY)[0].outputs[0].token_ids for prompt in ("abc", "defghijk")]
     assert [answer.outputs[0].token_ids for answer in one.generate(["abc", "defghijk"], GREEDY)] == alone
     assert one.config.engine().worker.quantization == quantization
+
+
+RECOMMENDED = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05}
+
+
+def sampled(llm: LLM, monkeypatch: pytest.MonkeyPatch, sampling) -> WireParams:
+    """What the engine is asked, for what the caller says."""
+    seen, tell = [], llm._tell
+    monkeypatch.setattr(llm, "_tell", lambda event: (seen.append(event), tell(event)))
+    llm.generate([5, 6, 7], sampling)
+    return next(event.request.sampling for event in seen if isinstance(event, Submit))
+
+
+@pytest.fixture(scope="module")
+def picky(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose makers say how it should be sampled."""
+    folder = make_model(tmp_path_factory.mktemp("picky"))
+    (folder / "generation_config.json").write_text(json.dumps({**RECOMMENDED, "do_sample": True, "max_new_tokens": 9}))
+    return folder
+
+
+def test_what_a_call_leaves_open_is_as_the_model_recommends(picky: Path, monkeypatch: pytest.MonkeyPatch):
+    one = LLM(str(picky), threads=1, kv_blocks=60, block_size=4, slots=8)
+    assert one.sampling_defaults == {**RECOMMENDED, "max_tokens": 9}
+    for sampling in (None, SamplingParams(), SamplingParams(stop_token_ids=(999,))):
+        asked = sampled(one, monkeypatch, sampling)
+        assert {name: getattr(asked, name) for name in RECOMMENDED} == RECOMMENDED
+        assert asked.max_tokens == 9
+    asked = sampled(one, monkeypatch, SamplingParams(temperature=0.0, top_k=-1, max_tokens=3))
+    assert (asked.temperature, asked.top_k, asked.max_tokens, asked.top_p) == (0.0, -1, 3, 0.9)
+
+
+@pytest.mark.parametrize("settings", [{}, {"generation_config": "none"}])
+def test_without_a_recommendation_openai_s_defaults_hold(
+    settings: dict[str, str], picky: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = picky if settings else make_model(tmp_path)
+    one = LLM(str(folder), threads=1, kv_blocks=60, block_size=4, slots=8, **settings)
+    asked = sampled(one, monkeypatch, SamplingParams(max_tokens=3))
+    assert {name: getattr(asked, name) for name in OPENAI_SAMPLING} == OPENAI_SAMPLING
+    assert one.generate("abc")[0].outputs[0].token_ids != one.generate("abc")[0].outputs[0].token_ids, "another seed each time"
+
+
+def test_an_explicit_context_that_does_not_fit_is_refused_before_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("baton.worker.platforms.cpu.CpuPlatform.load", lambda *_: pytest.fail("weights are read"))
+    with pytest.raises(InvalidConfig, match="kv_blocks is 60, and a context of 512 tokens needs 128 blocks of 4 tokens"):
+        LLM(str(make_model(tmp_path)), threads=1, kv_blocks=60, block_size=4, slots=8, context_tokens_max=512)
+
+
+def test_a_lowered_context_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    LLM(str(make_model(tmp_path)), threads=1, kv_blocks=60, block_size=4, slots=8)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "lowered to the 240 tokens" in said
+    assert "512" in said
+    assert "--kv-blocks 128" in said

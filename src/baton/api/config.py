@@ -9,8 +9,9 @@ from typing import Any, Literal
 from baton.api.limits import RANGES, Limits
 from baton.config import ServeConfig
 from baton.errors import InvalidConfig
+from baton.protocol.request import OPENAI_SAMPLING
 
-_DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_DEFAULTABLE = (*OPENAI_SAMPLING, "max_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,8 +30,8 @@ class ServedModel:
     "Unix seconds for /v1/models."
     fingerprint: str = "fp_baton"
     "Changes with weights, dtype or layout; clients see it as system_fingerprint."
-    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
-    "What generation_config.json recommends, for requests that do not say."
+    sampling_defaults: Mapping[str, int | float] = field(default_factory=lambda: dict(OPENAI_SAMPLING))
+    "For requests that do not say. max_tokens, where it is there, is the length of chats alone."
 
     def __post_init__(self) -> None:
         _require(bool(self.name), "model.name is empty")

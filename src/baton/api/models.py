@@ -32,4 +32,5 @@ def _model(front: Front, name: str) -> dict[str, Any]:
         "root": front.model.name,
         "parent": None,
         "max_model_len": front.model.context_tokens,
+        "sampling_defaults": dict(front.model.sampling_defaults),
     }

@@ -129,8 +129,7 @@ def _request(
         raise too_long(len(ids), context)
     if max(ids) >= front.model.head_width:
         raise bad(f"the prompt has token {max(ids)}, which the model does not have", "prompt")
-    room = context - len(ids)
-    max_tokens = room if options.max_tokens is None else min(options.max_tokens, room)
+    max_tokens = min(context - len(ids), _longest(front, ids, options) if options.max_tokens is None else options.max_tokens)
     if options.min_tokens > max_tokens:
         raise bad(
             f"min_tokens ({options.min_tokens}) is more than the {max_tokens} tokens that may follow this prompt", "min_tokens"
@@ -161,6 +160,17 @@ def _request(
             prompt_logprobs=options.prompt_logprobs,
         ),
     )
+
+
+def _longest(front: Front, ids: tuple[int, ...], options: Options) -> int:
+    """Tokens of an answer whose client names no length: a bound of ours must not be what refuses it."""
+    limits = front.limits
+    recommended = front.model.sampling_defaults.get("max_tokens", front.model.context_tokens)
+    longest = min(int(recommended), limits.request_tokens // options.n)
+    if options.logprobs is not None:
+        asked = 0 if options.prompt_logprobs is None else len(ids) * (1 + options.prompt_logprobs)
+        longest = min(longest, (limits.logprob_entries - asked) // (options.n * (1 + options.logprobs)))
+    return max(longest, options.min_tokens, 1)
 
 
 def _salt(caller: Caller, cache_salt: str) -> bytes:

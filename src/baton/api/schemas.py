@@ -17,6 +17,7 @@ from baton.api.config import ApiConfig, ServedModel
 from baton.api.errors import ApiError, bad
 from baton.api.fields import Fields, checked_token_ids, shown
 from baton.api.limits import RANGES
+from baton.protocol.request import OPENAI_SAMPLING
 
 INTERNAL: Final = (
     "kv_transfer_params",
@@ -94,7 +95,7 @@ class Options:
     stream: StreamOptions
     n: int
     max_tokens: int | None
-    "None: as many as the context has room for."
+    "None: as many as the model recommends, or the context has room for (prepare.py)."
     min_tokens: int
     temperature: float
     top_p: float
@@ -147,6 +148,8 @@ class Schema:
         self._model = model
         self._config = config
         self._limits = config.limits
+        self._defaults = {**OPENAI_SAMPLING, **model.sampling_defaults}
+        self._defaults["top_k"] = min(self._defaults["top_k"], model.head_width)
 
     def chat(self, body: dict[str, Any]) -> ChatBody:
         fields = self.open(body)
@@ -247,17 +250,17 @@ class Schema:
             raise bad(str(error), "prompt") from None
 
     def _options(self, fields: Fields, *, max_tokens: int | None, logprobs: int | None, chat: bool) -> Options:
-        limits, defaults = self._limits, self._model.sampling_defaults
+        limits, defaults = self._limits, self._defaults
         options = Options(
             stream=_stream_options(fields),
             n=fields.integer("n", 1),
             max_tokens=max_tokens,
             min_tokens=fields.integer("min_tokens", 0),
-            temperature=fields.number("temperature", defaults.get("temperature", 1.0)),
-            top_p=fields.number("top_p", defaults.get("top_p", 1.0)),
-            top_k=self._top_k(fields.integer("top_k", int(defaults.get("top_k", -1)))),
-            min_p=fields.number("min_p", defaults.get("min_p", 0.0)),
-            repetition_penalty=fields.number("repetition_penalty", defaults.get("repetition_penalty", 1.0)),
+            temperature=fields.number("temperature", defaults["temperature"]),
+            top_p=fields.number("top_p", defaults["top_p"]),
+            top_k=self._top_k(fields.integer("top_k", int(defaults["top_k"]))),
+            min_p=fields.number("min_p", defaults["min_p"]),
+            repetition_penalty=fields.number("repetition_penalty", defaults["repetition_penalty"]),
             presence_penalty=fields.number("presence_penalty", 0.0),
             frequency_penalty=fields.number("frequency_penalty", 0.0),
             seed=fields.integer("seed", None),

@@ -106,12 +106,13 @@ def chat(
     api_key: Annotated[str | None, typer.Option(metavar="KEY", help="For that server.")] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Longest answer.")] = 512,
-    temperature: Annotated[float, typer.Option(metavar="T", min=0.0, max=2.0, help="0: always the likeliest token.")] = 0.0,
+    temperature: Annotated[
+        float | None, typer.Option(metavar="T", min=0.0, max=2.0, help="0: the likeliest token. Default: the model's.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="For repeatable sampling.")] = None,
 ) -> None:
-    options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
-    if seed is not None:
-        options["seed"] = seed
+    asked = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    options = {name: value for name, value in asked.items() if value is not None}
     with complaints("chat"), ExitStack() as stack:
         server, name = _who_answers(stack, url, api_key, model)
         _talk(Conversation(server, name, options, system))

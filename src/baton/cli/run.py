@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from pathlib import Path
 from time import monotonic
@@ -35,10 +34,16 @@ def run(
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text; no chat template.")] = False,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Longest answer.")] = 128,
-    temperature: Annotated[float, typer.Option(metavar="T", min=0.0, max=2.0, help="0: always the likeliest token.")] = 0.0,
-    top_p: Annotated[float, typer.Option(metavar="P", min=1e-6, max=1.0, help="Nucleus.")] = 1.0,
-    top_k: Annotated[int, typer.Option(metavar="K", min=-1, help="Of the K likeliest. -1: of all.")] = -1,
-    repetition_penalty: Annotated[float, typer.Option(metavar="R", min=1e-6, max=10.0, help="1: none.")] = 1.0,
+    temperature: Annotated[
+        float | None, typer.Option(metavar="T", min=0.0, max=2.0, help="0: the likeliest token. Default: the model's.")
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(metavar="P", min=1e-6, max=1.0, help="Nucleus. Default: the model's.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(metavar="K", min=-1, help="Of the K likeliest. -1: of all. Default: the model's.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(metavar="R", min=1e-6, max=10.0, help="1: none. Default: the model's.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="For repeatable sampling.")] = None,
     n: Annotated[int, typer.Option("-n", min=1, max=128, help="Answers a prompt.")] = 1,
     quantization: Annotated[Quantization, typer.Option(help="What weights are computed on. auto: what the file has.")] = "auto",
@@ -47,7 +52,7 @@ def run(
 ) -> None:
     sampling: dict[str, Any] = {
         "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k,
-        "repetition_penalty": repetition_penalty, "seed": secrets.randbits(63) if seed is None else seed,
+        "repetition_penalty": repetition_penalty, "seed": seed,
     }  # fmt: skip
     with complaints("run"):
         asked = [*(prompts or ()), *(_lines(file) if file is not None else ())]

@@ -26,7 +26,7 @@ import typer
 from baton import __version__
 from baton.cli.say import INTERRUPTED, bar, complaints, resolve_model, served_name
 from baton.cli.settings import parameters, read_config
-from baton.config import ServeConfig
+from baton.config import ServeConfig, lowered_context
 
 if TYPE_CHECKING:
     from baton.protocol.control import InstanceReady, LoadProgress
@@ -174,12 +174,8 @@ def ready_text(config: ServeConfig, ready: InstanceReady, seconds: float) -> str
 
 def warnings_of(config: ServeConfig, ready: InstanceReady) -> list[str]:
     found = []
-    tokens = ready.blocks * ready.block_size
-    if tokens < ready.context_tokens:
-        found.append(
-            f"the KV pool holds {tokens:,} tokens and the model could take {ready.context_tokens:,}: requests that do not "
-            "fit are refused; raise --kv-blocks, or give the limit with --context-tokens-max"
-        )
+    if (words := lowered_context(config, ready.context_tokens, ready.model_context_tokens)) is not None:
+        found.append(words)
     if not config.api_key and config.host not in ("127.0.0.1", "localhost", "::1"):
         found.append(f"everybody who reaches {config.host}:{config.port} may use this server: give an --api-key")
     return found

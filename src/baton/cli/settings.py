@@ -45,6 +45,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "model",
         "served_model_name",
         "chat_template",
+        "generation_config",
         "dtype",
         "quantization",
         "compute",

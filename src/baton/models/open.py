@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from baton.models.config import ModelConfig
 from baton.models.config_from_gguf import config_from_gguf
 from baton.models.config_from_hf import config_from_hf
 from baton.models.files import read_json
+from baton.models.generation import recommended_by_gguf, recommended_by_hf
 from baton.models.loaders.gguf import GGUFWeights
 from baton.models.loaders.gguf_reader import GGUFFile
 from baton.models.loaders.safetensors import SafetensorsWeights
@@ -22,18 +25,17 @@ class OpenedModel:
     config: ModelConfig
     tokenizer: TokenizerSource
     weights: WeightSource
+    recommended: Mapping[str, Any] = field(default_factory=dict)
+    "How its makers want it sampled, for generation.sampling_defaults()."
 
 
 def open_model(path: Path) -> OpenedModel:
     """Config, tokenizer and a list of the tensors; no weights are read. `path` is what names.resolve() gave."""
     if path.is_dir():
-        generation = path / "generation_config.json"
-        config = config_from_hf(
-            read_json(path / "config.json"),
-            origin=str(path / "config.json"),
-            generation=read_json(generation) if generation.is_file() else None,
-        )
-        return OpenedModel(path, config, tokenizer_in_folder(path), SafetensorsWeights(path))
+        file_name = path / "generation_config.json"
+        generation = read_json(file_name) if file_name.is_file() else {}
+        config = config_from_hf(read_json(path / "config.json"), origin=str(path / "config.json"), generation=generation)
+        return OpenedModel(path, config, tokenizer_in_folder(path), SafetensorsWeights(path), recommended_by_hf(generation))
     file = GGUFFile(path)
     config = config_from_gguf(file)
-    return OpenedModel(path, config, tokenizer_in_gguf(file), GGUFWeights(file, config))
+    return OpenedModel(path, config, tokenizer_in_gguf(file), GGUFWeights(file, config), recommended_by_gguf(file.metadata))

@@ -64,6 +64,10 @@ class WorkerHello(Struct, frozen=True, array_like=True):
     layout: str = ""
     "Fingerprint of a block's bytes."
     pool_kept: bool = False
+    model_context_tokens: int = 0
+    "What the model was made for: more than context_tokens where the pool does not hold it."
+    sampling_defaults: dict[str, int | float] = {}
+    "For requests that do not say."
 
 
 class InstanceReady(Struct, frozen=True, array_like=True):
@@ -74,6 +78,8 @@ class InstanceReady(Struct, frozen=True, array_like=True):
     slots: int
     vocab_size: int
     context_tokens: int
+    model_context_tokens: int = 0
+    sampling_defaults: dict[str, int | float] = {}
 
 
 class StartFailed(Struct, frozen=True, array_like=True):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -39,6 +40,12 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     "Report the log-probability of each token, and of this many of the likeliest."
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     "The same for the prompt's own tokens. The whole prompt is computed then, whatever is cached."
+
+
+OPENAI_SAMPLING: Mapping[str, int | float] = MappingProxyType(
+    {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+)
+"""What OpenAI's API does where a request says nothing: so do we, where the model's files say nothing either."""
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):

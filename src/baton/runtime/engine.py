@@ -192,7 +192,15 @@ class Engine:
         }
         self._driver = Driver(instance, ports, self._on_due)
         keep_what_is_here()
-        ready = InstanceReady(hello.blocks, hello.block_size, config.scheduler.slots, hello.vocab_size, hello.context_tokens)
+        ready = InstanceReady(
+            hello.blocks,
+            hello.block_size,
+            config.scheduler.slots,
+            hello.vocab_size,
+            hello.context_tokens,
+            hello.model_context_tokens,
+            hello.sampling_defaults,
+        )
         self._front.send(ready)
         self._supervisor.send(ready)
         self._tell(WorkerReady(hello.epoch, hello.pool_kept))

@@ -91,6 +91,7 @@ def _server(config: ServeConfig, client: ChannelClient, text: ModelText, ready: 
         context_tokens=ready.context_tokens,
         head_width=ready.vocab_size,
         created=int(time.time()),
+        sampling_defaults=ready.sampling_defaults,
     )
     settings = {
         "serve": shown(config),

@@ -32,11 +32,10 @@ class _Progress:
 
 
 def serve(config: WorkerConfig, channel: BlockingChannel) -> None:
-    from baton.worker.build import build_runner
+    from baton.worker.build import build_worker
 
-    runner = build_runner(config, progress=_Progress(channel))
-    model = runner.config
-    context = config.context_tokens_max or model.context_tokens_max
+    built = build_worker(config, progress=_Progress(channel))
+    runner, model = built.runner, built.runner.config
     keep_what_is_here()
     channel.send(
         WorkerHello(
@@ -44,8 +43,10 @@ def serve(config: WorkerConfig, channel: BlockingChannel) -> None:
             runner.pool.blocks,
             config.block_size,
             model.vocab_size,
-            context,
+            built.context_tokens,
             f"{runner.pool.layout.fingerprint().hex()} {runner.forward.name}",
+            model_context_tokens=model.context_tokens_max,
+            sampling_defaults=built.sampling_defaults,
         )
     )
     while (message := channel.receive()) is not None:

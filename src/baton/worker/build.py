@@ -1,9 +1,12 @@
-"""From settings to a runner that takes plans: model, pool."""
+"""From settings to a runner that takes plans: model, pool, and the longest sequence that the pool can hold."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
+from baton.models.generation import sampling_defaults
 from baton.models.loaders.weights import Progress
 from baton.models.names import resolve
 from baton.models.open import open_model
@@ -11,28 +14,59 @@ from baton.worker.kv_pool import GIB, KVLayout
 from baton.worker.model_runner import ModelRunner
 from baton.worker.platforms.cpu import CpuPlatform
 
+CONTEXT_TOKENS_MIN = 2
+"""A prompt and an answer of one token each: with less nothing can be asked."""
 
-def build_runner(config: WorkerConfig, progress: Progress | None = None) -> ModelRunner:
+
+@dataclass(frozen=True, slots=True)
+class BuiltWorker:
+    runner: ModelRunner
+    context_tokens: int
+    "Longest sequence, prompt and output. One of this length always fits the pool."
+    sampling_defaults: dict[str, int | float]
+    "For requests that do not say (models/generation.py)."
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    blocks: int
+    context_tokens: int
+
+
+def build_worker(config: WorkerConfig, progress: Progress | None = None) -> BuiltWorker:
+    """What is wrong with the settings is said before any weights are read."""
     platform = CpuPlatform()
     opened = open_model(resolve(config.model, progress=progress))
-    context = config.context_tokens_max or opened.config.context_tokens_max
-    if context > opened.config.context_tokens_max:
-        raise InvalidConfig(
-            f"context_tokens_max is {context}, and the model was made for {opened.config.context_tokens_max}: lower it"
-        )
+    defaults = sampling_defaults(opened.recommended, config.generation_config, str(opened.path))
+    layout = KVLayout.of(opened.config, config.block_size, platform.kv_dtype(opened.config, config))
+    size = fit_pool(config, layout, opened.config.context_tokens_max)
     loaded = platform.load(opened, config, progress)
-    layout = KVLayout.of(opened.config, config.block_size, loaded.kv_dtype)
-    pool = platform.create_pool(layout, config.blocks or blocks_in(config, layout, context))
-    return ModelRunner(loaded.with_pool(pool), pool, slots=config.slots)
+    pool = platform.create_pool(layout, size.blocks)
+    return BuiltWorker(ModelRunner(loaded.with_pool(pool), pool, slots=config.slots), size.context_tokens, defaults)
 
 
-def blocks_in(config: WorkerConfig, layout: KVLayout, context: int) -> int:
-    """As many as the memory holds, and no more than all slots could fill with whole contexts."""
-    fit = int(config.kv_memory_gib * GIB) // layout.block_bytes
-    needed = -(-context // config.block_size)
-    if fit < needed:
+def fit_pool(config: WorkerConfig, layout: KVLayout, model_context: int) -> PoolSize:
+    """As many blocks as are given or fit, and no more than all slots could fill with whole contexts.
+
+    A context that nobody asked for is lowered to what the pool holds: a longer sequence could never run to its end. One
+    that was asked for and does not fit is refused.
+    """
+    asked, size = config.context_tokens_max, config.block_size
+    if asked is not None and asked > model_context:
+        raise InvalidConfig(f"context_tokens_max is {asked}, and the model was made for {model_context}: lower it")
+    if config.blocks is not None:
+        fit, given, option = config.blocks, f"kv_blocks is {config.blocks}", "kv_blocks"
+    else:
+        fit, option = int(config.kv_memory_gib * GIB) // layout.block_bytes, "kv_memory_gib"
+        given = f"kv_memory_gib is {config.kv_memory_gib:g}: that is {fit} KV blocks"
+    held = fit * size
+    if held < max(asked or 0, CONTEXT_TOKENS_MIN):
+        wanted = asked or CONTEXT_TOKENS_MIN
+        needed = -(-wanted // size)
+        instead = f", or lower context_tokens_max to {held}" if asked and held >= CONTEXT_TOKENS_MIN else ""
         raise InvalidConfig(
-            f"kv_memory_gib is {config.kv_memory_gib:g}: that is {fit} KV blocks of {config.block_size} tokens, and one "
-            f"sequence of {context} tokens needs {needed}; raise kv_memory_gib or lower context_tokens_max"
+            f"{given}, and a context of {wanted} tokens needs {needed} blocks of {size} tokens "
+            f"({needed * layout.block_bytes / GIB:.2g} GiB): raise {option}{instead}"
         )
-    return min(fit, config.slots * needed)
+    context = min(asked or model_context, held)
+    return PoolSize(fit if config.blocks is not None else min(fit, config.slots * -(-context // size)), context)

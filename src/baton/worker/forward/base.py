@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from baton.config import WorkerConfig
+from baton.errors import InvalidConfig
 from baton.models.config import ModelConfig
 from baton.worker.arrays import Floats, Int64s
 from baton.worker.draws import Draws
@@ -50,3 +52,10 @@ class LoadedForward:
     kv_dtype: KVDtype
     "What it wants the pool to hold."
     with_pool: Callable[[KVPool], Forward]
+
+
+def torch_kv_dtype(settings: WorkerConfig) -> KVDtype:
+    """Here and not with the torch forward: that it cannot be is said without importing torch."""
+    if settings.kv_dtype in ("bfloat16", "int8"):
+        raise InvalidConfig(f"kv_dtype {settings.kv_dtype} needs the native kernels: take float16")
+    return "float32" if settings.kv_dtype == "auto" else settings.kv_dtype

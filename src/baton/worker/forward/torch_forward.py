@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from baton.config import WorkerConfig
-from baton.errors import InvalidConfig
 from baton.models.decoder import Decoder
 from baton.models.load import build_model
 from baton.models.loaders.weights import Progress
@@ -15,8 +14,7 @@ from baton.worker.attention.base import AttentionBackend
 from baton.worker.attention.gathered import GatheredAttention
 from baton.worker.draws import Draws, choose, likeliest
 from baton.worker.flat_batch import FlatBatch
-from baton.worker.forward.base import LoadedForward
-from baton.worker.kv_pool import KVDtype
+from baton.worker.forward.base import LoadedForward, torch_kv_dtype
 
 
 def load_torch(opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> LoadedForward:
@@ -24,10 +22,7 @@ def load_torch(opened: OpenedModel, settings: WorkerConfig, progress: Progress |
     torch.set_num_threads(settings.threads)
     dtype: torch.dtype = getattr(torch, settings.dtype)
     decoder = build_model(opened.config, opened.weights, dtype=dtype, quantization=settings.quantization, progress=progress)
-    if settings.kv_dtype in ("bfloat16", "int8"):
-        raise InvalidConfig(f"kv_dtype {settings.kv_dtype} needs the native kernels: take float16")
-    kv_dtype: KVDtype = "float32" if settings.kv_dtype == "auto" else settings.kv_dtype
-    return LoadedForward(kv_dtype, lambda pool: TorchForward(decoder, GatheredAttention(opened.config, pool)))
+    return LoadedForward(torch_kv_dtype(settings), lambda pool: TorchForward(decoder, GatheredAttention(opened.config, pool)))
 
 
 class TorchForward:

@@ -1,6 +1,7 @@
 """What the worker asks of hardware. One model runner serves every platform; it never asks what it runs on.
 
-A start goes: load() -> memory() -> blocks_that_fit() -> create_pool(), or attach_pool() where another process made it.
+A start goes: kv_dtype() -> load() -> memory() -> blocks_that_fit() -> create_pool(), or attach_pool() where another process
+made it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress
 from baton.models.open import OpenedModel
 from baton.worker.forward.base import LoadedForward
-from baton.worker.kv_pool import KVLayout, KVPool, PoolHandle
+from baton.worker.kv_pool import KVDtype, KVLayout, KVPool, PoolHandle
 from baton.worker.memory import MemoryFacts
 
 
@@ -27,6 +28,10 @@ class StepBounds:
 
 class Platform(Protocol):
     name: str
+
+    def kv_dtype(self, model: ModelConfig, settings: WorkerConfig) -> KVDtype:
+        """What the pool will hold. Asked before load(): a pool that is too small should be said before weights are read."""
+        ...
 
     def load(self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None) -> LoadedForward:
         """Reads the weights, and chooses what computes on them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
+from functools import cached_property
 
 from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
@@ -12,10 +13,10 @@ from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress
 from baton.models.open import OpenedModel
 from baton.native.build import NoCompiler
-from baton.native.library import load_best
-from baton.worker.forward.base import LoadedForward
-from baton.worker.forward.native_forward import load_native
-from baton.worker.kv_pool import GIB, KVLayout, KVPool, PoolHandle
+from baton.native.library import Library, load_best
+from baton.worker.forward.base import LoadedForward, torch_kv_dtype
+from baton.worker.forward.native_forward import kv_dtype_for, load_native
+from baton.worker.kv_pool import GIB, KVDtype, KVLayout, KVPool, PoolHandle
 from baton.worker.memory import MemoryFacts, main_memory
 from baton.worker.platforms.base import StepBounds
 
@@ -27,17 +28,27 @@ FLOAT32_BYTES = 4
 class CpuPlatform:
     name = "cpu"
 
+    @cached_property
+    def _library(self) -> Library | NoCompiler:
+        """Our kernels, or why there are none."""
+        try:
+            return load_best()
+        except NoCompiler as error:
+            return error
+
+    def kv_dtype(self, model: ModelConfig, settings: WorkerConfig) -> KVDtype:
+        if settings.compute != "torch" and isinstance(self._library, Library):
+            return kv_dtype_for(self._library, model, settings)
+        return torch_kv_dtype(settings)
+
     def load(self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> LoadedForward:
         settings = replace(settings, threads=settings.threads or usable_cores())
         if settings.compute != "torch":
-            try:
-                library = load_best()
-            except NoCompiler as error:
-                if settings.compute == "native":
-                    raise
-                log.warning("the model runs in torch, which is several times slower: %s", error)
-            else:
-                return load_native(library, opened, settings, progress)
+            if isinstance(self._library, Library):
+                return load_native(self._library, opened, settings, progress)
+            if settings.compute == "native":
+                raise self._library
+            log.warning("the model runs in torch, which is several times slower: %s", self._library)
         try:
             from baton.worker.forward.torch_forward import load_torch  # a second and 200 MiB, for those who need it
         except ModuleNotFoundError as error:
