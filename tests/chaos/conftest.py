@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 for package in ("torch", "starlette", "uvicorn", "safetensors", "tokenizers"):
-    pytest.importorskip(package, reason="servers need pip install 'baton[cpu,serve]'")
+    pytest.importorskip(package, reason="servers need pip install -e '.[dev,oracle]'")
 
 sys.path.append(str(Path(__file__).parent))
 

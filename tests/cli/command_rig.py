@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,16 @@ class Running:
 
 
 @contextmanager
-def serving(*arguments: str | Path) -> Iterator[Running]:
-    command = [*BATON, "serve", "--port", "0", *map(str, arguments)]
+def serving(
+    *arguments: str | Path, command: Sequence[str] = BATON, environment: Mapping[str, str] = ENVIRONMENT
+) -> Iterator[Running]:
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=ENVIRONMENT
+        [*command, "serve", "--port", "0", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env=environment,
     )
     try:
         assert process.stdout is not None

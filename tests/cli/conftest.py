@@ -14,7 +14,7 @@ NEEDED = ("torch", "safetensors", "tokenizers", "starlette", "uvicorn")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     missing = [package for package in NEEDED if importlib.util.find_spec(package) is None]
     if missing:
-        pytest.skip(f"needs {', '.join(missing)} (pip install 'baton[cpu,serve]')")
+        pytest.skip(f"needs {', '.join(missing)} (pip install -e '.[dev,oracle]')")
     from command_rig import write_tiny_model
 
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny-llama")

@@ -1,6 +1,5 @@
 """Importing torch costs a second and 200 MiB: only a process that computes with it may pay. Looked at in real processes."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +50,6 @@ def test_listing_models_needs_neither():
     assert loaded_after("from baton.cli.models import models; models(as_json=True)") == ""
 
 
-@pytest.mark.skipif(importlib.util.find_spec("numpy") is None, reason="weights need numpy (pip install 'baton[cpu]')")
 def test_a_model_is_opened_and_its_weights_are_read_without_torch():
     try:
         path = resolve("smollm2")

@@ -23,7 +23,7 @@ class SkippedModule(pytest.Module):
     """Stands for a test file that could not even be imported."""
 
     def collect(self):
-        pytest.skip(f"models need {', '.join(MISSING)} (pip install 'baton[cpu,oracle]')", allow_module_level=True)
+        pytest.skip(f"models need {', '.join(MISSING)} (pip install -e '.[dev,oracle]')", allow_module_level=True)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent):

@@ -26,7 +26,7 @@ class SkippedModule(pytest.Module):
     """Stands for a test file that could not even be imported."""
 
     def collect(self):
-        pytest.skip(f"the worker needs {', '.join(MISSING)} (pip install 'baton[cpu]')", allow_module_level=True)
+        pytest.skip(f"the worker needs {', '.join(MISSING)} (pip install -e '.[dev,oracle]')", allow_module_level=True)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent):

@@ -141,6 +141,7 @@ def make_server(app: Starlette, *, host: str = "127.0.0.1", port: int = 8000, **
             "port": port,
             "http": protocol_class(limits),
             "ws": "none",
+            "loop": "asyncio",  # uvloop made no difference that showed (docs/performance.md)
             "access_log": False,
             "server_header": False,
             "date_header": True,

@@ -5,6 +5,8 @@ Bars are for people who look on: none where stderr is a file or a pipe.
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,17 +20,8 @@ if TYPE_CHECKING:
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
-EXTRAS = {
-    "torch": "cpu",
-    "numpy": "cpu",
-    "tokenizers": "serve",
-    "jinja2": "serve",
-    "starlette": "serve",
-    "uvicorn": "serve",
-    "orjson": "serve",
-    "prometheus_client": "serve",
-}
-"""Which extra of the package brings a module that is missing."""
+PACKAGES = {"yaml": "pyyaml"}
+"""What pip calls a module, where it is not the module's own name."""
 
 
 class Failed(Exception):
@@ -54,12 +47,30 @@ def complaints(command: str) -> Iterator[None]:
     except (EngineError, Failed) as error:
         complain(command, str(error))
     except ModuleNotFoundError as error:
-        extra = EXTRAS.get((error.name or "").split(".")[0])
-        if extra is None:
+        module = (error.name or "").split(".")[0]
+        if module in ("", "baton"):
             raise
-        complain(command, f"the package {error.name} is missing: pip install 'baton[cpu,serve]' (it is in baton[{extra}])")
+        complain(command, f"the package {module} is missing: pip install {PACKAGES.get(module, module)}")
     except KeyboardInterrupt:
         complain(command, "interrupted", INTERRUPTED)
+
+
+def require_packages() -> None:
+    """Raises where the installation is not complete. The processes of a server would end in tracebacks, one after the other."""
+    from importlib.metadata import PackageNotFoundError, distribution, requires
+
+    try:
+        needed = [line.split(";")[0].strip() for line in requires("baton") or () if "extra ==" not in line]
+    except PackageNotFoundError:
+        return  # run from its sources: nothing says what is needed
+    missing = []
+    for requirement in needed:
+        try:
+            distribution(re.split(r"[^\w.-]", requirement)[0])
+        except PackageNotFoundError:
+            missing.append(requirement)
+    if missing:
+        raise Failed(f"packages are missing: pip install {' '.join(map(shlex.quote, missing))}")
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from baton import __version__
-from baton.cli.say import INTERRUPTED, bar, complaints, resolve_model, served_name
+from baton.cli.say import INTERRUPTED, bar, complaints, require_packages, resolve_model, served_name
 from baton.cli.settings import parameters, read_config
 from baton.config import ServeConfig, lowered_context
 
@@ -49,6 +49,7 @@ alone, never from environment variables.
 
 def serve(*, quiet: bool, until_stdin_ends: bool, **given: Any) -> None:
     with complaints("serve"):
+        require_packages()
         asked = read_config(given)
         config = replace(asked, port=checked_port(asked))
         path = resolve_model(config.model, quiet=quiet)

@@ -7,7 +7,7 @@ import logging
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 
-from baton.native.build import NoCompiler, compiled
+from baton.native.build import NoCompiler, compiled, find_compiler
 from baton.native.variants import Variant, usable
 
 log = logging.getLogger(__name__)
@@ -105,6 +105,7 @@ def load_variant(variant: Variant) -> Library:
 @cache
 def load_best() -> Library:
     """The best variant that this machine compiles and runs. Raises NoCompiler where there is none."""
+    find_compiler()  # said once, and not once per variant
     errors = []
     for variant in usable():
         try:

@@ -43,16 +43,24 @@ class CpuPlatform:
 
     def load(self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> LoadedForward:
         settings = replace(settings, threads=settings.threads or usable_cores())
+        why = ""
         if settings.compute != "torch":
             if isinstance(self._library, Library):
                 return load_native(self._library, opened, settings, progress)
             if settings.compute == "native":
                 raise self._library
-            log.warning("the model runs in torch, which is several times slower: %s", self._library)
+            why = str(self._library)
         try:
             from baton.worker.forward.torch_forward import load_torch  # a second and 200 MiB, for those who need it
         except ModuleNotFoundError as error:
-            raise InvalidConfig("nothing can compute here: install a C compiler (gcc or clang), or torch") from error
+            if settings.compute == "torch":
+                raise InvalidConfig("--compute torch: torch is not installed: pip install torch") from error
+            raise InvalidConfig(
+                f"{why}; and torch, which could compute instead, is not installed: install a C compiler (gcc or clang), "
+                "or pip install torch"
+            ) from error
+        if why:
+            log.warning("the model runs in torch, which is several times slower: %s", why)
         return load_torch(opened, settings, progress)
 
     def memory(self) -> MemoryFacts:
