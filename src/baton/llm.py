@@ -37,6 +37,7 @@ from baton.protocol.output import Emit, Ended
 from baton.protocol.request import GenerateRequest
 from baton.protocol.request import SamplingParams as WireParams
 from baton.protocol.step import StepPlan, TokenLogprob
+from baton.text.chat_prompt import render_chat
 from baton.text.loading import load_model_text
 
 __all__ = ["LLM", "Answer", "Output", "SamplingParams"]
@@ -154,8 +155,10 @@ class LLM:
     ) -> list[Answer]:
         """Like `generate`, for lists of messages, or a single one."""
         each: Sequence[Any] = [chats] if chats and isinstance(chats[0], Mapping) else chats
-        rendered = [self.chat_template.render([dict(message) for message in chat]) for chat in each]
-        prompts = [self.tokenizer.encode(text, add_special_tokens=False, parse_special=True) for text in rendered]
+        rendered = [render_chat(self.chat_template, self.tokenizer, [dict(message) for message in chat]) for chat in each]
+        prompts = [
+            self.tokenizer.encode(text, add_special_tokens=False, parse_special=True, mark=mark) for text, mark in rendered
+        ]
         return self.generate(prompts, sampling, **options)
 
     # One request

@@ -14,6 +14,7 @@ from baton.api.front import Front
 from baton.api.schemas import ChatBody, CompletionBody, Options, Prompt, too_long
 from baton.protocol.ids import RequestId
 from baton.protocol.request import GenerateRequest, SamplingParams
+from baton.text.chat_prompt import render_chat
 from baton.text.stops import StopAutomaton
 from baton.text.tokenizer import TooManyTokens
 
@@ -45,13 +46,15 @@ class Job:
 
 def chat_job(front: Front, body: ChatBody, caller: Caller) -> Job:
     require_may_fit(front, _characters(body.messages))  # before the template is asked to copy it
-    text = front.template.render(
+    text, mark = render_chat(
+        front.template,
+        front.tokenizer,
         body.messages,
         add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
         continue_final_message=body.continue_final_message,
         extras=body.template_kwargs,
     )
-    return _job(front, [_encoded(front, text, body.options)], body.options, caller)
+    return _job(front, [_encoded(front, text, body.options, mark)], body.options, caller)
 
 
 def completion_job(front: Front, body: CompletionBody, caller: Caller) -> Job:
@@ -80,12 +83,12 @@ def _ids(front: Front, prompt: Prompt, options: Options) -> tuple[int, ...]:
     return _encoded(front, prompt, options) if isinstance(prompt, str) else prompt
 
 
-def _encoded(front: Front, text: str, options: Options) -> tuple[int, ...]:
+def _encoded(front: Front, text: str, options: Options, mark: str = "") -> tuple[int, ...]:
     require_may_fit(front, len(text))
     context = front.model.context_tokens
     try:
         ids = front.tokenizer.encode(
-            text, add_special_tokens=options.add_special_tokens, parse_special=True, tokens_max=context
+            text, add_special_tokens=options.add_special_tokens, parse_special=True, mark=mark, tokens_max=context
         )
     except TooManyTokens as error:
         raise too_long(max(context, error.tokens_at_least), context) from None

@@ -14,6 +14,7 @@ from baton.api.front import Front, caller_of, front_of
 from baton.api.json_body import parse_object, read_body
 from baton.api.json_parts import send_json
 from baton.api.streaming import ClientGone, drop_connection, while_connected
+from baton.text.chat_prompt import render_chat
 
 
 class TokensRoute:
@@ -43,12 +44,12 @@ def _size_bytes(answer: dict[str, Any]) -> int:
 
 def _tokenized(front: Front, body: dict[str, Any]) -> dict[str, Any]:
     fields = front.schema.open(body)
-    text, chat = _text(front, fields)
+    text, chat, mark = _text(front, fields)
     limit = front.limits.tokenize_bytes
     if len(text) > limit or len(text.encode("utf-8", "replace")) > limit:
         raise bad(f"the text has more than {limit} bytes: cut it into pieces", "prompt", code="text_too_large")
     ids = front.tokenizer.encode(
-        text, add_special_tokens=fields.boolean("add_special_tokens", default=not chat), parse_special=True
+        text, add_special_tokens=fields.boolean("add_special_tokens", default=not chat), parse_special=True, mark=mark
     )
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": front.model.context_tokens, "tokens": ids, "token_strs": None}
     if fields.boolean("return_token_strs"):
@@ -57,25 +58,25 @@ def _tokenized(front: Front, body: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def _text(front: Front, fields: Fields) -> tuple[str, bool]:
-    """The text to cut, and whether it is a rendered chat."""
+def _text(front: Front, fields: Fields) -> tuple[str, bool, str]:
+    """The text to cut, whether it is a rendered chat, and the mark in it."""
     prompt, messages = fields.raw("prompt"), fields.raw("messages")
     if (prompt is None) == (messages is None):
         raise bad("give either prompt or messages", "prompt")
     if messages is None:
         if not isinstance(prompt, str):
             raise bad(f"prompt must be a text, not {shown(prompt)}", "prompt")
-        return prompt, False
+        return prompt, False, ""
     continue_final = fields.boolean("continue_final_message")
-    return (
-        front.template.render(
-            messages,
-            add_generation_prompt=fields.boolean("add_generation_prompt", default=True) and not continue_final,
-            continue_final_message=continue_final,
-            extras=front.schema.template_kwargs(fields),
-        ),
-        True,
+    text, mark = render_chat(
+        front.template,
+        front.tokenizer,
+        messages,
+        add_generation_prompt=fields.boolean("add_generation_prompt", default=True) and not continue_final,
+        continue_final_message=continue_final,
+        extras=front.schema.template_kwargs(fields),
     )
+    return text, True, mark
 
 
 def _detokenized(front: Front, body: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,9 @@ time with the same result (detokenizer.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 
@@ -35,6 +37,8 @@ class _AsciiTexts(dict[int, str | None]):
         return text
 
 
+_WINDOW = 32 * 1024
+"Characters that are searched at once."
 _CHARACTERS_PER_TOKEN = 16
 "Most texts have fewer; a text that has more than so many for each allowed token is looked at in part first."
 
@@ -93,8 +97,20 @@ class Tokenizer:
         """True where a text is encoded with a space put before it, which decode takes away again."""
         return self._parts.strips_leading_space
 
+    @cached_property
+    def special_texts(self) -> tuple[str, ...]:
+        """How special tokens are spelled, the longest first. One character alone is no control word."""
+        added = self._parts.backend.get_added_tokens_decoder().values()
+        return tuple(sorted((token.content for token in added if token.special and len(token.content) > 1), key=len)[::-1])
+
     def encode(
-        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False, tokens_max: int | None = None
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        parse_special: bool = False,
+        mark: str = "",
+        tokens_max: int | None = None,
     ) -> list[int]:
         """Ids of `text`.
 
@@ -102,18 +118,22 @@ class Tokenizer:
                             which has written it already.
         parse_special       read "<|im_end|>" and the like as the special token, as a rendered chat template needs.
                             Off, they are plain characters: text from a client cannot end its own turn.
+        mark                with parse_special: what stands between two special tokens and has this in it is cut without it, as
+                            plain characters (chat_prompt.py).
         tokens_max          raise TooManyTokens where the text has more, mostly after cutting only its beginning.
 
         Any string is taken: a lone surrogate counts as U+FFFD; NUL and BOM are characters like others.
         """
-        backend = self._parts.backend if parse_special else self._plain_backend()
         text = replace_lone_surrogates(text)
-        if tokens_max is not None:
-            _require_short_beginning(backend, text, tokens_max)
-        encoding = _cut(backend, text)
-        if tokens_max is not None and len(encoding) > tokens_max:
-            raise TooManyTokens(len(encoding))
-        ids: list[int] = encoding.ids
+        ids: list[int] = []
+        for stretch, special in _stretches(self.special_texts, text, mark) if mark else [(text, parse_special)]:
+            backend = self._parts.backend if special else self._plain_backend()
+            if tokens_max is not None:
+                _require_short_beginning(backend, stretch, tokens_max)
+            encoding = _cut(backend, stretch)
+            if tokens_max is not None and len(ids) + len(encoding) > tokens_max:
+                raise TooManyTokens(len(ids) + len(encoding))
+            ids += encoding.ids
         if add_special_tokens:
             return [*self._parts.prefix_ids, *ids, *self._parts.suffix_ids]
         return ids
@@ -164,6 +184,34 @@ class Tokenizer:
 def _cut(backend: Backend, text: str) -> Encoding:
     """A batch of one: `encode` gives the same ids and keeps the interpreter lock, for seconds where the text is large."""
     return backend.encode_batch_fast([text], add_special_tokens=False)[0]
+
+
+def _stretches(special: tuple[str, ...], text: str, mark: str) -> Iterator[tuple[str, bool]]:
+    """Pieces of the text in order, and whether the special tokens in each are meant. Cut only at special tokens, where a
+    tokenizer begins anew: the ids of the pieces together are those of the whole."""
+    begin = end = 0  # of what is not given yet; of the last special token
+    for start, stop in (*_spans(special, text), (len(text), len(text))):
+        between = text[end:start]
+        if mark in between:
+            if begin < end:
+                yield text[begin:end], True
+            yield between.replace(mark, ""), False
+            begin = start
+        end = stop
+    if begin < end:
+        yield text[begin:end], True
+
+
+def _spans(special: tuple[str, ...], text: str) -> Iterator[tuple[int, int]]:
+    """Where special tokens stand. In windows: one search of a large text would keep the interpreter lock for all of it."""
+    pattern, longest, at = re.compile("|".join(map(re.escape, special))), len(special[0]), 0
+    while at < len(text):
+        found = pattern.search(text, at, at + _WINDOW + longest)
+        if found is not None and found.start() < at + _WINDOW:
+            yield found.span()
+            at = found.end()
+        else:
+            at += _WINDOW
 
 
 def _require_short_beginning(backend: Backend, text: str, tokens_max: int) -> None:
