@@ -8,8 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton.api.config import ApiConfig
 from baton.errors import Unavailable
-from baton.observe.engine_stats import EngineStats
 from baton.observe.metrics import ALIASES
+from baton.protocol.control import InstanceStats as EngineStats
 
 TEXT = "/v1/completions"
 

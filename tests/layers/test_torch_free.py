@@ -41,9 +41,8 @@ def test_no_module_brings_torch(process):
     assert process not in NUMPY_TOO or "numpy" not in loaded
 
 
-def test_names_and_tokenizers_need_neither():
-    """A front process resolves names and builds a tokenizer."""
-    assert loaded_after("import baton.models.names, baton.models.tokenizer_source") == ""
+def test_names_and_recommendations_need_neither():
+    assert loaded_after("import baton.models.names, baton.models.generation") == ""
 
 
 def test_listing_models_needs_neither():
@@ -60,7 +59,7 @@ from pathlib import Path
 from baton.models.open import open_model
 from baton.models.quantise import weights_as
 opened = open_model(Path({str(path)!r}))
-assert opened.config.layers == 30 and opened.tokenizer.path
+assert opened.config.layers == 30
 assert weights_as(opened.weights.raw("layers.0.mlp.down.weight"), "layers.0.mlp.down.weight", "int8").type.name == "Q8_0"
 """
     assert loaded_after(code) == "numpy"

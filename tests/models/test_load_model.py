@@ -1,4 +1,4 @@
-"""What load_model() gives besides the model: progress, ids, tokenizer and chat template."""
+"""What load_model() gives besides the model: progress and ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tiny_models import oracle_model
 from baton.models.config_from_hf import config_from_hf
 from baton.models.load import load_model
 from baton.models.open import open_model
-from baton.models.tokenizer_source import read_tokenizer_source
 
 
 @pytest.fixture
@@ -72,36 +71,3 @@ def test_qwen_windows_without_a_list_of_layer_types(tmp_path):
     raw.pop("layer_types")
     assert config_from_hf(raw).traits.layer_windows == listed == (None, 4, 4)
     assert config_from_hf({**raw, "use_sliding_window": False}).traits.layer_windows == ()
-
-
-@pytest.mark.parametrize(
-    ("files", "template"),
-    [
-        ({}, None),
-        ({"tokenizer_config.json": '{"chat_template": "A"}'}, "A"),
-        ({"tokenizer_config.json": '{"chat_template": null}'}, None),
-        (
-            {"tokenizer_config.json": '{"chat_template": [{"name": "tool_use", "template": "T"}, '
-             '{"name": "default", "template": "D"}]}'},
-            "D",
-        ),
-        ({"tokenizer_config.json": '{"chat_template": "A"}', "chat_template.jinja": "J"}, "J"),
-    ],
-)  # fmt: skip
-def test_chat_templates_of_folders(folder, files, template):
-    for name, text in files.items():
-        (folder / name).write_text(text)
-    loaded = load_model(folder)
-    assert loaded.chat_template == template
-    assert loaded.tokenizer.path is None
-    (folder / "tokenizer.json").write_text("{}")
-    assert read_tokenizer_source(folder).path == folder / "tokenizer.json"
-
-
-def test_the_text_side_of_a_gguf(tmp_path):
-    path = write_gguf(tmp_path / "m.gguf", oracle_model("qwen3"), "qwen3")
-    source = read_tokenizer_source(path)
-    assert source.path == path
-    assert source.chat_template == "{{ messages }}"
-    assert source.settings["tokenizer.ggml.tokens"][:2] == ["t0", "t1"]
-    assert load_model(path).tokenizer == source

@@ -13,6 +13,7 @@ from baton.models.dequantise import dequantise
 from baton.models.layers.linear import Linear, QuantisedLinear, rounded_to_int8
 from baton.models.load import dummy_model, load_model
 from baton.models.loaders.dummy import DummyWeights
+from baton.models.loaders.gguf_reader import GGUFFile
 from baton.models.quantise import to_q4_1, to_q8_0, weights_as
 from baton.models.raw_tensor import RawTensor
 from baton.models.reference import all_logits, greedy_tokens
@@ -149,6 +150,6 @@ def test_a_file_s_own_blocks_are_computed_on(kind, wide_oracle, tmp_path):
 
 def test_smollm2_still_makes_sense_in_blocks(smollm2_path):
     loaded = load_model(smollm2_path, quantization="auto")
-    vocabulary = {token: i for i, token in enumerate(loaded.tokenizer.settings["tokenizer.ggml.tokens"])}
+    vocabulary = {token: i for i, token in enumerate(GGUFFile(smollm2_path).metadata["tokenizer.ggml.tokens"])}
     prompt = [vocabulary[piece] for piece in ["The", "Ġcapital", "Ġof", "ĠFrance", "Ġis"]]
     assert greedy_tokens(loaded.model, prompt, 1) == [vocabulary["ĠParis"]]

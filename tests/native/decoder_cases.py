@@ -22,7 +22,6 @@ from baton.models.config import (
 from baton.models.loaders.dummy import DummyWeights
 from baton.models.open import OpenedModel
 from baton.models.raw_tensor import Floats
-from baton.models.tokenizer_source import TokenizerSource
 from baton.native.library import Library
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import Forward, LoadedForward
@@ -67,7 +66,7 @@ QUANTISED_CASES: dict[str, ModelConfig] = {
 
 def load(library: Library | None, config: ModelConfig, *, threads: int = 1, **settings: object) -> LoadedForward:
     """In C, or in torch where no library is given. `settings`: WorkerConfig's."""
-    opened = OpenedModel(Path(), config, TokenizerSource(None, None), DummyWeights(config, 5))
+    opened = OpenedModel(Path(), config, DummyWeights(config, 5))
     worker = WorkerConfig(threads=threads, **settings)  # type: ignore[arg-type]
     return load_native(library, opened, worker) if library else load_torch(opened, worker)
 

@@ -16,7 +16,6 @@ from rig import TINY, TINY_SEED, generate, make_pool, tiny_model
 from baton.config import WorkerConfig
 from baton.models.loaders.dummy import DummyWeights
 from baton.models.open import OpenedModel
-from baton.models.tokenizer_source import TokenizerSource
 from baton.native import build
 from baton.native.build import NoCompiler, cache_folder, compiled, find_compiler
 from baton.native.library import load_best, load_variant
@@ -172,7 +171,7 @@ def test_the_environment_s_compiler_comes_first(monkeypatch):
 
 
 def opened() -> OpenedModel:
-    return OpenedModel(Path(), TINY, TokenizerSource(None, None), DummyWeights(TINY, TINY_SEED))
+    return OpenedModel(Path(), TINY, DummyWeights(TINY, TINY_SEED))
 
 
 @pytest.fixture(params=["no compiler", "no place to write to"])

@@ -17,7 +17,6 @@ from baton.models.dequantise import dequantise
 from baton.models.open import OpenedModel
 from baton.models.raw_tensor import RawTensor
 from baton.models.tensor_types import F32, Q4_0, Q4_1, Q8_0
-from baton.models.tokenizer_source import TokenizerSource
 from baton.native.library import load_best
 from baton.native.packing import Arena, _kind_of
 from baton.worker.forward.native_forward import load_native
@@ -68,7 +67,7 @@ def test_a_token_is_looked_up_exactly(library, kind, tied):
         "layers.0.mlp.down.weight": RawTensor.of_floats(np.zeros((96, config.intermediate_size), np.float32)),
     }
     source = GivenWeights(config, {"embed.weight": embedding, **nothing})
-    opened = OpenedModel(None, config, TokenizerSource(None, None), source)  # type: ignore[arg-type]
+    opened = OpenedModel(None, config, source)  # type: ignore[arg-type]
     settings = WorkerConfig(threads=1, quantization="none" if kind == F32 else "auto")
     talk = Conversation(config, [50, 3])
     talk.tokens[0] = np.arange(50, dtype=np.int32)

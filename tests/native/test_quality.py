@@ -95,7 +95,7 @@ def test_of_a_file_of_four_bits_int4_is_auto(opened, windows):
 
 def test_our_own_four_bits_are_as_good_as_the_file_s(opened, windows, exact):
     """From float32 to Q4_1 by models/quantise.py."""
-    floats = OpenedModel(opened.path, opened.config, opened.tokenizer, AsFloats(opened.weights))
+    floats = OpenedModel(opened.path, opened.config, AsFloats(opened.weights))
     found = perplexities(load(floats, quantization="int4", compute="native", threads=2), windows[:1])
     cost = found[0] / exact[0] - 1
     print(f"Q4_1 of float32: perplexity {found[0]:.4f}, exact {exact[0]:.4f}, {cost:+.3%}")

@@ -21,7 +21,6 @@ from baton.models.load import dummy_model
 from baton.models.loaders.dummy import DummyWeights
 from baton.models.loaders.weights import WeightSource
 from baton.models.open import OpenedModel, open_model
-from baton.models.tokenizer_source import TokenizerSource
 from baton.native.build import NoCompiler
 from baton.protocol.codec import decode, encode
 from baton.protocol.ids import Instant, RequestId
@@ -85,7 +84,7 @@ TINY_SEED = 3
 
 def tiny_model(config: ModelConfig = TINY, weights: WeightSource | None = None, **settings: Any) -> RigModel:
     weights = weights or DummyWeights(config, TINY_SEED)
-    return load(OpenedModel(Path(), config, TokenizerSource(None, None), weights), **settings)
+    return load(OpenedModel(Path(), config, weights), **settings)
 
 
 def tiny_oracle(config: ModelConfig = TINY) -> Decoder:

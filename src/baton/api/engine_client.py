@@ -19,7 +19,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from baton.errors import EngineError
-from baton.observe.engine_stats import EngineStats
+from baton.protocol.control import InstanceStats as EngineStats
 from baton.protocol.ids import RequestId
 from baton.protocol.output import Ended
 from baton.protocol.request import FinishReason, GenerateRequest, Refused

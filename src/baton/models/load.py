@@ -14,7 +14,6 @@ from baton.models.loaders.dummy import DummyWeights
 from baton.models.loaders.weights import Progress, RawWeights, WeightSource
 from baton.models.names import resolve
 from baton.models.open import open_model
-from baton.models.tokenizer_source import TokenizerSource
 from baton.models.torch_weights import Weights
 
 
@@ -24,11 +23,6 @@ class LoadedModel:
     "The folder or .gguf file."
     config: ModelConfig
     model: Decoder
-    tokenizer: TokenizerSource
-
-    @property
-    def chat_template(self) -> str | None:
-        return self.tokenizer.chat_template
 
 
 def load_model(
@@ -43,7 +37,7 @@ def load_model(
     from 0 to the total twice where a model has to be fetched first."""
     opened = open_model(resolve(name, progress=progress))
     model = build_model(opened.config, opened.weights, dtype=dtype, device=device, quantization=quantization, progress=progress)
-    return LoadedModel(opened.path, opened.config, model, opened.tokenizer)
+    return LoadedModel(opened.path, opened.config, model)
 
 
 def build_model(

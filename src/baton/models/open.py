@@ -1,4 +1,4 @@
-"""A model's files, looked at and not yet loaded: what it is, how it handles text, which tensors there are."""
+"""A model's files, looked at and not yet loaded: what it is, how it should be sampled, which tensors there are."""
 
 from __future__ import annotations
 
@@ -16,26 +16,24 @@ from baton.models.loaders.gguf import GGUFWeights
 from baton.models.loaders.gguf_reader import GGUFFile
 from baton.models.loaders.safetensors import SafetensorsWeights
 from baton.models.loaders.weights import WeightSource
-from baton.models.tokenizer_source import TokenizerSource, tokenizer_in_folder, tokenizer_in_gguf
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
     path: Path
     config: ModelConfig
-    tokenizer: TokenizerSource
     weights: WeightSource
     recommended: Mapping[str, Any] = field(default_factory=dict)
     "How its makers want it sampled, for generation.sampling_defaults()."
 
 
 def open_model(path: Path) -> OpenedModel:
-    """Config, tokenizer and a list of the tensors; no weights are read. `path` is what names.resolve() gave."""
+    """Config and a list of the tensors; no weights are read. `path` is what names.resolve() gave."""
     if path.is_dir():
         file_name = path / "generation_config.json"
         generation = read_json(file_name) if file_name.is_file() else {}
         config = config_from_hf(read_json(path / "config.json"), origin=str(path / "config.json"), generation=generation)
-        return OpenedModel(path, config, tokenizer_in_folder(path), SafetensorsWeights(path), recommended_by_hf(generation))
+        return OpenedModel(path, config, SafetensorsWeights(path), recommended_by_hf(generation))
     file = GGUFFile(path)
     config = config_from_gguf(file)
-    return OpenedModel(path, config, tokenizer_in_gguf(file), GGUFWeights(file, config), recommended_by_gguf(file.metadata))
+    return OpenedModel(path, config, GGUFWeights(file, config), recommended_by_gguf(file.metadata))

@@ -14,8 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from baton.observe.engine_stats import EngineStats
 from baton.observe.token_histogram import TokenHistogram
+from baton.protocol.control import InstanceStats as EngineStats
 from baton.protocol.output import Ended
 from baton.protocol.request import FinishReason, GenerateRequest
 
