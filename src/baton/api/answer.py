@@ -16,7 +16,7 @@ from baton.api.errors import as_api_error, error_response, to_json
 from baton.api.front import Front, caller_of, front_of, logger
 from baton.api.generation import Generation
 from baton.api.idempotency import Remembered
-from baton.api.json_body import parse_object, read_body
+from baton.api.json_body import read_body
 from baton.api.json_parts import send_json
 from baton.api.limits import Limits
 from baton.api.live import LiveRequest
@@ -119,7 +119,7 @@ class _Call:
 
     async def _generate(self, live: LiveRequest, lease: Lease) -> None:
         def make_job() -> Job:
-            return self.shape.job(parse_object(self.body, self.front.limits), self.caller)
+            return self.shape.job(self.front.json.parse(self.body), self.caller)
 
         job = await self.front.off_loop(len(self.body), make_job)
         self.body = b""

@@ -16,6 +16,7 @@ from baton.api.config import ApiConfig, ServedModel
 from baton.api.engine_client import EngineClient
 from baton.api.errors import ApiError
 from baton.api.idempotency import IdempotencyStore
+from baton.api.json_process import JsonProcess
 from baton.api.live import LiveRequests
 from baton.api.schemas import Schema
 from baton.api.streaming import EndOfTurn
@@ -46,6 +47,7 @@ class Front:
         self.live = LiveRequests(engine, config)
         self.idempotency = IdempotencyStore(config.limits)
         self.turn = EndOfTurn()
+        self.json = JsonProcess(config.limits, model.context_tokens)
         self.budget = ByteBudget(config.limits.bytes_in_flight)
         self.longest_token_bytes = max(1, *(len(tokenizer.id_to_bytes(i)) for i in range(tokenizer.vocab_size)))
         self._threads = ThreadPoolExecutor(config.text_threads, thread_name_prefix="baton-text")
@@ -73,6 +75,7 @@ class Front:
             raise ApiError(503, "the engine does not answer", code="engine_stuck") from None
 
     def close(self) -> None:
+        self.json.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

@@ -30,6 +30,8 @@ class Limits:
     "From the first byte (or the connection) to the end of the headers. Over it the connection is closed."
     json_depth: int = 64
     "Lists and objects inside each other."
+    json_values: int = 320 * 1024
+    "Entries of all lists and objects of a large body (128 KiB or more), strings not counted by their length."
     object_keys: int = 1024
     "Keys of one object. 256 would do but for logit_bias, which may name `token_ids` tokens."
     top_level_keys: int = 256
@@ -42,7 +44,7 @@ class Limits:
     "n x prompts."
     request_tokens: int = 4 * MIB
     "n x prompts x max_tokens, after max_tokens is clipped to the context."
-    prompt_tokens: int = 512 * 1024
+    prompt_tokens: int = 256 * 1024
     "Tokens of all prompts of a request together. One prompt alone may have the whole context."
     logprob_entries: int = 2_000_000
     "Tokens x (1 + likeliest tokens asked for) that one answer may report."

@@ -20,6 +20,8 @@ from baton.api.limits import Limits
 from baton.api.shutdown import EndedByShutdown
 
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_RECEIVE_BYTES = 64 * 1024
+"What one connection brings in a turn of the loop: many that send much at once then do not hold up those that wait for a token."
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
@@ -119,6 +121,7 @@ def _watch_peer(transport: Any, limits: Limits) -> None:
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.write_seconds * 1000))
 

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from baton.api.errors import JsonRows, bad
 from baton.api.fields import Fields, checked_token_ids, shown
 from baton.api.front import Front, caller_of, front_of
-from baton.api.json_body import parse_object, read_body
+from baton.api.json_body import read_body
 from baton.api.json_parts import send_json
 from baton.api.streaming import ClientGone, drop_connection, while_connected
 from baton.text.chat_prompt import render_chat
@@ -29,7 +29,7 @@ class TokensRoute:
         with front.budget.lease() as lease:
             body = await read_body(request, front.limits, lease)
             with front.live.admitted(caller_of(request).tenant, ()):
-                answer = await front.off_loop(len(body), lambda: self._work(front, parse_object(body, front.limits)))
+                answer = await front.off_loop(len(body), lambda: self._work(front, front.json.parse(body)))
                 lease.take(_size_bytes(answer))
                 try:
                     sending = send_json(send, answer, headers={}, write_seconds=front.limits.write_seconds)

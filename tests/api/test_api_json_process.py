@@ -1,0 +1,136 @@
+"""Large bodies are parsed in a process of their own: the same values and errors, and nobody waits for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+from api_fakes import eventually
+
+from baton.api.errors import ApiError
+from baton.api.json_body import parse_object
+from baton.api.json_process import INLINE_BYTES, JsonProcess
+from baton.api.limits import Limits
+
+FILL = "x" * INLINE_BYTES
+LIMITS = Limits(json_values=5000)
+
+
+@pytest.fixture(scope="module")
+def process():
+    process = JsonProcess(LIMITS, context_tokens=512)
+    yield process
+    process.close()
+
+
+def child_of(process: JsonProcess):
+    child = process._turn.get(timeout=10)
+    process._turn.put(child)
+    return child
+
+
+def outcome(parse, body: bytes):
+    try:
+        return parse(body)
+    except ApiError as error:
+        return error.http_status, str(error), error.param, error.code
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": [1, 2.5, null, true, "é"], "b": {"c": {}}}',
+        '{"a": "\\ud83d\\ude00 \\ud800 \\udfff"}',
+        '{"a": 1, "a": 2}',
+        '{"a": NaN}',
+        '{"a": 1e400}',
+        '{"a": Infinity}',
+        '{"a": ' + "[" * 100 + "]" * 100 + "}",
+        '{"a": ' + "[" * 100_000,
+        '{"a": 1}{"b": 2}',
+        '{"a": 1} x',
+        "[1, 2]",
+        "{" + ",".join(f'"k{i}": 1' for i in range(300)) + "}",
+        '{"a": {' + ",".join(f'"k{i}": 1' for i in range(1025)) + "}}",
+        '{"a": ' + "9" * 5000 + "}",
+        '{"a": -9223372036854775808, "b": 18446744073709551615}',
+        "",
+        '{"a": "\n"}',
+    ],
+)
+def test_values_and_errors_are_those_of_the_small_way(process, text):
+    # The same text in both, once as it is and once made large by spaces, which JSON allows anywhere around a value.
+    small, large = text.encode(), text.encode() + b" " * (INLINE_BYTES + 1)
+    expected = outcome(lambda body: parse_object(body, LIMITS), large)
+    assert outcome(process.parse, large) == expected
+    if isinstance(expected, dict):
+        assert parse_object(small, LIMITS) == expected
+
+
+def test_bytes_that_are_no_utf_8_are_refused_there_too(process):
+    body = json.dumps({"a": FILL}).encode() + b"\xff"
+    assert outcome(process.parse, body) == outcome(lambda body: parse_object(body, LIMITS), body)
+
+
+def test_an_int_of_more_than_64_bits_is_no_whole_number(process):
+    value = process.parse(json.dumps({"a": 10**30, "b": [-(10**30)], "c": FILL}).encode())
+    assert (value["a"], value["b"]) == (1e300, [-1e300])
+
+
+def test_values_of_a_large_body_are_bounded_and_the_field_is_named(process):
+    body = {"prompt": "a", "x": [[1] * 100] * 51, "fill": FILL}
+    assert outcome(process.parse, json.dumps(body).encode()) == (
+        400, "the body has more than 5000 values", "x", "too_many_values"
+    )  # fmt: skip
+    assert process.parse(json.dumps(body | {"x": [[1] * 100] * 49}).encode())["x"] == [[1] * 100] * 49
+
+
+def test_a_prompt_of_too_many_ids_is_told_its_number_of_tokens(process):
+    status, message, param, code = outcome(process.parse, json.dumps({"prompt": [7] * 600, "x": FILL}).encode())
+    assert (status, param, code) == (400, "prompt", "context_length_exceeded")
+    assert "600 tokens" in message
+
+
+def test_small_bodies_need_no_process():
+    process = JsonProcess(LIMITS, 512)
+    assert process.parse(b'{"a": 1}') == {"a": 1}
+    assert child_of(process) is None
+
+
+def test_a_child_that_was_killed_costs_one_answer_and_is_replaced():
+    process = JsonProcess(LIMITS, 512)
+    body = json.dumps({"a": FILL}).encode()
+    assert process.parse(body) == {"a": FILL}
+    os.kill(child_of(process)._process.pid, signal.SIGKILL)
+    answers = [outcome(process.parse, body) for _ in range(2)]
+    assert answers[-1] == {"a": FILL}
+    assert answers[0] == {"a": FILL} or answers[0][0] == 503
+    process.close()
+
+
+def test_a_child_that_does_not_answer_is_killed_at_the_deadline():
+    process = JsonProcess(Limits(prepare_seconds=0.5), 512)
+    body = json.dumps({"a": FILL}).encode()
+    until_started = [outcome(process.parse, body) for _ in range(20)]
+    assert {"a": FILL} in until_started or all(answer[0] == 503 for answer in until_started)
+    child = child_of(process)
+    if child is not None:
+        os.kill(child._process.pid, signal.SIGSTOP)
+        assert outcome(process.parse, body)[0] == 503
+        assert eventually(lambda: child._process.poll() is not None)
+        assert child_of(process) is None
+    process.close()
+
+
+def test_a_large_body_on_the_server_does_not_run_the_parser_there(server, http, monkeypatch):
+    parsed = []
+    import baton.api.json_process as module
+
+    monkeypatch.setattr(module, "parse_object", lambda body, limits: parsed.append(len(body)) or parse_object(body, limits))
+    answer = http.post(server.url + "/v1/completions", json={"prompt": "Hi", "max_tokens": 2, "metadata": {"a": FILL}})
+    assert answer.status_code == 200
+    assert parsed == []
+    assert http.post(server.url + "/v1/completions", json={"prompt": "Hi", "max_tokens": 2}).status_code == 200
+    assert len(parsed) == 1
