@@ -1,4 +1,4 @@
-"""A real server of four processes for a test: started, watched through /proc, and certainly gone in the end."""
+"""A real server of five processes for a test: started, watched through /proc, and certainly gone in the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ T = TypeVar("T")
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parent.parent / "src"
-ROLES = {"chaos_serve": "supervisor", "baton.runtime.front": "front", "chaos_engine": "engine", "chaos_worker": "worker"}
+ROLES = {
+    "chaos_serve": "supervisor",
+    "baton.runtime.front": "front",
+    "baton.text.template_child": "templates",
+    "chaos_engine": "engine",
+    "chaos_worker": "worker",
+}
 PATIENCE_SECONDS = 90.0
 """For anything that must come to pass. Long, because nothing is asserted about time: only that it happens."""
 
@@ -83,10 +89,14 @@ class Process:
 
 
 def children(pid: int) -> list[int]:
+    """Of all its threads."""
+    found: list[int] = []
     try:
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += [int(word) for word in (thread / "children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):
-        return []
+        pass
+    return found
 
 
 def role_of(pid: int) -> str | None:
@@ -94,7 +104,7 @@ def role_of(pid: int) -> str | None:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return ROLES.get(words[2]) if len(words) > 2 and words[1] == "-m" else None
+    return ROLES.get(words[words.index("-m") + 1]) if "-m" in words[:-1] else None
 
 
 class Server:
@@ -151,7 +161,8 @@ class Server:
 
     def _remember(self) -> dict[str, int]:
         found = {"supervisor": self.popen.pid}
-        for parent, expected in (("supervisor", ("front", "engine")), ("engine", ("worker",))):
+        family = (("supervisor", ("front", "engine")), ("front", ("templates",)), ("engine", ("worker",)))
+        for parent, expected in family:
             for pid in children(found[parent]) if parent in found else ():
                 role = role_of(pid)  # between fork and exec a child looks like its parent
                 if role in expected:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from chaos_server import Reply, Server, ask, children, request_bytes, until
 
-ROLES = ("supervisor", "front", "engine", "worker")
+ROLES = ("supervisor", "front", "templates", "engine", "worker")
 STREAM = {"prompt": "abcdefgh", "max_tokens": 8, "temperature": 0, "return_token_ids": True, "stream": True}
 
 
@@ -183,6 +183,16 @@ def test_requests_that_do_not_finish_end_with_an_openai_error(tiny: Path, tmp_pa
         assert "Traceback" not in server.errors
 
 
+def test_a_lost_template_process_is_replaced(tiny: Path, tmp_path: Path):
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+    with Server(tiny, tmp_path).wait_ready() as server:
+        first = server.process("templates")
+        first.send(signal.SIGKILL)
+        assert server.ask("/v1/chat/completions", body).status == 200
+        assert server.process("templates").pid != first.pid
+        assert "Traceback" not in server.errors
+
+
 def test_a_front_that_was_told_to_end_behind_the_supervisors_back(tiny: Path, tmp_path: Path):
     with Server(tiny, tmp_path).wait_ready() as server:
         server.process("front").send(signal.SIGTERM)
@@ -231,7 +241,7 @@ class TestStartsThatFail:
 
 
 def test_no_process_inherits_what_is_not_its_own(tiny: Path, tmp_path: Path):
-    """Sockets: the worker has one (the engine's), the engine three, the front three (one of them listens)."""
+    """Sockets: the worker and the templates' process have one, the engine three, the front four (one of them listens)."""
 
     def sockets(pid: int) -> int:
         links = []
@@ -246,5 +256,6 @@ def test_no_process_inherits_what_is_not_its_own(tiny: Path, tmp_path: Path):
     with server:
         assert sockets(server.process("worker").pid) == 1
         until(lambda: sockets(server.process("engine").pid) == 2 + 1 + 2, "the engine has its channels, and its loop's pair")
-        until(lambda: sockets(server.process("front").pid) == 2 + 1 + 2, "the front has its channels, its listener, the pair")
+        until(lambda: sockets(server.process("front").pid) == 3 + 1 + 2, "the front has its channels, its listener, the pair")
+        until(lambda: sockets(server.process("templates").pid) == 1, "the templates' process has its socket")
         assert os.environ.get("BATON_CHAOS") is None

@@ -20,7 +20,7 @@ def test_start_answer_and_end(tiny_model):
         answer = server.post("/v1/chat/completions", body)
         assert answer["usage"]["completion_tokens"] >= 1
         everyone = family(server.process.pid)
-        assert len(everyone) == 4, "supervisor, front, engine, worker"
+        assert len(everyone) == 5, "supervisor, front, its templates, engine, worker"
         code, err = server.interrupt()
         assert code == 0
         assert "draining" in err

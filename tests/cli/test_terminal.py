@@ -54,7 +54,7 @@ def test_chat_erases_neither_what_is_typed_nor_what_is_answered(tiny_model):
         after = terminal.seen[prompt:]
         assert not [code for code in (HIDE_CURSOR, ERASE_LINE, UP) if code in after], after
         everyone = family(terminal.process.pid)
-        assert len(everyone) == 5, "chat, supervisor, front, engine, worker"
+        assert len(everyone) == 6, "chat, supervisor, front, its templates, engine, worker"
         terminal.write("/exit\r")
         assert terminal.process.wait(60) == 0
         assert not gone(everyone)

@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 
 from baton.errors import CallerError, InvalidConfig
-from baton.text.chat_template import CHATML, ChatTemplate, TemplateFailed, TemplateLimits
+from baton.text.chat_template import CHATML, ChatTemplate, TemplateFailed
 from baton.text.loading import load_model_text
 
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
@@ -141,24 +141,6 @@ def test_bad_messages_are_refused_without_repeating_them(messages, words):
 def test_odd_text_is_rendered_as_text(content):
     expected = content.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     assert chatml({"role": "user", "content": content}) == f"<|im_start|>user\n{expected}<|im_end|>\n"
-
-
-def test_work_is_linear_in_the_messages():
-    """Counted, not timed: twice the messages cost twice the units."""
-
-    def units(count):
-        low, high = 0, 1_000_000
-        while low + 1 < high:
-            middle = (low + high) // 2
-            template = ChatTemplate(CHATML, limits=TemplateLimits(units_max=middle))
-            try:
-                template.render(HI * count)
-                high = middle
-            except TemplateFailed:
-                low = middle
-        return high
-
-    assert units(2000) <= 2 * units(1000)
 
 
 def test_the_most_messages_allowed_are_rendered():

@@ -121,7 +121,7 @@ class _Call:
         def make_job() -> Job:
             return self.shape.job(self.front.json.parse(self.body), self.caller)
 
-        job = await self.front.off_loop(len(self.body), make_job)
+        job = await self.front.off_loop(len(self.body), make_job, renders=self.shape.renders)
         self.body = b""
         lease.close()  # only token ids are left
         generation = Generation(self.front, job, live, self._started)

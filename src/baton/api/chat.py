@@ -15,6 +15,7 @@ class ChatShape(Shape):
     id_prefix = "chatcmpl-"
     object_whole = "chat.completion"
     object_chunk = "chat.completion.chunk"
+    renders = True
 
     def job(self, body: dict[str, Any], caller: Caller) -> Job:
         return chat_job(self.front, self.front.schema.chat(body), caller)

@@ -51,17 +51,23 @@ class Front:
         self.budget = ByteBudget(config.limits.bytes_in_flight)
         self.longest_token_bytes = max(1, *(len(tokenizer.id_to_bytes(i)) for i in range(tokenizer.vocab_size)))
         self._threads = ThreadPoolExecutor(config.text_threads, thread_name_prefix="baton-text")
+        self._chat_threads = ThreadPoolExecutor(config.text_threads, thread_name_prefix="baton-chat")
         self._ping: asyncio.Task[None] | None = None
 
-    async def off_loop(self, size_bytes: int, work: Callable[[], T]) -> T:
-        """Does `work` here where it is small, else on a thread, so that one large request does not hold up all streams."""
-        if size_bytes <= _INLINE_BYTES:
+    async def off_loop(self, size_bytes: int, work: Callable[[], T], *, renders: bool = False) -> T:
+        """Does `work` here where it is small, else on a thread, so that one large request does not hold up all streams.
+
+        renders   it waits for a chat template, which is another process: never here, and small ones not behind large ones
+        """
+        small = size_bytes <= _INLINE_BYTES
+        if small and not renders:
             return work()
         try:
             async with asyncio.timeout(self.limits.prepare_seconds):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+                threads = self._chat_threads if small else self._threads
+                return await asyncio.get_running_loop().run_in_executor(threads, work)
         except TimeoutError:
-            raise ApiError(503, "too many large requests are being prepared", code="prepare_timeout") from None
+            raise ApiError(503, "too many requests are being prepared", code="prepare_timeout") from None
 
     async def ping(self) -> None:
         """One round trip through the step loop at a time, however many ask: /health is open to everyone. Raises."""
@@ -76,7 +82,8 @@ class Front:
 
     def close(self) -> None:
         self.json.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._chat_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 def front_of(request: Request) -> Front:

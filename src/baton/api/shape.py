@@ -21,6 +21,8 @@ class Shape(ABC):
     id_prefix: ClassVar[str]
     object_whole: ClassVar[str]
     object_chunk: ClassVar[str]
+    renders: ClassVar[bool] = False
+    "Making the job renders a chat template."
 
     def __init__(self, front: Front) -> None:
         self.front = front

@@ -29,7 +29,11 @@ class TokensRoute:
         with front.budget.lease() as lease:
             body = await read_body(request, front.limits, lease)
             with front.live.admitted(caller_of(request).tenant, ()):
-                answer = await front.off_loop(len(body), lambda: self._work(front, front.json.parse(body)))
+                answer = await front.off_loop(
+                    len(body),
+                    lambda: self._work(front, front.json.parse(body)),
+                    renders=True,  # it may: whether there are messages shows when the body is parsed
+                )
                 lease.take(_size_bytes(answer))
                 try:
                     sending = send_json(send, answer, headers={}, write_seconds=front.limits.write_seconds)

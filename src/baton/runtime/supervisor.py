@@ -2,6 +2,7 @@
 
     supervisor
       |-- front     HTTP, tokenizer                    ends: drains, then closes the engine's channel
+      |     `-- templates   renders chat templates     ends: with the front
       `-- engine    the instance machine               ends: when the front's channel closes
             `-- worker    the model                    ends: with the engine
 

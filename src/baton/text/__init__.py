@@ -3,7 +3,7 @@
 A chat request goes down this list, its answer comes back up:
 
 chat_messages.py   what the client sent          -> plain, checked messages
-chat_template.py   messages                      -> one prompt string (template_sandbox.py keeps the template in bounds)
+chat_template.py   messages                      -> one prompt string (rendered in a child: template_process.py)
 tokenizer.py       prompt                        -> token ids (built by hf_tokenizer.py or gguf_tokenizer.py)
 detokenizer.py     token ids, a few at a time    -> text, never half a character
 stops.py           text, a piece at a time       -> the text that may be sent, and the stop string that ended it

@@ -1,6 +1,9 @@
 """Chat messages to one prompt string, with the model's own template.
 
-    messages --(chat_messages.py)--> plain messages --(template, in template_sandbox.py)--> prompt
+    messages --(chat_messages.py)--> plain messages --(template_process.py)--> template_child.py --> prompt
+
+The template is compiled and rendered in a child process that can be stopped (template_sandbox.py says how). What is checked,
+and what an error may say, is decided here.
 
 Encode the prompt with add_special_tokens=False and parse_special=True: the template has written the special tokens.
 """
@@ -8,18 +11,16 @@ Encode the prompt with add_special_tokens=False and parse_special=True: the temp
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from jinja2 import Template, TemplateSyntaxError, UndefinedError, nodes
-from jinja2.exceptions import SecurityError
-
 from baton.errors import CallerError, InvalidConfig
 from baton.text.chat_messages import plain_messages
 from baton.text.clean import replace_lone_surrogates
-from baton.text.template_sandbox import BoundedEnvironment, Budget, OverBudget, RaisedByTemplate, run_within
+from baton.text.template_process import TemplateCrash, TemplateProcess, TemplateTimeout, shared_process
+from baton.text.template_wire import UTF8_BYTES_MAX, Kind, Reply, Request
 
 CHATML = (
     "{% for message in messages %}"
@@ -57,18 +58,18 @@ class TemplateLimits:
     extras_max: int = 64
     "Further values for the template."
     prompt_chars_max: int = 8 * 1024 * 1024
-    "Characters of the prompt, and of any value the template makes on the way."
-    units_max: int = 1_000_000
-    "Work of the template (template_sandbox.py says what costs how much): some seconds at most."
+    "Characters of the prompt."
+    render_seconds_max: float = 5.0
+    "Time for one rendering. A large honest chat takes a tenth of a second."
     template_chars_max: int = 1024 * 1024
     "Characters of the template itself."
 
 
 @dataclass(frozen=True, slots=True)
-class _Compiled:
+class _Template:
     """A template, and what may be told about it in an error: only what it says itself, never what the chat says."""
 
-    template: Template
+    source: str
     literals: tuple[str, ...]
     "Its string constants, the longest first."
     names: frozenset[str]
@@ -86,15 +87,18 @@ class ChatTemplate:
         eos_token: str = "",
         limits: TemplateLimits | None = None,
         now: Callable[[], datetime] = datetime.now,
+        process: TemplateProcess | None = None,
     ) -> None:
         """`templates` is one template, or several by name ("default", and "tool_use" for requests with tools).
 
         None means that the model has none: render() then refuses. Give CHATML to serve such a model anyway.
+        `process` renders them; by default one that all templates here share.
         Raises InvalidConfig for a template that jinja2 cannot read.
         """
         self._limits = limits or TemplateLimits()
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        self._environment = BoundedEnvironment(now)
+        self._now = now
+        self._process = process or shared_process()
         sources = {"default": templates} if isinstance(templates, str) else dict(templates or {})
         self._templates = {name: self._compiled(name, source) for name, source in sources.items()}
 
@@ -140,23 +144,26 @@ class ChatTemplate:
         prompt = self._rendered(template, values)
         return replace_lone_surrogates(_cut(prompt) if continue_final_message else prompt)
 
-    def _compiled(self, name: str, source: str) -> _Compiled:
+    def _compiled(self, name: str, source: str) -> _Template:
         if len(source) > self._limits.template_chars_max:
             raise InvalidConfig(
                 f"the chat template '{name}' has {len(source)} characters and {self._limits.template_chars_max} are allowed"
             )
         try:
-            tree = self._environment.bounded(source)
-            constants = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
-            literals = tuple(sorted(constants, key=len, reverse=True))
-            return _Compiled(self._environment.from_string(tree), literals, frozenset(re.findall(r"\w+", source)))
-        except TemplateSyntaxError as error:
-            where = f"line {error.lineno}: {error.message}"
-            raise InvalidConfig(f"the chat template '{name}' is not valid jinja: {where}") from error
-        except (OverBudget, RecursionError) as error:
-            raise InvalidConfig(f"the chat template '{name}' cannot be compiled: {error}") from error
+            kind, words = self._ask(source, None)
+        except TemplateTimeout:
+            kind, words = "failed", f"it takes more than {self._limits.render_seconds_max:g} s"
+        except TemplateCrash:
+            kind, words = "failed", "it ends the process that compiles it"
+        match kind, words:
+            case "ok", [*literals]:
+                by_length = sorted(map(str, literals), key=len, reverse=True)
+                return _Template(source, tuple(by_length), frozenset(re.findall(r"\w+", source)))
+            case "syntax", _:
+                raise InvalidConfig(f"the chat template '{name}' is not valid jinja: {words}")
+        raise InvalidConfig(f"the chat template '{name}' cannot be compiled: {words or kind}")
 
-    def _chosen(self, *, with_tools: bool) -> _Compiled:
+    def _chosen(self, *, with_tools: bool) -> _Template:
         if not self._templates:
             raise CallerError("this model has no chat template: use the completions endpoint, or start the server with one")
         if with_tools and "tool_use" in self._templates:
@@ -175,7 +182,7 @@ class ChatTemplate:
             raise CallerError(f"{name} has {len(values)} entries and at most {self._limits.tools_max} are allowed")
         if any(not isinstance(value, Mapping) for value in values):
             raise CallerError(f"every entry of {name} must be an object")
-        return list(values) or None
+        return [dict(value) for value in values] or None
 
     def _checked_extras(self, extras: object) -> dict[str, Any]:
         if extras is None:
@@ -191,30 +198,48 @@ class ChatTemplate:
                 raise CallerError(f"chat_template_kwargs may not set '{key}': the server sets it")
         return dict(extras)
 
-    def _rendered(self, chosen: _Compiled, values: Mapping[str, Any]) -> str:
-        budget = Budget(self._limits.units_max, self._limits.prompt_chars_max)
+    def _rendered(self, template: _Template, values: dict[str, Any]) -> str:
+        """What the template says in an error may hold the prompt: only what also stands in its source is shown."""
         try:
-            return run_within(budget, lambda: "".join(self._within_size(chosen.template.generate(values))))
-        except OverBudget as error:
-            raise TemplateFailed(f"the model's chat template was stopped: {error}") from None
-        except RaisedByTemplate as error:
-            raise TemplateFailed(f"the model's chat template refuses this chat: {_reason(error, chosen.literals)}") from None
-        except UndefinedError as error:
-            raise TemplateFailed(f"the model's chat template misses a value: {_missing_name(error, chosen.names)}") from None
-        except SecurityError:
-            raise TemplateFailed("the model's chat template tried something that templates may not do") from None
-        except (RecursionError, MemoryError) as error:
-            raise TemplateFailed(f"the model's chat template nests or grows too far ({type(error).__name__})") from None
-        except Exception as error:  # a template can fail in every way Python can; its words may hold the prompt
-            raise TemplateFailed(f"the model's chat template failed on this chat ({type(error).__name__})") from None
+            kind, words = self._ask(template.source, values)
+        except TemplateTimeout:
+            seconds = self._limits.render_seconds_max
+            raise TemplateFailed(f"the model's chat template was stopped: it takes more than {seconds:g} s") from None
+        except TemplateCrash:
+            raise TemplateFailed("the model's chat template ends the process that renders it") from None
+        except (TypeError, ValueError, RecursionError):
+            raise CallerError("messages, tools and extras must be plain JSON values, and not nested deeply") from None
+        if kind == "ok":
+            return str(words)
+        raise TemplateFailed(f"the model's chat template {self._failure(template, kind, str(words))}") from None
 
-    def _within_size(self, pieces: Iterator[str]) -> Iterator[str]:
-        left = self._limits.prompt_chars_max
-        for piece in pieces:
-            left -= len(piece)
-            if left < 0:
-                raise OverBudget(f"the prompt would have more than {self._limits.prompt_chars_max} characters")
-            yield piece
+    def _failure(self, template: _Template, kind: Kind, words: str) -> str:
+        match kind:
+            case "raised":
+                return f"refuses this chat: {_reason(words, template.literals)}"
+            case "undefined":
+                return f"misses a value: {_missing_name(words, template.names)}"
+            case "forbidden":
+                return "tried something that templates may not do"
+            case "too_long":
+                return f"was stopped: the prompt would have more than {self._limits.prompt_chars_max} characters"
+            case "memory":
+                return "was stopped: it takes too much memory"
+        if words == "RecursionError":
+            return "nests too far (RecursionError)"
+        return f"failed on this chat ({words})"
+
+    def _ask(self, source: str, values: dict[str, Any] | None) -> Reply:
+        limits = self._limits
+        request: Request = {
+            "source": source,
+            "values": values,
+            "now": self._now().isoformat(),
+            "prompt_chars_max": limits.prompt_chars_max,
+            "seconds_max": limits.render_seconds_max,
+        }
+        chars_max = max(limits.prompt_chars_max, limits.template_chars_max)
+        return self._process.ask(request, UTF8_BYTES_MAX * chars_max + 4096)
 
 
 def _cut(prompt: str) -> str:
@@ -225,9 +250,8 @@ def _cut(prompt: str) -> str:
     return prompt[:at] if kept_spaces else prompt[:at].rstrip()
 
 
-def _reason(error: RaisedByTemplate, literals: Sequence[str]) -> str:
+def _reason(words: str, literals: Sequence[str]) -> str:
     """What the template says, as far as it stands in the template: the rest may come from the chat and is left out."""
-    words = str(error)
     for literal in literals:
         if words == literal:
             return words[:_SHOWN_CHARS_MAX]
@@ -236,9 +260,9 @@ def _reason(error: RaisedByTemplate, literals: Sequence[str]) -> str:
     return "(its reason may repeat the chat and is not shown)"
 
 
-def _missing_name(error: UndefinedError, names: frozenset[str]) -> str:
+def _missing_name(words: str, names: frozenset[str]) -> str:
     """The name at the end of jinja2's "... is undefined" or "... has no attribute ...", if the template has it."""
-    for name in re.findall(r"'(\w{1,64})'", str(error))[::-1]:
+    for name in re.findall(r"'(\w{1,64})'", words)[::-1]:
         if name in names:
             return f"'{name}'"
     return "(a name that is not in the template)"

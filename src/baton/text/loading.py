@@ -12,6 +12,7 @@ from baton.text.chat_template import CHATML, ChatTemplate, TemplateLimits
 from baton.text.gguf_metadata import GGUFValue, read_gguf_metadata
 from baton.text.gguf_tokenizer import tokenizer_parts_from_gguf
 from baton.text.hf_tokenizer import read_json, tokenizer_parts_from_folder
+from baton.text.template_process import shared_process
 from baton.text.tokenizer import Tokenizer
 
 Templates = str | dict[str, str] | None
@@ -37,6 +38,7 @@ def load_model_text(
     chat_template   used in place of the model's own
     no_template     what to do where the model has none: render chats as ChatML, or refuse them
     """
+    shared_process().start()  # so that it is ready when the tokenizer is
     path = Path(path)
     if path.is_dir():
         tokenizer, own = Tokenizer(tokenizer_parts_from_folder(path)), templates_of_folder(path)
