@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Threads that wait sleep: test processes share the cores, and a spinning one takes its neighbour's time.
 QUIET  := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0
 
-.PHONY: help serve test lint bench simulate mutants clean
+.PHONY: help serve test lint bench chaos simulate mutants clean
 
 help:            ## what there is
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,7 +45,12 @@ bench: $(VENV)/.ready   ## the figures of docs/performance.md
 	$(BIN)/python bench/prefix_cache.py
 	$(BIN)/python bench/host.py
 	$(BIN)/python bench/prefill_bound.py
+	$(BIN)/python bench/noisy_neighbour.py
 	$(BIN)/baton simulate --seeds 0:500 --jobs 1
+
+chaos: $(VENV)/.ready   ## 20,000 drawn requests against real servers: well-formed, broken, and large in every field at once
+	$(BIN)/python tests/chaos/chaos_fuzz.py --requests 10000
+	$(BIN)/python tests/chaos/chaos_fuzz.py --requests 10000 --products
 
 simulate: $(VENV)/.ready  ## 2,000 seeds of the rehearsal
 	$(BIN)/baton simulate --seeds 0:2000

@@ -1,6 +1,7 @@
 """Requests made by the rules of the API and against them, for a server that must never be surprised.
 
-    python tests/chaos/chaos_fuzz.py --requests 10000     # against a server of its own, with a report
+    python tests/chaos/chaos_fuzz.py --requests 10000                # against a server of its own, with a report
+    python tests/chaos/chaos_fuzz.py --requests 10000 --products     # large in every field at once (chaos_products.py)
 
 Bodies are drawn from the API's own tables (numbers and their ranges, internal, unsupported and harmless fields), so a new
 field is tried as soon as it is in a table. A good value, one at the edge, one beyond it, one of the wrong kind; sometimes bytes
@@ -16,6 +17,7 @@ import random
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent.parent / "src")]
 
 from chaos_model import CONTEXT, VOCABULARY, make_model  # noqa: E402
+from chaos_products import Products, memory_problems  # noqa: E402
 from chaos_server import ROLES, Reply, Server, ask  # noqa: E402
 
 from baton.api.limits import RANGES  # noqa: E402
@@ -177,7 +180,9 @@ def problem_with(path: str, reply: Reply) -> str | None:
     return None
 
 
-async def bombard(port: int, seeds: range, concurrent: int = 12) -> tuple[Counter[int], list[str]]:
+async def bombard(
+    port: int, seeds: range, concurrent: int = 12, make: Callable[[str], Fuzz | Products] = Fuzz
+) -> tuple[Counter[int], list[str]]:
     """Statuses, and everything that was wrong."""
     statuses: Counter[int] = Counter()
     problems: list[str] = []
@@ -185,14 +190,16 @@ async def bombard(port: int, seeds: range, concurrent: int = 12) -> tuple[Counte
 
     async def client() -> None:
         for seed in todo:
-            path, body, headers = Fuzz(str(seed)).call()
+            path, body, headers = make(str(seed)).call()
             try:
                 reply = await ask(port, path, body, headers=headers)
             except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
                 problems.append(f"seed {seed} {path}: {type(error).__name__}: {error}")
                 continue
             statuses[reply.status] += 1
-            if problem := problem_with(path, reply):
+            if make is Products and reply.status >= 500:
+                problems.append(f"seed {seed} {path}: status {reply.status}; {reply.content[:200]!r}")
+            elif problem := problem_with(path, reply):
                 problems.append(f"seed {seed} {path}: {problem}; {reply.content[:200]!r}")
 
     await asyncio.gather(*(client() for _ in range(concurrent)))
@@ -203,32 +210,40 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first request")
+    parser.add_argument("--products", action="store_true", help="sizes and counts are multiplied; any 5xx is a failure")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="baton-fuzz-") as scratch:
         model = make_model(Path(scratch, "model"))
         with Server(model, Path(scratch, "server")).wait_ready() as server:
-            statuses, problems = fuzz_in_parts(server, options.requests, options.seed)
+            statuses, problems = fuzz_in_parts(server, options.requests, options.seed, Products if options.products else Fuzz)
             print(dict(sorted(statuses.items())), f"{len(problems)} problems", *problems[:20], sep="\n")
             if errors := server.errors.strip():
                 print(f"stderr:\n{errors[-3000:]}")
     return 1 if problems else 0
 
 
-def fuzz_in_parts(server: Server, count: int, first: int) -> tuple[Counter[int], list[str]]:
+def fuzz_in_parts(
+    server: Server, count: int, first: int, make: Callable[[str], Fuzz | Products] = Fuzz
+) -> tuple[Counter[int], list[str]]:
     processes = {role: server.process(role) for role in ROLES.values()}
     statuses: Counter[int] = Counter()
     problems: list[str] = []
     part = max(1, count // 10)
     for begin in range(first, first + count, part):
-        some, wrong = asyncio.run(bombard(server.port, range(begin, min(begin + part, first + count))))
+        some, wrong = asyncio.run(bombard(server.port, range(begin, min(begin + part, first + count)), make=make))
         statuses += some
         problems += wrong
         server.wait_idle()
-        state = {role: f"{process.rss_mib:.1f} MiB, {process.fds} fds" for role, process in processes.items()}
+        state = {
+            role: f"{process.rss_mib:.1f} MiB (peak {process.peak_mib:.0f}), {process.fds} fds"
+            for role, process in processes.items()
+        }
         print(f"{begin - first + part:6} requests: {state}", flush=True)
         for role, process in processes.items():
             if not process.alive or server.process(role).pid != process.pid:
                 problems.append(f"the {role} died")
+    if make is Products:
+        problems += memory_problems({role: process.peak_mib for role, process in processes.items() if process.alive})
     return statuses, problems
 
 

@@ -83,6 +83,12 @@ class Process:
     def rss_mib(self) -> float:
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
+    @property
+    def peak_mib(self) -> float:
+        """The most it ever had."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
     def send(self, number: int) -> None:
         if self.alive:
             os.kill(self.pid, number)

@@ -6,9 +6,11 @@ import asyncio
 from pathlib import Path
 
 from chaos_fuzz import bombard
+from chaos_products import Products, memory_problems
 from chaos_server import Server
 
 REQUESTS = 400
+PRODUCTS = 200
 
 
 def test_no_request_surprises_the_server(tiny: Path, tmp_path: Path):
@@ -22,4 +24,19 @@ def test_no_request_surprises_the_server(tiny: Path, tmp_path: Path):
         assert statuses[400] > REQUESTS / 10, "the generator makes hardly anything bad"
         server.wait_idle()
         assert {role: server.process(role).pid for role in before} == before
+        assert "Traceback" not in server.errors
+
+
+def test_no_product_of_sizes_and_counts_hurts_the_server(tiny: Path, tmp_path: Path):
+    """1 MB of bad words in a list of 64 prompts once ended it."""
+    with Server(tiny, tmp_path).wait_ready() as server:
+        before = {role: server.process(role) for role in ("supervisor", "front", "engine", "worker")}
+        statuses, problems = asyncio.run(bombard(server.port, range(PRODUCTS), make=Products))
+        print(dict(statuses), {role: f"{process.peak_mib:.0f} MiB" for role, process in before.items()})
+        assert not problems, "\n".join(problems)
+        assert statuses[200] > PRODUCTS / 10, "the generator makes hardly anything good"
+        assert statuses[400] > PRODUCTS / 4, "the generator makes hardly anything too large"
+        server.wait_idle()
+        assert all(server.process(role).pid == process.pid for role, process in before.items())
+        assert not memory_problems({role: process.peak_mib for role, process in before.items()})
         assert "Traceback" not in server.errors
