@@ -36,7 +36,7 @@ async def serve(config: ServeConfig, sockets: list[socket.socket]) -> None:
     try:
         sock = bind(config.host, config.port)  # before the model is loaded: a port that is taken is reported at once
         template = read_template(config.chat_template) if config.chat_template else None
-        text = await asyncio.to_thread(load_model_text, config.model, chat_template=template)
+        text = await asyncio.to_thread(_load_text, config.model, template)
         ready = await _ready(client, config.start_seconds_max)
         server = _server(config, client, text, ready)
     except (EngineError, OSError, ValueError) as error:
@@ -57,6 +57,12 @@ async def serve(config: ServeConfig, sockets: list[socket.socket]) -> None:
         engine_gone.result()  # what went wrong in reading, if anything did
         sys.exit(1)
     await engine_channel.finish()
+
+
+def _load_text(model: str, template: str | None) -> ModelText:
+    text = load_model_text(model, chat_template=template)
+    text.tokenizer.prepare_plain()  # now, and not in the first request that needs it: it takes a fifth of a second
+    return text
 
 
 async def _ready(client: ChannelClient, seconds: float) -> InstanceReady:

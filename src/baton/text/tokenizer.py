@@ -145,10 +145,14 @@ class Tokenizer:
         )
         return [encoding.ids for encoding in batch]
 
+    def prepare_plain(self) -> None:
+        """Makes what reads special tokens as plain text, which is else made when it is first asked for."""
+        self._plain_backend()
+
     def _plain_backend(self) -> Backend:
         """The one that reads special tokens as plain text. That is a switch on the library's object, and flipping it per call
-        would race between threads, so there are two objects. A server hardly ever needs the second, which takes some 35 MiB
-        and a fifth of a second: it is made when it is first asked for."""
+        would race between threads, so there are two objects. The second takes some 35 MiB and a fifth of a second: it is made
+        when it is first asked for, or before by `prepare_plain`."""
         with self._plain_lock:
             if self._plain is None:
                 self._plain = Backend.from_str(self._parts.backend.to_str())
