@@ -1,0 +1,16 @@
+"""docs/limits.md says what is in force."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from baton.api.limits import Limits
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "limits.md"
+
+
+def test_the_page_has_the_values_that_are_in_force():
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", PAGE.read_text("utf-8"), re.M)
+    assert len(rows) > 20
+    assert {name: int(value) for name, value in rows} == {name: getattr(Limits(), name) for name, _ in rows}
