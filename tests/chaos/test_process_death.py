@@ -8,7 +8,9 @@ serving    a request is on the worker
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -232,6 +234,34 @@ class TestStartsThatFail:
         with Server(broken, tmp_path / "scratch") as server:
             assert server.wait_ended() == 1
             assert "model.safetensors" in server.errors.partition("ERROR")[2]
+
+    @pytest.mark.parametrize("problem", ["cut short", "tensors missing", "wrong shape", "no tokenizer", "no pool"])
+    def test_before_any_weights_are_read(self, tiny: Path, tmp_path: Path, problem: str):
+        """What headers and settings show is not found out after minutes of loading."""
+        broken = tmp_path / "broken"
+        shutil.copytree(tiny, broken)
+        config = json.loads((broken / "config.json").read_text())
+        weights, settings, words = broken / "model.safetensors", {}, "model.safetensors"
+        match problem:
+            case "cut short":
+                weights.write_bytes(weights.read_bytes()[:-1000])
+            case "tensors missing":
+                config["num_hidden_layers"] += 1
+                words = "tensors are missing"
+            case "wrong shape":
+                config["vocab_size"] += 1
+            case "no tokenizer":
+                (broken / "tokenizer.json").unlink()
+                words = "tokenizer.json"
+            case "no pool":
+                settings, words = {"kv_blocks": None, "kv_memory_gib": 1e-9}, "raise kv_memory_gib"
+        (broken / "config.json").write_text(json.dumps(config))
+        with Server(broken, tmp_path / "scratch", **settings) as server:
+            assert server.wait_ended() == 1
+            assert words in server.errors.partition("ERROR")[2]
+            assert "Traceback" not in server.errors
+            if problem != "no tokenizer":  # the front reads it, while the worker loads
+                assert "LOADED" not in server.output
 
     def test_it_takes_too_long(self, tiny: Path, tmp_path: Path):
         orders = {"gate": {"at": "start", "folder": str(tmp_path)}}

@@ -128,6 +128,16 @@ def test_a_template_that_is_not_text(tmp_path):
     assert ran.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:99999", "http://127.0.0.1:x", "http://", "ftp://127.0.0.1", "127.0.0.1:8000"]
+)
+def test_addresses_that_are_none(url):
+    ran = baton("chat", "--url", url)
+    assert ran.returncode == 1
+    assert "write http://HOST:PORT" in said(ran)
+    assert ran.stderr.count("\n") == 1, ran.stderr
+
+
 def test_every_setting_that_is_secret_is_kept_out_of_messages(tmp_path):
     assert "api_key" in {setting.name for setting in all_settings()}
     file = tmp_path / "serve.yaml"

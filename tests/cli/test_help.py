@@ -20,6 +20,14 @@ def test_help_works_and_shows_examples(command):
     assert f"baton {command}".strip() in ran.stdout
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_says_it_plainly(command):
+    """STYLE 21 and 22: name the thing, and one way of saying "per"."""
+    text = said(baton(*command.split(), "--help", COLUMNS="400"))
+    for words in ("Line order", "Arithmetic.", "What computes", "one a core", " a line;", " a second.", "What is asked"):
+        assert words not in text
+
+
 def test_help_imports_nothing_heavy():
     program = f"""
 import sys

@@ -30,7 +30,6 @@ import typer
 from baton.cli.http_stream import HttpError, Server, get_json, stream_events
 from baton.cli.say import Failed, complaints, resolve_model, served_name, waiting
 from baton.models.names import DEFAULT_MODEL
-from baton.runtime.children import nameless_file
 
 HELP = """Talk to a model in the terminal.
 
@@ -40,7 +39,7 @@ Uses the server at --url, or one that answers on port 8000, or starts one for it
 Examples:
   baton chat                              the default model
   baton chat --model ./model.gguf         another one
-  baton chat --url http://host:8000       a server that runs
+  baton chat --url http://host:8000       a server that is running already
   echo 'Name three rivers.' | baton chat  one turn per line of input
 
 In the chat: /reset forgets what was said, /exit ends (so does Ctrl-D); Ctrl-C stops an answer.
@@ -52,6 +51,8 @@ LOOK_AGAIN_SECONDS = 0.1
 DRAIN_SECONDS = 2.0
 """Nobody but the chat asks its own server, so there is nothing to finish when the chat ends."""
 STOP_SECONDS = 20.0
+
+SEED_HELP = "Random seed: the same seed gives the same answer. Without it: a new one every time."
 
 
 @dataclass(slots=True)
@@ -101,15 +102,16 @@ def speed(begin: float, times: list[float], tokens: int) -> str:
 
 
 def chat(
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="A model, as for baton serve.")] = None,
-    url: Annotated[str | None, typer.Option(metavar="URL", help="A server that runs.")] = None,
-    api_key: Annotated[str | None, typer.Option(metavar="KEY", help="For that server.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Model, as for baton serve.")] = None,
+    url: Annotated[str | None, typer.Option(metavar="URL", help="A server that is running already.")] = None,
+    api_key: Annotated[str | None, typer.Option(metavar="KEY", help="API key for that server.")] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
-    max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Longest answer.")] = 512,
+    max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens per answer, at most.")] = 512,
     temperature: Annotated[
-        float | None, typer.Option(metavar="T", min=0.0, max=2.0, help="0: the likeliest token. Default: the model's.")
+        float | None,
+        typer.Option(metavar="T", min=0.0, max=2.0, help="Sampling temperature; 0 is greedy. Default: the model's."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="For repeatable sampling.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=-(2**63), max=2**63 - 1, help=SEED_HELP)] = None,
 ) -> None:
     asked = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     options = {name: value for name, value in asked.items() if value is not None}
@@ -180,6 +182,8 @@ def private_server(model: str | None, **settings: Any) -> Iterator[tuple[Server,
 
 
 def _start(config: dict[str, Any], said: IO[bytes]) -> subprocess.Popen[bytes]:
+    from baton.runtime.children import nameless_file
+
     settings = nameless_file(json.dumps(config).encode())  # JSON is YAML
     try:
         return subprocess.Popen(

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 LINE_BYTES_MAX = 1 << 22
 ERROR_BYTES_MAX = 2000
@@ -62,10 +62,17 @@ async def stream_events(server: Server, path: str, body: Mapping[str, Any]) -> A
                     yield line[5:].strip()
 
 
+def _has_valid_port(url: SplitResult) -> bool:
+    try:
+        return url.port is None or url.port > 0
+    except ValueError:  # out of range, or no number
+        return False
+
+
 async def _exchange(server: Server, method: str, path: str, body: bytes | None) -> AsyncGenerator[bytes, None]:
     """The body of a 200 answer, in the pieces in which it comes."""
     url = urlsplit(server.at(path))
-    if url.scheme not in ("http", "https") or not url.hostname:
+    if url.scheme not in ("http", "https") or not url.hostname or not _has_valid_port(url):
         raise HttpError(f"{server.url}: not an address; write http://HOST:PORT")
     secure = ssl.create_default_context() if url.scheme == "https" else None
     port = url.port or (443 if secure else 80)

@@ -22,33 +22,46 @@ HELP = """Generate once, without a server. stdout is the text and nothing else.
 Examples:
   baton run smollm2 'What is the capital of France?'
   baton run smollm2 --raw 'Once upon a time'        continue a text
-  baton run smollm2 --file prompts.txt --json       one prompt a line
+  baton run smollm2 --file prompts.txt --json       one prompt per line
   cat prompts.txt | baton run smollm2 --file -
 """
+
+SEED_HELP = "Random seed: the same seed gives the same answer. Without it: a new one every time."
 
 
 def run(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a .gguf file, a Hugging Face id, or an alias.")],
     prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT...", help="Each argument is a prompt.")] = None,
-    file: Annotated[Path | None, typer.Option(metavar="FILE", help="More prompts, one a line; - is stdin.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the text; no chat template.")] = False,
+    file: Annotated[Path | None, typer.Option(metavar="FILE", help="File with more prompts, one per line; - is stdin.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text, without a chat template.")] = False,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
-    max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Longest answer.")] = 128,
+    max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens per answer, at most.")] = 128,
     temperature: Annotated[
-        float | None, typer.Option(metavar="T", min=0.0, max=2.0, help="0: the likeliest token. Default: the model's.")
+        float | None,
+        typer.Option(metavar="T", min=0.0, max=2.0, help="Sampling temperature; 0 is greedy. Default: the model's."),
     ] = None,
-    top_p: Annotated[float | None, typer.Option(metavar="P", min=1e-6, max=1.0, help="Nucleus. Default: the model's.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(metavar="P", min=1e-6, max=1.0, help="Nucleus sampling. Default: the model's.")
+    ] = None,
     top_k: Annotated[
-        int | None, typer.Option(metavar="K", min=-1, help="Of the K likeliest. -1: of all. Default: the model's.")
+        int | None,
+        typer.Option(metavar="K", min=-1, help="Sample from the K likeliest tokens; -1: from all. Default: the model's."),
     ] = None,
     repetition_penalty: Annotated[
-        float | None, typer.Option(metavar="R", min=1e-6, max=10.0, help="1: none. Default: the model's.")
+        float | None,
+        typer.Option(
+            metavar="R", min=1e-6, max=10.0, help="Penalty for tokens that were there before; 1 is none. Default: the model's."
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="For repeatable sampling.")] = None,
-    n: Annotated[int, typer.Option("-n", min=1, max=128, help="Answers a prompt.")] = 1,
-    quantization: Annotated[Quantization, typer.Option(help="What weights are computed on. auto: what the file has.")] = "auto",
-    threads: Annotated[int, typer.Option(metavar="N", min=0, help="Compute threads. 0: one a core.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON list with texts, tokens and reasons.")] = False,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=-(2**63), max=2**63 - 1, help=SEED_HELP)] = None,
+    n: Annotated[int, typer.Option("-n", min=1, max=128, help="Answers per prompt.")] = 1,
+    quantization: Annotated[
+        Quantization, typer.Option(help="How weights are stored and multiplied, as for baton serve.")
+    ] = "auto",
+    threads: Annotated[int, typer.Option(metavar="N", min=0, help="Compute threads. 0: one per core.")] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON list with texts, token counts and finish reasons.")
+    ] = False,
 ) -> None:
     sampling: dict[str, Any] = {
         "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k,

@@ -73,12 +73,18 @@ class Order:
 
 def simulate(
     seeds: Annotated[str | None, typer.Option(metavar="A:B", help=f"Seeds A to B - 1.  \\[default: {SEEDS}]")] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="This one seed.")] = None,
-    scenario: Annotated[Path | None, typer.Option(metavar="FILE", help="This scenario (JSON), as --shrink writes it.")] = None,
-    mutants: Annotated[bool, typer.Option("--mutants", help="Plant known bugs, one at a time: is each of them found?")] = False,
-    jobs: Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes.  \\[default: one a core]")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Run this one seed.")] = None,
+    scenario: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Run this scenario (JSON), as --shrink writes it.")
+    ] = None,
+    mutants: Annotated[
+        bool, typer.Option("--mutants", help="Plant known bugs, one at a time, and report whether each is found.")
+    ] = False,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Number of processes.  \\[default: one per core]")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    trace: Annotated[bool, typer.Option("--trace", help="Print what happens, a column an actor. One run only.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Print every event, one column per actor. One run only.")] = False,
     perfetto: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev. One run only.")
     ] = None,

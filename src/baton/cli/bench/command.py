@@ -34,7 +34,7 @@ HELP = """Measure throughput and latency.
 Examples:
   baton bench offline                          32 requests, no server
   baton bench latency --batch 1                one stream
-  baton bench serve --rate 2 --html run.html   a server that runs, also a peer's
+  baton bench serve --rate 2 --html run.html   a server that is running, of any make
   baton bench serve --workload shared-prefix --concurrency 16
   baton bench serve --workload trace --trace conversation.jsonl --scale 0.05
 """
@@ -65,7 +65,7 @@ Examples:
 """
 
 Workload = Literal["random", "shared-prefix", "trace"]
-ModelArgument = Annotated[str, typer.Argument(metavar="[MODEL]", help="As for baton serve.", show_default=True)]
+ModelArgument = Annotated[str, typer.Argument(metavar="[MODEL]", help="Model, as for baton serve.", show_default=True)]
 
 
 def _flag(*names: str, help: str, metavar: str | None = None, **limits: Any) -> Any:
@@ -76,20 +76,24 @@ def _flag(*names: str, help: str, metavar: str | None = None, **limits: Any) -> 
 class Asked:
     """Which workload."""
 
-    workload: Annotated[Workload, _flag("--workload", help="What is asked (docs/cli.md).")] = "random"
-    requests: Annotated[int, _flag("--requests", "--num-prompts", metavar="N", min=1, help="How many.")] = 32
-    inputs: Annotated[str, _flag("--input", "--input-len", metavar="N|A:B", help="Prompt tokens, or a span of them.")] = (
+    workload: Annotated[Workload, _flag("--workload", help="Kind of prompts (docs/cli.md).")] = "random"
+    requests: Annotated[int, _flag("--requests", "--num-prompts", metavar="N", min=1, help="Number of requests.")] = 32
+    inputs: Annotated[str, _flag("--input", "--input-len", metavar="N|A:B", help="Prompt tokens per request, or a range.")] = (
         "64:256"
     )
-    outputs: Annotated[str, _flag("--output", "--output-len", metavar="N|A:B", help="Output tokens, or a span of them.")] = (
-        "128"
+    outputs: Annotated[
+        str, _flag("--output", "--output-len", metavar="N|A:B", help="Output tokens per request, or a range.")
+    ] = "128"
+    prefix: Annotated[
+        int, _flag("--prefix", metavar="N", min=1, help="shared-prefix: tokens that the prompts of a group share.")
+    ] = 256
+    groups: Annotated[int, _flag("--groups", metavar="N", min=1, help="shared-prefix: number of groups.")] = 4
+    trace: Annotated[Path | None, _flag("--trace", metavar="FILE", help="trace: file with one request per line, as JSON.")] = (
+        None
     )
-    prefix: Annotated[int, _flag("--prefix", metavar="N", min=1, help="shared-prefix: tokens that a group shares.")] = 256
-    groups: Annotated[int, _flag("--groups", metavar="N", min=1, help="shared-prefix: how many groups.")] = 4
-    trace: Annotated[Path | None, _flag("--trace", metavar="FILE", help="trace: JSON lines.")] = None
     scale: Annotated[float, _flag("--scale", metavar="F", min=1e-6, help="trace: factor for all lengths.")] = 1.0
-    speed: Annotated[float, _flag("--speed", metavar="F", min=1e-6, help="trace: how much faster than it was.")] = 1.0
-    seed: Annotated[int, _flag("--seed", metavar="N", help="The same seed is the same workload.")] = 0
+    speed: Annotated[float, _flag("--speed", metavar="F", min=1e-6, help="trace: factor for the speed of replay.")] = 1.0
+    seed: Annotated[int, _flag("--seed", metavar="N", help="Random seed: the same seed gives the same workload.")] = 0
 
     def asks(self) -> list[Ask]:
         if self.workload == "trace":
@@ -108,7 +112,9 @@ class Asked:
 class Wanted:
     """How the numbers are to be told."""
 
-    slo: Annotated[str | None, _flag("--slo", metavar="LIST", help="For goodput: ttft:500ms,itl:50ms (also tpot, e2e).")] = None
+    slo: Annotated[
+        str | None, _flag("--slo", metavar="LIST", help="Latency bounds for goodput: ttft:500ms,itl:50ms (also tpot, e2e).")
+    ] = None
     as_json: Annotated[bool, _flag("--json", help="Print one JSON object.")] = False
     html: Annotated[Path | None, _flag("--html", metavar="FILE", help="Write a page with plots. It fetches nothing.")] = None
 
@@ -123,21 +129,27 @@ class Wanted:
 class Target:
     """Which server, and how it is loaded."""
 
-    url: Annotated[str, _flag("--url", "--base-url", metavar="URL", help="The server.")] = "http://127.0.0.1:8000"
-    model: Annotated[str | None, _flag("--model", metavar="NAME", help="Its name there. \\[default: the first one]")] = None
-    api_key: Annotated[str | None, _flag("--api-key", metavar="KEY", help="For that server.")] = None
-    endpoint: Annotated[Literal["completions", "chat"], _flag("--endpoint", help="Which route of /v1.")] = "completions"
-    ids: Annotated[str | None, _flag("--ids", metavar="A:B", help="Send token ids of this span instead of words.")] = None
+    url: Annotated[str, _flag("--url", "--base-url", metavar="URL", help="Address of the server.")] = "http://127.0.0.1:8000"
+    model: Annotated[
+        str | None, _flag("--model", metavar="NAME", help="Name of the model on that server. \\[default: the first one]")
+    ] = None
+    api_key: Annotated[str | None, _flag("--api-key", metavar="KEY", help="API key for that server.")] = None
+    endpoint: Annotated[
+        Literal["completions", "chat"], _flag("--endpoint", help="Endpoint: /v1/completions or /v1/chat/completions.")
+    ] = "completions"
+    ids: Annotated[str | None, _flag("--ids", metavar="A:B", help="Send token ids from this range instead of words.")] = None
     rate: Annotated[
         float | None,
-        _flag("--rate", "--request-rate", metavar="R", min=1e-6, help="Requests a second. \\[default: all at once]"),
+        _flag("--rate", "--request-rate", metavar="R", min=1e-6, help="Requests per second. \\[default: all at once]"),
     ] = None
-    regular: Annotated[bool, _flag("--regular", help="At equal distances; else at random ones (Poisson).")] = False
+    regular: Annotated[bool, _flag("--regular", help="Send at equal intervals. Without it: at random ones (Poisson).")] = False
     concurrency: Annotated[
-        int | None, _flag("--concurrency", "--max-concurrency", metavar="N", min=1, help="Open at once, at most.")
+        int | None, _flag("--concurrency", "--max-concurrency", metavar="N", min=1, help="Requests open at once, at most.")
     ] = None
-    timeout: Annotated[float, _flag("--timeout", metavar="S", min=0.1, help="Seconds that an answer may take.")] = 600.0
-    warmup: Annotated[int, _flag("--warmup", metavar="N", min=0, help="Short requests before the run.")] = 1
+    timeout: Annotated[float, _flag("--timeout", metavar="S", min=0.1, help="Seconds per answer, at most.")] = 600.0
+    warmup: Annotated[
+        int, _flag("--warmup", metavar="N", min=0, help="Short requests before the run, which are not counted.")
+    ] = 1
 
     def plan(self, seed: int) -> LoadPlan:
         from baton.cli.bench.load import LoadPlan
@@ -155,10 +167,14 @@ class Target:
 class Machine:
     """What the engine in this process is told."""
 
-    quantization: Annotated[Quantization, _flag("--quantization", help="What weights are computed on.")] = "auto"
-    threads: Annotated[int, _flag("--threads", metavar="N", min=0, help="Compute threads. 0: one a core.")] = 0
-    slots: Annotated[int, _flag("--slots", "--max-num-seqs", metavar="N", min=1, help="Sequences at once.")] = 64
-    kv_memory_gib: Annotated[float, _flag("--kv-memory-gib", metavar="G", min=0.01, help="Memory for the KV pool.")] = 2.0
+    quantization: Annotated[Quantization, _flag("--quantization", help="How weights are stored and multiplied.")] = "auto"
+    threads: Annotated[int, _flag("--threads", metavar="N", min=0, help="Compute threads. 0: one per core.")] = 0
+    slots: Annotated[
+        int, _flag("--slots", "--max-num-seqs", metavar="N", min=1, help="Sequences that run at once, at most.")
+    ] = 64
+    kv_memory_gib: Annotated[float, _flag("--kv-memory-gib", metavar="G", min=0.01, help="Memory for the KV cache in GiB.")] = (
+        2.0
+    )
 
 
 @app.command(help=OFFLINE_HELP)
@@ -180,11 +196,13 @@ def offline(model: ModelArgument = "smollm2", *, asked: Asked, machine: Machine,
 @expanded
 def latency(
     model: ModelArgument = "smollm2",
-    batch: Annotated[int, _flag("--batch", "--batch-size", metavar="N", min=1, help="Requests at once.")] = 1,
+    batch: Annotated[int, _flag("--batch", "--batch-size", metavar="N", min=1, help="Requests per batch.")] = 1,
     inputs: Annotated[int, _flag("--input", "--input-len", metavar="N", min=1, help="Prompt tokens.")] = 128,
     outputs: Annotated[int, _flag("--output", "--output-len", metavar="N", min=1, help="Output tokens.")] = 128,
-    rounds: Annotated[int, _flag("--rounds", "--num-iters", metavar="N", min=1, help="How often.")] = 5,
-    seed: Annotated[int, _flag("--seed", metavar="N", help="The same seed is the same workload.")] = 0,
+    rounds: Annotated[
+        int, _flag("--rounds", "--num-iters", metavar="N", min=1, help="Number of batches, one after the other.")
+    ] = 5,
+    seed: Annotated[int, _flag("--seed", metavar="N", help="Random seed: the same seed gives the same workload.")] = 0,
     *,
     machine: Machine,
     wanted: Wanted,
