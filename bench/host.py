@@ -76,7 +76,7 @@ def request_bytes(number: int, options: argparse.Namespace) -> bytes:
     else:
         path, body["prompt"] = "/v1/completions", prompt
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 

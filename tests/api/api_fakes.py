@@ -10,6 +10,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
+from uvicorn.server import ServerState
+
 from baton.api.app import make_app
 from baton.api.config import ApiConfig, ServedModel
 from baton.api.engine_client import Delta, Ended, EngineRefused, EngineStats, TokenLogprob
@@ -176,6 +178,8 @@ class Serving:
     url: str
     port: int
     app: object
+    state: ServerState
+    "uvicorn's: its open connections."
 
 
 @contextlib.contextmanager
@@ -193,7 +197,7 @@ def serving(
         time.sleep(0.005)
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        yield Serving(engine, f"http://127.0.0.1:{port}", port, app)
+        yield Serving(engine, f"http://127.0.0.1:{port}", port, app, server.server_state)
     finally:
         server.should_exit = True
         thread.join(10)

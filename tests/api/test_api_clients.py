@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import socket
@@ -15,6 +16,7 @@ import pytest
 from api_fakes import MODEL, Script, eventually, says, serving
 
 from baton.api.config import ApiConfig
+from baton.api.idempotency import IdempotencyStore
 from baton.api.limits import Limits
 
 TEXT = "/v1/completions"
@@ -22,7 +24,8 @@ TEXT = "/v1/completions"
 
 def request_bytes(body: dict, path: str = TEXT, *headers: str) -> bytes:
     content = json.dumps(body).encode()
-    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(content)}", *headers, "", ""]
+    own = ["Host: localhost", "Content-Type: application/json", f"Content-Length: {len(content)}"]
+    lines = [f"POST {path} HTTP/1.1", *own, *headers, "", ""]
     return "\r\n".join(lines).encode() + content
 
 
@@ -168,13 +171,12 @@ def test_56_peer_that_vanished_is_noticed_by_the_kernel(server):
 
 def test_headers_that_do_not_come_are_not_waited_for(text):
     with serving(text, ApiConfig(limits=Limits(header_seconds=0.2))) as server:
-        for beginning in (b"", b"GET /live HT", b"GET /live HTTP/1.1\r\nHost: x\r\n"):
+        for beginning in (b"", b"GET /live HT", b"GET /live HTTP/1.1\r\nHost: localhost\r\n"):
             with connect(server) as connection:
                 connection.sendall(beginning)
                 assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
         with connect(server) as connection:  # on a kept connection, too
-            connection.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+            assert ask(connection, "/live").startswith(b"HTTP/1.1 200 ")
             time.sleep(0.3)
             connection.sendall(b"GET /live HT")
             assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
@@ -182,7 +184,8 @@ def test_headers_that_do_not_come_are_not_waited_for(text):
 
 def test_body_that_does_not_come_is_not_waited_for(text):
     with serving(text, ApiConfig(limits=Limits(body_seconds=0.2))) as server, connect(server) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        connection.sendall(head + b"Content-Length: 100\r\n\r\n{")
         assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
         assert eventually(lambda: idle(server))
 
@@ -190,23 +193,51 @@ def test_body_that_does_not_come_is_not_waited_for(text):
 def test_57_pipelined_requests_are_answered_in_order(server):
     with connect(server) as connection:
         paths = [f"/v1/models/m{number}" for number in range(30)]
-        connection.sendall("".join(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n" for path in paths).encode())
+        connection.sendall("".join(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n" for path in paths).encode())
         received = b""
-        while received.count(b"HTTP/1.1 404") < 30:
+        while b"'m29'" not in received:
             received += connection.recv(65536)
     places = [received.index(f"'m{number}'".encode()) for number in range(30)]
     assert places == sorted(places)
 
 
-def test_57_too_many_connections_are_told_so(text):
-    with serving(text, limit_concurrency=10) as server:
-        kept = [connect(server) for _ in range(12)]
+def ask(connection: socket.socket, path: str) -> bytes:
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    answer = b""
+    while not answer.endswith(b"}"):
+        answer += connection.recv(65536)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("limits", "status"),
+    [(Limits(connections=10), b"503"), (Limits(connections_per_address=10), b"429")],
+    ids=["in all", "from one address"],
+)
+def test_57_too_many_connections_are_told_so_and_health_still_answers(text, limits, status):
+    with serving(text, ApiConfig(limits=limits)) as server:
+        kept = [connect(server) for _ in range(10)]
+        assert eventually(lambda: len(server.state.connections) == 10)
         with connect(server) as connection:
-            connection.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert connection.recv(100).startswith(b"HTTP/1.1 503 ")
+            assert ask(connection, "/health").startswith(b"HTTP/1.1 200 ")
+            answer = ask(connection, "/v1/models")
+            assert answer.startswith(b"HTTP/1.1 " + status)
+            assert b"retry-after: 1\r\n" in answer
+            assert b'"code":"too_many_connections"' in answer
+        assert ask(kept[0], "/v1/models").startswith(b"HTTP/1.1 200 ")  # those that were there before are served
         for connection in kept:
             connection.close()
-        assert eventually(lambda: httpx.get(server.url + "/live").status_code == 200)
+        assert eventually(lambda: httpx.get(server.url + "/v1/models").status_code == 200)
+
+
+def test_57_connections_far_over_the_bound_are_closed(text):
+    with serving(text, ApiConfig(limits=Limits(connections=5))) as server:
+        kept = [connect(server) for _ in range(5 + 64)]
+        assert eventually(lambda: len(server.state.connections) == 69)
+        with connect(server) as connection, contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+        for connection in kept:
+            connection.close()
 
 
 def test_57_too_many_streams_are_429(text, http):
@@ -248,7 +279,8 @@ def test_58_while_it_runs_409(server, http):
     with connect(server) as connection:
         connection.sendall(data)
         assert eventually(lambda: server.engine.live)
-        answer = http.post(server.url + TEXT, content=data.split(b"\r\n\r\n", 1)[1], headers={"Idempotency-Key": "running"})
+        again = {"Idempotency-Key": "running", "Content-Type": "application/json"}
+        answer = http.post(server.url + TEXT, content=data.split(b"\r\n\r\n", 1)[1], headers=again)
         assert answer.status_code == 409
     assert len(server.engine.requests) == 1
 
@@ -263,18 +295,20 @@ def test_58_failed_and_left_requests_may_be_tried_again(server, http):
     assert http.post(server.url + TEXT, json={"prompt": "x"}, headers=headers).status_code == 200
 
 
-def test_58_store_is_bounded():
-    from baton.api.idempotency import IdempotencyStore
+def kept_bytes(store):
+    return sum(len(entry.answer or b"") for share in store._shares.values() for entry in share.entries.values())
 
+
+def test_58_store_is_bounded():
     store = IdempotencyStore(Limits(idempotency_bytes=100, idempotency_entries=5))
-    store.begin(b"t", "running", b"body")
+    store.begin(b"t", "running", "chat", b"body")
     for number in range(50):
-        store.finish(store.begin(b"t", f"k{number}", b"body"), b"x" * 30, "text/plain")
-    assert store._bytes <= 100
-    assert len(store._entries) <= 5
+        store.finish(store.begin(b"t", f"k{number}", "chat", b"body"), b"x" * 30, "text/plain")
+    assert kept_bytes(store) <= 100
+    assert sum(len(share.entries) for share in store._shares.values()) <= 5
     with pytest.raises(Exception, match="still running"):
-        store.begin(b"t", "running", b"body")
-    assert store.begin(b"other", "running", b"body").answer is None
+        store.begin(b"t", "running", "chat", b"body")
+    assert store.begin(b"other", "running", "chat", b"body").answer is None
 
 
 # 59 ----------------------------------------------------------------------------------------------------------------
@@ -310,7 +344,7 @@ def test_59_cancel_racing_with_the_last_token_has_one_end(server, text):
 def test_60_many_at_once_are_bounded_and_fair(text):
     """Scaled down from 10 000: one key floods, another still gets its share."""
     limits = Limits(streams=40)
-    with serving(text, ApiConfig(limits=limits, api_keys=("flood", "calm")), limit_concurrency=None) as server:
+    with serving(text, ApiConfig(limits=limits, api_keys=("flood", "calm"))) as server:
         server.engine.script = Script(delay_seconds=0.01)
         most = 0
 

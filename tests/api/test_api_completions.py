@@ -10,12 +10,12 @@ def test_text_becomes_ids_and_options_become_sampling(server, complete, text):
     complete(
         "Hello", max_tokens=7, min_tokens=2, temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, repetition_penalty=1.1,
         presence_penalty=0.2, frequency_penalty=-0.3, seed=-5, logprobs=3, logit_bias={"5": 150, "9": -1}, stop_token_ids=[11],
-        priority=-3, timeout=9, bad_words=["bad"],
+        priority=3, timeout=9, bad_words=["bad"],
     )  # fmt: skip
     request = server.engine.requests[0]
     sampling = request.sampling
     assert list(request.prompt) == text.tokenizer.encode("Hello")
-    assert (request.n, request.priority, request.timeout_seconds, request.salt) == (1, -3, 9.0, b"")
+    assert (request.n, request.priority, request.timeout_seconds, request.salt) == (1, 3, 9.0, b"")
     assert (sampling.max_tokens, sampling.min_tokens, sampling.seed, sampling.logprobs) == (7, 2, -5, 3)
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 40, 0.1)
     assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.1, 0.2, -0.3)

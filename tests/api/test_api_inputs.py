@@ -11,8 +11,8 @@ import pytest
 from api_fakes import CONTEXT, MODEL, VOCAB, Script, says, serving
 
 from baton.api.config import ApiConfig
+from baton.api.known_fields import INTERNAL
 from baton.api.limits import RANGES, Limits
-from baton.api.schemas import INTERNAL
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 POSTS = (CHAT, TEXT, "/tokenize", "/detokenize", "/v1/abort")
@@ -140,7 +140,7 @@ def test_63_product_of_all(text, http):
     ("name", "wrong", "right"),
     [
         ("temperature", [-1, -0.001, 2.001, 1e308], [0, 0.0, 2, 1]),
-        ("top_p", [0, 0.0, 2, -0.1, 1.0001], [1, 0.5, 1e-9]),
+        ("top_p", [2, -0.1, 1.0001], [1, 0.5, 1e-9, 0, 0.0]),
         ("min_p", [-0.1, 1.1], [0, 1]),
         ("top_k", [-5, -2, VOCAB + 1], [-1, 0, 1, VOCAB]),
         ("presence_penalty", [-2.1, 2.1, 1e9, -1e9], [-2, 2]),
@@ -150,7 +150,7 @@ def test_63_product_of_all(text, http):
         ("prompt_logprobs", [-1, 21], [0, 20]),
         ("seed", [2**63, -(2**63) - 1], [2**63 - 1, -(2**63), 0]),
         ("timeout", [0, -1, 3601], [0.5, 3600]),
-        ("priority", [2**31], [-5, 5]),
+        ("priority", [2**31, -1, -(2**31)], [0, 5, 2**31 - 1]),
     ],
 )
 def test_64_ranges_have_exact_ends(server, complete, name, wrong, right):
@@ -163,9 +163,7 @@ def test_64_ranges_have_exact_ends(server, complete, name, wrong, right):
 # 65, 66 ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "stop", ["", [""], ["a", ""], ["a"] * 17, ["a"] * 10**5, "x" * 1_000_000, "é" * 513, [5], {"a": 1}, [None]]
-)
+@pytest.mark.parametrize("stop", [["a"] * 17, ["a"] * 10**5, "x" * 1_000_000, "é" * 513, [5], {"a": 1}, [None]])
 def test_65_stop_strings_outside_the_limits(server, complete, stop):
     refused(complete("x", stop=stop), "stop")
 
@@ -326,7 +324,7 @@ def test_72_brackets_in_strings_do_not_count(server, complete):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"max_tokens": 0}, {"max_tokens": -1}, {"max_tokens": 2, "min_tokens": 3}, {"max_tokens": None, "min_tokens": 17},
+    [{"max_tokens": 0}, {"max_tokens": -2}, {"max_tokens": 2, "min_tokens": 3}, {"max_tokens": None, "min_tokens": 17},
      {"min_tokens": 17}, {"max_tokens": 10**6, "min_tokens": CONTEXT}],
 )  # fmt: skip
 def test_73_min_and_max_tokens(server, complete, fields):
@@ -366,7 +364,7 @@ def test_74_texts_that_do_not(server, complete, chat):
 
 
 def test_75_unknown_fields(server, complete, text, http):
-    assert complete("x", foo=1, extra_body={"a": 1}).status_code == 200
+    assert complete("x", foo=1, other={"a": 1}).status_code == 200
     with serving(text, ApiConfig(unknown_fields="refuse")) as strict:
         url = strict.url + TEXT
         answer = http.post(url, json={"prompt": "x", "fooo": 1})
@@ -399,16 +397,16 @@ def test_76_request_ids_of_clients_stay_outside(server, http):
 
 
 @pytest.mark.parametrize(
-    "path", ["//v1/models", "/v1//models", "/v1/models/../../config", "/%2e%2e/config", "/v1/models/", "/V1/models", "/v1"]
+    "path", ["//v1/models", "/v1//models", "/v1/models/../../config", "/%2e%2e/config", "/v1/models//", "/V1/models", "/v1"]
 )
 def test_78_path_tricks(server, path):
-    answer = exchange(server, f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    answer = exchange(server, f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 404 "), answer[:80]
     assert b'"error"' in answer
 
 
 def test_78_absolute_form_is_only_a_path(server):
-    answer = exchange(server, b"GET http://elsewhere/v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    answer = exchange(server, b"GET http://elsewhere/v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200 ")
 
 
@@ -433,7 +431,8 @@ def test_78_method_override_does_nothing(server, http):
 )
 def test_78_two_lengths_and_broken_headers(server, headers):
     answer = exchange(
-        server, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + headers + b"Connection: close\r\n\r\n" + b'{"prompt":"x"}'
+        server,
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + headers + b"Connection: close\r\n\r\n" + b'{"prompt":"x"}',
     )
     assert answer.startswith(b"HTTP/1.1 400 "), answer[:200]
     assert answer.count(b"HTTP/1.1") == 1
@@ -441,15 +440,15 @@ def test_78_two_lengths_and_broken_headers(server, headers):
 
 
 def test_78_header_value_with_a_line_break_is_not_echoed(server):
-    request = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX-Request-Id: a\r\n b\r\nConnection: close\r\n\r\n"
+    request = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: a\r\n b\r\nConnection: close\r\n\r\n"
     assert b"\r\nx-request-id: a\r\n b" not in exchange(server, request).lower()
 
 
 def test_78_headers_too_large(server):
     line = b"X-Big: " + b"a" * 8000 + b"\r\n"
-    answer = exchange(server, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + line * 9 + b"\r\n")
+    answer = exchange(server, b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n" + line * 9 + b"\r\n")
     assert answer.startswith(b"HTTP/1.1 431 ")
-    answer = exchange(server, b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+    answer = exchange(server, b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 431 ")
 
 
@@ -465,14 +464,16 @@ def test_79_compressed_bodies(server, http):
 def test_79_body_cap(server, http):
     big = b'{"prompt":"' + b"a" * (8 * 1024 * 1024) + b'"}'
     assert post_raw(http, server, big).status_code == 413
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: 99999999999999999\r\n\r\n"
     assert exchange(server, head).startswith(b"HTTP/1.1 413 ")
 
 
 def test_79_body_cap_without_a_length(text):
     with serving(text, ApiConfig(limits=Limits(body_bytes=1000))) as server:
         chunk = b"c8\r\n" + b" " * 200 + b"\r\n"
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += b"Transfer-Encoding: chunked\r\n\r\n"
         assert exchange(server, head + chunk * 6).startswith(b"HTTP/1.1 413 ")
 
 
@@ -555,7 +556,7 @@ def test_errors_never_repeat_the_prompt(server, http):
         {"prompt": {"a": secret}},
         {"messages": [{"role": "user", "content": {"a": secret}}]},
         {"messages": [{"role": secret + " x", "content": secret}]},
-        {"prompt": secret, "stop": [secret, ""]},
+        {"prompt": secret, "stop": [secret, 5]},
         {"prompt": "x", "user": secret + "\n"},
         {"prompt": "x", "max_tokens": secret},
     ):

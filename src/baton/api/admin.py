@@ -18,6 +18,7 @@ from baton.api.errors import ApiError, JsonResponse, bad
 from baton.api.fields import Fields
 from baton.api.front import Front, caller_of, front_of
 from baton.api.json_body import parse_object, read_body
+from baton.api.request_log import record_of
 from baton.observe.metrics import CONTENT_TYPE
 
 _PAUSE_SECONDS_MAX = 3600.0
@@ -71,7 +72,7 @@ async def abort(request: Request) -> Response:
     front = front_of(request)
     fields = await _fields(request, front)
     name = fields.name("request_id") or fields.name("id")
-    fields.finish(front.config.unknown_fields)
+    record_of(request).ignored = fields.finish(front.config.unknown_fields)
     if not name:
         raise bad("give the request_id to abort", "request_id")
     return JsonResponse({"request_id": name, "aborted": front.live.abort(caller_of(request).tenant, name)})
@@ -82,7 +83,7 @@ async def pause(request: Request) -> Response:
     front = front_of(request)
     fields = await _fields(request, front)
     drain = None if fields.raw("drain_seconds") is None else fields.number("drain_seconds", 0.0)
-    fields.finish(front.config.unknown_fields)
+    record_of(request).ignored = fields.finish(front.config.unknown_fields)
     await _within(_PAUSE_SECONDS_MAX if drain is None else drain + 30.0, front.engine.pause(drain))
     return JsonResponse({"mode": front.engine.stats().mode})
 

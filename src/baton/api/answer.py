@@ -18,10 +18,10 @@ from baton.api.generation import Generation
 from baton.api.idempotency import Remembered
 from baton.api.json_body import read_body
 from baton.api.json_parts import send_json
-from baton.api.limits import Limits
 from baton.api.live import LiveRequest
 from baton.api.output import Piece
 from baton.api.prepare import Job
+from baton.api.request_log import is_name, record_of
 from baton.api.shape import Shape, usage_json
 from baton.api.streaming import (
     DONE,
@@ -57,7 +57,7 @@ class GenerateRoute:
         except (ClientGone, ClientDisconnect) as gone:
             how = gone.how if isinstance(gone, ClientGone) else "disconnected"
             front.metrics.answer_broken(how)
-            logger.info("request %s: ended early (%s)", call.request_id, how)
+            call.record.ended = how
         except Exception as error:
             await call.fail(error)
 
@@ -70,7 +70,8 @@ class _Call:
         self.body = b""
         "Until the job is made of it."
         self.caller = caller_of(request)
-        self.request_id = request_id_of(request, front.limits)
+        self.record = record_of(request)
+        self.request_id = self.record.request_id
         self._send = send
         self._started = asyncio.get_running_loop().time()
         self._key = self._idempotency_key()
@@ -81,7 +82,7 @@ class _Call:
         if self._key is None:
             await self._generate(live, lease)
             return
-        entry = front.idempotency.begin(self.caller.tenant, self._key, self.body)
+        entry = front.idempotency.begin(self.caller.tenant, self._key, self.shape.object_whole, self.body)
         if entry.answer is not None:
             await self._respond(Response(entry.answer, headers={**self._headers, "content-type": entry.media_type}))
             return
@@ -94,6 +95,7 @@ class _Call:
     async def fail(self, error: Exception) -> None:
         """Nothing has been sent yet."""
         known = as_api_error(error)
+        self.record.ended = known.code or "error"
         if known.http_status == 500:
             self._log_failure(error)
         self.front.metrics.request_refused(known.code or str(known.http_status))
@@ -107,9 +109,9 @@ class _Call:
         else:
             logger.error("request %s failed: %s", self.request_id, type(error).__name__, exc_info=error)
 
-    def _remember(self, answer: bytes, media_type: str) -> None:
-        """Before its last byte goes out: a client that has it all may come back at once."""
-        if self._entry is not None:
+    def _remember(self, answer: bytes | None, media_type: str) -> None:
+        """Before its last byte goes out: a client that has it all may come back at once. None: too large to be kept."""
+        if self._entry is not None and answer is not None:
             self.front.idempotency.finish(self._entry, answer, media_type)
 
     def _forget(self) -> None:
@@ -125,6 +127,8 @@ class _Call:
         self.body = b""
         lease.close()  # only token ids are left
         generation = Generation(self.front, job, live, self._started)
+        self.record.ignored = job.options.ignored
+        self.record.usage, self.record.ended = (lambda: generation.usage), (lambda: generation.finish_words)
         if job.options.stream.stream:
             await self._stream(job, generation)
         else:
@@ -165,10 +169,10 @@ class _Call:
 
     async def _stream(self, job: Job, generation: Generation) -> None:
         buffer = SendBuffer(self.front.limits.send_buffer_bytes)
-        sent: list[bytes] = []
+        sent = self.front.idempotency.recording()
 
         def put_and_keep(content: bytes) -> None:
-            sent.append(content)
+            sent.add(content)
             buffer.put(content)
 
         chunks = _Chunks(self.shape, job, generation, buffer.put if self._entry is None else put_and_keep)
@@ -186,8 +190,9 @@ class _Call:
             try:
                 await generation.run(chunks.add, chunks.add_text)
                 chunks.end()
-                self._remember(b"".join(sent), EVENT_STREAM)
+                self._remember(sent.content, EVENT_STREAM)
             finally:
+                sent.close()
                 self._forget()
 
         await stream.run(buffer, produce)
@@ -208,7 +213,7 @@ class _Call:
 
     def _idempotency_key(self) -> str | None:
         key = self.request.headers.get("idempotency-key")
-        return key if key is not None and _is_name(key, self.front.limits) else None
+        return key if key is not None and is_name(key, self.front.limits) else None
 
 
 class _Chunks:
@@ -267,13 +272,3 @@ def _usage_so_far(piece: Piece) -> dict[str, Any]:
     """Of this chunk's choice. What was cached is known at the end."""
     prompt, output = piece.usage
     return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
-
-
-def request_id_of(request: Request, limits: Limits) -> str:
-    """The client's X-Request-Id where it is fit to be echoed, else ours. It names the request in logs, never in the engine."""
-    given = request.headers.get("x-request-id")
-    return given if given is not None and _is_name(given, limits) else uuid.uuid4().hex
-
-
-def _is_name(text: str, limits: Limits) -> bool:
-    return 0 < len(text) <= limits.name_bytes and text.isascii() and text.isprintable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -53,13 +54,21 @@ class ApiConfig:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     "Bearer keys. Each is a tenant of its own: cached blocks, aborts, idempotency keys are not shared. None: no key is asked."
     admin_api_keys: tuple[str, ...] = field(default=(), repr=False)
-    "Keys for /config, /metrics, /v1/pause and /v1/resume. None: the ordinary keys open those too."
-    admin_routes: bool = True
-    "Serve those routes here as well. Off: they are 404 here, and make_admin_app serves them on another listener."
+    """Keys for the admin routes (/config, /metrics, /v1/pause, /v1/resume); they open all others too. None: the admin routes
+    are closed where there are API keys, and answer this machine only where there are none."""
+    admin_port: int | None = None
+    "Connections that come in on this port reach the admin routes and nothing else, and all others do not reach them."
+    host: str = "127.0.0.1"
+    "What the server listens on: one of the names that it may be called by."
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names that it may be called by in a Host header: `name`, `*.name` or `*`. Addresses are allowed, and names
+    without a dot where `host` is more than this machine."""
     chat_page: bool = True
     "Serve the chat page at /."
     allowed_origins: tuple[str, ...] = ()
-    "Web origins whose pages may call this server from a browser. Others are refused."
+    "Web origins (https://name:port, or *) whose pages may call this server from a browser. Others are refused."
+    client_priority_min: int = 0
+    "The most urgent (lowest) priority that a request may name without an admin key."
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
     "Fields of a request that we do not know. Ignored by default: OpenAI's clients send extras. Never passed on either way."
     streams_per_key_max: int | None = None
@@ -79,7 +88,12 @@ class ApiConfig:
             ok = key.isascii() and key.isprintable() and 0 < len(key.strip()) == len(key) <= self.limits.api_key_bytes
             _require(ok, "an API key must be printable ASCII without spaces around it, and not too long")
         _require(not (set(self.api_keys) & set(self.admin_api_keys)), "a key is both an API key and an admin key")
-        _require(not (self.admin_api_keys and not self.api_keys), "admin_api_keys without api_keys would leave the rest open")
+        for origin in self.allowed_origins:
+            ok = origin == "*" or re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin) is not None
+            _require(ok, f"allowed_origins: {origin!r} must be like https://name or https://name:port, without a path, or *")
+        for name in self.allowed_hosts:
+            ok = re.fullmatch(r"(\*\.)?[^\s/:*]+|\*", name) is not None
+            _require(ok, f"allowed_hosts: {name!r} must be a host name without a port, *.name, or *")
         _require(self.keep_alive_seconds > 0, "keep_alive_seconds must be more than 0")
         _require(self.text_threads >= 1, "text_threads must be at least 1")
         _require(self.streams_per_key_max is None or self.streams_per_key_max >= 1, "streams_per_key_max must be at least 1")

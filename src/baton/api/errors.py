@@ -6,7 +6,7 @@ A message names the field and the numbers. It never repeats a prompt, an output,
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -43,11 +43,20 @@ _STATUS_OF_REFUSAL = {
 class ApiError(EngineError):
     """An answer that is not 200."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.http_status = status
         self.param = param
         self.code = code
+        self.headers = headers or {}
 
     @property
     def body(self) -> dict[str, Any]:
@@ -57,6 +66,11 @@ class ApiError(EngineError):
 
 def bad(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     return ApiError(400, message, param=param, code=code)
+
+
+def not_found() -> ApiError:
+    message = "no such route: try POST /v1/chat/completions, POST /v1/completions or GET /v1/models"
+    return ApiError(404, message, code="not_found")
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -89,7 +103,7 @@ def error_response(error: ApiError, *, retry_after_seconds: int, request_id: str
         headers["www-authenticate"] = "Bearer"
     if request_id is not None:
         headers["x-request-id"] = request_id
-    return JsonResponse(error.body, status_code=error.http_status, headers=headers)
+    return JsonResponse(error.body, status_code=error.http_status, headers={**headers, **error.headers})
 
 
 class JsonResponse(Response):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, overload
 
 from baton.api.errors import ApiError, bad
 from baton.api.limits import LOGIT_BIAS_MAX, RANGES, Limits, Range
 
 T = TypeVar("T")
+_NOTES: Final = {"temperature": " (2 is OpenAI's maximum)"}
 
 
 class Fields:
@@ -16,22 +17,51 @@ class Fields:
         self._limits = limits
         self._head_width = head_width
         self._known: set[str] = set()
+        self._inner: list[str] = []
+        "Unknown fields of objects inside, with their place."
 
     def raw(self, name: str) -> Any:
         """The value as it is, None where it is null or not there."""
         self._known.add(name)
         return self._body.get(name)
 
-    def integer(self, name: str, default: T) -> int | T:
+    def object(self, name: str, known: tuple[str, ...]) -> dict[str, Any] | None:
+        """An object inside the body. What is not known of it counts as an unknown field."""
         value = self.raw(name)
-        return default if value is None else whole_number(value, RANGES[name], name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise bad(f"{name} must be an object, not {shown(value)}", name)
+        self._inner += [f"{name}.{key}" for key in value if key not in known and value[key] is not None]
+        return value
+
+    def given(self, name: str, aliases: tuple[str, ...]) -> str:
+        """Under which of its names the field is given. Several are fine where they hold the same."""
+        names = [each for each in (name, *aliases) if self.raw(each) is not None]
+        for other in names[1:]:
+            if self._body[other] != self._body[names[0]]:
+                raise bad(f"{names[0]} and {other} are the same setting and differ: give one of them", other)
+        return names[0] if names else name
+
+    @overload
+    def integer(self, name: str, default: T, *, like: str | None = None) -> int | T: ...
+    @overload
+    def integer(self, name: str, default: int | None, *, like: str | None = None, means_none: int) -> int | None: ...
+    def integer(self, name: str, default: Any, *, like: str | None = None, means_none: int | None = None) -> Any:
+        """`like`: the field whose range it has. `means_none`: a value outside of the range that stands for none."""
+        value = self.raw(name)
+        if value is None:
+            return default
+        if type(value) is int and value == means_none:
+            return None
+        return whole_number(value, RANGES[like or name], name)
 
     def number(self, name: str, default: float) -> float:
         value = self.raw(name)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or value not in RANGES[name]:
-            raise bad(f"{name} must be {RANGES[name]}, not {shown(value)}", name)
+            raise bad(f"{name} must be {RANGES[name]}, not {shown(value)}{_NOTES.get(name, '')}", name)
         return float(value) + 0.0  # -0.0 becomes 0.0
 
     def boolean(self, name: str, default: bool = False) -> bool:
@@ -55,8 +85,8 @@ class Fields:
             raise bad(f"{name} has characters that do not print", name)
         return value
 
-    def strings(self, name: str, *, count_max: int, bytes_max: int) -> tuple[str, ...]:
-        """A string or a list of strings, none of them empty."""
+    def strings(self, name: str, *, count_max: int, bytes_max: int, empty_allowed: bool = False) -> tuple[str, ...]:
+        """A string or a list of strings."""
         value = self.raw(name)
         if value is None:
             return ()
@@ -69,7 +99,7 @@ class Fields:
         for index, entry in enumerate(value):
             if not isinstance(entry, str):
                 raise bad(f"{name}[{index}] must be a string, not {shown(entry)}", name)
-            if not entry:
+            if not entry and not empty_allowed:
                 raise bad(f"{name}[{index}] is empty", name)
             if len(entry) > bytes_max or len(entry.encode("utf-8", "replace")) > bytes_max:
                 raise bad(f"{name}[{index}] is longer than {bytes_max} bytes", name)
@@ -107,12 +137,13 @@ class Fields:
             raise bad(f"logit_bias[{key}] must be a number, not {shown(bias)}", "logit_bias")
         return int(key), float(max(-LOGIT_BIAS_MAX, min(LOGIT_BIAS_MAX, bias)))
 
-    def finish(self, unknown: Literal["ignore", "refuse"]) -> None:
-        """Once every field of ours is taken: what is left is not ours."""
-        if unknown == "refuse":
-            for name in self._body:
-                if name not in self._known:
-                    raise bad(f"unknown field {name[:64]!a}", name[:64], code="unknown_field")
+    def finish(self, unknown: Literal["ignore", "refuse"]) -> tuple[str, ...]:
+        """Once every field of ours is taken: what is left is not ours. It is refused, or its names are for the client. Null
+        asks for nothing."""
+        left = [name for name, value in self._body.items() if name not in self._known and value is not None] + self._inner
+        if left and unknown == "refuse":
+            raise bad(f"unknown field {left[0][:64]!a}", left[0][:64], code="unknown_field")
+        return tuple(left)
 
 
 def whole_number(value: Any, allowed: Range, place: str) -> int:

@@ -76,6 +76,12 @@ class Generation:
             cached_tokens=sum(self._cached.values()) if told else None,
         )
 
+    @property
+    def finish_words(self) -> str:
+        """How the choices have ended, for the log."""
+        words = {output.finish.value if output.finish is not None else "unfinished" for output in self._outputs}
+        return "+".join(sorted(words))
+
     async def run(self, sink: Sink, text_sink: TextSink | None = None) -> None:
         """Returns when every choice has its finish. Raises ApiError, EngineRefused or another EngineError.
 
@@ -83,6 +89,10 @@ class Generation:
         """
         self._text_sink = text_sink if self._job.only_text else None
         self._live.engine_ids += [request.id for request in self._job.requests]
+        if self._live.aborted:  # while it was being prepared: the engine need not know of it
+            for output in self._outputs:
+                sink(output.cut(FinishReason.ABORT))
+            return
         if len(self._job.requests) == 1:
             await self._follow(0, sink)
             return

@@ -2,13 +2,14 @@
 
 While the first one runs, a second with the same key gets 409; once it is answered, the same bytes again. An answer
 that was not 200 is forgotten, so that a retry can do better. The store is bounded; what falls out of it is generated again.
+Room is taken from the tenant that holds the most: no tenant can push out the answers of another that holds less.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.api.errors import ApiError
 from baton.api.limits import Limits
@@ -16,48 +17,116 @@ from baton.api.limits import Limits
 
 @dataclass(slots=True, eq=False)
 class Remembered:
+    tenant: bytes
     request_digest: bytes
     answer: bytes | None = None
     "None while it runs."
     media_type: str = ""
 
 
+@dataclass(slots=True, eq=False)
+class _Share:
+    """What is kept for one tenant, the oldest first."""
+
+    entries: OrderedDict[str, Remembered] = field(default_factory=OrderedDict)
+    finished: int = 0
+    answer_bytes: int = 0
+
+
+class Recording:
+    """A stream while it is sent. Nothing is kept of one that grows too large, or where all of them together do."""
+
+    def __init__(self, store: IdempotencyStore) -> None:
+        self._store = store
+        self._bytes = 0
+        self._parts: list[bytes] | None = []
+
+    def add(self, part: bytes) -> None:
+        if self._parts is None:
+            return
+        if not self._store.may_record(self._bytes, len(part)):
+            self.close()
+            return
+        self._store.recording_bytes += len(part)
+        self._bytes += len(part)
+        self._parts.append(part)
+
+    @property
+    def content(self) -> bytes | None:
+        return None if self._parts is None else b"".join(self._parts)
+
+    def close(self) -> None:
+        """Gives its room back. Twice is harmless."""
+        self._store.recording_bytes -= self._bytes
+        self._bytes, self._parts = 0, None
+
+
 class IdempotencyStore:
     def __init__(self, limits: Limits) -> None:
         self._bytes_max = limits.idempotency_bytes
         self._entries_max = limits.idempotency_entries
-        self._bytes = 0
-        self._entries: OrderedDict[tuple[bytes, str], Remembered] = OrderedDict()
+        self._answer_bytes_max = limits.idempotency_answer_bytes
+        self._shares: dict[bytes, _Share] = {}
+        self.recording_bytes = 0
+        "Of streams that are being sent."
 
-    def begin(self, tenant: bytes, key: str, body: bytes) -> Remembered:
+    def recording(self) -> Recording:
+        return Recording(self)
+
+    def may_record(self, recorded_bytes: int, more_bytes: int) -> bool:
+        fits_alone = recorded_bytes + more_bytes <= self._answer_bytes_max
+        return fits_alone and self.recording_bytes + more_bytes <= self._bytes_max
+
+    def begin(self, tenant: bytes, key: str, route: str, body: bytes) -> Remembered:
         """The finished answer, or a new entry (without answer) for the caller to finish or drop."""
-        digest = hashlib.sha256(body).digest()
-        known = self._entries.get((tenant, key))
+        digest = hashlib.sha256(route.encode() + b"\0" + body).digest()
+        entries = self._shares.setdefault(tenant, _Share()).entries
+        known = entries.get(key)
         if known is None:
-            entry = self._entries[tenant, key] = Remembered(digest)
+            entry = entries[key] = Remembered(tenant, digest)
             return entry
         if known.request_digest != digest:
             raise ApiError(409, "this Idempotency-Key was used for a different request", code="idempotency_key_reused")
         if known.answer is None:
             raise ApiError(409, "a request with this Idempotency-Key is still running", code="idempotency_key_in_use")
-        self._entries.move_to_end((tenant, key))
+        entries.move_to_end(key)
         return known
 
     def finish(self, entry: Remembered, answer: bytes, media_type: str) -> None:
+        """Keeps the answer, unless it is too large: then the caller drops the entry."""
+        if len(answer) > self._answer_bytes_max:
+            return
         entry.answer, entry.media_type = answer, media_type
-        self._bytes += len(answer)
+        share = self._shares[entry.tenant]
+        share.answer_bytes += len(answer)
+        share.finished += 1
         self._evict()
 
     def drop(self, tenant: bytes, key: str, entry: Remembered) -> None:
         """Forgets an entry that will have no answer. Twice is harmless, also where a retry has begun in between."""
-        if self._entries.get((tenant, key)) is entry:
-            del self._entries[tenant, key]
+        share = self._shares.get(tenant)
+        if share is not None and share.entries.get(key) is entry:
+            self._remove(tenant, key)
+
+    def _remove(self, tenant: bytes, key: str) -> None:
+        share = self._shares[tenant]
+        entry = share.entries.pop(key)
+        if entry.answer is not None:
+            share.answer_bytes -= len(entry.answer)
+            share.finished -= 1
+        if not share.entries:
+            del self._shares[tenant]
 
     def _evict(self) -> None:
-        """The oldest finished answers go; running ones are needed, and bounded by the number of streams."""
-        for place, entry in list(self._entries.items()):
-            if self._bytes <= self._bytes_max and len(self._entries) <= self._entries_max:
+        """Running entries stay: they are needed, and bounded by the number of open requests."""
+        while sum(share.answer_bytes for share in self._shares.values()) > self._bytes_max:
+            self._evict_oldest(max(self._shares, key=lambda tenant: self._shares[tenant].answer_bytes))
+        while sum(len(share.entries) for share in self._shares.values()) > self._entries_max:
+            tenant = max(self._shares, key=lambda tenant: self._shares[tenant].finished)
+            if not self._shares[tenant].finished:
                 return
-            if entry.answer is not None:
-                self._bytes -= len(entry.answer)
-                del self._entries[place]
+            self._evict_oldest(tenant)
+
+    def _evict_oldest(self, tenant: bytes) -> None:
+        entries = self._shares[tenant].entries
+        self._remove(tenant, next(key for key, entry in entries.items() if entry.answer is not None))

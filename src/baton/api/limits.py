@@ -85,6 +85,12 @@ class Limits:
     idempotency_bytes: int = 32 * MIB
     "Finished answers kept for requests with an Idempotency-Key."
     idempotency_entries: int = 4096
+    idempotency_answer_bytes: int = 4 * MIB
+    "A larger answer is not kept: a retry of it is generated again."
+    connections: int = 2304
+    "Open connections, idle ones too: room above `streams`, to answer 429. Over it: 503 on all routes but health."
+    connections_per_address: int = 2048
+    "Of them from one address, so that one peer does not shut out all others. Over it: 429."
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -122,7 +128,7 @@ RANGES: Final[dict[str, Range]] = {
     "n": Range(1, 16),
     "best_of": Range(1, 16),
     "temperature": Range(0.0, 2.0),
-    "top_p": Range(0.0, 1.0, low_excluded=True),
+    "top_p": Range(0.0, 1.0),  # 0: the likeliest token
     "min_p": Range(0.0, 1.0),
     "top_k": Range(-1, 2**31 - 1),  # and not more than the head width
     "presence_penalty": Range(-2.0, 2.0),

@@ -19,6 +19,8 @@ class LiveRequest:
     "What its client may call it: the id of the answer, and X-Request-Id."
     engine_ids: list[RequestId] = field(default_factory=list)
     "Ours, made here: a client cannot choose or guess one."
+    aborted: bool = False
+    "Set by an abort. The engine may not know the request yet; then it never will."
 
 
 class LiveRequests:
@@ -34,7 +36,7 @@ class LiveRequests:
 
     @contextmanager
     def admitted(self, tenant: bytes, names: tuple[str, ...]) -> Iterator[LiveRequest]:
-        """Raises 429 where the house, or this key's share of it, is full."""
+        """Raises 429 where as many requests are open as may be, in all or of this key."""
         own = self._of_tenant.get(tenant, 0)
         if len(self._open) >= self._total_max:
             raise ApiError(429, f"{self._total_max} requests are open, which is the limit", code="too_many_streams")
@@ -55,6 +57,7 @@ class LiveRequests:
         """Ends the caller's own requests of that name, with what they have. How many there were."""
         found = [request for request in self._open if request.tenant == tenant and name in request.names]
         for request in found:
+            request.aborted = True
             for engine_id in request.engine_ids:
                 self._engine.abort(engine_id)
         return len(found)

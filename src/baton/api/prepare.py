@@ -112,6 +112,7 @@ def require_may_fit(front: Front, characters: int) -> None:
 
 
 def _job(front: Front, prompts: list[tuple[int, ...]], options: Options, caller: Caller) -> Job:
+    _require_priority(front, options, caller)
     stops = StopAutomaton(options.stop)
     salt = _salt(caller, options.cache_salt)
     bad_words = _bad_words(front, options)
@@ -199,6 +200,16 @@ def _bad_words(front: Front, options: Options) -> tuple[tuple[int, ...], ...]:
     if any(max(ids) >= front.model.head_width for ids in found):
         raise bad("bad_words has a word with tokens that the model does not have", "bad_words")
     return found
+
+
+def _require_priority(front: Front, options: Options, caller: Caller) -> None:
+    """Anyone may step back; to overtake the others needs the operator's leave."""
+    lowest = front.config.client_priority_min
+    if options.priority < lowest and not caller.admin:
+        message = (
+            f"priority must be at least {lowest}, not {options.priority}: lower ones need an admin key (--client-priority-min)"
+        )
+        raise bad(message, "priority", code="priority_not_allowed")
 
 
 def _require_bounded(front: Front, requests: tuple[GenerateRequest, ...], options: Options) -> None:

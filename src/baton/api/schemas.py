@@ -1,84 +1,22 @@
 """A request's JSON object -> ChatBody or CompletionBody: typed, complete, within limits. Nothing else of it is passed on.
 
-Fields are OpenAI's, and the extras that vLLM's clients send. Three kinds of fields are not taken:
-
-* INTERNAL: hand-off fields. Refused whatever they hold: only our own front talks about them, on another channel.
-* UNSUPPORTED: known, and the answer would be wrong without them. Refused unless they hold a value that asks for nothing.
-* unknown ones: ignored, or refused where ApiConfig.unknown_fields says so.
+Fields are OpenAI's, and the extras that vLLM's clients send. known_fields.py says what becomes of all others. Values that other
+servers give a meaning have it here: seed -1 (random), max_tokens -1 (up to the context), top_p 0 (the likeliest token), and an
+empty stop string (none).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from baton.api.config import ApiConfig, ServedModel
 from baton.api.errors import ApiError, bad
 from baton.api.fields import Fields, checked_token_ids, shown
+from baton.api.known_fields import ALIASES, HARMLESS, HINTS, INTERNAL, UNSUPPORTED, asks_for_nothing
 from baton.api.limits import RANGES
 from baton.protocol.request import OPENAI_SAMPLING
-
-INTERNAL: Final = (
-    "kv_transfer_params",
-    "disaggregate_info",
-    "disaggregated_params",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "ec_transfer_params",
-    "handoff",
-    "salt",
-    "logits_processors",
-    "prompt_embeds",
-)
-
-# Field -> the values that ask for nothing. Null always does.
-UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "audio": (),
-    "modalities": (["text"],),
-    "web_search_options": (),
-    "prediction": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "allowed_token_ids": (),
-    "suffix": ("",),
-    "use_beam_search": (False,),
-    "truncate_prompt_tokens": (),
-    "chat_template": (),
-    "documents": ([],),
-    "mm_processor_kwargs": (),
-}
-_WHY = {
-    "chat_template": "templates come from the model or the operator, never from a request",
-    "response_format": 'only {"type": "text"} is supported',
-    "modalities": 'only ["text"] is supported',
-}
-# Fields of OpenAI's that change nothing here. Known, so that unknown_fields="refuse" lets them pass.
-HARMLESS: Final = (
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "parallel_tool_calls",
-    "reasoning_effort",
-    "verbosity",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "request_id",
-    "spaces_between_special_tokens",
-    "length_penalty",
-    "early_stopping",
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +57,8 @@ class Options:
     priority: int
     cache_salt: str
     timeout_seconds: float
+    ignored: tuple[str, ...] = ()
+    "Fields that we do not know. The client is told their names."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,32 +97,30 @@ class Schema:
         if not isinstance(messages, list):
             raise bad(f"messages must be a list, not {shown(messages)}", "messages")
         continue_final = fields.boolean("continue_final_message")
-        chat = ChatBody(
+        options = self._options(fields, max_tokens=_chat_max_tokens(fields), logprobs=_chat_logprobs(fields), chat=True)
+        _require_no_best_of(fields, options.n)
+        if fields.boolean("echo"):
+            raise bad("echo is not supported for chats: it is for /v1/completions", "echo", code="unsupported")
+        return ChatBody(
             messages=messages,
             add_generation_prompt=fields.boolean("add_generation_prompt", default=True),
             continue_final_message=continue_final,
             template_kwargs=self.template_kwargs(fields),
-            options=self._options(fields, max_tokens=_chat_max_tokens(fields), logprobs=_chat_logprobs(fields), chat=True),
+            options=replace(options, ignored=fields.finish(self._config.unknown_fields)),
         )
-        fields.finish(self._config.unknown_fields)
-        return chat
 
     def completion(self, body: dict[str, Any]) -> CompletionBody:
         fields = self.open(body)
         prompts = self.prompts(fields.raw("prompt"))
-        max_tokens = fields.integer("max_tokens", 16)
+        max_tokens = _max_tokens(fields, 16)
         logprobs = fields.integer("logprobs", None)
         options = self._options(fields, max_tokens=max_tokens, logprobs=logprobs, chat=False)
         if options.n * len(prompts) > self._limits.choices:
             raise bad(f"n x prompts is {options.n * len(prompts)} and at most {self._limits.choices} are allowed", "n")
-        best_of = fields.integer("best_of", options.n)
-        if best_of < options.n:
-            raise bad(f"best_of ({best_of}) must not be less than n ({options.n})", "best_of")
-        if best_of > options.n:
-            raise bad(f"best_of is not supported: it must equal n ({options.n})", "best_of", code="unsupported")
-        completion = CompletionBody(options=options, prompts=prompts, echo=fields.boolean("echo"))
-        fields.finish(self._config.unknown_fields)
-        return completion
+        _require_no_best_of(fields, options.n)
+        echo = fields.boolean("echo")
+        options = replace(options, ignored=fields.finish(self._config.unknown_fields))
+        return CompletionBody(options=options, prompts=prompts, echo=echo)
 
     def open(self, body: dict[str, Any]) -> Fields:
         """Fields of a body whose model is ours and that asks for nothing we do not have."""
@@ -191,10 +129,10 @@ class Schema:
         for name in INTERNAL:
             if name in body:
                 raise bad(f"{name} is not accepted from clients", name, code="internal_field")
-        for name, harmless in UNSUPPORTED.items():
-            value = fields.raw(name)
-            if value is not None and not any(value == other and type(value) is type(other) for other in harmless):
-                raise bad(f"{name} is not supported" + (f": {_WHY[name]}" if name in _WHY else ""), name, code="unsupported")
+        for name, neutral in UNSUPPORTED.items():
+            if not asks_for_nothing(fields.raw(name), neutral):
+                hint = f": {HINTS[name]}" if name in HINTS else ""
+                raise bad(f"{name} is not supported{hint}", name, code="unsupported")
         fields.name("user")
         for name in HARMLESS:
             fields.raw(name)
@@ -229,7 +167,12 @@ class Schema:
         value = fields.raw("chat_template_kwargs")
         if value is not None and not isinstance(value, dict):
             raise bad(f"chat_template_kwargs must be an object, not {shown(value)}", "chat_template_kwargs")
-        return value
+        if fields.raw("enable_thinking") is None:
+            return value
+        thinking = fields.boolean("enable_thinking")
+        if value is not None and value.get("enable_thinking", thinking) is not thinking:
+            raise bad("enable_thinking and chat_template_kwargs.enable_thinking differ", "enable_thinking")
+        return {**(value or {}), "enable_thinking": thinking}
 
     def _prompt(self, value: Any, place: str) -> Prompt:
         if isinstance(value, str):
@@ -251,20 +194,22 @@ class Schema:
 
     def _options(self, fields: Fields, *, max_tokens: int | None, logprobs: int | None, chat: bool) -> Options:
         limits, defaults = self._limits, self._defaults
+        top_p = fields.number("top_p", defaults["top_p"])
+        top_k = self._top_k(fields.integer("top_k", int(defaults["top_k"])))
         options = Options(
             stream=_stream_options(fields),
             n=fields.integer("n", 1),
             max_tokens=max_tokens,
-            min_tokens=fields.integer("min_tokens", 0),
+            min_tokens=fields.integer(fields.given("min_tokens", ALIASES["min_tokens"]), 0, like="min_tokens"),
             temperature=fields.number("temperature", defaults["temperature"]),
-            top_p=fields.number("top_p", defaults["top_p"]),
-            top_k=self._top_k(fields.integer("top_k", int(defaults["top_k"]))),
+            top_p=top_p or 1.0,
+            top_k=1 if top_p == 0.0 else top_k,
             min_p=fields.number("min_p", defaults["min_p"]),
             repetition_penalty=fields.number("repetition_penalty", defaults["repetition_penalty"]),
             presence_penalty=fields.number("presence_penalty", 0.0),
             frequency_penalty=fields.number("frequency_penalty", 0.0),
-            seed=fields.integer("seed", None),
-            stop=fields.strings("stop", count_max=limits.stop_strings, bytes_max=limits.stop_string_bytes),
+            seed=fields.integer("seed", None, means_none=-1),
+            stop=self._stops(fields),
             include_stop=fields.boolean("include_stop_str_in_output"),
             stop_token_ids=fields.token_ids("stop_token_ids", count_max=limits.token_ids),
             ignore_eos=fields.boolean("ignore_eos"),
@@ -284,6 +229,12 @@ class Schema:
         if options.stream.stream and options.prompt_logprobs is not None:
             raise bad("prompt_logprobs cannot be streamed: leave out stream", "prompt_logprobs")
         return options
+
+    def _stops(self, fields: Fields) -> tuple[str, ...]:
+        """Empty ones stop nothing, as in llama.cpp."""
+        limits, name = self._limits, fields.given("stop", ALIASES["stop"])
+        stops = fields.strings(name, count_max=limits.stop_strings, bytes_max=limits.stop_string_bytes, empty_allowed=True)
+        return tuple(filter(None, stops))
 
     def _top_k(self, top_k: int) -> int:
         if top_k > self._model.head_width:
@@ -307,10 +258,23 @@ def too_long(tokens: int, context_tokens: int) -> ApiError:
     )
 
 
+def _max_tokens(fields: Fields, default: int | None) -> int | None:
+    """-1, as elsewhere: up to the context."""
+    return fields.integer(fields.given("max_tokens", ALIASES["max_tokens"]), default, like="max_tokens", means_none=-1)
+
+
 def _chat_max_tokens(fields: Fields) -> int | None:
     """OpenAI's newer name wins over the older one."""
-    older, newer = fields.integer("max_tokens", None), fields.integer("max_completion_tokens", None)
-    return older if newer is None else newer
+    older, newer = _max_tokens(fields, None), fields.integer("max_completion_tokens", None, means_none=-1)
+    return older if fields.raw("max_completion_tokens") is None else newer
+
+
+def _require_no_best_of(fields: Fields, n: int) -> None:
+    best_of = fields.integer("best_of", n)
+    if best_of < n:
+        raise bad(f"best_of ({best_of}) must not be less than n ({n})", "best_of")
+    if best_of > n:
+        raise bad(f"best_of is not supported: it must equal n ({n})", "best_of", code="unsupported")
 
 
 def _chat_logprobs(fields: Fields) -> int | None:
@@ -321,11 +285,10 @@ def _chat_logprobs(fields: Fields) -> int | None:
 
 
 def _stream_options(fields: Fields) -> StreamOptions:
-    stream, value = fields.boolean("stream"), fields.raw("stream_options")
+    stream = fields.boolean("stream")
+    value = fields.object("stream_options", ("include_usage", "continuous_usage_stats", "include_obfuscation"))
     if value is None:
         return StreamOptions(stream=stream)
-    if not isinstance(value, dict):
-        raise bad(f"stream_options must be an object, not {shown(value)}", "stream_options")
     if not stream:
         raise bad("stream_options needs stream to be true", "stream_options")
     flags = {}

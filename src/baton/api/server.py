@@ -2,6 +2,9 @@
 
 Conflicting lengths and the like are refused by its parser (llhttp). Without a timer and a cap a client that sends a byte a
 minute would hold a connection for nothing.
+
+Connections are counted, in all and by address. One over the bound may ask for health and is told an error for all else, and
+a few more are closed at once. Nothing is read from the environment, where uvicorn looks for settings too.
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from baton.api.errors import ApiError
 from baton.api.limits import Limits
 from baton.api.shutdown import EndedByShutdown
 
+_RESERVE = 64
+"Connections over the bound that still get an answer."
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _RECEIVE_BYTES = 64 * 1024
 "What one connection brings in a turn of the loop: many that send much at once then do not hold up those that wait for a token."
@@ -43,26 +49,67 @@ class DirectBody:
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
+class Connections:
+    """How many are open, in all and from each address."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._total = 0
+        self._of_address: dict[str, int] = {}
+
+    def open(self, address: str) -> None:
+        self._total += 1
+        self._of_address[address] = self._of_address.get(address, 0) + 1
+
+    def close(self, address: str) -> None:
+        self._total -= 1
+        self._of_address[address] -= 1
+        if not self._of_address[address]:
+            del self._of_address[address]
+
+    def over(self, address: str, reserve: int = 0) -> ApiError | None:
+        """What a connection from there, counted already, is told."""
+        limits = self._limits
+        if self._of_address[address] > limits.connections_per_address + reserve:
+            message = f"{limits.connections_per_address} connections from this address are open, which is the limit"
+            return ApiError(429, message, code="too_many_connections")
+        if self._total > limits.connections + reserve:
+            message = f"{limits.connections} connections are open, which is the limit"
+            return ApiError(503, message, code="too_many_connections")
+        return None
+
+
 def protocol_class(limits: Limits) -> type[HttpToolsProtocol]:
     """A class with its limits inside: uvicorn makes the objects and passes nothing of ours."""
+    connections = Connections(limits)
 
     class StrictProtocol(HttpToolsProtocol):
         _header_bytes = 0
         _header_timer: asyncio.TimerHandle | None = None
+        _address = ""
+        _refusal: ApiError | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            self._address = str((transport.get_extra_info("peername") or ("",))[0])
+            connections.open(self._address)
+            self._refusal = connections.over(self._address)
+            if connections.over(self._address, _RESERVE) is not None:
+                transport.abort()
             _watch_peer(transport, limits)
             self._arm()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._disarm()
+            connections.close(self._address)
             super().connection_lost(exc)
 
         def on_message_begin(self) -> None:
             self._header_bytes = 0
             super().on_message_begin()
             self.scope["state"]["abort_connection"] = self.transport.abort
+            if self._refusal is not None:
+                self.scope["state"]["connection_refusal"] = self._refusal
 
         def data_received(self, data: bytes) -> None:
             # The timer runs from the connection, and on a kept one from the first byte of the next request.
@@ -148,8 +195,11 @@ def make_server(app: Starlette, *, host: str = "127.0.0.1", port: int = 8000, **
             "access_log": False,
             "server_header": False,
             "date_header": True,
-            # Connections, idle ones too. Room above the streams, for clients that keep some and for saying 429 to the rest.
-            "limit_concurrency": 2 * limits.streams + 256,
+            "loop": "asyncio",  # as in the front process, which brings its own
+            "log_config": None,  # observe/logs.py
+            "proxy_headers": False,  # addresses and schemes are the socket's; these three also keep uvicorn off the environment
+            "forwarded_allow_ips": "",
+            "workers": 1,
             "timeout_keep_alive": 30,
             "backlog": 2048,
             **settings,

@@ -210,11 +210,19 @@ class EventStream:
         """Events straight to the socket. Where that cannot be, or the writer has some in hand, they are the writer's."""
         if buffer.empty:
             return  # the writer was faster
-        if self._delivering or self._direct is None or not self._direct.ready:
-            buffer.news.set()
-            return
-        self._direct.write(buffer.take())
-        self._sent_at = self._now()
+        data = b""
+        try:
+            if not self._delivering and self._direct is not None and self._direct.ready:
+                data = buffer.take()
+                self._direct.write(data)
+                self._sent_at = self._now()
+                return
+        except Exception as error:  # another uvicorn than the one it was made for: the long way still goes
+            logger.warning("streams take the long way: %s", type(error).__name__, exc_info=error)
+            self._direct = None
+            if data:
+                buffer.put(data)
+        buffer.news.set()
 
     async def _idle(self, buffer: SendBuffer) -> bool:
         """Waits for news; true where nothing was sent for too long."""

@@ -13,6 +13,7 @@ from baton.api.fields import Fields, checked_token_ids, shown
 from baton.api.front import Front, caller_of, front_of
 from baton.api.json_body import read_body
 from baton.api.json_parts import send_json
+from baton.api.request_log import record_of
 from baton.api.streaming import ClientGone, drop_connection, while_connected
 from baton.text.chat_prompt import render_chat
 
@@ -20,7 +21,7 @@ from baton.text.chat_prompt import render_chat
 class TokensRoute:
     """Admitted like a request that generates, until its answer is read: it takes memory and a processor like one."""
 
-    def __init__(self, work: Callable[[Front, dict[str, Any]], dict[str, Any]]) -> None:
+    def __init__(self, work: Callable[[Request, dict[str, Any]], dict[str, Any]]) -> None:
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -31,7 +32,7 @@ class TokensRoute:
             with front.live.admitted(caller_of(request).tenant, ()):
                 answer = await front.off_loop(
                     len(body),
-                    lambda: self._work(front, front.json.parse(body)),
+                    lambda: self._work(request, front.json.parse(body)),
                     renders=True,  # it may: whether there are messages shows when the body is parsed
                 )
                 lease.take(_size_bytes(answer))
@@ -46,7 +47,8 @@ def _size_bytes(answer: dict[str, Any]) -> int:
     return len(answer.get("prompt", "")) + 16 * len(answer.get("tokens", ()))
 
 
-def _tokenized(front: Front, body: dict[str, Any]) -> dict[str, Any]:
+def _tokenized(request: Request, body: dict[str, Any]) -> dict[str, Any]:
+    front = front_of(request)
     fields = front.schema.open(body)
     text, chat, mark = _text(front, fields)
     limit = front.limits.tokenize_bytes
@@ -58,7 +60,7 @@ def _tokenized(front: Front, body: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": front.model.context_tokens, "tokens": ids, "token_strs": None}
     if fields.boolean("return_token_strs"):
         answer["token_strs"] = JsonRows(lambda token: front.tokenizer.id_to_bytes(token).decode("utf-8", "replace"), ids)
-    fields.finish(front.config.unknown_fields)
+    record_of(request).ignored = fields.finish(front.config.unknown_fields)
     return answer
 
 
@@ -83,7 +85,8 @@ def _text(front: Front, fields: Fields) -> tuple[str, bool, str]:
     return text, True, mark
 
 
-def _detokenized(front: Front, body: dict[str, Any]) -> dict[str, Any]:
+def _detokenized(request: Request, body: dict[str, Any]) -> dict[str, Any]:
+    front = front_of(request)
     fields = front.schema.open(body)
     tokens = fields.raw("tokens")
     if not isinstance(tokens, list):
@@ -91,7 +94,7 @@ def _detokenized(front: Front, body: dict[str, Any]) -> dict[str, Any]:
     if len(tokens) > front.model.context_tokens:
         raise bad(f"tokens has {len(tokens)} ids and at most {front.model.context_tokens} are allowed", "tokens")
     ids = checked_token_ids(tokens, front.model.head_width, "tokens")
-    fields.finish(front.config.unknown_fields)
+    record_of(request).ignored = fields.finish(front.config.unknown_fields)
     return {"prompt": front.tokenizer.decode(ids, skip_special_tokens=False)}
 
 

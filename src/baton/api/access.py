@@ -1,0 +1,198 @@
+"""Who may call which route. The right is a property of the route, checked after routing: no second list of paths exists.
+
+open     everybody: health checks. Any Host, no key
+key      one of the API keys, where there are any. The right of every route that does not say otherwise, and of "no such route"
+admin    an admin key. Where none is configured: closed if there are API keys, else for callers on this machine only
+
+Before the key a request must show that no foreign web page sent it (`CrossSite`): a browser on our network would send it
+for anyone's page.
+
+Host            a name that is ours. A page whose own name is made to point to us (DNS rebinding) is of the same origin to a
+                browser, but its Host is still that name. A bearer key proves as much: no browser adds one by itself
+Origin          on everything but GET: our own, or an allowed one
+content type    JSON, on everything that has a body: other types are sent across origins without asking
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from baton.api.auth import Caller, Keys
+from baton.api.config import ApiConfig
+from baton.api.errors import ApiError, not_found
+
+Right = Literal["open", "key", "admin"]
+
+_BASIC = {"www-authenticate": 'Basic realm="baton: the password is an API key"'}
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+class ApiRoute(Route):
+    """A route that knows who may call it."""
+
+    def __init__(self, path: str, endpoint: Any, *, methods: list[str], right: Right = "key", page: bool = False) -> None:
+        """`page`: opened by a browser, which is asked for the key in its own way."""
+        super().__init__(path, endpoint, methods=methods)
+        self.right: Right = right
+        self.page = page
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        access: Access = scope["app"].state.access
+        access.require(scope, self.right, page=self.page)
+        if self.methods and scope["method"] not in self.methods:
+            allowed = ", ".join(sorted(self.methods))
+            message = f"{self.path} does not take {scope['method'][:16]}, it takes {allowed}"
+            raise ApiError(405, message, code="method_not_allowed", headers={"allow": allowed})
+        await super().handle(scope, receive, send)
+
+
+async def no_route(scope: Scope, receive: Receive, send: Send) -> None:
+    """The router's answer where no route matches. It needs a key too: a stranger learns nothing of what is here."""
+    access: Access = scope["app"].state.access
+    access.require(scope, "key")
+    raise not_found()
+
+
+class Access:
+    """Raises what a request is refused with, or sets scope["state"]["caller"]. Before a byte of the body is read."""
+
+    def __init__(self, config: ApiConfig) -> None:
+        self._keys = Keys(config)
+        self._admin_port = config.admin_port
+        self._cross_site = CrossSite(config)
+
+    def require(self, scope: Scope, right: Right, *, page: bool = False) -> None:
+        state = scope.setdefault("state", {})
+        if right == "open":
+            state["caller"] = Caller()
+            return
+        if (full := state.get("connection_refusal")) is not None:
+            raise ApiError(full.http_status, str(full), code=full.code, headers={"connection": "close"})
+        caller = self._keys.caller(scope["headers"])
+        self._cross_site.require(scope, trusted_host=caller is not None and caller.by_bearer)
+        if caller is None and self._keys.required:
+            message = "give an API key as 'Authorization: Bearer KEY'"
+            raise ApiError(401, message, code="invalid_api_key", headers=_BASIC if page else None)
+        caller = caller or Caller()
+        self._require_listener(scope, right)
+        if right == "admin" and not caller.admin:
+            self._require_admin(scope)
+        _require_json(scope)
+        state["caller"] = caller
+
+    def _on_admin_port(self, scope: Scope) -> bool:
+        """By the socket that the connection came in on, not by anything that the client says."""
+        server = scope.get("server")
+        return self._admin_port is not None and server is not None and server[1] == self._admin_port
+
+    def _require_listener(self, scope: Scope, right: Right) -> None:
+        if self._on_admin_port(scope):
+            if right != "admin":
+                raise ApiError(404, "this is the admin port: only admin routes are here", code="not_found")
+        elif right == "admin" and self._admin_port is not None:
+            raise ApiError(404, "admin routes are on the admin port (--admin-port) only", code="not_found")
+
+    def _require_admin(self, scope: Scope) -> None:
+        if self._keys.has_admins:
+            raise ApiError(403, "this route needs an admin key (--admin-api-key)", code="admin_only")
+        if self._keys.required and not self._on_admin_port(scope):
+            message = "this route is closed: start the server with --admin-api-key KEY or --admin-port PORT to open it"
+            raise ApiError(403, message, code="admin_only")
+        if not _is_local(scope):
+            message = "this route answers this machine only: start the server with --admin-api-key KEY to open it to others"
+            raise ApiError(403, message, code="admin_only")
+
+
+def _is_local(scope: Scope) -> bool:
+    """The peer is on this machine, and passes on nobody else's request."""
+    if any(name in (b"forwarded", b"x-forwarded-for") for name, _ in scope["headers"]):
+        return False
+    client = scope.get("client")
+    return client is None or _is_loopback(client[0])  # None: a unix socket
+
+
+def _require_json(scope: Scope) -> None:
+    headers = dict(scope["headers"])
+    has_body = b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip(b" 0") != b""
+    if scope["method"] in _SAFE_METHODS or not has_body:
+        return
+    kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+    if kind != b"application/json" and not kind.endswith(b"+json"):
+        raise ApiError(415, "send the body as 'Content-Type: application/json'", code="unsupported_content_type")
+
+
+class CrossSite:
+    """Refuses what a web page of somebody else makes a browser send."""
+
+    def __init__(self, config: ApiConfig) -> None:
+        self._names = {name.lower().rstrip(".") for name in (config.host, *config.allowed_hosts)} | {"localhost"}
+        self._suffixes = (".localhost", *(name[1:] for name in config.allowed_hosts if name.startswith("*.")))
+        self._any_host = "*" in config.allowed_hosts
+        # From another machine we are called by whatever name the network has for this one. Names without a dot are not in
+        # the public name system, so no page from outside has one.
+        self._names_without_dot = not _is_loopback(config.host) and config.host != "localhost"
+        if self._names_without_dot:
+            self._names.add(socket.gethostname().lower())
+        self._origins = frozenset(config.allowed_origins)
+
+    def require(self, scope: Scope, *, trusted_host: bool) -> None:
+        headers = scope["headers"]
+        hosts = [value.decode("latin-1").strip().lower() for name, value in headers if name == b"host"]
+        if len(hosts) > 1:
+            raise ApiError(400, "more than one Host header", code="bad_host")
+        host = hosts[0] if hosts else ""
+        if not trusted_host and host and not self._is_ours(host):
+            message = "this server is not called by that Host name: add it with --allowed-hosts NAME"
+            raise ApiError(421, message, code="host_not_allowed")
+        if scope["method"] not in _SAFE_METHODS and not self._origin_is_allowed(headers, host):
+            message = "pages of other origins may not call this server: allow theirs with --allowed-origins ORIGIN"
+            raise ApiError(403, message, code="foreign_origin")
+
+    def _is_ours(self, host: str) -> bool:
+        name = _without_port(host)
+        if self._any_host or name in self._names or name.endswith(self._suffixes) or _address(name):
+            return True
+        return self._names_without_dot and "." not in name
+
+    def _origin_is_allowed(self, headers: list[tuple[bytes, bytes]], host: str) -> bool:
+        origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
+        if "*" in self._origins or (len(origins) == 1 and origins[0] in self._origins):
+            return True
+        sites = [value for name, value in headers if name == b"sec-fetch-site"]
+        if any(site not in (b"same-origin", b"none") for site in sites):
+            return False
+        return all(_is_same_origin(origin, host) for origin in origins)
+
+
+def _is_same_origin(origin: str, host: str) -> bool:
+    """Of the scheme only that it is the web's: a proxy that speaks TLS for us makes https of it."""
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and parts.netloc.lower() == host != ""
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return (host.partition(":")[0] if host.count(":") == 1 else host).rstrip(".")
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _is_loopback(name: str) -> bool:
+    address = _address(name)
+    return address is not None and address.is_loopback

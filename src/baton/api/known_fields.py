@@ -1,0 +1,141 @@
+"""Fields of other servers' requests, and what becomes of them here. Nothing that changes an answer is ignored in silence.
+
+internal       refused whatever they hold: only our own front talks about them, on another channel
+alias          another server's name for a field of ours, with the same meaning: taken for it
+unsupported    the answer would be wrong without them: refused, unless they hold a value that asks for nothing
+harmless       change no answer anywhere
+all others     named in the header x-baton-ignored, or refused with --unknown-fields refuse
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+INTERNAL: Final = (
+    "kv_transfer_params",
+    "disaggregate_info",
+    "disaggregated_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "ec_transfer_params",
+    "handoff",
+    "salt",
+    "logits_processors",
+    "prompt_embeds",
+)
+
+ALIASES: Final[dict[str, tuple[str, ...]]] = {
+    "max_tokens": ("max_new_tokens", "n_predict", "num_predict", "max_output_tokens"),
+    "min_tokens": ("min_new_tokens",),
+    "stop": ("stop_sequences", "stopping_strings"),
+}
+"""Ours -> theirs (Transformers, llama.cpp, Ollama, SGLang, TGI)."""
+
+_CONSTRAINTS: Final[dict[str, tuple[Any, ...]]] = {
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "structural_tag": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json_object": (False,),
+    "guided_whitespace_pattern": (),
+    "grammar": ("",),
+    "json_schema": ({}, ""),
+    "json_object": (False,),
+    "response_schema": (),
+    "regex": ("",),
+    "ebnf": ("",),
+    "format": ("",),
+    "allowed_token_ids": (),
+}
+_SAMPLERS: Final[dict[str, tuple[Any, ...]]] = {
+    "use_beam_search": (False,),
+    "num_beams": (1,),
+    "do_sample": (True,),
+    "typical_p": (1,),
+    "top_a": (0,),
+    "tfs_z": (1,),
+    "mirostat": (0,),
+    "dry_multiplier": (0,),
+    "xtc_probability": (0,),
+    "dynatemp_range": (0,),
+    "top_n_sigma": (-1, 0),
+    "repeat_penalty": (1,),
+    "no_repeat_ngram_size": (0,),
+    "n_probs": (0,),
+    "thinking": ({"type": "disabled"}, False),
+    "think": (False,),
+    "thinking_budget": (),
+    "thinking_token_budget": (),
+    "reasoning": (),
+    "sampling_params": ({},),
+    "options": ({},),
+    "extra_body": ({},),
+}
+_INPUTS: Final[dict[str, tuple[Any, ...]]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "audio": (),
+    "images": ([],),
+    "image_data": (),
+    "modalities": (["text"],),
+    "mm_processor_kwargs": (),
+    "web_search_options": (),
+    "prediction": (),
+    "suffix": ("",),
+    "input_ids": (),
+    "system": ("",),
+    "instructions": ("",),
+    "chat_template": (),
+    "template": ("",),
+    "documents": ([],),
+    "truncate_prompt_tokens": (),
+    "lora_request": (),
+    "lora_path": (),
+    "lora": ([],),
+}
+UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {**_CONSTRAINTS, **_SAMPLERS, **_INPUTS}
+"""Field -> the values that ask for nothing. Null always does."""
+
+HINTS: Final[dict[str, str]] = {
+    "chat_template": "templates come from the model or the operator, never from a request",
+    "response_format": 'only {"type": "text"} is supported',
+    "modalities": 'only ["text"] is supported',
+    "input_ids": "send token ids as the prompt of /v1/completions",
+    "system": "send a message with the role system",
+    "instructions": "send a message with the role system",
+    "do_sample": "send temperature 0 for the likeliest tokens",
+    "repeat_penalty": "there is repetition_penalty, over all tokens so far",
+    "n_probs": "there is logprobs",
+    "options": "send its fields at the top level",
+    "sampling_params": "send its fields at the top level",
+    "extra_body": "send its fields at the top level",
+    "thinking": "there is enable_thinking, for templates that know it",
+    "think": "there is enable_thinking, for templates that know it",
+}
+
+HARMLESS: Final = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "parallel_tool_calls",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "request_id",
+    "length_penalty",  # for beams, which are refused
+    "early_stopping",
+)
+
+
+def asks_for_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
+    """1 and 1.0 are the same number; true is none."""
+    if value is None:
+        return True
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)

@@ -1,0 +1,126 @@
+"""Logging of the processes: one line per record, on stderr, as text or as JSON.
+
+    logger.info(...) --format--> queue, bounded --thread--> stderr
+
+Writing is a thread's: a terminal that is stopped, or a pipe that nobody reads, holds up neither the event loop nor the
+streams. Lines that find the queue full are dropped, and their number is told by the next one that does not.
+
+Nothing that a client wrote is in a line. Of an exception there is its type and where it came from, not its message: that
+may quote the value that it is about.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import queue
+import sys
+import threading
+import time
+import traceback
+from typing import Any, Literal, TextIO
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
+
+LINES_MAX = 10_000
+"""Lines that may wait for stderr."""
+FLUSH_SECONDS = 1.0
+"""How long the end of the process waits for stderr to take them."""
+
+
+class LineFormatter(logging.Formatter):
+    """`2026-01-31T12:00:00.000Z info front: words key=value key=value`"""
+
+    def __init__(self, process: str, *, as_json: bool) -> None:
+        super().__init__()
+        self._process = process
+        self._as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+        level, facts = record.levelname.lower(), dict(getattr(record, "facts", {}))
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            facts["exception"], facts["at"] = type(record.exc_info[1]).__name__, places(record.exc_info[1])
+        message = record.getMessage()
+        if self._as_json:
+            return json.dumps({"time": at, "level": level, "process": self._process, "message": message, **facts}, default=str)
+        words = [f"{at} {level} {self._process}: {_one_line(message)}", *(f"{name}={_word(facts[name])}" for name in facts)]
+        return " ".join(words)
+
+
+def places(error: BaseException) -> str:
+    """Where an exception came from, the innermost place last: file, line and function of each frame, nothing of its values."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = " > ".join(f"{_module(frame.filename)}:{frame.lineno}:{frame.name}" for frame in frames[-12:])
+    cause = error.__cause__ or error.__context__
+    return f"{own} < {type(cause).__name__}" if cause is not None else own
+
+
+def _module(file: str) -> str:
+    """The last two parts of a path: the folders before them are this machine's business."""
+    return "/".join(file.replace("\\", "/").split("/")[-2:])
+
+
+def _one_line(text: str) -> str:
+    return text if text.isprintable() else " ".join(text.split())
+
+
+def _word(value: Any) -> str:
+    """As it is, where it is one word; else quoted, so that no value looks like another field."""
+    text = "-" if value is None else str(value)
+    return text if text and text.isprintable() and not set(text) & set(' "=') else json.dumps(text)
+
+
+class StderrHandler(logging.Handler):
+    """Never waits: lines go to a queue, a thread writes them."""
+
+    def __init__(self, stream: TextIO, lines_max: int = LINES_MAX) -> None:
+        super().__init__()
+        self._stream = stream
+        self._lines: queue.Queue[str | None] = queue.Queue(lines_max)
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._write, name="baton-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+            if self._dropped:
+                self._lines.put_nowait(f"{self._dropped} lines of the log were dropped: stderr was not read")
+                self._dropped = 0
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self._dropped += 1
+        except Exception:
+            self.handleError(record)
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            try:
+                self._stream.write(line + "\n")
+                self._stream.flush()
+            except (OSError, ValueError):  # nobody is there any more: what is logged is not worth the server's life
+                continue
+
+    def close(self) -> None:
+        """What waits is written, within a second."""
+        try:
+            self._lines.put_nowait(None)
+            self._thread.join(FLUSH_SECONDS)
+        except queue.Full:
+            pass
+        super().close()
+
+
+def configure(process: str, level: LogLevel, log_format: LogFormat, stream: TextIO | None = None) -> StderrHandler:
+    """Called once by each process, before anything is logged. Libraries' loggers go the same way, from warnings on."""
+    handler = StderrHandler(stream if stream is not None else sys.stderr)
+    handler.setFormatter(LineFormatter(process, as_json=log_format == "json"))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
+    logging.getLogger("baton").setLevel(level.upper())
+    atexit.register(handler.close)
+    return handler
