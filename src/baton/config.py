@@ -20,6 +20,8 @@ KVCacheType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 Compute = Literal["auto", "native", "torch"]
 GenerationConfig = Literal["auto", "none"]
 """Whether requests that do not say are sampled as the model's files recommend (models/generation.py)."""
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 
 API_KEY_CHARACTERS_MAX = 1024
@@ -183,6 +185,8 @@ class EngineConfig:
 
     instance: InstanceConfig = field(default_factory=InstanceConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,6 +203,29 @@ class ServeConfig:
     "Port to listen on. 0: one that is free."
     api_key: tuple[str, ...] = ()
     "Key that clients must send as a bearer token, on every route but health. Give the option again for more keys."
+    admin_api_key: tuple[str, ...] = ()
+    """Key for the admin routes (/metrics, /config, /v1/pause, /v1/resume); it opens all others too. Without one these routes
+    are closed if there is an api_key, and answer this machine only if there is none. Give the option again for more keys."""
+    admin_port: Annotated[int, Range(1, 65_535)] | None = None
+    "Serve the admin routes on this port and nowhere else. Without an admin_api_key it answers this machine only."
+    admin_host: str = "127.0.0.1"
+    "Address that the admin port listens on."
+    allowed_hosts: tuple[str, ...] = ()
+    """Name by which clients may call the server (Host header), such as llm.example or *.example; * is any. Requests with a
+    bearer key need none. Allowed anyway: addresses, localhost, --host and, if the server listens to other machines, names
+    without a dot. Give the option again for more names."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origin of a web app, such as https://app.example, whose pages may call the server from a browser; * is any. Give the
+    option again for more origins."""
+    unknown_fields: Literal["ignore", "refuse"] = "ignore"
+    """Fields of a request that the server does not know. ignore: their names come back in the header x-baton-ignored. refuse:
+    the request gets 400. Known fields that would change the answer and are not supported are always refused."""
+    client_priority_min: Annotated[int, Range(-(2**31), 2**31 - 1)] = 0
+    "Lowest priority, and so the most urgent, that a request may ask for without an admin key."
+    log_level: LogLevel = "info"
+    "What is logged on stderr. info: a line per request. debug: health checks and metrics too. warning, error: failures."
+    log_format: LogFormat = "text"
+    "Lines of the log as text, or as JSON objects."
     chat_template: str | None = None
     "File with a chat template (Jinja) to use instead of the model's own."
     dtype: Literal["float32"] = "float32"
@@ -256,19 +283,23 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         check_values(self)
-        for name in ("model", "host"):
+        for name in ("model", "host", "admin_host"):
             _require(bool(getattr(self, name).strip()), f"{name} is empty")
         served = self.served_model_name
         _require(
             served is None or (served.isprintable() and 1 <= len(served.strip()) <= SERVED_NAME_CHARACTERS_MAX),
             f"served_model_name must be 1 to {SERVED_NAME_CHARACTERS_MAX} printable characters",
         )
-        for place, key in enumerate(self.api_key, 1):
-            _require(
-                is_api_key(key),
-                f"api_key {place} of {len(self.api_key)} must be 1 to {API_KEY_CHARACTERS_MAX:,} printable ASCII characters "
-                f"without spaces, and it {'is empty' if not key else 'is not'}",
-            )
+        for name in ("api_key", "admin_api_key"):
+            keys = getattr(self, name)
+            for place, key in enumerate(keys, 1):
+                _require(
+                    is_api_key(key),
+                    f"{name} {place} of {len(keys)} must be 1 to {API_KEY_CHARACTERS_MAX:,} printable ASCII characters "
+                    f"without spaces, and it {'is empty' if not key else 'is not'}",
+                )
+        _require(not set(self.api_key) & set(self.admin_api_key), "admin_api_key has a key that is an api_key too: use another")
+        _require(self.admin_port is None or self.admin_port != self.port, "admin_port is the same as port: give another one")
 
     def engine(self) -> EngineConfig:
         worker = WorkerConfig(
@@ -299,12 +330,12 @@ class ServeConfig:
             ),
             queue=QueueConfig(requests_max=self.queue_requests_max, tokens_max=self.queue_tokens_max),
         )
-        return EngineConfig(instance=instance, worker=worker)
+        return EngineConfig(instance=instance, worker=worker, log_level=self.log_level, log_format=self.log_format)
 
 
 def shown(config: ServeConfig) -> dict[str, object]:
     """For GET /config and the start-up message: everything but the keys, of which only the number is told."""
-    return {**asdict(config), "api_key": len(config.api_key)}
+    return {**asdict(config), "api_key": len(config.api_key), "admin_api_key": len(config.admin_api_key)}
 
 
 def lowered_context(config: ServeConfig, context_tokens: int, model_context_tokens: int) -> str | None:

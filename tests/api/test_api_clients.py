@@ -311,6 +311,55 @@ def test_58_store_is_bounded():
     assert store.begin(b"other", "running", "chat", b"body").answer is None
 
 
+def test_58_one_tenant_does_not_push_out_the_answers_of_another():
+    store = IdempotencyStore(Limits(idempotency_bytes=1000, idempotency_entries=10))
+    store.finish(store.begin(b"calm", "k", "chat", b"body"), b"x" * 100, "text/plain")
+    for number in range(100):
+        store.finish(store.begin(b"flood", f"k{number}", "chat", b"body"), b"x" * 90, "text/plain")
+        store.finish(store.begin(b"flood", f"small{number}", "chat", b"body"), b"", "text/plain")
+    assert store.begin(b"calm", "k", "chat", b"body").answer == b"x" * 100
+    assert kept_bytes(store) <= 1000
+
+
+def test_58_the_same_key_on_another_route_is_another_request(server, http):
+    headers = {"Idempotency-Key": "both-routes"}
+    body = {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}
+    assert http.post(server.url + "/v1/chat/completions", json=body, headers=headers).json()["object"] == "chat.completion"
+    answer = http.post(server.url + TEXT, json=body, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "idempotency_key_reused")
+
+
+def test_58_streams_that_are_kept_are_bounded(text, http):
+    limits = Limits(idempotency_answer_bytes=1000, idempotency_bytes=2000)
+    with serving(text, ApiConfig(limits=limits)) as server:
+        store = server.app.state.front.idempotency
+        for tokens, generated in ((2, 1), (200, 2)):
+            server.engine.requests.clear()
+            body = {"prompt": "x", "stream": True, "max_tokens": tokens, "ignore_eos": True}
+            for _ in range(2):
+                answer = http.post(server.url + TEXT, json=body, headers={"Idempotency-Key": f"k{tokens}"})
+                assert answer.text.endswith("data: [DONE]\n\n")
+            assert len(server.engine.requests) == generated
+        assert store.recording_bytes == 0
+        assert kept_bytes(store) <= 2000
+
+
+def test_58_all_recordings_together_are_bounded():
+    store = IdempotencyStore(Limits(idempotency_answer_bytes=100, idempotency_bytes=250))
+    recordings = [store.recording() for _ in range(10)]
+    for _ in range(9):
+        for recording in recordings:
+            recording.add(b"x" * 10)
+            assert store.recording_bytes <= 250
+    kept = [recording for recording in recordings if recording.content is not None]
+    assert [len(recording.content) for recording in kept] == [90] * len(kept)
+    assert len(kept) == 2
+    for recording in recordings:
+        recording.close()
+        recording.close()
+    assert store.recording_bytes == 0
+
+
 # 59 ----------------------------------------------------------------------------------------------------------------
 
 

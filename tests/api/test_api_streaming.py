@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from baton.api.config import ApiConfig
 from baton.api.limits import Limits
+from baton.api.server import DirectBody
 from baton.errors import Unavailable
 from baton.protocol.request import FinishReason
 
@@ -327,3 +328,17 @@ def test_events_with_text_alone_are_like_those_made_in_full(server, stream, text
         other["id"], other["created"] = one["id"], one["created"]
         assert list(one) == list(other)
         assert one == other
+
+
+@pytest.mark.parametrize("broken", ["ready", "write"])
+def test_streams_go_on_where_the_short_way_to_the_socket_breaks(server, stream, text, monkeypatch, broken):
+    """It reads private parts of uvicorn. With another version of it only the speed may change."""
+
+    def fails(*_):
+        raise AttributeError("no such thing in this version")
+
+    monkeypatch.setattr(DirectBody, broken, property(fails) if broken == "ready" else fails)
+    server.engine.script = Script(reply=says(text, "one two three four"), delay_seconds=0.02)
+    *events, last = stream("/v1/completions", {"prompt": "x", "max_tokens": 20})
+    assert last == "[DONE]"
+    assert "".join(event["choices"][0]["text"] for event in events) == "one two three four"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import urllib.error
+import urllib.request
 
 import pytest
 from command_rig import RECOMMENDED, baton, family, gone, said, serving
@@ -119,3 +121,63 @@ def test_unknown_key_in_the_file(tmp_path):
     ran = baton("serve", "--config", file)
     assert ran.returncode == 1
     assert "did you mean slots?" in ran.stderr
+
+
+def ask(url: str, path: str, *, key: str = "", body: dict | None = None, **headers: str) -> tuple[int, bytes]:
+    sent = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {}), **headers}
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url + path, data, sent), timeout=60) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def test_keys_ports_origins_and_logs_of_a_real_server(tiny_model):
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        admin_port = sock.getsockname()[1]
+    flags = ["--api-key", "client-secret", "--admin-api-key", "admin-secret", "--admin-port", str(admin_port)]
+    flags += ["--allowed-origins", "https://ui.example", "--unknown-fields", "refuse", "--log-format", "json"]
+    with serving(tiny_model, "--kv-memory-gib", "0.05", "--served-model-name", "tiny", *flags) as server:
+        admin = f"http://127.0.0.1:{admin_port}"
+        assert f"admin      {admin}/metrics" in server.text
+        assert ask(server.url, "/metrics", key="admin-secret")[0] == 404
+        assert ask(admin, "/metrics", key="client-secret")[0] == 403
+        assert ask(admin, "/metrics", key="admin-secret")[0] == 200
+        body = {"prompt": "the secret words", "max_tokens": 3, "ignore_eos": True}
+        assert ask(server.url, "/v1/completions", key="client-secret", body=body)[0] == 200
+        assert ask(server.url, "/v1/completions", key="client-secret", body={**body, "foo": 1})[0] == 400
+        assert ask(server.url, "/v1/completions", key="client-secret", body=body, Origin="http://evil.example")[0] == 403
+        assert ask(server.url, "/v1/completions", key="client-secret", body=body, Origin="https://ui.example")[0] == 200
+        assert ask(admin, "/config", key="admin-secret")[1].count(b"secret") == 0
+        code, err = server.interrupt()
+    assert code == 0
+    lines = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+    requests = [line for line in lines if line["message"] == "request"]
+    assert [line["status"] for line in requests if line["route"] == "/v1/completions"] == [200, 400, 403, 200]
+    first = next(line for line in requests if line["route"] == "/v1/completions")
+    assert (first["completion_tokens"], first["end"], first["process"]) == (3, "length", "front")
+    assert first["prompt_tokens"] > 0
+    assert "secret" not in err
+
+
+def test_log_level_and_client_keys_alone(tiny_model):
+    with serving(tiny_model, "--kv-memory-gib", "0.05", "--api-key", "client-secret", "--log-level", "warning") as server:
+        status, answer = ask(server.url, "/v1/pause", key="client-secret", body={})
+        assert status == 403
+        assert b"--admin-api-key" in answer
+        fingerprint = json.loads(ask(server.url, "/v1/completions", key="client-secret", body={"prompt": "x"})[1])
+        assert fingerprint["system_fingerprint"] not in ("fp_baton", "")
+        code, err = server.interrupt()
+    assert code == 0
+    assert "request" not in err.replace("running requests", "")
+
+
+def test_a_taken_admin_port_is_said(tiny_model):
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        ran = baton("serve", tiny_model, "--port", "0", "--admin-port", str(sock.getsockname()[1]))
+    assert ran.returncode == 1
+    assert "another --admin-port" in ran.stderr

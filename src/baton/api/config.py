@@ -113,7 +113,17 @@ class ApiConfig:
 
 def api_config_of(serve: ServeConfig, settings: Mapping[str, Any]) -> ApiConfig:
     """What `baton serve` was told, for the front. The command line makes one too, before it starts anything: it is a check."""
-    return ApiConfig(api_keys=serve.api_key, settings=settings)
+    return ApiConfig(
+        api_keys=serve.api_key,
+        admin_api_keys=serve.admin_api_key,
+        admin_port=serve.admin_port,
+        host=serve.host,
+        allowed_hosts=serve.allowed_hosts,
+        allowed_origins=serve.allowed_origins,
+        unknown_fields=serve.unknown_fields,
+        client_priority_min=serve.client_priority_min,
+        settings=settings,
+    )
 
 
 def _require(ok: bool, message: str) -> None:

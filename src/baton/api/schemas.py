@@ -220,7 +220,7 @@ class Schema:
             return_token_ids=fields.boolean("return_token_ids"),
             skip_special_tokens=fields.boolean("skip_special_tokens", default=True),
             add_special_tokens=fields.boolean("add_special_tokens", default=not chat),
-            priority=fields.integer("priority", 0),
+            priority=fields.integer("priority", max(0, self._config.client_priority_min)),
             cache_salt=fields.name("cache_salt"),
             timeout_seconds=self._timeout(fields),
         )

@@ -51,7 +51,7 @@ def serve(*, quiet: bool, until_stdin_ends: bool, **given: Any) -> None:
     with complaints("serve"):
         require_packages()
         asked = read_config(given)
-        config = replace(asked, port=checked_port(asked))
+        config = replace(asked, port=checked_port(asked), log_level="error" if quiet else asked.log_level)
         path = resolve_model(config.model, quiet=quiet)
         config = replace(config, model=str(path), served_model_name=config.served_model_name or served_name(asked.model))
         if not run_server(config, quiet=quiet, until_stdin_ends=until_stdin_ends):
@@ -83,6 +83,8 @@ def checked_port(config: ServeConfig) -> int:
     api_config_of(config, {})
     if config.chat_template:
         read_template(config.chat_template)
+    if config.admin_port is not None:
+        usable_port(config.admin_host, config.admin_port, "admin-")
     return usable_port(config.host, config.port)
 
 
@@ -152,19 +154,20 @@ class ServeReporter:
             )
 
 
-def base_url(config: ServeConfig) -> str:
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.host, config.host)
-    return f"http://{f'[{host}]' if ':' in host and host[0] != '[' else host}:{config.port}"
+def base_url(host: str, port: int) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host and host[0] != '[' else host}:{port}"
 
 
 def ready_text(config: ServeConfig, ready: InstanceReady, seconds: float) -> str:
-    url, name = base_url(config), config.served_model_name
+    url, name = base_url(config.host, config.port), config.served_model_name
     body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
     key = " -H 'Authorization: Bearer KEY'" if config.api_key else ""
     tokens = ready.blocks * ready.block_size
     rows = (
         ("chat page", f"{url}/"),
         ("API", f"{url}/v1"),
+        *([("admin", f"{base_url(config.admin_host, config.admin_port)}/metrics")] if config.admin_port is not None else ()),
         ("model", f"{config.model} ({config.dtype}, {ready.context_tokens:,} tokens of context)"),
         ("KV cache", f"{ready.blocks:,} blocks of {ready.block_size} tokens ({tokens:,}); {ready.slots} sequences at once"),
         ("try", f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"),

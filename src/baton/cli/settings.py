@@ -52,7 +52,8 @@ PANELS: dict[str, tuple[str, ...]] = {
         "threads",
         "context_tokens_max",
     ),
-    "Listening": ("host", "port", "api_key"),
+    "Listening": ("host", "port", "api_key", "allowed_hosts", "allowed_origins", "unknown_fields", "client_priority_min"),
+    "Administration": ("admin_api_key", "admin_port", "admin_host", "log_level", "log_format"),
     "KV cache": ("kv_dtype", "kv_blocks", "kv_memory_gib", "block_size", "prefix_caching", "eviction"),
     "Scheduling": (
         "slots",
@@ -67,7 +68,7 @@ PANELS: dict[str, tuple[str, ...]] = {
 }
 """How --help groups the fields; one that is not named here is under "More"."""
 
-SECRET = ("api_key",)
+SECRET = ("api_key", "admin_api_key")
 """Values that no message repeats."""
 
 

@@ -19,10 +19,9 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
-LogLevel = Literal["debug", "info", "warning", "error"]
-LogFormat = Literal["text", "json"]
+from baton.config import LogFormat, LogLevel
 
 LINES_MAX = 10_000
 """Lines that may wait for stderr."""

@@ -9,6 +9,7 @@ It starts its worker and starts another when that one is lost; the machine decid
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from baton.core.engine.worker_watch import WorkerState
 from baton.core.events import Abort, Event, Pause, Resume, StepDone, Submit, Tick, WorkerLost, WorkerReady
 from baton.core.kv.block_hash import Fingerprint
 from baton.errors import EngineError, PeerError
+from baton.observe.logs import configure
 from baton.protocol.codec import Message
 from baton.protocol.control import (
     AbortRequest,
@@ -45,6 +47,8 @@ from baton.runtime.channel import Channel
 from baton.runtime.children import begin_child, exit_text, has_ended, keep_what_is_here, start_child
 from baton.runtime.driver import Driver
 from baton.runtime.snapshot import snapshot
+
+logger = logging.getLogger("baton.engine")
 
 KILL_SECONDS = 30.0
 """A killed worker is gone long before this; a large one takes seconds to give its memory back."""
@@ -162,7 +166,7 @@ class Engine:
         how = await worker.end(EXIT_SECONDS)
         if self._driver is None:
             raise EngineError(why or f"the worker {how} before it was ready")
-        print(f"baton: the worker {how} {why}".rstrip(), file=sys.stderr, flush=True)
+        logger.warning("the worker %s", f"{how} {why}".rstrip())
         self._tell(WorkerLost(worker.epoch, why or how))
 
     def _on_worker_message(self, worker: WorkerProcess, message: Message) -> None:
@@ -210,7 +214,7 @@ class Engine:
             self._worker.channel.send(effect.plan)
 
     def _restart_worker(self, effect: RestartWorker) -> None:
-        print(f"baton: starting another worker ({effect.reason})", file=sys.stderr, flush=True)
+        logger.warning("starting another worker (%s)", effect.reason)
         old, self._worker = self._worker, None
         self._spawn(self._replace_worker(old, effect.epoch))
 
@@ -300,6 +304,7 @@ async def serve(config: EngineConfig, sockets: list[socket.socket], engine: type
 
 def main(engine: type[Engine] = Engine) -> None:
     config, sockets = begin_child(EngineConfig)
+    configure("engine", config.log_level, config.log_format)
     asyncio.run(serve(config, sockets, engine))
 
 

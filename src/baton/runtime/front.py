@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
 import signal
 import socket
 import sys
@@ -16,15 +18,18 @@ from baton.api.server import make_server
 from baton.api.shutdown import shutting_down
 from baton.config import ServeConfig, shown
 from baton.errors import EngineError, Unavailable
+from baton.observe.logs import configure
 from baton.protocol.control import InstanceReady, StartFailed
 from baton.runtime.channel import Channel
 from baton.runtime.children import begin_child, keep_what_is_here
 from baton.runtime.client import ChannelClient
+from baton.runtime.fingerprint import system_fingerprint
 from baton.runtime.listener import bind
 from baton.text.loading import ModelText, load_model_text, read_template
 
 ANSWER_SECONDS = 2.0
 """How long clients have to take the last words of requests that are ended."""
+FILES_MAX = 16_384
 
 
 async def serve(config: ServeConfig, sockets: list[socket.socket]) -> None:
@@ -34,7 +39,7 @@ async def serve(config: ServeConfig, sockets: list[socket.socket]) -> None:
     client.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
     engine_gone = asyncio.create_task(client.read())
     try:
-        sock = bind(config.host, config.port)  # before the model is loaded: a port that is taken is reported at once
+        listeners = listen_on(config)  # before the model is loaded: a port that is taken is reported at once
         template = read_template(config.chat_template) if config.chat_template else None
         text = await asyncio.to_thread(_load_text, config.model, template)
         ready = await _ready(client, config.start_seconds_max)
@@ -43,8 +48,9 @@ async def serve(config: ServeConfig, sockets: list[socket.socket]) -> None:
         supervisor.send(StartFailed(str(error) or type(error).__name__))
         await supervisor.finish()
         sys.exit(1)
-    sock.listen(server.config.backlog)  # from here on nobody is refused, so it may be told
-    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    for sock in listeners:
+        sock.listen(server.config.backlog)  # from here on nobody is refused, so it may be told
+    serving = asyncio.create_task(server.serve(sockets=listeners))
     stop, hurry = asyncio.Event(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: (hurry if stop.is_set() else stop).set())
     stopping = asyncio.create_task(stop.wait())
@@ -63,6 +69,14 @@ def _load_text(model: str, template: str | None) -> ModelText:
     text = load_model_text(model, chat_template=template)
     text.tokenizer.prepare_plain()  # now, and not in the first request that needs it: it takes a fifth of a second
     return text
+
+
+def listen_on(config: ServeConfig) -> list[socket.socket]:
+    """One app for both: api/access.py tells by the port what a connection may reach."""
+    listeners = [bind(config.host, config.port)]
+    if config.admin_port is not None:
+        listeners.append(bind(config.admin_host, config.admin_port))
+    return listeners
 
 
 async def _ready(client: ChannelClient, seconds: float) -> InstanceReady:
@@ -98,18 +112,30 @@ def _server(config: ServeConfig, client: ChannelClient, text: ModelText, ready: 
         head_width=ready.vocab_size,
         created=int(time.time()),
         sampling_defaults=ready.sampling_defaults,
+        fingerprint=system_fingerprint(config),
     )
     settings = {
         "serve": shown(config),
         "instance": {"kv_blocks": ready.blocks, "block_size": ready.block_size, "slots": ready.slots},
     }
     app = make_app(client, text.tokenizer, text.chat_template, model, api_config_of(config, settings))
-    return make_server(app, log_level="warning", lifespan="off")
+    return make_server(app)
+
+
+def allow_many_files() -> None:
+    """Every connection is a file. Many systems allow a process 1024 of them until it asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def main() -> None:
     config, sockets = begin_child(ServeConfig)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    configure("front", config.log_level, config.log_format)
+    allow_many_files()
     asyncio.run(serve(config, sockets))
 
 

@@ -1,0 +1,132 @@
+"""The front process: what it makes of its settings."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from dataclasses import replace
+
+import pytest
+
+from baton.config import ServeConfig
+from baton.protocol.control import InstanceReady, InstanceStats
+from baton.runtime import front as front_process
+from baton.runtime.fingerprint import system_fingerprint
+
+READY = InstanceReady(8, 16, 4, 300, 128)
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(bytes(200_000))
+    return folder
+
+
+class Tokens:
+    vocab_size = 300
+    eos_ids = (1,)
+
+    def id_to_bytes(self, token: int) -> bytes:
+        return b"x"
+
+
+class Engine:
+    def stats(self) -> InstanceStats:
+        return InstanceStats()
+
+
+class Text:
+    tokenizer = Tokens()
+    chat_template = None
+
+
+def made(model, **settings):
+    config = ServeConfig(model=str(model), served_model_name="tiny", **settings)
+    return front_process._server(config, Engine(), Text(), READY).config
+
+
+def test_every_setting_of_the_edge_reaches_the_front(model):
+    app = made(
+        model, host="0.0.0.0", port=8001, api_key=("a",), admin_api_key=("b",), admin_port=8002, allowed_hosts=("llm.example",),
+        allowed_origins=("https://ui.example",), unknown_fields="refuse", client_priority_min=-2,
+    ).app  # fmt: skip
+    config = app.state.front.config
+    assert (config.api_keys, config.admin_api_keys, config.admin_port, config.host) == (("a",), ("b",), 8002, "0.0.0.0")
+    assert (config.allowed_hosts, config.allowed_origins) == (("llm.example",), ("https://ui.example",))
+    assert (config.unknown_fields, config.client_priority_min) == ("refuse", -2)
+    assert config.settings["serve"]["admin_api_key"] == 1
+
+
+def test_the_front_closes_its_threads_when_the_server_ends(model):
+    """uvicorn runs the lifespan; it was off in production, so nobody did."""
+    config = made(model)
+    closed = []
+    front = config.app.state.front
+    front.close, real = lambda: closed.append(True) or real(), front.close
+
+    async def run() -> None:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            server = front_process.uvicorn.Server(config)
+            serving = asyncio.create_task(server.serve(sockets=[sock]))
+            while not server.started:
+                await asyncio.sleep(0.01)
+            server.should_exit = True
+            await asyncio.wait_for(serving, 20)
+
+    asyncio.run(run())
+    assert closed == [True]
+
+
+def test_both_ports_are_listened_on():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    listeners = front_process.listen_on(ServeConfig(port=0, admin_port=port))
+    try:
+        assert [sock.getsockname()[0] for sock in listeners] == ["127.0.0.1", "127.0.0.1"]
+        assert listeners[1].getsockname()[1] == port
+    finally:
+        for sock in listeners:
+            sock.close()
+
+
+def test_fingerprint_changes_with_what_is_served(model, tmp_path):
+    config = ServeConfig(model=str(model))
+    first = system_fingerprint(config)
+    assert first.startswith("fp_")
+    assert system_fingerprint(replace(config, port=1, api_key=("k",))) == first
+    assert system_fingerprint(replace(config, quantization="int8")) != first
+    assert system_fingerprint(replace(config, kv_dtype="float32")) != first
+    template = tmp_path / "other.jinja"
+    template.write_text("{{ messages }}")
+    assert system_fingerprint(replace(config, chat_template=str(template))) != first
+    weights = bytearray(200_000)
+    weights[-1] = 1  # the same size
+    (model / "model.safetensors").write_bytes(weights)
+    assert system_fingerprint(config) != first
+
+
+def test_fingerprint_does_not_depend_on_the_place(model, tmp_path):
+    moved = tmp_path / "elsewhere"
+    model.rename(moved)
+    model.mkdir()
+    for file in moved.iterdir():
+        (model / file.name).write_bytes(file.read_bytes())
+    assert system_fingerprint(ServeConfig(model=str(model))) == system_fingerprint(ServeConfig(model=str(moved)))
+
+
+def test_the_models_fingerprint_is_what_clients_see(model):
+    config = ServeConfig(model=str(model), served_model_name="tiny")
+    assert made(model).app.state.front.model.fingerprint == system_fingerprint(config)
+
+
+def test_uvicorn_leaves_logging_alone(model):
+    before = logging.getLogger("uvicorn.error").handlers[:]
+    config = made(model)
+    assert config.log_config is None
+    assert logging.getLogger("uvicorn.error").handlers == before
