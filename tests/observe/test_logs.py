@@ -114,7 +114,7 @@ def root():
 def test_levels(root, level, seen):
     stream = io.StringIO()
     handler = configure("front", level, "text", stream)
-    ours, theirs = logging.getLogger("baton.api"), logging.getLogger("uvicorn.error")
+    ours, theirs = logging.getLogger("baton.api"), logging.getLogger("somebody.else")
     ours.debug("dbg"), ours.info("inf"), ours.warning("wrn"), ours.error("err")
     theirs.info("theirs-info"), theirs.error("theirs-error")
     handler.close()

@@ -14,7 +14,7 @@ from baton.protocol.control import InstanceReady, InstanceStats
 from baton.runtime import front as front_process
 from baton.runtime.fingerprint import system_fingerprint
 
-READY = InstanceReady(8, 16, 4, 300, 128)
+READY = InstanceReady(8, 16, 4, 300, 128, 128)
 
 
 @pytest.fixture
@@ -46,14 +46,14 @@ class Text:
 
 def made(model, **settings):
     config = ServeConfig(model=str(model), served_model_name="tiny", **settings)
-    return front_process._server(config, Engine(), Text(), READY).config
+    return front_process._app(config, Engine(), Text(), READY)
 
 
 def test_every_setting_of_the_edge_reaches_the_front(model):
     app = made(
         model, host="0.0.0.0", port=8001, api_key=("a",), admin_api_key=("b",), admin_port=8002, allowed_hosts=("llm.example",),
         allowed_origins=("https://ui.example",), unknown_fields="refuse", client_priority_min=-2,
-    ).app  # fmt: skip
+    )  # fmt: skip
     config = app.state.front.config
     assert (config.api_keys, config.admin_api_keys, config.admin_port, config.host) == (("a",), ("b",), 8002, "0.0.0.0")
     assert (config.allowed_hosts, config.allowed_origins) == (("llm.example",), ("https://ui.example",))
@@ -63,15 +63,15 @@ def test_every_setting_of_the_edge_reaches_the_front(model):
 
 def test_the_front_closes_its_threads_when_the_server_ends(model):
     """uvicorn runs the lifespan; it was off in production, so nobody did."""
-    config = made(model)
+    app = made(model)
     closed = []
-    front = config.app.state.front
+    front = app.state.front
     front.close, real = lambda: closed.append(True) or real(), front.close
 
     async def run() -> None:
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
-            server = front_process.uvicorn.Server(config)
+            server = front_process.make_server(app)
             serving = asyncio.create_task(server.serve(sockets=[sock]))
             while not server.started:
                 await asyncio.sleep(0.01)
@@ -122,11 +122,10 @@ def test_fingerprint_does_not_depend_on_the_place(model, tmp_path):
 
 def test_the_models_fingerprint_is_what_clients_see(model):
     config = ServeConfig(model=str(model), served_model_name="tiny")
-    assert made(model).app.state.front.model.fingerprint == system_fingerprint(config)
+    assert made(model).state.front.model.fingerprint == system_fingerprint(config)
 
 
 def test_uvicorn_leaves_logging_alone(model):
     before = logging.getLogger("uvicorn.error").handlers[:]
-    config = made(model)
-    assert config.log_config is None
+    assert front_process.make_server(made(model)).config.log_config is None
     assert logging.getLogger("uvicorn.error").handlers == before

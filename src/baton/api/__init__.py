@@ -3,8 +3,9 @@
 A request's life, and the file of each stage:
 
 server.py        bytes -> HTTP, with deadlines for slow senders        (uvicorn, a little stricter)
-auth.py          whose key is it; every route but three needs one
+request_log.py   the request's id, and its line in the log at the end
 app.py           which route
+access.py        may this caller, and this web page, call it (auth.py: whose key is it)
 json_body.py     body -> a JSON value, or 400/413/415 before anything large is made
 schemas.py       the value -> ChatBody or CompletionBody; every number is in limits.py
 prepare.py       text -> token ids, body -> GenerateRequest

@@ -5,6 +5,7 @@ A line names the request, never its content: the route is the one of the table, 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
@@ -114,6 +115,9 @@ class RequestLog:
 
         try:
             await self._routed(scope, receive, watched)
+        except asyncio.CancelledError:  # shutdown.py answers
+            record.ended = "shutting_down"
+            raise
         except ClientDisconnect:
             record.ended = record.ended or "disconnected"
         except Exception as error:

@@ -195,7 +195,6 @@ def make_server(app: Starlette, *, host: str = "127.0.0.1", port: int = 8000, **
             "access_log": False,
             "server_header": False,
             "date_header": True,
-            "loop": "asyncio",  # as in the front process, which brings its own
             "log_config": None,  # observe/logs.py
             "proxy_headers": False,  # addresses and schemes are the socket's; these three also keep uvicorn off the environment
             "forwarded_allow_ips": "",

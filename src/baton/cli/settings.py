@@ -6,7 +6,7 @@ familiar flag          --max-num-seqs 32              the same field; both at on
 YAML key               slots: 32                      familiar names work too, with - or _
 default                the dataclass
 
-Environment variables are never read: what a server does is what its command line and its file say.
+No setting is read from an environment variable: what a server does is what its command line and its file say.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import sys
 import time
 
 import uvicorn
+from starlette.applications import Starlette
 
 from baton.api.app import make_app
 from baton.api.config import ServedModel, api_config_of
@@ -43,11 +44,12 @@ async def serve(config: ServeConfig, sockets: list[socket.socket]) -> None:
         template = read_template(config.chat_template) if config.chat_template else None
         text = await asyncio.to_thread(_load_text, config.model, template)
         ready = await _ready(client, config.start_seconds_max)
-        server = _server(config, client, text, ready)
+        app = _app(config, client, text, ready)
     except (EngineError, OSError, ValueError) as error:
         supervisor.send(StartFailed(str(error) or type(error).__name__))
         await supervisor.finish()
         sys.exit(1)
+    server = make_server(app)
     for sock in listeners:
         sock.listen(server.config.backlog)  # from here on nobody is refused, so it may be told
     serving = asyncio.create_task(server.serve(sockets=listeners))
@@ -59,6 +61,7 @@ async def serve(config: ServeConfig, sockets: list[socket.socket]) -> None:
     supervisor.send(ready)
     await asyncio.wait([serving, engine_gone, stopping, supervisor_gone], return_when=asyncio.FIRST_COMPLETED)
     await _drain(server, serving, client, 0.0 if engine_gone.done() else config.drain_seconds_max, hurry)
+    app.state.front.close()  # uvicorn does, but not where it was forced to end
     if engine_gone.done():
         engine_gone.result()  # what went wrong in reading, if anything did
         sys.exit(1)
@@ -105,7 +108,7 @@ async def _until_end(channel: Channel) -> None:
         pass
 
 
-def _server(config: ServeConfig, client: ChannelClient, text: ModelText, ready: InstanceReady) -> uvicorn.Server:
+def _app(config: ServeConfig, client: ChannelClient, text: ModelText, ready: InstanceReady) -> Starlette:
     model = ServedModel(
         name=config.served_model_name or config.model,
         context_tokens=ready.context_tokens,
@@ -118,8 +121,7 @@ def _server(config: ServeConfig, client: ChannelClient, text: ModelText, ready: 
         "serve": shown(config),
         "instance": {"kv_blocks": ready.blocks, "block_size": ready.block_size, "slots": ready.slots},
     }
-    app = make_app(client, text.tokenizer, text.chat_template, model, api_config_of(config, settings))
-    return make_server(app)
+    return make_app(client, text.tokenizer, text.chat_template, model, api_config_of(config, settings))
 
 
 def allow_many_files() -> None:
