@@ -277,7 +277,7 @@ class Reply:
 
 def request_bytes(path: str, body: Any = None, headers: dict[str, str] | None = None) -> bytes:
     content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", "host: test", "connection: close"]
+    lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", "host: localhost", "connection: close"]
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
     if body is not None:
         lines += ["content-type: application/json", f"content-length: {len(content)}"]
