@@ -90,10 +90,11 @@ class LLM:
         """`settings` are the fields of baton.config.ServeConfig: slots, kv_blocks, block_size, threads, ..."""
         from baton.worker.build import build_worker  # brings numpy, and torch where the forward pass needs it
 
-        path = str(resolve(model))
         # Nobody watches tokens come: how long one waits for other prompts does not matter here, only when all are done.
         settings = {"prefill_tokens_beside_decodes": None, **settings}
-        self.config = ServeConfig(model=path, served_model_name=model, **settings)
+        asked = ServeConfig(model=str(model), **settings)  # refuses bad settings before a model is fetched
+        path = str(resolve(model))
+        self.config = replace(asked, model=path)
         engine = self.config.engine()
         text = load_model_text(path)
         self.tokenizer, self.chat_template = text.tokenizer, text.chat_template

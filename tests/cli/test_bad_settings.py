@@ -13,6 +13,7 @@ from baton.cli.say import Failed
 from baton.cli.settings import all_settings, read_config
 from baton.config import ServeConfig, WorkerConfig
 from baton.errors import InvalidConfig
+from baton.llm import LLM
 from baton.ranges import allowed_values
 
 ALLOWED = allowed_values(ServeConfig)
@@ -71,6 +72,11 @@ def test_the_worker_has_the_same_ranges():
     assert {name: theirs[name] for name in shared} == {name: ALLOWED[name] for name in shared}
     with pytest.raises(InvalidConfig, match="threads is -5"):
         WorkerConfig(threads=-5)
+
+
+def test_llm_refuses_bad_settings_before_it_looks_for_the_model():
+    with pytest.raises(InvalidConfig, match="threads is -5"):
+        LLM("no-such-model", threads=-5)
 
 
 @pytest.mark.parametrize("name", [name for name, allowed in ALLOWED.items() if get_origin(allowed.kind) is Literal])

@@ -6,9 +6,12 @@ import json
 import socket
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 from command_rig import RECOMMENDED, baton, family, gone, said, serving
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_start_answer_and_end(tiny_model):
@@ -25,7 +28,8 @@ def test_start_answer_and_end(tiny_model):
         assert len(everyone) == 5, "supervisor, front, its templates, engine, worker"
         code, err = server.interrupt()
         assert code == 0
-        assert "draining" in err
+        (draining,) = [line for line in err.splitlines() if "draining" in line]
+        assert draining in (ROOT / "docs" / "cli.md").read_text(), "the page shows what is printed"
         assert not gone(everyone)
 
 
