@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import threading
+from dataclasses import replace
 
 import orjson
 import pytest
-from api_fakes import Script, eventually, serving
+from api_fakes import MODEL, Script, eventually, serving
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -165,6 +167,35 @@ def test_an_answer_larger_than_the_budget_is_refused_and_aborted(text, http):
         answer = http.post(server.url + "/v1/completions", json=ENTRIES | {"max_tokens": 300, "n": 8})
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_bytes")
         assert eventually(lambda: not server.engine.live and server.app.state.front.budget.used == 0)
+
+
+def test_what_streams_have_unread_counts_too(text, http):
+    """A place in the budget for every byte beyond what a client that keeps up has waiting."""
+    limits = Limits(bytes_in_flight=MIB, write_seconds=30)
+    with serving(text, ApiConfig(limits=limits), model=replace(MODEL, context_tokens=40_000)) as server:
+        front = server.app.state.front
+        server.engine.script = Script(reply=lambda request, index: [500] * request.sampling.max_tokens, tokens_per_delta=20)
+        body = json.dumps(ENTRIES | {"max_tokens": 10_000, "prompt_logprobs": None, "stream": True}).encode()
+        with contextlib.ExitStack() as stack:
+            connections = [stack.enter_context(connect(server)) for _ in range(10)]
+            for connection in connections:
+                begin(connection, "/v1/completions", len(body), body)
+            assert eventually(lambda: front.budget.most > MIB // 2, 20)
+            assert eventually(lambda: front.budget.used == 0 and len(front.live) == 0, 30), "all were dropped"
+        assert front.budget.most <= limits.bytes_in_flight
+
+
+def test_an_ordinary_prompt_does_not_wait_for_large_ones(text, http):
+    with serving(text) as server:
+        front, gate = server.app.state.front, threading.Event()
+        waiting = [front._large_threads.submit(gate.wait, 30) for _ in range(8)]
+        prompt = "a few words " * 1000
+        try:
+            answer = http.post(server.url + "/tokenize", json={"prompt": prompt})
+            assert answer.status_code == 200
+            assert not any(future.done() for future in waiting)
+        finally:
+            gate.set()
 
 
 # Parts

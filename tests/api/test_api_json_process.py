@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from api_fakes import eventually
@@ -122,6 +125,18 @@ def test_a_child_that_does_not_answer_is_killed_at_the_deadline():
         assert eventually(lambda: child._process.poll() is not None)
         assert child_of(process) is None
     process.close()
+
+
+def test_the_child_ends_with_its_parent():
+    script = (
+        "import os; from baton.api.json_process import *; process = JsonProcess(Limits(), 512); "
+        "process.parse(b'{\"a\": 1}' + b' ' * INLINE_BYTES); print(process._turn.get()._process.pid, flush=True); os._exit(0)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, timeout=60, check=True)
+    child = int(done.stdout)
+    assert eventually(lambda: not Path(f"/proc/{child}/cmdline").exists(), 20)
+    assert done.stderr == b""
 
 
 def test_a_large_body_on_the_server_does_not_run_the_parser_there(server, http, monkeypatch):

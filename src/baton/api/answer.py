@@ -130,7 +130,7 @@ class _Call:
         self.record.ignored = job.options.ignored
         self.record.usage, self.record.ended = (lambda: generation.usage), (lambda: generation.finish_words)
         if job.options.stream.stream:
-            await self._stream(job, generation)
+            await self._stream(job, generation, lease)
         else:
             await self._whole(job, generation, lease)
 
@@ -167,8 +167,8 @@ class _Call:
             drop_connection(self.request.scope)  # what it has not read is not kept for it
             raise
 
-    async def _stream(self, job: Job, generation: Generation) -> None:
-        buffer = SendBuffer(self.front.limits.send_buffer_bytes)
+    async def _stream(self, job: Job, generation: Generation, lease: Lease) -> None:
+        buffer = SendBuffer(self.front.limits.send_buffer_bytes, lease)
         sent = self.front.idempotency.recording()
 
         def put_and_keep(content: bytes) -> None:

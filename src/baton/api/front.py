@@ -30,6 +30,7 @@ logger = logging.getLogger("baton.api")
 
 _INLINE_BYTES = 4 * 1024
 "Work on texts up to this size takes less time than handing it to a thread and back."
+_LARGE_BYTES = 64 * 1024
 
 
 class Front:
@@ -49,22 +50,21 @@ class Front:
         self.turn = EndOfTurn()
         self.json = JsonProcess(config.limits, model.context_tokens)
         self.budget = ByteBudget(config.limits.bytes_in_flight)
-        self.longest_token_bytes = max(1, *(len(tokenizer.id_to_bytes(i)) for i in range(tokenizer.vocab_size)))
         self._threads = ThreadPoolExecutor(config.text_threads, thread_name_prefix="baton-text")
-        self._chat_threads = ThreadPoolExecutor(config.text_threads, thread_name_prefix="baton-chat")
+        self._large_threads = ThreadPoolExecutor(config.text_threads, thread_name_prefix="baton-large-text")
         self._ping: asyncio.Task[None] | None = None
 
     async def off_loop(self, size_bytes: int, work: Callable[[], T], *, renders: bool = False) -> T:
         """Does `work` here where it is small, else on a thread, so that one large request does not hold up all streams.
 
-        renders   it waits for a chat template, which is another process: never here, and small ones not behind large ones
+        Large ones have threads of their own: a few of them take seconds, and an ordinary prompt must not wait for those.
+        renders   it waits for a chat template, which is another process: never here
         """
-        small = size_bytes <= _INLINE_BYTES
-        if small and not renders:
+        if size_bytes <= _INLINE_BYTES and not renders:
             return work()
+        threads = self._threads if size_bytes <= _LARGE_BYTES else self._large_threads
         try:
             async with asyncio.timeout(self.limits.prepare_seconds):
-                threads = self._chat_threads if small else self._threads
                 return await asyncio.get_running_loop().run_in_executor(threads, work)
         except TimeoutError:
             raise ApiError(503, "too many requests are being prepared", code="prepare_timeout") from None
@@ -82,7 +82,7 @@ class Front:
 
     def close(self) -> None:
         self.json.close()
-        for threads in (self._threads, self._chat_threads):
+        for threads in (self._threads, self._large_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
 

@@ -9,6 +9,7 @@ Parsing 8 MB of numbers keeps the interpreter lock for half a second; in here no
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -99,7 +100,7 @@ def _with_floats(value: Any) -> Any:
 
 def main() -> None:
     os.nice(NICENESS)
-    with socket.socket(fileno=0) as sock:
+    with socket.socket(fileno=0) as sock, contextlib.suppress(ConnectionError):  # the parent is gone
         serve(sock)
 
 

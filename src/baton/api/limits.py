@@ -44,6 +44,8 @@ class Limits:
     "n x prompts."
     request_tokens: int = 4 * MIB
     "n x prompts x max_tokens, after max_tokens is clipped to the context."
+    characters_per_token: int = 64
+    "Characters of a prompt for each token of the context. Text has about four; only long runs of spaces have as many as this."
     prompt_tokens: int = 256 * 1024
     "Tokens of all prompts of a request together. One prompt alone may have the whole context."
     logprob_entries: int = 2_000_000

@@ -18,9 +18,6 @@ from baton.text.chat_prompt import render_chat
 from baton.text.stops import StopAutomaton
 from baton.text.tokenizer import TooManyTokens
 
-# Normalisation (NFC) can make a text shorter before it is cut into tokens, by at most this factor.
-_SHRINKS_BY_AT_MOST = 4
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
@@ -105,10 +102,15 @@ def _characters(messages: list[Any]) -> int:
 
 
 def require_may_fit(front: Front, characters: int) -> None:
-    """A text too long for any tokenisation is refused without making one. A character has at least one byte."""
-    tokens_at_least = characters // (front.longest_token_bytes * _SHRINKS_BY_AT_MOST)
-    if tokens_at_least >= front.model.context_tokens:
-        raise too_long(tokens_at_least, front.model.context_tokens)
+    """A text too long for any sensible tokenisation is refused without making one."""
+    context = front.model.context_tokens
+    most = front.limits.characters_per_token * context
+    if characters > most:
+        raise bad(
+            f"the prompt has {characters} characters; with a context of {context} tokens at most {most} are taken",
+            "prompt",
+            code="context_length_exceeded",
+        )
 
 
 def _job(front: Front, prompts: list[tuple[int, ...]], options: Options, caller: Caller) -> Job:

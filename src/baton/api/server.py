@@ -28,6 +28,8 @@ _RESERVE = 64
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _RECEIVE_BYTES = 64 * 1024
 "What one connection brings in a turn of the loop: many that send much at once then do not hold up those that wait for a token."
+_SEND_BYTES = 128 * 1024
+"What the system keeps for a client that does not read. It would take megabytes, of which our budget knows nothing."
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
@@ -169,6 +171,7 @@ def _watch_peer(transport: Any, limits: Limits) -> None:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.write_seconds * 1000))
 

@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
+from baton.api.budget import Lease
 from baton.api.errors import ApiError, as_api_error, to_json
 
 T = TypeVar("T")
@@ -29,6 +30,8 @@ logger = logging.getLogger("baton.api")
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
+_UNCOUNTED_BYTES = 16 * 1024
+"A client that keeps up has less than this waiting."
 
 
 class ClientGone(Exception):
@@ -71,10 +74,11 @@ class DirectBody(Protocol):
 
 
 class SendBuffer:
-    """Events that the client has not taken yet."""
+    """Events that the client has not taken yet. Many of them count against the bytes in flight of the process."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, lease: Lease | None = None) -> None:
         self._bytes_max = bytes_max
+        self._lease = lease
         self._events: list[bytes] = []
         self._bytes = 0
         self.news = asyncio.Event()
@@ -87,6 +91,15 @@ class SendBuffer:
             self.on_first()
         self._events.append(event)
         self._bytes += len(event)
+        if self._bytes > _UNCOUNTED_BYTES:
+            self._count(len(event))
+
+    def _count(self, more: int) -> None:
+        try:
+            if self._lease is not None:
+                self._lease.take(more)
+        except ApiError:
+            self._bytes = self._bytes_max + 1
         if self._bytes > self._bytes_max:
             self.overflowed.set()
             raise ClientGone("slow")
@@ -100,6 +113,8 @@ class SendBuffer:
         data = b"".join(self._events)
         self._events.clear()
         self._bytes = 0
+        if self._lease is not None:
+            self._lease.close()
         return data
 
 
