@@ -337,3 +337,13 @@ def test_the_pool_can_be_another_process_s(model):
     other = platform.create_pool(dataclasses.replace(layout, layers=1), 16)
     with pytest.raises(ProtocolError, match="is not what a pool of this model looks like"):
         ModelRunner(second.forward, other, slots=2)
+
+
+def test_bad_words_of_one_request_are_made_once(runner):
+    news = tuple(new(slot, [1, 2], blocks=(slot,), sampling=slot // 2) for slot in range(4))
+    settings = (SamplingParams(bad_words=((7,), (8, 9))), SamplingParams())
+    result = runner.execute(plan(1, new=news, sampling=settings, run=[(slot, 2) for slot in range(4)]))
+    assert 7 not in result.values[:2]
+    first, second, *others = [sampling.bad_words for sampling in runner._sampling]
+    assert first is second is not None
+    assert others == [None, None]

@@ -33,7 +33,7 @@ from baton.worker.input_batch import InputBatch, Lineup
 from baton.worker.kv_pool import KVLayout, KVPool
 from baton.worker.logprobs import describe, log_softmax
 from baton.worker.sampler import NOT_FINITE, Sampled, SampleRow, plain, sample
-from baton.worker.sampling_state import SequenceSampling
+from baton.worker.sampling_state import BadWords, SequenceSampling
 
 PROMPT_ROWS_AT_ONCE = 64
 """Logits of a prompt are worked out so many rows at a time: all of them at once would be gigabytes."""
@@ -91,22 +91,25 @@ class ModelRunner:
             self.batch.drop(slot, incarnation)
             self._sampling[slot] = None
             self._failed.pop(slot, None)
+        bad_words: dict[int, BadWords | None] = {}  # by row of the settings: thousands of tokens, for up to 64 sequences
         for new in plan.new:
             if not 0 <= new.sampling < len(plan.sampling):
                 raise ProtocolError(f"slot {new.slot} has settings {new.sampling}; the plan has {len(plan.sampling)}")
-            self._seat(new, plan.sampling[new.sampling])
+            made = self._seat(new, plan.sampling[new.sampling], bad_words.get(new.sampling))
+            bad_words[new.sampling] = made.bad_words
         for slot, block in plan.grown:
             self.batch.grow(slot, block)
         for slot, place, block in plan.folded:
             self.batch.fold(slot, place, block)
 
-    def _seat(self, new: NewSequence, sampling: SamplingParams) -> None:
+    def _seat(self, new: NewSequence, sampling: SamplingParams, bad_words: BadWords | None) -> SequenceSampling:
         self.batch.seat(new)
         prompt, outputs = new.tokens[: new.prompt_tokens], new.tokens[new.prompt_tokens :]
         vocabulary = self.config.vocab_size
-        self._sampling[new.slot] = SequenceSampling(sampling, new.index, vocabulary, prompt, outputs)
+        made = self._sampling[new.slot] = SequenceSampling(sampling, new.index, vocabulary, prompt, outputs, bad_words)
         if not 0 <= min(new.tokens) <= max(new.tokens) < vocabulary:
             self._fail(new.slot, f"a token id of the prompt is outside the vocabulary of {vocabulary}")
+        return made
 
     def _fail(self, slot: int, reason: str) -> None:
         self._failed[slot] = reason

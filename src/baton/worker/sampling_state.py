@@ -88,8 +88,15 @@ class SequenceSampling:
     )
 
     def __init__(
-        self, params: SamplingParams, index: int, vocab_size: int, prompt: Sequence[int], outputs: Sequence[int]
+        self,
+        params: SamplingParams,
+        index: int,
+        vocab_size: int,
+        prompt: Sequence[int],
+        outputs: Sequence[int],
+        bad_words: BadWords | None = None,
     ) -> None:
+        """`bad_words`: those of `params`, where they were made for another sequence already."""
         self.params = params
         self.index = index
         self.seed = params.seed & 0xFFFFFFFFFFFFFFFF
@@ -97,7 +104,7 @@ class SequenceSampling:
         self.bias_ids = np.array(list(bias), np.int64)
         self.bias_values = np.array(list(bias.values()), np.float32)
         self.stop_ids = np.array([token for token in params.stop_token_ids if token < vocab_size], np.int64)
-        self.bad_words = BadWords(params.bad_words, vocab_size) if params.bad_words else None
+        self.bad_words = bad_words or (BadWords(params.bad_words, vocab_size) if params.bad_words else None)
         repeats = params.repetition_penalty != 1.0
         self.tally: Tally | None = None
         if repeats or params.presence_penalty or params.frequency_penalty:
