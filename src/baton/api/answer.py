@@ -84,6 +84,7 @@ class _Call:
             return
         entry = front.idempotency.begin(self.caller.tenant, self._key, self.shape.object_whole, self.body)
         if entry.answer is not None:
+            lease.take(len(entry.answer))
             await self._respond(Response(entry.answer, headers={**self._headers, "content-type": entry.media_type}))
             return
         self._entry = entry
@@ -150,13 +151,13 @@ class _Call:
         await self._send_whole(self.shape.whole(job, pieces, generation.usage))
 
     async def _send_whole(self, answer: dict[str, Any]) -> None:
-        kept: list[bytes] = []
+        sent = self.front.idempotency.recording()
 
         def keep(part: bytes, last: bool) -> None:
             if self._entry is not None:
-                kept.append(part)
+                sent.add(part)
             if last:
-                self._remember(b"".join(kept), "application/json")
+                self._remember(sent.content, "application/json")
 
         sending = send_json(
             self._send, answer, headers=self._headers, write_seconds=self.front.limits.write_seconds, before=keep
@@ -166,6 +167,8 @@ class _Call:
         except ClientGone:
             drop_connection(self.request.scope)  # what it has not read is not kept for it
             raise
+        finally:
+            sent.close()
 
     async def _stream(self, job: Job, generation: Generation, lease: Lease) -> None:
         buffer = SendBuffer(self.front.limits.send_buffer_bytes, lease)

@@ -42,7 +42,7 @@ class Job:
 
 
 def chat_job(front: Front, body: ChatBody, caller: Caller) -> Job:
-    require_may_fit(front, _characters(body.messages))  # before the template is asked to copy it
+    require_may_fit(front, _characters(body.messages), "messages")  # before the template is asked to copy it
     text, mark = render_chat(
         front.template,
         front.tokenizer,
@@ -101,14 +101,14 @@ def _characters(messages: list[Any]) -> int:
     return sum(len(text) for text in (*contents, *parts) if isinstance(text, str))
 
 
-def require_may_fit(front: Front, characters: int) -> None:
+def require_may_fit(front: Front, characters: int, field: str = "prompt") -> None:
     """A text too long for any sensible tokenisation is refused without making one."""
     context = front.model.context_tokens
     most = front.limits.characters_per_token * context
     if characters > most:
         raise bad(
-            f"the prompt has {characters} characters; with a context of {context} tokens at most {most} are taken",
-            "prompt",
+            f"{field} has {characters} characters; with a context of {context} tokens at most {most} are taken",
+            field,
             code="context_length_exceeded",
         )
 
