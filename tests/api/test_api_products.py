@@ -117,5 +117,5 @@ def test_a_chat_too_long_for_any_tokens_is_refused_before_it_is_rendered(text, h
         monkeypatch.setattr(front, "template", type("Template", (), {"render": lambda *_, **__: rendered.append(1)})())
         for content in ("x" * 100_000, [{"type": "text", "text": "x" * 100_000}]):
             body = {"messages": [{"role": "user", "content": content}]}
-            refused(http.post(server.url + "/v1/chat/completions", json=body), "messages")
+            refused(http.post(server.url + "/v1/chat/completions", json=body), "prompt")
     assert rendered == []

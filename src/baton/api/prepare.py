@@ -15,6 +15,7 @@ from baton.api.schemas import ChatBody, CompletionBody, Options, Prompt, too_lon
 from baton.protocol.ids import RequestId
 from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.text.chat_prompt import render_chat
+from baton.text.chat_template import TemplateLimits
 from baton.text.stops import StopAutomaton
 from baton.text.tokenizer import TooManyTokens
 
@@ -42,7 +43,7 @@ class Job:
 
 
 def chat_job(front: Front, body: ChatBody, caller: Caller) -> Job:
-    require_may_fit(front, _characters(body.messages), "messages")  # before the template is asked to copy it
+    require_may_fit(front, _characters(body.messages))  # before the template is asked to copy it
     text, mark = render_chat(
         front.template,
         front.tokenizer,
@@ -93,22 +94,23 @@ def _encoded(front: Front, text: str, options: Options, mark: str = "") -> tuple
 
 
 def _characters(messages: list[Any]) -> int:
-    """Of the texts in a chat that is not checked yet."""
-    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    """Of the texts in a chat that is not checked yet. More messages than these are refused for their number."""
+    few = messages[: TemplateLimits().messages_max]
+    contents = [message.get("content") for message in few if isinstance(message, dict)]
     parts = [
         part.get("text") for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)
     ]
     return sum(len(text) for text in (*contents, *parts) if isinstance(text, str))
 
 
-def require_may_fit(front: Front, characters: int, field: str = "prompt") -> None:
+def require_may_fit(front: Front, characters: int) -> None:
     """A text too long for any sensible tokenisation is refused without making one."""
     context = front.model.context_tokens
     most = front.limits.characters_per_token * context
     if characters > most:
         raise bad(
-            f"{field} has {characters} characters; with a context of {context} tokens at most {most} are taken",
-            field,
+            f"the prompt has {characters} characters; with a context of {context} tokens at most {most} are taken",
+            "prompt",
             code="context_length_exceeded",
         )
 
