@@ -81,87 +81,88 @@ class Connections:
         return None
 
 
+class StrictProtocol(HttpToolsProtocol):
+    limits: Limits
+    open_connections: Connections
+    _header_bytes = 0
+    _header_timer: asyncio.TimerHandle | None = None
+    _address = ""
+    _refusal: ApiError | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._address = str((transport.get_extra_info("peername") or ("",))[0])
+        self.open_connections.open(self._address)
+        self._refusal = self.open_connections.over(self._address)
+        if self.open_connections.over(self._address, _RESERVE) is not None:
+            transport.abort()
+        _watch_peer(transport, self.limits)
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        self.open_connections.close(self._address)
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._header_bytes = 0
+        super().on_message_begin()
+        self.scope["state"]["abort_connection"] = self.transport.abort
+        if self._refusal is not None:
+            self.scope["state"]["connection_refusal"] = self._refusal
+
+    def data_received(self, data: bytes) -> None:
+        # The timer runs from the connection, and on a kept one from the first byte of the next request.
+        if self._header_timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._arm()
+        super().data_received(data)
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._disarm()
+        if self.transport.is_closing():
+            return
+        super().on_headers_complete()
+        if self.cycle is not None:
+            self.scope["state"]["direct_body"] = DirectBody(self.cycle)
+
+    def on_body(self, body: bytes) -> None:
+        if self.cycle is not None:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.cycle is not None:
+            super().on_message_complete()
+
+    def _count(self, more: int) -> None:
+        self._header_bytes += more
+        if self._header_bytes > self.limits.header_bytes:
+            self._refuse(_TOO_LARGE)
+
+    def _refuse(self, answer: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(answer)
+            self.transport.close()
+
+    def _arm(self) -> None:
+        self._header_timer = self.loop.call_later(self.limits.header_seconds, self._refuse, _TOO_SLOW)
+
+    def _disarm(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+
 def protocol_class(limits: Limits) -> type[HttpToolsProtocol]:
     """A class with its limits inside: uvicorn makes the objects and passes nothing of ours."""
-    connections = Connections(limits)
-
-    class StrictProtocol(HttpToolsProtocol):
-        _header_bytes = 0
-        _header_timer: asyncio.TimerHandle | None = None
-        _address = ""
-        _refusal: ApiError | None = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._address = str((transport.get_extra_info("peername") or ("",))[0])
-            connections.open(self._address)
-            self._refusal = connections.over(self._address)
-            if connections.over(self._address, _RESERVE) is not None:
-                transport.abort()
-            _watch_peer(transport, limits)
-            self._arm()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._disarm()
-            connections.close(self._address)
-            super().connection_lost(exc)
-
-        def on_message_begin(self) -> None:
-            self._header_bytes = 0
-            super().on_message_begin()
-            self.scope["state"]["abort_connection"] = self.transport.abort
-            if self._refusal is not None:
-                self.scope["state"]["connection_refusal"] = self._refusal
-
-        def data_received(self, data: bytes) -> None:
-            # The timer runs from the connection, and on a kept one from the first byte of the next request.
-            if self._header_timer is None and (self.cycle is None or self.cycle.response_complete):
-                self._arm()
-            super().data_received(data)
-
-        def on_url(self, url: bytes) -> None:
-            self._count(len(url))
-            super().on_url(url)
-
-        def on_header(self, name: bytes, value: bytes) -> None:
-            self._count(len(name) + len(value) + 4)
-            super().on_header(name, value)
-
-        def on_headers_complete(self) -> None:
-            self._disarm()
-            if self.transport.is_closing():
-                return
-            super().on_headers_complete()
-            if self.cycle is not None:
-                self.scope["state"]["direct_body"] = DirectBody(self.cycle)
-
-        def on_body(self, body: bytes) -> None:
-            if self.cycle is not None:
-                super().on_body(body)
-
-        def on_message_complete(self) -> None:
-            if self.cycle is not None:
-                super().on_message_complete()
-
-        def _count(self, more: int) -> None:
-            self._header_bytes += more
-            if self._header_bytes > limits.header_bytes:
-                self._refuse(_TOO_LARGE)
-
-        def _refuse(self, answer: bytes) -> None:
-            if not self.transport.is_closing():
-                self.transport.write(answer)
-                self.transport.close()
-
-        def _arm(self) -> None:
-            self._header_timer = self.loop.call_later(limits.header_seconds, self._refuse, _TOO_SLOW)
-
-        def _disarm(self) -> None:
-            if self._header_timer is not None:
-                self._header_timer.cancel()
-                self._header_timer = None
-
-    return StrictProtocol
+    return type("Protocol", (StrictProtocol,), {"limits": limits, "open_connections": Connections(limits)})
 
 
 def _watch_peer(transport: Any, limits: Limits) -> None:
