@@ -166,6 +166,25 @@ def test_max_completion_tokens_minus_one_too(server, chat):
     assert request.sampling.max_tokens == CONTEXT - len(request.prompt)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_max_tokens_zero_with_echo_is_the_prompt_alone(server, complete, text, n):
+    answer = complete("Once upon a time", max_tokens=0, echo=True, logprobs=1, n=n).json()
+    ids = text.tokenizer.encode("Once upon a time")
+    for choice in answer["choices"]:
+        assert (choice["text"], choice["finish_reason"]) == ("Once upon a time", "length")
+        assert len(choice["logprobs"]["tokens"]) == len(choice["logprobs"]["token_logprobs"]) == len(ids)
+        assert choice["logprobs"]["token_logprobs"][0] is None
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (len(ids), 0)
+    assert error_of(complete("x", max_tokens=0))["param"] == "max_tokens"
+    assert error_of(complete("x", max_tokens=False, echo=True))["param"] == "max_tokens"
+
+
+def test_max_tokens_zero_with_echo_as_a_stream(server, stream):
+    *events, _ = stream(TEXT, {"prompt": "Once upon", "max_tokens": 0, "echo": True})
+    assert "".join(event["choices"][0]["text"] for event in events) == "Once upon"
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+
+
 def test_top_p_zero_is_the_likeliest_token(server, complete):
     assert ignored(complete("x", top_p=0, temperature=1.0, top_k=40)) == [""]
     sampling = server.engine.requests[-1].sampling

@@ -64,6 +64,7 @@ class SequenceOutput:
         self._stops = StopStrings(job.stops, include_stop=options.include_stop)
         self._include_stop = options.include_stop
         self._named_stop_ids = frozenset(options.stop_token_ids)
+        self._prompt_only = job.prompt_only
         self._chars = 0
         self.tokens = 0
         "Output tokens that count: up to the one that completed a stop string."
@@ -81,6 +82,8 @@ class SequenceOutput:
 
     def feed(self, delta: Delta) -> Piece:
         """Call it no more once `finish` is set."""
+        if self._prompt_only:
+            return self._without_tokens(delta)
         piece = Piece(self._choice, prompt_logprobs=delta.prompt_logprobs)
         stopped_by_token = delta.ended is not None and delta.ended.reason is FinishReason.STOP and bool(delta.tokens)
         last = len(delta.tokens) - 1
@@ -96,6 +99,13 @@ class SequenceOutput:
             if stopped_by_token and piece.finish is FinishReason.STOP and delta.tokens[-1] in self._named_stop_ids:
                 piece.stop_reason = piece.stop_reason or delta.tokens[-1]
         piece.usage = (len(self._request.prompt), self.tokens)
+        return piece
+
+    def _without_tokens(self, delta: Delta) -> Piece:
+        piece = Piece(self._choice, prompt_logprobs=delta.prompt_logprobs, usage=(len(self._request.prompt), 0))
+        if delta.ended is not None:
+            stopped = delta.ended.reason is FinishReason.STOP
+            self._end(piece, FinishReason.LENGTH if stopped else delta.ended.reason)
         return piece
 
     def text_of(self, tokens: list[int]) -> str:

@@ -29,6 +29,8 @@ class Job:
     options: Options
     stops: StopAutomaton
     echo: bool = False
+    prompt_only: bool = False
+    "The engine makes one token, because it has to, and the client does not see it."
 
     @property
     def sequences(self) -> int:
@@ -60,8 +62,8 @@ def completion_job(front: Front, body: CompletionBody, caller: Caller) -> Job:
     if body.echo and options.logprobs is not None and options.prompt_logprobs is None:
         # OpenAI's way to score a prompt: echo it, with the log-probabilities of its own tokens.
         asked = replace(options, prompt_logprobs=options.logprobs)
-        return replace(_job(front, prompts, asked, caller), options=options, echo=True)
-    return replace(_job(front, prompts, options, caller), echo=body.echo)
+        return replace(_job(front, prompts, asked, caller), options=options, echo=True, prompt_only=body.prompt_only)
+    return replace(_job(front, prompts, options, caller), echo=body.echo, prompt_only=body.prompt_only)
 
 
 def _prompts(front: Front, body: CompletionBody) -> list[tuple[int, ...]]:

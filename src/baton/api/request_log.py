@@ -83,9 +83,14 @@ def is_name(text: str, limits: Limits) -> bool:
 
 async def on_error(request: Request, error: Exception) -> Response:
     front, record = front_of(request), record_of(request)
-    known = not_found() if isinstance(error, HTTPException) else as_api_error(error)
+    known = _of_starlette(error) if isinstance(error, HTTPException) else as_api_error(error)
     record.ended = record.ended or known.code or ""
     return error_response(known, retry_after_seconds=front.config.retry_after_seconds)
+
+
+def _of_starlette(error: HTTPException) -> ApiError:
+    """Routes raise errors of ours; this is for what the framework may raise by itself."""
+    return not_found() if error.status_code == 404 else ApiError(error.status_code, error.detail, headers=error.headers)
 
 
 class RequestLog:

@@ -1,8 +1,8 @@
 """A request's JSON object -> ChatBody or CompletionBody: typed, complete, within limits. Nothing else of it is passed on.
 
 Fields are OpenAI's, and the extras that vLLM's clients send. known_fields.py says what becomes of all others. Values that other
-servers give a meaning have it here: seed -1 (random), max_tokens -1 (up to the context), top_p 0 (the likeliest token), and an
-empty stop string (none).
+servers give a meaning have it here: seed -1 (random), max_tokens -1 (up to the context) and 0 with echo (only the prompt),
+top_p 0 (the likeliest token), and an empty stop string (none).
 """
 
 from __future__ import annotations
@@ -79,6 +79,8 @@ class CompletionBody:
     options: Options
     prompts: tuple[Prompt, ...]
     echo: bool
+    prompt_only: bool = False
+    "max_tokens 0 with echo: the prompt comes back, with its log-probabilities, and nothing follows it."
 
 
 class Schema:
@@ -112,15 +114,16 @@ class Schema:
     def completion(self, body: dict[str, Any]) -> CompletionBody:
         fields = self.open(body)
         prompts = self.prompts(fields.raw("prompt"))
-        max_tokens = _max_tokens(fields, 16)
+        echo = fields.boolean("echo")
+        prompt_only = echo and type(fields.raw("max_tokens")) is int and fields.raw("max_tokens") == 0
+        max_tokens = 1 if prompt_only else _max_tokens(fields, 16)
         logprobs = fields.integer("logprobs", None)
         options = self._options(fields, max_tokens=max_tokens, logprobs=logprobs, chat=False)
         if options.n * len(prompts) > self._limits.choices:
             raise bad(f"n x prompts is {options.n * len(prompts)} and at most {self._limits.choices} are allowed", "n")
         _require_no_best_of(fields, options.n)
-        echo = fields.boolean("echo")
         options = replace(options, ignored=fields.finish(self._config.unknown_fields))
-        return CompletionBody(options=options, prompts=prompts, echo=echo)
+        return CompletionBody(options=options, prompts=prompts, echo=echo, prompt_only=prompt_only)
 
     def open(self, body: dict[str, Any]) -> Fields:
         """Fields of a body whose model is ours and that asks for nothing we do not have."""
