@@ -28,6 +28,7 @@ from typing import IO, Annotated, Any
 import typer
 
 from baton.cli.http_stream import HttpError, Server, get_json, stream_events
+from baton.cli.sampling_options import Seed, Temperature
 from baton.cli.say import Failed, complaints, resolve_model, served_name, waiting
 from baton.models.names import DEFAULT_MODEL
 
@@ -51,8 +52,6 @@ LOOK_AGAIN_SECONDS = 0.1
 DRAIN_SECONDS = 2.0
 """Nobody but the chat asks its own server, so there is nothing to finish when the chat ends."""
 STOP_SECONDS = 20.0
-
-SEED_HELP = "Random seed: the same seed gives the same answer. Without it: a new one every time."
 
 
 @dataclass(slots=True)
@@ -107,11 +106,8 @@ def chat(
     api_key: Annotated[str | None, typer.Option(metavar="KEY", help="API key for that server.")] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens per answer, at most.")] = 512,
-    temperature: Annotated[
-        float | None,
-        typer.Option(metavar="T", min=0.0, max=2.0, help="Sampling temperature; 0 is greedy. Default: the model's."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", min=-(2**63), max=2**63 - 1, help=SEED_HELP)] = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
 ) -> None:
     asked = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     options = {name: value for name, value in asked.items() if value is not None}

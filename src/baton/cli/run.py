@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from baton.cli.sampling_options import RepetitionPenalty, Seed, Temperature, TopK, TopP
 from baton.cli.say import Failed, bar, complaints, print_json, resolve_model, waiting
 from baton.config import Quantization
 
@@ -26,8 +27,6 @@ Examples:
   cat prompts.txt | baton run smollm2 --file -
 """
 
-SEED_HELP = "Random seed: the same seed gives the same answer. Without it: a new one every time."
-
 
 def run(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a .gguf file, a Hugging Face id, or an alias.")],
@@ -36,32 +35,15 @@ def run(
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text, without a chat template.")] = False,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens per answer, at most.")] = 128,
-    temperature: Annotated[
-        float | None,
-        typer.Option(metavar="T", min=0.0, max=2.0, help="Sampling temperature; 0 is greedy. Default: the model's."),
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(metavar="P", min=1e-6, max=1.0, help="Nucleus sampling. Default: the model's.")
-    ] = None,
-    top_k: Annotated[
-        int | None,
-        typer.Option(metavar="K", min=-1, help="Sample from the K likeliest tokens; -1: from all. Default: the model's."),
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None,
-        typer.Option(
-            metavar="R", min=1e-6, max=10.0, help="Penalty for tokens that were there before; 1 is none. Default: the model's."
-        ),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", min=-(2**63), max=2**63 - 1, help=SEED_HELP)] = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    repetition_penalty: RepetitionPenalty = None,
+    seed: Seed = None,
     n: Annotated[int, typer.Option("-n", min=1, max=128, help="Answers per prompt.")] = 1,
-    quantization: Annotated[
-        Quantization, typer.Option(help="How weights are stored and multiplied, as for baton serve.")
-    ] = "auto",
+    quantization: Annotated[Quantization, typer.Option(help="How weights are stored, as for baton serve.")] = "auto",
     threads: Annotated[int, typer.Option(metavar="N", min=0, help="Compute threads. 0: one per core.")] = 0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON list with texts, token counts and finish reasons.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list: texts, token counts, finish reasons.")] = False,
 ) -> None:
     sampling: dict[str, Any] = {
         "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k,

@@ -49,7 +49,7 @@ async def serve(config: ServeConfig, sockets: list[socket.socket]) -> None:
         supervisor.send(StartFailed(str(error) or type(error).__name__))
         await supervisor.finish()
         sys.exit(1)
-    server = make_server(app)
+    server = make_server(app, lifespan="off")  # a forced end would cancel it, with a traceback; closed below
     for sock in listeners:
         sock.listen(server.config.backlog)  # from here on nobody is refused, so it may be told
     serving = asyncio.create_task(server.serve(sockets=listeners))
@@ -61,7 +61,7 @@ async def serve(config: ServeConfig, sockets: list[socket.socket]) -> None:
     supervisor.send(ready)
     await asyncio.wait([serving, engine_gone, stopping, supervisor_gone], return_when=asyncio.FIRST_COMPLETED)
     await _drain(server, serving, client, 0.0 if engine_gone.done() else config.drain_seconds_max, hurry)
-    app.state.front.close()  # uvicorn does, but not where it was forced to end
+    app.state.front.close()
     if engine_gone.done():
         engine_gone.result()  # what went wrong in reading, if anything did
         sys.exit(1)
