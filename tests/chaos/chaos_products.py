@@ -13,7 +13,7 @@ from typing import Any, Final
 from chaos_model import VOCABULARY
 
 BODY_BYTES_MAX: Final = 8 * 1024 * 1024 - 1
-MEMORY_MIB_MAX: Final = {"supervisor": 128, "front": 640, "engine": 320, "worker": 640}
+MEMORY_MIB_MAX: Final = {"supervisor": 128, "front": 640, "engine": 320, "worker": 640, "templates": 320}
 """Peak resident memory of each process, for a tiny model. The front's: 256 MiB of bytes in flight, and what is made of them."""
 
 LETTERS = ("a", "0123456789", " ", "word ", "é", "日本", "\U0001f600", "\x00", "<|end|>", "{{ 7 }}", "\ud83d", "\n\n")
