@@ -58,7 +58,7 @@ def test_a_small_chat_does_not_wait_for_the_threads_of_large_requests(text):
     with serving(text) as server:
         front = server.app.state.front
         opened = threading.Event()
-        taken = [front._threads.submit(opened.wait, 60) for _ in range(front.config.text_threads)]
+        taken = [front._large_threads.submit(opened.wait, 60) for _ in range(front.config.text_threads)]
         try:
             answer = httpx.post(server.url + "/v1/chat/completions", json=chat("Hi"), timeout=20)
             assert answer.status_code == 200
