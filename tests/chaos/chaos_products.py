@@ -22,7 +22,9 @@ LETTERS = ("a", "0123456789", " ", "word ", "é", "日本", "\U0001f600", "\x00"
 class Products:
     def __init__(self, seed: str) -> None:
         self.dice = random.Random(f"products {seed}")
-        self._left = self.count(BODY_BYTES_MAX)
+        self._share = self.dice.choice((0.49, 0.25)) if self.dice.random() < 0.15 else None
+        "Every count is this share of its most: each field is within its limit, and all are large at once."
+        self._left = BODY_BYTES_MAX // 2 if self._share else self.count(BODY_BYTES_MAX)
         "Characters that this body may still have."
 
     def call(self) -> tuple[str, Any, dict[str, str]]:
@@ -39,6 +41,8 @@ class Products:
 
     def count(self, most: int) -> int:
         """Evenly over orders of magnitude, 0 too."""
+        if self._share is not None:
+            return max(1, int(self._share * most))
         return int(most ** self.dice.random()) - (self.dice.random() < 0.02)
 
     def text(self, most: int = BODY_BYTES_MAX) -> str:
@@ -55,6 +59,8 @@ class Products:
     def completion(self) -> dict[str, Any]:
         dice = self.dice
         many = range(self.count(130))
+        if self._share is not None:
+            return {"prompt": [f"tale {place}" for place in many], **self.options()}
         lists = (lambda: [self.text(300) for _ in many], lambda: [self.ids(600) for _ in many])
         prompt = dice.choice((self.text, lambda: self.ids(2_000_000), *lists))()
         body = {"prompt": prompt, "echo": dice.random() < 0.2, **self.options()}
@@ -73,6 +79,9 @@ class Products:
 
     def options(self) -> dict[str, Any]:
         dice = self.dice
+        if self._share is not None:  # what every prompt and every sequence has of its own, unless somebody shares it
+            size = self.count(2000)
+            return {"max_tokens": 2, "bad_words": [f"{place:03}{self.text(size)}"[:size] for place in range(self.count(2000))]}
         size = self.count(2000)
         extras = {
             "n": lambda: self.count(32),
