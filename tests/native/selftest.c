@@ -380,16 +380,9 @@ static void attend_in_chunks(Runner *runner, World *world, const Case *c, void *
     free(qkv), free(results);
 }
 
-static void attention(Runner *runners[2], const Case *c) {
-    char name[80];
-    snprintf(name, sizeof name, "attention %s %lld/%lld heads of %lld, %lld, %lld", KV_NAMES[c->kv],
-             (long long)c->heads, (long long)c->kv_heads, (long long)c->dim, (long long)c->block, (long long)c->window);
+static World world_of(const Case *c) {
     World world = {.lengths = {1 + below(30), 140 + below(10), 64, 1 + below(60)}};
     int64_t q_width = c->heads * c->dim, stride = (c->heads + 2 * c->kv_heads) * c->dim, blocks = SEQUENCES * TABLE;
-    float *again[SEQUENCES];
-    int64_t pool_bytes = blocks * 2 * half_block_of(c) * kv_number_bytes(c->kv);
-    void *pool = room(pool_bytes);
-    memset(pool, 0, (size_t)pool_bytes);
     for (int64_t i = 0; i < blocks; i++) world.tables[i] = (int32_t)i;
     for (int64_t i = blocks - 1; i > 0; i--) {
         int64_t j = below(i + 1);
@@ -398,9 +391,29 @@ static void attention(Runner *runners[2], const Case *c) {
     }
     for (int s = 0; s < SEQUENCES; s++) {
         world.qkv[s] = numbers(world.lengths[s] * stride), world.out[s] = room(world.lengths[s] * q_width * 4);
-        again[s] = room(world.lengths[s] * q_width * 4);
         for (int64_t i = 0; i < world.lengths[s] * stride; i++) world.qkv[s][i] *= 2.0f;
     }
+    return world;
+}
+
+static void world_free(World *world) {
+    for (int s = 0; s < SEQUENCES; s++) free(world->qkv[s]), free(world->out[s]);
+}
+
+static void *pool_of(const Case *c) {
+    int64_t bytes = SEQUENCES * TABLE * 2 * half_block_of(c) * kv_number_bytes(c->kv);
+    return memset(room(bytes), 0, (size_t)bytes);
+}
+
+static void attention(Runner *runners[2], const Case *c) {
+    char name[80];
+    snprintf(name, sizeof name, "attention %s %lld/%lld heads of %lld, %lld, %lld", KV_NAMES[c->kv],
+             (long long)c->heads, (long long)c->kv_heads, (long long)c->dim, (long long)c->block, (long long)c->window);
+    World world = world_of(c);
+    int64_t q_width = c->heads * c->dim;
+    float *again[SEQUENCES];
+    void *pool = pool_of(c);
+    for (int s = 0; s < SEQUENCES; s++) again[s] = room(world.lengths[s] * q_width * 4);
     attend_in_chunks(runners[0], &world, c, pool, 200, 0, world.out);
     double want[c->dim], tolerance = c->kv == KV_BYTES ? 2e-3 : 2e-5;  /* bytes: weights are rounded to 14 bits */
     uint64_t sums[SEQUENCES];
@@ -423,8 +436,60 @@ static void attention(Runner *runners[2], const Case *c) {
                    way);
     }
     say(name, sums, sizeof sums);
-    for (int s = 0; s < SEQUENCES; s++) free(world.qkv[s]), free(world.out[s]), free(again[s]);
-    free(pool);
+    for (int s = 0; s < SEQUENCES; s++) free(again[s]);
+    world_free(&world), free(pool);
+}
+
+/* ---- large scores ---- */
+
+typedef enum { ONE_STANDS_OUT, ALL_ALIKE, BOTH_SIGNS, ALL_BELOW, ANYTHING, SCORINGS } Scoring;
+
+static const char *const SCORINGS_NAMES[] = {"one stands out", "all alike", "both signs", "all below", "anything"};
+
+/* Queries are all the same, and a key is `share` of the one that scores `score` to base 2; its rows end in random numbers. */
+static void score_rows_of(World *world, const Case *c, Scoring scoring, double score) {
+    int64_t width = (c->heads + 2 * c->kv_heads) * c->dim;
+    float *query = numbers(c->dim);
+    double square = 0.0;
+    for (int64_t d = 0; d < c->dim; d++) square += (double)query[d] * query[d];
+    for (int s = 0; s < SEQUENCES; s++)
+        for (int64_t t = 0; t < world->lengths[s]; t++) {
+            float *row = world->qkv[s] + t * width, share = 0.0f;
+            if (scoring == ONE_STANDS_OUT) share = t == world->lengths[s] / 2 ? 1.0f : number() / 4.0f;
+            if (scoring == ALL_ALIKE) share = 1.0f;
+            if (scoring == BOTH_SIGNS) share = t % 2 ? 1.0f : -1.0f;
+            if (scoring == ALL_BELOW) share = t % 3 ? -1.0f : -0.75f;
+            if (scoring == ANYTHING) share = number();
+            for (int64_t h = 0; h < c->heads; h++) memcpy(row + h * c->dim, query, (size_t)c->dim * 4);
+            for (int64_t i = 0; i < c->kv_heads * c->dim; i++)
+                row[c->heads * c->dim + i] = query[i % c->dim] * share * (float)(score * 0.69314718056 / 0.125 / square);
+        }
+    free(query);
+}
+
+/* Scores of any size come out as they do in doubles. Those that are nearly alike are as far off as float32 rounds them. */
+static void large_scores(Runner *runners[2], KVKind kv, int64_t dim, double score) {
+    Case c = {4, 2, dim, 16, 0, kv};
+    for (Scoring scoring = ONE_STANDS_OUT; scoring < SCORINGS; scoring++) {
+        World world = world_of(&c);
+        score_rows_of(&world, &c, scoring, score);
+        void *pool = pool_of(&c);
+        double want[dim], rounded = score * 0x1p-22, tolerance = 4e-3;
+        if (scoring == ANYTHING) tolerance += 4.0 * (rounded < 1.0 ? rounded : 1.0);
+        for (int way = 0; way < 2; way++) {  /* whole prompts, and a few rows at a time */
+            attend_in_chunks(runners[way], &world, &c, pool, way ? 3 : 200, way, world.out);
+            for (int s = 0; s < SEQUENCES; s++)
+                for (int64_t i = world.lengths[s] - 1; i >= 0; i -= 1 + below(70)) {
+                    attend_expected(&world, &c, s, i, i % c.heads, want);
+                    for (int64_t d = 0; d < dim; d++) {
+                        float got = world.out[s][(i * c.heads + i % c.heads) * dim + d];
+                        DEMAND(fabs(got - want[d]) <= tolerance, "%s, %s, a score of %g, %lld wide: token %lld is %.9g, not %.9g",
+                               KV_NAMES[kv], SCORINGS_NAMES[scoring], score, (long long)dim, (long long)i, got, want[d]);
+                    }
+                }
+        }
+        world_free(&world), free(pool);
+    }
 }
 
 /* ---- single numbers ---- */
@@ -562,6 +627,8 @@ static void bursts(void) {
     DEMAND(alone > 20 && alone < 200, "a pause does not become shorter again, slowly");
 }
 
+static const double SCORES[] = {10.0, 300.0, 900.0, 1100.0, 4000.0, 1e5, 1e8, 1e20};  /* to base 2 */
+
 int main(void) {
     if (baton_allow()) return puts("the system does not allow these instructions"), 2;
 #if defined(__FMA__) || defined(__aarch64__)
@@ -595,6 +662,10 @@ int main(void) {
             if (kv != KV_PAIRS) attention(runners, &c);
         }
     for (int kind = F32; kind <= INT4M; kind++) model(kind, kind % 2);
+    for (size_t i = 0; i < sizeof SCORES / sizeof *SCORES; i++) {
+        large_scores(runners, KV_BYTES, i % 2 ? 128 : 64, SCORES[i]);
+        large_scores(runners, KV_FLOAT, 64, SCORES[i]);
+    }
     baton_free(runners[0]), baton_free(runners[1]);
     if (wrong) printf("%d WRONG\n", wrong);
     return wrong != 0;

@@ -165,7 +165,7 @@ ALWAYS void soften_bytes(const int summed, const Item *item, const ByteRows *x, 
     }
     for (int64_t r = 0; r < rows; r++) {
         float keep = tops[r] > before[r] ? changes[r] : 1.0f, share = tops[r] > before[r] ? 1.0f : changes[r];
-        floats scale = spread(scales[r]), top = spread(tops[r] * -scales[r]), sum = spread(0.0f);
+        floats scale = spread(scales[r]), top = spread(below_top(scores[r].scores, width, tops[r], scales[r])), sum = spread(0.0f);
         for (int64_t t = 0; t < width; t += DIGITS_AT_ONCE) {
             floats shared[DIGITS_AT_ONCE / LANES];
 #pragma GCC unroll 4

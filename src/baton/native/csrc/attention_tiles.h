@@ -80,7 +80,7 @@ static void soften_tile(float (*scores)[PAIRS_SEGMENT], int64_t rows, int64_t wi
     }
     store(keep, exp2_lanes((load(before) - load(tops)) * spread(LOG2_E)));
     for (int64_t r = 0; r < rows; r++) {
-        floats top = spread(-LOG2_E * tops[r]), sum = spread(0.0f);
+        floats top = spread(below_top(scores[r], width, tops[r], LOG2_E)), sum = spread(0.0f);
         for (int64_t t = 0; t < width; t += LANES) {
             floats weight = exp2_lanes(fused(load(&scores[r][t]), spread(LOG2_E), top));
             sum += weight;

@@ -8,6 +8,7 @@
 #define DIGITS_AT_ONCE 64            /* weights */
 #define SCALED_LEAST 1e-34f          /* the inverse of less would be infinite: such numbers are all zeros */
 #define LOG2_E 1.44269504089f
+#define LARGE_SCORE 1024.0f          /* below it half a unit in the last place is 2^-15, and 16383 * 2^(2^-15) rounds to 16383 */
 
 /* Compared as integers: the bits of numbers that are not negative have the order of the numbers, a NaN is above them all, and so it
  * becomes the scale: what is not finite stays so. */
@@ -78,5 +79,15 @@ ALWAYS void store_digits(const floats *x, int8_t *high, int8_t *low) {
 }
 
 #endif
+
+/* What has to be added to score * scale for an exponent that is not above zero: -top * scale, where that is small. It is rounded,
+ * and in one multiply-add what rounding took away comes back: of a large score so much that the likeliest token would weigh more
+ * than 1, and its weight need a third digit. So large scores are taken against the top first, which is exact where it matters. */
+ALWAYS float below_top(float *restrict scores, int64_t width, float top, float scale) {
+    float lowered = top * -scale;
+    if (fabsf(lowered) < LARGE_SCORE) return lowered;
+    for (int64_t t = 0; t < width; t += LANES) store(scores + t, load(scores + t) - spread(top));
+    return 0.0f;
+}
 
 ALWAYS floats of_digits(floats high, floats low) { return fused(high, spread(128.0f), low); }  /* both are exact */

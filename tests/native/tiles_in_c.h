@@ -1,0 +1,115 @@
+/* Intel's tiles (AMX) in plain C: what is written for them runs on any processor with AVX-512 and VNNI, slowly. Forced in front of
+ * the library's source (-include), it answers to the names of the instructions. bfloat16 is rounded as they do, but for numbers
+ * that are too small to be normal. */
+#pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+
+#define __AMX_TILE__ 1
+#define __AMX_INT8__ 1
+#define __AMX_BF16__ 1
+#define __AVX512BF16__ 1
+
+/* No permission is needed: this one always answers 0. */
+#undef SYS_arch_prctl
+#define SYS_arch_prctl SYS_sched_yield
+
+typedef struct { int rows, row_bytes; uint8_t data[16][64]; } SoftTile;
+
+static _Thread_local SoftTile soft_tiles[8];
+
+static inline void soft_config(const void *config) {
+    const uint8_t *bytes = config;
+    for (int t = 0; t < 8; t++) {
+        uint16_t row_bytes;
+        memcpy(&row_bytes, bytes + 16 + 2 * t, 2);
+        soft_tiles[t] = (SoftTile){.rows = bytes[48 + t], .row_bytes = row_bytes};
+    }
+}
+
+static inline void soft_load(int t, const void *from, int64_t stride) {
+    SoftTile *tile = &soft_tiles[t];
+    memset(tile->data, 0, sizeof tile->data);
+    for (int r = 0; r < tile->rows; r++) memcpy(tile->data[r], (const uint8_t *)from + r * stride, (size_t)tile->row_bytes);
+}
+
+static inline void soft_store(int t, void *to, int64_t stride) {
+    const SoftTile *tile = &soft_tiles[t];
+    for (int r = 0; r < tile->rows; r++) memcpy((uint8_t *)to + r * stride, tile->data[r], (size_t)tile->row_bytes);
+}
+
+static inline void soft_bytes(int to, int a, int b, int b_signed) {
+    SoftTile *sum = &soft_tiles[to];
+    const SoftTile *x = &soft_tiles[a], *y = &soft_tiles[b];
+    for (int m = 0; m < sum->rows; m++)
+        for (int n = 0; n < sum->row_bytes / 4; n++) {
+            int32_t total;
+            memcpy(&total, &sum->data[m][4 * n], 4);
+            for (int k = 0; k < x->row_bytes; k++) {
+                uint8_t right = y->data[k / 4][4 * n + k % 4];
+                total += (int8_t)x->data[m][k] * (b_signed ? (int8_t)right : (int32_t)right);
+            }
+            memcpy(&sum->data[m][4 * n], &total, 4);
+        }
+}
+
+static inline float soft_bf16(const uint8_t *at) {
+    uint16_t upper;
+    memcpy(&upper, at, 2);
+    union { uint32_t i; float f; } bits = {(uint32_t)upper << 16};
+    return bits.f;
+}
+
+static inline void soft_pairs(int to, int a, int b) {
+    SoftTile *sum = &soft_tiles[to];
+    const SoftTile *x = &soft_tiles[a], *y = &soft_tiles[b];
+    for (int m = 0; m < sum->rows; m++)
+        for (int n = 0; n < sum->row_bytes / 4; n++) {
+            float total;
+            memcpy(&total, &sum->data[m][4 * n], 4);
+            for (int k = 0; k < x->row_bytes / 2; k++)
+                total = __builtin_fmaf(soft_bf16(&x->data[m][2 * k]), soft_bf16(&y->data[k / 2][4 * n + k % 2 * 2]), total);
+            memcpy(&sum->data[m][4 * n], &total, 4);
+        }
+}
+
+/* Nearest, ties to even; what is no number stays none. */
+static inline uint16_t soft_rounded(float x) {
+    union { float f; uint32_t i; } bits = {x};
+    if (x != x) return (uint16_t)(bits.i >> 16 | 0x40);
+    return (uint16_t)((bits.i + 0x7fff + (bits.i >> 16 & 1)) >> 16);
+}
+
+static inline __m256i soft_16(__m512 x) {
+    float from[16];
+    uint16_t to[16];
+    memcpy(from, &x, 64);
+    for (int i = 0; i < 16; i++) to[i] = soft_rounded(from[i]);
+    return _mm256_loadu_si256((const __m256i *)to);
+}
+
+static inline __m512i soft_32(__m512 high, __m512 low) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(soft_16(low)), soft_16(high), 1);
+}
+
+#undef _tile_loadconfig
+#undef _tile_release
+#undef _tile_zero
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_dpbssd
+#undef _tile_dpbsud
+#undef _tile_dpbf16ps
+#define _tile_loadconfig(config) soft_config(config)
+#define _tile_release() memset(soft_tiles, 0, sizeof soft_tiles)
+#define _tile_zero(t) memset(soft_tiles[t].data, 0, sizeof soft_tiles[t].data)
+#define _tile_loadd(t, from, stride) soft_load(t, from, stride)
+#define _tile_stored(t, to, stride) soft_store(t, to, stride)
+#define _tile_dpbssd(to, a, b) soft_bytes(to, a, b, 1)
+#define _tile_dpbsud(to, a, b) soft_bytes(to, a, b, 0)
+#define _tile_dpbf16ps(to, a, b) soft_pairs(to, a, b)
+#define _mm512_cvtneps_pbh(x) soft_16(x)
+#define _mm512_cvtne2ps_pbh(high, low) soft_32(high, low)
