@@ -21,7 +21,7 @@ static _Atomic int rounds_done;
 
 static void held(const volatile void *place) {
     const Phase *second = &team->phases[1];
-    if (atomic_load(&rounds_done) == 1 && (place == &second->done || place == &second->taken)) usleep(20000);
+    if (atomic_load(&rounds_done) == 1 && (place == &second->before || place == &second->taken)) usleep(20000);
 }
 
 static void first(Member *me, const void *with) {

@@ -574,13 +574,14 @@ static void model(int kind, int halves) {
  * whose memory may be gone: it has to have one of its own. */
 static void dismissal(void) {
     Team *team = team_new(2, 1);
-    for (int i = 0; i < 2 * ROUNDS; i++) team_run(team, nothing, &(char){0}, 1, 0);
+    for (int i = 0; i < 2 * ROUNDS; i++) TEAM_RUN(team, nothing, &(char){0}, 0);
     team_rest(team);
     uint32_t last = atomic_load(&team->round) % ROUNDS;  /* a member may be about to look this one up */
     for (uint32_t i = 0; i < ROUNDS; i++)
-        if (i != last) team->kept[i].job = attention_job;
+        if (i != last) atomic_store(&team->kept[i].job, (uint64_t)(uintptr_t)attention_job);
     team_dismiss(team);
-    DEMAND(team->kept[atomic_load(&team->round) % ROUNDS].job == nothing, "the last round has a job of an earlier one");
+    uint64_t job = atomic_load(&team->kept[atomic_load(&team->round) % ROUNDS].job);
+    DEMAND(job == (uint64_t)(uintptr_t)nothing, "the last round has a job of an earlier one");
     team_free(team);
 }
 
@@ -613,7 +614,7 @@ static void bursts(void) {
         team_rest(team);
         for (int i = 1; i < team->threads; i++)  /* nothing under way: a burst that ends somewhere in the next round */
             team->members[i].pause = PAUSE_LEAST * 1.1, team->members[i].burst_end = nanoseconds() + round * 300;
-        team_run(team, burst_job, &(BurstJob){values}, sizeof(BurstJob), BURST_PHASES);
+        TEAM_RUN(team, burst_job, &(BurstJob){values}, BURST_PHASES);
         different += memcmp(values, expected, sizeof values) != 0;
     }
     DEMAND(different == 0, "members that rest change what comes out");
@@ -629,6 +630,27 @@ static void bursts(void) {
 
 static const double SCORES[] = {10.0, 300.0, 900.0, 1100.0, 4000.0, 1e5, 1e8, 1e20};  /* to base 2 */
 
+/* A member that rests, or for whom nothing is left of a product, does not prepare rows that it will not use. */
+static void idle_members(void) {
+    static Model none = {.hidden = 64};
+    Runner *runner = baton_new(&none, 1);
+    Matrix m = {.kind = F32, .outputs = 64, .inputs = 64, .cells = 2};
+    float x[64] = {1.0f};
+    Rows shared = {.width = 64};
+    Source from = {x, NULL, &m};
+    Phase *phase = &runner->team->phases[0];
+    const int64_t pieces = pieces_of(&m, 1, 1);
+    for (int way = 0; way < 4; way++) {
+        Member me = {.team = runner->team, .round = 7, .resting = way == 1};
+        atomic_store(&phase->taken, (uint64_t)(way == 2 ? 8 : 7) << 32 | (uint64_t)(way == 3 ? pieces : 0));
+        runner->alone[0].plain[0] = 0.0f;
+        prepare(&me, runner, &from, 1, &shared);
+        DEMAND((runner->alone[0].plain[0] != 0.0f) == (way == 0), "way %d of taking no piece: rows were %sprepared", way, way ? "" : "not ");
+    }
+    atomic_store(&phase->taken, 0);
+    baton_free(runner);
+}
+
 int main(void) {
     if (baton_allow()) return puts("the system does not allow these instructions"), 2;
 #if defined(__FMA__) || defined(__aarch64__)
@@ -643,6 +665,7 @@ int main(void) {
     functions();
     dismissal();
     bursts();
+    idle_members();
     for (int kind = F32; kind <= INT4M; kind++) {
         if (kind == F32) product(runners, kind, 33, 37, 17);
         product(runners, kind, 33, 32, 130);

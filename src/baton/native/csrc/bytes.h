@@ -51,8 +51,9 @@ static void plan_bytes(Matrix *m, int64_t bytes[3]) {
     bytes[1] = m->cells * CELL * 4, bytes[2] = m->inputs * 4;
 }
 
-static void pack_bytes(const Matrix *m, int stored, const uint8_t *row, int64_t to) {
-    float x[m->inputs], inverse[m->inputs];
+/* `scratch`: 2 * inputs floats. */
+static void pack_bytes(const Matrix *m, int stored, const uint8_t *row, int64_t to, float *scratch) {
+    float *x = scratch, *inverse = scratch + m->inputs;
     int8_t q[GROUP];
     uint8_t *numbers = (uint8_t *)m->numbers + to / CELL * cell_bytes(m) + to % CELL * 4;
     const float *balance = m->minima;

@@ -171,11 +171,13 @@ static void prepare_shared(Member *me, const Runner *runner, const Source *from,
     meet(me, pieces);
 }
 
-/* Rows ready for a product: by the team, or by everybody for themselves where there are few. */
+/* Rows ready for a product: by the team, or by everybody for themselves where there are few. Who will take no piece of the product,
+ * because it rests or comes too late, does not need them. */
 static const Rows *prepare(Member *me, Runner *runner, const Source *from, int64_t rows, Rows *shared) {
     if (rows <= ALONE_ROWS) {
         Rows *own = &runner->alone[me->number];
         own->width = shared->width, own->groups = shared->groups;
+        if (!any_left(me, pieces_of(from->matrix, rows, me->team->threads))) return own;
         for (int64_t row = 0; row < rows; row++) prepare_row(runner, from, row, own);
         return own;
     }
@@ -218,7 +220,7 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
 
     const Rows *normed = prepare(me, runner, &(Source){b->hidden, block->attention_norm, &block->qkv}, tokens, &b->normed);
     PHASE(NORM)
-    multiply(me, &block->qkv, normed, tokens, scratch, &(Out){STORE, b->qkv, qkv_width(m), qkv_width(m)});
+    multiply(me, &block->qkv, normed, tokens, scratch, &(Out){STORE, b->qkv, qkv_width(m), qkv_width(m), NULL});
     PHASE(QKV)
 
     Layer layer = {
@@ -235,17 +237,17 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
     PHASE(ATTEND)
 
     const Rows *attended = prepare(me, runner, &(Source){b->output.plain, NULL, &block->output}, tokens, &b->output);
-    multiply(me, &block->output, attended, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden});
+    multiply(me, &block->output, attended, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden, NULL});
     PHASE(OUTPUT)
 
     normed = prepare(me, runner, &(Source){b->hidden, block->mlp_norm, &block->gate_up}, tokens, &b->normed);
     PHASE(NORM2)
-    multiply(me, &block->gate_up, normed, tokens, scratch, &(Out){STORE, b->down.plain, m->inner, m->inner});
+    multiply(me, &block->gate_up, normed, tokens, scratch, &(Out){STORE, b->down.plain, m->inner, m->inner, NULL});
     PHASE(GATE_UP)
 
     const Rows *gated = prepare(me, runner, &(Source){b->down.plain, NULL, &block->down}, tokens, &b->down);
     PHASE(GATED)
-    multiply(me, &block->down, gated, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden});
+    multiply(me, &block->down, gated, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden, NULL});
     PHASE(DOWN)
 }
 
@@ -296,9 +298,14 @@ int baton_has_tiles(void) { return HAS_TILES; }
 /* Kind, outputs and inputs are given; fills in the rest of its shape, and the bytes of numbers, scales, minima. */
 void baton_plan(Matrix *matrix, int64_t bytes[3]) { plan(matrix, bytes); }
 
-/* Rows of a file's tensor, stored as `stored` and `row_bytes` long, become the outputs that `places` says. */
-void baton_pack(const Matrix *matrix, int64_t stored, const uint8_t *rows, int64_t row_bytes, const int64_t *places, int64_t count) {
-    for (int64_t i = 0; i < count; i++) pack_row(matrix, (int)stored, rows + i * row_bytes, places[i]);
+/* Rows of a file's tensor, stored as `stored` and `row_bytes` long, become the outputs that `places` says. 0, or 1 where there is
+ * not enough memory. */
+int baton_pack(const Matrix *matrix, int64_t stored, const uint8_t *rows, int64_t row_bytes, const int64_t *places, int64_t count) {
+    float *scratch = room(2 * matrix->inputs * 4);
+    if (!scratch) return 1;
+    for (int64_t i = 0; i < count; i++) pack_row(matrix, (int)stored, rows + i * row_bytes, places[i], scratch);
+    free(scratch);
+    return 0;
 }
 
 void baton_free(Runner *runner) {
@@ -342,7 +349,7 @@ const float *baton_hidden(Runner *runner, const Step *step) {
     int64_t items = runner->shared.item_starts[step->sequences], spans = spans_of_items(step, shape, kind, runner->team->threads, items);
     if (!parts_fit(runner, part_floats(shape, items, spans))) return NULL;
     Hidden job = {runner, *step, rows, items, spans};
-    team_run(runner->team, hidden_job, &job, sizeof job, phases_of(runner->model));
+    TEAM_RUN(runner->team, hidden_job, &job, phases_of(runner->model));
     return runner->shared.hidden;
 }
 
@@ -351,7 +358,7 @@ static int run_logits(Runner *runner, const float *hidden, int64_t rows, float *
     if (!buffers_fit(runner, rows, 1)) return 1;
     memcpy(runner->shared.picked, hidden, (size_t)(rows * runner->model->hidden) * sizeof *hidden);
     Logits job = {runner, rows, logits};
-    team_run(runner->team, logits_job, &job, sizeof job, phases_of(runner->model));
+    TEAM_RUN(runner->team, logits_job, &job, phases_of(runner->model));
     return 0;
 }
 
@@ -395,7 +402,7 @@ int baton_choose(Runner *runner, const float *logits, const Draw *draws, int64_t
     for (int i = 0; i < runner->team->threads; i++)
         if (!runner->drawing[i].words && !draw_room(&runner->drawing[i], runner->model->vocabulary)) return 1;
     Choice job = {runner, logits, draws, rows, tokens};
-    team_run(runner->team, choice_job, &job, sizeof job, phases_of(runner->model));
+    TEAM_RUN(runner->team, choice_job, &job, phases_of(runner->model));
     return 0;
 }
 
@@ -407,7 +414,7 @@ static void product_job(Member *me, const void *with) {
     Source from = {job->x, NULL, job->matrix};
     prepare_shared(me, job->runner, &from, job->rows, job->buffer);
     uint8_t *scratch = room(scratch_bytes(job->matrix->inputs));
-    multiply(me, job->matrix, job->buffer, job->rows, scratch, &(Out){STORE, job->out, job->width, job->width});
+    multiply(me, job->matrix, job->buffer, job->rows, scratch, &(Out){STORE, job->out, job->width, job->width, NULL});
     free(scratch);
 }
 
@@ -415,7 +422,7 @@ int baton_product(Runner *runner, const Matrix *matrix, const float *x, int64_t 
     Rows buffer;
     if (!rows_room(&buffer, rows, matrix->inputs)) return 1;
     Product job = {runner, matrix, x, rows, out, &buffer, width};
-    team_run(runner->team, product_job, &job, sizeof job, phases_of(runner->model));
+    TEAM_RUN(runner->team, product_job, &job, phases_of(runner->model));
     team_rest(runner->team);
     rows_free(&buffer);
     return 0;
@@ -444,7 +451,7 @@ int baton_attention(Runner *runner, const Step *step, const Shape *shape, void *
     if (!parts_fit(runner, part_floats(shape, layer.items, layer.spans))) return free(starts), 1;
     layer.parts = runner->shared.parts;
     Attention job = {&layer, (KVKind)kv_kind};
-    team_run(runner->team, attention_job, &job, sizeof job, phases_of(runner->model));
+    TEAM_RUN(runner->team, attention_job, &job, phases_of(runner->model));
     team_rest(runner->team);
     free(starts);
     return 0;

@@ -226,10 +226,11 @@ static void plan(Matrix *m, int64_t bytes[3]) {
     bytes[0] = m->cells * cell_bytes(m);
 }
 
-/* Row of a file's tensor becomes output `to`. `stored`: its kind; but for bytes, which are made from any, that of the matrix. */
-static void pack_row(const Matrix *m, int stored, const uint8_t *row, int64_t to) {
+/* Row of a file's tensor becomes output `to`. `stored`: its kind; but for bytes, which are made from any, that of the matrix.
+ * `scratch`: 2 * inputs floats. */
+static void pack_row(const Matrix *m, int stored, const uint8_t *row, int64_t to, float *scratch) {
     if (m->kind == F32) pack_floats(m, row, to);
-    else if (m->kind == INT8) pack_bytes(m, stored, row, to);
+    else if (m->kind == INT8) pack_bytes(m, stored, row, to, scratch);
     else pack_nibbles(m, row, to);
 }
 
@@ -269,10 +270,16 @@ static Run run_number(int64_t number, int64_t cells, int64_t threads) {
     return (Run){first + number * length, first + (number + 1) * length};
 }
 
-/* A phase: a whole product; pieces are runs of cells, or where there are very many rows, (cell, rows). */
+/* Of a product: runs of cells, or where there are very many rows, (cell, rows). */
+static int64_t pieces_of(const Matrix *m, int64_t rows, int64_t threads) {
+    int64_t layers = (rows + ROWS_OF_A_PIECE - 1) / ROWS_OF_A_PIECE;
+    return layers > 1 ? m->cells * layers : runs_of(m->cells, threads);
+}
+
+/* A phase: a whole product. */
 static void multiply(Member *me, const Matrix *m, const Rows *x, int64_t rows, uint8_t *scratch, const Out *out) {
     int64_t layers = (rows + ROWS_OF_A_PIECE - 1) / ROWS_OF_A_PIECE, threads = me->team->threads;
-    int64_t pieces = layers > 1 ? m->cells * layers : runs_of(m->cells, threads);
+    int64_t pieces = pieces_of(m, rows, threads);
     for (int64_t piece; (piece = take(me, pieces)) >= 0;) {
         int64_t first = piece % layers * ROWS_OF_A_PIECE, end = smaller(first + ROWS_OF_A_PIECE, rows);
         Run run = layers > 1 ? (Run){piece / layers, piece / layers + 1} : run_number(piece, m->cells, threads);

@@ -38,6 +38,7 @@
 #define LINE 64                    /* bytes of a cache line: what different threads write lies in different ones */
 #define ROUNDS 64                  /* whose jobs are kept for members that come late */
 #define JOB_BYTES 256
+#define STACK_BYTES (1 << 20)      /* systems give from 128 KiB (musl) to 8 MiB; attention takes 350 KiB where heads are 512 wide */
 #define BURST_NANOSECONDS 1000000
 #define PAUSE_LEAST 1000000        /* between bursts; with less there are no bursts */
 #define PAUSE_FIRST 2000000
@@ -61,14 +62,20 @@ typedef struct {
 
 typedef void (*Job)(Member *me, const void *with);
 
+/* `done` only grows, from round to round: who falls asleep on a number that it has seen must not find it again later, or it would sleep
+ * on, when the round that it meant is over. */
 typedef struct {
     _Alignas(LINE) _Atomic uint64_t taken;  /* round << 32 | pieces */
-    _Atomic uint32_t done;                  /* pieces */
+    _Atomic uint32_t done;                  /* pieces, in all rounds */
+    _Atomic uint32_t before;                /* of them, those of earlier rounds */
 } Phase;
 
+/* A job and what it works with, word by word: who comes very late may read while it is written for another round. */
+#define JOB_WORDS (JOB_BYTES / 8)
+
 typedef struct {
-    Job job;
-    _Alignas(16) unsigned char with[JOB_BYTES];
+    _Atomic uint64_t job;
+    _Atomic uint64_t with[JOB_WORDS];
 } Kept;
 
 struct Team {
@@ -154,6 +161,12 @@ static inline int64_t take(Member *me, int64_t pieces) {
     return (int64_t)(uint32_t)seen;
 }
 
+/* Whether take() may still find a piece of this phase; if not, it will not. */
+static inline int any_left(const Member *me, int64_t pieces) {
+    uint64_t seen = atomic_load_explicit(&me->team->phases[me->phase].taken, memory_order_acquire);
+    return !me->resting && seen >> 32 == me->round && (int64_t)(uint32_t)seen < pieces;
+}
+
 /* Reports this member's pieces, waits for those of the others, and goes on to the next phase. */
 static void meet(Member *me, int64_t pieces) {
     Team *team = me->team;
@@ -165,7 +178,9 @@ static void meet(Member *me, int64_t pieces) {
     }
     for (Wait wait = {0, 0}; !me->resting;) {
         uint32_t done = atomic_load_explicit(&phase->done, memory_order_acquire);
-        if (done >= pieces || atomic_load_explicit(&phase->taken, memory_order_acquire) >> 32 != me->round) return;
+        uint32_t before = atomic_load_explicit(&phase->before, memory_order_acquire);
+        /* Asked last: if it still is this round, what was read before was of this round. */
+        if (atomic_load_explicit(&phase->taken, memory_order_acquire) >> 32 != me->round || done - before >= pieces) return;
         if (!time_to_sleep(&wait, PHASE_NANOSECONDS)) continue;
         int64_t since = nanoseconds();
         sleep_while(team, &phase->done, done, 0);
@@ -205,6 +220,25 @@ static void rest_between_bursts(Member *me) {
     me->burst_end = nanoseconds() + BURST_NANOSECONDS;
 }
 
+/* ---- jobs ---- */
+
+static void keep_job(Team *team, uint32_t round, Job job, const void *with, size_t bytes) {
+    Kept *kept = &team->kept[round % ROUNDS];
+    uint64_t words[JOB_WORDS] = {0};
+    memcpy(words, with, bytes);
+    atomic_store_explicit(&kept->job, (uint64_t)(uintptr_t)job, memory_order_release);
+    for (size_t i = 0; i < (bytes + 7) / 8; i++) atomic_store_explicit(&kept->with[i], words[i], memory_order_release);
+}
+
+/* The job of a round, or NULL: that is so long ago that its place has been used again. Who has read a word of a later round sees,
+ * too, that this one is over. */
+static Job kept_job(Team *team, uint32_t round, uint64_t *with) {
+    Kept *kept = &team->kept[round % ROUNDS];
+    Job job = (Job)(uintptr_t)atomic_load_explicit(&kept->job, memory_order_acquire);
+    for (int i = 0; i < JOB_WORDS; i++) with[i] = atomic_load_explicit(&kept->with[i], memory_order_acquire);
+    return atomic_load(&team->round) - round < ROUNDS / 2 ? job : NULL;
+}
+
 static void *member_life(void *argument) {
     Member *me = argument;
     Team *team = me->team;
@@ -215,10 +249,10 @@ static void *member_life(void *argument) {
         if (atomic_load(&team->stop)) return NULL;
         atomic_store(&me->at_work, 1);
         me->round = atomic_load(&team->round), me->phase = 0, me->pieces = 0, me->resting = 0, me->slept = 0;
-        Kept kept = team->kept[me->round % ROUNDS];
+        _Alignas(16) uint64_t with[JOB_WORDS];
+        Job job = kept_job(team, me->round, with);
         Clocks then = clocks();
-        /* If it was so long ago that the place has been used again, this was no job at all. */
-        if (atomic_load(&team->round) - me->round < ROUNDS / 2) kept.job(me, kept.with);
+        if (job) job(me, with);
         atomic_store(&me->at_work, 0);
         int set_aside = was_set_aside(then, me->slept) || atomic_exchange(&team->caller_lost, 0);
         if (set_aside || me->resting) me->pause = next_pause(me->pause, set_aside, nanoseconds() - me->aside);
@@ -228,16 +262,22 @@ static void *member_life(void *argument) {
     }
 }
 
-/* All members do the job, the caller among them; returns when it is done. `with` is copied. At most `phases` are used. */
+/* All members do the job, the caller among them; returns when it is done. What `with` points to is copied. At most `phases` are used. */
+#define TEAM_RUN(team, job, with, phases)                                               \
+    do {                                                                                \
+        _Static_assert(sizeof *(with) <= JOB_BYTES, "a job works with JOB_BYTES at most"); \
+        team_run(team, job, with, sizeof *(with), phases);                              \
+    } while (0)
+
 static void team_run(Team *team, Job job, const void *with, size_t bytes, int64_t phases) {
     uint32_t round = atomic_load(&team->round) + 1;
     Member *me = &team->members[0];
-    team->kept[round % ROUNDS].job = job;
-    memcpy(team->kept[round % ROUNDS].with, with, bytes);
+    keep_job(team, round, job, with, bytes);
     for (int64_t p = 0; p < phases; p++) {
         /* In this order: a late member that sees nothing done must see, too, that this is another round. */
         atomic_store_explicit(&team->phases[p].taken, (uint64_t)round << 32, memory_order_release);
-        atomic_store_explicit(&team->phases[p].done, 0, memory_order_release);
+        uint32_t done = atomic_load_explicit(&team->phases[p].done, memory_order_relaxed);
+        atomic_store_explicit(&team->phases[p].before, done, memory_order_release);
     }
     atomic_store(&team->round, round);
     wake(team, &team->round);
@@ -251,7 +291,7 @@ static void nothing(Member *me, const void *with) { (void)me, (void)with; }
 
 /* Waits until nobody is under way: before memory is freed that members may look at. Who comes late finds an empty round. */
 static void team_rest(Team *team) {
-    team_run(team, nothing, &(char){0}, 1, 0);
+    TEAM_RUN(team, nothing, &(char){0}, 0);
     for (int i = 1; i < team->threads; i++)
         while (atomic_load(&team->members[i].at_work)) sched_yield();
 }
@@ -261,7 +301,7 @@ static void team_dismiss(Team *team) {
     uint32_t round = atomic_load(&team->round) + 1;
     atomic_store(&team->stop, 1);
     wake(team, &team->stop);
-    team->kept[round % ROUNDS].job = nothing;  /* for one that woke for the round before, and looks for its job only now */
+    keep_job(team, round, nothing, "", 0);  /* for one that woke for the round before, and looks for its job only now */
     atomic_store(&team->round, round);
     wake(team, &team->round);
 }
@@ -295,7 +335,11 @@ static Team *team_new(int threads, int64_t phases) {
     pthread_cond_init(&team->changed, NULL);
 #endif
     for (int i = 0; i < threads; i++) team->members[i].team = team, team->members[i].number = i;
+    pthread_attr_t attributes;
+    if (pthread_attr_init(&attributes)) return team;
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
     for (int i = 1; i < threads; i++, team->threads++)
-        if (pthread_create(&team->handles[i], NULL, member_life, &team->members[i])) break;
+        if (pthread_create(&team->handles[i], &attributes, member_life, &team->members[i])) break;
+    pthread_attr_destroy(&attributes);
     return team;
 }
