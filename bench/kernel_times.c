@@ -54,7 +54,7 @@ static Matrix random_matrix(Arena *arena, int kind, int64_t outputs, int64_t inp
     for (int64_t o = 0; o < outputs; o++) {
         for (int64_t i = 0; i < row_bytes; i++) row[i] = (uint8_t)chance();
         for (int64_t i = 0; i < row_bytes; i += block) {
-            half scale = (half)(0.001f + (float)(chance() % 100) / 2e5f), minimum = (half)-0.01f;
+            half scale = as_half(0.001f + (float)(chance() % 100) / 2e5f), minimum = as_half(-0.01f);
             memcpy(row + i, &scale, 2);
             if (kind == INT4M) memcpy(row + i + 2, &minimum, 2);
         }
@@ -69,7 +69,7 @@ static void *pool_of(int64_t blocks, KVKind kind, int64_t half_block) {
     int64_t numbers = blocks * LAYERS * 2 * half_block;
     char *pool = large(numbers * kv_number_bytes(kind));
     if (kind == KV_HALF)
-        for (int64_t i = 0; i < numbers; i++) ((half *)pool)[i] = (half)((float)(chance() % 2000) / 1000.0f - 1.0f);
+        for (int64_t i = 0; i < numbers; i++) ((half *)pool)[i] = as_half((float)(chance() % 2000) / 1000.0f - 1.0f);
     else
         for (int64_t at = 0; at < numbers; at += (DIM + 4) * BLOCK) {
             for (int64_t i = 0; i < DIM * BLOCK; i++) pool[at + i] = (char)chance();

@@ -69,7 +69,7 @@ static uint8_t *stored_rows(int kind, int64_t outputs, int64_t inputs) {
     int64_t length = row_bytes(kind, inputs);
     uint8_t *rows = room(outputs * length), *to = rows;
     for (int64_t block = 0; block < outputs * (inputs / GROUP); block++) {
-        half scale = (half)(number() / 64.0f), minimum = (half)number();
+        half scale = as_half(number() / 64.0f), minimum = as_half(number());
         memcpy(to, &scale, 2), to += 2;
         if (kind == INT4M) memcpy(to, &minimum, 2), to += 2;
         for (int i = 0; i < (kind == INT8 ? GROUP : GROUP / 2); i++) *to++ = (uint8_t)chance();
@@ -84,10 +84,8 @@ typedef struct { int32_t whole; float scale, minimum; } Weight;
 static Weight weight_at(int kind, const uint8_t *row, int64_t k) {
     Weight weight = {0, 0.0f, 0.0f};
     row += k / GROUP * row_bytes(kind, GROUP), k %= GROUP;
-    half scale, minimum = 0;
-    memcpy(&scale, row, 2);
-    if (kind == INT4M) memcpy(&minimum, row + 2, 2);
-    weight.scale = (float)scale, weight.minimum = (float)minimum;
+    weight.scale = float_of(half_at(row));
+    if (kind == INT4M) weight.minimum = float_of(half_at(row + 2));
     row += kind == INT4M ? 4 : 2;
     if (kind == INT8) weight.whole = ((const int8_t *)row)[k];
     else weight.whole = (k < GROUP / 2 ? row[k] & 15 : row[k - GROUP / 2] >> 4) - (kind == INT4 ? 8 : 0);
@@ -322,7 +320,7 @@ static double score_of_bytes(const float *q, const float *k, int64_t dim) {
 
 /* What the pool keeps of x[d]; of keys, but for bytes. */
 static double kept(const float *x, int64_t d, const Case *c) {
-    if (c->kv != KV_BYTES) return c->kv == KV_HALF ? (double)(half)x[d] : (double)x[d];
+    if (c->kv != KV_BYTES) return c->kv == KV_HALF ? (double)float_of(as_half(x[d])) : (double)x[d];
     float most = 0.0f;
     for (int64_t i = 0; i < c->dim; i++) most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
     return rint((double)(x[d] * (127.0f / most))) * most / 127.0;
@@ -520,6 +518,41 @@ static void functions(void) {
     free(exps), free(silus), free(turns);
 }
 
+static half half_with(uint16_t bits) {
+    half x;
+    memcpy(&x, &bits, 2);
+    return x;
+}
+
+static uint16_t bits_of(half x) {
+    uint16_t bits;
+    memcpy(&bits, &x, 2);
+    return bits;
+}
+
+/* There and back again, and every number halfway between two neighbours: the even one, and above it the other. */
+static void halves(void) {
+    enum { FINITE = 0x7c00, MORE = 0x7e00 };
+    static float values[2][FINITE + 1];
+    for (int sign = 0; sign < 2; sign++) {
+        uint16_t minus = sign ? 0x8000 : 0;
+        for (uint16_t i = 0; i <= FINITE; i++) {
+            float x = values[sign][i] = float_of(half_with(minus | i));
+            DEMAND(bits_of(as_half(x)) == (minus | i), "%g is %x, not %x", x, bits_of(as_half(x)), minus | i);
+            double exact = i < 1024 ? i * 0x1p-24 : ldexp(1024 + i % 1024, i / 1024 - 25);
+            DEMAND(fabsf(x) == (i == FINITE ? INFINITY : (float)exact) && !signbit(x) == !sign, "%x is %g", minus | i, x);
+            if (i == FINITE) continue;
+            double above = i + 1 < FINITE ? fabs((double)float_of(half_with((uint16_t)(i + 1)))) : 65536.0;
+            float middle = (float)((exact + above) / 2.0) * (sign ? -1.0f : 1.0f);
+            uint16_t even = (uint16_t)(i + i % 2), tie = bits_of(as_half(middle)), up = bits_of(as_half(nextafterf(middle, 2.0f * middle)));
+            DEMAND(tie == (minus | even) && up == (minus | (i + 1)), "%a becomes %x, and what is above it %x", middle, tie, up);
+        }
+        DEMAND(isnan(float_of(half_with(minus | MORE))) && bits_of(as_half(float_of(half_with(minus | MORE)))) == (minus | MORE), "no NaN");
+        DEMAND(bits_of(as_half(sign ? -1e30f : 1e30f)) == (minus | FINITE) && bits_of(as_half(sign ? -1e-30f : 1e-30f)) == minus, "ends");
+    }
+    say("halves", values, sizeof values);
+}
+
 /* ---- a whole model, in one step and in many; what is allocated here goes with the process ---- */
 
 static void model(int kind, int halves) {
@@ -663,6 +696,7 @@ int main(void) {
     static Model none;
     Runner *runners[2] = {baton_new(&none, 1), baton_new(&none, 2)};
     functions();
+    halves();
     dismissal();
     bursts();
     idle_members();

@@ -124,18 +124,26 @@ ALWAYS float soften(float *restrict scores, int64_t width, int64_t low, int64_t 
 #define KV float
 #define OF_KV(name) name##_float
 #define LOAD_KV load
+#define TO_KV(x) (x)
+#define FROM_KV(x) (x)
 #include "attention_kernel.h"
 #undef KV
 #undef OF_KV
 #undef LOAD_KV
+#undef TO_KV
+#undef FROM_KV
 
 #define KV half
 #define OF_KV(name) name##_half
 #define LOAD_KV load_half
+#define TO_KV as_half
+#define FROM_KV float_of
 #include "attention_kernel.h"
 #undef KV
 #undef OF_KV
 #undef LOAD_KV
+#undef TO_KV
+#undef FROM_KV
 
 #include "attention_bytes.h"
 #include "attention_tiles.h"

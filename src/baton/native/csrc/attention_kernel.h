@@ -1,4 +1,4 @@
-/* Attention for one type of keys and values: attention.h includes this once for each (KV, OF_KV, LOAD_KV). */
+/* Attention for one type of keys and values: attention.h includes this once for each (KV, OF_KV, LOAD_KV, TO_KV, FROM_KV). */
 
 /* ---- storing ---- */
 
@@ -13,8 +13,8 @@ static void OF_KV(store_token)(const Layer *layer, int64_t sequence, int64_t tok
     for (int64_t head = 0; head < shape->kv_heads; head++, k += dim, v += dim) {
         KV *restrict keys = block + head * dim * size + place;
         KV *restrict values = block + shape->values_at + (head * size + place) * dim;
-        for (int64_t d = 0; d < dim; d++) keys[d * size] = (KV)k[d];
-        for (int64_t d = 0; d < dim; d++) values[d] = (KV)v[d];
+        for (int64_t d = 0; d < dim; d++) keys[d * size] = TO_KV(k[d]);
+        for (int64_t d = 0; d < dim; d++) values[d] = TO_KV(v[d]);
     }
 }
 
@@ -61,7 +61,7 @@ static void OF_KV(score_odd)(int64_t rows, const float *q, int64_t dim, const KV
             const KV *keys = blocks[b] + head * dim * size;
             for (int64_t t = 0; t < size; t++) row[t] = 0.0f;
             for (int64_t d = 0; d < dim; d++)
-                for (int64_t t = 0; t < size; t++) row[t] = FUSED(q[r * dim + d], (float)keys[d * size + t], row[t]);
+                for (int64_t t = 0; t < size; t++) row[t] = FUSED(q[r * dim + d], FROM_KV(keys[d * size + t]), row[t]);
         }
 }
 
@@ -107,7 +107,7 @@ ALWAYS void OF_KV(add_rows)(const int rows, const int at_once, const float *weig
             for (int64_t b = 0, t = 0; t < tokens; b++) {
                 const KV *value = values[b] + from;
                 for (int64_t end = smaller(t + size, tokens); t < end; t++, value += dim)
-                    sum = FUSED(weights[r * width + t], (float)*value, sum);
+                    sum = FUSED(weights[r * width + t], FROM_KV(*value), sum);
             }
             out[r * dim + from] = sum;
         }

@@ -20,9 +20,9 @@
 #include <arm_neon.h>
 #endif
 
-#define ALWAYS static inline __attribute__((always_inline))
+#include "half.h"
 
-typedef _Float16 half;
+#define ALWAYS static inline __attribute__((always_inline))
 
 ALWAYS int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 ALWAYS int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -119,7 +119,7 @@ ALWAYS floats fused(floats a, floats b, floats c) { return vfmaq_f32(c, a, b); }
 ALWAYS floats spread(float x) { return vdupq_n_f32(x); }
 ALWAYS floats load(const float *p) { return vld1q_f32(p); }
 ALWAYS void store(float *p, floats x) { vst1q_f32(p, x); }
-ALWAYS floats load_half(const half *p) { return vcvt_f32_f16(vld1_f16((const __fp16 *)p)); }
+ALWAYS floats load_half(const half *p) { return vcvt_f32_f16(vld1_f16(&p->number)); }
 ALWAYS floats as_floats(ints x) { return vcvtq_f32_s32(x); }
 ALWAYS floats larger_lanes(floats a, floats b) { return vmaxq_f32(a, b); }
 ALWAYS floats smaller_lanes(floats a, floats b) { return vminq_f32(a, b); }
@@ -155,7 +155,7 @@ ALWAYS floats fused(floats a, floats b, floats c) { return a * b + c; }
 ALWAYS floats spread(float x) { return (floats){x, x, x, x}; }
 ALWAYS floats load(const float *p) { floats x; memcpy(&x, p, sizeof x); return x; }
 ALWAYS void store(float *p, floats x) { memcpy(p, &x, sizeof x); }
-ALWAYS floats load_half(const half *p) { return (floats){(float)p[0], (float)p[1], (float)p[2], (float)p[3]}; }
+ALWAYS floats load_half(const half *p) { return (floats){float_of(p[0]), float_of(p[1]), float_of(p[2]), float_of(p[3])}; }
 ALWAYS floats as_floats(ints x) { return __builtin_convertvector(x, floats); }
 ALWAYS floats larger_lanes(floats a, floats b) {
     ints first = a > b;  /* all bits or none: in C, ?: takes no vectors */

@@ -97,10 +97,8 @@ ALWAYS float worse(float a, float b) { return a != a || a > b ? a : b; }
 typedef struct { float scale, centre; uint32_t change; } Scales;
 
 static Scales scales_of(int kind, const uint8_t *block) {
-    half scale, minimum = 0;
-    memcpy(&scale, block, 2);
-    if (kind == INT4M) memcpy(&minimum, block + 2, 2);
-    Scales s = {(float)scale, kind == INT4M ? (float)minimum + 8.0f * (float)scale : 0.0f, 0};
+    float scale = float_of(half_at(block));
+    Scales s = {scale, kind == INT4M ? float_of(half_at(block + 2)) + 8.0f * scale : 0.0f, 0};
     if (s.scale < 0.0f) s = (Scales){-s.scale, s.centre + s.scale, 0xffffffff};  /* 15 - nibble - 8 = -(nibble - 8) - 1 */
     return s;
 }
