@@ -5,7 +5,7 @@
 A step is SEQUENCESxROWS@CONTEXT: 32x1@200 is 32 sequences that decode behind 200 tokens each, 1x256@768 a chunk of 256 tokens
 of a prompt. The model has the shape of SmolLM2-135M and random weights. Milliseconds: the least, and in brackets the median, of
 all repeats of all rounds; phases as in csrc/decoder.c. With --against, another checkout's library is timed in turns with this
-one (as of the commit that brought bench/kernel_times.c; older ones have other functions).
+one (one that has csrc/half.h; older ones have other functions).
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", default="1x1@150,8x1@200,32x1@200,1x1024@0", help="SEQUENCESxROWS@CONTEXT, comma separated")
     parser.add_argument("--bits", default="8,4", help="of the weights")
-    parser.add_argument("--kv", default="bytes", choices=["half", "bytes"])
+    served = "bytes" if usable()[0].machine == "x86_64" else "half"
+    parser.add_argument("--kv", default=served, choices=["half", "bytes"], help="as the server chooses here, if not said")
     parser.add_argument("--variant", default=usable()[0].name, choices=[each.name for each in usable()])
     parser.add_argument("--threads", type=int, default=CORES)
     parser.add_argument("--repeats", type=int, default=20, help="of a step, in each round")

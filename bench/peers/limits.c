@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 #if defined(__x86_64__)
@@ -116,21 +117,36 @@ enum { LANES = 4 };
 #endif
 typedef float Floats __attribute__((vector_size(LANES * 4)));
 enum { CHAINS = 12, ROUNDS = 1 << 20 };
+#define EACH(do) do(s0) do(s1) do(s2) do(s3) do(s4) do(s5) do(s6) do(s7) do(s8) do(s9) do(s10) do(s11) /* no array: gcc may keep one in memory */
+
+/* sum + x * y, as the instruction has it: of another order compilers would make two. */
+#if defined(__AVX512F__)
+static inline Floats fused(Floats sum, Floats x, Floats y) { return _mm512_fmadd_ps(x, y, sum); }
+#elif defined(__FMA__)
+static inline Floats fused(Floats sum, Floats x, Floats y) { return _mm256_fmadd_ps(x, y, sum); }
+#elif defined(__aarch64__)
+static inline Floats fused(Floats sum, Floats x, Floats y) { return vfmaq_f32(sum, x, y); }
+#else
+static inline Floats fused(Floats sum, Floats x, Floats y) { return sum * x + y; }
+#endif
 
 static double multiply_add(int index, int threads) {
     (void)index, (void)threads;
-    Floats sums[CHAINS], a, b;
+    Floats a, b;
     for (int l = 0; l < LANES; l++) a[l] = 0.999f, b[l] = 0.001f;
-    for (int k = 0; k < CHAINS; k++) sums[k] = b * (float)k;
     __asm__ volatile("" : "+m"(a), "+m"(b));
-    Floats x = a, y = b;
-    for (int i = 0; i < ROUNDS; i++) {
-#pragma GCC unroll 12
-        for (int k = 0; k < CHAINS; k++) sums[k] = sums[k] * x + y;
-    }
-    float all = 0;
-    for (int k = 0; k < CHAINS; k++) all += sums[k][0];
-    sink = (int64_t)all;
+    Floats x = a, y = b, all = b;
+    float number = 0;
+#define BEGIN(s) Floats s = y * number++;
+#define ADD(s) s = fused(s, x, y);
+#define GATHER(s) all += s;
+    EACH(BEGIN)
+    for (int i = 0; i < ROUNDS; i++) { EACH(ADD) }
+    EACH(GATHER)
+#undef BEGIN
+#undef ADD
+#undef GATHER
+    sink = (int64_t)all[0];
     return 2.0 * LANES * CHAINS * ROUNDS;
 }
 
@@ -162,7 +178,6 @@ static inline Ints dot(Ints sum, Ints x, Ints y) {
 #else
 #define HIDE(v) __asm__("" : "+w"(v))
 #endif
-#define EACH(do) do(s0) do(s1) do(s2) do(s3) do(s4) do(s5) do(s6) do(s7) do(s8) do(s9) do(s10) do(s11)
 
 static double int8_dot(int index, int threads) {
     (void)index, (void)threads;
@@ -173,7 +188,7 @@ static double int8_dot(int index, int threads) {
 #define BEGIN(s) Ints s = a;
 #define ADD(s) s = dot(s, a, b); HIDE(s);
 #define GATHER(s) b = dot(b, a, s);
-    EACH(BEGIN) /* variables and no array: gcc keeps an array in memory here */
+    EACH(BEGIN)
     for (int i = 0; i < ROUNDS; i++) { EACH(ADD) }
     EACH(GATHER)
     int32_t first;
@@ -226,6 +241,7 @@ int main(int count, char **words) {
         buffer_bytes = sizes[s] << 20;
         buffer = aligned_alloc(2 << 20, buffer_bytes);
         if (!buffer) return 1;
+        madvise(buffer, buffer_bytes, MADV_HUGEPAGE); /* where it can be had: kernels lie on large pages as well */
         memset(buffer, 1, buffer_bytes);
         snprintf(name, sizeof name, "read_%zu_mib_gb_s", sizes[s]);
         say(name, read_memory, threads, 1e9);

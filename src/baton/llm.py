@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
 from secrets import randbits
+from threading import Lock
 from time import monotonic
 from typing import Any
 
@@ -46,6 +47,11 @@ log = logging.getLogger(__name__)
 
 MAX_TOKENS = 128
 """Of an answer, where neither the call nor the model says how long it may be."""
+
+ONE_AT_A_TIME = (
+    "this LLM is answering another call: use it from one thread at a time, and give it all prompts in one call, where they are "
+    "batched; for many callers at once there is `baton serve`"
+)
 
 
 class SamplingParams(WireParams, frozen=True, kw_only=True):
@@ -113,6 +119,8 @@ class LLM:
             queue=QueueConfig(requests_max=sys.maxsize, tokens_max=sys.maxsize),
         )
         self._numbers = count()
+        self._in_use = Lock()
+        "Never waited for: it says that a call is under way."
         self._begin()
 
     def _begin(self) -> None:
@@ -133,7 +141,22 @@ class LLM:
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Answer]:
         """All prompts at once; answers in the order of the prompts. What `sampling` leaves open is the model's default, and at
-        most 128 tokens; without stop ids the model's end of text stops."""
+        most 128 tokens; without stop ids the model's end of text stops. For one call at a time: a second one, of another
+        thread or of `progress`, is refused."""
+        if not self._in_use.acquire(blocking=False):
+            raise CallerError(ONE_AT_A_TIME)
+        try:
+            return self._generate(prompts, sampling, n, progress)
+        finally:
+            self._in_use.release()
+
+    def _generate(
+        self,
+        prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+        sampling: WireParams | Sequence[WireParams] | None,
+        n: int,
+        progress: Callable[[int, int], None] | None,
+    ) -> list[Answer]:
         batch = _batch(prompts)
         each = list(sampling) if isinstance(sampling, Sequence) else [sampling or SamplingParams()] * len(batch)
         if len(each) != len(batch):

@@ -10,7 +10,7 @@ import pytest
 
 from baton.models.config import ModelConfig, RopeConfig, Traits
 from baton.models.loaders.dummy import DummyWeights
-from baton.models.loaders.weights import RawWeights
+from baton.models.loaders.weights import RawWeights, StoredTensor
 from baton.models.quantise import Quantization
 from baton.models.raw_tensor import Floats, RawTensor
 from baton.models.tensor_types import F32
@@ -81,6 +81,10 @@ class GivenWeights(DummyWeights):
         super().__init__(config, seed)
         self._given = given
         assert set(given) <= set(self._shapes)
+
+    def stored(self) -> Mapping[str, StoredTensor]:
+        given = {name: StoredTensor(raw.type, raw.shape, raw.data.nbytes, name) for name, raw in self._given.items()}
+        return {**super().stored(), **given}
 
     def raw(self, name: str) -> RawTensor:
         return self._given[name] if name in self._given else super().raw(name)

@@ -56,7 +56,7 @@ def test_on_tiles_it_is_torch_with_rounded_numbers(tiled, seed):
     """Torch gets what the tiles get: queries, keys and values in bfloat16. Then only the weights of tokens are rounded here and
     not there, each by one unit at most, and so is no more than the same share of the largest value that they are to mix."""
     rng = random.Random(seed)
-    shape = replace(random_shape(rng), head_dim=rng.choice([64, 128, 192]), block_size=16, dtype="bfloat16")
+    shape = replace(random_shape(rng), head_dim=rng.choice([64, 128, 192]), block_size=16, dtype="bfloat16-pairs")
     history = History(shape, [rng.randint(1, 200) for _ in range(rng.randint(1, 4))], seed)
     exact = History(replace(shape, dtype="float32"), history.lengths, seed)
     config = shape.config()
@@ -182,7 +182,7 @@ def test_a_sequence_gets_the_same_bits_in_any_chunks_and_company(library, shape,
 @pytest.mark.parametrize("shape", [Shape(), Shape(heads=14, window=30), Shape(heads=1, kv_heads=1), Shape(heads=3, kv_heads=3)])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_so_it_does_on_tiles(tiled, shape, head_dim):
-    assert_same_bits_in_any_company(tiled, replace(shape, head_dim=head_dim, dtype="bfloat16"))
+    assert_same_bits_in_any_company(tiled, replace(shape, head_dim=head_dim, dtype="bfloat16-pairs"))
 
 
 @pytest.mark.parametrize("shape", [Shape(), Shape(heads=14, window=30), Shape(heads=1, kv_heads=1), Shape(heads=3, kv_heads=3)])
@@ -228,7 +228,7 @@ def test_extreme_scores_stay_finite_and_right(library, dtype, tolerance):
 
 
 def test_so_they_do_on_tiles(tiled):
-    assert_extreme_scores_are_right(tiled, "bfloat16", 2e-2)
+    assert_extreme_scores_are_right(tiled, "bfloat16-pairs", 2e-2)
 
 
 def test_so_they_do_in_bytes(library):
@@ -271,7 +271,7 @@ def test_what_is_not_seen_changes_no_bit(library, dtype):
 
 
 def test_nor_does_it_in_bfloat16(tiled):
-    assert_what_is_not_seen_changes_no_bit(tiled, "bfloat16")
+    assert_what_is_not_seen_changes_no_bit(tiled, "bfloat16-pairs")
 
 
 def test_nor_does_it_in_int8(library):
@@ -288,7 +288,7 @@ def test_what_is_no_number_stays_in_its_own_sequence(library, dtype, poison, whe
 @POISONS
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 def test_so_it_does_in_bfloat16(tiled, poison, where):
-    assert_poison_stays_in_its_sequence(tiled, "bfloat16", poison, where)
+    assert_poison_stays_in_its_sequence(tiled, "bfloat16-pairs", poison, where)
 
 
 @POISONS

@@ -1,4 +1,4 @@
-"""Attention with keys and values of 8 bits is right at every score, on every variant. selftest.c says the same of ARM and of tiles.
+"""Attention with keys and values of 8 bits is right at every score, on every variant. selftest.c says so of ARM and of tiles.
 
 The likeliest token's weight was rounded to a third digit where scores were large, and answers then had the wrong sign.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,13 +13,17 @@ from kernels import GivenWeights, Team, pack, small_config
 from product_oracle import bytes_product, random_matrix
 
 from baton.config import WorkerConfig
-from baton.errors import EngineError
+from baton.errors import EngineError, InvariantBroken
+from baton.models.config import ModelConfig
 from baton.models.dequantise import dequantise
+from baton.models.loaders.weights import StoredTensor
 from baton.models.open import OpenedModel
+from baton.models.parameters import expected_shapes
 from baton.models.raw_tensor import RawTensor
-from baton.models.tensor_types import F32, Q4_0, Q4_1, Q8_0
-from baton.native.library import load_best
-from baton.native.packing import Arena, _kind_of
+from baton.models.tensor_types import F16, F32, Q4_0, Q4_1, Q8_0
+from baton.native.library import load_best, load_variant
+from baton.native.packing import LARGE_PAGE, Arena, _kind_of, arena_bytes
+from baton.native.variants import VARIANTS
 from baton.worker.forward.native_forward import load_native
 
 KINDS = pytest.mark.parametrize("kind", [F32, Q8_0, Q4_0, Q4_1], ids=lambda kind: kind.name)
@@ -105,4 +110,28 @@ def test_the_arena_holds_every_matrix(quantization):
     for sizes in ({}, {"hidden_size": 2, "head_dim": 2, "intermediate_size": 1, "vocab_size": 1}, {"intermediate_size": 17}):
         config = small_config(layers=3, **sizes)
         packed = pack(load_best(), config, {}, quantization)
-        assert packed._arena._used <= len(packed._arena._bytes)
+        begin = -packed._arena._bytes.ctypes.data % LARGE_PAGE
+        assert packed._arena._used - begin == packed._arena.nbytes
+
+
+def test_no_matrix_lies_beyond_the_arena():
+    with pytest.raises(InvariantBroken, match="more than the 100 bytes"):
+        Arena(100).take(LARGE_PAGE + 200)
+
+
+def llama_8b() -> ModelConfig:
+    return small_config(
+        vocab_size=128256, layers=32, hidden_size=4096, heads=32, kv_heads=8, head_dim=128, intermediate_size=14336
+    )
+
+
+@pytest.mark.parametrize(("kind", "gigabytes"), [(Q4_0, 4.45), (Q4_1, 4.89), (Q8_0, 7.51)], ids=["Q4_0", "Q4_1", "Q8_0"])
+def test_a_model_asks_for_the_memory_that_its_weights_take(kind, gigabytes):
+    """8 billion weights of 4 bits asked for 28 GiB, as if they were float32, and machines of 24 GB refused them."""
+    config = llama_8b()
+    stored = {name: StoredTensor(kind, shape, 0, name) for name, shape in expected_shapes(config).items()}
+    stored["lm_head.weight"] = replace(stored["lm_head.weight"], type=F16)  # becomes 8 bits
+    plain = load_variant(VARIANTS[-1])
+    asked = arena_bytes(plain, config, stored, "auto")
+    assert asked == pytest.approx(gigabytes * 1e9, rel=0.01)
+    assert arena_bytes(load_best(), config, stored, "auto") == pytest.approx(asked, rel=0.15)  # tiles want a little more

@@ -1,4 +1,5 @@
-"""The library by itself, in C (selftest.c): for the variants of this processor, and in an emulator for those of ARM.
+"""The library by itself, in C (selftest.c): for the variants of this processor, in an emulator for those of ARM, and for
+Intel's tiles with tiles written in C (tiles_in_c.h), where the processor has AVX-512.
 
 Both print checksums, and so a machine that nobody here has is compared with the one that the tests run on.
 """
@@ -19,6 +20,7 @@ from baton.native.build import FLAGS, SOURCES, NoCompiler, find_compiler
 from baton.native.variants import VARIANTS, Variant, usable
 
 SELFTEST = Path(__file__).parent / "selftest.c"
+TILES_IN_C = SELFTEST.with_name("tiles_in_c.h")
 NOT_ALLOWED = 2  # what it ends with
 CROSS_COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 EMULATED = () if platform.machine() in ("aarch64", "arm64") else ("i8mm", "dotprod", "plain")
@@ -34,9 +36,14 @@ pytestmark = pytest.mark.timeout(1500)  # an emulator is slow, and slower beside
 class Build:
     variant: Variant
     emulated: bool = False
+    tiles_in_c: bool = False
 
     def __str__(self) -> str:
-        return f"{self.variant.name}{'-emulated' * self.emulated}"
+        return f"{self.variant.name}{'-emulated' * self.emulated}{'-tiles-in-c' * self.tiles_in_c}"
+
+    @property
+    def flags(self) -> list[str]:
+        return [*self.variant.flags, *(["-include", str(TILES_IN_C)] if self.tiles_in_c else [])]
 
     @property
     def compiler(self) -> list[str]:
@@ -56,6 +63,7 @@ class Build:
 
 BUILDS = (
     *(Build(variant) for variant in usable()),
+    *(Build(variant, tiles_in_c=True) for variant in usable() if variant.name == "avx512"),
     *(Build(variant, emulated=True) for variant in VARIANTS if variant.name in EMULATED),
 )
 
@@ -85,7 +93,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Build], Lines]:
 
 def run(build: Build, program: Path) -> str:
     flags = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")]
-    command = [*build.compiler, *flags, *build.variant.flags, f"-I{SOURCES}", str(SELFTEST), "-o", str(program)]
+    command = [*build.compiler, *flags, *build.flags, f"-I{SOURCES}", str(SELFTEST), "-o", str(program)]
     compiled = subprocess.run([*command, "-lm", "-lpthread"], capture_output=True, text=True)
     assert compiled.returncode == 0, compiled.stderr[-2000:]
     emulator = [EMULATOR, "-cpu", "max"] if build.emulated else []

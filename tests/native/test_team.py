@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import random
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -104,15 +106,32 @@ def test_a_step_that_does_not_fit_into_memory_is_refused_and_the_next_one_runs()
     forward.close()
 
 
-def test_a_member_that_is_woken_at_the_worst_moment_is_not_lost(tmp_path):
+def run_program(folder: Path, name: str, *flags: str) -> str:
+    """What a C program beside this file says."""
     try:
         compiler = find_compiler()
     except NoCompiler as error:
         pytest.skip(str(error))
-    program, source = tmp_path / "late_member", Path(__file__).parent / "late_member.c"
-    subprocess.run([*compiler, "-std=gnu11", "-O2", f"-I{SOURCES}", str(source), "-o", str(program), "-lpthread"], check=True)
-    done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "ended\n"
+    program, source = folder / name, Path(__file__).parent / f"{name}.c"
+    command = [*compiler, "-std=gnu11", "-O2", *flags, f"-I{SOURCES}", str(source), "-o", str(program), "-lm", "-lpthread"]
+    subprocess.run(command, check=True)
+    return subprocess.run([program], capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+@pytest.mark.parametrize("system", ["this one", "without futexes"])
+def test_a_member_that_is_woken_at_the_worst_moment_is_not_lost(tmp_path, system):
+    flags = ["-U__linux__"] if system == "without futexes" else []
+    assert run_program(tmp_path, "late_member", *flags) == "ended\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the delay is put before a futex")
+def test_a_member_that_falls_asleep_late_does_not_sleep_for_ever(tmp_path):
+    assert run_program(tmp_path, "sleeping_member") == "ended\n"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only there can the size of stacks be set from outside")
+def test_small_stacks_are_enough(tmp_path):
+    assert run_program(tmp_path, "small_stacks") == "ended\n"
 
 
 def test_two_models_at_once():

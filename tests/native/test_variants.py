@@ -43,6 +43,13 @@ def test_made_up_machines(machine, words, expected):
     assert names(machine, words) == expected
 
 
+def test_apple_silicon_takes_dot_products():
+    """macOS calls the machine arm64, and has no /proc/cpuinfo to say what it can do."""
+    assert [variant.name for variant in usable("arm64", frozenset(), "Darwin")] == ["dotprod", "plain"]
+    assert [variant.name for variant in usable("x86_64", frozenset(), "Darwin")] == ["plain"]
+    assert [variant.name for variant in usable("arm64", NEOVERSE_N1, "FreeBSD")] == ["dotprod", "plain"]
+
+
 def test_every_machine_has_one():
     """The last one asks for nothing, so the list is never empty."""
     assert VARIANTS[-1].name == "plain"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -51,6 +52,32 @@ def test_generate_answers_in_the_order_of_the_prompts(llm: LLM):
         assert answer.prompt_token_ids == llm.tokenizer.encode(prompt)
         assert (output.finish_reason, len(output.token_ids), output.error) == ("length", 8, "")
         assert output.text == llm.tokenizer.decode(output.token_ids)
+
+
+def test_two_threads_at_once_are_an_error_and_the_first_one_gets_its_answer(llm: LLM):
+    """The kernels are not re-entrant: the second call would work in the memory of the first."""
+    alone = llm.generate("abcdef", GREEDY)[0].outputs[0].token_ids
+    refused: list[str] = []
+
+    def call_from_another_thread(done: int, total: int) -> None:
+        def call() -> None:
+            with pytest.raises(CallerError, match="one thread at a time") as caught:
+                llm.generate("xyz", GREEDY)
+            refused.append(str(caught.value))
+
+        thread = Thread(target=call)
+        thread.start()
+        thread.join(60)
+
+    (answer,) = llm.generate("abcdef", GREEDY, progress=call_from_another_thread)
+    assert refused
+    assert answer.outputs[0].token_ids == alone
+    assert llm.generate("abcdef", GREEDY)[0].outputs[0].token_ids == alone
+
+
+def test_a_call_within_a_call_is_an_error(llm: LLM):
+    with pytest.raises(CallerError, match="one thread at a time"):
+        llm.generate("abc", GREEDY, progress=lambda done, total: llm.generate("x", GREEDY))
 
 
 def test_token_ids_as_prompts_one_or_many(llm: LLM):

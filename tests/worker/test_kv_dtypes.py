@@ -36,7 +36,7 @@ class Machine:
         (True, WIDE, {"kv_dtype": "float16"}, "float16"),
         (True, WIDE, {"kv_dtype": "float32"}, "float32"),
         (False, WIDE, {"quantization": "none", "kv_dtype": "float16"}, "float16"),
-        (True, WIDE, {"quantization": "none", "kv_dtype": "bfloat16"}, "bfloat16"),
+        (True, WIDE, {"quantization": "none", "kv_dtype": "bfloat16"}, "bfloat16-pairs"),
         (False, WIDE, {"quantization": "none", "kv_dtype": "int8"}, "int8"),
     ],
 )

@@ -105,7 +105,7 @@ def test_the_picture_in_the_docstring():
 
 def test_another_layout_is_refused():
     pool = KVPool.create(LAYOUT, 2)
-    for change in ({"block_size": 4}, {"dtype": "bfloat16"}, {"layers": 1}):
+    for change in ({"block_size": 4}, {"dtype": "bfloat16"}, {"dtype": "bfloat16-pairs"}, {"layers": 1}):
         fields = {name: getattr(LAYOUT, name) for name in LAYOUT.__slots__}
         with pytest.raises(ProtocolError, match="another layout"):
             KVPool.attach(pool.fd, KVLayout(**{**fields, **change}))
@@ -166,3 +166,15 @@ def test_more_than_there_is_fails_at_once():
     assert time.monotonic() - begun < 5
     with pytest.raises(InvalidConfig, match="at least one"):
         KVPool.create(LAYOUT, 0)
+
+
+def test_pairs_are_not_shown_as_if_they_lay_one_by_one():
+    """The kernels for tiles store pairs of numbers: a view of single ones would show other numbers than are there."""
+    layout = KVLayout(layers=1, kv_heads=1, head_dim=64, block_size=16, dtype="bfloat16-pairs")
+    pool = KVPool.create(layout, 1)
+    assert not hasattr(pool, "keys")
+    assert not hasattr(pool, "values")
+    assert pool.data.shape == (1, layout.block_numbers)
+    pool.close()
+    fingerprints = {replace(layout, dtype=dtype).fingerprint() for dtype in ("float16", "bfloat16", "bfloat16-pairs")}
+    assert len(fingerprints) == 3

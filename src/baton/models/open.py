@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from baton.errors import InvalidConfig
 from baton.models.config import ModelConfig
 from baton.models.config_from_gguf import config_from_gguf
 from baton.models.config_from_hf import config_from_hf
@@ -29,6 +31,11 @@ class OpenedModel:
 
 def open_model(path: Path) -> OpenedModel:
     """Config and a list of the tensors; no weights are read. `path` is what names.resolve() gave."""
+    if sys.byteorder != "little":
+        raise InvalidConfig(
+            "this processor stores the high byte of a number first, model files the low one: their numbers would be wrong; "
+            "use a little-endian machine (x86-64 or ARM64)"
+        )
     if path.is_dir():
         file_name = path / "generation_config.json"
         generation = read_json(file_name) if file_name.is_file() else {}

@@ -16,7 +16,7 @@ import numpy as np
 from baton.config import Quantization
 from baton.models.dequantise import dequantise
 from baton.models.parameters import EMBED, LM_HEAD
-from baton.models.raw_tensor import Bytes, Floats, RawTensor
+from baton.models.raw_tensor import Bytes, Floats, RawTensor, TensorFacts
 from baton.models.tensor_types import F32, Q4_0, Q4_1, Q8_0, TensorType
 
 BLOCK = 32
@@ -32,7 +32,7 @@ BLOCK_TYPES = (Q8_0, Q4_0, Q4_1)
 """What quantised linears (models/layers/linear.py) compute on."""
 
 
-def type_for(raw: RawTensor, name: str, quantization: Quantization) -> TensorType:
+def type_for(raw: TensorFacts, name: str, quantization: Quantization) -> TensorType:
     """What a parameter is computed on: one of BLOCK_TYPES, or F32. `name` is ours (models/parameters.py).
 
     none    float32

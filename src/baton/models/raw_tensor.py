@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,19 @@ from baton.models.tensor_types import F32, TensorType
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+
+
+class TensorFacts(Protocol):
+    """What a parameter is like, without its bytes."""
+
+    @property
+    def type(self) -> TensorType: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def row_elements(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,14 @@
 """From C source to a file that can be loaded: compiled once a machine, at first use, with the system's compiler.
 
-The file's name is a hash of everything that went into it (sources, flags, compiler), so a file that exists is the right
-one. It is written under another name and renamed: processes that start together may all compile, and none of them ever
-loads half a file.
+Every compiler that is there is tried until one can do it. The library is written under another name and renamed: processes that
+start together may all compile, and none of them ever loads half a file. What is made is kept (native/build_cache.py).
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -17,6 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from baton.errors import EngineError
+from baton.native import build_cache
 from baton.native.variants import Variant
 
 log = logging.getLogger(__name__)
@@ -25,17 +26,29 @@ SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC", "-shared")
 COMPILE_SECONDS_MAX = 300.0
 
+Compiler = list[str]
+"""A program and its first arguments."""
+
 
 class NoCompiler(EngineError):
     """No C compiler, or none that can compile our source. The message says which."""
 
 
-def find_compiler() -> list[str]:
+def find_compilers() -> list[Compiler]:
+    """$CC first. A program under several names counts once."""
+    found: dict[tuple[str, ...], Compiler] = {}
     for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
         words = shlex.split(name)
-        if words and shutil.which(words[0]):
-            return words
-    raise NoCompiler("no C compiler: neither $CC nor cc, gcc or clang is there")
+        if words and (path := shutil.which(words[0])):
+            found.setdefault((os.path.realpath(path), *words[1:]), words)
+    if not found:
+        raise NoCompiler("no C compiler: neither $CC nor cc, gcc or clang is there")
+    return list(found.values())
+
+
+def find_compiler() -> Compiler:
+    """The first of them."""
+    return find_compilers()[0]
 
 
 def cache_folder() -> Path:
@@ -46,32 +59,50 @@ def cache_folder() -> Path:
         raise NoCompiler("no place for compiled kernels: there is no home folder, and XDG_CACHE_HOME is not set") from error
 
 
-def compiled(variant: Variant, folder: Path | None = None, compiler: list[str] | None = None) -> Path:
-    """The library in `folder`, made if it is not there yet."""
+def compiled(variant: Variant, folder: Path | None = None, compiler: Compiler | None = None) -> Path:
+    """The library in `folder`, made if it is not there yet. `compiler`: this one and no other."""
     folder = folder or cache_folder()
-    compiler = compiler or find_compiler()
-    target = folder / f"baton-{variant.name}-{_fingerprint(variant, compiler)}.so"
-    if target.exists():
-        return target
-    log.info("compiling the %s kernels (once on this machine, some seconds)", variant.name)
+    compilers = [compiler] if compiler else find_compilers()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as scratch:
-            made = Path(scratch, target.name)
+        build_cache.open_folder(folder)
+    except OSError as error:
+        raise NoCompiler(f"the {variant.name} kernels cannot be compiled into {folder}: {error}") from error
+    except build_cache.Untrusted as error:
+        raise NoCompiler(str(error)) from error
+    stems = [f"baton-{variant.name}-{_fingerprint(variant, each)}" for each in compilers]
+    for stem in stems:
+        if (path := build_cache.find(folder, stem)) is not None:
+            return path
+    log.info("compiling the %s kernels (once on this machine, some seconds)", variant.name)
+    errors = []
+    for each, stem in zip(compilers, stems, strict=True):
+        try:
+            path = _compile(variant, folder, each, stem)
+        except NoCompiler as error:
+            errors.append(str(error))
+        else:
+            build_cache.tidy(folder, variant.name)
+            return path
+    raise NoCompiler("; ".join(errors))
+
+
+def _compile(variant: Variant, folder: Path, compiler: Compiler, stem: str) -> Path:
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=build_cache.SCRATCH) as scratch:
+            made = Path(scratch, "kernels.so")
             command = [*compiler, *FLAGS, *variant.flags, str(SOURCES / "decoder.c"), "-o", str(made), "-lm", "-lpthread"]
             subprocess.run(command, capture_output=True, check=True, text=True, timeout=COMPILE_SECONDS_MAX)
-            made.replace(target)
+            return build_cache.keep(made, folder, stem)
     except subprocess.CalledProcessError as error:
         raise NoCompiler(f"{' '.join(compiler)} cannot compile the {variant.name} kernels: {error.stderr[-400:]}") from error
     except (OSError, subprocess.SubprocessError) as error:
         raise NoCompiler(f"the {variant.name} kernels cannot be compiled into {folder}: {error}") from error
-    return target
 
 
-def _fingerprint(variant: Variant, compiler: list[str]) -> str:
+def _fingerprint(variant: Variant, compiler: Compiler) -> str:
     """The compiler by its file's size and time: asking it for its version would cost every start a process."""
     path = shutil.which(compiler[0])
     stat = os.stat(path) if path else None
     parts = [file.read_bytes() for file in sorted(SOURCES.iterdir())]
-    words = [*compiler, *FLAGS, *variant.flags, f"{stat.st_size} {stat.st_mtime_ns}" if stat else ""]
+    words = [*compiler, *FLAGS, *variant.flags, platform.machine(), f"{stat.st_size} {stat.st_mtime_ns}" if stat else ""]
     return sha256(b"|".join([*parts, " ".join(words).encode()])).hexdigest()[:20]

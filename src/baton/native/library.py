@@ -7,6 +7,8 @@ import logging
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 
+from baton.errors import EngineError
+from baton.native import build_cache
 from baton.native.build import NoCompiler, compiled, find_compiler
 from baton.native.variants import Variant, usable
 
@@ -70,11 +72,12 @@ class Library:
 
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
-        c = ctypes.CDLL(str(compiled(variant)))
+        c = load_file(variant)
+        _check_structures(c)
         self.allow = _function(c.baton_allow, c_int)
         self.has_tiles = _function(c.baton_has_tiles, c_int)
         self.plan = _function(c.baton_plan, None, POINTER(Matrix), POINTER(c_int64 * 3))
-        self.pack = _function(c.baton_pack, None, POINTER(Matrix), c_int64, c_void_p, c_int64, c_void_p, c_int64)
+        self.pack = _function(c.baton_pack, c_int, POINTER(Matrix), c_int64, c_void_p, c_int64, c_void_p, c_int64)
         self.new = _function(c.baton_new, c_void_p, POINTER(Model), c_int64)
         self.free = _function(c.baton_free, None, c_void_p)
         self.threads = _function(c.baton_threads, c_int64, c_void_p)
@@ -85,6 +88,32 @@ class Library:
         self.product = _function(c.baton_product, c_int, c_void_p, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64)
         layer = (c_void_p, c_void_p, c_int64, c_int64, c_void_p)
         self.attention = _function(c.baton_attention, c_int, c_void_p, POINTER(Step), POINTER(Shape), *layer)
+
+
+STRUCTURES: tuple[type[Structure], ...] = (Matrix, Block, Shape, Model, Step)
+"""In the order of baton_sizes (csrc/decoder.c)."""
+
+
+def load_file(variant: Variant) -> ctypes.CDLL:
+    """A library that cannot be loaded is made again, once."""
+    path = compiled(variant)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        log.warning("the %s kernels cannot be loaded (%s): they are compiled again", variant.name, error)
+        build_cache.discard(path)
+        return ctypes.CDLL(str(compiled(variant)))
+
+
+def _check_structures(c: ctypes.CDLL) -> None:
+    """Both sides must lay them out alike: a field that only one of them has would have the library read elsewhere."""
+    sizes = (c_int64 * len(STRUCTURES))()
+    sizes_of = _function(c.baton_sizes, c_int64, POINTER(c_int64), c_int64)
+    if sizes_of(sizes, len(STRUCTURES)) != len(STRUCTURES):
+        raise EngineError("the kernels have other structures than this version of baton")
+    for structure, size in zip(STRUCTURES, sizes, strict=True):
+        if ctypes.sizeof(structure) != size:
+            raise EngineError(f"{structure.__name__} has {size} bytes in the kernels and {ctypes.sizeof(structure)} here")
 
 
 def _function(function: ctypes._NamedFuncPointer, result: type | None, *arguments: type) -> ctypes._NamedFuncPointer:

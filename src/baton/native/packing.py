@@ -11,7 +11,7 @@ Matrices of bytes are packed twice: once to see what activations they meet, and 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from ctypes import c_int64
 from dataclasses import dataclass
@@ -20,20 +20,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.config import Quantization
-from baton.errors import EngineError
+from baton.errors import EngineError, InvariantBroken
 from baton.models.config import ModelConfig
 from baton.models.dequantise import dequantise
 from baton.models.loaders.weights import RawWeights
 from baton.models.parameters import EMBED, FINAL_NORM, LM_HEAD
 from baton.models.quantise import converted, type_for, weights_as
-from baton.models.raw_tensor import Bytes, Floats, RawTensor
+from baton.models.raw_tensor import Bytes, Floats, RawTensor, TensorFacts
 from baton.models.tensor_types import F32, Q4_0, Q4_1, Q8_0, TensorType
 from baton.native import library as c
 from baton.native.library import Block, Library, Matrix
 
 CELL = 32
 PAIR = CELL // 2
+LINE = 64
 LARGE_PAGE = 2 << 20
+
+ATTENTION_INPUTS, ATTENTION_OUTPUT = ("attention.q", "attention.k", "attention.v"), ("attention.o",)
+MLP_INPUTS, MLP_OUTPUT = ("mlp.gate", "mlp.up"), ("mlp.down",)
+"""What becomes one matrix each."""
 
 KINDS: dict[TensorType, int] = {F32: c.F32, Q8_0: c.INT8, Q4_0: c.INT4, Q4_1: c.INT4M}
 
@@ -56,13 +61,17 @@ class Packing:
         for part, places in zip(self.parts, self.places, strict=True):
             raw = part if part.type in KINDS else converted(part, F32)
             rows, order = np.ascontiguousarray(raw.data), np.ascontiguousarray(places, np.int64)
-            library.pack(self.matrix, KINDS[raw.type], rows.ctypes.data, rows.shape[1], order.ctypes.data, len(order))
+            place, stride = rows.ctypes.data, rows.shape[1]
+            if library.pack(self.matrix, KINDS[raw.type], place, stride, order.ctypes.data, len(order)):
+                raise EngineError("there is not enough memory to pack the weights")
 
 
 class Arena:
-    """Memory for all matrices. Reserved for the worst case: a page that nobody writes to costs nothing."""
+    """Memory for all matrices, no more than they need. It is asked for as a whole, and not with MAP_NORESERVE: what the system
+    does not have it should refuse now, and not end the process when it is written to."""
 
     def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
         try:
             # Private: what is shared lies in a file system in memory, which has small pages only.
             self._map = mmap.mmap(-1, nbytes + LARGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -75,7 +84,9 @@ class Arena:
 
     def take(self, nbytes: int) -> Bytes:
         begin = self._used
-        self._used += -(-nbytes // 64) * 64
+        self._used += _whole_lines(nbytes)
+        if begin + nbytes > len(self._bytes):
+            raise InvariantBroken(f"the weights need more than the {self.nbytes} bytes that were planned for them")
         return self._bytes[begin : begin + nbytes]
 
 
@@ -87,7 +98,7 @@ class PackedModel:
         self._library = library
         self._weights = weights
         self._quantization = quantization
-        self._arena = Arena(_worst_case(config))
+        self._arena = Arena(arena_bytes(library, config, weights.stored, quantization))
         self._kept: list[NDArray[np.generic]] = []
         self.of_bytes: list[Packing] = []
         "In the order of `matrices`: to be packed again, with a balance."
@@ -105,16 +116,20 @@ class PackedModel:
 
     def _block(self, layer: int) -> Block:
         prefix, traits = f"layers.{layer}.", self.config.traits
-        attention, mlp = f"{prefix}attention.", f"{prefix}mlp."
+        attention = f"{prefix}attention."
+
+        def linear(names: Sequence[str], *, bias: bool, paired: bool = False) -> Matrix:
+            return self._linear([f"{prefix}{name}" for name in names], bias=bias, paired=paired)
+
         return Block(
             attention_norm=self._vector(f"{prefix}attention_norm.weight"),
             mlp_norm=self._vector(f"{prefix}mlp_norm.weight"),
             q_norm=self._vector(f"{attention}q_norm.weight") if traits.qk_norm else None,
             k_norm=self._vector(f"{attention}k_norm.weight") if traits.qk_norm else None,
-            qkv=self._linear([f"{attention}q", f"{attention}k", f"{attention}v"], bias=traits.qkv_bias),
-            output=self._linear([f"{attention}o"], bias=traits.output_bias),
-            gate_up=self._linear([f"{mlp}gate", f"{mlp}up"], bias=traits.mlp_bias, paired=True),
-            down=self._linear([f"{mlp}down"], bias=traits.mlp_bias),
+            qkv=linear(ATTENTION_INPUTS, bias=traits.qkv_bias),
+            output=linear(ATTENTION_OUTPUT, bias=traits.output_bias),
+            gate_up=linear(MLP_INPUTS, bias=traits.mlp_bias, paired=True),
+            down=linear(MLP_OUTPUT, bias=traits.mlp_bias),
             window=self.config.window(layer) or 0,
         )
 
@@ -127,16 +142,12 @@ class PackedModel:
     def _matrix(
         self, raws: Sequence[RawTensor], names: Sequence[str], biases: Sequence[Floats] = (), *, paired: bool = False
     ) -> Matrix:
-        kind = _kind_of([type_for(raw, name, self._quantization) for raw, name in zip(raws, names, strict=True)])
+        kind, matrix, part_bytes = _planned(self._library, raws, names, self._quantization, paired=paired)
         if kind != Q8_0:  # bytes are made from whatever there is
             raws = [converted(raw, kind) for raw in raws]
         sizes = [raw.rows for raw in raws]
         places = _paired_places(sizes[0]) if paired else np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-        outputs = 1 + max(int(part[-1]) for part in places)
-        matrix = Matrix(KINDS[kind], paired, outputs, raws[0].row_elements)
-        sizes_of_parts = (c_int64 * 3)()
-        self._library.plan(matrix, sizes_of_parts)
-        numbers, scales, minima = (self._arena.take(nbytes) for nbytes in sizes_of_parts)
+        numbers, scales, minima = (self._arena.take(nbytes) for nbytes in part_bytes)
         matrix.numbers, matrix.scales, matrix.minima = (part.ctypes.data for part in (numbers, scales, minima))
         balance = (minima if kind == Q8_0 else minima[:0]).view(np.float32)
         balance.fill(1.0)
@@ -174,10 +185,31 @@ def _paired_places(width: int) -> list[Places]:
     return [gates, gates + PAIR]
 
 
-def _worst_case(config: ModelConfig) -> int:
-    """All matrices in float32, each rounded up to whole cells."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    rounded = CELL * 4 * (hidden + config.q_size + inner) * 4
-    qkv = (config.q_size + 2 * config.kv_size) * hidden
-    layer = 4 * (qkv + config.q_size * hidden + 3 * hidden * inner) + rounded
-    return config.layers * layer + 4 * (config.vocab_size + CELL) * hidden
+def _planned(
+    library: Library, tensors: Sequence[TensorFacts], names: Sequence[str], quantization: Quantization, *, paired: bool
+) -> tuple[TensorType, Matrix, tuple[int, ...]]:
+    """The matrix that these become, without its memory, and how many bytes its numbers, scales and minima take."""
+    kind = _kind_of([type_for(tensor, name, quantization) for tensor, name in zip(tensors, names, strict=True)])
+    outputs = 1 + int(_paired_places(tensors[0].rows)[1][-1]) if paired else sum(tensor.rows for tensor in tensors)
+    matrix = Matrix(KINDS[kind], paired, outputs, tensors[0].row_elements)
+    sizes = (c_int64 * 3)()
+    library.plan(matrix, sizes)
+    return kind, matrix, tuple(sizes)
+
+
+def arena_bytes(library: Library, config: ModelConfig, stored: Mapping[str, TensorFacts], quantization: Quantization) -> int:
+    """What all matrices of a model take, worked out from what the file says of its tensors."""
+    every = [
+        ([f"layers.{layer}.{name}.weight" for name in names], names == MLP_INPUTS)
+        for layer in range(config.layers)
+        for names in (ATTENTION_INPUTS, ATTENTION_OUTPUT, MLP_INPUTS, MLP_OUTPUT)
+    ]
+    total = 0
+    for names, paired in [*every, ([LM_HEAD], False)]:
+        tensors = [stored[EMBED if name == LM_HEAD and config.tied_embeddings else name] for name in names]
+        total += sum(map(_whole_lines, _planned(library, tensors, names, quantization, paired=paired)[2]))
+    return total
+
+
+def _whole_lines(nbytes: int) -> int:
+    return -(-nbytes // LINE) * LINE

@@ -46,10 +46,17 @@ VARIANTS = (
 )
 
 
-def usable(machine: str | None = None, words: frozenset[str] | None = None) -> list[Variant]:
-    """Best first; never empty."""
+APPLE_SILICON = frozenset({"asimddp"})
+"""What all of it has, from the M1 on. macOS has no /proc/cpuinfo to say so."""
+
+
+def usable(machine: str | None = None, words: frozenset[str] | None = None, system: str | None = None) -> list[Variant]:
+    """Best first; never empty. Without arguments: of this machine."""
     machine = platform.machine() if machine is None else machine
+    system = platform.system() if system is None else system
     words = cpu_words() if words is None else words
+    if machine == "arm64":  # as macOS says it
+        machine, words = "aarch64", words | (APPLE_SILICON if system == "Darwin" else frozenset())
     return [variant for variant in VARIANTS if variant.suits(machine, words)]
 
 

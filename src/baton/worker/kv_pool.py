@@ -12,8 +12,8 @@ A block holds `size` tokens of every layer and is one run of bytes: to move it t
 copy. Keys are turned (head_dim outside, token inside): attention then works out the scores of neighbouring tokens in
 the lanes of one vector, in place. Values are not, for the same reason: there the output's dimensions are the lanes.
 
-In bfloat16 numbers lie in pairs, for processors that multiply tiles (native/csrc/attention_tiles.h). In int8 they lie in fours,
-and behind those of a head come the scales of its tokens; its keys are rotated (native/csrc/attention_bytes.h).
+In bfloat16-pairs they lie in pairs, for processors that multiply tiles (native/csrc/attention_tiles.h). In int8 they lie in
+fours, and behind those of a head come the scales of its tokens; its keys are rotated (native/csrc/attention_bytes.h).
 
 The region is anonymous (memfd): no name in any file system, so nothing is left behind however its processes end. Whoever
 is given the file descriptor sees the same bytes. The header says what the bytes mean, and an attacher that means
@@ -47,13 +47,23 @@ HEADER = struct.Struct("<8s32sQ16s")
 HEADER_BYTES = 4096
 """A whole page, so that blocks start at one."""
 
-KVDtype = Literal["float32", "float16", "bfloat16", "int8"]
+KVDtype = Literal["float32", "float16", "bfloat16", "bfloat16-pairs", "int8"]
 NUMPY_TYPES: dict[KVDtype, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(np.uint16),  # numpy has none: its arrays show the bits
+    "bfloat16-pairs": np.dtype(np.uint16),
     "int8": np.dtype(np.int8),
 }
+TURNED = "k(head,dim,token) v(head,token,dim)"
+ORDERS: dict[KVDtype, str] = {
+    "float32": TURNED,
+    "float16": TURNED,
+    "bfloat16": TURNED,
+    "bfloat16-pairs": "k(head,dim/2,token,2) v(head,token/2,dim,2)",
+    "int8": "k(head,rotated dim/4,token,4; scales) v(head,token/4,dim,4; scales)",
+}
+"""How a block's numbers lie in a layer: native/csrc/attention.h, attention_tiles.h, attention_bytes.h."""
 SCALE_BYTES = 4
 """Of the float32 that multiplies a head's numbers of one token, with int8."""
 
@@ -96,7 +106,7 @@ class KVLayout:
 
     def fingerprint(self) -> bytes:
         words = (self.layers, self.kv_heads, self.head_dim, self.block_size, self.dtype)
-        return sha256(f"{MAGIC.decode()} block layer k(head,dim,token) v(head,token,dim) {words}".encode()).digest()
+        return sha256(f"{MAGIC.decode()} block layer {ORDERS[self.dtype]} {words}".encode()).digest()
 
 
 class PoolHandle(Struct, frozen=True, array_like=True):
@@ -124,9 +134,9 @@ class KVPool:
         heads, dim, size = layout.kv_heads, layout.head_dim, layout.block_size
         self.data = numbers.reshape(blocks, layout.block_numbers)
         "[block, everything]: what movers copy."
-        if layout.dtype != "int8":
+        if ORDERS[layout.dtype] == TURNED:
             self.keys = numbers.reshape(blocks, layout.layers, 2, heads, dim, size)[:, :, 0]
-            "[block, layer, kv_head, head_dim, token]. None with int8: the kernels alone read that."
+            "[block, layer, kv_head, head_dim, token]. Not of pairs and int8: these lie as only the kernels read them."
             self.values = numbers.reshape(blocks, layout.layers, 2, heads, size, dim)[:, :, 1]
             "[block, layer, kv_head, token, head_dim]."
 

@@ -27,7 +27,7 @@ class DummyWeights:
 
     def stored(self) -> Mapping[str, StoredTensor]:
         return {
-            name: StoredTensor(shape, F32.row_bytes(prod(shape)), f"{self.origin}: {name}")
+            name: StoredTensor(F32, shape, F32.row_bytes(prod(shape)), f"{self.origin}: {name}")
             for name, shape in self._shapes.items()
         }
 

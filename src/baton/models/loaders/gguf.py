@@ -62,7 +62,7 @@ class GGUFWeights:
 
     def stored(self) -> Mapping[str, StoredTensor]:
         return {
-            name: StoredTensor(tensor.shape, tensor.nbytes, f"{self.origin}: {tensor.name}")
+            name: StoredTensor(tensor.type, tensor.shape, tensor.nbytes, f"{self.origin}: {tensor.name}")
             for name, tensor in self._tensors.items()
         }
 

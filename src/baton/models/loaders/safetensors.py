@@ -77,7 +77,7 @@ class SafetensorsWeights:
             ours = our_name(theirs)
             if ours in self._stored:
                 raise ModelFileBroken(f"{origin}: also stored as {self._stored[ours].origin}")
-            self._stored[ours] = StoredTensor(tensor.shape, tensor.nbytes, origin)
+            self._stored[ours] = StoredTensor(TYPES[tensor.dtype], tensor.shape, tensor.nbytes, origin)
             self._places[ours] = (file, theirs)
 
     def stored(self) -> Mapping[str, StoredTensor]:

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
 from baton.errors import InvariantBroken, ModelFileBroken
 from baton.models.config import ModelConfig
 from baton.models.parameters import LM_HEAD, Shape, expected_shapes
 from baton.models.raw_tensor import RawTensor
+from baton.models.tensor_types import TensorType
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all), first with (0, total), last with (total, total)."""
@@ -29,10 +31,19 @@ NAMES_IN_AN_ERROR_MAX = 5
 class StoredTensor:
     """A tensor as it lies in a file."""
 
+    type: TensorType
     shape: Shape
     nbytes: int
     origin: str
     "For errors: the file, and the tensor's name in it."
+
+    @property
+    def rows(self) -> int:
+        return prod(self.shape[:-1])
+
+    @property
+    def row_elements(self) -> int:
+        return self.shape[-1] if self.shape else 1
 
 
 class WeightSource(Protocol):
@@ -57,17 +68,17 @@ class RawWeights:
 
     def __init__(self, source: WeightSource, config: ModelConfig, progress: Progress | None = None) -> None:
         self._source = source
-        self._stored = source.stored()
+        self.stored = source.stored()
         self._left = expected_shapes(config)
-        _check(source, self._stored, self._left, tied=config.tied_embeddings)
+        _check(source, self.stored, self._left, tied=config.tied_embeddings)
         self._progress = progress or (lambda done, total: None)
-        self._done, self._total = 0, sum(self._stored[name].nbytes for name in self._left)
+        self._done, self._total = 0, sum(self.stored[name].nbytes for name in self._left)
         self._progress(0, self._total)
 
     def take(self, name: str) -> RawTensor:
         del self._left[name]
         raw = self._source.raw(name)
-        self._done += self._stored[name].nbytes
+        self._done += self.stored[name].nbytes
         self._progress(self._done, self._total)
         return raw
 

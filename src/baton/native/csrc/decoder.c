@@ -293,6 +293,14 @@ int baton_allow(void) {
 #endif
 }
 
+/* Bytes of the structures that Python fills in (native/library.py), up to `count` of them; how many there are. */
+int64_t baton_sizes(int64_t *sizes, int64_t count) {
+    const int64_t all[] = {sizeof(Matrix), sizeof(Block), sizeof(Shape), sizeof(Model), sizeof(Step)};
+    const int64_t there = sizeof all / sizeof *all;
+    for (int64_t i = 0; i < smaller(count, there); i++) sizes[i] = all[i];
+    return there;
+}
+
 int baton_has_tiles(void) { return HAS_TILES; }
 
 /* Kind, outputs and inputs are given; fills in the rest of its shape, and the bytes of numbers, scales, minima. */

@@ -19,7 +19,7 @@ from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import LoadedForward
 from baton.worker.kv_pool import KVDtype, KVPool
 
-KV_KINDS: dict[KVDtype, int] = {"float32": KV_FLOAT, "float16": KV_HALF, "bfloat16": KV_PAIRS, "int8": KV_BYTES}
+KV_KINDS: dict[KVDtype, int] = {"float32": KV_FLOAT, "float16": KV_HALF, "bfloat16-pairs": KV_PAIRS, "int8": KV_BYTES}
 
 
 def load_native(
@@ -44,6 +44,8 @@ def kv_dtype_for(library: Library, model: ModelConfig, settings: WorkerConfig) -
         )
     if settings.kv_dtype == "int8" and not regular:
         raise InvalidConfig(f"kv_dtype int8 needs {needs}; here it is {here}")
+    if settings.kv_dtype == "bfloat16":
+        return "bfloat16-pairs"
     if settings.kv_dtype != "auto":
         return settings.kv_dtype
     if settings.quantization == "none":

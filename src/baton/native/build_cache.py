@@ -1,0 +1,108 @@
+"""Where compiled kernels are kept: code that this process will run, so it has to be ours and whole.
+
+A file's name says what went into it and what came out of it:
+
+    baton-VARIANT-FINGERPRINT-CONTENT.so     FINGERPRINT: of sources, flags, compiler    CONTENT: of the file's own bytes
+
+So a file that exists is the right one, and one that was cut short or changed is found out before it is loaded. Files and
+folder belong to this user (or to root), and nobody else may write to them. Of each variant the few that were used last are
+kept: several installations may share the folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import time
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+from baton.errors import EngineError
+
+BUILDS_KEPT = 4
+"""Of a variant."""
+SCRATCH = ".build-"
+SCRATCH_SECONDS_MAX = 3600.0
+"""Somebody was killed while compiling."""
+
+
+class Untrusted(EngineError):
+    """A folder that somebody else could put code into."""
+
+
+def open_folder(folder: Path) -> None:
+    """Made if it is not there, for us alone. Refused if others could have put something into it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.stat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(f"{folder} is not a folder")
+    if not _trusted_owner(found):
+        raise Untrusted(
+            f"{folder} belongs to user {found.st_uid}: code in it is not loaded; set XDG_CACHE_HOME to a folder of your own"
+        )
+    if found.st_mode & 0o022:
+        folder.chmod(0o700)
+
+
+def find(folder: Path, stem: str) -> Path | None:
+    """The library whose name begins so, if it is ours and whole; what is neither is deleted."""
+    for path in sorted(folder.glob(f"{stem}-*.so")):
+        if _ours(path) and _content(path) == path.stem.rsplit("-", 1)[1]:
+            with suppress(OSError):  # a cache that may only be read
+                os.utime(path)
+            return path
+        discard(path)
+    return None
+
+
+def keep(made: Path, folder: Path, stem: str) -> Path:
+    """Moves a library that was just made to its place."""
+    made.chmod(0o700)
+    target = folder / f"{stem}-{_content(made)}.so"
+    made.replace(target)
+    return target
+
+
+def discard(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
+
+
+def tidy(folder: Path, variant: str) -> None:
+    """Old builds go, and what was left by somebody who was killed."""
+    used = sorted(((_used(path), path) for path in folder.glob(f"baton-{variant}-*.so")), reverse=True)
+    for _, path in used[BUILDS_KEPT:]:
+        discard(path)
+    for scratch in folder.glob(f"{SCRATCH}*"):
+        if time.time() - _used(scratch) > SCRATCH_SECONDS_MAX:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _used(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # somebody else has tidied up
+        return 0.0
+
+
+def _trusted_owner(found: os.stat_result) -> bool:
+    return found.st_uid in (os.geteuid(), 0)
+
+
+def _ours(path: Path) -> bool:
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and _trusted_owner(found) and not found.st_mode & 0o022
+
+
+def _content(path: Path) -> str:
+    try:
+        return sha256(path.read_bytes()).hexdigest()[:20]
+    except OSError:
+        return ""
