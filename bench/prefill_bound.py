@@ -20,7 +20,7 @@ from baton.config import InstanceConfig, KVConfig, SchedulerConfig
 from baton.core.effects import RunStep
 from baton.core.engine.instance import Instance
 from baton.core.events import Event, StepDone, Submit, WorkerReady
-from baton.protocol.ids import Instant, RequestId
+from baton.protocol.ids import Instant, PoolIncarnation, RequestId
 from baton.protocol.output import Emit
 from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.protocol.step import StepPlan
@@ -57,7 +57,7 @@ class Run:
         self.tell(Submit(GenerateRequest(id=name, prompt=prompt, sampling=SamplingParams(max_tokens=OUTPUT))))
 
     def _hear(self, emit: Emit) -> None:
-        for name, _, _ in emit.tokens:
+        for name, *_ in emit.tokens:
             self.tokens += 1
             if name in self.last:
                 self.gaps.append(self.now - self.last[name])
@@ -70,7 +70,7 @@ class Run:
 
     def run(self) -> dict[str, Any]:
         options, worker = self.options, StubWorker()
-        self.tell(WorkerReady(self.instance.worker.epoch))
+        self.tell(WorkerReady(self.instance.worker.epoch, PoolIncarnation(1)))
         for _ in range(options.clients):
             self.ask()
         while self.plans:

@@ -17,7 +17,7 @@ from baton.config import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig
 from baton.core.effects import RunStep
 from baton.core.engine.instance import Instance
 from baton.core.events import StepDone, Submit, WorkerReady
-from baton.protocol.ids import Instant, RequestId
+from baton.protocol.ids import Instant, PoolIncarnation, RequestId
 from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, StepPlan, StepResult
 
@@ -59,7 +59,7 @@ def measure(running: int, waiting: int, steps: int, prompt: int = 64) -> dict[st
         plans.extend(effect.plan for effect in effects if isinstance(effect, RunStep))
         return took
 
-    handle(WorkerReady(instance.worker.epoch))
+    handle(WorkerReady(instance.worker.epoch, PoolIncarnation(1)))
     for number in range(running + waiting):
         tokens = tuple((number * 31 + place) % 50_000 for place in range(prompt))
         sampling = SamplingParams(max_tokens=steps + 32, stop_token_ids=(2,))
@@ -69,7 +69,7 @@ def measure(running: int, waiting: int, steps: int, prompt: int = 64) -> dict[st
         took = handle(StepDone(worker.run(plans.pop(0))))
         if step >= steps // 4:  # all are decoding by then
             times.append(took)
-    assert instance.scheduler.decoding == running, instance.scheduler.decoding
+    assert instance.board.decoding == running, instance.board.decoding
     instance.check()
     return {
         "running": running,

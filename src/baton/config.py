@@ -81,20 +81,20 @@ class SchedulerConfig:
     "Plans handed to the worker before the oldest result is in. 2 hides the scheduler behind the worker."
     order: Literal["priority", "arrival"] = "priority"
     "Order of waiting requests: by priority (lower is more urgent) and then arrival, or by arrival alone."
-    reserve_start: float = 0.4
-    "Share of the running sequences' possible growth that admission keeps free, right after start."
-    reserve_floor: float = 0.05
-    "The share decays towards this while nothing is preempted."
-    reserve_decay: float = 0.01
-    "How much of the distance to the floor the share loses in a step."
+    reserve_start: float = 0.05
+    "Share of max_tokens that a sequence is expected to use, before any has ended. Admission keeps that much room free."
+    reserve_learning: float = 0.0625
+    "How much the end of one sequence counts in that share. 0: it stays as it is."
     reserve_clip_tokens: int = 4096
-    "A sequence's possible growth is counted up to this many tokens."
+    "A sequence's expected growth is counted up to this many tokens."
     step_seconds_max: float = 60.0
     "A step without a result for this long means that the worker is lost."
     worker_start_seconds_max: float = 600.0
     "A restarted worker that is not ready after this long is lost too."
     worker_restarts_max: int = 5
-    "Worker losses in a row, without one absorbed step in between, after which the instance gives up."
+    "Worker losses in a row, none of them healthy in between, after which the instance gives up."
+    restart_backoff_seconds_max: float = 10.0
+    "Restarts in a row wait longer and longer, up to this."
 
     def __post_init__(self) -> None:
         _require(self.slots >= 1, f"scheduler.slots is {self.slots}: at least one sequence must be able to run")
@@ -109,17 +109,15 @@ class SchedulerConfig:
             self.prefill_tokens_beside_decodes is None or self.prefill_tokens_beside_decodes >= 1,
             "scheduler.prefill_tokens_beside_decodes must be at least 1: prompts would wait for as long as anything decodes",
         )
-        _require(
-            0.0 <= self.reserve_floor <= self.reserve_start <= 1.0,
-            "scheduler: 0 <= reserve_floor <= reserve_start <= 1 must hold",
-        )
-        _require(0.0 <= self.reserve_decay <= 1.0, "scheduler.reserve_decay must be between 0 and 1")
+        _require(0.0 <= self.reserve_start <= 1.0, "scheduler.reserve_start must be between 0 and 1")
+        _require(0.0 <= self.reserve_learning <= 1.0, "scheduler.reserve_learning must be between 0 and 1")
         _require(self.reserve_clip_tokens >= 1, "scheduler.reserve_clip_tokens must be at least 1")
         _require(
             self.step_seconds_max > 0 and self.worker_start_seconds_max > 0,
             "scheduler.step_seconds_max and scheduler.worker_start_seconds_max must be positive",
         )
         _require(self.worker_restarts_max >= 0, "scheduler.worker_restarts_max must not be negative")
+        _require(self.restart_backoff_seconds_max >= 0, "scheduler.restart_backoff_seconds_max must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

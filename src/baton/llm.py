@@ -33,7 +33,7 @@ from baton.core.engine.instance import Instance
 from baton.core.events import StepDone, Submit, WorkerReady
 from baton.errors import CallerError, RequestRefused, Unavailable
 from baton.models.names import DEFAULT_MODEL, resolve
-from baton.protocol.ids import Instant, RequestId
+from baton.protocol.ids import Instant, PoolIncarnation, RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import GenerateRequest
 from baton.protocol.request import SamplingParams as WireParams
@@ -130,7 +130,7 @@ class LLM:
         self._refused: dict[RequestId, str] = {}
         self._runner.clear()
         self.instance = Instance(self._instance_config)
-        self._tell(WorkerReady(self.instance.worker.epoch))
+        self._tell(WorkerReady(self.instance.worker.epoch, PoolIncarnation(1)))
 
     def generate(
         self,
@@ -227,8 +227,8 @@ class LLM:
         done = -1
         while self._plans:
             self._tell(StepDone(self._runner.execute(self._plans.popleft())))
-            if progress is not None and count - len(self.instance.groups) != done:
-                done = count - len(self.instance.groups)
+            if progress is not None and count - len(self.instance.board.groups) != done:
+                done = count - len(self.instance.board.groups)
                 progress(done, count)
 
     def _tell(self, event: Any) -> None:
@@ -243,11 +243,11 @@ class LLM:
                 self._on_emit(effect)
             case Refuse(request, refused):
                 self._refused[request] = str(refused)
-            case RestartWorker(_, reason):
+            case RestartWorker(_, _, reason):
                 raise Unavailable(f"the model cannot go on: {reason}")
 
     def _on_emit(self, emit: Emit) -> None:
-        for request, index, token in emit.tokens:
+        for request, _, index, _, token in emit.tokens:
             self._answers[request].outputs[index].token_ids.append(token)
         for request, index, row in emit.logprobs:
             if row.sampled is not None:

@@ -83,7 +83,7 @@ SAMPLE = {
     ),
     BlockMove: BlockMove(1, "device", "host", (MovedBlock(b"k" * 32, 1, 2, 3, 4),), 9),
     MoveResult: MoveResult(1, 1, "disk full"),
-    Emit: Emit([("a", 0, 7)], [Ended("a", 0, FinishReason.STOP, 3, 0, 1, 0)], [("a", 0, RowLogprobs(1, 2))]),
+    Emit: Emit([("a", 1, 0, 0, 7)], [Ended("a", 0, FinishReason.STOP, 3, 0, 1, 0)], [("a", 0, RowLogprobs(1, 2))]),
     AbortRequest: AbortRequest("a", 1, FinishReason.STOP),
     RefusedRequest: RefusedRequest("a", Refused("never_fits", 9, 8)),
     Ping: Ping(3),

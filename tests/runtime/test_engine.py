@@ -14,7 +14,7 @@ from fake_worker import expected
 from run_loop import finish
 
 from baton.config import EngineConfig, InstanceConfig, SchedulerConfig, WorkerConfig
-from baton.core.engine import limits
+from baton.core.engine import admission
 from baton.core.events import Tick
 from baton.errors import EngineError, InvariantBroken
 from baton.protocol import codec
@@ -78,7 +78,7 @@ class Rig:
                 case RefusedRequest(request, refused):
                     self.refused[request] = refused.reason
                 case Emit(tokens, ended):
-                    for request, _, token in tokens:
+                    for request, _, _, _, token in tokens:
                         self.tokens.setdefault(request, []).append(token)
                     self.ended |= {end.request: end for end in ended}
 
@@ -133,7 +133,7 @@ def test_the_end_of_the_supervisor_ends_it_too():
 def test_a_healthy_worker_is_not_replaced_because_a_plan_would_be_too_large(monkeypatch: pytest.MonkeyPatch):
     """The plan was made, did not go in a frame, and the error was blamed on the worker."""
     monkeypatch.setattr(codec, "FRAME_BYTES_MAX", 1 << 15)
-    monkeypatch.setattr(limits, "NEW_BYTES_MAX", 1 << 14, raising=False)
+    monkeypatch.setattr(admission, "NEW_BYTES_MAX", 1 << 14, raising=False)
     words = ((7,) * 2000,)
 
     async def main() -> None:

@@ -31,11 +31,11 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 def nothing_is_left_behind(llm: LLM):
     yield
     llm.instance.check()
-    scheduler, pool = llm.instance.scheduler, llm.instance.scheduler.cache.pool
-    assert not llm.instance.groups
+    board, pool = llm.instance.board, llm.instance.board.cache.pool
+    assert not llm.instance.board.groups
     assert not llm.instance.in_flight
-    assert not scheduler.running
-    assert not scheduler.seats.taken
+    assert not board.running
+    assert not board.slots.taken
     assert pool.free + pool.idle == pool.total
     assert not llm._plans
     assert not llm._answers

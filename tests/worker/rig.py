@@ -23,7 +23,7 @@ from baton.models.loaders.weights import WeightSource
 from baton.models.open import OpenedModel, open_model
 from baton.native.build import NoCompiler
 from baton.protocol.codec import decode, encode
-from baton.protocol.ids import Instant, RequestId
+from baton.protocol.ids import Instant, PoolIncarnation, RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.protocol.step import RowLogprobs, StepPlan, StepResult, TokenLogprob
@@ -142,7 +142,7 @@ class Rig:
         self.ended: dict[tuple[str, int], Ended] = {}
         self.logprobs: dict[tuple[str, int], list[RowLogprobs]] = defaultdict(list)
         self._dying = False
-        self.tell(WorkerReady(self.instance.worker.epoch))
+        self.tell(WorkerReady(self.instance.worker.epoch, PoolIncarnation(1)))
 
     def tell(self, event: Event) -> None:
         for effect in self.instance.handle(event, Instant(0.0)):
@@ -150,7 +150,7 @@ class Rig:
                 case RunStep(plan):
                     self.plans.append(decode(encode(plan)))
                 case Emit(tokens, ended, logprobs):
-                    for request, index, token in tokens:
+                    for request, _, index, _, token in tokens:
                         self.tokens[request, index].append(token)
                     for request, index, row in logprobs:
                         self.logprobs[request, index].append(row)
@@ -167,7 +167,7 @@ class Rig:
         self.runner = self._new_runner()
         self._dying = True
         self.tell(WorkerLost(self.instance.worker.epoch))
-        self.tell(WorkerReady(self.instance.worker.epoch))
+        self.tell(WorkerReady(self.instance.worker.epoch, PoolIncarnation(1)))
 
     def submit(self, name: str, prompt: list[int], *, n: int = 1, priority: int = 0, **sampling: Any) -> None:
         params = SamplingParams(**sampling)
@@ -194,7 +194,7 @@ class Rig:
         else:
             raise AssertionError("the rig does not come to rest")
         self.instance.check()
-        assert not self.instance.groups
+        assert not self.instance.board.groups
         return dict(self.tokens)
 
     def words(self, name: str, index: int = 0) -> dict[int, TokenLogprob]:

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from baton.core.events import LossCause
 from baton.protocol.ids import RequestId, WorkerEpoch
 from baton.protocol.output import Emit
 from baton.protocol.request import Refused
@@ -26,10 +27,13 @@ class Refuse(Struct, frozen=True):
 
 
 class RestartWorker(Struct, frozen=True):
-    """Make sure that the old worker is dead, start one of this epoch, say WorkerReady."""
+    """Make sure now that the old worker is dead; after the delay start one of this epoch, say WorkerReady."""
 
     epoch: WorkerEpoch
+    cause: LossCause
     reason: str
+    "For people."
+    delay_seconds: float = 0.0
 
 
 class Mode(StrEnum):

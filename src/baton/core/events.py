@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from baton.protocol.ids import RequestId, WorkerEpoch
+from baton.protocol.ids import PoolIncarnation, RequestId, WorkerEpoch
 from baton.protocol.request import FinishReason, GenerateRequest
 from baton.protocol.step import StepResult
 
@@ -33,10 +33,20 @@ class StepDone(Struct, frozen=True):
 
 
 class WorkerReady(Struct, frozen=True):
-    """A worker of this epoch takes plans. `pool_kept`: it attached to the pool of its predecessor, which is proven dead."""
+    """A worker of this epoch takes plans, on the pool of this incarnation. Its predecessor is proven dead."""
 
     epoch: WorkerEpoch
-    pool_kept: bool = False
+    pool: PoolIncarnation
+
+
+LossCause = Literal["died", "killed", "timeout", "protocol"]
+"""How a worker was lost. All are evidence against what it was computing, but one.
+
+died       by a fault signal or with an exit status of its own, or it did not start
+killed     from outside, by a signal that no fault of the worker sends: it costs time, never an answer
+timeout    no result, or not ready, in time
+protocol   its result is not one of the protocol
+"""
 
 
 class WorkerLost(Struct, frozen=True):
@@ -44,6 +54,8 @@ class WorkerLost(Struct, frozen=True):
 
     epoch: WorkerEpoch
     reason: str = "died"
+    "For people."
+    cause: LossCause = "died"
 
 
 class Pause(Struct, frozen=True):
@@ -58,7 +70,7 @@ class Resume(Struct, frozen=True):
 
 
 class PreemptSome(Struct, frozen=True):
-    """Preempt the `count` least urgent running sequences: memory pressure from outside, or a rehearsal."""
+    """Preempt the `count` least urgent running sequences: memory pressure from outside, or a simulation."""
 
     count: int = 1
 

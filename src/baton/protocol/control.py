@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from baton.protocol.ids import RequestId, WorkerEpoch
+from baton.protocol.ids import PoolIncarnation, RequestId, WorkerEpoch
 from baton.protocol.request import FinishReason, Refused
 
 
@@ -63,7 +63,8 @@ class WorkerHello(Struct, frozen=True, array_like=True):
     context_tokens: int
     layout: str = ""
     "Fingerprint of a block's bytes."
-    pool_kept: bool = False
+    pool: PoolIncarnation = PoolIncarnation(0)
+    "Equal to that of an earlier worker: it attached to the same pool."
     model_context_tokens: int = 0
     "What the model was made for: more than context_tokens where the pool does not hold it."
     sampling_defaults: dict[str, int | float] = {}

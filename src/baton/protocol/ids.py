@@ -22,6 +22,9 @@ StepNo = NewType("StepNo", int)
 WorkerEpoch = NewType("WorkerEpoch", int)
 """Which life of the worker. A result of an earlier life is inert."""
 
+PoolIncarnation = NewType("PoolIncarnation", int)
+"""Which KV pool. Drawn by whoever creates one; two equal ones are the same memory with the same content."""
+
 BlockId = NewType("BlockId", int)
 """Index of a KV block in the pool."""
 

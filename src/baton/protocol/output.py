@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Final, Literal
+
 from msgspec import Struct
 
 from baton.protocol.ids import RequestId
 from baton.protocol.request import FinishReason
 from baton.protocol.step import RowLogprobs
+
+
+EndError = Literal["row_failed", "poison", "worker_gone"]
+"""Why a sequence ended with an error, for programs: the text beside it is for people.
+
+row_failed    the model cannot compute it (NaN logits): it would fail elsewhere too
+poison        it was the only suspect of two worker losses: it must not take another worker with it
+worker_gone   the instance has no worker any more: another instance can go on with it
+"""
+RETRYABLE: Final[frozenset[EndError]] = frozenset({"worker_gone"})
+"""Ends after which the same request, with what was delivered, can go on elsewhere."""
 
 
 class Ended(Struct, frozen=True, array_like=True):
@@ -19,15 +32,22 @@ class Ended(Struct, frozen=True, array_like=True):
     cached_tokens: int
     output_tokens: int
     preemptions: int
+    error: EndError | None = None
+    "Set where the reason is an error."
     detail: str = ""
     "For an error: what happened, fit for the client."
+    attempt: int = 1
+
+
+TokenRow = tuple[RequestId, int, int, int, int]
+"""(request, attempt, sequence index, position in its output, token id). A receiver takes each position once."""
 
 
 class Emit(Struct, frozen=True, array_like=True):
     """Everything clients are told by one event: tokens, what the model thought of them, then ends."""
 
-    tokens: list[tuple[RequestId, int, int]]
-    "(request, sequence index, token id), in order."
+    tokens: list[TokenRow]
+    "In order."
     ended: list[Ended]
     logprobs: list[tuple[RequestId, int, RowLogprobs]] = []
     "Of the tokens above, or of prompts; only for requests that asked."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Annotated, Literal
 
@@ -49,7 +50,7 @@ OPENAI_SAMPLING: Mapping[str, int | float] = MappingProxyType(
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One prompt, n sequences."""
+    """One prompt, n sequences. Sent again with what was delivered (a replay), it goes on as if nothing had happened."""
 
     id: RequestId
     prompt: Annotated[tuple[TokenId, ...], Meta(min_length=1)]
@@ -61,6 +62,29 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     "Ends the request that long after its arrival, with what it has so far."
     salt: bytes = b""
     "Requests share cached blocks only within one salt (a tenant, say)."
+    attempt: Count = 1
+    "Which try of this request. A higher one of an open id ends the lower, and nobody hears of that end."
+    indices: tuple[Annotated[int, Meta(ge=0, le=127)], ...] = ()
+    "Which of the n sequences are wanted, in rising order. Empty: all of them. The first one leads."
+    outputs: tuple[tuple[TokenId, ...], ...] = ()
+    "For each wanted sequence the tokens that its client already has. Empty: none."
+    age_seconds: Annotated[float, Meta(ge=0.0)] = 0.0
+    "How long ago the first attempt arrived: a replay keeps its place in line."
+
+    def __post_init__(self) -> None:
+        """Told apart here, so that nothing below has to: a request that contradicts itself is not one."""
+        if any(a >= b for a, b in pairwise(self.indices)) or (self.indices and self.indices[-1] >= self.n):
+            raise ValueError(f"indices {self.indices} are not rising numbers below n = {self.n}")
+        if self.outputs and len(self.outputs) != len(self.wanted):
+            raise ValueError(f"{len(self.outputs)} outputs for {len(self.wanted)} wanted sequences")
+
+    @property
+    def wanted(self) -> Sequence[int]:
+        return self.indices or range(self.n)
+
+    def delivered(self, index: int) -> tuple[TokenId, ...]:
+        """What the client already has of a wanted sequence."""
+        return self.outputs[self.wanted.index(index)] if self.outputs else ()
 
 
 class GenerateBatch(Struct, frozen=True, array_like=True):

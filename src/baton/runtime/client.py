@@ -151,7 +151,7 @@ class ChannelClient:
         if emit.ended or emit.logprobs:
             self._on_gathered(emit)
             return
-        for request, index, token in emit.tokens:
+        for request, _, index, _, token in emit.tokens:
             stream = streams.get(request)
             if stream is not None:
                 stream.tell(Delta(index, [token]))
@@ -171,7 +171,7 @@ class ChannelClient:
                 stream.add_prompt_logprobs(row)
             if row.sampled is not None:
                 delta(request, index).logprobs.append(row.sampled)
-        for request, index, token in emit.tokens:
+        for request, _, index, _, token in emit.tokens:
             delta(request, index).tokens.append(token)
         for ended in emit.ended:
             delta(ended.request, ended.index).ended = ended

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from baton.config import EngineConfig, WorkerConfig
 from baton.core.effects import Effect, ModeChanged, Refuse, RestartWorker, RunStep
 from baton.core.engine.instance import Instance
 from baton.core.engine.worker_watch import WorkerState
-from baton.core.events import Abort, Event, Pause, Resume, StepDone, Submit, Tick, WorkerLost, WorkerReady
+from baton.core.events import Abort, Event, LossCause, Pause, Resume, StepDone, Submit, Tick, WorkerLost, WorkerReady
 from baton.core.kv.block_hash import Fingerprint
 from baton.errors import EngineError, PeerError
 from baton.observe.logs import configure
@@ -44,7 +45,7 @@ from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest
 from baton.protocol.step import StepResult
 from baton.runtime.channel import Channel
-from baton.runtime.children import begin_child, exit_text, has_ended, keep_what_is_here, start_child
+from baton.runtime.children import begin_child, exit_text, has_ended, keep_what_is_here, out_of_memory_kills, start_child
 from baton.runtime.driver import Driver
 from baton.runtime.snapshot import snapshot
 
@@ -63,6 +64,14 @@ QUIET_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCK
 """Threads of the worker sleep while they wait: on few cores a spinning one takes its neighbour's time."""
 
 
+OUTSIDE_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class WorkerExit(NamedTuple):
+    how: str
+    cause: LossCause
+
+
 class WorkerProcess:
     """One life of the worker."""
 
@@ -70,6 +79,7 @@ class WorkerProcess:
         self.epoch = epoch
         self.process = process
         self.channel = channel
+        self._memory_kills = out_of_memory_kills()
 
     @classmethod
     async def start(cls, module: str, config: WorkerConfig) -> WorkerProcess:
@@ -77,15 +87,20 @@ class WorkerProcess:
         process = start_child(module, config, [theirs], QUIET_WAITING)
         return cls(WorkerEpoch(config.epoch), process, await Channel.open(ours))
 
-    async def end(self, grace_seconds: float = 0.0) -> str:
-        """Dead for certain when this returns: no plan of it is executed any more. Says how it ended."""
+    async def end(self, grace_seconds: float = 0.0) -> WorkerExit:
+        """Dead for certain when this returns: no plan of it is executed any more."""
         self.channel.close()
         if await has_ended(self.process, grace_seconds):
-            return exit_text(self.process.returncode)
+            code = self.process.returncode
+            return WorkerExit(exit_text(code), "killed" if self._from_outside(code) else "died")
         self.process.kill()
         if not await has_ended(self.process, KILL_SECONDS):
             raise EngineError(f"the worker (process {self.process.pid}) is still there {KILL_SECONDS:g} s after it was killed")
-        return "stopped talking and was killed" if grace_seconds else "was killed"
+        return WorkerExit("stopped talking and was killed" if grace_seconds else "was killed", "died")
+
+    def _from_outside(self, code: int) -> bool:
+        """No fault of a worker sends it these signals, but for the kernel when memory is short, and that one counts."""
+        return -code in OUTSIDE_SIGNALS and out_of_memory_kills() == self._memory_kills
 
 
 class Engine:
@@ -157,17 +172,18 @@ class Engine:
             else:
                 self._on_worker_message(worker, message)
 
+        broken = False
         try:
             await worker.channel.listen(take)
         except PeerError as error:
-            why = str(error)
+            why, broken = str(error), True
         if self._worker is not worker:
             return  # it was replaced, and is being ended
-        how = await worker.end(EXIT_SECONDS)
+        how, cause = await worker.end(EXIT_SECONDS)
         if self._driver is None:
             raise EngineError(why or f"the worker {how} before it was ready")
         logger.warning("the worker %s", f"{how} {why}".rstrip())
-        self._tell(WorkerLost(worker.epoch, why or how))
+        self._tell(WorkerLost(worker.epoch, why or how, "protocol" if broken else cause))
 
     def _on_worker_message(self, worker: WorkerProcess, message: Message) -> None:
         match message:
@@ -178,7 +194,7 @@ class Engine:
             case WorkerHello() if self._driver is None:
                 self._begin(message)
             case WorkerHello():
-                self._tell(WorkerReady(worker.epoch, message.pool_kept))
+                self._tell(WorkerReady(worker.epoch, message.pool))
 
     def _begin(self, hello: WorkerHello) -> None:
         """The first worker is ready: now the size of the pool is known, and the instance exists."""
@@ -207,7 +223,7 @@ class Engine:
         )
         self._front.send(ready)
         self._supervisor.send(ready)
-        self._tell(WorkerReady(hello.epoch, hello.pool_kept))
+        self._tell(WorkerReady(hello.epoch, hello.pool))
 
     def _run_step(self, effect: RunStep) -> None:
         if self._worker is not None:
@@ -216,13 +232,14 @@ class Engine:
     def _restart_worker(self, effect: RestartWorker) -> None:
         logger.warning("starting another worker (%s)", effect.reason)
         old, self._worker = self._worker, None
-        self._spawn(self._replace_worker(old, effect.epoch))
+        self._spawn(self._replace_worker(old, effect.epoch, effect.delay_seconds))
 
-    async def _replace_worker(self, old: WorkerProcess | None, epoch: WorkerEpoch) -> None:
+    async def _replace_worker(self, old: WorkerProcess | None, epoch: WorkerEpoch, delay_seconds: float) -> None:
         """The old one is dead before the next one lives."""
         async with self._replacing:
             if old is not None:
                 await old.end()
+            await asyncio.sleep(delay_seconds)
             if self._instance is not None and self._instance.worker.epoch == epoch:  # else that one is lost already
                 await self._start_worker(epoch)
 

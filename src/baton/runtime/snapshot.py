@@ -7,17 +7,17 @@ from baton.protocol.control import InstanceStats
 
 
 def snapshot(instance: Instance) -> InstanceStats:
-    scheduler, stats, pool = instance.scheduler, instance.stats, instance.scheduler.cache.pool
+    board, stats, pool = instance.board, instance.stats, instance.board.cache.pool
     return InstanceStats(
-        running=len(scheduler.running),
-        waiting=len(scheduler.waiting) - scheduler.waiting.returned,
-        preempted=len(scheduler.preempting) + scheduler.waiting.returned,
+        running=len(board.running),
+        waiting=len(board.waiting) - board.waiting.returned,
+        preempted=len(board.preempting) + board.waiting.returned,
         blocks_total=pool.total,
         blocks_free=pool.free,
         blocks_cached=pool.idle,
         blocks_held=pool.total - pool.free - pool.idle,
-        slots_taken=scheduler.seats.taken,
-        requests_open=len(instance.groups),
+        slots_taken=board.slots.taken,
+        requests_open=len(board.groups),
         steps_in_flight=len(instance.in_flight),
         steps=stats.steps,
         prompt_tokens=stats.prompt_tokens,
@@ -25,7 +25,7 @@ def snapshot(instance: Instance) -> InstanceStats:
         output_tokens=stats.output_tokens,
         preemptions=stats.preemptions,
         folded_blocks=stats.folded_blocks,
-        evicted_blocks=scheduler.cache.evicted,
+        evicted_blocks=board.cache.evicted,
         stale_rows=stats.stale_rows,
         stale_results=stats.stale_results,
         worker_losses=stats.worker_losses,

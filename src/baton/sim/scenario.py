@@ -97,8 +97,8 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     order: Literal["priority", "arrival"] = "priority"
     prefix_caching: bool = True
     eviction: Literal["lru", "lfu"] = "lru"
-    reserve_start: float = 0.4
-    reserve_decay: float = 0.01
+    reserve_start: float = 0.05
+    reserve_learning: float = 0.0625
     queue_requests_max: int = 10_000
     queue_tokens_max: int = 1_000_000
     step_seconds_max: float = 5.0
@@ -129,8 +129,7 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
                 steps_in_flight=self.steps_in_flight,
                 order=self.order,
                 reserve_start=self.reserve_start,
-                reserve_floor=min(0.05, self.reserve_start),
-                reserve_decay=self.reserve_decay,
+                reserve_learning=self.reserve_learning,
                 step_seconds_max=self.step_seconds_max,
                 worker_start_seconds_max=4 * self.step_seconds_max,
                 worker_restarts_max=self.worker_restarts_max,

@@ -127,7 +127,7 @@ _SIMPLER_INSTANCE: tuple[tuple[str, Any], ...] = (
     ("pool_kept", False),
     ("noise", 0.0),
     ("reserve_start", 0.0),
-    ("reserve_decay", 0.0),
+    ("reserve_learning", 0.0),
     ("queue_requests_max", 10_000),
     ("queue_tokens_max", 1_000_000),
     ("worker_restarts_max", 5),

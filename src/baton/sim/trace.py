@@ -42,7 +42,7 @@ def sequences_of(world: World, trip: Trip) -> list[Answer]:
     """The watch learns a request's sequences after the event that brought it; the instance has them during it."""
     if trip.sequences:
         return trip.sequences
-    group = world.instance.groups.get(RequestId(trip.client.id))
+    group = world.instance.board.groups.get(RequestId(trip.client.id))
     return group.sequences if group is not None and group.request is trip.request else []
 
 
@@ -174,10 +174,10 @@ class PerfettoTrace:
         self._look_at_steps(world)
         for trip in self._trips.look(world):
             self._look_at_trip(world, trip)
-        pool, scheduler = instance.scheduler.cache.pool, instance.scheduler
+        pool, board = instance.board.cache.pool, instance.board
         held = pool.total - pool.free - pool.idle
         self._count("blocks", {"free": pool.free, "cached": pool.idle, "held": held})
-        self._count("sequences", {"running": len(scheduler.running), "waiting": len(scheduler.waiting)})
+        self._count("sequences", {"running": len(board.running), "waiting": len(board.waiting)})
 
     # The file
 

@@ -1,6 +1,6 @@
 """The checks beside the core: what plans may say, what clients may see, what must sometimes happen.
 
-The core audits itself (core/engine/audit.py); this file looks at it from outside, with knowledge of its own: the closed-form
+The core audits itself (core/engine/board.py); this file looks at it from outside, with knowledge of its own: the closed-form
 output of every request, and a shadow of who owns which block. Numbers are those of docs/reliability.md.
 """
 
@@ -118,7 +118,7 @@ class Watch:
             self.saw("prompts were held back beside decodes")
 
     def _new(self, new: NewSequence) -> None:
-        sequence = self.instance.scheduler.seats.occupants[new.slot]
+        sequence = self.instance.board.slots.occupants[new.slot]
         trip = self._trip_of(new)
         self._clients[new.slot, new.incarnation] = trip.client, new.index
         table, size = list(new.blocks), self.scenario.block_size
@@ -137,10 +137,10 @@ class Watch:
         self._admitted(new, trip, sequence)
 
     def _admitted(self, new: NewSequence, trip: Trip, sequence: Sequence | None) -> None:
-        head = self.instance.scheduler.waiting.head()
+        head = self.instance.board.waiting.head()
         if head is not None and sequence is not None and head.order < sequence.order:
             raise InvariantBroken(f"{sequence!r} overtook {head!r}", invariant=34)
-        for victim in self.instance.scheduler.preempting:
+        for victim in self.instance.board.preempting:
             if sequence is not None and victim.order < sequence.order and sequence.phase in ON_WORKER:
                 raise InvariantBroken(f"{sequence!r} overtook {victim!r}, which is not back in line", invariant=34)
         size = self.scenario.block_size
@@ -158,7 +158,7 @@ class Watch:
             self.saw("a slot was reused")
 
     def _trip_of(self, new: NewSequence) -> Trip:
-        sequence = self.instance.scheduler.seats.occupants[new.slot]
+        sequence = self.instance.board.slots.occupants[new.slot]
         if sequence is None or sequence.incarnation != new.incarnation:
             raise InvariantBroken(f"slot {new.slot}.{new.incarnation} is planned for nobody", invariant=25)
         return self.trips[sequence.request.id]
@@ -171,7 +171,7 @@ class Watch:
         self._owner[block] = (slot, self._incarnation[slot])
 
     def _writes(self, plan: StepPlan, slot: int, count: int, table: list[BlockId], chunk_max: int) -> None:
-        position, size, pool = self._position[slot], self.scenario.block_size, self.instance.scheduler.cache.pool
+        position, size, pool = self._position[slot], self.scenario.block_size, self.instance.board.cache.pool
         end = position + count
         self._position[slot] = end
         if end > len(table) * size:
@@ -192,7 +192,7 @@ class Watch:
     def submitted(self, trip: Trip, mode: Mode) -> None:
         if mode is not Mode.SERVING and trip.refused is None:
             raise InvariantBroken(f"{trip.client.id} is taken by an instance that is {mode}", invariant=22)
-        group = self.instance.groups.get(RequestId(trip.client.id))
+        group = self.instance.board.groups.get(RequestId(trip.client.id))
         trip.sequences = list(group.sequences) if group is not None and group.request is trip.request else []
 
     def refused(self, effect: Refuse) -> None:
@@ -217,9 +217,10 @@ class Watch:
     def emitted(self, emit: Emit, now: float) -> None:
         """21: tokens are a prefix of the undisturbed output. 22, 23, 26: one end, with the right reason and usage."""
         self.deliveries += len(emit.tokens) + len(emit.ended)
-        for request, index, token in emit.tokens:
+        for request, _, index, position, token in emit.tokens:
             trip = self.trips[request]
             delivered = trip.delivered[index]
+            self._expect(position == len(delivered), 21, f"{request}.{index}: token {position} after {len(delivered)}")
             if trip.ended[index] is not None or trip.refused:
                 raise InvariantBroken(f"{request}.{index} gets a token after its end", invariant=22)
             if trip.oracles[index].token(len(delivered)) != token:
@@ -282,13 +283,13 @@ class Watch:
     def _failed(self, trip: Trip, index: int, ended: Ended) -> None:
         """An error is allowed to those that cause one, and to all when the worker is given up."""
         outputs, client = len(trip.delivered[index]), trip.client
-        if client.nan_at == outputs and "NaN" in ended.detail:
+        if client.nan_at == outputs and ended.error == "row_failed":
             self.saw("one row failed, alone")
-        elif client.poison_at == outputs and "twice" in ended.detail:
+        elif client.poison_at == outputs and ended.error == "poison":
             self.saw("a poisonous request was given up")
-        elif "too often" in ended.detail:
+        elif ended.error == "worker_gone":
             self.saw("the worker was given up")
-        elif "twice" not in ended.detail or self._losses.get((client.id, index), 0) < 2:
+        elif ended.error != "poison" or self._losses.get((client.id, index), 0) < 2:
             raise InvariantBroken(f"{ended.request}.{index} fails for nothing: {ended.detail}", invariant=22)
         else:
             self.saw("a bystander was given up: the worker was lost twice at its place")
@@ -307,20 +308,20 @@ class Watch:
             self._losses[client.id, index] = self._losses.get((client.id, index), 0) + 1
 
     def poisoned(self, client: Client | None) -> None:
-        """47: one client's request takes at most two workers for each of its sequences with it."""
+        """47: one client's request takes at most log2(suspects) + 2 workers for each of its sequences with it."""
         if client is not None:
             self._deaths[client.id] = self._deaths.get(client.id, 0) + 1
-            if self._deaths[client.id] > 2 * client.n:
+            if self._deaths[client.id] > ((self.scenario.slots - 1).bit_length() + 2) * client.n:
                 raise InvariantBroken(f"{client.id} has killed {self._deaths[client.id]} workers", invariant=47)
 
     # After every event
 
     def after(self) -> None:
         """33, 35 and the generations (5), for what this event touched."""
-        instance, scheduler = self.instance, self.instance.scheduler
-        if not instance.in_flight and (scheduler.running or len(scheduler.waiting) or scheduler.drops):
+        instance, board = self.instance, self.instance.board
+        if not instance.in_flight and (board.running or len(board.waiting) or board.drops):
             self._expect(instance.worker.state.value != "ready" or instance.mode.value == "paused", 35, "work and no step")
-        if scheduler.preempting or self._preempting:
+        if board.preempting or self._preempting:
             self._preemptions()
 
     def step_absorbed(self) -> None:
@@ -335,8 +336,8 @@ class Watch:
             trip.thrash = [0] * trip.client.n
 
     def _preemptions(self) -> None:
-        scheduler = self.instance.scheduler
-        for sequence in scheduler.preempting:
+        board = self.instance.board
+        for sequence in board.preempting:
             if self._preempting.get(sequence) == sequence.preemptions:
                 continue
             self._preempting[sequence] = sequence.preemptions
@@ -344,13 +345,13 @@ class Watch:
                 self.saw("preempted with tokens in flight")
             if sequence.computed or sequence.blocks or sequence.slot < 0:
                 raise InvariantBroken(f"{sequence!r} is preempted and holds blocks, or lost its slot", invariant=31)
-            if any(other.order > sequence.order for other in scheduler.running):
+            if any(other.order > sequence.order for other in board.running):
                 raise InvariantBroken(f"{sequence!r} is preempted and not the last in line", invariant=33)
             thrash = self.trips[sequence.request.id].thrash
             thrash[sequence.index] += 1
             if thrash[sequence.index] > PREEMPTIONS_MAX:
                 raise InvariantBroken(f"{sequence!r}: preempted again and again, no token in between", invariant=33)
-            if len(scheduler.preempting) > 1 and not scheduler.running:
+            if len(board.preempting) > 1 and not board.running:
                 self.saw("everything was preempted")
             if sequence.preemptions > 1:
                 self.saw("preempted more than once")
@@ -359,7 +360,7 @@ class Watch:
 
     def generations(self) -> None:
         """5: a block's generation has grown once for each time it was handed out."""
-        pool = self.instance.scheduler.cache.pool
+        pool = self.instance.board.cache.pool
         if (generations := pool.generations()) == self._assigned:
             return
         for block, times in enumerate(self._assigned):
@@ -371,17 +372,17 @@ class Watch:
     def at_rest(self) -> None:
         """9, 22: nothing is held and everyone was answered; without faults, everything that fits succeeded."""
         instance = self.instance
-        scheduler = instance.scheduler
-        pool = scheduler.cache.pool
+        board = instance.board
+        pool = board.cache.pool
         if instance.stats.folded_blocks:
             self.saw("two sequences filled the same block: folded")
-        if scheduler.cache.evicted:
+        if board.cache.evicted:
             self.saw("a cached block was evicted")
         if instance.stats.stale_rows:
             self.saw("a late row of a former occupant")
         held = pool.total - pool.free - pool.idle
-        left = (held, scheduler.seats.taken, len(scheduler.waiting), len(scheduler.running), len(instance.in_flight))
-        if any(left) or instance.groups or scheduler.queued or scheduler.drops or scheduler.preempting:
+        left = (held, board.slots.taken, len(board.waiting), len(board.running), len(instance.in_flight))
+        if any(left) or instance.board.groups or board.queued or board.drops or board.preempting:
             raise InvariantBroken(f"at rest: blocks, slots, waiting, running, plans = {left}", invariant=9)
         if instance.next_deadline() is not None:
             raise InvariantBroken("at rest and a deadline is armed", invariant=9)

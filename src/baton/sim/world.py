@@ -23,6 +23,7 @@ from baton.core.events import (
     Abort,
     Event,
     EvictSome,
+    LossCause,
     Pause,
     PreemptSome,
     Resume,
@@ -33,7 +34,7 @@ from baton.core.events import (
     WorkerReady,
 )
 from baton.errors import InvariantBroken
-from baton.protocol.ids import Instant, RequestId, WorkerEpoch
+from baton.protocol.ids import Instant, PoolIncarnation, RequestId, WorkerEpoch
 from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason
 from baton.protocol.step import StepPlan, StepResult
@@ -215,15 +216,15 @@ class World:
                     self._sent_again = None
                 else:
                     self.watch.refused(effect)
-            case RestartWorker(epoch, reason):
-                if reason.startswith("step ") and not self._garbled:
+            case RestartWorker(epoch, cause, reason, delay):
+                if cause == "protocol" and not self._garbled:
                     raise InvariantBroken(f"a worker that kept to the protocol is restarted: {reason}", invariant=46)
                 self._note("worker", f"killed ({reason}); starting epoch {epoch}")
                 self.watch.forced()
                 self.worker.die(self.scenario.pool_kept)
                 self._epoch = epoch
                 self._busy_until = self.now
-                self._at(self.now + self.scenario.restart_seconds, self._worker_ready, epoch)
+                self._at(self.now + delay + self.scenario.restart_seconds, self._worker_ready, epoch)
             case ModeChanged(mode):
                 self._note("instance", f"is {mode}")
                 self.watch.mode_changed(mode)
@@ -232,7 +233,7 @@ class World:
         self.watch.emitted(emit, self.now)
         self._digest.update(_ENCODE((emit.tokens, emit.ended)))
         if self._tracer is not None:
-            for request, index, token in emit.tokens:
+            for request, _, index, _, token in emit.tokens:
                 self._note("client", f"{request}.{index} gets {token}")
         for trip in self.watch.take_stopped():
             self._at(self.now, self._stop_string, trip)
@@ -278,7 +279,7 @@ class World:
 
     def _again(self, trip: Trip) -> None:
         """The same id while the first is open: refused, and the first goes on as if nothing had happened."""
-        if not trip.submitted or trip.refused or RequestId(trip.client.id) not in self.instance.groups:
+        if not trip.submitted or trip.refused or RequestId(trip.client.id) not in self.instance.board.groups:
             return
         self._note("client", f"{trip.client.id} submits again")
         self._sent_again = trip.client.id
@@ -324,7 +325,8 @@ class World:
             self._tell(WorkerLost(epoch, "did not start"))
             return
         self._note("worker", f"ready, epoch {epoch}")
-        self._tell(WorkerReady(epoch, pool_kept=self.scenario.pool_kept))
+        pool = PoolIncarnation(1 if self.scenario.pool_kept else int(epoch))
+        self._tell(WorkerReady(epoch, pool))
 
     def _step(self, plan: StepPlan) -> None:
         """The worker has come to the end of a step: execute it now, send the result, unless something goes wrong."""
@@ -387,15 +389,26 @@ class World:
         if self.instance.stats.stale_results > before and result.epoch == self.instance.worker.epoch:
             self.watch.saw("a result came twice")
 
-    def _crash(self, when: str) -> None:
+    def _crash(self, when: str, cause: LossCause = "died") -> None:
         self._note("worker", f"dies {when}")
-        if self.instance.scheduler.preempting:
+        if self.instance.board.preempting:
             self.watch.saw("the worker was lost with a preemption unacknowledged")
         if self.instance.worker.losses:
             self.watch.saw("the worker was lost twice in a row")
         self.worker.die(self.scenario.pool_kept)
         dead, self._epoch = self._epoch, WorkerEpoch(-1)  # nothing it had queued is executed
-        self._tell(WorkerLost(dead, f"died {when}"))
+        self._deliver_last_results(dead)
+        self._tell(WorkerLost(dead, f"died {when}", cause))
+
+    def _deliver_last_results(self, epoch: WorkerEpoch) -> None:
+        """What a worker sent before it died is read before its channel ends."""
+        sent = sorted(entry for entry in self._heap if entry[2] == self._result and entry[3].epoch == epoch)
+        for entry in sent:
+            self._heap.remove(entry)
+        heapify(self._heap)
+        for result in sorted((entry[3] for entry in sent), key=lambda result: result.step):
+            if self.instance.worker.epoch == epoch:
+                self._result(result)
 
     # Nudges
 
@@ -410,7 +423,7 @@ class World:
                 self._tell(EvictSome(amount))
             case "crash":
                 if self._epoch == self.instance.worker.epoch and self.instance.worker.state.value == "ready":
-                    self._crash("on its own")
+                    self._crash("from outside", "killed")
             case "clock":
                 self._clock_offset += nudge.amount
                 self.watch.saw("the clock jumped back" if nudge.amount < 0 else "the clock jumped ahead")

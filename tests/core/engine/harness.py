@@ -25,10 +25,10 @@ from typing import Any
 from baton.config import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig
 from baton.core.effects import Mode, ModeChanged, Refuse, RestartWorker, RunStep
 from baton.core.engine.instance import Instance
-from baton.core.engine.request import Group, Phase
+from baton.core.engine.request import Phase
 from baton.core.engine.request import Sequence as Scheduled
-from baton.core.events import Abort, Event, PreemptSome, StepDone, Submit, Tick, WorkerLost, WorkerReady
-from baton.protocol.ids import Instant, RequestId
+from baton.core.events import Abort, Event, LossCause, PreemptSome, StepDone, Submit, Tick, WorkerLost, WorkerReady
+from baton.protocol.ids import Instant, PoolIncarnation, RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import GenerateRequest, Refused, SamplingParams
 from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, NewSequence, RowLogprobs, StepPlan, StepResult, TokenLogprob
@@ -154,7 +154,7 @@ class FakeWorker:
 def make_config(**settings: Any) -> InstanceConfig:
     """Flat settings to the classes that own them. Small, and without a growth reserve, so that tests can count blocks."""
     small: dict[str, Any] = {"blocks": 64, "block_size": 4, "slots": 4, "tokens_per_step": 64}
-    settings = small | {"reserve_start": 0.0, "reserve_floor": 0.0, "reserve_decay": 1.0} | settings
+    settings = small | {"reserve_start": 0.0, "reserve_learning": 0.0} | settings
 
     def take(owner: type) -> Any:
         return owner(**{f.name: settings.pop(f.name) for f in fields(owner) if f.name in settings})
@@ -169,6 +169,7 @@ class Driver:
         self.config = make_config(**settings)
         self.instance = Instance(self.config)
         self.worker = FakeWorker(self.config.kv.block_size)
+        self.pool_incarnation = PoolIncarnation(1)
         self.now = 0.0
         self.plans: deque[StepPlan] = deque()
         "Handed to the worker, not executed."
@@ -177,7 +178,7 @@ class Driver:
         self.history: list[StepPlan] = []
         "Every plan ever made."
         self.requests: dict[str, GenerateRequest] = {}
-        self.groups: dict[str, Group] = {}
+        self.sequences: dict[str, list[Scheduled]] = {}
         self.owed: dict[tuple[str, int], list[int]] = {}
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.logprobs: dict[tuple[str, int], list[RowLogprobs]] = {}
@@ -186,12 +187,16 @@ class Driver:
         self.restarts: list[RestartWorker] = []
         self.modes: list[Mode] = []
         if start:
-            self.tell(WorkerReady(self.instance.worker.epoch))
+            self.tell(WorkerReady(self.instance.worker.epoch, self.pool_incarnation))
 
     # Events in
 
     def tell(self, event: Event) -> list[Any]:
         effects = self.instance.handle(event, Instant(self.now))
+        self.take_in(effects)
+        return effects
+
+    def take_in(self, effects: list[Any]) -> None:
         for effect in effects:
             self._collect(effect)
         epoch = self.instance.worker.epoch
@@ -199,17 +204,19 @@ class Driver:
         self.instance.check()
         deadline = self.instance.next_deadline()
         assert deadline is None or deadline > self.now, "a deadline that is over is still armed"
-        return effects
 
     def submit(self, name: str, prompt: Iterable[int] = (1, 2, 3), **given: Any) -> GenerateRequest:
         request = make_request(name, prompt, **given)
-        effects = self.tell(Submit(request))
+        effects = self.instance.handle(Submit(request), Instant(self.now))
         if not any(isinstance(effect, Refuse) for effect in effects):
-            for index in range(request.n):  # the name may have been used before
-                for record in (self.owed, self.tokens, self.logprobs, self.ended):
+            for index in request.wanted:  # the name may have been used before
+                for record in (self.owed, self.logprobs, self.ended):
                     record.pop((name, index), None)
+                self.tokens[name, index] = list(request.delivered(index))
             self.requests[name] = request
-            self.groups[name] = self.instance.groups[request.id]
+            group = self.instance.board.groups.get(request.id)
+            self.sequences[name] = list(group.sequences) if group is not None else []
+        self.take_in(effects)
         return request
 
     def abort(self, name: str, index: int | None = None) -> list[Any]:
@@ -253,8 +260,8 @@ class Driver:
             self.step()
         raise AssertionError(f"{self.sequence(name, index)} never came to {phase}")
 
-    def lose_worker(self) -> None:
-        self.tell(WorkerLost(self.instance.worker.epoch))
+    def lose_worker(self, cause: LossCause = "died") -> None:
+        self.tell(WorkerLost(self.instance.worker.epoch, cause=cause))
 
     def restart_worker(self, *, pool_kept: bool = False) -> None:
         memory = self.worker.memory if pool_kept else {}
@@ -262,7 +269,9 @@ class Driver:
         self.worker = FakeWorker(self.config.kv.block_size)
         self.worker.memory, self.worker.last_incarnation = memory, last_incarnation
         self.results.clear()
-        self.tell(WorkerReady(self.instance.worker.epoch, pool_kept))
+        if not pool_kept:
+            self.pool_incarnation = PoolIncarnation(self.pool_incarnation + 1)
+        self.tell(WorkerReady(self.instance.worker.epoch, self.pool_incarnation))
 
     # Effects out
 
@@ -274,8 +283,9 @@ class Driver:
                 self.plans.append(plan)
                 self.history.append(plan)
             case Emit(tokens, ended, logprobs):
-                for request, index, token in tokens:
-                    self._hear(request, index, token)
+                for request, attempt, index, position, token in tokens:
+                    assert attempt == self.requests[request].attempt
+                    self._hear(request, index, position, token)
                 for request, index, thoughts in logprobs:
                     assert (request, index) not in self.ended, "log-probabilities after the end"
                     self.logprobs.setdefault((request, index), []).append(thoughts)
@@ -296,12 +306,13 @@ class Driver:
         assert len(plan.run.slots) <= scheduler.slots
         assert len(set(plan.run.slots)) == len(plan.run.slots), "a slot runs twice in a step"
 
-    def _hear(self, request: str, index: int, token: int) -> None:
+    def _hear(self, request: str, index: int, position: int, token: int) -> None:
         key = (request, index)
         assert key not in self.ended, f"a token after the end of {key}"
         if key not in self.owed:
             self.owed[key] = undisturbed(self.requests[request], index)
         heard = self.tokens.setdefault(key, [])
+        assert position == len(heard), "a position is emitted twice, or left out"
         heard.append(token)
         assert heard == self.owed[key][: len(heard)], f"{key} differs from the undisturbed run at output {len(heard) - 1}"
 
@@ -316,7 +327,7 @@ class Driver:
     # Questions
 
     def sequence(self, name: str, index: int = 0) -> Scheduled:
-        return self.groups[name].sequences[index]
+        return self.sequences[name][index]
 
     def phase(self, name: str, index: int = 0) -> Phase:
         return self.sequence(name, index).phase
@@ -341,7 +352,7 @@ class Driver:
 
     @property
     def pool(self) -> Any:
-        return self.instance.scheduler.cache.pool
+        return self.instance.board.cache.pool
 
     # Verdicts
 
@@ -356,14 +367,14 @@ class Driver:
 
     def assert_at_rest(self) -> None:
         """Nothing is held, nothing is planned, nothing will happen."""
-        instance, scheduler = self.instance, self.instance.scheduler
+        instance, board = self.instance, self.instance.board
         assert not self.plans
         assert not instance.in_flight
-        assert not instance.groups
-        assert not scheduler.running
-        assert not scheduler.preempting
-        assert not scheduler.drops
-        assert len(scheduler.waiting) == scheduler.queued == scheduler.queued_tokens == scheduler.seats.taken == 0
+        assert not instance.board.groups
+        assert not board.running
+        assert not board.preempting
+        assert not board.drops
+        assert len(board.waiting) == board.queued == board.queued_tokens == board.slots.taken == 0
         assert self.pool.free + self.pool.idle == self.pool.total
         assert instance.next_deadline() is None
         for name, request in self.requests.items():

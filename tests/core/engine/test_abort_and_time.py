@@ -59,7 +59,7 @@ def bring_to(place: str, **given: float) -> Driver:
             if place == "preempting, drop told":
                 driver.step()
                 assert driver.plans[-1].drops
-    assert driver.groups["a"].sequences[-1].phase is PLACES[place]
+    assert driver.sequences["a"][-1].phase is PLACES[place]
     return driver
 
 
@@ -71,13 +71,13 @@ def test_abort_in_each_phase(place):
     driver.abort("a")
     assert driver.reason("a") == "abort"
     assert driver.heard("a") == heard
-    assert all(sequence.phase in (Phase.CLOSING, Phase.DONE) for sequence in driver.groups["a"].sequences)
-    assert all(not sequence.blocks for sequence in driver.groups["a"].sequences)
+    assert all(sequence.phase in (Phase.CLOSING, Phase.DONE) for sequence in driver.sequences["a"])
+    assert all(not sequence.blocks for sequence in driver.sequences["a"])
     if place == "waiting for the worker":
         driver.restart_worker()
     driver.run()
     assert driver.heard("a") == heard
-    assert all(sequence.phase is Phase.DONE for sequence in driver.groups["a"].sequences)
+    assert all(sequence.phase is Phase.DONE for sequence in driver.sequences["a"])
     driver.assert_answered("b")
     driver.assert_at_rest()
 

@@ -6,7 +6,7 @@ from baton.core.engine.request import Phase
 from baton.core.events import Submit
 from baton.protocol.request import Refused
 
-from .harness import Driver, freeze, make_request
+from .harness import Driver, freeze, make_request, stop_at
 
 
 def test_request_that_can_never_fit_is_refused_with_the_numbers():
@@ -33,12 +33,12 @@ def test_refused_request_leaves_no_trace():
     driver = Driver(blocks=8, block_size=4)
     driver.submit("a", range(5), max_tokens=8)
     driver.step()
-    before = freeze(driver.instance.scheduler), freeze(driver.instance.groups)
+    before = freeze(driver.instance.board), freeze(driver.instance.board.groups)
     refused = driver.instance.stats.refused["never_fits"]
     driver.submit("b", range(60), max_tokens=8, timeout_seconds=3.0)
     assert driver.instance.stats.refused["never_fits"] == refused + 1
     driver.instance.stats.refused["never_fits"] = refused  # that it happened is all that is kept
-    assert (freeze(driver.instance.scheduler), freeze(driver.instance.groups)) == before
+    assert (freeze(driver.instance.board), freeze(driver.instance.board.groups)) == before
     driver.run()
     driver.assert_answered("a")
     driver.assert_at_rest()
@@ -138,7 +138,7 @@ def test_head_that_does_not_fit_holds_nothing_and_evicts_nothing():
     assert driver.phase("head") is Phase.WAITING
     assert driver.sequence("head").blocks == []
     assert driver.pool.idle == 2
-    assert driver.instance.scheduler.cache.evicted == 0
+    assert driver.instance.board.cache.evicted == 0
     assert driver.instance.stats.held_back["blocks"] > 0
     driver.run()
     driver.assert_answered()
@@ -161,7 +161,7 @@ def test_full_reserve_means_no_preemption_and_none_means_some():
     """14. The reserve is what admission leaves for the growth of those that run."""
 
     def preemptions(reserve: float) -> int:
-        driver = Driver(blocks=12, block_size=4, slots=8, reserve_start=reserve, reserve_floor=reserve)
+        driver = Driver(blocks=12, block_size=4, slots=8, reserve_start=reserve)
         for number in range(8):
             driver.submit(f"r{number}", [number] * 4, max_tokens=20)
         driver.run()
@@ -172,24 +172,46 @@ def test_full_reserve_means_no_preemption_and_none_means_some():
     assert preemptions(0.0) > 0
 
 
-def test_reserve_decays_while_all_goes_well_and_recovers_at_a_preemption():
-    driver = Driver(reserve_start=0.4, reserve_floor=0.1, reserve_decay=0.1)
-    reserve = driver.instance.scheduler.reserve
-    driver.submit("a", max_tokens=40)
-    driver.step(5)
-    share = 0.4
-    for _ in driver.history:
-        share -= (share - 0.1) * 0.1
-    assert reserve.share == pytest.approx(share)
-    driver.preempt()
-    assert reserve.share > share + (1 - share) * 0.4
+def test_reserve_learns_from_what_ended_sequences_used():
+    driver = Driver(reserve_start=0.5, reserve_learning=0.25)
+    reserve = driver.instance.board.reserve
+    driver.submit("a", max_tokens=100, stop_token_ids=(stop_at(4),))
     driver.run()
-    assert 0.1 <= reserve.share < 1.0
+    assert driver.reason("a") == "stop"
+    assert reserve.ratio == pytest.approx(0.5 + (5 / 100 - 0.5) / 4)
+    ratio = reserve.ratio
+    driver.lose_worker()
+    driver.submit("never admitted", max_tokens=100)
+    driver.abort("never admitted")
+    assert reserve.ratio == ratio
+
+
+def test_reserve_rises_when_growth_preempts_and_not_when_urgency_or_pressure_does():
+    driver = Driver(blocks=6, block_size=4, slots=3, reserve_start=0.05, reserve_learning=0.0625)
+    reserve = driver.instance.board.reserve
+    driver.submit("lesser", [1, 2, 3], max_tokens=18, priority=1)
+    driver.step(2)
+    driver.preempt()
+    driver.run_until("lesser", Phase.DECODE)
+    driver.submit("urgent", range(10, 32), max_tokens=2)
+    while driver.phase("urgent") is Phase.WAITING:
+        driver.step()
+    assert driver.sequence("lesser").preemptions == 2
+    assert reserve.ratio == 0.05
+    driver.run()
+    ratio = reserve.ratio
+    for name, token in zip("abc", (50, 60, 70), strict=True):
+        driver.submit(name, [token] * 6, max_tokens=12)  # 2 blocks now, 5 at the end: they cannot all grow
+    while driver.instance.stats.preemptions == 2:
+        driver.step()
+    assert reserve.ratio > ratio + (1 - ratio) * 0.4
+    driver.run()
+    driver.assert_answered()
 
 
 def test_less_urgent_growth_is_not_reserved_for():
     """It can be preempted for it instead."""
-    driver = Driver(blocks=8, block_size=4, reserve_start=1.0, reserve_floor=1.0)
+    driver = Driver(blocks=8, block_size=4, reserve_start=1.0)
     driver.submit("lesser", [1, 2, 3], max_tokens=29, priority=1)  # may grow to 8 blocks
     driver.step()
     driver.submit("same", [4, 5, 6], max_tokens=2, priority=1)

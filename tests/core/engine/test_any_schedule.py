@@ -39,7 +39,7 @@ class AnySchedule(RuleBasedStateMachine):
             prefill_tokens_beside_decodes=beside,
             steps_in_flight=ahead,
             reserve_start=reserve,
-            reserve_decay=0.1,
+            reserve_learning=0.1,
             eviction=eviction,
             prefix_caching=prefix_caching,
             worker_restarts_max=10_000,

@@ -22,7 +22,7 @@ def test_only_computed_tokens_are_cached(prompt_tokens, outputs, cached_blocks, 
     driver.submit("a", prompt, **given)
     driver.run()
     driver.assert_answered()
-    assert len(driver.instance.scheduler.cache) == cached_blocks
+    assert len(driver.instance.board.cache) == cached_blocks
     assert driver.pool.idle == cached_blocks
 
     driver.submit("b", [*prompt, *driver.heard("a"), 99], max_tokens=6)
@@ -76,7 +76,7 @@ def test_identical_requests_in_flight_fold():
     driver.assert_answered()
     driver.assert_at_rest()
     computed = len(PROMPT) + 10 - 1
-    assert len(driver.instance.scheduler.cache) == computed // 4
+    assert len(driver.instance.board.cache) == computed // 4
     assert driver.pool.free == driver.pool.total - computed // 4
 
     driver.submit("d", [*PROMPT, *driver.heard("a"), 1], max_tokens=4)
@@ -151,7 +151,7 @@ def test_running_blocks_are_never_evicted():
         driver.tell(EvictSome(1000))
     driver.assert_answered()
     driver.assert_at_rest()
-    assert len(driver.instance.scheduler.cache) == 0
+    assert len(driver.instance.board.cache) == 0
 
 
 def test_full_cache_makes_room():
@@ -162,7 +162,7 @@ def test_full_cache_makes_room():
         driver.run()
     driver.assert_answered()
     driver.assert_at_rest()
-    assert driver.instance.scheduler.cache.evicted > 0
+    assert driver.instance.board.cache.evicted > 0
     assert driver.instance.stats.preemptions == 0
 
 

@@ -1,7 +1,7 @@
 """What is said once per request is in a plan once, and no plan is larger than a frame."""
 
-from baton.core.engine import limits
-from baton.core.engine.limits import NEW_BYTES_MAX, new_bytes
+from baton.core.engine import admission
+from baton.core.engine.admission import NEW_BYTES_MAX, new_bytes
 from baton.protocol.codec import FRAME_BYTES_MAX, encode
 from baton.protocol.request import Refused, SamplingParams
 
@@ -42,7 +42,7 @@ def test_prompts_of_one_list_share_one_row_though_their_max_tokens_differ():
     crowd = max(seen, key=lambda plan: len(plan.new))
     assert len(crowd.new) == 32
     assert len(crowd.sampling) == 1
-    assert len(encode(crowd)) < 2 * limits.sampling_bytes(crowd.sampling[0])
+    assert len(encode(crowd)) < 2 * admission.sampling_bytes(crowd.sampling[0])
     driver.assert_answered()
 
 
@@ -58,7 +58,7 @@ def test_different_settings_have_rows_of_their_own():
 
 
 def test_a_plan_that_would_be_too_large_is_split(monkeypatch):
-    monkeypatch.setattr(limits, "NEW_BYTES_MAX", 40_000)
+    monkeypatch.setattr(admission, "NEW_BYTES_MAX", 40_000)
     driver = Driver(blocks=512, block_size=4, slots=64, tokens_per_step=4096, steps_in_flight=1)
     driver.submit("first", [9], max_tokens=1)
     for number in range(12):
@@ -73,7 +73,7 @@ def test_a_plan_that_would_be_too_large_is_split(monkeypatch):
 
 
 def test_one_sequence_larger_than_the_bound_still_goes_alone(monkeypatch):
-    monkeypatch.setattr(limits, "NEW_BYTES_MAX", 100)
+    monkeypatch.setattr(admission, "NEW_BYTES_MAX", 100)
     driver = Driver(blocks=64, block_size=4, slots=8, tokens_per_step=256, steps_in_flight=1)
     for number in range(4):
         driver.submit(f"p{number}", range(20), max_tokens=2)

@@ -17,8 +17,8 @@ def test_preempted_request_waits_for_the_acknowledgement():
     driver.preempt()
     for _ in range(3):  # two results that were in flight, then the drop's
         assert driver.phase("a") is Phase.PREEMPTING
-        assert len(driver.instance.scheduler.waiting) == 0
-        assert driver.instance.scheduler.seats.taken == 1
+        assert len(driver.instance.board.waiting) == 0
+        assert driver.instance.board.slots.taken == 1
         assert len(driver.seated) == 1
         driver.step()
     assert driver.phase("a") is not Phase.PREEMPTING
@@ -167,7 +167,7 @@ def test_occupied_slots_never_exceed_the_maximum_in_any_mixture_of_states():
         driver.step()
         driver.preempt(2)
         driver.abort(f"r{number // 2 * 2}")
-        assert driver.instance.scheduler.seats.taken <= 3
+        assert driver.instance.board.slots.taken <= 3
     driver.run()
     driver.assert_answered(*(f"r{number}" for number in range(1, 12, 2)))
     driver.assert_at_rest()
@@ -183,9 +183,9 @@ def test_victim_is_least_urgent_then_youngest():
     driver.step(2)
     gone = []
     for _ in range(4):
-        running = list(driver.instance.scheduler.running)
+        running = list(driver.instance.board.running)
         driver.preempt()
-        (victim,) = [s for s in running if s not in driver.instance.scheduler.running]
+        (victim,) = [s for s in running if s not in driver.instance.board.running]
         gone.append(victim.request.id)
     assert gone == ["middle", "young", "old", "urgent"]
     driver.run()
@@ -329,9 +329,8 @@ def test_someone_always_finishes_when_demand_is_far_above_capacity(steps_in_flig
         block_size=4,
         slots=8,
         steps_in_flight=steps_in_flight,
-        reserve_start=0.4,
-        reserve_floor=0.05,
-        reserve_decay=0.01,
+        reserve_start=0.05,
+        reserve_learning=0.0625,
     )
     for number in range(24):
         driver.submit(f"r{number}", [number] * 4, max_tokens=28)

@@ -12,7 +12,9 @@ from .harness import make_request
 
 
 def sequence_in(phase: Phase) -> Sequence:
-    return Sequence(Group(make_request("a"), deadline=None), 0, (0, 0), BlockKey(b"root"), phase)
+    sequence = Sequence(Group(make_request("a"), deadline=None), 0, (0, 0.0, 0), BlockKey(b"root"))
+    sequence.phase = phase
+    return sequence
 
 
 @pytest.mark.parametrize(("phase", "fact"), list(product(Phase, Fact)))

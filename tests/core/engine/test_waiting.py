@@ -3,15 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.engine.request import Fact, Group, Phase, Sequence
+from baton.core.engine.request import Fact, Group, Sequence
 from baton.core.engine.waiting import WaitingLine
 from baton.protocol.ids import BlockKey
 
 from .harness import Driver, make_request
 
 
-def sequence_at(order: tuple[int, int]) -> Sequence:
-    return Sequence(Group(make_request("a"), deadline=None), 0, order, BlockKey(b"root"), Phase.WAITING)
+def sequence_at(priority: int, counter: int) -> Sequence:
+    return Sequence(Group(make_request("a"), deadline=None), 0, (priority, 0.0, counter), BlockKey(b"root"))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["join", "pop", "end"]), st.integers(-2, 2), st.integers(0, 1000)), max_size=60))
@@ -19,7 +19,7 @@ def test_head_is_always_the_smallest_order(actions):
     line, model = WaitingLine(), []
     for arrival, (action, priority, number) in enumerate(actions):
         if action == "join":
-            model.append(sequence_at((priority, arrival)))
+            model.append(sequence_at(priority, arrival))
             line.join(model[-1])
         elif model and action == "pop":
             head = min(model, key=lambda s: s.order)
@@ -37,10 +37,10 @@ def test_head_is_always_the_smallest_order(actions):
 def test_those_that_left_do_not_pile_up():
     """Invariant 49: a thousand come and go while one waits."""
     line = WaitingLine()
-    first = sequence_at((0, 0))
+    first = sequence_at(0, 0)
     line.join(first)
     for arrival in range(1, 1000):
-        gone = sequence_at((1, arrival))
+        gone = sequence_at(1, arrival)
         line.join(gone)
         gone.advance(Fact.ENDED)
         line.leave(gone)

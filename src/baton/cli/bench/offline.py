@@ -22,7 +22,7 @@ class TimedLLM(LLM):
 
     def _on_emit(self, emit: Emit) -> None:
         now = perf_counter()
-        for request, _, _ in emit.tokens:
+        for request, *_ in emit.tokens:
             self.token_times.setdefault(str(request), []).append(now)
         super()._on_emit(emit)
 

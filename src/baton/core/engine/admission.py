@@ -1,41 +1,113 @@
-"""How much room admission leaves for the growth of what already runs.
+"""What can keep the head of the line from being admitted. Admission asks a list, cheap questions first; a feature adds an
+entry, not a branch.
 
-Too little and every admission is paid for by a preemption; too much and the pool stays empty. The reserve is a share of the
-growth that is still possible. It decays while nothing is preempted and jumps half-way back to all of it at each preemption.
+A limit answers None, or a Shortage whose word is also the metric label. It is asked about a `Room`: that of the step being
+planned, or the one that would be left if certain victims were gone (preemption.py). Running sequences are not asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from math import ceil
+from collections.abc import Callable
+from typing import Final
 
-from baton.config import SchedulerConfig
+from msgspec import Struct
+
+from baton.core.engine.board import Board
 from baton.core.engine.request import Sequence
+from baton.core.engine.stats import HeldBack
+from baton.protocol.request import SamplingParams, sampling_bytes
+
+NEW_BYTES_MAX: Final = 1024 * 1024
+"""New sequences of one plan, in bytes on the wire. More wait for the next plan; one alone may be larger."""
 
 
-class GrowthReserve:
-    __slots__ = ("_block_size", "_clip", "_decay", "_floor", "share")
+class Shortage(Struct, frozen=True):
+    reason: HeldBack
+    short_by: int
 
-    def __init__(self, config: SchedulerConfig, block_size: int) -> None:
-        self.share = config.reserve_start
-        self._floor = config.reserve_floor
-        self._decay = config.reserve_decay
-        self._clip = config.reserve_clip_tokens
-        self._block_size = block_size
 
-    def decay(self) -> None:
-        """A step was planned."""
-        self.share -= (self.share - self._floor) * self._decay
+class Room:
+    """What a step has left for newcomers."""
 
-    def recover(self) -> None:
-        """A sequence was preempted: we were too bold."""
-        self.share += (1.0 - self.share) / 2
+    __slots__ = ("_reserves", "available", "new_bytes", "prefill_left", "settings", "slots_free")
 
-    def growth(self, sequence: Sequence) -> int:
-        """Tokens that it may still need room for, beyond the blocks it has."""
-        return max(0, min(sequence.stop_position - sequence.capacity, self._clip))
+    def __init__(self, prefill_left: int, slots_free: int, available: int) -> None:
+        self.prefill_left = prefill_left
+        "Prompt tokens."
+        self.slots_free = slots_free
+        self.available = available
+        "Blocks."
+        self.new_bytes = 0
+        "What the plan says of those that were admitted so far, on the wire."
+        self.settings: dict[SamplingParams, int] = {}
+        "Their distinct settings, each with its row in the plan."
+        self._reserves: dict[int, int] = {}
 
-    def blocks(self, running: Iterable[Sequence], priority: int) -> int:
-        """Blocks to leave for those at least as urgent as `priority`. The others can be preempted for it."""
-        tokens = sum(self.growth(sequence) for sequence in running if sequence.priority <= priority)
-        return ceil(self.share * tokens / self._block_size)
+    def reserve(self, board: Board, priority: int) -> int:
+        """Blocks to leave for growth: summed up once per step and class, then kept up to date by `admitted`."""
+        if priority not in self._reserves:
+            self._reserves[priority] = board.reserve.blocks_of(board.running, priority)
+        return self._reserves[priority]
+
+    def admitted(self, board: Board, sequence: Sequence) -> None:
+        self.new_bytes += self.bytes_for(sequence)
+        self.settings.setdefault(sequence.group.settings, len(self.settings))
+        self.slots_free = board.slots.free
+        self.available = board.cache.available
+        for priority in self._reserves:
+            if sequence.priority <= priority:
+                self._reserves[priority] += board.reserve.blocks(sequence)
+
+    def bytes_for(self, sequence: Sequence) -> int:
+        settings = sequence.group.settings
+        return new_bytes(len(sequence.tokens), None if settings in self.settings else settings)
+
+
+Limit = Callable[[Sequence, Room, Board], Shortage | None]
+
+
+def token_budget(head: Sequence, room: Room, board: Board) -> Shortage | None:
+    """Room in this step for at least one prompt token."""
+    return None if room.prefill_left > 0 else Shortage("budget", 1)
+
+
+def slots(head: Sequence, room: Room, board: Board) -> Shortage | None:
+    """A slot on the worker. One whose drop is not acknowledged is still taken."""
+    return None if room.slots_free > 0 else Shortage("slots", 1)
+
+
+def order(head: Sequence, room: Room, board: Board) -> Shortage | None:
+    """Nobody overtakes a more urgent sequence that was preempted and is not back in line yet."""
+    if any(sequence.order < head.order for sequence in board.preempting):
+        return Shortage("order", 1)
+    return None
+
+
+def plan_bytes(head: Sequence, room: Room, board: Board) -> Shortage | None:
+    """The new sequences of a step stay within what a plan may carry. One always goes."""
+    over = room.new_bytes + room.bytes_for(head) - NEW_BYTES_MAX
+    return Shortage("plan", over) if over > 0 and room.new_bytes else None
+
+
+def blocks(head: Sequence, room: Room, board: Board) -> Shortage | None:
+    """The whole need at once, and the reserve for the growth of what runs."""
+    need = board.need(head)
+    missing = need.new + need.hit_idle + room.reserve(board, head.priority) - room.available
+    return Shortage("blocks", missing) if missing > 0 else None
+
+
+LIMITS: tuple[Limit, ...] = (token_budget, slots, order, plan_bytes, blocks)
+
+
+def shortage(head: Sequence, room: Room, board: Board) -> Shortage | None:
+    """The first limit that says no."""
+    for limit in LIMITS:
+        short = limit(head, room, board)
+        if short is not None:
+            return short
+    return None
+
+
+def new_bytes(tokens: int, sampling: SamplingParams | None) -> int:
+    """At most so many bytes of a plan tell of a new sequence. A block is never smaller than a token."""
+    return 64 + 10 * tokens + (sampling_bytes(sampling) if sampling is not None else 0)

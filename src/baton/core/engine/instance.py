@@ -18,17 +18,19 @@ from typing import Any
 
 from baton.config import InstanceConfig
 from baton.core.effects import Effect, Mode, ModeChanged, Refuse, RestartWorker, RunStep
-from baton.core.engine import audit, preemption
 from baton.core.engine.absorb import absorb
-from baton.core.engine.limits import new_bytes
-from baton.core.engine.request import OPEN, Group, Phase, Sequence
-from baton.core.engine.scheduler import Issued, Scheduler
+from baton.core.engine.admission import new_bytes
+from baton.core.engine.board import Board
+from baton.core.engine.recovery import Suspects
+from baton.core.engine.request import OPEN, Group
+from baton.core.engine.scheduler import PlanInFlight, Scheduler
 from baton.core.engine.stats import Stats
 from baton.core.engine.worker_watch import WorkerState, WorkerWatch
 from baton.core.events import (
     Abort,
     Event,
     EvictSome,
+    LossCause,
     Pause,
     PreemptSome,
     Resume,
@@ -38,9 +40,10 @@ from baton.core.events import (
     WorkerLost,
     WorkerReady,
 )
-from baton.errors import ProtocolError
+from baton.errors import InvariantBroken, ProtocolError
 from baton.protocol.codec import FRAME_BYTES_MAX
-from baton.protocol.ids import Instant, RequestId, StepNo
+from baton.protocol.ids import Instant, PoolIncarnation, RequestId, StepNo
+from baton.protocol.output import EndError
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 from baton.protocol.step import StepResult, read_rows
 
@@ -55,11 +58,13 @@ class Instance:
         "_next_step",
         "_now",
         "_order",
+        "_pool",
+        "_scheduler",
+        "_suspects",
+        "board",
         "config",
-        "groups",
         "in_flight",
         "mode",
-        "scheduler",
         "stats",
         "worker",
     )
@@ -67,13 +72,15 @@ class Instance:
     def __init__(self, config: InstanceConfig) -> None:
         self.config = config
         self.stats = Stats()
-        self.scheduler = Scheduler(config, self.stats)
-        self.groups: dict[RequestId, Group] = {}
-        "Requests whose client is still owed an end."
-        self.in_flight: deque[Issued] = deque()
+        self.board = Board(config, self.stats)
+        self._scheduler = Scheduler(config.scheduler, self.board)
+        self._suspects = Suspects()
+        self.in_flight: deque[PlanInFlight] = deque()
         "Plans without a result, oldest first."
         self.worker = WorkerWatch(config.scheduler)
         self.mode = Mode.SERVING
+        self._pool: PoolIncarnation | None = None
+        "The pool that the cache is about. None: no pool that comes can be it."
         self._early: dict[StepNo, StepResult] = {}
         "Results that overtook an older one; never more than steps_in_flight."
         self._next_step = StepNo(1)
@@ -98,17 +105,18 @@ class Instance:
     # The machine
 
     def handle(self, event: Event, now: Instant) -> list[Effect]:
-        self._now = max(self._now, now)  # a clock that went backwards has not un-happened anything
+        self._now = max(self._now, now)  # a clock may go backwards; time here does not
         self._handlers[type(event)](event)
         self._expire()
+        if self._suspects.any:
+            self._suspects.settle(self.board)
         self._pump()
-        emit = self.scheduler.out.flush()
+        emit = self.board.out.flush()
         if emit is not None:
             self._effects.append(emit)
             for ended in emit.ended:
-                group = self.groups.get(ended.request)
-                if group is not None and not group.open:
-                    del self.groups[ended.request]
+                if ended.request in self.board.groups:
+                    self.board.forget(ended.request)
         self._settle_mode()
         effects, self._effects = self._effects, []
         return effects
@@ -121,7 +129,19 @@ class Instance:
         return deadline
 
     def check(self) -> None:
-        audit.check(self)
+        self.board.check()
+        queue = self.config.queue
+        if self.board.queued > queue.requests_max or self.board.queued_tokens > queue.tokens_max:
+            raise InvariantBroken("more is queued than the queue may hold", invariant=49)
+        if len(self.in_flight) > self.config.scheduler.steps_in_flight:
+            raise InvariantBroken(f"{len(self.in_flight)} plans in flight", invariant=49)
+
+    # Questions
+
+    @property
+    def idle(self) -> bool:
+        """Nobody is owed anything, and nothing is out."""
+        return not self.board.groups and not self.in_flight
 
     # Requests
 
@@ -132,31 +152,34 @@ class Instance:
             self.stats.refused[refused.reason] += 1
             self._effects.append(Refuse(request.id, refused))
             return
+        self._end_lower_attempt(request)
         deadline = None if request.timeout_seconds is None else Instant(self._now + request.timeout_seconds)
         group = Group(request, deadline)
         # Without prefix caching each request has a name space of its own. Not its id's: a client may use that again.
         private = b"" if self.config.kv.prefix_caching else b"%d" % next(self._order)
-        root = self.scheduler.hasher.root(request.salt, private)
+        root = self.board.hasher.root(request.salt, private)
         priority = request.priority if self.config.scheduler.order == "priority" else 0
-        for index in range(request.n):
-            phase = Phase.HELD if index else Phase.WAITING
-            group.sequences.append(Sequence(group, index, (priority, next(self._order)), root, phase))
-        self.groups[request.id] = group
-        self.scheduler.join(group)
+        for index in request.wanted:
+            group.add(index, (priority, self._now - request.age_seconds, next(self._order)), root)
+        self.board.join(group)
+        for sequence in reversed(group.sequences):
+            if (finish := sequence.finish) is not None:  # a replay of an answer whose end alone was lost
+                self.board.end(sequence, finish)
         if deadline is not None:
             heappush(self._deadlines, (deadline, next(self._order), request.id))
-            if len(self._deadlines) > 2 * len(self.groups) + 64:  # most are of requests that have ended
+            if len(self._deadlines) > 2 * len(self.board.groups) + 64:  # most are of requests that have ended
                 self._deadlines = [entry for entry in self._deadlines if not self._is_over(entry)]
                 heapify(self._deadlines)
 
     def _refusal(self, request: GenerateRequest) -> Refused | None:
         """Why the request is not taken, from the cheapest question to the dearest; None if it is."""
-        kv, queue, scheduler = self.config.kv, self.config.queue, self.scheduler
+        kv, queue, board = self.config.kv, self.config.queue, self.board
         if self.worker.state is WorkerState.GONE:
             return Refused("worker_gone", self.worker.losses, self.config.scheduler.worker_restarts_max)
         if self.mode is not Mode.SERVING:
             return Refused("draining" if self.mode is Mode.DRAINING else "paused")
-        if request.id in self.groups:
+        known = board.groups.get(request.id)
+        if known is not None and known.request.attempt >= request.attempt:
             return Refused("duplicate_id")
         worst = -(-(len(request.prompt) + request.sampling.max_tokens - 1) // kv.block_size)
         if worst > kv.blocks:
@@ -164,29 +187,41 @@ class Instance:
         plan = new_bytes(len(request.prompt) + request.sampling.max_tokens, request.sampling)
         if plan > FRAME_BYTES_MAX // 2:
             return Refused("never_planned", plan, FRAME_BYTES_MAX // 2)
-        if request.n > queue.requests_max:
-            return Refused("never_queued", request.n, queue.requests_max)
-        if request.n * len(request.prompt) > queue.tokens_max:
-            return Refused("never_queued", request.n * len(request.prompt), queue.tokens_max)
-        if scheduler.queued + request.n > queue.requests_max:
-            return Refused("queue_full", scheduler.queued + request.n, queue.requests_max)
-        tokens = scheduler.queued_tokens + request.n * len(request.prompt)
+        if request.attempt > 1:
+            return None  # its first attempt was let in, somewhere: a replay is not queued again
+        sequences = len(request.wanted)
+        tokens = sequences * len(request.prompt)
+        if sequences > queue.requests_max:
+            return Refused("never_queued", sequences, queue.requests_max)
         if tokens > queue.tokens_max:
-            return Refused("queue_tokens_full", tokens, queue.tokens_max)
+            return Refused("never_queued", tokens, queue.tokens_max)
+        if board.queued + sequences > queue.requests_max:
+            return Refused("queue_full", board.queued + sequences, queue.requests_max)
+        if board.queued_tokens + tokens > queue.tokens_max:
+            return Refused("queue_tokens_full", board.queued_tokens + tokens, queue.tokens_max)
         return None
 
+    def _end_lower_attempt(self, request: GenerateRequest) -> None:
+        """Whoever asks again has given the earlier attempt up: nobody is told of its end."""
+        group = self.board.groups.get(request.id)
+        if group is not None:
+            for sequence in reversed(group.sequences):
+                if sequence.phase in OPEN:
+                    self.board.end(sequence, FinishReason.ABORT, silent=True)
+            self.board.forget(request.id)
+
     def _on_abort(self, event: Abort) -> None:
-        group = self.groups.get(event.request)
+        group = self.board.groups.get(event.request)
         if group is None:
             return
         for sequence in reversed(group.sequences):  # siblings before the leader, whose end would let them in line
             if sequence.phase in OPEN and event.index in (None, sequence.index):
-                self.scheduler.end(sequence, event.reason)
+                self.board.end(sequence, event.reason)
 
-    def _end_all(self, group: Group, reason: FinishReason, detail: str = "") -> None:
+    def _end_all(self, group: Group, reason: FinishReason, error: EndError | None = None, detail: str = "") -> None:
         for sequence in reversed(group.sequences):
             if sequence.phase in OPEN:
-                self.scheduler.end(sequence, reason, detail)
+                self.board.end(sequence, reason, error, detail)
 
     # Steps
 
@@ -197,7 +232,7 @@ class Instance:
             and self.mode is not Mode.PAUSED
             and len(self.in_flight) < self.config.scheduler.steps_in_flight
         ):
-            issued = self.scheduler.plan_step(self._next_step, self.worker.epoch)
+            issued = self._scheduler.plan_step(self._next_step, self.worker.epoch)
             if issued is None:
                 return
             self._next_step = StepNo(self._next_step + 1)
@@ -222,44 +257,51 @@ class Instance:
     def _is_awaited(self, step: StepNo) -> bool:
         return self.in_flight[0].plan.step <= step <= self.in_flight[-1].plan.step and step not in self._early
 
-    def _absorb(self, issued: Issued, result: StepResult) -> bool:
+    def _absorb(self, issued: PlanInFlight, result: StepResult) -> bool:
         """False: the worker broke the protocol. Its state is not what we think it is, so it is restarted."""
         plan = issued.plan
         try:
             rows = read_rows(plan, issued.unfinished, result)
-            if not self.scheduler.seats.answered(plan.rows, result):
+            if not self.board.slots.rows_match(plan.rows, result):
                 raise ProtocolError(f"step {plan.step}: a row is doubled, or of another occupant")
         except ProtocolError as error:
-            self._lose_worker(str(error))
+            self._lose_worker("protocol", str(error))
             return False
         run, chunks = plan.run, {}
         if run.counts.count(1) != len(run.counts):
             chunks = {slot: tokens for slot, tokens in zip(run.slots, run.counts, strict=True) if tokens != 1}
         self.stats.stale_rows += len(result.slots) - len(plan.rows)
-        absorb(self.scheduler, chunks, rows, result)
+        absorb(self.board, chunks, rows, result)
         return True
 
     # The worker's life
 
     def _on_worker_ready(self, event: WorkerReady) -> None:
-        if self.worker.ready(event.epoch) and not event.pool_kept:
-            self.scheduler.cache.clear()
+        """Two equal incarnations are one pool: what the cache says of it is still true."""
+        if self.worker.ready(event.epoch) and event.pool != self._pool:
+            self.board.cache.clear()
+            self._pool = event.pool
 
     def _on_worker_lost(self, event: WorkerLost) -> None:
         if event.epoch == self.worker.epoch and self.worker.state is not WorkerState.GONE:
-            self._lose_worker(event.reason)
+            self._lose_worker(event.cause, event.reason)
 
-    def _lose_worker(self, reason: str) -> None:
+    def _lose_worker(self, cause: LossCause, reason: str) -> None:
         """Everything on the worker goes back in line, with the tokens it has; plans in flight are void."""
         self.stats.worker_losses += 1
-        preemption.worker_lost(self.scheduler, [issued.plan for issued in self.in_flight])
+        oldest = self.in_flight[0].plan if self.in_flight else None
+        evidence = cause != "killed"
+        explained = self._suspects.worker_lost(self.board, oldest, evidence=evidence)
         self.in_flight.clear()
         self._early.clear()
-        if self.worker.lose(self._now):
-            self._effects.append(RestartWorker(self.worker.epoch, reason))
+        if cause == "protocol":
+            self._pool = None  # it may have written through a wrong table
+        delay = self.worker.lose(self._now, counts=evidence and not explained)
+        if delay is not None:
+            self._effects.append(RestartWorker(self.worker.epoch, cause, reason, delay))
             return
-        for group in list(self.groups.values()):
-            self._end_all(group, FinishReason.ERROR, "the worker was lost too often in a row")
+        for group in list(self.board.groups.values()):
+            self._end_all(group, FinishReason.ERROR, "worker_gone", "the worker was lost too often in a row")
 
     # Pause
 
@@ -278,7 +320,7 @@ class Instance:
 
     def _settle_mode(self) -> None:
         """Drained means: no client is owed anything, no plan is out, every drop is acknowledged."""
-        if self.mode is Mode.DRAINING and not self.groups and not self.in_flight and not self.scheduler.seats.taken:
+        if self.mode is Mode.DRAINING and self.idle and not self.board.slots.taken:
             self.mode = Mode.PAUSED
             self._drain_deadline = None
             self._effects.append(ModeChanged(self.mode))
@@ -286,11 +328,11 @@ class Instance:
     # Pressure and time
 
     def _on_preempt_some(self, event: PreemptSome) -> None:
-        for _ in range(min(event.count, len(self.scheduler.running))):
-            preemption.preempt(self.scheduler, self.scheduler.running[-1])
+        for _ in range(min(event.count, len(self.board.running))):
+            self.board.preempt(self.board.running[-1])
 
     def _on_evict_some(self, event: EvictSome) -> None:
-        self.scheduler.cache.evict(event.count)
+        self.board.cache.evict(event.count)
 
     def _on_tick(self, event: Tick) -> None:
         """Deadlines are looked at after every event; this one has nothing else to say."""
@@ -300,15 +342,15 @@ class Instance:
         while self._deadlines and (self._deadlines[0][0] <= now or self._is_over(self._deadlines[0])):
             _, _, request = entry = heappop(self._deadlines)
             if not self._is_over(entry):
-                self._end_all(self.groups[request], FinishReason.TIMEOUT)
+                self._end_all(self.board.groups[request], FinishReason.TIMEOUT)
         if self._drain_deadline is not None and self._drain_deadline <= now:
             self._drain_deadline = None
-            for group in list(self.groups.values()):
+            for group in list(self.board.groups.values()):
                 self._end_all(group, FinishReason.ABORT)
         if self.worker.deadline is not None and self.worker.deadline <= now:
-            self._lose_worker(self.worker.overdue)
+            self._lose_worker("timeout", self.worker.overdue)
 
     def _is_over(self, entry: tuple[Instant, int, RequestId]) -> bool:
         """The entry is of a request that has ended (its id may be in use again, with another deadline)."""
-        group = self.groups.get(entry[2])
+        group = self.board.groups.get(entry[2])
         return group is None or not group.open or group.deadline != entry[0]

@@ -1,10 +1,10 @@
-"""What clients are told at the end of an event: one object an event, however many tokens."""
+"""What clients are told at the end of an event: one object per event, however many tokens."""
 
 from __future__ import annotations
 
 from baton.core.engine.request import Sequence
 from baton.protocol.ids import RequestId
-from baton.protocol.output import Emit, Ended
+from baton.protocol.output import Emit, Ended, EndError, TokenRow
 from baton.protocol.request import FinishReason
 from baton.protocol.step import RowLogprobs
 
@@ -13,11 +13,11 @@ class Outbox:
     __slots__ = ("ended", "logprobs", "tokens")
 
     def __init__(self) -> None:
-        self.tokens: list[tuple[RequestId, int, int]] = []
+        self.tokens: list[TokenRow] = []
         self.ended: list[Ended] = []
         self.logprobs: list[tuple[RequestId, int, RowLogprobs]] = []
 
-    def end(self, sequence: Sequence, reason: FinishReason, detail: str) -> None:
+    def end(self, sequence: Sequence, reason: FinishReason, error: EndError | None, detail: str) -> None:
         self.ended.append(
             Ended(
                 request=sequence.request.id,
@@ -27,7 +27,9 @@ class Outbox:
                 cached_tokens=sequence.cached_tokens,
                 output_tokens=sequence.outputs,
                 preemptions=sequence.preemptions,
+                error=error,
                 detail=detail,
+                attempt=sequence.attempt,
             )
         )
 

@@ -1,6 +1,7 @@
 """A sequence's life. A request is one prompt; each of its n answers is a sequence, and sequences are what is scheduled.
 
-HELD        a sibling that waits for the leader's prompt    -> WAITING when the leader's first token is in (absorb.py)
+HELD        waits for the leader's prompt, or for its turn  -> WAITING when the leader's first token is in (absorb.py),
+            as a suspect                                       or the suspects before it are cleared (recovery.py)
 WAITING     in line, holds nothing                          -> PREFILL when admission has slot and blocks (scheduler.py)
 PREFILL     on the worker, prompt being computed            -> DECODE when its last chunk is planned
 DECODE      on the worker, one token a step                 -> CLOSING at its end
@@ -16,9 +17,11 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
+from msgspec.structs import replace
+
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId, BlockKey, Incarnation, Instant, Slot
-from baton.protocol.request import GenerateRequest
+from baton.protocol.request import FinishReason, GenerateRequest, SamplingParams
 
 
 class Phase(Enum):
@@ -32,7 +35,8 @@ class Phase(Enum):
 
 
 class Fact(Enum):
-    LEADER_READY = "leader_ready"
+    RELEASED = "released"
+    SUSPECTED = "suspected"
     ADMITTED = "admitted"
     PROMPT_PLANNED = "prompt_planned"
     PREEMPTED = "preempted"
@@ -42,9 +46,10 @@ class Fact(Enum):
 
 
 NEXT: Final[dict[tuple[Phase, Fact], Phase]] = {
-    (Phase.HELD, Fact.LEADER_READY): Phase.WAITING,
+    (Phase.HELD, Fact.RELEASED): Phase.WAITING,
     (Phase.HELD, Fact.ENDED): Phase.DONE,
     (Phase.WAITING, Fact.ADMITTED): Phase.PREFILL,
+    (Phase.WAITING, Fact.SUSPECTED): Phase.HELD,
     (Phase.WAITING, Fact.ENDED): Phase.DONE,
     (Phase.PREFILL, Fact.PROMPT_PLANNED): Phase.DECODE,
     (Phase.PREFILL, Fact.PREEMPTED): Phase.PREEMPTING,
@@ -65,8 +70,12 @@ OPEN: Final = (Phase.HELD, Phase.WAITING, Phase.PREFILL, Phase.DECODE, Phase.PRE
 """Phases in which the client is still owed something."""
 
 
+Order = tuple[int, float, int]
+"""(priority, arrival, counter): smaller runs first and is preempted last."""
+
+
 class Sequence:
-    """Mutable and slotted: one a sequence, touched every step.
+    """Mutable and slotted: one per sequence, touched every step.
 
     tokens      |----------- prompt -----------|-- outputs received --|
     computed    |------- confirmed by results -------|
@@ -75,17 +84,19 @@ class Sequence:
     """
 
     __slots__ = (
+        "admissions",
+        "attempt",
         "blocks",
         "cached_tokens",
         "capacity",
         "computed",
-        "crash_length",
-        "crashes",
+        "declared_tokens",
         "group",
         "in_flight",
         "incarnation",
         "index",
         "keys",
+        "leads",
         "min_length",
         "order",
         "phase",
@@ -100,28 +111,36 @@ class Sequence:
         "slot",
         "stop_ids",
         "stop_position",
+        "suspect",
+        "suspect_length",
+        "suspect_losses",
         "target",
         "tokens",
     )
 
-    def __init__(self, group: Group, index: int, order: tuple[int, int], root: BlockKey, phase: Phase) -> None:
+    def __init__(self, group: Group, index: int, order: Order, root: BlockKey) -> None:
         request, sampling = group.request, group.request.sampling
         self.group = group
         self.request = request
+        self.attempt = request.attempt
         self.index = index
         self.order = order
-        "Place in line, (priority, arrival): smaller runs first and is preempted last. Kept for life."
+        "Place in line. Kept for life."
         self.priority = order[0]
         self.root = root
-        self.phase = phase
-        self.tokens: list[int] = list(request.prompt)
+        self.leads = not group.sequences
+        "The others of its group are held until its next token is in."
+        self.phase = Phase.WAITING if self.leads else Phase.HELD
+        self.tokens: list[int] = [*request.prompt, *request.delivered(index)]
         self.prompt_tokens = len(request.prompt)
+        self.declared_tokens = sampling.max_tokens
         self.stop_ids = frozenset(sampling.stop_token_ids)
         self.min_length = self.prompt_tokens + sampling.min_tokens
         self.stop_position = self.prompt_tokens + sampling.max_tokens - 1
         "Positions to compute at most. The last token is sampled and never fed back, so it needs no KV."
-        self.queued = True
-        "Not admitted yet, so it counts against the queue bounds."
+        self.queued = request.attempt == 1
+        "Not admitted yet, so it counts against the queue bounds. A replay does not: its first attempt was let in."
+        self.admissions = 0
         self.keys: list[BlockKey] = []
         self.blocks: list[BlockId] = []
         self.capacity = 0
@@ -138,10 +157,11 @@ class Sequence:
         self.cached_tokens = 0
         "Prompt tokens that the first admission did not have to compute."
         self.preemptions = 0
-        self.crashes = 0
-        "Worker losses in a row while this sequence was being computed, without getting past `crash_length` in between."
-        self.crash_length = 0
-        "Tokens, those in flight included, when the worker was last lost: the furthest that it can have come."
+        self.suspect = False
+        "A worker was lost while computing it, and it has not got past `suspect_length` since (recovery.py)."
+        self.suspect_length = 0
+        self.suspect_losses = 0
+        "Worker losses in a row for which it is the only suspect."
 
     def __repr__(self) -> str:
         return (
@@ -153,28 +173,53 @@ class Sequence:
     def outputs(self) -> int:
         return len(self.tokens) - self.prompt_tokens
 
+    @property
+    def must_compute_prompt(self) -> bool:
+        """Its log-probabilities are wanted and not told yet: a cached block has none. One sequence tells them for all."""
+        return self.request.sampling.prompt_logprobs is not None and self.outputs == 0 and self is self.group.leader
+
+    @property
+    def finish(self) -> FinishReason | None:
+        """The end that its tokens are, if they are one. Only a replay of a complete answer begins with one."""
+        if self.outputs and len(self.tokens) >= self.min_length and self.tokens[-1] in self.stop_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.tokens) > self.stop_position else None
+
     def advance(self, fact: Fact) -> None:
         phase = NEXT.get((self.phase, fact))
         if phase is None:
             raise InvariantBroken(f"{self!r}: {fact.value} in {self.phase.value} is not in the table", invariant=24)
         self.phase = phase
 
-    def lose_blocks(self) -> list[BlockId]:
+    def detach_blocks(self) -> list[BlockId]:
         """The blocks are someone else's now; nothing counts as computed any more. Tokens stay."""
         blocks, self.blocks = self.blocks, []
         self.capacity = self.computed = self.scheduled = self.published = self.target = 0
         return blocks
 
 
+def by_urgency(sequence: Sequence) -> Order:
+    return sequence.order
+
+
 class Group:
-    """A request that is being served: its sequences, and when it must end. Sequence 0 leads: the others wait for the
+    """A request that is being served: its wanted sequences, and when it must end. The first leads: the others wait for the
     prompt that it computes, and find it in the cache."""
 
-    __slots__ = ("deadline", "open", "request", "sequences")
+    __slots__ = ("deadline", "open", "request", "sequences", "settings")
 
     def __init__(self, request: GenerateRequest, deadline: Instant | None) -> None:
         self.request = request
         self.deadline = deadline
         self.sequences: list[Sequence] = []
-        self.open = request.n
+        self.settings = replace(request.sampling, max_tokens=SamplingParams().max_tokens)
+        "Without max_tokens, which only the scheduler needs: so all prompts of a list share them on the wire."
+        self.open = len(request.wanted)
         "Sequences that have not ended for the client."
+
+    @property
+    def leader(self) -> Sequence:
+        return self.sequences[0]
+
+    def add(self, index: int, order: Order, root: BlockKey) -> None:
+        self.sequences.append(Sequence(self, index, order, root))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Literal, get_args
 
-from baton.core.engine.limits import Reason
 from baton.protocol.request import FinishReason, RefusalReason
+
+HeldBack = Literal["budget", "slots", "order", "plan", "blocks"]
+"""What the head of the line was short of."""
 
 
 class Stats:
@@ -40,8 +42,8 @@ class Stats:
         "Results that were repeated, or came from an earlier life of the worker: inert."
         self.worker_losses = 0
         self.crash_ends = 0
-        "Sequences given up because the worker was lost twice while computing them."
+        "Sequences given up as poison (recovery.py)."
         self.ended: dict[FinishReason, int] = dict.fromkeys(FinishReason, 0)
         self.refused: dict[RefusalReason, int] = dict.fromkeys(get_args(RefusalReason), 0)
-        self.held_back: dict[Reason, int] = dict.fromkeys(get_args(Reason), 0)
+        self.held_back: dict[HeldBack, int] = dict.fromkeys(get_args(HeldBack), 0)
         "Steps in which the head of the line did not fit, by what was short."

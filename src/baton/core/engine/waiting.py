@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from baton.core.engine.request import Phase, Sequence
+from baton.core.engine.request import Order, Phase, Sequence
+from baton.errors import InvariantBroken
 
 
 class WaitingLine:
@@ -13,7 +14,7 @@ class WaitingLine:
     __slots__ = ("_heap", "returned", "waiting")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int], Sequence]] = []
+        self._heap: list[tuple[Order, Sequence]] = []
         self.waiting = 0
         "Sequences in line."
         self.returned = 0
@@ -47,3 +48,13 @@ class WaitingLine:
     def pop(self) -> None:
         """The head is admitted."""
         self.leave(heappop(self._heap)[1])
+
+    def check(self, waiting: list[Sequence]) -> None:
+        """25, for those whose phase says that they wait: counted right, and holding nothing."""
+        if len(waiting) != self.waiting:
+            raise InvariantBroken(f"{len(waiting)} wait, the line counts {self.waiting}", invariant=25)
+        if sum(not sequence.queued for sequence in waiting) != self.returned:
+            raise InvariantBroken(f"{self.returned} are counted as back in line", invariant=25)
+        for sequence in waiting:
+            if sequence.blocks or sequence.slot >= 0 or sequence.in_flight:
+                raise InvariantBroken(f"{sequence!r} waits and holds something", invariant=25)

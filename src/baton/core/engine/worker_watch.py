@@ -1,14 +1,23 @@
 """Is the worker alive? One life after the other, each with an epoch; every wait has a deadline.
 
 STARTING --ready--> READY --lose--> STARTING (next epoch) ... after too many losses in a row: GONE
+
+A life is healthy once HEALTHY_STEPS of its steps were absorbed; losses count in a row until then, and each restart in a row
+waits longer. A loss that is not the worker's fault (killed from outside, a poisonous request being found) does not count
+towards the end, only towards the waiting.
 """
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 from baton.config import SchedulerConfig
 from baton.protocol.ids import Instant, WorkerEpoch
+
+HEALTHY_STEPS: Final = 16
+BACKOFF_SECONDS: Final = 0.1
+"""Before the second restart in a row; doubled for each one after it."""
 
 
 class WorkerState(Enum):
@@ -18,14 +27,18 @@ class WorkerState(Enum):
 
 
 class WorkerWatch:
-    __slots__ = ("_config", "deadline", "epoch", "losses", "state")
+    __slots__ = ("_config", "_restarts", "_steps", "deadline", "epoch", "losses", "state")
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
         self.epoch = WorkerEpoch(1)
         self.state = WorkerState.STARTING
         self.losses = 0
-        "In a row, without an absorbed step in between."
+        "In a row, that count towards the end."
+        self._restarts = 0
+        "In a row, of whatever cause."
+        self._steps = 0
+        "Absorbed in this life."
         self.deadline: Instant | None = None
         "By then the oldest plan has its result, or the new worker is ready. The first start is the start-up table's."
 
@@ -37,24 +50,34 @@ class WorkerWatch:
 
     def ready(self, epoch: WorkerEpoch) -> bool:
         if self.state is WorkerState.GONE and epoch >= self.epoch:
-            self.epoch, self.losses = epoch, 0  # somebody has mended it, and counts on from what he knew
+            self.epoch, self.losses, self._restarts = epoch, 0, 0  # an operator has started another one by hand
         elif epoch != self.epoch or self.state is WorkerState.READY:
             return False
         self.state = WorkerState.READY
         self.deadline = None
+        self._steps = 0
         return True
 
-    def lose(self, now: Instant) -> bool:
-        """This life is over. True if another one is to be started."""
-        self.losses += 1
+    def lose(self, now: Instant, *, counts: bool) -> float | None:
+        """This life is over. Seconds to wait before the next one begins; None: there is no next one."""
+        self.losses += counts
         self.epoch = WorkerEpoch(self.epoch + 1)
         if self.losses > self._config.worker_restarts_max:
             self.state = WorkerState.GONE
             self.deadline = None
-            return False
+            return None
+        delay = self._backoff()
+        self._restarts += 1
         self.state = WorkerState.STARTING
-        self.deadline = Instant(now + self._config.worker_start_seconds_max)
-        return True
+        self.deadline = Instant(now + delay + self._config.worker_start_seconds_max)
+        return delay
+
+    def _backoff(self) -> float:
+        """None before the first restart: most losses are single ones."""
+        if not self._restarts:
+            return 0.0
+        doubled = BACKOFF_SECONDS * 2.0 ** min(self._restarts - 1, 32)
+        return min(doubled, self._config.restart_backoff_seconds_max)
 
     def step_planned(self, now: Instant) -> None:
         if self.deadline is None:
@@ -62,5 +85,7 @@ class WorkerWatch:
 
     def step_absorbed(self, now: Instant, more_in_flight: bool) -> None:
         """The worker answers: the next plan's time runs from now, because it could not begin before."""
-        self.losses = 0
+        self._steps += 1
+        if self._steps == HEALTHY_STEPS:
+            self.losses = self._restarts = 0
         self.deadline = Instant(now + self._config.step_seconds_max) if more_in_flight else None

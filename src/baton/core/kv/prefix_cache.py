@@ -88,6 +88,10 @@ class PrefixCache:
                 low = middle + 1
         return hit - low
 
+    def blocks_of(self, keys: Sequence[BlockKey]) -> list[BlockId]:
+        """The blocks of these cached keys."""
+        return [self._block_of[key] for key in keys]
+
     def key_of(self, block: BlockId) -> BlockKey | None:
         return self._key_of[block]
 
@@ -95,7 +99,7 @@ class PrefixCache:
 
     def acquire(self, keys: Sequence[BlockKey]) -> list[BlockId]:
         """Hold the blocks of these cached keys."""
-        blocks = [self._block_of[key] for key in keys]
+        blocks = self.blocks_of(keys)
         self.pool.share(blocks)
         for block in blocks:
             self._hits[block] += 1

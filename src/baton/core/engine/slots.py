@@ -1,14 +1,14 @@
-"""Seats on the worker. A slot is taken from admission until the worker has acknowledged its drop."""
+"""Slots on the worker. A slot is taken from admission until the worker has acknowledged its drop."""
 
 from __future__ import annotations
 
-from baton.core.engine.request import Sequence
+from baton.core.engine.request import ON_WORKER, Phase, Sequence
 from baton.errors import InvariantBroken
 from baton.protocol.ids import Incarnation, Slot
 from baton.protocol.step import StepResult
 
 
-class Seats:
+class SlotTable:
     __slots__ = ("_free", "incarnations", "occupants")
 
     def __init__(self, slots: int) -> None:
@@ -16,6 +16,10 @@ class Seats:
         self.incarnations = [0] * slots
         "Of the present or last occupant. Never falls, so that a late row of an earlier one is known by it."
         self._free = [Slot(slot) for slot in reversed(range(slots))]
+
+    @property
+    def total(self) -> int:
+        return len(self.occupants)
 
     @property
     def free(self) -> int:
@@ -40,21 +44,34 @@ class Seats:
         self._free.append(slot)
         sequence.slot = Slot(-1)
 
-    def answered(self, rows: tuple[Slot, ...], result: StepResult) -> bool:
+    def rows_match(self, rows: tuple[Slot, ...], result: StepResult) -> bool:
         """The result's first rows are of the present occupants; what it has besides is about nobody who is still here."""
         count, incarnations = len(rows), self.incarnations
         if list(result.incarnations[:count]) != [incarnations[slot] for slot in rows]:
             return False
-        return not any(map(self.occupant, result.slots[count:], result.incarnations[count:]))
+        return not any(map(self.occupant_of, result.slots[count:], result.incarnations[count:]))
 
-    def occupant(self, slot: Slot, incarnation: Incarnation) -> Sequence | None:
+    def occupant_of(self, slot: Slot, incarnation: Incarnation) -> Sequence | None:
         """Who a row is about; None for a row of an occupant that is gone."""
         present = 0 <= slot < len(self.incarnations) and self.incarnations[slot] == incarnation
         return self.occupants[slot] if present else None
 
-    def sitting(self, slot: Slot) -> Sequence:
-        """Who sits there. The caller has checked that a planned row is about the present occupant."""
+    def occupant(self, slot: Slot) -> Sequence:
+        """Who has the slot. The caller has checked that a planned row is about the present occupant."""
         sequence = self.occupants[slot]
         if sequence is None:
             raise InvariantBroken(f"slot {slot} was planned for and is empty", invariant=25)
         return sequence
+
+    def check(self) -> None:
+        """25: who has a slot knows it and may have one. 30: the free ones are counted right."""
+        seated = [sequence for sequence in self.occupants if sequence is not None]
+        if len(seated) != self.taken:
+            raise InvariantBroken(f"{len(seated)} sequences in {self.taken} taken slots", invariant=30)
+        for slot, sequence in enumerate(self.occupants):
+            if sequence is None:
+                continue
+            if sequence.slot != slot or sequence.incarnation != self.incarnations[slot]:
+                raise InvariantBroken(f"{sequence!r} has slot {slot} and thinks otherwise", invariant=25)
+            if sequence.phase not in (*ON_WORKER, Phase.PREEMPTING, Phase.CLOSING):
+                raise InvariantBroken(f"{sequence!r} has a slot", invariant=25)

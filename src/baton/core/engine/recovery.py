@@ -1,0 +1,95 @@
+"""Whose fault was it? A lost worker costs time, never an answer, unless there is evidence against one request.
+
+Suspects are the sequences of the oldest plan in flight: a worker sends its result before it begins the next plan. They are
+separated by halving, beside everybody else's work:
+
+    lost with     a b c d e f g h
+    run           a b c d . . . .     e f g h are held
+    lost again    a b . .             then c d are held too
+    or passed             e f g h     a b c d are past the place and cleared, e f g h run
+
+A sequence is cleared when it has a token more than it had when the worker was lost. One that was the only suspect twice in a
+row is given up: it takes at most log2(suspects) + 2 workers with it. A loss without evidence (a kill from outside) changes
+nothing here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from baton.core.engine.board import Board
+from baton.core.engine.request import OPEN, Phase, Sequence, by_urgency
+from baton.protocol.request import FinishReason
+from baton.protocol.step import StepPlan
+
+ONLY_SUSPECT_LOSSES_MAX: Final = 2
+"""Losses in a row as the only suspect after which a sequence is given up."""
+
+
+class Suspects:
+    __slots__ = ("_active", "_held")
+
+    def __init__(self) -> None:
+        self._active: list[Sequence] = []
+        "Those that may run."
+        self._held: list[list[Sequence]] = []
+        "Groups that wait for the active ones to be cleared."
+
+    @property
+    def any(self) -> bool:
+        return bool(self._active or self._held)
+
+    def worker_lost(self, board: Board, oldest: StepPlan | None, *, evidence: bool) -> bool:
+        """Everything on the worker goes back in line. True if the loss is explained: earlier suspects were narrowed down."""
+        ran = [] if oldest is None else [board.slots.occupant(slot) for slot in oldest.run.slots]
+        board.clear_worker()
+        explained = evidence and self._blame(board, ran)
+        self.settle(board)
+        return explained
+
+    def _blame(self, board: Board, ran: list[Sequence]) -> bool:
+        known = [sequence for sequence in ran if sequence.suspect]
+        self._hold(board, [sequence for sequence in self._active if sequence not in known])
+        candidates = sorted((s for s in known or ran if s.phase in OPEN), key=by_urgency)
+        for sequence in candidates:
+            sequence.suspect = True
+            sequence.suspect_length = len(sequence.tokens)
+            if len(known or ran) == 1:
+                self._count_against(board, sequence)
+        half = (len(candidates) + 1) // 2
+        self._active = candidates[:half]
+        self._hold(board, candidates[half:])
+        return bool(known)
+
+    def settle(self, board: Board) -> None:
+        """Called after every event: clears those that are past their place or have ended, and lets the next group run."""
+        past = [s for s in self._active if s.phase not in OPEN or len(s.tokens) > s.suspect_length]
+        for sequence in past:
+            _clear(sequence)
+        if past:
+            self._active = [sequence for sequence in self._active if sequence.suspect]
+        while self._held and not self._active:
+            self._active = [sequence for sequence in self._held.pop(0) if sequence.phase in OPEN]
+            for sequence in self._active:
+                if sequence.phase is Phase.HELD:
+                    board.release(sequence)
+
+    def _count_against(self, board: Board, sequence: Sequence) -> None:
+        """There was evidence, and it is the only suspect."""
+        sequence.suspect_losses += 1
+        if sequence.suspect_losses >= ONLY_SUSPECT_LOSSES_MAX:
+            board.stats.crash_ends += 1
+            detail = "the worker was lost twice while computing this request and no other suspect"
+            board.end(sequence, FinishReason.ERROR, "poison", detail)
+
+    def _hold(self, board: Board, group: list[Sequence]) -> None:
+        if group:
+            self._held.insert(0, group)
+        for sequence in group:
+            if sequence.phase is Phase.WAITING:
+                board.hold(sequence)
+
+
+def _clear(sequence: Sequence) -> None:
+    sequence.suspect = False
+    sequence.suspect_losses = 0

@@ -1,0 +1,48 @@
+"""How much room admission leaves for the growth of what already runs.
+
+Too little and every admission is paid for by a preemption; too much and the pool stays empty. What a request declares
+(`max_tokens`) is no measure: most end long before. So the reserve is learned: `ratio` is the share of its declared length
+that a sequence uses, as ended sequences showed. A preemption for growth says that it was too low.
+
+    declared    |--- prompt ---|----------------- max_tokens ------------------|
+    expected    |--- prompt ---|-- ratio * max_tokens --|
+    blocks      |-------- capacity --------|
+    reserved                               |-----------|
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from baton.config import SchedulerConfig
+from baton.core.engine.request import Sequence
+
+
+class GrowthReserve:
+    __slots__ = ("_block_size", "_clip", "_learning", "ratio")
+
+    def __init__(self, config: SchedulerConfig, block_size: int) -> None:
+        self.ratio = config.reserve_start
+        self._learning = config.reserve_learning
+        self._clip = config.reserve_clip_tokens
+        self._block_size = block_size
+
+    def sequence_ended(self, sequence: Sequence) -> None:
+        """One that ran has ended: its use counts for a small part."""
+        declared = sequence.declared_tokens
+        self.ratio += (min(1.0, sequence.outputs / declared) - self.ratio) * self._learning
+
+    def growth_preempted(self) -> None:
+        """A running sequence had to preempt another to grow: we were too bold. Half-way back to all that is declared."""
+        if self._learning:
+            self.ratio += (1.0 - self.ratio) / 2
+
+    def blocks(self, sequence: Sequence) -> int:
+        """Blocks that it is expected to need beyond those it has."""
+        expected = sequence.prompt_tokens + int(self.ratio * sequence.declared_tokens)
+        room = min(expected, sequence.stop_position, sequence.capacity + self._clip) - sequence.capacity
+        return -(-room // self._block_size) if room > 0 else 0
+
+    def blocks_of(self, running: Iterable[Sequence], priority: int) -> int:
+        """Blocks to leave for those at least as urgent as `priority`. The others can be preempted for it."""
+        return sum(self.blocks(sequence) for sequence in running if sequence.priority <= priority)
