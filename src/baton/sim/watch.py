@@ -9,6 +9,7 @@ from __future__ import annotations
 from baton.core.effects import Mode, Refuse
 from baton.core.engine.instance import Instance
 from baton.core.engine.request import ON_WORKER, Phase, Sequence
+from baton.core.events import LossCause
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId, RequestId
 from baton.protocol.output import Emit, Ended
@@ -65,6 +66,9 @@ class Watch:
         self._stopped: list[Trip] = []
         self._idle_steps = 0
         self._last_step = 0
+        poison = sum(client.n for client in scenario.clients if client.poison_at is not None)
+        self._culprits = max(1, poison + sum(fault.kind not in ("late", "repeat", "ghost") for fault in scenario.steps))
+        "Causes of losses that look like the fault of a request: each can keep the others from being found once more."
 
     def saw(self, what: str) -> None:
         self.sometimes[what] = self.sometimes.get(what, 0) + 1
@@ -301,9 +305,11 @@ class Watch:
             raise InvariantBroken(f"paused while {owed[0].client.id} is not answered", invariant=9)
         self.saw(f"mode: {mode}")
 
-    def worker_lost(self, plans: list[StepPlan]) -> None:
-        """Remember whose sequences were being computed: two such losses are what giving one up needs."""
-        for slot in dict.fromkeys(slot for plan in plans for slot in plan.run.slots):
+    def worker_lost(self, oldest: list[StepPlan], cause: LossCause) -> None:
+        """Remember whose sequences were being computed: two such losses, with evidence, are what giving one up needs."""
+        if cause == "killed":
+            return
+        for slot in dict.fromkeys(slot for plan in oldest for slot in plan.run.slots):
             client, index = self._clients[slot, self._incarnation[slot]]
             self._losses[client.id, index] = self._losses.get((client.id, index), 0) + 1
 
@@ -311,7 +317,7 @@ class Watch:
         """47: one client's request takes at most log2(suspects) + 2 workers for each of its sequences with it."""
         if client is not None:
             self._deaths[client.id] = self._deaths.get(client.id, 0) + 1
-            if self._deaths[client.id] > ((self.scenario.slots - 1).bit_length() + 2) * client.n:
+            if self._deaths[client.id] > ((self.scenario.slots - 1).bit_length() + 2) * client.n * self._culprits:
                 raise InvariantBroken(f"{client.id} has killed {self._deaths[client.id]} workers", invariant=47)
 
     # After every event

@@ -178,7 +178,10 @@ class World:
         idle = not plans and self.instance.worker.state.value == "ready"
         effects = self.instance.handle(event, Instant(max(self.now + self._clock_offset, at_least)))
         if self.instance.stats.worker_losses > losses:
-            self.watch.worker_lost([issued.plan for issued in plans])
+            cause = event.cause if type(event) is WorkerLost else "died"
+            # Results that had overtaken it are absorbed before a broken one is found: the oldest plan is then another.
+            oldest = plans if type(event) is StepDone else plans[:1]
+            self.watch.worker_lost([issued.plan for issued in oldest], cause)
         for effect in effects:  # clients first: a plan must agree with what they have been told
             if type(effect) is Emit:
                 self._emit(effect)
