@@ -11,7 +11,7 @@ from random import Random
 from baton.sim.scenario import VOCAB, Abortable, Client, Nudge, NudgeKind, Scenario, StepFault, StepFaultKind
 
 FAULTS = ("slow", "stall", "crash", "late", "repeat", "ghost", "garble", "abort", "preempt", "evict", "clock", "pause",
-          "poison", "nan", "restart_fails", "again", "stop_string")  # fmt: skip
+          "poison", "nan", "restart_fails", "again", "stop_string", "hang", "lose_result", "restart_hangs")  # fmt: skip
 PHASES: tuple[Abortable, ...] = ("held", "waiting", "prefill", "decode", "preempting", "closing", "end")
 
 
@@ -35,12 +35,13 @@ def generate(seed: int) -> Scenario:
 
 
 def _chosen_faults(rng: Random) -> list[str]:
-    """10 % of seeds have no fault at all (pure concurrency), 10 % exactly one kind, the others about half of the kinds."""
+    """10 % of seeds have no fault at all (pure concurrency), 10 % about half of the kinds, the others one to five kinds."""
     roll = rng.random()
-    chosen = [fault for fault in FAULTS if rng.random() < 0.5]
     if roll < 0.1:
         return []
-    return [rng.choice(FAULTS)] if roll < 0.2 else chosen
+    if roll < 0.2:
+        return [fault for fault in FAULTS if rng.random() < 0.5]
+    return rng.sample(FAULTS, rng.randint(1, 5))
 
 
 def _instance(seed: int, rng: Random) -> Scenario:
@@ -163,7 +164,9 @@ def _step_faults(scenario: Scenario, faults: list[str], rng: Random) -> None:
                 case "stall" if rng.random() < 0.2:
                     scenario.steps.append(StepFault(step, "slow", long * rng.uniform(1.01, 3.0)))
                 case "garble" if rng.random() < 0.2:
-                    scenario.steps.append(StepFault(step, "garble"))
+                    scenario.steps.append(StepFault(step, "garble", rng.randrange(5)))
+                case "hang" | "lose_result" if rng.random() < 0.05:
+                    scenario.steps.append(StepFault(step, fault))
                 case "crash" if rng.random() < 0.4:
                     kinds: tuple[StepFaultKind, ...] = ("crash_before", "crash_amid", "crash_after")
                     scenario.steps.append(StepFault(step, rng.choice(kinds)))
@@ -182,6 +185,8 @@ def _nudges(scenario: Scenario, faults: list[str], last: float, rng: Random) -> 
         some("evict", 12, 1, 8)
     if "crash" in faults and rng.random() < 0.3:
         some("crash", 2, 1, 1)
+    if "restart_hangs" in faults:
+        some("restart_hangs", 2, 1, 1)
     if "restart_fails" in faults:
         some("restart_fails", 2, 1, 2)
     if "clock" in faults:

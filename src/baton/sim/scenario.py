@@ -58,7 +58,9 @@ class Client(Struct, omit_defaults=True, forbid_unknown_fields=True):
         )
 
 
-StepFaultKind = Literal["slow", "late", "repeat", "ghost", "garble", "crash_before", "crash_amid", "crash_after"]
+StepFaultKind = Literal[
+    "slow", "late", "repeat", "ghost", "garble", "crash_before", "crash_amid", "crash_after", "hang", "lose_result"
+]
 
 
 class StepFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -67,12 +69,12 @@ class StepFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
     step: int
     kind: StepFaultKind
     seconds: float = 0.0
-    "slow: added to the step; late, repeat: added to the (second) delivery."
+    "slow: added to the step; late, repeat: added to the (second) delivery; garble: which of five ways."
     every: bool = False
     "late, repeat, ghost: from that step on. Does not depend on how many steps come before it, which helps the shrinker."
 
 
-NudgeKind = Literal["preempt", "evict", "crash", "clock", "pause", "resume", "restart_fails"]
+NudgeKind = Literal["preempt", "evict", "crash", "clock", "pause", "resume", "restart_fails", "restart_hangs"]
 
 
 class Nudge(Struct, omit_defaults=True, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ from baton.protocol.ids import BlockId, RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason, GenerateRequest
 from baton.protocol.step import NewSequence, StepPlan
+from baton.sim.reference import Reference
 from baton.sim.scenario import VOCAB, Client, Scenario
 from baton.sim.tags import Oracle
 
@@ -48,6 +49,7 @@ class Watch:
         self.scenario = scenario
         self.instance = instance
         self.trips: dict[str, Trip] = {client.id: Trip(client) for client in scenario.clients}
+        self.reference = Reference(scenario)
         self.sometimes: dict[str, int] = {}
         "Rare states that were reached."
         self.rows = 0
@@ -141,12 +143,9 @@ class Watch:
         self._admitted(new, trip, sequence)
 
     def _admitted(self, new: NewSequence, trip: Trip, sequence: Sequence | None) -> None:
-        head = self.instance.board.waiting.head()
-        if head is not None and sequence is not None and head.order < sequence.order:
-            raise InvariantBroken(f"{sequence!r} overtook {head!r}", invariant=34)
-        for victim in self.instance.board.preempting:
-            if sequence is not None and victim.order < sequence.order and sequence.phase in ON_WORKER:
-                raise InvariantBroken(f"{sequence!r} overtook {victim!r}, which is not back in line", invariant=34)
+        if any(s.index == new.index and s.phase in ON_WORKER for s in trip.sequences):
+            self._in_order(trip, new.index)  # else it was preempted again in a later plan of this event
+        self.reference.admitted(trip.client, new.index)
         size = self.scenario.block_size
         if trip.hit[new.index] is None:
             trip.hit[new.index] = new.computed_tokens
@@ -160,6 +159,15 @@ class Watch:
             self.saw("resumed from its own cached blocks")
         if new.incarnation > 1:
             self.saw("a slot was reused")
+
+    def _in_order(self, trip: Trip, index: int) -> None:
+        """34: nobody who is in line, or on the way back to it, comes before the one that is admitted."""
+        order = self.reference.order(trip.client, index)
+        for other in self.trips.values():
+            for sequence in other.sequences:
+                behind = sequence.phase in (Phase.WAITING, Phase.PREEMPTING)
+                if behind and self.reference.order(other.client, sequence.index) < order:
+                    raise InvariantBroken(f"{trip.client.id}.{index} overtook {sequence!r}", invariant=34)
 
     def _trip_of(self, new: NewSequence) -> Trip:
         sequence = self.instance.board.slots.occupants[new.slot]
@@ -193,30 +201,18 @@ class Watch:
 
     # Clients
 
-    def submitted(self, trip: Trip, mode: Mode) -> None:
-        if mode is not Mode.SERVING and trip.refused is None:
-            raise InvariantBroken(f"{trip.client.id} is taken by an instance that is {mode}", invariant=22)
+    def submitted(self, trip: Trip) -> None:
         group = self.instance.board.groups.get(RequestId(trip.client.id))
         trip.sequences = list(group.sequences) if group is not None and group.request is trip.request else []
 
     def refused(self, effect: Refuse) -> None:
-        """A refusal is the only answer, and its numbers are true."""
-        trip, reason = self.trips[effect.request], effect.refused.reason
-        scenario = self.scenario
-        worst = -(-(len(trip.client.prompt) + trip.client.max_tokens - 1) // scenario.block_size)
+        """A refusal is the only answer."""
+        trip = self.trips[effect.request]
         if any(trip.delivered) or any(trip.ended) or trip.refused:
             raise InvariantBroken(f"{effect.request} is refused after it was answered", invariant=22)
-        if (reason == "never_fits") != (worst > scenario.blocks) and reason in (
-            "never_fits",
-            "never_queued",
-            "queue_full",
-            "queue_tokens_full",
-        ):
-            raise InvariantBroken(f"{effect.request} needs {worst} blocks: {effect.refused}", invariant=22)
         if not str(effect.refused):
             raise InvariantBroken("a refusal says nothing", invariant=22)
-        trip.refused = reason
-        self.saw(f"refused: {reason}")
+        trip.refused = effect.refused.reason
 
     def emitted(self, emit: Emit, now: float) -> None:
         """21: tokens are a prefix of the undisturbed output. 22, 23, 26: one end, with the right reason and usage."""
@@ -233,6 +229,7 @@ class Watch:
                 )
             delivered.append(token)
             trip.thrash[index] = 0
+            self._losses.pop((trip.client.id, index), None)  # it is past the place
             if token == 0:
                 self.saw("token 0 was delivered")
             if len(delivered) == trip.client.stop_string_at and index == trip.client.n - 1:
@@ -250,6 +247,7 @@ class Watch:
             raise InvariantBroken(f"{ended.request}.{index} ends twice", invariant=22)
         trip.ended[index] = ended.reason
         trip.ended_at = now
+        self.reference.ended(client, index)
         hit = trip.hit[index] or 0
         if (ended.prompt_tokens, ended.output_tokens, ended.cached_tokens) != (len(client.prompt), len(delivered), hit):
             raise InvariantBroken(f"{ended.request}.{index}: usage is {ended}", invariant=23)
@@ -264,11 +262,11 @@ class Watch:
                 if any(s.index == index and s in self._preempting for s in trip.sequences):
                     self.saw("the last token was in flight at a preemption")
             case FinishReason.ABORT:
-                if not trip.aborted and self.instance.mode is Mode.SERVING:  # else the drain deadline has passed
+                if not trip.aborted and not self.reference.may_be_drained():
                     raise InvariantBroken(f"{ended.request}.{index} is aborted by nobody", invariant=22)
             case FinishReason.TIMEOUT:
-                if client.timeout is None:
-                    raise InvariantBroken(f"{ended.request}.{index} times out without a deadline", invariant=22)
+                if not self.reference.may_time_out(client):
+                    raise InvariantBroken(f"{ended.request}.{index} times out before its deadline", invariant=22)
                 self.saw("a deadline passed in the line" if trip.hit[index] is None else "a deadline passed on the worker")
             case FinishReason.ERROR:
                 self._failed(trip, index, ended)
@@ -291,7 +289,7 @@ class Watch:
             self.saw("one row failed, alone")
         elif client.poison_at == outputs and ended.error == "poison":
             self.saw("a poisonous request was given up")
-        elif ended.error == "worker_gone":
+        elif ended.error == "worker_gone" and self.reference.may_give_worker_up():
             self.saw("the worker was given up")
         elif ended.error != "poison" or self._losses.get((client.id, index), 0) < 2:
             raise InvariantBroken(f"{ended.request}.{index} fails for nothing: {ended.detail}", invariant=22)
@@ -300,6 +298,7 @@ class Watch:
 
     def mode_changed(self, mode: Mode) -> None:
         """9: paused means that nobody is owed anything."""
+        self.reference.mode_changed(mode.value)
         owed = [trip for trip in self.trips.values() if trip.submitted and trip.refused is None and None in trip.ended]
         if mode is Mode.PAUSED and owed:
             raise InvariantBroken(f"paused while {owed[0].client.id} is not answered", invariant=9)
@@ -307,6 +306,7 @@ class Watch:
 
     def worker_lost(self, oldest: list[StepPlan], cause: LossCause) -> None:
         """Remember whose sequences were being computed: two such losses, with evidence, are what giving one up needs."""
+        self.reference.worker_lost(evidence=cause != "killed")
         if cause == "killed":
             return
         for slot in dict.fromkeys(slot for plan in oldest for slot in plan.run.slots):
@@ -323,7 +323,8 @@ class Watch:
     # After every event
 
     def after(self) -> None:
-        """33, 35 and the generations (5), for what this event touched."""
+        """22, 33, 35, for what this event touched."""
+        self.reference.after_event()
         instance, board = self.instance, self.instance.board
         if not instance.in_flight and (board.running or len(board.waiting) or board.drops):
             self._expect(instance.worker.state.value != "ready" or instance.mode.value == "paused", 35, "work and no step")
@@ -351,7 +352,7 @@ class Watch:
                 self.saw("preempted with tokens in flight")
             if sequence.computed or sequence.blocks or sequence.slot < 0:
                 raise InvariantBroken(f"{sequence!r} is preempted and holds blocks, or lost its slot", invariant=31)
-            if any(other.order > sequence.order for other in board.running):
+            if any(self._order(other) > self._order(sequence) for other in board.running):
                 raise InvariantBroken(f"{sequence!r} is preempted and not the last in line", invariant=33)
             thrash = self.trips[sequence.request.id].thrash
             thrash[sequence.index] += 1
@@ -363,6 +364,9 @@ class Watch:
                 self.saw("preempted more than once")
         for sequence in [s for s in self._preempting if s.phase is not Phase.PREEMPTING]:
             del self._preempting[sequence]
+
+    def _order(self, sequence: Sequence) -> tuple[int, int]:
+        return self.reference.order(self.trips[sequence.request.id].client, sequence.index)
 
     def generations(self) -> None:
         """5: a block's generation has grown once for each time it was handed out."""

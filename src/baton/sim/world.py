@@ -12,7 +12,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -34,17 +34,21 @@ from baton.core.events import (
     WorkerReady,
 )
 from baton.errors import InvariantBroken
-from baton.protocol.ids import Instant, PoolIncarnation, RequestId, WorkerEpoch
+from baton.protocol.codec import decode, encode
+from baton.protocol.ids import Incarnation, Instant, PoolIncarnation, RequestId, WorkerEpoch
 from baton.protocol.output import Emit
-from baton.protocol.request import FinishReason
-from baton.protocol.step import StepPlan, StepResult
-from baton.sim.scenario import Nudge, Scenario, StepFault
+from baton.protocol.request import FinishReason, Refused
+from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, StepPlan, StepResult
+from baton.sim.scenario import VOCAB, Client, Nudge, Scenario, StepFault
 from baton.sim.watch import Trip, Watch
 from baton.sim.worker import SimWorker, WorkerDied
 
+Wired = TypeVar("Wired", StepPlan, StepResult)
 _ENCODE = msgspec.msgpack.Encoder().encode
 _PACK_TIME = struct.Struct("<d").pack
 
+HEALED_EVENTS_MAX = 200
+"""Invariant 35: more than three small requests need on a healthy instance."""
 EVENTS_MAX = 400_000
 """Invariant 35: a run that needs more is not getting anywhere."""
 FULL_CHECK_EVERY = 64
@@ -89,8 +93,15 @@ class World:
         self._clock_offset = 0.0
         self._armed: float | None = None
         self._restarts_to_fail = 0
-        self._sent_again: str | None = None
-        self._garbled = False
+        self._sent_again = False
+        self._refused: Refused | None = None
+        self._pending: tuple[Trip, Refused | None] | None = None
+        "A request that is being submitted, and the answer that it should get."
+        self._restarts_to_hang = 0
+        self._healed = False
+        self._garbled: list[StepResult] = []
+        self._garbled_early = self._broken = False
+        "A broken result overtook an older one, and is found out when its turn comes."
         self._next_full_check = FULL_CHECK_EVERY
         self._watching: list[Trip] = []
         "Clients that leave when their request comes into a certain phase."
@@ -135,10 +146,7 @@ class World:
         for nudge in self.scenario.nudges:
             self._at(nudge.at, self._nudge, nudge)
         self._until_quiet()
-        # Healed: every fault is behind us. An instance left draining or paused is resumed, then it drains for good.
-        self._note("world", "healed: resume")
-        self._tell(Resume())
-        self._until_quiet()
+        self._heal()
         self._note("world", "drain")
         self._tell(Pause())
         self._until_quiet()
@@ -146,6 +154,31 @@ class World:
         self.watch.at_rest()
         if self.instance.mode.value != "paused":
             raise InvariantBroken("drained and not paused", invariant=9)
+
+    def _heal(self) -> None:
+        """Faults stop, a gone worker is replaced by hand, the instance is resumed: fresh requests must succeed."""
+        self._note("world", "healed: resume")
+        self._healed = True
+        if self.instance.worker.state.value == "gone":
+            self.watch.saw("a gone worker was replaced")
+            self._epoch = self.instance.worker.epoch
+            self.worker.die(pool_kept=False)
+            self._worker_ready(self._epoch)
+        self._tell(Resume())
+        self._until_quiet()
+        fresh = [Client(id=f"fresh{n}", at=self.now, prompt=[n % VOCAB], max_tokens=1 + n, seed=n) for n in range(3)]
+        for client in fresh:
+            trip = self.watch.trips[client.id] = Trip(client)
+            self._submit(trip)
+        begun = self.events
+        self._until_quiet()
+        for client in fresh:
+            trip = self.watch.trips[client.id]
+            too_big = trip.refused in ("never_fits", "never_queued", "queue_full", "queue_tokens_full")
+            if not too_big and not all(reason in ("stop", "length") for reason in trip.ended):
+                raise InvariantBroken(f"{client.id}: {trip.refused or trip.ended} after everything was healed", invariant=35)
+        if self.events - begun > HEALED_EVENTS_MAX:
+            raise InvariantBroken(f"three small requests took {self.events - begun} events", invariant=35)
 
     def _until_quiet(self) -> None:
         heap, digest = self._heap, self._digest
@@ -176,12 +209,21 @@ class World:
     def _tell(self, event: Event, at_least: float = 0.0) -> None:
         plans, losses = tuple(self.instance.in_flight), self.instance.stats.worker_losses
         idle = not plans and self.instance.worker.state.value == "ready"
-        effects = self.instance.handle(event, Instant(max(self.now + self._clock_offset, at_least)))
+        told = Instant(max(self.now + self._clock_offset, at_least))
+        self.watch.reference.before_event(event, told)
+        effects = self.instance.handle(event, told)
         if self.instance.stats.worker_losses > losses:
             cause = event.cause if type(event) is WorkerLost else "died"
             # Results that had overtaken it are absorbed before a broken one is found: the oldest plan is then another.
             oldest = plans if type(event) is StepDone else plans[:1]
             self.watch.worker_lost([issued.plan for issued in oldest], cause)
+        if self._pending is not None:
+            trip, expected = self._pending
+            self._pending = None
+            got = next((effect.refused for effect in effects if type(effect) is Refuse), None)
+            self.watch.reference.answered(trip.client, expected, got)
+            if got is None:
+                self.watch.submitted(trip)
         for effect in effects:  # clients first: a plan must agree with what they have been told
             if type(effect) is Emit:
                 self._emit(effect)
@@ -201,7 +243,8 @@ class World:
 
     def _run_step(self, plan: StepPlan) -> None:
         self.watch.plan(plan)
-        self._digest.update(_ENCODE((plan.step, plan.drops, plan.grown, plan.folded, plan.run)))
+        plan = self._over_the_wire(plan)
+        self._digest.update(_ENCODE(plan))
         scenario = self.scenario
         seconds = scenario.step_seconds + scenario.token_seconds * plan.tokens
         seconds *= 1.0 + scenario.noise * _noise(scenario.seed, plan.step)
@@ -210,24 +253,38 @@ class World:
             self._note("instance", f"plan {plan.step}: {_plan_text(plan)}")
         self._at(self._busy_until, self._step, plan)
 
+    def _over_the_wire(self, message: Wired) -> Wired:
+        """In a tenth of the seeds plans and results go through the codec, as they do between processes."""
+        if self.scenario.seed % 10:
+            return message
+        received = decode(encode(message))
+        if received != message:
+            raise InvariantBroken(f"{type(message).__name__} {message.step} is not what was sent", invariant=27)
+        return received
+
     def _do(self, effect: Effect) -> None:
+        if not isinstance(effect, Emit):
+            self._digest.update(_ENCODE(effect))
         match effect:
             case Refuse(request, refused):
                 self._note("client", f"{request} refused: {refused.reason}")
-                if request == self._sent_again:
-                    self.watch.saw(f"refused: {refused.reason}")
-                    self._sent_again = None
-                else:
+                self.watch.saw(f"refused: {refused.reason}")
+                self._refused = refused
+                if not self._sent_again:
                     self.watch.refused(effect)
             case RestartWorker(epoch, cause, reason, delay):
-                if cause == "protocol" and not self._garbled:
+                if cause == "protocol" and not self._broken:
                     raise InvariantBroken(f"a worker that kept to the protocol is restarted: {reason}", invariant=46)
                 self._note("worker", f"killed ({reason}); starting epoch {epoch}")
                 self.watch.forced()
                 self.worker.die(self.scenario.pool_kept)
                 self._epoch = epoch
                 self._busy_until = self.now
-                self._at(self.now + delay + self.scenario.restart_seconds, self._worker_ready, epoch)
+                if self._restarts_to_hang and not self._healed:
+                    self._restarts_to_hang -= 1
+                    self.watch.saw("a restart never spoke")
+                else:
+                    self._at(self.now + delay + self.scenario.restart_seconds, self._worker_ready, epoch)
             case ModeChanged(mode):
                 self._note("instance", f"is {mode}")
                 self.watch.mode_changed(mode)
@@ -273,9 +330,8 @@ class World:
     def _submit(self, trip: Trip) -> None:
         self._note("client", f"{trip.client.id} submits {len(trip.client.prompt)} + {trip.client.max_tokens}")
         trip.submitted = True
-        mode = self.instance.mode
-        self._tell(Submit(trip.request))
-        self.watch.submitted(trip, mode)
+        self._ask(trip)
+        self.watch.submitted(trip)
         if trip.client.abort_in is not None and trip.sequences:
             self._watching.append(trip)
             self._phase_aborts()
@@ -285,14 +341,22 @@ class World:
         if not trip.submitted or trip.refused or RequestId(trip.client.id) not in self.instance.board.groups:
             return
         self._note("client", f"{trip.client.id} submits again")
-        self._sent_again = trip.client.id
+        self._sent_again = True
+        self._ask(trip)
+        self._sent_again = False
+
+    def _ask(self, trip: Trip) -> None:
+        """Refused or not: as the reference says."""
+        reference = self.watch.reference
+        expected = reference.refusal(trip.client, self.instance.worker.state.value == "gone")
+        self._refused = None
+        self._pending = trip, expected
         self._tell(Submit(trip.request))
-        if self._sent_again is not None:
-            raise InvariantBroken(f"{trip.client.id} is taken twice", invariant=22)
 
     def _stop_string(self, trip: Trip) -> None:
         self.watch.saw("a stop string ended one sequence")
         self._tell(Abort(RequestId(trip.client.id), trip.client.n - 1, FinishReason.STOP))
+        self._must_have_ended(trip, trip.ended[-1:])
 
     def _abort(self, trip: Trip) -> None:
         if not trip.submitted:
@@ -305,6 +369,12 @@ class World:
         trip.aborted = True
         self._note("client", f"{trip.client.id} leaves")
         self._tell(Abort(RequestId(trip.client.id)))
+        self._must_have_ended(trip, trip.ended)
+
+    def _must_have_ended(self, trip: Trip, ended: list[FinishReason | None]) -> None:
+        """22: an abort ends what is open in that very event."""
+        if trip.refused is None and None in ended:
+            raise InvariantBroken(f"{trip.client.id} was aborted and is still open", invariant=22)
 
     def _phase_aborts(self) -> None:
         for trip in list(self._watching):
@@ -321,7 +391,7 @@ class World:
     def _worker_ready(self, epoch: WorkerEpoch) -> None:
         if epoch != self._epoch:
             return
-        if self._restarts_to_fail and epoch > 1:
+        if self._restarts_to_fail and epoch > 1 and not self._healed:
             self._restarts_to_fail -= 1
             self._note("worker", f"epoch {epoch} does not start")
             self.watch.saw("a restart failed")
@@ -338,6 +408,12 @@ class World:
         self._steps_begun += 1
         lasting = (fault for fault in self._lasting_faults if fault.step <= self._steps_begun)
         faults = {fault.kind: fault for fault in (*lasting, *self._step_faults.pop(self._steps_begun, ()))}
+        if self._healed:
+            faults = {}
+        if "hang" in faults:
+            self.watch.saw("the worker hung")
+            self._epoch = WorkerEpoch(-1)  # it does nothing more, and says nothing
+            return
         if "slow" in faults:
             self._steps_begun -= 1  # the same step comes again, later
             self._step_faults[self._steps_begun + 1] = [fault for fault in faults.values() if fault.kind != "slow"]
@@ -357,9 +433,12 @@ class World:
             return
         if "ghost" in faults:
             result = _with_ghost(result, self.scenario.slots)
-        if "garble" in faults and result.slots:
-            self._garbled = True
-            result = StepResult(result.step, result.epoch, result.slots[1:], result.incarnations[1:], result.values[1:])
+        if "garble" in faults and (broken := garbled(result, int(faults["garble"].seconds))) is not None:
+            self._garbled.append(broken)
+            result = broken
+        if "lose_result" in faults:
+            self.watch.saw("a result was lost")
+            return
         if "repeat" in faults:
             self._at(self.now + faults["repeat"].seconds, self._result, result)
         if "late" in faults:
@@ -388,7 +467,18 @@ class World:
         elif self.instance.in_flight and result.step > self.instance.in_flight[0].plan.step:
             self.watch.saw("a result overtook an older one")
         self.watch.step_absorbed()
-        self._tell(StepDone(result))
+        self.watch.reference.step_absorbed()
+        due = bool(self.instance.in_flight) and result.step == self.instance.in_flight[0].plan.step
+        self._broken = any(broken is result for broken in self._garbled)
+        if self._broken and not due:
+            self._garbled_early = True
+        self._broken = self._broken or self._garbled_early
+        losses = self.instance.stats.worker_losses
+        self._tell(StepDone(self._over_the_wire(result)))
+        if any(broken is result for broken in self._garbled) and due and before == self.instance.stats.stale_results:
+            self.watch.saw("a broken result was found out")
+            if self.instance.stats.worker_losses == losses:
+                raise InvariantBroken(f"a broken result of step {result.step} is believed", invariant=46)
         if self.instance.stats.stale_results > before and result.epoch == self.instance.worker.epoch:
             self.watch.saw("a result came twice")
 
@@ -438,6 +528,8 @@ class World:
                 self._tell(Resume())
             case "restart_fails":
                 self._restarts_to_fail += amount
+            case "restart_hangs":
+                self._restarts_to_hang += 1
 
 
 def _noise(seed: int, step: int) -> float:
@@ -445,6 +537,27 @@ def _noise(seed: int, step: int) -> float:
     mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xD6E8FEB86659FD93) & (1 << 64) - 1
     mixed = (mixed ^ mixed >> 31) * 0x9E3779B97F4A7C15 & (1 << 64) - 1
     return (mixed >> 40) / (1 << 24)
+
+
+def garbled(result: StepResult, kind: int) -> StepResult | None:
+    """Broken in one of five ways; None where this result has nothing to break that way."""
+    slots, incarnations, values = list(result.slots), list(result.incarnations), list(result.values)
+    if not slots:
+        return None
+    match kind % 5:
+        case 0:  # a row is missing
+            del slots[0], incarnations[0], values[0]
+        case 1:  # another incarnation
+            incarnations[0] = Incarnation(incarnations[0] + 1)
+        case 2:  # an acknowledgement, or a token, that is none
+            values[-1] = NO_TOKEN_ID if values[-1] != NO_TOKEN_ID else PREEMPTED_TOKEN_ID
+        case 3:  # a row twice
+            slots, incarnations, values = [*slots, slots[0]], [*incarnations, incarnations[0]], [*values, values[0]]
+        case 4:  # columns of different lengths
+            del values[-1]
+    if result.failures and kind % 5 == 2:
+        return None  # the row that failed may answer so
+    return StepResult(result.step, result.epoch, tuple(slots), tuple(incarnations), tuple(values), result.failures)
 
 
 def _with_ghost(result: StepResult, slots: int) -> StepResult:

@@ -6,9 +6,10 @@ import pytest
 
 from baton.core.engine.request import Phase
 from baton.core.engine.worker_watch import HEALTHY_STEPS, WorkerState
-from baton.core.events import Tick
+from baton.core.events import LossCause, Tick
 
 from .harness import Driver
+from .stub_line import StubLine
 
 
 def run_with_poison(driver: Driver, culprit: str, steps_max: int = 3000) -> int:
@@ -216,24 +217,21 @@ def test_a_held_suspect_can_be_aborted_and_time_out():
 # What recovery costs
 
 
-def recovery_steps(*, pool_kept: bool, cause: str) -> int:
+def recovery_steps(*, pool_kept: bool, cause: LossCause) -> int:
     """64 running streams behind prompts of 480 tokens; steps from the restart until each of them has its next token."""
-    driver = Driver(slots=64, blocks=64 * 80, block_size=16, tokens_per_step=128, prefill_tokens_beside_decodes=96)
-    for number in range(64):
-        driver.submit(f"r{number}", [number * 7 + place % 91 for place in range(480)], max_tokens=800)
-    for _ in range(2000):
-        if all(driver.phase(f"r{number}") is Phase.DECODE and driver.heard(f"r{number}") for number in range(64)):
-            break
-        driver.step()
-    heard = [len(driver.heard(f"r{number}")) for number in range(64)]
-    driver.lose_worker(cause)  # type: ignore[arg-type]
-    driver.restart_worker(pool_kept=pool_kept)
-    for steps in range(2000):
-        ended = [driver.reason(f"r{number}") is not None for number in range(64)]
-        if all(over or len(driver.heard(f"r{number}")) > heard[number] for number, over in enumerate(ended)):
-            return steps
-        driver.step()
-    raise AssertionError("not recovered")
+    line = StubLine(outputs=2000, slots=64, blocks=64 * 200, block_size=16, tokens_per_step=160)
+    names = [f"r{number}" for number in range(64)]
+    for number, name in enumerate(names):
+        line.submit(name, [number * 7 + place % 91 for place in range(480)], max_tokens=2000)
+    while min(line.heard.values()) < 2:
+        line.step()
+    heard = dict(line.heard)
+    line.lose_worker(cause, pool=1 if pool_kept else 2)
+    steps = 0
+    while any(line.heard[name] == heard[name] for name in names):
+        line.step()
+        steps += 1
+    return steps
 
 
 @pytest.mark.parametrize("cause", ["killed", "died"])

@@ -1,19 +1,15 @@
 """Service: who gets in, and when. Cases of the review of the core, sections 1.1 to 1.8."""
 
 import gc
-from typing import Any
 
 import pytest
 
 from baton.config import SchedulerConfig
-from baton.core.effects import RunStep
 from baton.core.engine.instance import Instance
 from baton.core.engine.request import Group, Phase, Sequence
-from baton.core.events import StepDone, Submit, WorkerReady
-from baton.protocol.ids import Instant, PoolIncarnation
-from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, StepPlan, StepResult
 
-from .harness import Driver, make_config, make_request
+from .harness import Driver
+from .stub_line import StubLine
 
 
 def steps_until_admitted(driver: Driver, name: str, steps_max: int = 5000) -> int:
@@ -43,46 +39,13 @@ def test_an_urgent_arrival_is_not_locked_out_by_the_preemption_that_was_made_for
 def burst(*, reserve_start: float, reserve_learning: float) -> Instance:
     """128 open-ended requests (4,000 tokens declared, 60 used) on 64 slots and 1,024 blocks."""
     settings = {"slots": 64, "blocks": 1024, "block_size": 16, "tokens_per_step": 8192}
-    instance = Instance(make_config(reserve_start=reserve_start, reserve_learning=reserve_learning, **settings))
-    worker = StubWorker(outputs=60, stop=2)
-    plans = worker.plans_of(instance.handle(WorkerReady(instance.worker.epoch, PoolIncarnation(1)), Instant(0.0)))
+    line = StubLine(outputs=60, reserve_start=reserve_start, reserve_learning=reserve_learning, **settings)
     for number in range(128):
-        request = make_request(f"r{number}", [number, 3, 5, 7], max_tokens=4000, stop_token_ids=(2,))
-        plans += worker.plans_of(instance.handle(Submit(request), Instant(0.0)))
-    while plans:
-        plans += worker.plans_of(instance.handle(StepDone(worker.run(plans.pop(0))), Instant(0.0)))
-    assert instance.idle
-    return instance
-
-
-class StubWorker:
-    """Answers every plan at once; each sequence ends after so many outputs. What the tokens are does not matter here."""
-
-    def __init__(self, outputs: int, stop: int) -> None:
-        self.outputs, self.stop = outputs, stop
-        self.left: dict[int, list[int]] = {}
-        "By slot: incarnation, tokens to prefill, outputs to come."
-
-    @staticmethod
-    def plans_of(effects: list[Any]) -> list[StepPlan]:
-        return [effect.plan for effect in effects if isinstance(effect, RunStep)]
-
-    def run(self, plan: StepPlan) -> StepResult:
-        for new in plan.new:
-            outputs = self.outputs - (len(new.tokens) - new.prompt_tokens)
-            self.left[new.slot] = [new.incarnation, len(new.tokens) - new.computed_tokens, outputs]
-        values = [self._row(slot, count) for slot, count in zip(plan.run.slots, plan.run.counts, strict=True)]
-        incarnations = [self.left[slot][0] for slot in plan.run.slots] + [incarnation for _, incarnation in plan.drops]
-        values += [PREEMPTED_TOKEN_ID] * len(plan.drops)
-        return StepResult(plan.step, plan.epoch, plan.rows, tuple(incarnations), tuple(values))
-
-    def _row(self, slot: int, count: int) -> int:
-        left = self.left[slot]
-        left[1] -= count
-        if left[1] > 0:
-            return NO_TOKEN_ID
-        left[2] -= 1
-        return 7 if left[2] > 0 else self.stop
+        line.submit(f"r{number}", [number, 3, 5, 7], max_tokens=4000)
+    while line.plans:
+        line.step()
+    assert line.instance.idle
+    return line.instance
 
 
 def test_a_burst_of_open_ended_requests_is_not_starved_by_the_reserve():

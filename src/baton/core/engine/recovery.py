@@ -1,7 +1,7 @@
 """Whose fault was it? A lost worker costs time, never an answer, unless there is evidence against one request.
 
 Suspects are the sequences of the oldest plan in flight: a worker sends its result before it begins the next plan. They are
-separated by halving, beside everybody else's work:
+separated by halving, beside the work of everybody who was not in that plan:
 
     lost with     a b c d e f g h
     run           a b c d . . . .     e f g h are held
@@ -48,17 +48,21 @@ class Suspects:
         return explained
 
     def _blame(self, board: Board, ran: list[Sequence]) -> bool:
+        """Whoever is a suspect already is looked at first; the others of the plan are held until that is over."""
         known = [sequence for sequence in ran if sequence.suspect]
-        self._hold(board, [sequence for sequence in self._active if sequence not in known])
-        candidates = sorted((s for s in known or ran if s.phase in OPEN), key=by_urgency)
-        for sequence in candidates:
+        first = sorted((s for s in known or ran if s.phase in OPEN), key=by_urgency)
+        later = [s for s in ran if s.phase in OPEN and s not in first]
+        for sequence in (*first, *later):
             sequence.suspect = True
             sequence.suspect_length = len(sequence.tokens)
-            if len(known or ran) == 1:
+        self._hold(board, later, last=True)
+        self._hold(board, [sequence for sequence in self._active if sequence not in known])
+        if len(known or ran) == 1:
+            for sequence in first:
                 self._count_against(board, sequence)
-        half = (len(candidates) + 1) // 2
-        self._active = candidates[:half]
-        self._hold(board, candidates[half:])
+        half = (len(first) + 1) // 2
+        self._active = first[:half]
+        self._hold(board, first[half:])
         return bool(known)
 
     def settle(self, board: Board) -> None:
@@ -82,9 +86,9 @@ class Suspects:
             detail = "the worker was lost twice while computing this request and no other suspect"
             board.end(sequence, FinishReason.ERROR, "poison", detail)
 
-    def _hold(self, board: Board, group: list[Sequence]) -> None:
+    def _hold(self, board: Board, group: list[Sequence], *, last: bool = False) -> None:
         if group:
-            self._held.insert(0, group)
+            self._held.insert(len(self._held) if last else 0, group)
         for sequence in group:
             if sequence.phase is Phase.WAITING:
                 board.hold(sequence)

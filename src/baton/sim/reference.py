@@ -1,0 +1,131 @@
+"""What the instance should do, worked out again: who is refused and why, who comes first, when a request ends.
+
+Small and slow on purpose, and with numbers of its own: it never reads the core's order, counters or deadlines.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from baton.core.engine.worker_watch import HEALTHY_STEPS
+from baton.core.events import Event, Pause, Resume
+from baton.errors import InvariantBroken
+from baton.protocol.request import Refused
+from baton.sim.scenario import Client, Scenario
+
+Order = tuple[int, int]
+
+
+class Reference:
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._arrivals: dict[str, int] = {}
+        self._open: dict[str, int] = {}
+        "Requests that were taken: sequences that have not ended."
+        self._queued: dict[tuple[str, int], int] = {}
+        "Sequences that were never admitted: their prompt tokens."
+        self._deadlines: list[tuple[float, str]] = []
+        self.now = 0.0
+        "The instance's time: the latest it was told, since a clock may go backwards."
+        self.mode = "serving"
+        self._drain_deadline: float | None = None
+        self._lives_lost = 0
+        self._steps = 0
+
+    # Refusals
+
+    def refusal(self, client: Client, worker_gone: bool) -> Refused | None:
+        """The answer that the client must get."""
+        scenario = self._scenario
+        if worker_gone:
+            return Refused("worker_gone")
+        if self.mode != "serving":
+            return Refused("draining" if self.mode == "draining" else "paused")
+        if client.id in self._open:
+            return Refused("duplicate_id")
+        positions = len(client.prompt) + client.max_tokens - 1
+        blocks = (positions + scenario.block_size - 1) // scenario.block_size
+        if blocks > scenario.blocks:
+            return Refused("never_fits", blocks, scenario.blocks)
+        requests, tokens = scenario.queue_requests_max, scenario.queue_tokens_max
+        own = client.n * len(client.prompt)
+        if client.n > requests or own > tokens:
+            return Refused("never_queued", *((client.n, requests) if client.n > requests else (own, tokens)))
+        if (waiting := len(self._queued) + client.n) > requests:
+            return Refused("queue_full", waiting, requests)
+        if (waiting := sum(self._queued.values()) + own) > tokens:
+            return Refused("queue_tokens_full", waiting, tokens)
+        return None
+
+    def answered(self, client: Client, expected: Refused | None, got: Refused | None) -> None:
+        """22: refused exactly when it must be, for the right reason and with true numbers."""
+        gone = expected is not None and got is not None and expected.reason == got.reason == "worker_gone"
+        if expected != got and not gone:
+            raise InvariantBroken(f"{client.id} should be told {expected}, and was told {got}", invariant=22)
+        if got is not None:
+            return
+        self._arrivals[client.id] = len(self._arrivals)
+        self._open[client.id] = client.n
+        for index in range(client.n):
+            self._queued[client.id, index] = len(client.prompt)
+        if client.timeout is not None:
+            heappush(self._deadlines, (self.now + client.timeout, client.id))
+
+    # Order
+
+    def order(self, client: Client, index: int) -> Order:
+        """34: by priority, then by arrival."""
+        priority = client.priority if self._scenario.order == "priority" else 0
+        return priority, self._arrivals[client.id] * 1000 + index
+
+    def admitted(self, client: Client, index: int) -> None:
+        self._queued.pop((client.id, index), None)
+
+    # Ends
+
+    def ended(self, client: Client, index: int) -> None:
+        self._queued.pop((client.id, index), None)
+        self._open[client.id] -= 1
+        if not self._open[client.id]:
+            del self._open[client.id]
+
+    def may_time_out(self, client: Client) -> bool:
+        return any(request == client.id and deadline <= self.now for deadline, request in self._deadlines)
+
+    def may_be_drained(self) -> bool:
+        return self._drain_deadline is not None and self._drain_deadline <= self.now
+
+    def before_event(self, event: Event, now: float) -> None:
+        self.now = max(self.now, now)
+        if isinstance(event, Pause) and self.mode != "paused" and event.drain_seconds_max is not None:
+            self._drain_deadline = self.now + event.drain_seconds_max
+        elif isinstance(event, Resume):
+            self._drain_deadline = None
+
+    def mode_changed(self, mode: str) -> None:
+        self.mode = mode
+        if mode == "paused":
+            self._drain_deadline = None
+
+    def after_event(self) -> None:
+        """22: at its deadline a request is over."""
+        while self._deadlines and self._deadlines[0][0] <= self.now:
+            deadline, request = heappop(self._deadlines)
+            if request in self._open:
+                raise InvariantBroken(f"{request} is open at {self.now:.3f}, its deadline was {deadline:.3f}", invariant=22)
+        if self._open and self.may_be_drained():
+            raise InvariantBroken("requests are open after the drain deadline", invariant=22)
+
+    # The worker's life
+
+    def step_absorbed(self) -> None:
+        self._steps += 1
+
+    def worker_lost(self, evidence: bool) -> None:
+        if self._steps >= HEALTHY_STEPS:
+            self._lives_lost = 0
+        self._steps = 0
+        self._lives_lost += evidence
+
+    def may_give_worker_up(self) -> bool:
+        return self._lives_lost > self._scenario.worker_restarts_max

@@ -1,0 +1,65 @@
+"""The core and a worker that answers at once and computes nothing: for counting steps, where tokens do not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from baton.core.effects import RunStep
+from baton.core.engine.instance import Instance
+from baton.core.events import Event, LossCause, StepDone, Submit, WorkerLost, WorkerReady
+from baton.protocol.ids import Instant, PoolIncarnation
+from baton.protocol.output import Emit
+from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, StepPlan, StepResult
+
+from .harness import make_config, make_request
+
+STOP = 2
+
+
+class StubLine:
+    def __init__(self, outputs: int, **settings: Any) -> None:
+        self.instance = Instance(make_config(**settings))
+        self.plans: list[StepPlan] = []
+        self.heard: dict[str, int] = {}
+        "Tokens by request."
+        self._outputs = outputs
+        "Each sequence ends after so many."
+        self._left: dict[int, list[int]] = {}
+        "By slot: incarnation, tokens to prefill, outputs to come."
+        self.tell(WorkerReady(self.instance.worker.epoch, PoolIncarnation(1)))
+
+    def submit(self, name: str, prompt: Iterable[int], **given: Any) -> None:
+        self.heard[name] = 0
+        self.tell(Submit(make_request(name, prompt, stop_token_ids=(STOP,), **given)))
+
+    def tell(self, event: Event) -> None:
+        for effect in self.instance.handle(event, Instant(0.0)):
+            if isinstance(effect, RunStep):
+                self.plans.append(effect.plan)
+            elif isinstance(effect, Emit):
+                for request, *_ in effect.tokens:
+                    self.heard[request] += 1
+
+    def lose_worker(self, cause: LossCause, pool: int) -> None:
+        self.plans.clear()
+        self.tell(WorkerLost(self.instance.worker.epoch, cause=cause))
+        self.tell(WorkerReady(self.instance.worker.epoch, PoolIncarnation(pool)))
+
+    def step(self) -> None:
+        plan = self.plans.pop(0)
+        for new in plan.new:
+            outputs = self._outputs - (len(new.tokens) - new.prompt_tokens)
+            self._left[new.slot] = [new.incarnation, len(new.tokens) - new.computed_tokens, outputs]
+        values = [self._row(slot, count) for slot, count in zip(plan.run.slots, plan.run.counts, strict=True)]
+        incarnations = [self._left[slot][0] for slot in plan.run.slots] + [incarnation for _, incarnation in plan.drops]
+        values += [PREEMPTED_TOKEN_ID] * len(plan.drops)
+        self.tell(StepDone(StepResult(plan.step, plan.epoch, plan.rows, tuple(incarnations), tuple(values))))
+
+    def _row(self, slot: int, count: int) -> int:
+        left = self._left[slot]
+        left[1] -= count
+        if left[1] > 0:
+            return NO_TOKEN_ID
+        left[2] -= 1
+        return 7 if left[2] > 0 else STOP
