@@ -149,6 +149,8 @@ class Watch:
         size = self.scenario.block_size
         if trip.hit[new.index] is None:
             trip.hit[new.index] = new.computed_tokens
+            shares = self.scenario.prefix_caching or new.index
+            self._expect(bool(shares) or not new.computed_tokens, 14, f"{trip.client.id} has a hit, and caching is off")
             if new.computed_tokens:
                 self.saw("a prefix hit")
                 if len(new.tokens) % size == 0 and new.computed_tokens == len(new.tokens) - size:
