@@ -57,11 +57,14 @@ class LiveTrips:
     """The trips that can still change, so that a long run is not looked at from its beginning after every event."""
 
     def __init__(self) -> None:
-        self._live: list[Trip] | None = None
+        self._live: list[Trip] = []
+        self._seen = 0
 
     def look(self, world: World) -> Iterator[Trip]:
         """Those that are submitted; a trip that is over is shown one last time."""
-        live = list(world.watch.trips.values()) if self._live is None else self._live
+        trips = world.watch.trips
+        live = self._live + list(trips.values())[self._seen :] if len(trips) > self._seen else self._live  # new ones are last
+        self._seen = len(trips)
         for trip in live:
             if trip.submitted:
                 yield trip
