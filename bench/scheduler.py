@@ -1,4 +1,4 @@
-"""Cost of the core: plan + absorb of one step, at 1, 64 and 256 running with 0 and 10,000 waiting.
+"""Cost of the core: plan + absorb of one step, at 1, 64 and 256 running with 0 and 10,000 waiting; then the admission of a burst.
 
     python bench/scheduler.py [--steps N] [--json]
 
@@ -79,18 +79,41 @@ def measure(running: int, waiting: int, steps: int, prompt: int = 64) -> dict[st
     }
 
 
+def burst(admissions: int) -> float:
+    """Seconds of the one event in which so many requests are admitted: the worker gets ready and all of them wait."""
+    config = InstanceConfig(
+        kv=KVConfig(blocks=admissions * 32, block_size=16),
+        scheduler=SchedulerConfig(slots=admissions, tokens_per_step=admissions * 16),
+        queue=QueueConfig(requests_max=admissions, tokens_max=10**9),
+    )
+    instance = Instance(config)
+    for number in range(admissions):
+        tokens = tuple((number * 31 + place) % 50_000 for place in range(16))
+        request = GenerateRequest(id=RequestId(str(number)), prompt=tokens, sampling=SamplingParams(max_tokens=4000))
+        instance.handle(Submit(request), Instant(0.0))
+    begin = perf_counter()
+    instance.handle(WorkerReady(instance.worker.epoch, PoolIncarnation(1)), Instant(0.0))
+    took = perf_counter() - begin
+    assert len(instance.board.running) == admissions
+    return took
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400, help="steps for each line (default 400)")
     parser.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
     arguments = parser.parse_args()
     lines = [measure(running, waiting, arguments.steps) for running in (1, 64, 256) for waiting in (0, 10_000)]
+    bursts = {admissions: min(burst(admissions) for _ in range(5)) for admissions in (128, 256, 512, 1024)}
     if arguments.json:
-        print(json.dumps(lines))
+        print(json.dumps({"steps": lines, "bursts": bursts}))
         return
     print(f"{'running':>8} {'waiting':>8} {'plan+absorb, median us':>24} {'p99 us':>10}")
     for line in lines:
         print(f"{line['running']:>8} {line['waiting']:>8} {line['median_us']:>24.1f} {line['p99_us']:>10.1f}")
+    print(f"\n{'admissions in one event':>32} {'ms':>10} {'us each':>10}")
+    for admissions, took in bursts.items():
+        print(f"{admissions:>32} {took * 1e3:>10.1f} {took * 1e6 / admissions:>10.1f}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from run_loop import finish
 
 from baton.config import EngineConfig, InstanceConfig, SchedulerConfig, WorkerConfig
 from baton.core.engine import admission
+from baton.core.engine.instance import Instance
 from baton.core.events import Tick
 from baton.errors import EngineError, InvariantBroken
 from baton.protocol import codec
@@ -117,6 +118,22 @@ def test_requests_are_served_and_the_end_of_the_front_ends_everything():
             await rig.until(lambda: rig.stats.requests_open == 0 and rig.stats.slots_taken == 0)
         assert rig.running.exception() is None
         assert len(rig.workers) == 1
+
+    finish(main())
+
+
+def test_an_idle_engine_checks_itself_and_ends_loudly_if_its_state_is_impossible(monkeypatch: pytest.MonkeyPatch):
+    def broken(self: Instance) -> None:
+        raise InvariantBroken("a block is lost", invariant=1)
+
+    async def main() -> None:
+        rig = Rig()
+        async with rig:
+            monkeypatch.setattr(Instance, "check", broken)
+            rig.engine._check_due = 0.0
+            rig.ask("a")
+            await asyncio.wait([rig.running], timeout=30)
+            assert isinstance(rig.running.exception(), InvariantBroken)
 
     finish(main())
 

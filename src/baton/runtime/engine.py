@@ -24,7 +24,7 @@ from baton.core.engine.instance import Instance
 from baton.core.engine.worker_watch import WorkerState
 from baton.core.events import Abort, Event, LossCause, Pause, Resume, StepDone, Submit, Tick, WorkerLost, WorkerReady
 from baton.core.kv.block_hash import Fingerprint
-from baton.errors import EngineError, PeerError
+from baton.errors import EngineError, InvariantBroken, PeerError
 from baton.observe.logs import configure
 from baton.protocol.codec import Message
 from baton.protocol.control import (
@@ -59,6 +59,9 @@ EXIT_SECONDS = 1.0
 
 NUMBERS_SECONDS = 0.2
 """While there is work the front's numbers are at most this old; when there is none they are told at once."""
+
+CHECK_SECONDS = 10.0
+"""An idle engine checks its books at most this often."""
 
 QUIET_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0", "OPENBLAS_NUM_THREADS": "1"}
 """Threads of the worker sleep while they wait: on few cores a spinning one takes its neighbour's time."""
@@ -118,6 +121,7 @@ class Engine:
         self._driver: Driver[Event, Effect] | None = None
         self._numbers_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
+        self._check_due = 0.0
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._over: asyncio.Future[None] = self._loop.create_future()
 
@@ -285,10 +289,22 @@ class Engine:
         self._driver.tell(event)
         if self._instance.worker.state is WorkerState.GONE:  # its requests have their error; who runs us may start us again
             self._fail(EngineError(f"the worker was lost {self._instance.worker.losses} time(s) in a row: the server ends"))
+        if self._instance.idle:
+            self._check_when_due(self._instance)
         if not self._instance.in_flight:
             self._tell_numbers()
         elif self._numbers_timer is None:
             self._numbers_timer = self._loop.call_later(NUMBERS_SECONDS, self._tell_numbers)
+
+    def _check_when_due(self, instance: Instance) -> None:
+        """Nobody waits for us now: prove that nothing leaked. An engine whose state is impossible must not go on."""
+        if self._loop.time() >= self._check_due:
+            self._check_due = self._loop.time() + CHECK_SECONDS
+            try:
+                instance.check()
+            except InvariantBroken as broken:
+                logger.error("the engine found its own state impossible: %s", broken)
+                self._fail(broken)
 
     def _tell_numbers(self) -> None:
         if self._numbers_timer is not None:
