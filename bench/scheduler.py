@@ -1,4 +1,4 @@
-"""Cost of the core: plan + absorb of one step, at 1, 64 and 256 running with 0 and 10,000 waiting; then the admission of a burst.
+"""Cost of the core: plan + absorb of one step, at 1, 64 and 256 running with 0 and 10,000 waiting; then a burst.
 
     python bench/scheduler.py [--steps N] [--json]
 

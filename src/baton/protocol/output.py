@@ -10,7 +10,6 @@ from baton.protocol.ids import RequestId
 from baton.protocol.request import FinishReason
 from baton.protocol.step import RowLogprobs
 
-
 EndError = Literal["row_failed", "poison", "worker_gone"]
 """Why a sequence ended with an error, for programs: the text beside it is for people.
 

@@ -96,7 +96,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "the worker keeps reading a folded block that was given back"),
     Mutant("overtake-preempted", "core.engine.admission", "sequence.order < head.order for", "sequence.order > head.order for",
            "a younger request overtakes one that is not back in line yet"),
-    Mutant("equals-make-way", "core.engine.preemption", "running[-victims].priority <= head.priority", "running[-victims].priority < head.priority",
+    Mutant("equals-make-way", "core.engine.preemption", "victim.priority > head.priority", "victim.priority >= head.priority",
            "two of a class push each other out in turn"),
     # Preemption and ends
     Mutant("requeue-before-ack", "core.engine.request", "(Phase.DECODE, Fact.PREEMPTED): Phase.PREEMPTING", "(Phase.DECODE, Fact.PREEMPTED): Phase.WAITING",

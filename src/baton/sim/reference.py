@@ -29,6 +29,7 @@ class Reference:
         "The instance's time: the latest it was told, since a clock may go backwards."
         self.mode = "serving"
         self._drain_deadline: float | None = None
+        self._resumed = False
         self._lives_lost = 0
         self._steps = 0
 
@@ -97,6 +98,7 @@ class Reference:
 
     def before_event(self, event: Event, now: float) -> None:
         self.now = max(self.now, now)
+        self._resumed = isinstance(event, Resume)
         if isinstance(event, Pause) and self.mode != "paused" and event.drain_seconds_max is not None:
             self._drain_deadline = self.now + event.drain_seconds_max
         elif isinstance(event, Resume):
@@ -108,7 +110,9 @@ class Reference:
             self._drain_deadline = None
 
     def after_event(self) -> None:
-        """22: at its deadline a request is over."""
+        """22: at its deadline a request is over. 9: a resumed instance serves."""
+        if self._resumed and self.mode != "serving":
+            raise InvariantBroken(f"resumed, and it is {self.mode}", invariant=9)
         while self._deadlines and self._deadlines[0][0] <= self.now:
             deadline, request = heappop(self._deadlines)
             if request in self._open:
@@ -118,8 +122,8 @@ class Reference:
 
     # The worker's life
 
-    def step_absorbed(self) -> None:
-        self._steps += 1
+    def steps_absorbed(self, count: int) -> None:
+        self._steps += count
 
     def worker_lost(self, evidence: bool) -> None:
         if self._steps >= HEALTHY_STEPS:

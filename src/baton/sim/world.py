@@ -162,7 +162,7 @@ class World:
         if self.instance.worker.state.value == "gone":
             self.watch.saw("a gone worker was replaced")
             self._epoch = self.instance.worker.epoch
-            self.worker.die(pool_kept=False)
+            self.worker.die(self.scenario.pool_kept)
             self._worker_ready(self._epoch)
         self._tell(Resume())
         self._until_quiet()
@@ -212,6 +212,9 @@ class World:
         told = Instant(max(self.now + self._clock_offset, at_least))
         self.watch.reference.before_event(event, told)
         effects = self.instance.handle(event, told)
+        if type(event) is StepDone and plans and self.instance.stats.worker_losses == losses:
+            oldest_step = self.instance.in_flight[0].plan.step if self.instance.in_flight else plans[-1].plan.step + 1
+            self.watch.reference.steps_absorbed(sum(issued.plan.step < oldest_step for issued in plans))
         if self.instance.stats.worker_losses > losses:
             cause = event.cause if type(event) is WorkerLost else "died"
             # Results that had overtaken it are absorbed before a broken one is found: the oldest plan is then another.
@@ -467,7 +470,6 @@ class World:
         elif self.instance.in_flight and result.step > self.instance.in_flight[0].plan.step:
             self.watch.saw("a result overtook an older one")
         self.watch.step_absorbed()
-        self.watch.reference.step_absorbed()
         due = bool(self.instance.in_flight) and result.step == self.instance.in_flight[0].plan.step
         self._broken = any(broken is result for broken in self._garbled)
         if self._broken and not due:

@@ -266,7 +266,7 @@ class Board:
             raise InvariantBroken(f"{self.decoding} sequences are counted as decoding", invariant=30)
 
     def _check_table(self, sequence: Sequence) -> None:
-        """6: no hole, no duplicate, long enough. 30: computed <= planned <= known and in flight. 4: nothing shared is written."""
+        """6: no hole, no duplicate, long enough. 30: computed <= planned <= known. 4: nothing shared is written."""
         pool, size = self.cache.pool, self.block_size
         known, blocks = len(sequence.tokens), sequence.blocks
         if len(dict.fromkeys(blocks)) != len(blocks) or sequence.capacity != len(blocks) * size:

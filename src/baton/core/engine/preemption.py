@@ -21,23 +21,27 @@ PrefillRoom = Callable[[int], int]
 
 
 def preempt_for_head(board: Board, prefill_room: PrefillRoom) -> bool:
-    """Preempt strictly less urgent sequences for the head of the line: as few as let it in, and nobody if all would not.
+    """Preempt less urgent sequences for the head of the line: as few as let it in, and nobody if all would not.
 
     Equal urgency never gives way, so two of a class cannot push each other out in turn.
     """
     running, head = board.running, board.waiting.head()
-    if head is None or not running or running[-1].priority <= head.priority:
+    if head is None or not running or not gives_way(running[-1], head):
         return False
     after = _After(board, head, prefill_room)
     victims = 0
     while shortage(head, after.room, board) is not None:
         victims += 1
-        if victims > len(running) or running[-victims].priority <= head.priority:
+        if victims > len(running) or not gives_way(running[-victims], head):
             return False
         after.without(running[-victims])
     for _ in range(victims):
         board.preempt(running[-1])
     return victims > 0
+
+
+def gives_way(victim: Sequence, head: Sequence) -> bool:
+    return victim.priority > head.priority
 
 
 class _After:
