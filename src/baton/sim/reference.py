@@ -109,8 +109,10 @@ class Reference:
         if mode == "paused":
             self._drain_deadline = None
 
-    def after_event(self) -> None:
-        """22: at its deadline a request is over. 9: a resumed instance serves."""
+    def after_event(self, worker_gone: bool) -> None:
+        """22: at its deadline a request is over, and all are when there is no worker. 9: a resumed instance serves."""
+        if worker_gone and self._open:
+            raise InvariantBroken("the worker is given up, and requests are open", invariant=22)
         if self._resumed and self.mode != "serving":
             raise InvariantBroken(f"resumed, and it is {self.mode}", invariant=9)
         while self._deadlines and self._deadlines[0][0] <= self.now:

@@ -326,7 +326,7 @@ class Watch:
 
     def after(self) -> None:
         """22, 33, 35, for what this event touched."""
-        self.reference.after_event()
+        self.reference.after_event(worker_gone=self.instance.worker.state.value == "gone")
         instance, board = self.instance, self.instance.board
         if not instance.in_flight and (board.running or len(board.waiting) or board.drops):
             self._expect(instance.worker.state.value != "ready" or instance.mode.value == "paused", 35, "work and no step")
