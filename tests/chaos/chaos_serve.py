@@ -27,6 +27,7 @@ async def serve(config: ServeConfig) -> None:
         on_progress=lambda progress: say("LOADED", progress.done, progress.total),
         on_ready=lambda ready: say("READY", ready.blocks),
         on_stopping=lambda: say("STOPPING"),
+        on_restart=lambda why: say("RESTART", why),
     ).run()
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import pytest
+from client_pair import A, Asked, B, Pair, ended, request
 from run_loop import finish
 
 from baton.api.engine_client import Delta, EngineRefused
 from baton.errors import Unavailable
-from baton.protocol.codec import FRAME_BYTES_MAX, Message, MessageTooLarge, encode
+from baton.protocol.codec import FRAME_BYTES_MAX, MessageTooLarge, encode
 from baton.protocol.control import (
     AbortRequest,
     InstanceReady,
@@ -23,77 +23,9 @@ from baton.protocol.control import (
     ResumeInstance,
 )
 from baton.protocol.ids import Incarnation, RequestId, Slot
-from baton.protocol.output import Emit, Ended
+from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, Refused, SamplingParams
 from baton.protocol.step import RowLogprobs, TokenLogprob
-from baton.runtime.channel import Channel
-from baton.runtime.client import ChannelClient
-
-A, B = RequestId("a"), RequestId("b")
-
-
-def request(name: RequestId = A, n: int = 1, **sampling) -> GenerateRequest:
-    return GenerateRequest(id=name, prompt=(1, 2, 3), n=n, sampling=SamplingParams(max_tokens=9, **sampling))
-
-
-def ended(name: RequestId = A, index: int = 0, reason: FinishReason = FinishReason.LENGTH) -> Ended:
-    return Ended(name, index, reason, 3, 0, 2, 0)
-
-
-class Pair:
-    async def __aenter__(self) -> Pair:
-        ours, theirs = socket.socketpair()
-        self.channel, self.engine = await Channel.open(ours), await Channel.open(theirs)
-        self.client = ChannelClient(self.channel)
-        self.reading = asyncio.create_task(self.client.read())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.engine.close()
-        await asyncio.wait_for(self.reading, 10)
-        self.channel.close()
-        if self.client.ready.done() and not self.client.ready.cancelled():
-            self.client.ready.exception()
-        assert self.client._streams == {}
-        assert self.client._pings == {}
-        assert self.client._listeners == {}
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        assert len(others) <= 1, others  # the one of `finish`
-
-    async def heard(self) -> Message:
-        message = await self.engine.receive()
-        assert message is not None
-        return message
-
-    async def told(self, *messages: Message) -> None:
-        """When this returns the client has taken all of them in."""
-        for message in messages:
-            self.engine.send(message)
-        ping = asyncio.create_task(self.client.ping(10))
-        number = await self.heard()
-        assert type(number) is Ping
-        self.engine.send(Pong(number.number))
-        await ping
-
-    async def begin(self, wanted: GenerateRequest) -> Asked:
-        asked = Asked(self.client, wanted)
-        assert await self.heard() == wanted
-        return asked
-
-
-class Asked:
-    """A request, and the deltas that came of it."""
-
-    def __init__(self, client: ChannelClient, wanted: GenerateRequest) -> None:
-        self.deltas: list[Delta] = []
-        self.over = asyncio.ensure_future(client.generate(wanted, self.take))
-
-    def take(self, delta: Delta) -> None:
-        self.deltas.append(delta)
-
-    @property
-    def tokens(self) -> list[int]:
-        return [token for delta in self.deltas for token in delta.tokens]
 
 
 def test_each_delta_is_told_as_it_comes_until_the_end():
@@ -102,10 +34,10 @@ def test_each_delta_is_told_as_it_comes_until_the_end():
             asked = await pair.begin(request())
             await pair.told(Emit([(A, 1, 0, 0, 5)], []))
             assert asked.deltas == [Delta(0, [5])]
-            await pair.told(*(Emit([(A, 1, 0, 0, token)], []) for token in (6, 7, 8)))
+            await pair.told(*(Emit([(A, 1, 0, token - 5, token)], []) for token in (6, 7, 8)))
             assert asked.tokens == [5, 6, 7, 8]
             assert not asked.over.done()
-            await pair.told(Emit([(A, 1, 0, 0, 9)], [ended()]))
+            await pair.told(Emit([(A, 1, 0, 4, 9)], [ended()]))
             await asked.over
             assert asked.deltas[-1] == Delta(0, [9], ended=ended())
 
@@ -116,7 +48,7 @@ def test_the_last_token_comes_with_the_end_and_nothing_after_it():
     async def main() -> None:
         async with Pair() as pair:
             asked = await pair.begin(request(n=2))
-            await pair.told(Emit([(A, 1, 0, 0, 5), (A, 1, 1, 0, 6)], [ended()]), Emit([(A, 1, 1, 0, 7)], [ended(index=1)]))
+            await pair.told(Emit([(A, 1, 0, 0, 5), (A, 1, 1, 0, 6)], [ended()]), Emit([(A, 1, 1, 1, 7)], [ended(index=1)]))
             await asked.over
             assert [(delta.index, delta.tokens, delta.ended) for delta in asked.deltas] == [
                 (0, [5], ended()),
@@ -133,7 +65,7 @@ def test_two_tokens_of_a_sequence_in_one_message_keep_their_order():
     async def main() -> None:
         async with Pair() as pair:
             asked = await pair.begin(request())
-            await pair.told(Emit([(A, 1, 0, 0, 5), (A, 1, 0, 0, 6)], []), Emit([(A, 1, 0, 0, 7), (A, 1, 0, 0, 8)], [ended()]))
+            await pair.told(Emit([(A, 1, 0, 0, 5), (A, 1, 0, 1, 6)], []), Emit([(A, 1, 0, 2, 7), (A, 1, 0, 3, 8)], [ended()]))
             await asked.over
             assert asked.tokens == [5, 6, 7, 8]
             assert asked.deltas[-1] == Delta(0, [7, 8], ended=ended())
@@ -150,7 +82,7 @@ def test_leaving_early_aborts_and_what_still_comes_is_for_nobody():
             with pytest.raises(asyncio.CancelledError):
                 await asked.over
             assert await pair.heard() == AbortRequest(A)
-            await pair.told(Emit([(A, 1, 0, 0, 6)], []), Emit([], [ended(reason=FinishReason.ABORT)]))
+            await pair.told(Emit([(A, 1, 0, 1, 6)], []), Emit([], [ended(reason=FinishReason.ABORT)]))
             assert asked.tokens == [5]
 
     finish(main())
@@ -167,7 +99,7 @@ def test_an_error_of_the_taker_ends_its_request_and_no_other(monkeypatch: pytest
             assert await pair.heard() == AbortRequest(A)
             with pytest.raises(ZeroDivisionError):
                 await broken.over
-            await pair.told(Emit([(A, 1, 0, 0, 5), (B, 1, 0, 0, 7)], [ended(B)]))
+            await pair.told(Emit([(A, 1, 0, 1, 5), (B, 1, 0, 1, 7)], [ended(B)]))
             await whole.over
             assert whole.tokens == [6, 7]
 
@@ -236,7 +168,7 @@ def test_an_answer_that_was_complete_when_the_engine_went_stays_one():
         async with Pair() as pair:
             asked = await pair.begin(request())
             await pair.told(Emit([(A, 1, 0, 0, 5)], []))
-            pair.engine.send(Emit([(A, 1, 0, 0, 6)], [ended()]))
+            pair.engine.send(Emit([(A, 1, 0, 1, 6)], [ended()]))
             pair.engine.close()
             await asyncio.wait_for(pair.reading, 10)
             await asked.over
@@ -339,7 +271,7 @@ def test_prompt_logprobs_come_once_however_often_they_were_computed():
             asked = await pair.begin(request(prompt_logprobs=0))
             # The first chunk is computed twice (a preemption), and reported twice.
             await pair.told(Emit([], [], [(A, 0, row(1, -1.0))]), Emit([], [], [(A, 0, row(1, -1.0, -2.0))]))
-            await pair.told(Emit([(A, 1, 0, 0, 5)], []), Emit([(A, 1, 0, 0, 6)], [ended()]))
+            await pair.told(Emit([(A, 1, 0, 0, 5)], []), Emit([(A, 1, 0, 1, 6)], [ended()]))
             await asked.over
             told = [delta.prompt_logprobs for delta in asked.deltas if delta.prompt_logprobs is not None]
             assert [[entry and entry.logprob for entry in column] for column in told] == [[None, -1.0, -2.0]]

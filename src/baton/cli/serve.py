@@ -95,7 +95,7 @@ def run_server(config: ServeConfig, *, quiet: bool = False, until_stdin_ends: bo
     reporter = ServeReporter(config, quiet=quiet)
 
     async def run() -> None:
-        supervisor = Supervisor(config, reporter.progress, reporter.ready, reporter.stopping)
+        supervisor = Supervisor(config, reporter.progress, reporter.ready, reporter.stopping, reporter.restarting)
         if until_stdin_ends:
             _on_end_of_stdin(supervisor.stop)
         await supervisor.run()
@@ -143,6 +143,9 @@ class ServeReporter:
         typer.echo(ready_text(self._config, ready, monotonic() - self._begin))
         for warning in warnings_of(self._config, ready):
             typer.echo(f"baton serve: {warning}", err=True)
+
+    def restarting(self, why: str) -> None:
+        typer.echo(f"baton serve: {why}: starting another; open requests wait for it and go on", err=True)
 
     def stopping(self) -> None:
         self.loading.close()

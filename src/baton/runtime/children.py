@@ -8,6 +8,7 @@ reaches only the supervisor, which ends the others in order.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import os
@@ -70,6 +71,28 @@ def begin_child(settings_type: type[T]) -> tuple[T, list[socket.socket]]:
     for fd in socket_fds:
         os.set_inheritable(fd, False)
     return settings, [socket.socket(fileno=fd) for fd in socket_fds]
+
+
+def send_socket(link: socket.socket, sock: socket.socket) -> None:
+    """Hand a socket to a child that lives already. It is the child's from now on; where that one is gone, nobody's."""
+    with sock, contextlib.suppress(OSError):
+        socket.send_fds(link, [b"s"], [sock.fileno()])
+
+
+async def receive_socket(link: socket.socket) -> socket.socket | None:
+    """The next socket that the parent hands over. None: no more come. As long as it takes: the caller has the deadline."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(link, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(link)
+    byte, fds, _, _ = socket.recv_fds(link, 1, 1)
+    if not byte or not fds:
+        return None
+    os.set_inheritable(fds[0], False)
+    return socket.socket(fileno=fds[0])
 
 
 def die_with_parent(parent: int) -> None:

@@ -1,9 +1,16 @@
-"""The front's end of the engine's channel: requests out, each one's tokens back to whoever waits for them."""
+"""The front's end of the engine's channel: requests out, each one's tokens back to whoever waits for them.
+
+An engine that is lost takes no request with it. Those that are open wait for the next engine, and are sent again with what
+was told of them (a replay); new ones are turned away until then.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count, takewhile
 
@@ -26,53 +33,15 @@ from baton.protocol.control import (
 from baton.protocol.ids import RequestId
 from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, Refused, shares_settings
-from baton.protocol.step import RowLogprobs, TokenLogprob
+from baton.protocol.step import TokenLogprob
 from baton.runtime.channel import Channel
+from baton.runtime.stream import Stream
+
+logger = logging.getLogger("baton.front")
 
 
-class _Stream:
-    """One request on its way: who is told its deltas, and what is still owed."""
-
-    __slots__ = ("_take", "done", "lost", "open", "prompt")
-
-    def __init__(self, request: GenerateRequest, take: Callable[[Delta], None]) -> None:
-        self._take = take
-        self.open = request.n
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        "All has ended, or nothing more is told: refused, the engine gone, or an error of whoever takes the deltas."
-        self.lost = False
-        "The engine does not have the request (any more): there is nothing to abort."
-        self.prompt: list[TokenLogprob | None] | None = None
-        "Told once, with sequence 0; the first token has nothing before it."
-        if request.sampling.prompt_logprobs is not None:
-            self.prompt = [None] * len(request.prompt)
-
-    def tell(self, delta: Delta) -> None:
-        if self.done.done():
-            return
-        if self.prompt is not None and delta.index == 0:
-            delta.prompt_logprobs, self.prompt = self.prompt, None
-        try:
-            self._take(delta)
-        except Exception as error:
-            self.done.set_exception(error)
-            return
-        if delta.ended is not None:
-            self.open -= 1
-            if not self.open:
-                self.done.set_result(None)
-
-    def lose(self, why: Exception) -> None:
-        self.lost = True
-        if not self.done.done():
-            self.done.set_exception(why)
-
-    def add_prompt_logprobs(self, row: RowLogprobs) -> None:
-        """A prompt that was computed twice comes twice: places are written, not appended."""
-        if self.prompt is not None:
-            for place, entry in enumerate(row.prompt, row.prompt_from):
-                if place < len(self.prompt):
-                    self.prompt[place] = entry
+NextChannel = Callable[[], Awaitable[Channel | None]]
+"""Waits for the channel to another engine. None: no more come."""
 
 
 class ChannelClient:
@@ -80,7 +49,7 @@ class ChannelClient:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._streams: dict[RequestId, _Stream] = {}
+        self._streams: dict[RequestId, Stream] = {}
         self._unsent: list[GenerateRequest] = []
         "Requests of this turn of the loop. The prompts of a list come together, and what they share is sent once."
         self._pings: dict[int, asyncio.Future[None]] = {}
@@ -91,29 +60,93 @@ class ChannelClient:
         "The modes since somebody asked for one."
         self._mode_changed = asyncio.Event()
         self.ready: asyncio.Future[InstanceReady] = asyncio.get_running_loop().create_future()
-        self._gone = False
+        self._away: str | None = None
+        "Why there is no engine now, or for good."
+        self._patience: asyncio.Timeout | None = None
+        "Runs while an engine is waited for."
+        self._pause: PauseInstance | None = None
+        "The last one ordered: an engine that follows a paused one pauses too."
         self._ended: Exception | None = None
         "Why no request is taken any more."
 
-    async def read(self) -> None:
-        """Until the engine is gone. Then everyone who waits is told."""
+    async def read(self, next_channel: NextChannel | None = None, seconds: float = 0.0) -> None:
+        """Until the engine is gone, and no other comes within so many seconds. Then everyone who waits is told."""
         try:
-            await self._channel.listen(self._on_message)
-        except PeerError:
-            pass
+            await self._listen()
+            while next_channel is not None and self.ready.done():
+                self._on_lost("the engine was lost and is being started again: try again later")
+                if not await self._read_next(next_channel, seconds):
+                    return
         finally:
             self._on_gone()
 
-    def _on_gone(self) -> None:
-        self._gone = True
+    async def _listen(self) -> None:
+        with contextlib.suppress(PeerError):
+            await self._channel.listen(self._on_message)
+
+    async def _read_next(self, next_channel: NextChannel, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds) as self._patience:  # ends when it is ready
+                channel = await next_channel()
+                if channel is None:
+                    return False
+                self._channel = channel
+                await self._listen()
+        except TimeoutError:
+            raise Unavailable(f"the engine was lost, and no other was ready within {seconds:g} s (start_seconds_max)") from None
+        return True
+
+    def _on_lost(self, why: str) -> None:
+        """What only that engine could answer fails; requests are kept."""
+        if self._away is None:
+            logger.warning("the engine is gone; open requests that wait for another: %d", len(self._streams))
+        self._away = why
+        self._channel.close()
+        self._unsent.clear()  # they are open: replayed like all others
         self._mode_changed.set()
-        for stream in self._streams.values():
-            stream.lose(Unavailable("the engine is gone"))
         for ping in self._pings.values():
             if not ping.done():
-                ping.set_exception(Unavailable("the engine is gone"))
+                ping.set_exception(Unavailable(why))
+        for stream in list(self._streams.values()):
+            stream.end_unwanted()
+
+    def _on_ready(self, ready: InstanceReady) -> None:
+        if not self.ready.done():
+            self.ready.set_result(ready)
+        if self._away is None or self._patience is None or self._patience.expired():
+            return  # it is the first one, or one that comes too late
+        self._patience.reschedule(None)
+        self._away = None
+        self._replay()
+        if self._mode != "serving":
+            self._mode = "serving"
+            self._channel.send(self._pause or PauseInstance(None))
+
+    def _replay(self) -> None:
+        """In their old order. The engine queues them by age in any case."""
+        now = asyncio.get_running_loop().time()
+        waiting = [stream for stream in self._streams.values() if not stream.done.done()]
+        for stream in waiting:
+            try:
+                self._channel.send(stream.replay(now))
+            except EngineError as error:  # with its outputs it is too large for a frame
+                stream.lose(error)
+        logger.warning("another engine is ready; requests that go on there: %d", len(waiting))
+
+    def _on_gone(self) -> None:
+        why = "the engine is gone"
+        self._away = why
+        self._mode_changed.set()
+        for stream in self._streams.values():
+            stream.lose(Unavailable(why))
+        for ping in self._pings.values():
+            if not ping.done():
+                ping.set_exception(Unavailable(why))
         if not self.ready.done():
             self.ready.set_exception(Unavailable("the engine ended before it was ready"))
+
+    async def finish(self) -> None:
+        await self._channel.finish()
 
     def end_requests(self, why: Exception) -> None:
         """Ends every open request with this error. One that comes later gets it too."""
@@ -130,7 +163,7 @@ class ChannelClient:
             case RefusedRequest(request, refused):
                 stream = self._streams.get(request)
                 if stream is not None:
-                    stream.lose(EngineRefused(refused))
+                    stream.lose(_refusal(stream, refused))
             case Pong(number):
                 ping = self._pings.pop(number, None)
                 if ping is not None and not ping.done():
@@ -142,8 +175,7 @@ class ChannelClient:
                 self._stats = replace(self._stats, mode=mode)
                 self._mode_changed.set()
             case InstanceReady():
-                if not self.ready.done():
-                    self.ready.set_result(message)
+                self._on_ready(message)
 
     def _on_emit(self, emit: Emit) -> None:
         """Most have tokens and nothing else, one for each of many sequences. Hot: kept flat."""
@@ -151,14 +183,15 @@ class ChannelClient:
         if emit.ended or emit.logprobs:
             self._on_gathered(emit)
             return
-        for request, _, index, _, token in emit.tokens:
+        for request, attempt, index, position, token in emit.tokens:
             stream = streams.get(request)
-            if stream is not None:
+            if stream is not None and stream.takes(attempt, index, position, token):
                 stream.tell(Delta(index, [token]))
 
     def _on_gathered(self, emit: Emit) -> None:
         """The last token goes with its end, a token with what the model thought of it: one delta a sequence."""
         deltas: dict[tuple[RequestId, int], Delta] = {}
+        thoughts: dict[tuple[RequestId, int], deque[TokenLogprob]] = {}
 
         def delta(request: RequestId, index: int) -> Delta:
             if (request, index) not in deltas:
@@ -170,11 +203,20 @@ class ChannelClient:
             if stream is not None and index == 0:
                 stream.add_prompt_logprobs(row)
             if row.sampled is not None:
-                delta(request, index).logprobs.append(row.sampled)
-        for request, _, index, _, token in emit.tokens:
-            delta(request, index).tokens.append(token)
+                thoughts.setdefault((request, index), deque()).append(row.sampled)
+        for request, attempt, index, position, token in emit.tokens:
+            of_token = thoughts.get((request, index))
+            thought = of_token.popleft() if of_token else None
+            stream = self._streams.get(request)
+            if stream is not None and stream.takes(attempt, index, position, token):
+                told = delta(request, index)
+                told.tokens.append(token)
+                if thought is not None:
+                    told.logprobs.append(thought)
         for ended in emit.ended:
-            delta(ended.request, ended.index).ended = ended
+            stream = self._streams.get(ended.request)
+            if stream is not None and stream.ends(ended):
+                delta(ended.request, ended.index).ended = ended
         for (request, _), told in deltas.items():
             if (stream := self._streams.get(request)) is not None:
                 stream.tell(told)
@@ -182,13 +224,12 @@ class ChannelClient:
     # What the API asks for
 
     async def generate(self, request: GenerateRequest, take: Callable[[Delta], None]) -> None:
-        if self._gone:
-            raise Unavailable("the engine is gone")
         if self._ended is not None:
             raise self._ended
+        self._require_engine()
         if request.id in self._streams:
             raise EngineRefused(Refused("duplicate_id"))
-        stream = self._streams[request.id] = _Stream(request, take)
+        stream = self._streams[request.id] = Stream(request, take, asyncio.get_running_loop().time())
         try:
             if not self._unsent:
                 asyncio.get_running_loop().call_soon(self._send_requests)
@@ -212,12 +253,18 @@ class ChannelClient:
                         stream.lose(error)
 
     def abort(self, request: RequestId, index: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
+        stream = self._streams.get(request)
+        if stream is not None:
+            stream.unwant(index, reason)
+        if self._away is not None:
+            if stream is not None:
+                stream.end_unwanted()
+            return
         self._send_requests()  # an abort never overtakes its request
         self._channel.send(AbortRequest(request, index, reason))
 
     async def ping(self, timeout_seconds: float) -> None:
-        if self._gone:
-            raise Unavailable("the engine is gone")
+        self._require_engine()
         number = next(self._numbers)
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pings[number] = answer
@@ -233,25 +280,38 @@ class ChannelClient:
         return self._stats
 
     async def pause(self, drain_seconds: float | None) -> None:
-        await self._change(PauseInstance(drain_seconds), "paused", undone_by="serving")
+        self._require_engine()
+        self._pause = PauseInstance(drain_seconds)
+        await self._change(self._pause, "paused", undone_by="serving")
 
     async def resume(self) -> None:
         await self._change(ResumeInstance(), "serving", undone_by="paused")
 
+    def _require_engine(self) -> None:
+        if self._away is not None:
+            raise Unavailable(self._away)
+
     async def _change(self, order: PauseInstance | ResumeInstance, mode: str, undone_by: str) -> None:
         """Waits as long as it takes (the caller knows how long it may), but not for what cannot come any more."""
-        if self._gone:
-            raise Unavailable("the engine is gone")
-        number, seen = next(self._numbers), [self._mode] if self._mode == mode else []
+        self._require_engine()
+        channel, number, seen = self._channel, next(self._numbers), [self._mode] if self._mode == mode else []
         self._listeners[number] = seen
         self._channel.send(order)
         try:
             while mode not in seen:
-                if self._gone:
-                    raise Unavailable("the engine is gone")
+                self._require_engine()
+                if self._channel is not channel:
+                    raise Unavailable(f"the engine was lost before it was {mode}")
                 if undone_by in seen:
                     raise Unavailable(f"the engine was told otherwise before it was {mode}")
                 self._mode_changed.clear()
                 await self._mode_changed.wait()
         finally:
             del self._listeners[number]
+
+
+def _refusal(stream: Stream, refused: Refused) -> EngineError:
+    """Refused is what never began. A replay that is not taken is an answer that breaks off."""
+    if stream.attempt == stream.request.attempt:
+        return EngineRefused(refused)
+    return Unavailable(f"the engine was lost, and the next one does not go on with the request: {refused}")

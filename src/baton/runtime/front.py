@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
@@ -22,7 +23,7 @@ from baton.errors import EngineError, Unavailable
 from baton.observe.logs import configure
 from baton.protocol.control import InstanceReady, StartFailed
 from baton.runtime.channel import Channel
-from baton.runtime.children import begin_child, keep_what_is_here
+from baton.runtime.children import begin_child, keep_what_is_here, receive_socket
 from baton.runtime.client import ChannelClient
 from baton.runtime.fingerprint import system_fingerprint
 from baton.runtime.listener import bind
@@ -34,11 +35,12 @@ FILES_MAX = 16_384
 
 
 async def serve(config: ServeConfig, sockets: list[socket.socket]) -> None:
-    engine_channel, supervisor = [await Channel.open(sock) for sock in sockets]
+    *ours, engines = sockets
+    engine_channel, supervisor = [await Channel.open(sock) for sock in ours]
     client = ChannelClient(engine_channel)
     # Where the start fails for another reason nobody waits for this one, and its error is not worth a word.
     client.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
-    engine_gone = asyncio.create_task(client.read())
+    engine_gone = asyncio.create_task(client.read(partial(_next_engine, engines), config.start_seconds_max))
     try:
         listeners = listen_on(config)  # before the model is loaded: a port that is taken is reported at once
         template = read_template(config.chat_template) if config.chat_template else None
@@ -63,9 +65,19 @@ async def serve(config: ServeConfig, sockets: list[socket.socket]) -> None:
     await _drain(server, serving, client, 0.0 if engine_gone.done() else config.drain_seconds_max, hurry)
     app.state.front.close()
     if engine_gone.done():
-        engine_gone.result()  # what went wrong in reading, if anything did
+        try:
+            engine_gone.result()
+        except EngineError as error:  # no other engine came; anything else is a bug, and shows as one
+            supervisor.send(StartFailed(str(error)))
+            await supervisor.finish()
         sys.exit(1)
-    await engine_channel.finish()
+    await client.finish()
+
+
+async def _next_engine(engines: socket.socket) -> Channel | None:
+    """The channel to the engine that follows a lost one. The supervisor starts it, and hands its socket over."""
+    sock = await receive_socket(engines)
+    return None if sock is None else await Channel.open(sock)
 
 
 def _load_text(model: str, template: str | None) -> ModelText:
