@@ -102,7 +102,6 @@ class ChannelClient:
             logger.warning("the engine is gone; open requests that wait for another: %d", len(self._streams))
         self._away = why
         self._channel.close()
-        self._unsent.clear()  # they are open: replayed like all others
         self._mode_changed.set()
         for ping in self._pings.values():
             if not ping.done():
@@ -185,8 +184,14 @@ class ChannelClient:
             return
         for request, attempt, index, position, token in emit.tokens:
             stream = streams.get(request)
-            if stream is not None and stream.takes(attempt, index, position, token):
+            if stream is None:
+                continue
+            told = stream.open.get(index)
+            if told is not None and position == len(told) and attempt == stream.attempt:  # as in `takes`, without the call
+                told.append(token)
                 stream.tell(Delta(index, [token]))
+            else:
+                stream.takes(attempt, index, position, token)
 
     def _on_gathered(self, emit: Emit) -> None:
         """The last token goes with its end, a token with what the model thought of it: one delta a sequence."""

@@ -44,7 +44,7 @@ class Stream:
             self.prompt = [None] * len(request.prompt)
 
     def takes(self, attempt: int, index: int, position: int, token: int) -> bool:
-        """Is this token the next one? Hot: asked for every token."""
+        """Is this token the next one? Then it counts as told."""
         told = self.open.get(index)
         if told is None or attempt != self.attempt or position < len(told):
             return False
@@ -70,7 +70,7 @@ class Stream:
         except Exception as error:
             self.done.set_exception(error)
             return
-        if not self.open and not self.done.done():
+        if delta.ended is not None and not self.open and not self.done.done():
             self.done.set_result(None)
 
     def lose(self, why: Exception) -> None:
