@@ -267,6 +267,19 @@ def test_the_engine_after_a_paused_one_is_paused_too():
     finish(main())
 
 
+def test_no_other_engine_is_waited_for_once_the_requests_were_ended():
+    """The front closes the channel itself when it ends: that is no loss."""
+
+    async def main() -> None:
+        async with pair() as rig:
+            await rig.told(READY)
+            rig.client.end_requests(Unavailable("the server ends"))
+            await rig.client.finish()
+            await asyncio.wait_for(rig.reading, 10)
+
+    finish(main())
+
+
 def test_no_other_engine_in_time():
     async def main() -> None:
         rig = await Pair(successors_within=0.05).__aenter__()

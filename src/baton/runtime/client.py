@@ -73,7 +73,7 @@ class ChannelClient:
         """Until the engine is gone, and no other comes within so many seconds. Then everyone who waits is told."""
         try:
             await self._listen()
-            while next_channel is not None and self.ready.done():
+            while next_channel is not None and self.ready.done() and self._ended is None:
                 self._on_lost("the engine was lost and is being started again: try again later")
                 if not await self._read_next(next_channel, seconds):
                     return
