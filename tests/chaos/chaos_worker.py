@@ -4,7 +4,7 @@ What to do is JSON in $BATON_CHAOS, which only this file reads. All keys are opt
 
 gate          {"at": "start" | "loading" | "plan", "folder": f}: touch f/reached there, go on when f/open exists
 delay         [seed, seconds]: each result is held back for up to that long
-dies_at_plan  every life of the worker exits when it is given its k-th plan
+dies_on_token every life of the worker exits when it is given a sequence with this token
 dies_from     lives from this epoch on exit before they are ready
 """
 
@@ -33,7 +33,6 @@ class ChaosChannel(BlockingChannel):
         super().__init__(sock)
         seed, self._delay = ORDERS.get("delay", (0, 0.0))
         self._random = random.Random(f"{seed} {os.getpid()}")
-        self._plans = 0
         self._sent: float = 0.0
 
     def send(self, message: Message) -> None:
@@ -47,8 +46,7 @@ class ChaosChannel(BlockingChannel):
         message = super().receive()
         if type(message) is StepPlan:
             gate("plan")
-            self._plans += 1
-            if self._plans == ORDERS.get("dies_at_plan"):
+            if any(ORDERS.get("dies_on_token") in new.tokens for new in message.new):
                 os._exit(EXIT_STATUS)
         return message
 

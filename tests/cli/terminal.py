@@ -90,6 +90,7 @@ def _take_terminal() -> None:
     import fcntl
     import termios
 
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests with nohup has it ignored, and children inherit that
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 

@@ -7,6 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import inspect
 
+from baton.protocol.request import GenerateRequest
+
 INT = (-(2**63), 2**63 - 1)
 
 
@@ -15,10 +17,18 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
     return _values(inspect.type_info(annotation))
 
 
+def _consistent(values: dict[str, Any]) -> dict[str, Any]:
+    """A request whose wanted sequences are some of its n, with an output for each of them or for none."""
+    indices = tuple(sorted({index % values["n"] for index in values["indices"]}))
+    wanted = len(indices) or values["n"]
+    return {**values, "indices": indices, "outputs": (values["outputs"] * wanted)[:wanted]}
+
+
 def _values(info: inspect.Type) -> st.SearchStrategy[Any]:
     match info:
         case inspect.StructType(cls=cls, fields=fields):
-            return st.builds(cls, **{field.name: _values(field.type) for field in fields})
+            given = st.fixed_dictionaries({field.name: _values(field.type) for field in fields})
+            return given.map(lambda values: cls(**(_consistent(values) if cls is GenerateRequest else values)))
         case inspect.IntType(gt=None, lt=None, ge=low, le=high):
             return st.integers(INT[0] if low is None else low, INT[1] if high is None else high)
         case inspect.FloatType(gt=above, ge=low, le=high, lt=None):

@@ -142,7 +142,8 @@ class Rig:
         self.ended: dict[tuple[str, int], Ended] = {}
         self.logprobs: dict[tuple[str, int], list[RowLogprobs]] = defaultdict(list)
         self._dying = False
-        self.tell(WorkerReady(self.instance.worker.epoch, PoolIncarnation(1)))
+        self._pools = 1
+        self.tell(WorkerReady(self.instance.worker.epoch, PoolIncarnation(self._pools)))
 
     def tell(self, event: Event) -> None:
         for effect in self.instance.handle(event, Instant(0.0)):
@@ -166,8 +167,9 @@ class Rig:
         self.runner.close()
         self.runner = self._new_runner()
         self._dying = True
-        self.tell(WorkerLost(self.instance.worker.epoch))
-        self.tell(WorkerReady(self.instance.worker.epoch, PoolIncarnation(1)))
+        self.tell(WorkerLost(self.instance.worker.epoch, cause="killed"))
+        self._pools += 1
+        self.tell(WorkerReady(self.instance.worker.epoch, PoolIncarnation(self._pools)))
 
     def submit(self, name: str, prompt: list[int], *, n: int = 1, priority: int = 0, **sampling: Any) -> None:
         params = SamplingParams(**sampling)
