@@ -51,6 +51,7 @@ bench: $(VENV)/.ready   ## the figures of docs/performance.md
 chaos: $(VENV)/.ready   ## 20,000 drawn requests against real servers: well-formed, broken, and large in every field at once
 	$(BIN)/python tests/chaos/chaos_fuzz.py --requests 10000
 	$(BIN)/python tests/chaos/chaos_fuzz.py --requests 10000 --products
+	BATON_EMULATE=1 $(BIN)/python -m pytest tests/native/test_selftest.py   # the kernels of ARM, where qemu-user is
 
 simulate: $(VENV)/.ready  ## 2,000 seeds of the rehearsal
 	$(BIN)/baton simulate --seeds 0:2000

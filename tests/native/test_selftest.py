@@ -52,6 +52,8 @@ class Build:
     @property
     def missing(self) -> str:
         """What there is not, or nothing."""
+        if self.emulated and "BATON_EMULATE" not in os.environ:
+            return "BATON_EMULATE, which make chaos sets: an emulated variant takes minutes"
         if self.emulated:
             return ", ".join(tool for tool in (CROSS_COMPILER, EMULATOR) if not shutil.which(tool))
         try:
