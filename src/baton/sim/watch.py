@@ -231,7 +231,6 @@ class Watch:
                 )
             delivered.append(token)
             trip.thrash[index] = 0
-            self._losses.pop((trip.client.id, index), None)  # it is past the place
             if token == 0:
                 self.saw("token 0 was delivered")
             if len(delivered) == trip.client.stop_string_at and index == trip.client.n - 1:
@@ -305,6 +304,11 @@ class Watch:
         if mode is Mode.PAUSED and owed:
             raise InvariantBroken(f"paused while {owed[0].client.id} is not answered", invariant=9)
         self.saw(f"mode: {mode}")
+
+    def progressed(self, emit: Emit) -> None:
+        """Whoever has a new token is past the place of an earlier loss."""
+        for request, _, index, *_ in emit.tokens:
+            self._losses.pop((request, index), None)
 
     def worker_lost(self, oldest: list[StepPlan], cause: LossCause) -> None:
         """Remember whose sequences were being computed: two such losses, with evidence, are what giving one up needs."""

@@ -212,6 +212,9 @@ class World:
         told = Instant(max(self.now + self._clock_offset, at_least))
         self.watch.reference.before_event(event, told)
         effects = self.instance.handle(event, told)
+        for effect in effects:
+            if type(effect) is Emit:
+                self.watch.progressed(effect)  # before a loss in the same event: a worker is lost after its results are in
         if type(event) is StepDone and plans and self.instance.stats.worker_losses == losses:
             oldest_step = self.instance.in_flight[0].plan.step if self.instance.in_flight else plans[-1].plan.step + 1
             self.watch.reference.steps_absorbed(sum(issued.plan.step < oldest_step for issued in plans))
@@ -434,11 +437,11 @@ class World:
         if "crash_after" in faults:
             self._crash("after a step")
             return
-        if "ghost" in faults:
-            result = _with_ghost(result, self.scenario.slots)
         if "garble" in faults and (broken := garbled(result, int(faults["garble"].seconds))) is not None:
             self._garbled.append(broken)
             result = broken
+        elif "ghost" in faults:  # not both: a ghost's row may say anything
+            result = _with_ghost(result, self.scenario.slots)
         if "lose_result" in faults:
             self.watch.saw("a result was lost")
             return
