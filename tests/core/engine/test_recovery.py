@@ -3,6 +3,7 @@
 from math import ceil, log2
 
 import pytest
+from msgspec.structs import replace
 
 from baton.core.engine.request import Phase
 from baton.core.engine.worker_watch import HEALTHY_STEPS, WorkerState
@@ -123,6 +124,26 @@ def test_one_whose_drop_alone_was_in_flight_is_no_suspect():
         assert driver.plans[0].run.slots == ()
         driver.lose_worker()
         driver.restart_worker()
+    driver.run()
+    driver.assert_answered()
+
+
+def test_a_token_in_the_event_of_the_loss_clears_a_suspect_first():
+    """Found by the simulator (seed 5315): a good result, and a broken one that had overtaken it, are absorbed in one event."""
+    driver = Driver(steps_in_flight=2, worker_restarts_max=20)
+    driver.submit("a", max_tokens=9)
+    driver.lose_worker()
+    driver.restart_worker()
+    assert driver.sequence("a").suspect_losses == 1
+    driver.execute()
+    broken = driver.execute()
+    driver.results[1] = replace(broken, values=())
+    driver.deliver(1)
+    driver.deliver(0)
+    assert len(driver.restarts) == 2
+    assert driver.reason("a") is None
+    assert driver.sequence("a").suspect_losses == 1
+    driver.restart_worker()
     driver.run()
     driver.assert_answered()
 
