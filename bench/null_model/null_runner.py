@@ -25,12 +25,13 @@ from typing import Any
 import numpy as np
 
 from baton.config import WorkerConfig
+from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig, RopeConfig
 from baton.protocol.request import OPENAI_SAMPLING
 from baton.worker.arrays import Floats, Int64s
 from baton.worker.draws import Draws, choose
 from baton.worker.flat_batch import FlatBatch
-from baton.worker.kv_pool import KVLayout, KVPool
+from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
 
 ORDERS: dict[str, Any] = json.loads(os.environ.get("BATON_NULL_MODEL", "{}"))
@@ -115,7 +116,7 @@ class NullForward:
 class NullRunner(ModelRunner):
     def __init__(self, config: WorkerConfig) -> None:
         self.notes = Notes()
-        pool = KVPool.create(KVLayout.of(MODEL, config.block_size, "float32"), BLOCKS)
+        pool = KVPool.create(kv_layout(MODEL, config.block_size, "float32"), BLOCKS)
         super().__init__(NullForward(config.slots, self.notes), pool, slots=config.slots)
 
 

@@ -1,6 +1,7 @@
 """Imports point one way. The table is the one of docs/architecture.md section 1; this file is what holds it."""
 
 import ast
+import re
 import sys
 
 import pytest
@@ -17,13 +18,14 @@ ALLOWED: dict[str, set[str] | None] = {
     "core": BASE,
     "models": BASE,
     "native": {"config", "errors", "models"},
-    "worker": BASE | {"models", "native"},
-    "kvcache": BASE,
+    "kvpool": {"errors", "protocol"},  # a leaf: worker and cache service share it and nothing else
+    "worker": BASE | {"kvpool", "models", "native"},
+    "kvcache": BASE | {"kvpool"},
     "text": BASE,
     "api": BASE | {"text", "observe"},
     "observe": BASE,
     "sim": BASE | {"core"},
-    "runtime": BASE | {"core", "worker", "kvcache", "api", "observe", "text"},
+    "runtime": BASE | {"core", "worker", "kvcache", "kvpool", "api", "observe", "text"},
     "llm": BASE | {"core", "worker", "models", "text"},  # all of it in one process
     "cli": None,  # anything
     "": set(),  # baton/__init__.py
@@ -114,7 +116,17 @@ def test_core_and_its_neighbours_share_only_plans_and_moves():
     """Blueprint, section 1: core and worker share StepPlan/StepResult, core and kvcache BlockMove/MoveResult."""
     assert ALLOWED["worker"].isdisjoint({"core", "kvcache"})
     assert ALLOWED["kvcache"].isdisjoint({"core", "worker"})
-    assert ALLOWED["core"].isdisjoint({"worker", "kvcache"})
+    assert ALLOWED["core"].isdisjoint({"worker", "kvcache", "kvpool"})
+
+
+def test_the_pool_is_a_leaf_that_worker_and_cache_service_share():
+    assert ALLOWED["kvpool"].isdisjoint({"worker", "kvcache", "models", "native", "runtime"})
+    assert "kvpool" in ALLOWED["worker"] & ALLOWED["kvcache"]
+
+
+def test_descriptors_are_passed_and_never_looked_up(path):
+    """A process that opens another's descriptor under /proc finds whatever has that number by then."""
+    assert not re.search(r"/proc/\{[^}]*\}/fd", path.read_text())
 
 
 def test_torch_stays_where_it_is_needed(path):

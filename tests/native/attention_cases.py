@@ -9,12 +9,14 @@ import torch
 from kernels import Team
 from steps import Paged, Part
 
+from baton.kvpool.layout import KVDtype
+from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig, RopeConfig, Traits
 from baton.native.library import Shape as CShape
 from baton.native.library import Step
 from baton.worker.flat_batch import Spans
 from baton.worker.forward.native_forward import KV_KINDS
-from baton.worker.kv_pool import KVDtype, KVLayout, KVPool
+from baton.worker.kv_layout import kv_layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ class History(Paged):
         self.v = [torch.randn(n, shape.kv_heads, shape.head_dim, generator=generator) for n in lengths]
 
     def pool(self) -> KVPool:
-        pool = KVPool.create(KVLayout.of(self.shape.config(), self.shape.block_size, self.shape.dtype), self.blocks)
+        pool = KVPool.create(kv_layout(self.shape.config(), self.shape.block_size, self.shape.dtype), self.blocks)
         pool.data.view(np.uint8).fill(0xFF)  # not-a-number, in every type
         return pool
 

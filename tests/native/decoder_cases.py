@@ -10,6 +10,7 @@ from kernels import small_config
 from steps import Paged, Part
 
 from baton.config import WorkerConfig
+from baton.kvpool.pool import KVPool
 from baton.models.config import (
     FrequencyDivisors,
     LinearScaling,
@@ -27,7 +28,7 @@ from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import Forward, LoadedForward
 from baton.worker.forward.native_forward import load_native
 from baton.worker.forward.torch_forward import load_torch
-from baton.worker.kv_pool import KVLayout, KVPool
+from baton.worker.kv_layout import kv_layout
 
 BLOCK_SIZE = 16
 PLAIN = small_config(layers=2, vocab_size=97, hidden_size=64, heads=6, kv_heads=2, head_dim=16, intermediate_size=96)
@@ -90,7 +91,7 @@ class Conversation(Paged):
 
     def forward(self, loaded: LoadedForward) -> Forward:
         """On a pool of its own, full of junk."""
-        layout = KVLayout.of(self.config, BLOCK_SIZE, loaded.kv_dtype)
+        layout = kv_layout(self.config, BLOCK_SIZE, loaded.kv_dtype)
         self._pool = KVPool.create(layout, self.blocks)  # the forward pass knows its address only
         self._pool.data.view(np.uint8).fill(0xFF)
         return loaded.with_pool(self._pool)

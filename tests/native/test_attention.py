@@ -13,9 +13,9 @@ from kernels import Team
 from product_oracle import mixing_matrix
 from steps import random_steps
 
+from baton.kvpool.layout import KVDtype
 from baton.native.library import Library
 from baton.worker.attention.gathered import GatheredAttention
-from baton.worker.kv_pool import KVDtype
 
 TOLERANCE = 1e-5
 BFLOAT16_UNIT = 2.0**-9

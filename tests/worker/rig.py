@@ -15,6 +15,7 @@ from baton.config import InstanceConfig, KVConfig, Quantization, SchedulerConfig
 from baton.core.effects import Refuse, RestartWorker, RunStep
 from baton.core.engine.instance import Instance
 from baton.core.events import Event, StepDone, Submit, WorkerLost, WorkerReady
+from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig, RopeConfig
 from baton.models.decoder import Decoder
 from baton.models.load import dummy_model
@@ -29,7 +30,7 @@ from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.protocol.step import RowLogprobs, StepPlan, StepResult, TokenLogprob
 from baton.worker.flat_batch import FlatBatch, Spans
 from baton.worker.forward.base import Forward, LoadedForward
-from baton.worker.kv_pool import KVLayout, KVPool
+from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
 from baton.worker.platforms.cpu import CpuPlatform
 
@@ -93,7 +94,7 @@ def tiny_oracle(config: ModelConfig = TINY) -> Decoder:
 
 
 def make_pool(model: RigModel, *, blocks: int, block_size: int) -> KVPool:
-    pool = KVPool.create(KVLayout.of(model.config, block_size, model.loaded.kv_dtype), blocks)
+    pool = KVPool.create(kv_layout(model.config, block_size, model.loaded.kv_dtype), blocks)
     pool.data.view(np.uint8).fill(0xFF)  # not-a-number in every type: who reads what nobody has written is found out
     return pool
 

@@ -6,8 +6,9 @@ import pytest
 
 from baton.config import ServeConfig, WorkerConfig, lowered_context
 from baton.errors import InvalidConfig
+from baton.kvpool.layout import KVLayout
+from baton.kvpool.memory import GIB
 from baton.worker.build import fit_pool
-from baton.worker.kv_pool import GIB, KVLayout
 
 LLAMA_8B = KVLayout(layers=32, kv_heads=8, head_dim=128, block_size=16, dtype="int8")
 MODEL_CONTEXT = 131_072

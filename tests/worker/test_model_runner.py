@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +19,7 @@ from baton.models.reference import all_logits
 from baton.protocol.ids import BlockId, Incarnation, Slot, StepNo, WorkerEpoch
 from baton.protocol.request import FinishReason, SamplingParams
 from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, NewSequence, Run, StepPlan
-from baton.worker.kv_pool import KVLayout
+from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
 from baton.worker.platforms.base import StepBounds
 from baton.worker.platforms.cpu import CpuPlatform
@@ -312,7 +313,7 @@ def test_in_torch_they_differ_by_rounding():
 
 def test_blocks_that_fit():
     platform, bounds = CpuPlatform(), StepBounds(slots=4, tokens=64)
-    layout = KVLayout.of(TINY, 4, "float32")
+    layout = kv_layout(TINY, 4, "float32")
     assert platform.blocks_that_fit(TINY, layout, bounds, 0.5) == 4 * 128  # all slots full: more is of no use
     large = dataclasses.replace(TINY, context_tokens_max=2**40)
     fit = platform.blocks_that_fit(large, layout, bounds, 0.5)
@@ -323,9 +324,9 @@ def test_blocks_that_fit():
 
 def test_the_pool_can_be_another_process_s(model):
     platform = CpuPlatform()
-    layout = KVLayout.of(TINY, 4, "float32")
+    layout = kv_layout(TINY, 4, "float32")
     pool = platform.create_pool(layout, 16)
-    attached = platform.attach_pool(platform.export_pool(pool), layout)
+    attached = platform.attach_pool(os.dup(pool.fd), layout, pool.incarnation)
     first = make_runner(model, attached, slots=2)
     del attached
     tokens = [1, 2, 3, 4, 5, 6, 7]

@@ -6,13 +6,12 @@ Whatever goes wrong in here ends the process: the engine sees the end of the cha
 from __future__ import annotations
 
 import contextlib
-import secrets
 import sys
 
 from baton.config import WorkerConfig
 from baton.errors import EngineError
 from baton.protocol.control import LoadProgress, Ping, Pong, StartFailed, WorkerHello
-from baton.protocol.ids import PoolIncarnation, WorkerEpoch
+from baton.protocol.ids import WorkerEpoch
 from baton.protocol.step import StepPlan
 from baton.runtime.channel import BlockingChannel
 from baton.runtime.children import begin_child, keep_what_is_here
@@ -46,7 +45,7 @@ def serve(config: WorkerConfig, channel: BlockingChannel) -> None:
             model.vocab_size,
             built.context_tokens,
             f"{runner.pool.layout.fingerprint().hex()} {runner.forward.name}",
-            PoolIncarnation(secrets.randbits(63)),
+            runner.pool.incarnation,
             model_context_tokens=model.context_tokens_max,
             sampling_defaults=built.sampling_defaults,
         )

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
+from baton.kvpool.layout import KVLayout
+from baton.kvpool.memory import GIB
 from baton.models.generation import sampling_defaults
 from baton.models.loaders.weights import Progress
 from baton.models.names import resolve
 from baton.models.open import open_model
-from baton.worker.kv_pool import GIB, KVLayout
+from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
 from baton.worker.platforms.cpu import CpuPlatform
 
@@ -38,7 +40,7 @@ def build_worker(config: WorkerConfig, progress: Progress | None = None) -> Buil
     platform = CpuPlatform()
     opened = open_model(resolve(config.model, progress=progress))
     defaults = sampling_defaults(opened.recommended, config.generation_config, str(opened.path))
-    layout = KVLayout.of(opened.config, config.block_size, platform.kv_dtype(opened.config, config))
+    layout = kv_layout(opened.config, config.block_size, platform.kv_dtype(opened.config, config))
     size = fit_pool(config, layout, opened.config.context_tokens_max)
     loaded = platform.load(opened, config, progress)
     pool = platform.create_pool(layout, size.blocks)

@@ -13,6 +13,7 @@ from math import isfinite
 import numpy as np
 
 from baton.errors import ProtocolError
+from baton.kvpool.pool import KVPool
 from baton.protocol.ids import Incarnation
 from baton.protocol.request import SamplingParams
 from baton.protocol.step import (
@@ -30,7 +31,7 @@ from baton.worker.arrays import Floats, Int64s
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import Forward
 from baton.worker.input_batch import InputBatch, Lineup
-from baton.worker.kv_pool import KVLayout, KVPool
+from baton.worker.kv_layout import kv_layout
 from baton.worker.logprobs import describe, log_softmax
 from baton.worker.sampler import NOT_FINITE, Sampled, SampleRow, plain, sample
 from baton.worker.sampling_state import BadWords, SequenceSampling
@@ -43,7 +44,7 @@ class ModelRunner:
     def __init__(self, forward: Forward, pool: KVPool, *, slots: int) -> None:
         """`pool`: the one that `forward` is bound to. Both are closed with the runner."""
         layout = pool.layout
-        if layout != KVLayout.of(forward.config, layout.block_size, layout.dtype):
+        if layout != kv_layout(forward.config, layout.block_size, layout.dtype):
             raise ProtocolError(f"{layout} is not what a pool of this model looks like")
         self.config = forward.config
         self.forward = forward

@@ -4,7 +4,7 @@
  * looks at its own sequence up to itself. A chunk of a prompt and a single decoded token are the same thing here, of
  * different length.
  *
- * A block of one layer (see worker/kv_pool.py), for each kv head:
+ * A block of one layer (see kvpool/layout.py), for each kv head:
  *
  *   keys     [head_dim][block_size]    turned: the scores of neighbouring tokens lie in one vector, no sum across lanes
  *   values   [block_size][head_dim]    as they come: the output of one token lies in one vector

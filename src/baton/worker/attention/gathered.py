@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig
 from baton.models.layers.attention import AttentionContext
 from baton.worker.attention.pool_tensors import PoolTensors, pool_tensors
 from baton.worker.flat_batch import Spans
-from baton.worker.kv_pool import KVPool
 
 
 class GatheredAttention:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from baton.worker.kv_pool import KVPool
+from baton.kvpool.pool import KVPool
 
 
 class PoolTensors(NamedTuple):

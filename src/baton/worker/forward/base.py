@@ -8,11 +8,12 @@ from typing import Protocol
 
 from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
+from baton.kvpool.layout import KVDtype
+from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig
 from baton.worker.arrays import Floats, Int64s
 from baton.worker.draws import Draws
 from baton.worker.flat_batch import FlatBatch
-from baton.worker.kv_pool import KVDtype, KVPool
 
 
 class Forward(Protocol):

@@ -6,6 +6,8 @@ import numpy as np
 
 from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
+from baton.kvpool.layout import KVDtype
+from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress, RawWeights
 from baton.models.open import OpenedModel
@@ -17,7 +19,6 @@ from baton.worker.arrays import Floats, Int64s
 from baton.worker.draws import Draws
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import LoadedForward
-from baton.worker.kv_pool import KVDtype, KVPool
 
 KV_KINDS: dict[KVDtype, int] = {"float32": KV_FLOAT, "float16": KV_HALF, "bfloat16-pairs": KV_PAIRS, "int8": KV_BYTES}
 

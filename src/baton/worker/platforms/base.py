@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.config import WorkerConfig
+from baton.kvpool.layout import KVDtype, KVLayout
+from baton.kvpool.memory import MemoryFacts
+from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress
 from baton.models.open import OpenedModel
+from baton.protocol.ids import PoolIncarnation
 from baton.worker.forward.base import LoadedForward
-from baton.worker.kv_pool import KVDtype, KVLayout, KVPool, PoolHandle
-from baton.worker.memory import MemoryFacts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,8 +51,6 @@ class Platform(Protocol):
 
     def create_pool(self, layout: KVLayout, blocks: int) -> KVPool: ...
 
-    def export_pool(self, pool: KVPool) -> PoolHandle:
-        """What another process needs to attach the pool while this one lives."""
+    def attach_pool(self, fd: int, layout: KVLayout, incarnation: PoolIncarnation) -> KVPool:
+        """A pool that another process made and announced. Its descriptor was passed to us and is ours."""
         ...
-
-    def attach_pool(self, handle: PoolHandle, layout: KVLayout) -> KVPool: ...

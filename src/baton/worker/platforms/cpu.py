@@ -9,15 +9,17 @@ from functools import cached_property
 
 from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
+from baton.kvpool.layout import KVDtype, KVLayout
+from baton.kvpool.memory import GIB, MemoryFacts, main_memory
+from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress
 from baton.models.open import OpenedModel
 from baton.native.build import NoCompiler
 from baton.native.library import Library, load_best
+from baton.protocol.ids import PoolIncarnation
 from baton.worker.forward.base import LoadedForward, torch_kv_dtype
 from baton.worker.forward.native_forward import kv_dtype_for, load_native
-from baton.worker.kv_pool import GIB, KVDtype, KVLayout, KVPool, PoolHandle
-from baton.worker.memory import MemoryFacts, main_memory
 from baton.worker.platforms.base import StepBounds
 
 log = logging.getLogger(__name__)
@@ -84,11 +86,8 @@ class CpuPlatform:
     def create_pool(self, layout: KVLayout, blocks: int) -> KVPool:
         return KVPool.create(layout, blocks)
 
-    def export_pool(self, pool: KVPool) -> PoolHandle:
-        return pool.handle()
-
-    def attach_pool(self, handle: PoolHandle, layout: KVLayout) -> KVPool:
-        return KVPool.attach_handle(handle, layout)
+    def attach_pool(self, fd: int, layout: KVLayout, incarnation: PoolIncarnation) -> KVPool:
+        return KVPool.attach(fd, layout.fingerprint(), incarnation)
 
 
 def usable_cores() -> int:

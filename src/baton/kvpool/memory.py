@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+GIB = 2**30
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryFacts:

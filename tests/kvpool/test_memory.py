@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.worker.memory import MemoryFacts, _group_memory, main_memory
+from baton.kvpool.memory import MemoryFacts, _group_memory, main_memory
 
 
 def test_a_container_s_limit_counts_and_its_clean_cache_does_not(tmp_path):

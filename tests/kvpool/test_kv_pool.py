@@ -13,18 +13,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from baton.errors import InvalidConfig, InvariantBroken, ProtocolError
-from baton.worker.attention.pool_tensors import pool_tensors
-from baton.worker.kv_pool import HEADER_BYTES, KVLayout, KVPool, PoolHandle
-from baton.worker.platforms.cpu import CpuPlatform
+from baton.kvpool.layout import KVLayout
+from baton.kvpool.pool import HEADER, HEADER_BYTES, KVPool, pool_bytes
 
 LAYOUT = KVLayout(layers=2, kv_heads=3, head_dim=4, block_size=5, dtype="float32")
 
 CHILD = """
 import sys
-from baton.worker.kv_pool import KVLayout, KVPool, PoolHandle
+from baton.kvpool.layout import KVLayout
+from baton.kvpool.pool import KVPool
 layout = KVLayout(layers=2, kv_heads=3, head_dim=4, block_size=5, dtype="float32")
 {attach}
 assert pool.keys[6, 1, 2, 3, 4] == 42.0
@@ -45,17 +44,11 @@ def start(attach: str, **options) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
 
 
-@pytest.mark.parametrize("way", ["inherited", "handle"])
-def test_another_process_sees_the_same_bytes_and_nothing_is_left_after_a_kill(way):
+def test_another_process_sees_the_same_bytes_and_nothing_is_left_after_a_kill():
     names = shm_names()
     pool = KVPool.create(LAYOUT, 8)
     pool.keys[6, 1, 2, 3, 4] = 42.0
-    if way == "inherited":
-        child = start(f"pool = KVPool.attach({pool.fd}, layout)", pass_fds=[pool.fd])
-    else:
-        handle = CpuPlatform().export_pool(pool)
-        fields = (handle.pid, handle.fd, handle.blocks, handle.fingerprint, handle.incarnation)
-        child = start(f"pool = KVPool.attach_handle(PoolHandle(*{fields!r}), layout)")
+    child = start(f"pool = KVPool.attach({pool.fd}, layout.fingerprint(), {pool.incarnation})", pass_fds=[pool.fd])
     assert child.stdout is not None
     assert child.stdout.readline() == "seen\n"
     assert pool.values[0, 0, 0, 0, 0] == 7.0
@@ -72,14 +65,14 @@ def test_the_region_outlives_its_creator_while_somebody_has_it():
     """Passed over a socket, as the messenger will pass it to a restarted worker."""
     ours, theirs = socket.socketpair()
     code = (
-        "import socket, sys; from baton.worker.kv_pool import KVLayout, KVPool;"
+        "import socket, sys; from baton.kvpool.layout import KVLayout; from baton.kvpool.pool import KVPool;"
         "layout = KVLayout(layers=2, kv_heads=3, head_dim=4, block_size=5, dtype='float32');"
         "pool = KVPool.create(layout, 8); pool.data[7] = 3.0;"
         f"socket.send_fds(socket.socket(fileno={theirs.fileno()}), [b'pool'], [pool.fd])"
     )
     subprocess.run([sys.executable, "-c", code], pass_fds=[theirs.fileno()], check=True)
     _, (fd,), _, _ = socket.recv_fds(ours, 16, 1)
-    pool = KVPool.attach(fd, LAYOUT)
+    pool = KVPool.attach(fd, LAYOUT.fingerprint())
     assert (pool.data[7] == 3.0).all()
     assert (pool.data[6] == 0.0).all()
     pool.close()
@@ -90,7 +83,7 @@ def test_the_region_outlives_its_creator_while_somebody_has_it():
 def test_the_picture_in_the_docstring():
     pool = KVPool.create(LAYOUT, 3)
     half = LAYOUT.kv_heads * LAYOUT.head_dim * LAYOUT.block_size
-    assert LAYOUT.nbytes(3) == HEADER_BYTES + 3 * 2 * 2 * half * 4
+    assert pool_bytes(LAYOUT, 3) == HEADER_BYTES + 3 * 2 * 2 * half * 4
     pool.keys[1, 1, 2, 3, 4] = 1.0
     pool.values[1, 1, 2, 4, 3] = 2.0
     block = pool.data[1]
@@ -106,16 +99,35 @@ def test_the_picture_in_the_docstring():
 def test_another_layout_is_refused():
     pool = KVPool.create(LAYOUT, 2)
     for change in ({"block_size": 4}, {"dtype": "bfloat16"}, {"dtype": "bfloat16-pairs"}, {"layers": 1}):
-        fields = {name: getattr(LAYOUT, name) for name in LAYOUT.__slots__}
         with pytest.raises(ProtocolError, match="another layout"):
-            KVPool.attach(pool.fd, KVLayout(**{**fields, **change}))
-    handle = pool.handle()
-    stale = PoolHandle(handle.pid, handle.fd, handle.blocks, handle.fingerprint, b"x" * 16)
-    with pytest.raises(ProtocolError, match="another KV pool"):
-        KVPool.attach_handle(stale, LAYOUT)
+            KVPool.attach(pool.fd, replace(LAYOUT, **change).fingerprint())
     pool.close()
-    with pytest.raises(ProtocolError, match="cannot be opened"):
-        KVPool.attach_handle(handle, LAYOUT)
+
+
+def test_another_pool_of_the_same_layout_is_refused():
+    """Descriptor numbers and process numbers are reused, incarnations are not."""
+    pool, other = KVPool.create(LAYOUT, 2), KVPool.create(LAYOUT, 2)
+    with pytest.raises(ProtocolError, match="another KV pool"):
+        KVPool.attach(other.fd, LAYOUT.fingerprint(), pool.incarnation)
+    pool.close()
+    other.close()
+
+
+def test_an_attacher_learns_the_layout_from_the_pool():
+    """The cache service knows no model: the announced fingerprint is all it compares."""
+    pool = KVPool.create(LAYOUT, 2)
+    attached = KVPool.attach(os.dup(pool.fd), LAYOUT.fingerprint(), pool.incarnation)
+    assert (attached.layout, attached.blocks) == (LAYOUT, 2)
+    attached.close()
+    pool.close()
+
+
+def test_a_broken_header_is_refused():
+    pool = KVPool.create(LAYOUT, 2)
+    os.pwrite(pool.fd, b"{", HEADER.size + 3)
+    with pytest.raises(ProtocolError, match="header of the KV pool is broken"):
+        KVPool.attach(pool.fd, LAYOUT.fingerprint())
+    pool.close()
 
 
 def test_what_is_no_pool_is_refused(tmp_path):
@@ -123,7 +135,7 @@ def test_what_is_no_pool_is_refused(tmp_path):
     file.write_bytes(b"hello")
     fd = os.open(file, os.O_RDWR)
     with pytest.raises(ProtocolError, match="does not lead to a KV pool"):
-        KVPool.attach(fd, LAYOUT)
+        KVPool.attach(fd, LAYOUT.fingerprint())
     os.close(fd)
 
 
@@ -140,23 +152,6 @@ def test_closing_while_in_use_is_found_out():
     with pytest.raises(InvariantBroken, match="still in use"):
         pool.close()
     del kept
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_tensors_are_the_same_memory(dtype):
-    layout = replace(LAYOUT, dtype=dtype)
-    pool = KVPool.create(layout, 3)
-    tensors = pool_tensors(pool)
-    assert tensors.keys.dtype == tensors.values.dtype == getattr(torch, dtype)
-    assert pool.data.itemsize == layout.itemsize == tensors.keys.dtype.itemsize
-    tensors.keys[1, 1, 2, 3, 4] = 1.0
-    tensors.values[1, 1, 2, 4, 3] = 2.0
-    bits = {"float32": (0x3F800000, 0x40000000), "float16": (0x3C00, 0x4000), "bfloat16": (0x3F80, 0x4000)}[dtype]
-    words = pool.data.view(f"u{layout.itemsize}")
-    assert tuple(words[words != 0]) == bits
-    del words
-    with pytest.raises(InvariantBroken, match="still in use"):
-        pool.close()
 
 
 def test_more_than_there_is_fails_at_once():

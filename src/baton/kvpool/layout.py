@@ -1,0 +1,79 @@
+"""What the bytes of a KV block mean.
+
+                 | layer 0                 | layer 1                 | ...
+                 /                          \\
+                | keys                       | values                     |
+                | [kv_heads][head_dim][size] | [kv_heads][size][head_dim] |
+
+A block holds `size` tokens of every layer and is one run of bytes: to move it to another tier or another instance is one
+copy. Keys are turned (head_dim outside, token inside): attention then works out the scores of neighbouring tokens in
+the lanes of one vector, in place. Values are not, for the same reason: there the output's dimensions are the lanes.
+
+In bfloat16-pairs they lie in pairs, for processors that multiply tiles (native/csrc/attention_tiles.h). In int8 they lie in
+fours, and behind those of a head come the scales of its tokens; its keys are rotated (native/csrc/attention_bytes.h).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Literal
+
+import numpy as np
+
+VERSION = "batonKV2"
+"""Of the order within a block. Blocks of another one are never read."""
+
+KVDtype = Literal["float32", "float16", "bfloat16", "bfloat16-pairs", "int8"]
+NUMPY_TYPES: dict[KVDtype, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),  # numpy has none: its arrays show the bits
+    "bfloat16-pairs": np.dtype(np.uint16),
+    "int8": np.dtype(np.int8),
+}
+TURNED = "k(head,dim,token) v(head,token,dim)"
+ORDERS: dict[KVDtype, str] = {
+    "float32": TURNED,
+    "float16": TURNED,
+    "bfloat16": TURNED,
+    "bfloat16-pairs": "k(head,dim/2,token,2) v(head,token/2,dim,2)",
+    "int8": "k(head,rotated dim/4,token,4; scales) v(head,token/4,dim,4; scales)",
+}
+"""How a block's numbers lie in a layer: native/csrc/attention.h, attention_tiles.h, attention_bytes.h."""
+SCALE_BYTES = 4
+"""Of the float32 that multiplies a head's numbers of one token, with int8."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVLayout:
+    """What the bytes of a block mean. Two pools with the same fingerprint can exchange blocks."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+    "Tokens."
+    dtype: KVDtype
+
+    @property
+    def itemsize(self) -> int:
+        return NUMPY_TYPES[self.dtype].itemsize
+
+    @property
+    def half(self) -> int:
+        """Numbers in the keys of one block of one layer, and again in its values. Scales count as the bytes they take."""
+        scale = SCALE_BYTES if self.dtype == "int8" else 0
+        return self.kv_heads * (self.head_dim + scale) * self.block_size
+
+    @property
+    def block_numbers(self) -> int:
+        return self.layers * 2 * self.half
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_numbers * self.itemsize
+
+    def fingerprint(self) -> bytes:
+        words = (self.layers, self.kv_heads, self.head_dim, self.block_size, self.dtype)
+        return sha256(f"{VERSION} block layer {ORDERS[self.dtype]} {words}".encode()).digest()

@@ -1,0 +1,155 @@
+"""The paged KV pool: one region of shared memory that any process can attach, and that dies with the last that has it.
+
+    byte 0        4096                                                                       nbytes
+    | header      | block 0              | block 1              | ...                        |
+
+What lies in a block: layout.py. The region is anonymous (memfd): no name in any file system, so nothing is left behind
+however its processes end. Whoever is given the file descriptor sees the same bytes. The header says what the bytes mean and
+which pool it is, and an attacher that expects something else is refused. The size is sealed: nobody can cut the region short
+under a reader.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import secrets
+import struct
+import tempfile
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.errors import InvalidConfig, InvariantBroken, ProtocolError
+from baton.kvpool.layout import NUMPY_TYPES, ORDERS, TURNED, KVLayout
+from baton.kvpool.memory import GIB, main_memory
+from baton.protocol.ids import PoolIncarnation
+
+MAGIC = b"batonKV3"
+HEADER = struct.Struct("<8s32sQQI")
+"""Magic, layout fingerprint, blocks, incarnation, length of the layout, which follows as JSON."""
+HEADER_BYTES = 4096
+"""A whole page, so that blocks start at one."""
+
+
+def pool_bytes(layout: KVLayout, blocks: int) -> int:
+    return HEADER_BYTES + blocks * layout.block_bytes
+
+
+class KVPool:
+    """Made by exactly one process (`create`), seen by others (`attach`)."""
+
+    def __init__(self, layout: KVLayout, blocks: int, fd: int, incarnation: PoolIncarnation) -> None:
+        self.layout = layout
+        self.blocks = blocks
+        self.fd = fd
+        self.incarnation = incarnation
+        "Which pool this is: a restarted worker that finds the same one may go on with what is in it."
+        self._map: mmap.mmap | None = mmap.mmap(fd, pool_bytes(layout, blocks), mmap.MAP_SHARED)
+        # Arrays hold the mapping, so that closing under a living one is an error and not a crash.
+        numbers: NDArray[Any] = np.frombuffer(self._map, NUMPY_TYPES[layout.dtype], offset=HEADER_BYTES)
+        heads, dim, size = layout.kv_heads, layout.head_dim, layout.block_size
+        self.data = numbers.reshape(blocks, layout.block_numbers)
+        "[block, everything]: what movers copy."
+        if ORDERS[layout.dtype] == TURNED:
+            self.keys = numbers.reshape(blocks, layout.layers, 2, heads, dim, size)[:, :, 0]
+            "[block, layer, kv_head, head_dim, token]. Not of pairs and int8: these lie as only the kernels read them."
+            self.values = numbers.reshape(blocks, layout.layers, 2, heads, size, dim)[:, :, 1]
+            "[block, layer, kv_head, token, head_dim]."
+
+    @classmethod
+    def create(cls, layout: KVLayout, blocks: int) -> KVPool:
+        """The memory is reserved now: a pool that does not fit fails here and not in the middle of a request."""
+        if blocks < 1:
+            raise InvalidConfig(f"a KV pool needs at least one block, not {blocks}")
+        size, incarnation = pool_bytes(layout, blocks), PoolIncarnation(secrets.randbits(63))
+        free = main_memory().free_bytes
+        if size > free:  # the kernel would not refuse: it would look for somebody to kill
+            raise InvalidConfig(
+                f"a KV pool of {size / GIB:.2f} GiB does not fit into {free / GIB:.2f} GiB: give it fewer blocks"
+            )
+        fd = _anonymous_file(size)
+        try:
+            _write_header(fd, layout, blocks, incarnation)
+            return cls(layout, blocks, fd, incarnation)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def attach(cls, fd: int, fingerprint: bytes, incarnation: PoolIncarnation | None = None) -> KVPool:
+        """The pool behind `fd`, which becomes ours. Refused unless it has this layout and, if one is named, is this pool."""
+        layout, blocks, found = _read_header(fd)
+        if fingerprint != layout.fingerprint():
+            raise ProtocolError(f"the KV pool has another layout than was announced: {layout}")
+        if incarnation is not None and found != incarnation:
+            raise ProtocolError("this is another KV pool than the one that was announced")
+        if os.fstat(fd).st_size != pool_bytes(layout, blocks):
+            raise ProtocolError(f"the KV pool says {blocks} blocks and has {os.fstat(fd).st_size} bytes")
+        return cls(layout, blocks, fd, found)
+
+    def close(self) -> None:
+        """Unmap and forget the descriptor. Arrays and tensors made of the pool must be gone: their memory would be."""
+        if self._map is None:
+            return
+        for name in ("data", "keys", "values"):
+            self.__dict__.pop(name, None)
+        try:
+            self._map.close()
+        except BufferError:
+            raise InvariantBroken("a KV pool is closed while an array of it is still in use") from None
+        self._map = None
+        os.close(self.fd)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._map is None else f"{pool_bytes(self.layout, self.blocks) / 2**20:.1f} MiB"
+        return f"<KVPool {self.blocks} blocks of {self.layout.block_size} tokens, {state}>"
+
+
+def _write_header(fd: int, layout: KVLayout, blocks: int, incarnation: PoolIncarnation) -> None:
+    words = msgspec.json.encode(layout)
+    os.pwrite(fd, HEADER.pack(MAGIC, layout.fingerprint(), blocks, incarnation, len(words)) + words, 0)
+
+
+def _read_header(fd: int) -> tuple[KVLayout, int, PoolIncarnation]:
+    header = os.pread(fd, HEADER_BYTES, 0).ljust(HEADER.size, b"\0")
+    magic, fingerprint, blocks, incarnation, length = HEADER.unpack_from(header)
+    if magic != MAGIC:
+        raise ProtocolError("the file descriptor does not lead to a KV pool")
+    try:
+        layout = msgspec.json.decode(header[HEADER.size : HEADER.size + length], type=KVLayout)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"the header of the KV pool is broken: {error}") from None
+    if layout.fingerprint() != fingerprint:
+        raise ProtocolError(f"the header of the KV pool is broken: its layout is not {layout}")
+    return layout, blocks, PoolIncarnation(incarnation)
+
+
+def _anonymous_file(size: int) -> int:
+    fd = _open_anonymous()
+    try:
+        _reserve(fd, size)
+        if hasattr(fcntl, "F_ADD_SEALS"):
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    except OSError as error:
+        os.close(fd)
+        raise InvalidConfig(
+            f"a KV pool of {size / GIB:.2f} GiB cannot be reserved ({error.strerror}): give it fewer blocks"
+        ) from error
+    return fd
+
+
+def _open_anonymous() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("baton-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with tempfile.TemporaryFile() as file:  # without memfd: a file that has no name any more
+        return os.dup(file.fileno())
+
+
+def _reserve(fd: int, size: int) -> None:
+    os.ftruncate(fd, size)
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)

@@ -1,0 +1,12 @@
+"""The layout of a model's KV blocks."""
+
+from __future__ import annotations
+
+from baton.kvpool.layout import KVDtype, KVLayout
+from baton.models.config import ModelConfig
+
+
+def kv_layout(config: ModelConfig, block_size: int, dtype: KVDtype) -> KVLayout:
+    return KVLayout(
+        layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim, block_size=block_size, dtype=dtype
+    )
