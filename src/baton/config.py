@@ -77,6 +77,8 @@ class SchedulerConfig:
     "Upper bound of prompt tokens of one sequence in one step. None: only tokens_per_step bounds it."
     prefill_tokens_beside_decodes: int | None = None
     "Upper bound of prompt tokens in a step in which others decode: their next token waits for it. None: as tokens_per_step."
+    decode_gap_seconds: float | None = None
+    "How long a step may take in which prompts are computed beside decodes (core/engine/pace.py). None: as long as it takes."
     steps_in_flight: int = 2
     "Plans handed to the worker before the oldest result is in. 2 hides the scheduler behind the worker."
     order: Literal["priority", "arrival"] = "priority"
@@ -108,6 +110,9 @@ class SchedulerConfig:
         _require(
             self.prefill_tokens_beside_decodes is None or self.prefill_tokens_beside_decodes >= 1,
             "scheduler.prefill_tokens_beside_decodes must be at least 1: prompts would wait for as long as anything decodes",
+        )
+        _require(
+            self.decode_gap_seconds is None or self.decode_gap_seconds > 0, "scheduler.decode_gap_seconds must be positive"
         )
         _require(0.0 <= self.reserve_start <= 1.0, "scheduler.reserve_start must be between 0 and 1")
         _require(0.0 <= self.reserve_learning <= 1.0, "scheduler.reserve_learning must be between 0 and 1")
@@ -264,6 +269,9 @@ class ServeConfig:
     "Prompt tokens of one sequence per step, at most. Without it: tokens_per_step."
     prefill_tokens_beside_decodes: StepTokens | None = 128
     "Prompt tokens per step while other sequences decode, at most. Smaller: steadier streams, later first tokens."
+    decode_gap_ms: Annotated[float, Range(0, 3_600_000)] = 25.0
+    """Prompts are computed in pieces that keep the time between two tokens of running streams near this, in milliseconds; or
+    near three times what decoding alone takes, if that is longer. 0: only prefill_tokens_beside_decodes bounds the pieces."""
     steps_in_flight: Annotated[int, Range(1, 64)] = 2
     "Steps sent to the worker before the result of the oldest is back."
     order: Literal["priority", "arrival"] = "priority"
@@ -321,6 +329,7 @@ class ServeConfig:
                 tokens_per_step=max(self.tokens_per_step, self.slots),
                 chunk_tokens_max=self.chunk_tokens_max,
                 prefill_tokens_beside_decodes=self.prefill_tokens_beside_decodes,
+                decode_gap_seconds=self.decode_gap_ms / 1000 or None,
                 steps_in_flight=self.steps_in_flight,
                 order=self.order,
                 step_seconds_max=self.step_seconds_max,

@@ -97,7 +97,7 @@ class LLM:
         from baton.worker.build import build_worker  # brings numpy, and torch where the forward pass needs it
 
         # Nobody watches tokens come: how long one waits for other prompts does not matter here, only when all are done.
-        settings = {"prefill_tokens_beside_decodes": None, **settings}
+        settings = {"prefill_tokens_beside_decodes": None, "decode_gap_ms": 0.0, **settings}
         asked = ServeConfig(model=str(model), **settings)  # refuses bad settings before a model is fetched
         path = str(resolve(model))
         self.config = replace(asked, model=path)

@@ -60,6 +60,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "tokens_per_step",
         "chunk_tokens_max",
         "prefill_tokens_beside_decodes",
+        "decode_gap_ms",
         "steps_in_flight",
         "order",
     ),

@@ -86,7 +86,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "a chunk does not use up the step's budget"),
     Mutant("decodes-not-budgeted", "core.engine.scheduler", "left = self._tokens_per_step - decoding", "left = self._tokens_per_step",
            "decoding sequences are left out of the budget"),
-    Mutant("prompts-crowd-decodes", "core.engine.scheduler", "self._beside_decodes) if decoding else left", "self._beside_decodes) if not decoding else left",
+    Mutant("prompts-crowd-decodes", "core.engine.scheduler", "self._pace.prompt_tokens()) if decoding else left", "self._pace.prompt_tokens()) if not decoding else left",
            "prompts are bounded where nothing decodes, and not where something does"),
     Mutant("victim-is-oldest", "core.engine.scheduler", "victim = board.running[-1]", "victim = board.running[0]",
            "the oldest is preempted for a newer one"),

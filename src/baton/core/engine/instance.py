@@ -21,6 +21,7 @@ from baton.core.effects import Effect, Mode, ModeChanged, Refuse, RestartWorker,
 from baton.core.engine.absorb import absorb
 from baton.core.engine.admission import new_bytes
 from baton.core.engine.board import Board
+from baton.core.engine.pace import StepPace
 from baton.core.engine.recovery import Suspects
 from baton.core.engine.request import OPEN, Group
 from baton.core.engine.scheduler import PlanInFlight, Scheduler
@@ -50,6 +51,7 @@ from baton.protocol.step import StepResult, read_rows
 
 class Instance:
     __slots__ = (
+        "_absorbed_at",
         "_deadlines",
         "_drain_deadline",
         "_early",
@@ -58,6 +60,7 @@ class Instance:
         "_next_step",
         "_now",
         "_order",
+        "_pace",
         "_pool",
         "_scheduler",
         "_suspects",
@@ -73,7 +76,8 @@ class Instance:
         self.config = config
         self.stats = Stats()
         self.board = Board(config, self.stats)
-        self._scheduler = Scheduler(config.scheduler, self.board)
+        self._pace = StepPace(config.scheduler)
+        self._scheduler = Scheduler(config.scheduler, self.board, self._pace)
         self._suspects = Suspects()
         self.in_flight: deque[PlanInFlight] = deque()
         "Plans without a result, oldest first."
@@ -88,6 +92,7 @@ class Instance:
         self._deadlines: list[tuple[Instant, int, RequestId]] = []
         self._drain_deadline: Instant | None = None
         self._now = Instant(0.0)
+        self._absorbed_at = Instant(0.0)
         self._effects: list[Effect] = []
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             Submit: self._on_submit,
@@ -232,7 +237,7 @@ class Instance:
             and self.mode is not Mode.PAUSED
             and len(self.in_flight) < self.config.scheduler.steps_in_flight
         ):
-            issued = self._scheduler.plan_step(self._next_step, self.worker.epoch)
+            issued = self._scheduler.plan_step(self._next_step, self.worker.epoch, self._now)
             if issued is None:
                 return
             self._next_step = StepNo(self._next_step + 1)
@@ -251,7 +256,10 @@ class Instance:
         while self.in_flight and (due := self._early.pop(self.in_flight[0].plan.step, None)) is not None:
             if not self._absorb(self.in_flight[0], due):
                 return
-            self.in_flight.popleft()
+            done = self.in_flight.popleft()
+            began = max(done.planned_at, self._absorbed_at)
+            self._pace.step_done(done.prompt_tokens, done.decoding, self._now - began)
+            self._absorbed_at = self._now
             self.worker.step_absorbed(self._now, bool(self.in_flight))
 
     def _is_awaited(self, step: StepNo) -> bool:

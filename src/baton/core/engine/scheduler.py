@@ -10,16 +10,17 @@ from msgspec import Struct
 from baton.config import SchedulerConfig
 from baton.core.engine.admission import Room, shortage
 from baton.core.engine.board import Board
+from baton.core.engine.pace import StepPace
 from baton.core.engine.preemption import preempt_for_head
 from baton.core.engine.request import Phase, Sequence
-from baton.protocol.ids import BlockId, Slot, StepNo, WorkerEpoch
+from baton.protocol.ids import BlockId, Instant, Slot, StepNo, WorkerEpoch
 from baton.protocol.step import NewSequence, Run, StepPlan
 
 
 class Draft:
     """A step while it is being planned."""
 
-    __slots__ = ("counts", "grown", "new", "preempted", "room", "slots", "unfinished")
+    __slots__ = ("chunks", "counts", "grown", "new", "preempted", "prompt_tokens", "room", "slots", "unfinished")
 
     def __init__(self, room: Room) -> None:
         self.room = room
@@ -31,6 +32,7 @@ class Draft:
         self.new: list[NewSequence] = []
         self.grown: list[tuple[Slot, BlockId]] = []
         self.preempted = False
+        self.chunks = self.prompt_tokens = 0
 
 
 class PlanInFlight(Struct, frozen=True):
@@ -39,18 +41,22 @@ class PlanInFlight(Struct, frozen=True):
     plan: StepPlan
     unfinished: tuple[Slot, ...]
     "Slots whose row is a chunk that is not the last: no token is due."
+    prompt_tokens: int = 0
+    decoding: int = 0
+    "Rows of one token."
+    planned_at: Instant = Instant(0.0)
 
 
 class Scheduler:
-    __slots__ = ("_beside_decodes", "_board", "_chunk_max", "_tokens_per_step")
+    __slots__ = ("_board", "_chunk_max", "_pace", "_tokens_per_step")
 
-    def __init__(self, config: SchedulerConfig, board: Board) -> None:
+    def __init__(self, config: SchedulerConfig, board: Board, pace: StepPace) -> None:
         self._board = board
+        self._pace = pace
         self._tokens_per_step = config.tokens_per_step
         self._chunk_max = config.chunk_tokens_max or config.tokens_per_step
-        self._beside_decodes = config.prefill_tokens_beside_decodes or config.tokens_per_step
 
-    def plan_step(self, step: StepNo, epoch: WorkerEpoch) -> PlanInFlight | None:
+    def plan_step(self, step: StepNo, epoch: WorkerEpoch, now: Instant) -> PlanInFlight | None:
         """The next step, or None if there is nothing to do and nothing to tell."""
         board = self._board
         preempted = preempt_for_head(board, self._prefill_room)  # first: what has its place in the draft stays
@@ -61,12 +67,12 @@ class Scheduler:
             self._admit(draft)
         if not draft.slots and not board.drops:
             return None
-        return self._seal(draft, step, epoch)
+        return self._seal(draft, step, epoch, now)
 
     def _prefill_room(self, decoding: int) -> int:
         """A long prompt in their step is what the next token of those that decode would wait for."""
         left = self._tokens_per_step - decoding
-        return min(left, self._beside_decodes) if decoding else left
+        return min(left, self._pace.prompt_tokens()) if decoding else left
 
     # What runs
 
@@ -117,6 +123,8 @@ class Scheduler:
         if count <= 0:
             return
         draft.room.prefill_left -= count
+        draft.chunks += 1
+        draft.prompt_tokens += count
         draft.slots.append(sequence.slot)
         draft.counts.append(count)
         sequence.scheduled += count
@@ -141,7 +149,7 @@ class Scheduler:
             draft.new.append(_new_sequence(head, room.settings[head.group.settings]))
             self._run_chunk(head, draft)
 
-    def _seal(self, draft: Draft, step: StepNo, epoch: WorkerEpoch) -> PlanInFlight:
+    def _seal(self, draft: Draft, step: StepNo, epoch: WorkerEpoch, now: Instant) -> PlanInFlight:
         board = self._board
         folded = tuple(
             (sequence.slot, place, block)
@@ -153,7 +161,7 @@ class Scheduler:
         board.drops.clear()
         run = Run(tuple(draft.slots), tuple(draft.counts))
         plan = StepPlan(step, epoch, drops, tuple(draft.new), tuple(draft.grown), folded, run, tuple(draft.room.settings))
-        return PlanInFlight(plan, tuple(draft.unfinished))
+        return PlanInFlight(plan, tuple(draft.unfinished), draft.prompt_tokens, len(draft.slots) - draft.chunks, now)
 
 
 def _new_sequence(sequence: Sequence, sampling: int) -> NewSequence:
