@@ -10,12 +10,15 @@ EngineError
     ModelNotFound              no folder, file, alias or hub model of that name
     ModelUnsupported           a whole model, but of a kind that we do not run
     ModelFileBroken            truncated, wrong checksum, or tensors that do not fit the configuration
+  StorageFailed          500   a storage backend of the KV cache does not work; costs hits, never a request
   ProtocolError          500   bytes on a wire that we cannot accept (see protocol/codec.py for the leaves)
     PeerError                  what the peer of a channel sent is no message; never an error of our own
   InvariantBroken        500   our fault: stop, do not go on
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 
 class EngineError(Exception):
@@ -59,6 +62,19 @@ class ModelUnsupported(ModelLoadError):
 
 class ModelFileBroken(ModelLoadError):
     """The files are damaged or contradict each other."""
+
+
+StorageReason = Literal["timeout", "unreachable", "full", "denied", "gone", "io", "protocol"]
+"""Also the metric's label. gone: the directory was taken away. protocol: an answer that the store should not give."""
+
+
+class StorageFailed(EngineError):
+    """A storage backend did not do what it was asked. `done` leading objects were dealt with before that."""
+
+    def __init__(self, reason: StorageReason, message: str, done: int = 0) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.done = done
 
 
 class ProtocolError(EngineError):

@@ -1,0 +1,225 @@
+"""The file backend: one file per object in a directory that several engines may share.
+
+Writing: to a temporary name, then renamed, so that a name always stands for a whole file. Nothing is synced: after a power
+cut a file may be torn, and the checksum finds that. Reading: one `preadv` into header and block; the files of the next blocks
+are opened and asked for ahead (`WILLNEED`), so that the disk works while the present one is copied and verified.
+
+A file that turns out damaged is removed. Anybody may remove any file at any time: that is a miss.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from time import time
+
+from baton.errors import InvalidConfig, StorageFailed, StorageReason
+from baton.kvcache.storage.backend import Deadline, LayoutName, StorageBackend
+from baton.kvcache.storage.counters import Counters
+from baton.kvcache.storage.file_names import SUFFIX, folder_name
+from baton.kvcache.storage.object import HEADER_BYTES, fault_of, seal
+from baton.kvcache.storage.quota import Quota
+from baton.kvcache.storage.url import StorageURL
+
+QUOTA_GIB = 10.0
+FILES_AHEAD = 16
+"""Files that are open and asked for while one is read."""
+TOUCH_SECONDS = 60.0
+"""A file's time of last use is this exact; renewing it on every read would write an inode per hit."""
+
+READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # A foreign FIFO must not make us wait.
+WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+REASONS: dict[int, StorageReason] = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "full"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "denied"),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.ESTALE), "gone"),
+    **dict.fromkeys((errno.ETIMEDOUT, errno.EAGAIN), "timeout"),
+}
+NO_OBJECT = (errno.ENOENT, errno.EISDIR, errno.ESPIPE, errno.ELOOP, errno.EINVAL, errno.ENXIO)
+"""What opening or reading gives where there is no file, or something that is none."""
+
+
+def open_files(url: StorageURL, layout: LayoutName) -> StorageBackend:
+    url.allow("quota_gib")
+    quota_bytes = int(url.number("quota_gib", QUOTA_GIB, 1e-6, 1e9) * 2**30)
+    return FileBackend(directory_of(url), layout, quota_bytes)
+
+
+def directory_of(url: StorageURL) -> Path:
+    if url.host:
+        raise InvalidConfig(f"file://{url.host}{url.path} names a host; write file:DIR or file:///DIR")
+    if not url.path:
+        raise InvalidConfig("file: names no directory; write file:DIR, for example file:/var/cache/baton")
+    return Path(url.path).expanduser().absolute()
+
+
+class FileBackend:
+    wants_tokens = False
+
+    def __init__(self, root: Path, layout: LayoutName, quota_bytes: int = int(QUOTA_GIB * 2**30)) -> None:
+        self.root, self.layout = str(root), layout
+        self._object_bytes = HEADER_BYTES + layout.block_bytes
+        if quota_bytes < 2 * self._object_bytes:
+            raise InvalidConfig(
+                f"a quota of {quota_bytes} bytes holds no two objects of {self._object_bytes}; raise quota_gib of file:{root}"
+            )
+        try:
+            os.makedirs(self.root, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise InvalidConfig(f"the KV storage directory {root} cannot be made: {error.strerror}; name another one")
+        self._counters = Counters()
+        self._quota = Quota(self.root, quota_bytes, self._object_bytes, self._count_evicted)
+        self._writer, self._numbers = os.urandom(6).hex(), count()  # Names of temporary files, also between machines.
+
+    def contains_prefix(self, keys: Sequence[bytes], deadline: Deadline, tokens: Sequence[int] | None = None) -> int:
+        for place, key in enumerate(keys):
+            if place % 64 == 0 and deadline.passed():
+                raise StorageFailed("timeout", f"looking into {self.root} took too long", place)
+            try:
+                if os.stat(self.path_of(key), follow_symlinks=False).st_size != self._object_bytes:
+                    return place
+            except OSError as error:
+                if error.errno in NO_OBJECT:
+                    return place
+                raise self._failed(error, place)
+        return len(keys)
+
+    def get(
+        self, keys: Sequence[bytes], into: Sequence[memoryview], deadline: Deadline, tokens: Sequence[int] | None = None
+    ) -> int:
+        header = bytearray(HEADER_BYTES)
+        opened: deque[int] = deque()
+        asked = done = 0
+        try:
+            for key, block in zip(keys, into, strict=True):
+                if deadline.passed():
+                    raise StorageFailed("timeout", f"reading {self.root} took too long", done)
+                while asked < len(keys) and len(opened) < FILES_AHEAD and asked == done + len(opened):
+                    opened.extend(self._open(keys[asked], ahead=len(keys) > 1))
+                    asked += 1
+                if not opened or not self._read(opened[0], header, key, block):
+                    break
+                os.close(opened.popleft())
+                done += 1
+        except OSError as error:
+            raise self._failed(error, done)
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+            self._counters.add("hits", done)
+            self._counters.add("misses", len(keys) - done)
+            self._counters.add("bytes_read", done * self._object_bytes)
+        return done
+
+    def _open(self, key: bytes, *, ahead: bool) -> list[int]:
+        """The descriptor, or nothing where there is no such file."""
+        try:
+            descriptor = os.open(self.path_of(key), READ_FLAGS)
+        except OSError as error:
+            if error.errno in NO_OBJECT:
+                return []
+            raise
+        if ahead:
+            with suppress(OSError):  # Only advice, and not for everything that can be opened.
+                os.posix_fadvise(descriptor, 0, self._object_bytes, os.POSIX_FADV_WILLNEED)
+        return [descriptor]
+
+    def _read(self, descriptor: int, header: bytearray, key: bytes, block: memoryview) -> bool:
+        """Whether the block is now in place, whole and verified. If the file is damaged it is removed."""
+        try:
+            nbytes = os.preadv(descriptor, [header, block], 0)
+        except OSError as error:
+            self._remove_damaged(key)
+            if error.errno in NO_OBJECT:
+                return False
+            raise
+        if nbytes != HEADER_BYTES + block.nbytes or fault_of(header, key, self.layout, block):
+            self._remove_damaged(key)
+            return False
+        self._touch(descriptor)
+        return True
+
+    def _remove_damaged(self, key: bytes) -> None:
+        """If another engine has just written it anew, a good file is lost: a miss more."""
+        self._counters.add("corrupt")
+        with suppress(OSError):
+            os.unlink(self.path_of(key))
+
+    def _touch(self, descriptor: int | str) -> None:
+        with suppress(OSError):  # A directory that is only readable serves hits too.
+            if time() - os.stat(descriptor).st_mtime > TOUCH_SECONDS:
+                os.utime(descriptor)
+
+    def put(
+        self, keys: Sequence[bytes], blocks: Sequence[memoryview], deadline: Deadline, tokens: Sequence[int] | None = None
+    ) -> int:
+        done = 0
+        for key, block in zip(keys, blocks, strict=True):
+            if deadline.passed():
+                raise StorageFailed("timeout", f"writing to {self.root} took too long", done)
+            try:
+                self._put_one(key, block)
+            except OSError as error:
+                if REASONS.get(error.errno or 0) == "full":
+                    with suppress(OSError):
+                        self._quota.evict(key[0], 0.5)
+                raise self._failed(error, done)
+            done += 1
+        return done
+
+    def _put_one(self, key: bytes, block: memoryview) -> None:
+        path = self.path_of(key)
+        with suppress(FileNotFoundError):
+            if os.stat(path, follow_symlinks=False).st_size == self._object_bytes:
+                self._touch(path)
+                self._counters.add("present")
+                return
+        self._quota.make_room(key[0], self._object_bytes)
+        folder = f"{self.root}/{folder_name(key[0])}"
+        temporary = f"{folder}/.{self._writer}-{next(self._numbers)}.tmp"
+        try:
+            self._write(temporary, folder, [seal(key, self.layout, block), block])
+            os.rename(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+        self._counters.add("stored")
+        self._counters.add("bytes_written", self._object_bytes)
+
+    def _write(self, path: str, folder: str, parts: list[bytes | memoryview]) -> None:
+        try:
+            descriptor = os.open(path, WRITE_FLAGS, 0o600)
+        except FileNotFoundError:
+            # Only this folder: where the root was taken away (an unmounted disk, say) nothing is put in its place.
+            with suppress(FileExistsError):
+                os.mkdir(folder, 0o700)
+            descriptor = os.open(path, WRITE_FLAGS, 0o600)
+        try:
+            if os.pwritev(descriptor, parts, 0) != self._object_bytes:
+                raise OSError(errno.ENOSPC, "the file could only be written in part", path)
+        finally:
+            os.close(descriptor)
+
+    def path_of(self, key: bytes) -> str:
+        return f"{self.root}/{folder_name(key[0])}/{self.layout.object_name(key)}{SUFFIX}"
+
+    def _failed(self, error: OSError, done: int) -> StorageFailed:
+        reason = REASONS.get(error.errno or 0, "io")
+        return StorageFailed(reason, f"KV storage {self.root}: {error.strerror or error}", done)
+
+    def _count_evicted(self, objects: int, nbytes: int) -> None:
+        self._counters.add("evicted", objects)
+        self._counters.add("bytes_evicted", nbytes)
+
+    def counters(self) -> dict[str, int]:
+        return self._counters.totals()
+
+    def close(self) -> None:
+        """Nothing is held open between calls."""

@@ -1,0 +1,65 @@
+"""The bytes of a stored block, the same on every backend: a header of 128 bytes, then the payload.
+
+    magic 8 | version 2 | header bytes 2 | rank 4 | key 32 | layout 32
+    payload bytes 8 | payload digest 16 | zeros 8 | header digest 16
+
+An object says itself what it is. A reader names the key and the layout that it wants, and takes the payload only if header
+and payload are whole and are those: bit flips, torn and short writes, objects of another key, model or rank are all misses.
+
+Digests are XXH3-128. They find accidents, not attacks: whoever can write to the store can also write a right digest.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Literal
+
+from xxhash import xxh3_128_digest
+
+from baton.kvcache.storage.backend import LayoutName
+
+MAGIC, VERSION = b"BATON-KV", 1
+_FIELDS = Struct("<8sHHI32s32sQ16s8x")
+HEADER_BYTES = _FIELDS.size + 16
+
+Fault = Literal["magic", "version", "header", "key", "layout", "length", "payload"]
+"""What is wrong with an object, first fault first."""
+
+
+def seal(key: bytes, layout: LayoutName, payload: memoryview) -> bytes:
+    """The header that goes before this payload."""
+    digest = xxh3_128_digest(payload)
+    fields = _FIELDS.pack(MAGIC, VERSION, HEADER_BYTES, layout.rank, key, layout.fingerprint, payload.nbytes, digest)
+    return fields + xxh3_128_digest(fields)
+
+
+def fault_of(header: bytes | bytearray | memoryview, key: bytes, layout: LayoutName, payload: memoryview) -> Fault | None:
+    """None if these bytes are the whole object of that key and layout."""
+    fault = header_fault(header)
+    if fault is not None:
+        return fault
+    _, _, _, rank, its_key, fingerprint, length, digest = _FIELDS.unpack_from(header)
+    if its_key != key:
+        return "key"
+    if fingerprint != layout.fingerprint or rank != layout.rank:
+        return "layout"
+    if length != payload.nbytes:
+        return "length"
+    return None if xxh3_128_digest(payload) == digest else "payload"
+
+
+def header_fault(header: bytes | bytearray | memoryview) -> Fault | None:
+    if len(header) != HEADER_BYTES:
+        return "length"
+    if header[:8] != MAGIC:
+        return "magic"
+    if xxh3_128_digest(header[: _FIELDS.size]) != header[_FIELDS.size :]:
+        return "header"
+    _, version, header_bytes, *_ = _FIELDS.unpack_from(header)
+    return None if (version, header_bytes) == (VERSION, HEADER_BYTES) else "version"
+
+
+def described(header: bytes) -> tuple[bytes, LayoutName]:
+    """Key and layout that a header without a fault names. For tools that look at objects whose layout they do not know."""
+    _, _, _, rank, key, fingerprint, length, _ = _FIELDS.unpack_from(header)
+    return key, LayoutName(fingerprint=fingerprint, block_bytes=length, rank=rank)

@@ -1,0 +1,36 @@
+"""Opens a backend by the scheme of its address. Schemes that are not ours come from entry points (group `baton.kv_storage`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+
+from baton.errors import InvalidConfig
+from baton.kvcache.storage.backend import LayoutName, StorageBackend
+from baton.kvcache.storage.url import EXAMPLES, StorageURL, parse_url
+
+GROUP = "baton.kv_storage"
+
+Opener = Callable[[StorageURL, LayoutName], StorageBackend]
+"""What an entry point names, under its scheme."""
+
+
+def open_backend(url: str, layout: LayoutName) -> StorageBackend:
+    """Raises InvalidConfig for an address that can never work. A store that is only away for now is not an error here."""
+    parsed = parse_url(url)
+    return opener(parsed)(parsed, layout)
+
+
+def opener(url: StorageURL) -> Opener:
+    """Imports only what the scheme needs."""
+    if url.scheme == "file":
+        from baton.kvcache.storage.files import open_files
+
+        return open_files
+    for entry in entry_points(group=GROUP, name=url.scheme):
+        found: Opener = entry.load()
+        return found
+    installed = ", ".join(sorted(entry.name for entry in entry_points(group=GROUP)))
+    raise InvalidConfig(
+        f"no KV storage for {url.scheme}: (examples: {EXAMPLES}; by entry points of {GROUP}: {installed or 'none installed'})"
+    )

@@ -1,0 +1,77 @@
+"""Keeps a directory of objects below a size, without an index.
+
+The folders are taken in groups, and each group has an equal share of the quota (keys are digests: the shares fill evenly).
+A group is looked at when this process first writes to it, when it seems full, and after every eighth of its share written:
+other engines write to the same directory. The oldest objects go first, until a tenth of the share is free.
+
+Nothing is scanned at the start, and nothing is kept but two numbers per group. Threads update those without a lock: a lost
+update is put right by the next look. Two threads or engines that evict at once want to remove the same files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from time import time
+
+from baton.kvcache.storage.file_names import FOLDERS, Entry, entries
+
+OBJECTS_PER_GROUP_MIN = 64
+PAGE = 4096
+
+
+def on_disk(nbytes: int) -> int:
+    return -(-nbytes // PAGE) * PAGE
+
+
+class Quota:
+    def __init__(self, root: str, bytes_max: int, object_bytes: int, evicted: Callable[[int, int], None]) -> None:
+        groups = FOLDERS
+        while groups > 1 and bytes_max // groups < OBJECTS_PER_GROUP_MIN * on_disk(object_bytes):
+            groups //= 2
+        self.root = root
+        self.share = bytes_max // groups
+        self._folders_per_group = FOLDERS // groups
+        self._used: list[int | None] = [None] * groups
+        self._written = [0] * groups
+        self._evicted = evicted
+
+    def make_room(self, folder: int, nbytes: int) -> None:
+        """Called before an object is written. Raises OSError where the directory cannot be read."""
+        group, size = folder // self._folders_per_group, on_disk(nbytes)
+        used = self._used[group]
+        if used is None or used + size > self.share or self._written[group] > self.share // 8:
+            used = self._look(group, size)
+        self._used[group] = used + size
+        self._written[group] += size
+
+    def evict(self, folder: int, part: float) -> None:
+        """Frees a part of what this folder's group holds: the disk is full, whatever the quota says."""
+        group = folder // self._folders_per_group
+        found, used = self._entries(group)
+        self._used[group] = self._remove_oldest(found, used, int(used * (1 - part)))
+
+    def _look(self, group: int, size: int) -> int:
+        found, used = self._entries(group)
+        self._written[group] = 0
+        if used + size <= self.share:
+            return used
+        return self._remove_oldest(found, used, min(self.share * 9 // 10, self.share - size))
+
+    def _entries(self, group: int) -> tuple[list[Entry], int]:
+        now, first = time(), group * self._folders_per_group
+        found = [entry for folder in range(first, first + self._folders_per_group) for entry in entries(self.root, folder, now)]
+        return found, sum(on_disk(entry.nbytes) for entry in found)
+
+    def _remove_oldest(self, found: list[Entry], used: int, target: int) -> int:
+        count = nbytes = 0
+        for entry in sorted(found, key=lambda entry: entry.used_at):
+            if used <= target:
+                break
+            with suppress(FileNotFoundError):  # Another engine was faster.
+                os.unlink(entry.path)
+                count, nbytes = count + 1, nbytes + entry.nbytes
+            used -= on_disk(entry.nbytes)
+        self._evicted(count, nbytes)
+        return used
