@@ -19,7 +19,7 @@ from baton.core.engine.request import Phase
 from baton.core.engine.request import Sequence as Answer
 from baton.protocol.ids import RequestId
 from baton.protocol.step import StepPlan
-from baton.sim.watch import Trip
+from baton.sim.trip import Trip
 from baton.sim.world import Outcome, Tracer, World
 
 
@@ -42,8 +42,7 @@ def sequences_of(world: World, trip: Trip) -> list[Answer]:
     """The watch learns a request's sequences after the event that brought it; the instance has them during it."""
     if trip.sequences:
         return trip.sequences
-    group = world.instance.board.groups.get(RequestId(trip.client.id))
-    return group.sequences if group is not None and group.request is trip.request else []
+    return world.instance.view.sequences(RequestId(trip.client.id))
 
 
 def is_over(trip: Trip) -> bool:
@@ -177,10 +176,9 @@ class PerfettoTrace:
         self._look_at_steps(world)
         for trip in self._trips.look(world):
             self._look_at_trip(world, trip)
-        pool, board = instance.board.cache.pool, instance.board
-        held = pool.total - pool.free - pool.idle
-        self._count("blocks", {"free": pool.free, "cached": pool.idle, "held": held})
-        self._count("sequences", {"running": len(board.running), "waiting": len(board.waiting)})
+        load = instance.view.load()
+        self._count("blocks", {"free": load.blocks_free, "cached": load.blocks_idle, "held": load.blocks_held})
+        self._count("sequences", {"running": load.running, "waiting": load.waiting})
 
     # The file
 
@@ -204,7 +202,7 @@ class PerfettoTrace:
 
     def _look_at_steps(self, world: World) -> None:
         """A plan that is in flight no more was absorbed, or its worker is dead: then a newer epoch has begun."""
-        in_flight = {issued.plan.step: issued.plan for issued in world.instance.in_flight}
+        in_flight = {plan.step: plan for plan in world.instance.view.plans()}
         for step in [step for step in self._plans if step not in in_flight]:
             lost = self._plans[step][0].epoch != world.instance.worker.epoch
             self._end_step(step, "lost" if lost else "absorbed")

@@ -26,6 +26,7 @@ from baton.core.engine.recovery import Suspects
 from baton.core.engine.request import OPEN, Group
 from baton.core.engine.scheduler import PlanInFlight, Scheduler
 from baton.core.engine.stats import Stats
+from baton.core.engine.view import InstanceView
 from baton.core.engine.worker_watch import WorkerState, WorkerWatch
 from baton.core.events import (
     Abort,
@@ -69,6 +70,7 @@ class Instance:
         "in_flight",
         "mode",
         "stats",
+        "view",
         "worker",
     )
 
@@ -81,6 +83,7 @@ class Instance:
         self._suspects = Suspects()
         self.in_flight: deque[PlanInFlight] = deque()
         "Plans without a result, oldest first."
+        self.view = InstanceView(self.board, self.in_flight)
         self.worker = WorkerWatch(config.scheduler)
         self.mode = Mode.SERVING
         self._pool: PoolIncarnation | None = None

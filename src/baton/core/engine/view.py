@@ -1,0 +1,120 @@
+"""What may be asked of an instance from outside. Every answer is a copy or a number: asking changes nothing.
+
+For who checks the instance (sim/) or draws it; the machine itself never asks here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from baton.core.engine.board import Board
+from baton.core.engine.request import Sequence
+from baton.core.engine.scheduler import PlanInFlight
+from baton.protocol.ids import BlockId, Incarnation, RequestId, Slot, StepNo
+from baton.protocol.step import StepPlan
+
+
+class Load(NamedTuple):
+    """What is held, by whom it is owed. All zero but the free and idle blocks: the instance is at rest."""
+
+    blocks_free: int
+    blocks_idle: int
+    "In the cache, and held by nobody."
+    blocks_held: int
+    slots_taken: int
+    waiting: int
+    running: int
+    preempting: int
+    drops: int
+    "To be told to the worker in the next plan."
+    plans: int
+    "In flight."
+    requests: int
+    queued: int
+
+
+class InstanceView:
+    __slots__ = ("_board", "_in_flight")
+
+    def __init__(self, board: Board, in_flight: deque[PlanInFlight]) -> None:
+        self._board = board
+        self._in_flight = in_flight
+
+    def load(self) -> Load:
+        board, pool = self._board, self._board.cache.pool
+        return Load(
+            blocks_free=pool.free,
+            blocks_idle=pool.idle,
+            blocks_held=pool.total - pool.free - pool.idle,
+            slots_taken=board.slots.taken,
+            waiting=len(board.waiting),
+            running=len(board.running),
+            preempting=len(board.preempting),
+            drops=len(board.drops),
+            plans=len(self._in_flight),
+            requests=len(board.groups),
+            queued=board.queued,
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """Something runs, waits in line or is to be told to the worker."""
+        board = self._board
+        return bool(board.running or board.waiting.waiting or board.drops)
+
+    # Requests
+
+    def is_open(self, request: RequestId) -> bool:
+        return request in self._board.groups
+
+    def sequences(self, request: RequestId) -> list[Sequence]:
+        """Of an open request. They can be read on, to the end of their lives."""
+        group = self._board.groups.get(request)
+        return list(group.sequences) if group is not None else []
+
+    def occupant(self, slot: Slot, incarnation: Incarnation) -> Sequence | None:
+        """Whose slot it is; None if that incarnation is over."""
+        return self._board.slots.occupant_of(slot, incarnation)
+
+    def preempting(self) -> list[Sequence]:
+        """Given up their blocks, not acknowledged yet."""
+        return list(self._board.preempting)
+
+    def running(self) -> list[Sequence]:
+        """On the worker, the most urgent first."""
+        return list(self._board.running)
+
+    # Plans
+
+    def plans(self) -> list[StepPlan]:
+        """In flight, the oldest first."""
+        return [issued.plan for issued in self._in_flight]
+
+    @property
+    def oldest_step(self) -> StepNo | None:
+        """Of the plans in flight."""
+        return self._in_flight[0].plan.step if self._in_flight else None
+
+    # Blocks
+
+    def is_shared(self, block: BlockId) -> bool:
+        """Cached, or held by more than one request: it must not be written."""
+        pool = self._board.cache.pool
+        return pool.is_cached(block) or pool.request_references(block) > 1
+
+    def is_cached(self, block: BlockId) -> bool:
+        return self._board.cache.pool.is_cached(block)
+
+    def generations(self) -> list[int]:
+        return self._board.cache.pool.generations()
+
+    @property
+    def evicted(self) -> int:
+        """Cached blocks that were given up so far."""
+        return self._board.cache.evicted
+
+    @property
+    def reserve_ratio(self) -> float:
+        """The share of its max_tokens that a sequence is expected to use (reserve.py)."""
+        return self._board.reserve.ratio

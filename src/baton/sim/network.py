@@ -1,0 +1,131 @@
+"""The network: carries plans to a worker process and its results back, in order and at once unless a fault says otherwise.
+
+In a tenth of the seeds both go through the codec, as they do between processes. Broken results are made here too: the one
+who reads them must find out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from baton.errors import InvariantBroken
+from baton.protocol.codec import decode, encode
+from baton.protocol.ids import Incarnation, WorkerEpoch
+from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, StepPlan, StepResult
+from baton.sim.scenario import Scenario, StepFault
+from baton.sim.timeline import Timeline
+from baton.sim.watch import Watch
+
+Wired = TypeVar("Wired", StepPlan, StepResult)
+
+
+class Network:
+    """Between one instance and its worker."""
+
+    def __init__(self, scenario: Scenario, timeline: Timeline, watch: Watch) -> None:
+        self._scenario = scenario
+        self._timeline = timeline
+        self._watch = watch
+        self._broken: list[StepResult] = []
+        self.deliver_plan: Callable[[StepPlan], None]
+        self.deliver_result: Callable[[StepResult], None]
+
+    def connect(self, worker: Callable[[StepPlan], None], instance: Callable[[StepResult], None]) -> None:
+        """Who gets what is sent."""
+        self.deliver_plan, self.deliver_result = worker, instance
+
+    def begin(self) -> None:
+        """It does nothing of its own accord."""
+
+    def heal(self) -> None:
+        """Its faults are those of steps, which the worker process stops to have."""
+
+    def at_rest(self) -> None:
+        """Everything was delivered: the heap is empty."""
+
+    # From the instance to its worker
+
+    def send_plan(self, plan: StepPlan) -> None:
+        self.deliver_plan(self._over_the_wire(plan))
+
+    # And back
+
+    def send_result(self, result: StepResult, faults: Mapping[str, StepFault]) -> None:
+        now = self._timeline.now
+        if "garble" in faults and (broken := garbled(result, int(faults["garble"].seconds))) is not None:
+            self._broken.append(broken)
+            result = broken
+        elif "ghost" in faults:  # not both: a ghost's row may say anything
+            result = with_ghost(result)
+        if "lose_result" in faults:
+            self._watch.saw("a result was lost")
+            return
+        if "repeat" in faults:
+            self._timeline.at(now + faults["repeat"].seconds, self._arrive, result)
+        if "late" in faults:
+            self._timeline.at(now + faults["late"].seconds, self._arrive, result)
+        else:
+            self._arrive(result)
+
+    def flush(self, epoch: WorkerEpoch) -> None:
+        """What a worker sent before it died is read before its channel ends, in order."""
+        under_way = self._timeline.withdraw(self._arrive)
+        for time, result in under_way:
+            if result.epoch != epoch:
+                self._timeline.at(time, self._arrive, result)
+        for result in sorted((r for _, r in under_way if r.epoch == epoch), key=lambda result: result.step):
+            self._arrive(result)
+
+    def is_broken(self, result: StepResult) -> bool:
+        """Was it made wrong on the way?"""
+        return any(broken is result for broken in self._broken)
+
+    def unpack(self, result: StepResult) -> StepResult:
+        return self._over_the_wire(result)
+
+    def _arrive(self, result: StepResult) -> None:
+        self.deliver_result(result)
+
+    def _over_the_wire(self, message: Wired) -> Wired:
+        if self._scenario.seed % 10:
+            return message
+        received = decode(encode(message))
+        if received != message:
+            raise InvariantBroken(f"{type(message).__name__} {message.step} is not what was sent", invariant=27)
+        return received
+
+
+def garbled(result: StepResult, kind: int) -> StepResult | None:
+    """Broken in one of five ways; None where this result has nothing to break that way."""
+    slots, incarnations, values = list(result.slots), list(result.incarnations), list(result.values)
+    if not slots:
+        return None
+    match kind % 5:
+        case 0:  # a row is missing
+            del slots[0], incarnations[0], values[0]
+        case 1:  # another incarnation
+            incarnations[0] = Incarnation(incarnations[0] + 1)
+        case 2:  # an acknowledgement, or a token, that is none
+            values[-1] = NO_TOKEN_ID if values[-1] != NO_TOKEN_ID else PREEMPTED_TOKEN_ID
+        case 3:  # a row twice
+            slots, incarnations, values = [*slots, slots[0]], [*incarnations, incarnations[0]], [*values, values[0]]
+        case 4:  # columns of different lengths
+            del values[-1]
+    if result.failures and kind % 5 == 2:
+        return None  # the row that failed may answer so
+    return StepResult(result.step, result.epoch, tuple(slots), tuple(incarnations), tuple(values), result.failures)
+
+
+def with_ghost(result: StepResult) -> StepResult:
+    """A late row of each slot's former occupant, behind the true ones: inert, or a bug."""
+    current = dict(zip(result.slots, result.incarnations, strict=True))
+    ghosts = [(slot, Incarnation(incarnation - 1)) for slot, incarnation in current.items() if incarnation > 1]
+    return StepResult(
+        result.step,
+        result.epoch,
+        (*result.slots, *(slot for slot, _ in ghosts)),
+        (*result.incarnations, *(incarnation for _, incarnation in ghosts)),
+        (*result.values, *(3 for _ in ghosts)),
+        result.failures,
+    )

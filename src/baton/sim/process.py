@@ -1,0 +1,168 @@
+"""The worker process: takes plans in order, one step after the other, and dies, hangs or dawdles as the scenario says.
+
+What it computes is worker.py's. It has one life after the other, each with an epoch; what a dead one had queued is never done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton.core.effects import RestartWorker
+from baton.core.events import LossCause, WorkerLost, WorkerReady
+from baton.protocol.ids import PoolIncarnation, WorkerEpoch
+from baton.protocol.step import StepPlan
+from baton.sim.network import Network
+from baton.sim.scenario import Scenario, StepFault
+from baton.sim.timeline import Timeline
+from baton.sim.watch import Watch
+from baton.sim.worker import SimWorker, WorkerDied
+
+NO_EPOCH = WorkerEpoch(-1)
+"""Of a process that is dead or does nothing any more."""
+
+
+class WorkerProcess:
+    def __init__(self, scenario: Scenario, timeline: Timeline, watch: Watch, network: Network) -> None:
+        self.epoch = WorkerEpoch(1)
+        self.worker = SimWorker(scenario.blocks, scenario.block_size, watch.plans.client_of)
+        self._scenario = scenario
+        self._timeline = timeline
+        self._watch = watch
+        self._network = network
+        self._tell: Callable[[WorkerReady | WorkerLost], None]
+        self._busy_until = 0.0
+        self._steps_begun = 0
+        self._faults: dict[int, list[StepFault]] = {}
+        for fault in scenario.steps:
+            self._faults.setdefault(fault.step, []).append(fault)
+        self._lasting = [fault for fault in scenario.steps if fault.every and fault.kind in ("late", "repeat", "ghost")]
+        self._restarts_to_fail = 0
+        self._restarts_to_hang = 0
+        self._healed = False
+
+    def connect(self, instance: Callable[[WorkerReady | WorkerLost], None]) -> None:
+        """Who is told that it is ready, or dead."""
+        self._tell = instance
+
+    def begin(self) -> None:
+        self._timeline.at(0.0, self._worker_ready, self.epoch)
+
+    def heal(self) -> None:
+        self._healed = True
+
+    def at_rest(self) -> None:
+        """Its seats were checked with every plan."""
+
+    # Lives
+
+    def _worker_ready(self, epoch: WorkerEpoch) -> None:
+        if epoch != self.epoch:
+            return
+        if self._restarts_to_fail and epoch > 1 and not self._healed:
+            self._restarts_to_fail -= 1
+            self._timeline.note("worker", f"epoch {epoch} does not start")
+            self._watch.saw("a restart failed")
+            self._tell(WorkerLost(epoch, "did not start"))
+            return
+        self._timeline.note("worker", f"ready, epoch {epoch}")
+        pool = PoolIncarnation(1 if self._scenario.pool_kept else int(epoch))
+        self._tell(WorkerReady(epoch, pool))
+
+    def restart(self, order: RestartWorker) -> None:
+        """Whatever the old one does, it is killed now."""
+        self._timeline.note("worker", f"killed ({order.reason}); starting epoch {order.epoch}")
+        self.worker.die(self._scenario.pool_kept)
+        self.epoch = order.epoch
+        self._busy_until = self._timeline.now
+        if self._restarts_to_hang and not self._healed:
+            self._restarts_to_hang -= 1
+            self._watch.saw("a restart never spoke")
+            return
+        ready = self._timeline.now + order.delay_seconds + self._scenario.restart_seconds
+        self._timeline.at(ready, self._worker_ready, order.epoch)
+
+    def replace(self, epoch: WorkerEpoch) -> None:
+        """An operator starts another one by hand."""
+        self._watch.saw("a gone worker was replaced")
+        self.worker.die(self._scenario.pool_kept)
+        self.epoch = epoch
+        self._worker_ready(epoch)
+
+    def crash(self, when: str, cause: LossCause = "died") -> None:
+        self._timeline.note("worker", f"dies {when}")
+        self._watch.worker_dies()
+        self.worker.die(self._scenario.pool_kept)
+        dead, self.epoch = self.epoch, NO_EPOCH  # nothing it had queued is executed
+        self._network.flush(dead)
+        self._tell(WorkerLost(dead, f"died {when}", cause))
+
+    def fail_restarts(self, times: int) -> None:
+        self._restarts_to_fail += times
+
+    def hang_restart(self) -> None:
+        self._restarts_to_hang += 1
+
+    # Steps
+
+    def take(self, plan: StepPlan) -> None:
+        """A plan has arrived: it is done when those before it are."""
+        scenario = self._scenario
+        seconds = scenario.step_seconds + scenario.token_seconds * plan.tokens
+        seconds *= 1.0 + scenario.noise * _noise(scenario.seed, plan.step)
+        self._busy_until = max(self._timeline.now, self._busy_until) + seconds
+        self._timeline.at(self._busy_until, self._step, plan)
+
+    def _step(self, plan: StepPlan) -> None:
+        """The end of a step is reached: execute it now, send the result, unless something goes wrong."""
+        if plan.epoch != self.epoch:
+            return  # the process that had this plan is dead
+        faults = self._faults_of_step()
+        if "hang" in faults:
+            self._watch.saw("the worker hung")
+            self.epoch = NO_EPOCH  # it does nothing more, and says nothing
+        elif "slow" in faults:
+            self._steps_begun -= 1  # the same step comes again, later
+            self._faults[self._steps_begun + 1] = [fault for fault in faults.values() if fault.kind != "slow"]
+            self._hold_back(plan, faults["slow"].seconds)
+        elif "crash_before" in faults:
+            self.crash("before a step")
+        else:
+            self._execute(plan, faults)
+
+    def _faults_of_step(self) -> dict[str, StepFault]:
+        self._steps_begun += 1
+        if self._healed:
+            return {}
+        once = self._faults.pop(self._steps_begun, ())
+        if not once and not self._lasting:
+            return {}
+        lasting = (fault for fault in self._lasting if fault.step <= self._steps_begun)
+        return {fault.kind: fault for fault in (*lasting, *once)}
+
+    def _execute(self, plan: StepPlan, faults: dict[str, StepFault]) -> None:
+        try:
+            result = self.worker.execute(plan, die_after=len(plan.run.slots) // 2 if "crash_amid" in faults else None)
+        except WorkerDied as died:
+            self._watch.poisoned(died.client)
+            self.crash("amid a step")
+            return
+        if "crash_after" in faults:
+            self.crash("after a step")
+            return
+        self._network.send_result(result, faults)
+
+    def _hold_back(self, plan: StepPlan, seconds: float) -> None:
+        """This step takes longer, and so every step queued behind it ends later."""
+        now = self._timeline.now
+        self._busy_until = max(self._busy_until, now) + seconds
+        queued = self._timeline.withdraw(self._step)
+        self._timeline.at(now + seconds, self._step, plan)
+        for time, later in queued:
+            self._timeline.at(time + seconds, self._step, later)
+
+
+def _noise(seed: int, step: int) -> float:
+    """A number in [0, 1) that depends on the step alone, so that taking a request out does not re-roll the others."""
+    mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xD6E8FEB86659FD93) & (1 << 64) - 1
+    mixed = (mixed ^ mixed >> 31) * 0x9E3779B97F4A7C15 & (1 << 64) - 1
+    return (mixed >> 40) / (1 << 24)

@@ -1,0 +1,97 @@
+"""Virtual time: one heap of things to come, ordered by (time, counter), and the digest of everything that is said.
+
+Every actor of a world shares one `Timeline`. An actor is a plain class that
+
+- is made by the world (world.py) with the timeline and the actors that it speaks to,
+- puts its first entries on the heap in `begin`, and every later one while it handles an earlier one,
+- acts only in functions that the heap or another actor calls, and reads no clock but `timeline.now`,
+- tells `timeline.record` what it says to another process, so that the digest covers it, and `timeline.note` what a reader
+  of a trace should see,
+- stops misbehaving in `heal`, and raises in `at_rest` if something is left of it.
+
+Actors today: clients (clients.py), node (node.py: an instance and its worker process), worker process (process.py), network
+(network.py). A cache service, a storage or a second node is one more class, made in `World.__init__` and named in
+`World.actors`. What it may do wrong is data: a kind of `StepFault` or `Nudge` (scenario.py), which the generator draws
+(generate.py).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from hashlib import blake2b
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Any, Protocol
+
+import msgspec
+
+from baton.errors import InvariantBroken
+
+_ENCODE = msgspec.msgpack.Encoder().encode
+_PACK_TIME = struct.Struct("<d").pack
+
+EVENTS_MAX = 400_000
+"""Invariant 35: a run with more entries is not getting anywhere."""
+
+
+class Actor(Protocol):
+    """One party of a world."""
+
+    def begin(self) -> None:
+        """Put what it does of its own accord on the heap."""
+
+    def heal(self) -> None:
+        """Nothing goes wrong from now on, and what is broken is mended by hand."""
+
+    def at_rest(self) -> None:
+        """Raises InvariantBroken if anything is left at the end of a run."""
+
+
+class Timeline:
+    def __init__(self, note: Callable[[float, str, str], None] | None = None) -> None:
+        self.now = 0.0
+        self.heap_events = 0
+        "Entries that were taken from the heap."
+        self.traced = note is not None
+        "Somebody reads the notes: a text that is costly to make is made only then."
+        self._note = note
+        self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._order = count()
+        self._digest = blake2b(digest_size=16)
+
+    @property
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+    def at(self, time: float, action: Callable[[Any], None], argument: Any = None) -> None:
+        """Call it at that time, after everything that is due then already. The past is now."""
+        heappush(self._heap, (max(time, self.now), next(self._order), action, argument))
+
+    def withdraw(self, action: Callable[[Any], None]) -> list[tuple[float, Any]]:
+        """Take every entry of this action off the heap: (time, argument), in order."""
+        found = sorted(entry for entry in self._heap if entry[2] == action)
+        if found:
+            self._heap = [entry for entry in self._heap if entry[2] != action]
+            heapify(self._heap)
+        return [(time, argument) for time, _, _, argument in found]
+
+    def run(self, after_each: Callable[[], None]) -> None:
+        """Until nothing is to come."""
+        digest = self._digest.update
+        while self._heap:
+            self.now, _, action, argument = heappop(self._heap)
+            self.heap_events += 1
+            digest(_PACK_TIME(self.now) + action.__name__.encode())
+            action(argument)
+            after_each()
+            if self.heap_events > EVENTS_MAX:
+                raise InvariantBroken(f"not quiet after {EVENTS_MAX} events", invariant=35)
+
+    def record(self, message: Any) -> None:
+        """Part of what is said in this run."""
+        self._digest.update(_ENCODE(message))
+
+    def note(self, actor: str, text: str) -> None:
+        if self._note is not None:
+            self._note(self.now, actor, text)
