@@ -1,0 +1,92 @@
+"""The circuit breaker of a lower tier: a backend that fails or is slow is left alone for a while.
+
+    CLOSED --- failures_max in a row ---> OPEN --- its wait is over ---> HALF_OPEN (one probe)
+      ^                                    ^                                |        |
+      +------------- the probe succeeded --|--------------------------------+        |
+                                           +--- it failed, or never came back: the wait doubles
+
+`admit` answers with an attempt, or None: then the tier is not asked and the request recomputes. Every attempt that is given
+ends in `succeeded` or `failed`. An attempt of before the last change of state is inert: only the probe decides on a circuit
+that is open. A miss is a success, and so is a damaged object: the backend answered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NewType
+
+from baton.protocol.ids import Instant
+
+CircuitState = Literal["closed", "half_open", "open"]
+CIRCUIT_STATES: tuple[CircuitState, ...] = ("closed", "half_open", "open")
+"""Label values of the metric `baton:kv_circuit_state`, and its number by position."""
+
+Attempt = NewType("Attempt", int)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CircuitConfig:
+    failures_max: int = 3
+    "Failures or timeouts in a row that open the circuit."
+    open_seconds: float = 1.0
+    "First wait before a probe; it doubles with every probe that fails."
+    open_seconds_max: float = 60.0
+    probe_seconds_max: float = 30.0
+    "A probe that has not come back by then counts as failed."
+
+
+class Circuit:
+    __slots__ = ("_epoch", "_failures", "_until", "_wait", "config", "opened_total", "state")
+
+    def __init__(self, config: CircuitConfig | None = None) -> None:
+        self.config = config or CircuitConfig()
+        self.state: CircuitState = "closed"
+        self.opened_total = 0
+        "How often it opened from closed: the metric `baton:kv_circuit_opened_total`."
+        self._failures = 0
+        self._wait = self.config.open_seconds
+        self._until: Instant | None = None
+        "Open: when a probe may go. Half open: when the probe is given up."
+        self._epoch = 0
+
+    def admit(self, now: Instant) -> Attempt | None:
+        """Whether the tier may be asked now."""
+        if self.state == "closed":
+            return Attempt(self._epoch)
+        if self._until is None or now < self._until:
+            return None
+        if self.state == "half_open":
+            self._open(now)  # The probe never came back.
+            return None
+        self._change("half_open", Instant(now + self.config.probe_seconds_max))
+        return Attempt(self._epoch)
+
+    def succeeded(self, attempt: Attempt) -> None:
+        if attempt != self._epoch:
+            return
+        self._failures = 0
+        if self.state != "closed":
+            self._wait = self.config.open_seconds
+            self._change("closed", None)
+
+    def failed(self, attempt: Attempt, now: Instant) -> None:
+        if attempt != self._epoch:
+            return
+        self._failures += 1
+        if self.state == "half_open":
+            self._open(now)
+        elif self._failures >= self.config.failures_max:
+            self.opened_total += 1
+            self._change("open", Instant(now + self._wait))
+
+    def _open(self, now: Instant) -> None:
+        self._wait = min(2 * self._wait, self.config.open_seconds_max)
+        self._change("open", Instant(now + self._wait))
+
+    def _change(self, state: CircuitState, until: Instant | None) -> None:
+        self.state, self._until = state, until
+        self._epoch += 1
+        self._failures = 0
+
+    def __repr__(self) -> str:
+        return f"<Circuit {self.state}, {self._failures} failures in a row>"
