@@ -33,6 +33,7 @@ from baton.worker.draws import Draws, choose
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
+from baton.worker.weights_digest import Digest
 
 ORDERS: dict[str, Any] = json.loads(os.environ.get("BATON_NULL_MODEL", "{}"))
 BLOCKS = 8192
@@ -68,7 +69,7 @@ class Notes:
 
 
 class NullForward:
-    name = "null"
+    name = arithmetic = "null"
     config = MODEL
 
     def __init__(self, slots: int, notes: Notes) -> None:
@@ -123,7 +124,11 @@ class NullRunner(ModelRunner):
 def build_null(config: WorkerConfig) -> SimpleNamespace:
     """In place of baton.worker.build.build_worker, which is not imported here."""
     return SimpleNamespace(
-        runner=NullRunner(config), context_tokens=MODEL.context_tokens_max, sampling_defaults=dict(OPENAI_SAMPLING)
+        runner=NullRunner(config),
+        context_tokens=MODEL.context_tokens_max,
+        sampling_defaults=dict(OPENAI_SAMPLING),
+        identity=b"null",
+        weights_digest=Digest(b"", 0.0, 0),
     )
 
 

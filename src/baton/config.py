@@ -145,8 +145,6 @@ class InstanceConfig:
     kv: KVConfig = field(default_factory=KVConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
-    fingerprint: bytes = b""
-    "Root of every block key: Fingerprint.digest() of what is served (core/kv/block_hash.py)."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

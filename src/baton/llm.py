@@ -109,6 +109,7 @@ class LLM:
         self.context_tokens = built.context_tokens
         "Longest sequence, prompt and output: what the model was made for, or what the KV pool holds if that is less."
         self.sampling_defaults = built.sampling_defaults
+        self._identity = built.identity
         if (words := lowered_context(self.config, self.context_tokens, self._runner.config.context_tokens_max)) is not None:
             log.warning(words)
         # Nobody else is here to be protected: any number of prompts may wait, and no step is given up for being slow.
@@ -130,7 +131,7 @@ class LLM:
         self._refused: dict[RequestId, str] = {}
         self._runner.clear()
         self.instance = Instance(self._instance_config)
-        self._tell(WorkerReady(self.instance.worker.epoch, PoolIncarnation(1)))
+        self._tell(WorkerReady(self.instance.worker.epoch, PoolIncarnation(1), self._identity))
 
     def generate(
         self,

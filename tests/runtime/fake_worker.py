@@ -2,6 +2,7 @@
 
 stalls_at    stands still at this plan      garbage_at    sends bytes that are no frame at this plan
 in_epochs    only in these lives            hello         what to change in its greeting
+identities   of what it has loaded, by life
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ def main() -> None:
         orders = {}
     channel, runner, plans = BlockingChannel(sock), Runner(), 0
     hello = {"blocks": config.blocks or 64, "block_size": config.block_size, "vocab_size": 50, "context_tokens": 512}
+    names = json.loads(config.model).get("identities", [""])
+    hello["identity"] = names[min(config.epoch, len(names)) - 1].encode()
     channel.send(WorkerHello(epoch=WorkerEpoch(config.epoch), **{**hello, **orders.get("hello", {})}))
     while (message := channel.receive()) is not None:
         if type(message) is Ping:

@@ -19,12 +19,12 @@ from baton.core.engine.instance import Instance
 from baton.core.events import Tick
 from baton.errors import EngineError, InvariantBroken
 from baton.protocol import codec
-from baton.protocol.control import AbortRequest, InstanceReady, InstanceStats, Ping, Pong, RefusedRequest, WorkerHello
-from baton.protocol.ids import RequestId, WorkerEpoch
+from baton.protocol.control import AbortRequest, InstanceReady, InstanceStats, Ping, Pong, RefusedRequest
+from baton.protocol.ids import RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, SamplingParams
 from baton.runtime.channel import Channel
-from baton.runtime.engine import Engine, WorkerProcess, identity_of
+from baton.runtime.engine import Engine, WorkerProcess
 
 pytestmark = pytest.mark.usefixtures("child_path")
 
@@ -321,9 +321,19 @@ def test_aborts_of_anything_leave_nothing():
     finish(main())
 
 
-def test_blocks_computed_in_another_way_have_other_keys():
-    hello = WorkerHello(WorkerEpoch(1), 8, 16, 100, 64, "layout")
-    ways = [WorkerConfig(quantization=way) for way in ("none", "auto", "int8", "int4")] + [WorkerConfig(model="another")]
-    digests = [identity_of(way, hello).digest() for way in ways]
-    digests.append(identity_of(WorkerConfig(), WorkerHello(WorkerEpoch(1), 8, 16, 100, 64, "of another dtype")).digest())
-    assert len({*digests}) == len(digests)
+def test_the_root_of_keys_is_what_the_worker_has_loaded():
+    """Not a path: the worker alone knows what it computes with. Another one with other weights shares nothing with it."""
+
+    async def main() -> None:
+        async with Rig({"identities": ["first", "second"]}) as rig:
+            await rig.answer("a")
+            assert rig.engine._instance.fingerprint == b"first"
+            cached = rig.stats.blocks_cached
+            rig.ask("b", max_tokens=100)
+            await rig.until(lambda: len(rig.tokens.get("b", ())) > 3)
+            rig.engine._worker.process.kill()
+            await rig.until(lambda: "b" in rig.ended)
+            assert rig.engine._instance.fingerprint == b"second"
+            assert cached
+
+    finish(main())

@@ -14,7 +14,7 @@ from baton.protocol.control import InstanceReady, InstanceStats
 from baton.runtime import front as front_process
 from baton.runtime.fingerprint import system_fingerprint
 
-READY = InstanceReady(8, 16, 4, 300, 128, 128)
+READY = InstanceReady(8, 16, 4, 300, 128, 128, identity=b"of the weights")
 
 
 @pytest.fixture
@@ -97,18 +97,15 @@ def test_both_ports_are_listened_on():
 
 def test_fingerprint_changes_with_what_is_served(model, tmp_path):
     config = ServeConfig(model=str(model))
-    first = system_fingerprint(config)
+    first = system_fingerprint(config, b"identity")
     assert first.startswith("fp_")
-    assert system_fingerprint(replace(config, port=1, api_key=("k",))) == first
-    assert system_fingerprint(replace(config, quantization="int8")) != first
-    assert system_fingerprint(replace(config, kv_dtype="float32")) != first
+    assert system_fingerprint(replace(config, port=1, api_key=("k",)), b"identity") == first
+    assert system_fingerprint(config, b"another") != first
     template = tmp_path / "other.jinja"
     template.write_text("{{ messages }}")
-    assert system_fingerprint(replace(config, chat_template=str(template))) != first
-    weights = bytearray(200_000)
-    weights[-1] = 1  # the same size
-    (model / "model.safetensors").write_bytes(weights)
-    assert system_fingerprint(config) != first
+    assert system_fingerprint(replace(config, chat_template=str(template)), b"identity") != first
+    (model / "tokenizer.json").write_text("{}")
+    assert system_fingerprint(config, b"identity") != first
 
 
 def test_fingerprint_does_not_depend_on_the_place(model, tmp_path):
@@ -117,12 +114,12 @@ def test_fingerprint_does_not_depend_on_the_place(model, tmp_path):
     model.mkdir()
     for file in moved.iterdir():
         (model / file.name).write_bytes(file.read_bytes())
-    assert system_fingerprint(ServeConfig(model=str(model))) == system_fingerprint(ServeConfig(model=str(moved)))
+    assert system_fingerprint(ServeConfig(model=str(model)), b"") == system_fingerprint(ServeConfig(model=str(moved)), b"")
 
 
 def test_the_models_fingerprint_is_what_clients_see(model):
     config = ServeConfig(model=str(model), served_model_name="tiny")
-    assert made(model).state.front.model.fingerprint == system_fingerprint(config)
+    assert made(model).state.front.model.fingerprint == system_fingerprint(config, READY.identity)
 
 
 def test_uvicorn_leaves_logging_alone(model):

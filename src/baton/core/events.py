@@ -37,6 +37,8 @@ class WorkerReady(Struct, frozen=True):
 
     epoch: WorkerEpoch
     pool: PoolIncarnation
+    fingerprint: bytes = b""
+    "Digest of all besides tokens that KV depends on: the root of every block key."
 
 
 LossCause = Literal["died", "killed", "timeout", "protocol"]

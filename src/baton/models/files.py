@@ -1,15 +1,25 @@
-"""What a model file is not: small checks that turn a puzzling failure into a plain sentence."""
+"""Files of a model: what an open one offers, and small checks that turn a puzzling failure into a plain sentence."""
 
 from __future__ import annotations
 
 import json
+import mmap
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from baton.errors import ModelFileBroken
 
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 GIT_LFS_MAGIC = b"version https://git-lfs"
+
+
+class MappedFile(Protocol):
+    """A file of weights, as it was when it was opened."""
+
+    path: Path
+    buffer: mmap.mmap
+    stat: os.stat_result
 
 
 def is_pickle(path: Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from baton.errors import InvalidConfig
 from baton.models.config import ModelConfig
 from baton.models.config_from_gguf import config_from_gguf
 from baton.models.config_from_hf import config_from_hf
-from baton.models.files import read_json
+from baton.models.files import MappedFile, read_json
 from baton.models.generation import recommended_by_gguf, recommended_by_hf
 from baton.models.loaders.gguf import GGUFWeights
 from baton.models.loaders.gguf_reader import GGUFFile
@@ -27,6 +27,8 @@ class OpenedModel:
     weights: WeightSource
     recommended: Mapping[str, Any] = field(default_factory=dict)
     "How its makers want it sampled, for generation.sampling_defaults()."
+    files: Sequence[MappedFile] = ()
+    "That the weights are in."
 
 
 def open_model(path: Path) -> OpenedModel:
@@ -40,7 +42,8 @@ def open_model(path: Path) -> OpenedModel:
         file_name = path / "generation_config.json"
         generation = read_json(file_name) if file_name.is_file() else {}
         config = config_from_hf(read_json(path / "config.json"), origin=str(path / "config.json"), generation=generation)
-        return OpenedModel(path, config, SafetensorsWeights(path), recommended_by_hf(generation))
+        weights = SafetensorsWeights(path)
+        return OpenedModel(path, config, weights, recommended_by_hf(generation), weights.files)
     file = GGUFFile(path)
     config = config_from_gguf(file)
-    return OpenedModel(path, config, GGUFWeights(file, config), recommended_by_gguf(file.metadata))
+    return OpenedModel(path, config, GGUFWeights(file, config), recommended_by_gguf(file.metadata), (file,))

@@ -52,9 +52,8 @@ def find_compiler() -> Compiler:
 
 
 def cache_folder() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (Path(root) if root else Path.home() / ".cache") / "baton" / "kernels"
+        return build_cache.user_cache("kernels")
     except RuntimeError as error:  # a user whom the system does not know, as in many a container
         raise NoCompiler("no place for compiled kernels: there is no home folder, and XDG_CACHE_HOME is not set") from error
 
@@ -97,6 +96,11 @@ def _compile(variant: Variant, folder: Path, compiler: Compiler, stem: str) -> P
         raise NoCompiler(f"{' '.join(compiler)} cannot compile the {variant.name} kernels: {error.stderr[-400:]}") from error
     except (OSError, subprocess.SubprocessError) as error:
         raise NoCompiler(f"the {variant.name} kernels cannot be compiled into {folder}: {error}") from error
+
+
+def sources_digest() -> str:
+    """Of what the kernels compute. Without the compiler: they ask for no arithmetic that two compilers do differently."""
+    return sha256(b"|".join(file.read_bytes() for file in sorted(SOURCES.iterdir()))).hexdigest()
 
 
 def _fingerprint(variant: Variant, compiler: Compiler) -> str:

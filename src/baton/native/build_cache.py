@@ -32,6 +32,12 @@ class Untrusted(EngineError):
     """A folder that somebody else could put code into."""
 
 
+def user_cache(name: str) -> Path:
+    """A folder for what this user's processes keep. RuntimeError: there is no home folder, and XDG_CACHE_HOME is not set."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "baton" / name
+
+
 def open_folder(folder: Path) -> None:
     """Made if it is not there, for us alone. Refused if others could have put something into it."""
     folder.parent.mkdir(parents=True, exist_ok=True)

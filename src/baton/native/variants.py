@@ -3,7 +3,7 @@
 Best first. Products are the same, bit for bit, for all that multiply and add in one rounding (csrc/groups.h, bytes.h); only
 `plain` on x86 rounds twice, and with weights of 4 bits less is rounded on tiles than elsewhere (csrc/wholes.h). Attention
 differs: its sums over tokens go through as many lanes as a vector has. So what one variant has left in a KV pool is not for
-another to go on with, and the keys of cached blocks say which it was (runtime/engine.py).
+another to go on with, and the keys of cached blocks say which it was (worker/identity.py).
 """
 
 from __future__ import annotations

@@ -61,14 +61,16 @@ class WorkerHello(Struct, frozen=True, array_like=True):
     vocab_size: int
     "Width of the head: every token id is below it."
     context_tokens: int
-    layout: str = ""
-    "Fingerprint of a block's bytes."
+    identity: bytes = b""
+    "Of what is loaded: the root of every block key (worker/identity.py)."
     pool: PoolIncarnation = PoolIncarnation(0)
     "Equal to that of an earlier worker: it attached to the same pool."
     model_context_tokens: int = 0
     "What the model was made for: more than context_tokens where the pool does not hold it."
     sampling_defaults: dict[str, int | float] = {}
     "For requests that do not say."
+    digest_seconds: float = 0.0
+    "What the digest of the weights took, where it was not kept from an earlier start."
 
 
 class InstanceReady(Struct, frozen=True, array_like=True):
@@ -81,6 +83,8 @@ class InstanceReady(Struct, frozen=True, array_like=True):
     context_tokens: int
     model_context_tokens: int = 0
     sampling_defaults: dict[str, int | float] = {}
+    identity: bytes = b""
+    "WorkerHello.identity."
 
 
 class StartFailed(Struct, frozen=True, array_like=True):

@@ -23,7 +23,6 @@ from baton.core.effects import Effect, ModeChanged, Refuse, RestartWorker, RunSt
 from baton.core.engine.instance import Instance
 from baton.core.engine.worker_watch import WorkerState
 from baton.core.events import Abort, Event, LossCause, Pause, Resume, StepDone, Submit, Tick, WorkerLost, WorkerReady
-from baton.core.kv.block_hash import Fingerprint
 from baton.errors import EngineError, InvariantBroken, PeerError
 from baton.observe.logs import configure
 from baton.protocol.codec import Message
@@ -198,14 +197,13 @@ class Engine:
             case WorkerHello() if self._driver is None:
                 self._begin(message)
             case WorkerHello():
-                self._tell(WorkerReady(worker.epoch, message.pool))
+                self._on_next_hello(worker, message)
 
     def _begin(self, hello: WorkerHello) -> None:
         """The first worker is ready: now the size of the pool is known, and the instance exists."""
         config = self._instance_config
         kv = replace(config.kv, blocks=hello.blocks, block_size=hello.block_size)
-        identity = identity_of(self._worker_config, hello)
-        instance = self._instance = Instance(replace(config, kv=kv, fingerprint=identity.digest()))
+        instance = self._instance = Instance(replace(config, kv=kv))
         self._worker_config = replace(self._worker_config, blocks=hello.blocks)  # its successors have the same pool, or fail
         ports: dict[type[Any], Callable[[Any], None]] = {
             RunStep: self._run_step,
@@ -224,10 +222,18 @@ class Engine:
             hello.context_tokens,
             hello.model_context_tokens,
             hello.sampling_defaults,
+            hello.identity,
         )
         self._front.send(ready)
         self._supervisor.send(ready)
-        self._tell(WorkerReady(hello.epoch, hello.pool))
+        if hello.digest_seconds:
+            logger.info("digest of the weights: %.1f s beside loading, kept for the next start", hello.digest_seconds)
+        self._tell(WorkerReady(hello.epoch, hello.pool, hello.identity))
+
+    def _on_next_hello(self, worker: WorkerProcess, hello: WorkerHello) -> None:
+        if self._instance is not None and hello.identity != self._instance.fingerprint:
+            logger.warning("the model's files have changed: the next worker computes with others, and the cache begins anew")
+        self._tell(WorkerReady(worker.epoch, hello.pool, hello.identity))
 
     def _run_step(self, effect: RunStep) -> None:
         if self._worker is not None:
@@ -312,17 +318,6 @@ class Engine:
             self._numbers_timer = None
         if self._instance is not None:
             self._front.send(snapshot(self._instance))
-
-
-def identity_of(worker: WorkerConfig, hello: WorkerHello) -> Fingerprint:
-    """What the keys of cached blocks begin with: all that their contents depend on besides tokens."""
-    return Fingerprint(
-        model=worker.model,
-        dtype=worker.dtype,
-        quantization=worker.quantization,
-        block_size=hello.block_size,
-        layout=hello.layout,
-    )
 
 
 async def serve(config: EngineConfig, sockets: list[socket.socket], engine: type[Engine] = Engine) -> None:

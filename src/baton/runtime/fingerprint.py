@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 from pathlib import Path
 
 from baton import __version__
 from baton.config import ServeConfig
 
-SAMPLE_BYTES = 64 * 1024
-"""Read from both ends of a file. A file of weights is too large to be read twice; training changes every part of it."""
+WEIGHTS = frozenset({".safetensors", ".gguf", ".bin", ".pt", ".pth"})
+"""The identity has what is in them, where they are used at all."""
 
 
-def system_fingerprint(config: ServeConfig) -> str:
-    """Over the program, the model's files, the chat template and how numbers are kept. Says nothing of paths or times, so
-    that two machines that serve the same have the same."""
-    digest = hashlib.sha256(repr((__version__, platform.machine(), *_numbers(config))).encode())
+def system_fingerprint(config: ServeConfig, identity: bytes) -> str:
+    """Over the program, what the worker computes on and how (`identity`), the small files beside the weights (the tokenizer's
+    for one) and the chat template. Says nothing of paths or times: two machines that serve the same have the same."""
+    digest = hashlib.sha256(f"{__version__} {len(identity)} ".encode() + identity)
     path = Path(config.model)
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    files = sorted(path.iterdir()) if path.is_dir() else []
     for file in [*files, *([Path(config.chat_template)] if config.chat_template else [])]:
-        if file.is_file():
-            digest.update(_sample(file))
+        if file.is_file() and file.suffix not in WEIGHTS:
+            content = file.read_bytes()
+            digest.update(f"{file.name} {len(content)} ".encode() + content)
     return "fp_" + digest.hexdigest()[:12]
-
-
-def _numbers(config: ServeConfig) -> tuple[str, ...]:
-    return (config.dtype, config.quantization, config.kv_dtype, config.compute)
-
-
-def _sample(file: Path) -> bytes:
-    size = file.stat().st_size
-    digest = hashlib.sha256(repr((file.name, size)).encode())
-    with file.open("rb") as content:
-        digest.update(content.read(SAMPLE_BYTES))
-        content.seek(max(0, size - SAMPLE_BYTES))
-        digest.update(content.read(SAMPLE_BYTES))
-    return digest.digest()

@@ -127,7 +127,7 @@ def _app(config: ServeConfig, client: ChannelClient, text: ModelText, ready: Ins
         head_width=ready.vocab_size,
         created=int(time.time()),
         sampling_defaults=ready.sampling_defaults,
-        fingerprint=system_fingerprint(config),
+        fingerprint=system_fingerprint(config, ready.identity),
     )
     settings = {
         "serve": shown(config),

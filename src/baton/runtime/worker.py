@@ -44,10 +44,11 @@ def serve(config: WorkerConfig, channel: BlockingChannel) -> None:
             config.block_size,
             model.vocab_size,
             built.context_tokens,
-            f"{runner.pool.layout.fingerprint().hex()} {runner.forward.name}",
+            built.identity,
             runner.pool.incarnation,
             model_context_tokens=model.context_tokens_max,
             sampling_defaults=built.sampling_defaults,
+            digest_seconds=built.weights_digest.seconds if built.weights_digest.read_bytes else 0.0,
         )
     )
     while (message := channel.receive()) is not None:

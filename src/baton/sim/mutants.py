@@ -127,7 +127,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("min-tokens-off-by-one", "core.engine.absorb", "length >= sequence.min_length", "length > sequence.min_length",
            "a stop at exactly min_tokens is missed"),
     # The worker's life, deadlines, pause
-    Mutant("cache-survives-pool", "core.engine.instance", "and event.pool != self._pool:", "and event.pool == self._pool:",
+    Mutant("cache-survives-pool", "core.engine.instance", "elif event.pool != self._pool:", "elif event.pool == self._pool:",
            "the cache of a lost pool is believed"),
     Mutant("in-flight-survives-worker", "core.engine.board", "            sequence.in_flight = 0\n", "",
            "tokens of a dead worker are still expected"),

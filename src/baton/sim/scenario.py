@@ -137,7 +137,6 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
                 worker_restarts_max=self.worker_restarts_max,
             ),
             queue=QueueConfig(requests_max=self.queue_requests_max, tokens_max=self.queue_tokens_max),
-            fingerprint=b"tag machine",
         )
 
     @property

@@ -12,9 +12,11 @@ from baton.models.generation import sampling_defaults
 from baton.models.loaders.weights import Progress
 from baton.models.names import resolve
 from baton.models.open import open_model
+from baton.worker.identity import identity_of
 from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
-from baton.worker.platforms.cpu import CpuPlatform
+from baton.worker.platforms.cpu import CpuPlatform, usable_cores
+from baton.worker.weights_digest import Digest, DigestInProgress
 
 CONTEXT_TOKENS_MIN = 2
 """A prompt and an answer of one token each: with less nothing can be asked."""
@@ -27,6 +29,9 @@ class BuiltWorker:
     "Longest sequence, prompt and output. One of this length always fits the pool."
     sampling_defaults: dict[str, int | float]
     "For requests that do not say (models/generation.py)."
+    identity: bytes
+    "KVIdentity.digest() of what is loaded."
+    weights_digest: Digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +47,13 @@ def build_worker(config: WorkerConfig, progress: Progress | None = None) -> Buil
     defaults = sampling_defaults(opened.recommended, config.generation_config, str(opened.path))
     layout = kv_layout(opened.config, config.block_size, platform.kv_dtype(opened.config, config))
     size = fit_pool(config, layout, opened.config.context_tokens_max)
-    loaded = platform.load(opened, config, progress)
+    with DigestInProgress(opened.files, config.threads or usable_cores()) as digesting:
+        loaded = platform.load(opened, config, progress)
+        weights = digesting.result()
     pool = platform.create_pool(layout, size.blocks)
-    return BuiltWorker(ModelRunner(loaded.with_pool(pool), pool, slots=config.slots), size.context_tokens, defaults)
+    runner = ModelRunner(loaded.with_pool(pool), pool, slots=config.slots)
+    identity = identity_of(opened, weights.value, config, layout, runner.forward.arithmetic).digest()
+    return BuiltWorker(runner, size.context_tokens, defaults, identity, weights)
 
 
 def fit_pool(config: WorkerConfig, layout: KVLayout, model_context: int) -> PoolSize:

@@ -263,7 +263,7 @@ class Driver:
     def lose_worker(self, cause: LossCause = "died") -> None:
         self.tell(WorkerLost(self.instance.worker.epoch, cause=cause))
 
-    def restart_worker(self, *, pool_kept: bool = False) -> None:
+    def restart_worker(self, *, pool_kept: bool = False, fingerprint: bytes = b"") -> None:
         memory = self.worker.memory if pool_kept else {}
         last_incarnation = self.worker.last_incarnation  # survives restarts
         self.worker = FakeWorker(self.config.kv.block_size)
@@ -271,7 +271,7 @@ class Driver:
         self.results.clear()
         if not pool_kept:
             self.pool_incarnation = PoolIncarnation(self.pool_incarnation + 1)
-        self.tell(WorkerReady(self.instance.worker.epoch, self.pool_incarnation))
+        self.tell(WorkerReady(self.instance.worker.epoch, self.pool_incarnation, fingerprint))
 
     # Effects out
 

@@ -4,6 +4,7 @@ import pytest
 
 from baton.core.engine.request import Phase
 from baton.core.events import EvictSome
+from baton.core.kv.block_hash import BlockHasher
 
 from .harness import Driver, stop_at
 
@@ -209,3 +210,33 @@ def test_chunks_are_cached_as_they_are_computed():
     driver.run()
     assert driver.ended["b", 0].cached_tokens >= 16
     driver.assert_answered()
+
+
+def test_a_worker_with_other_weights_finds_nothing_of_the_old_ones():
+    """The pool is the same, the content is not what the new worker would compute: every key has another root."""
+    driver = Driver(blocks=16, block_size=4)
+    driver.submit("a", prompt=range(9), max_tokens=4)
+    driver.run()
+    driver.submit("b", prompt=range(9), max_tokens=8)
+    driver.step(3)
+    old = list(driver.sequence("b").keys)
+    driver.lose_worker("killed")
+    driver.worker.memory.clear()
+    driver.restart_worker(pool_kept=True, fingerprint=b"other weights")
+    driver.run()
+    assert not {*old} & {*driver.sequence("b").keys}
+    assert driver.instance.fingerprint == b"other weights"
+    hasher, expected = BlockHasher(b"other weights", 4), []
+    hasher.extend(expected, hasher.root(b""), driver.sequence("b").tokens, len(driver.sequence("b").keys))
+    assert driver.sequence("b").keys == expected
+
+
+def test_a_worker_with_the_same_weights_finds_what_the_pool_holds():
+    driver = Driver(blocks=16, block_size=4)
+    driver.submit("a", prompt=range(9), max_tokens=4)
+    driver.run()
+    driver.lose_worker("killed")
+    driver.restart_worker(pool_kept=True)
+    driver.submit("b", prompt=range(9), max_tokens=4)
+    driver.run()
+    assert driver.ended["b", 0].cached_tokens == 8

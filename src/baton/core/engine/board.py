@@ -64,7 +64,7 @@ class Board:
 
     def __init__(self, config: InstanceConfig, stats: Stats) -> None:
         self.block_size = config.kv.block_size
-        self.hasher = BlockHasher(config.fingerprint, config.kv.block_size)
+        self.hasher = BlockHasher(b"", config.kv.block_size)
         self.cache = PrefixCache(BlockPool(config.kv.blocks), POLICIES[config.kv.eviction])
         self.groups: dict[RequestId, Group] = {}
         "Requests whose client is still owed an end."
@@ -85,6 +85,16 @@ class Board:
         self.stats = stats
         self.queued = self.queued_tokens = 0
         "Sequences that were never admitted, and their prompt tokens: what the queue bounds are about."
+
+    def reroot(self, fingerprint: bytes) -> None:
+        """Other weights, or computed in another way: every key begins anew. Nobody holds a block now: no worker had one."""
+        self.cache.clear()
+        self.hasher = BlockHasher(fingerprint, self.block_size)
+        for group in self.groups.values():
+            root = self.hasher.root(group.request.salt, group.private)
+            for sequence in group.sequences:
+                sequence.root = root
+                sequence.keys.clear()
 
     # Joining and ending
 

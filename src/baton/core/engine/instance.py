@@ -151,6 +151,11 @@ class Instance:
         """Nobody is owed anything, and nothing is out."""
         return not self.board.groups and not self.in_flight
 
+    @property
+    def fingerprint(self) -> bytes:
+        """What the keys of cached blocks begin with: the last worker's."""
+        return self.board.hasher.fingerprint
+
     # Requests
 
     def _on_submit(self, event: Submit) -> None:
@@ -162,9 +167,9 @@ class Instance:
             return
         self._end_lower_attempt(request)
         deadline = None if request.timeout_seconds is None else Instant(self._now + request.timeout_seconds)
-        group = Group(request, deadline)
         # Without prefix caching each request has a name space of its own. Not its id's: a client may use that again.
         private = b"" if self.config.kv.prefix_caching else b"%d" % next(self._order)
+        group = Group(request, deadline, private)
         root = self.board.hasher.root(request.salt, private)
         priority = request.priority if self.config.scheduler.order == "priority" else 0
         for index in request.wanted:
@@ -288,10 +293,14 @@ class Instance:
     # The worker's life
 
     def _on_worker_ready(self, event: WorkerReady) -> None:
-        """Two equal incarnations are one pool: what the cache says of it is still true."""
-        if self.worker.ready(event.epoch) and event.pool != self._pool:
+        """Two equal incarnations are one pool: what the cache says of it is still true, if it was computed in the same way."""
+        if not self.worker.ready(event.epoch):
+            return
+        if event.fingerprint != self.fingerprint:
+            self.board.reroot(event.fingerprint)
+        elif event.pool != self._pool:
             self.board.cache.clear()
-            self._pool = event.pool
+        self._pool = event.pool
 
     def _on_worker_lost(self, event: WorkerLost) -> None:
         if event.epoch == self.worker.epoch and self.worker.state is not WorkerState.GONE:

@@ -206,10 +206,12 @@ class Group:
     """A request that is being served: its wanted sequences, and when it must end. The first leads: the others wait for the
     prompt that it computes, and find it in the cache."""
 
-    __slots__ = ("deadline", "open", "request", "sequences", "settings")
+    __slots__ = ("deadline", "open", "private", "request", "sequences", "settings")
 
-    def __init__(self, request: GenerateRequest, deadline: Instant | None) -> None:
+    def __init__(self, request: GenerateRequest, deadline: Instant | None, private: bytes = b"") -> None:
         self.request = request
+        self.private = private
+        "Name space of its own in the cache. Empty: shared with all of the same salt."
         self.deadline = deadline
         self.sequences: list[Sequence] = []
         self.settings = replace(request.sampling, max_tokens=SamplingParams().max_tokens)

@@ -3,14 +3,13 @@
     root --+-- tokens 0..15 --> key 0 --+-- tokens 16..31 --> key 1 ...
     (fingerprint, salt)                 (parent = key 0)
 
-Equal keys mean equal KV: same model and weights, adapter, dtype, block size, layout, TP shape, tenant, and the same
-tokens at the same positions. All tiers use the same key.
+Equal keys mean equal KV: the fingerprint is the worker's digest of all besides tokens that KV depends on (worker/identity.py),
+the salt is the tenant's, and the tokens are the same at the same positions. All tiers use the same key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
 from hashlib import sha256
 from struct import Struct
 
@@ -20,28 +19,6 @@ from baton.protocol.ids import BlockKey
 def _joined(parts: Iterable[bytes]) -> bytes:
     """Length before content, so that no two lists of parts give the same bytes."""
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fingerprint:
-    """Everything besides tokens that KV depends on. Two deployments that differ in any field share nothing."""
-
-    model: str
-    revision: str = ""
-    "Of the weights: an update changes every key."
-    adapter: str = ""
-    "Content digest of the adapter, not its name."
-    dtype: str = "float32"
-    quantization: str = "none"
-    block_size: int = 16
-    layout: str = ""
-    "Order and padding of a block's bytes."
-    tp_size: int = 1
-    tp_rank: int = 0
-
-    def digest(self) -> bytes:
-        named = (f"{field.name}={getattr(self, field.name)}".encode() for field in fields(self))
-        return sha256(_joined([b"baton.fingerprint.v1", *named])).digest()
 
 
 class BlockHasher:

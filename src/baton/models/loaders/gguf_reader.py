@@ -9,6 +9,7 @@ but makes an array object of every token of the vocabulary: 3.3 s for the SmolLM
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,7 @@ class GGUFFile:
         with path.open("rb") as file:
             if file.read(4) != MAGIC:
                 raise ModelFileBroken(f"{path}: not a GGUF file (it does not begin with {MAGIC.decode()})")
+            self.stat = os.fstat(file.fileno())
             self.buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GGUFTensor] = {}

@@ -61,8 +61,9 @@ class SafetensorsWeights:
         self.origin = str(folder)
         self._stored: dict[str, StoredTensor] = {}
         self._places: dict[str, tuple[SafetensorsFile, str]] = {}
-        for path in _files(folder):
-            self._add(SafetensorsFile(path))
+        self.files = tuple(SafetensorsFile(path) for path in _files(folder))
+        for file in self.files:
+            self._add(file)
         _check_index(folder, {theirs for _, theirs in self._places.values()})
 
     def _add(self, file: SafetensorsFile) -> None:

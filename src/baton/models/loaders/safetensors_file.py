@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ class SafetensorsFile:
         refuse_git_lfs_pointer(path)
         try:
             with path.open("rb") as file:
+                self.stat = os.fstat(file.fileno())
                 self.buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self.tensors = _tensors(self.buffer)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -20,6 +20,8 @@ class Forward(Protocol):
     """A model with its weights, bound to the pool that holds its keys and values."""
 
     name: str
+    arithmetic: str
+    "Two that differ in it may round differently: neither goes on with the keys and values of the other."
     config: ModelConfig
 
     def hidden(self, flat: FlatBatch) -> Floats:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import numpy as np
 
 from baton.config import WorkerConfig
@@ -12,6 +14,7 @@ from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress, RawWeights
 from baton.models.open import OpenedModel
 from baton.native.balance import balance
+from baton.native.build import sources_digest
 from baton.native.decoder import NativeDecoder
 from baton.native.library import KV_BLOCK, KV_BYTES, KV_FLOAT, KV_HALF, KV_PAIRS, KV_WIDTH, Library, Step
 from baton.native.packing import PackedModel
@@ -59,6 +62,7 @@ class NativeForward:
     def __init__(self, library: Library, packed: PackedModel, pool: KVPool, threads: int) -> None:
         layout = pool.layout
         self.name = f"native ({library.variant.name})"
+        self.arithmetic = f"native {library.variant.name} {platform.machine()} {sources_digest()}"
         self.config = packed.config
         self._decoder = NativeDecoder(
             library,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import torch
 
 from baton.config import WorkerConfig
@@ -27,6 +29,7 @@ def load_torch(opened: OpenedModel, settings: WorkerConfig, progress: Progress |
 
 class TorchForward:
     name = "torch"
+    arithmetic = f"torch {torch.__version__} {platform.machine()}"
 
     def __init__(self, decoder: Decoder, attention: AttentionBackend) -> None:
         self.config = decoder.config

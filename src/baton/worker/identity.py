@@ -1,0 +1,69 @@
+"""What KV depends on besides tokens, as one digest: the root of every block key, on every tier and in every engine.
+
+Made where it is known what was really loaded: "auto" is resolved here, and paths are forgotten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from hashlib import sha256
+
+from baton.config import Quantization, WorkerConfig
+from baton.kvpool.layout import KVLayout
+from baton.models.config import ModelConfig
+from baton.models.open import OpenedModel
+from baton.models.parameters import expected_shapes
+from baton.models.quantise import type_for
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVIdentity:
+    """Two engines that differ in any field share no block. The rank is no field: it is part of an object's name."""
+
+    weights: bytes
+    "Digest of the content of their files (worker/weights_digest.py)."
+    model: str
+    "The shape, and the numbers of the config that the arithmetic uses."
+    weight_types: str
+    "What the weights are computed on: follows from the files and from `quantization`, which may be auto."
+    adapter: bytes = b""
+    "Digest of its content, not its name."
+    dtype: str = "float32"
+    "Of activations."
+    kernels: str
+    "Backend, and the variant of it whose arithmetic is its own."
+    layout: bytes
+    "KVLayout.fingerprint(): KV data type, order and padding of a block's bytes."
+    block_size: int
+    tp_size: int = 1
+
+    def digest(self) -> bytes:
+        digest = sha256(b"baton identity 1")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            part = value if isinstance(value, bytes) else str(value).encode()
+            digest.update(f"{field.name} {len(part)} ".encode() + part)  # lengths: no two identities give the same bytes
+        return digest.digest()
+
+
+def identity_of(opened: OpenedModel, weights: bytes, config: WorkerConfig, layout: KVLayout, kernels: str) -> KVIdentity:
+    return KVIdentity(
+        weights=weights,
+        model=model_text(opened.config),
+        weight_types=weight_types(opened, config.quantization),
+        dtype=config.dtype,
+        kernels=kernels,
+        layout=layout.fingerprint(),
+        block_size=layout.block_size,
+    )
+
+
+def model_text(config: ModelConfig) -> str:
+    """Without what says only how long an answer may be and when it ends."""
+    return repr(replace(config, context_tokens_max=1, bos_id=None, eos_ids=()))
+
+
+def weight_types(opened: OpenedModel, quantization: Quantization) -> str:
+    stored = opened.weights.stored()
+    types = (f"{name} {type_for(stored[name], name, quantization).name}" for name in sorted(expected_shapes(opened.config)))
+    return sha256("\n".join(types).encode()).hexdigest()

@@ -1,0 +1,150 @@
+"""What the weights are, by their content: a digest over every byte of the files that were mapped, whatever their names.
+
+Reading gigabytes twice is dear, so a file's digest is kept in a private folder of this user, under what says that it is
+still the same file: device, inode, size, mtime and ctime. The last cannot be set back, so a file that was changed in place is
+noticed even where its mtime was restored. The digest is worked out in threads beside the loading, from the same mapped pages.
+
+    file = BLAKE2b over (size, BLAKE2b of each chunk)        weights = BLAKE2b over the sorted digests of their files
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from baton.errors import EngineError, ModelFileBroken
+from baton.models.files import MappedFile
+from baton.native.build_cache import open_folder, user_cache
+
+log = logging.getLogger(__name__)
+
+CHUNK_BYTES = 8 << 20
+DIGEST_BYTES = 32
+FORMAT = b"baton weights 1"
+ENTRIES_MAX = 512
+"""Files whose digests are kept; the oldest go."""
+RECENT_SECONDS = 2.0
+"""A file that changed so lately may change again without its times showing it: the clock of file systems is coarse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    value: bytes
+    seconds: float
+    "From the start of the work to its end. About 0 where all digests were kept."
+    read_bytes: int
+    "How much had to be read: 0 where all digests were kept."
+
+
+class DigestInProgress:
+    """To be used as a context: whatever fails beside it, its threads end."""
+
+    def __init__(self, files: Sequence[MappedFile], threads: int, folder: Path | None = None) -> None:
+        self._files = files
+        self._store = DigestStore(folder)
+        self._begun = time.perf_counter()
+        self._ended = self._begun
+        self._pool = ThreadPoolExecutor(max(1, threads), "weights-digest")
+        self._kept = [self._store.find(file) for file in files]
+        self._chunks = [[] if kept else self._begin(file) for file, kept in zip(files, self._kept, strict=True)]
+
+    def _begin(self, file: MappedFile) -> list[Future[bytes]]:
+        return [self._pool.submit(self._chunk, file, at) for at in range(0, len(file.buffer), CHUNK_BYTES)]
+
+    def _chunk(self, file: MappedFile, at: int) -> bytes:
+        with memoryview(file.buffer) as view, view[at : at + CHUNK_BYTES] as part:
+            digest = _hash(part)
+        self._ended = time.perf_counter()
+        return digest
+
+    def __enter__(self) -> DigestInProgress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def result(self) -> Digest:
+        """To be asked for when the weights are loaded. Raises where a file was changed meanwhile: what was read is unknown."""
+        found: list[bytes] = []
+        read = 0
+        for file, kept, chunks in zip(self._files, self._kept, self._chunks, strict=True):
+            digest = kept or _hash(FORMAT, len(file.buffer).to_bytes(8, "little"), *(chunk.result() for chunk in chunks))
+            if _changed(file):
+                raise ModelFileBroken(f"{file.path}: it was changed while it was loaded; start again")
+            if not kept:
+                read += len(file.buffer)
+                self._store.keep(file, digest)
+            found.append(digest)
+        return Digest(_hash(FORMAT, *sorted(found)), self._ended - self._begun, read)
+
+
+def _hash(*parts: bytes | memoryview) -> bytes:
+    digest = blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+def _changed(file: MappedFile) -> bool:
+    """In place. One that was replaced by another file is still mapped as it was."""
+    try:
+        now = os.stat(file.path)
+    except OSError:
+        return False
+    return now.st_ino == file.stat.st_ino and now.st_dev == file.stat.st_dev and _state(now) != _state(file.stat)
+
+
+def _state(stat: os.stat_result) -> str:
+    return f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
+
+
+class DigestStore:
+    """One small file per inode: the state that was digested, and its digest. Without a private folder nothing is kept."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder: Path | None = None
+        try:
+            folder = folder or user_cache("digests")
+            open_folder(folder)
+            self._folder = folder
+        except (OSError, RuntimeError, EngineError) as error:
+            log.warning("digests of weights are not kept, every start reads the weights once more: %s", error)
+
+    def find(self, file: MappedFile) -> bytes | None:
+        with suppress(OSError, ValueError):
+            if self._folder is not None:
+                entry = self._entry(self._folder, file)
+                state, digest = entry.read_text().splitlines()
+                if state == _state(file.stat) and len(found := bytes.fromhex(digest)) == DIGEST_BYTES:
+                    os.utime(entry)
+                    return found
+        return None
+
+    def keep(self, file: MappedFile, digest: bytes) -> None:
+        recent = time.time() - max(file.stat.st_ctime, file.stat.st_mtime) < RECENT_SECONDS
+        if self._folder is None or recent:
+            return
+        with suppress(OSError):  # a full disk, or a folder that may only be read
+            entry = self._entry(self._folder, file)
+            written = entry.with_suffix(f".{os.getpid()}")
+            written.write_text(f"{_state(file.stat)}\n{digest.hex()}\n")
+            written.replace(entry)
+            self._tidy(self._folder)
+
+    @staticmethod
+    def _entry(folder: Path, file: MappedFile) -> Path:
+        return folder / f"{file.stat.st_dev:x}-{file.stat.st_ino:x}"
+
+    @staticmethod
+    def _tidy(folder: Path) -> None:
+        entries = list(folder.iterdir())
+        if len(entries) > ENTRIES_MAX:
+            for entry in sorted(entries, key=lambda path: path.stat().st_mtime)[:-ENTRIES_MAX]:
+                entry.unlink()
