@@ -27,6 +27,10 @@ def opener(url: StorageURL) -> Opener:
         from baton.kvcache.storage.files import open_files
 
         return open_files
+    if url.scheme in ("redis", "rediss", "redis+unix"):
+        from baton.kvcache.storage.redis_store import open_redis
+
+        return open_redis
     for entry in entry_points(group=GROUP, name=url.scheme):
         found: Opener = entry.load()
         return found

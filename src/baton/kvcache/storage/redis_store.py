@@ -1,0 +1,254 @@
+"""The Redis backend (Valkey and others that speak its protocol): one string per object.
+
+Requests are pipelined: while one object is received, the next ones are on their way. How much the store keeps, and what it
+evicts, is the server's own business (`maxmemory`, `maxmemory-policy allkeys-lru`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from baton.errors import InvalidConfig, StorageFailed
+from baton.kvcache.storage.backend import Deadline, LayoutName, StorageBackend
+from baton.kvcache.storage.counters import Counters
+from baton.kvcache.storage.object import HEADER_BYTES, fault_of, seal
+from baton.kvcache.storage.resp import Address, Buffer, Connection, command
+from baton.kvcache.storage.url import StorageURL
+
+PORT = 6379
+BYTES_IN_FLIGHT = 8 * 2**20
+"""Asked for, or sent, and not yet answered."""
+KEYS_PER_QUESTION = 512
+IDLE_CONNECTIONS_MAX = 16
+
+Answer = TypeVar("Answer")
+
+
+def open_redis(url: StorageURL, layout: LayoutName) -> StorageBackend:
+    url.allow("ttl_hours", "password_env", *(["ca_file"] if url.scheme == "rediss" else []))
+    ttl_seconds = int(url.number("ttl_hours", 0, 0, 10**6) * 3600)
+    return RedisBackend(address_of(url), layout, ttl_seconds)
+
+
+def address_of(url: StorageURL) -> Address:
+    name = url.options.get("password_env")
+    if name is not None and not os.environ.get(name):
+        raise InvalidConfig(f"password_env of {url!r} names the variable {name}, which is not set")
+    password = os.environ[name] if name else url.password
+    if url.scheme == "redis+unix":
+        if not url.path.startswith("/"):
+            raise InvalidConfig("a Redis socket needs its path: redis+unix:///run/redis/redis.sock")
+        return Address(socket_path=url.path, user=url.user, password=password)
+    database = url.path.strip("/") or "0"
+    if not url.host or not database.isdecimal():
+        raise InvalidConfig(f"{url!r} is no address of a Redis; write {url.scheme}://host:{PORT}/0")
+    return Address(
+        host=url.host,
+        port=url.port or PORT,
+        tls=url.scheme == "rediss",
+        ca_file=url.options.get("ca_file"),
+        user=url.user,
+        password=password,
+        database=int(database),
+    )
+
+
+class RedisBackend:
+    wants_tokens = False
+
+    def __init__(self, address: Address, layout: LayoutName, ttl_seconds: int = 0) -> None:
+        self.address, self.layout = address, layout
+        self._object_bytes = HEADER_BYTES + layout.block_bytes
+        self._window = max(1, BYTES_IN_FLIGHT // self._object_bytes)
+        self._expiry = (b"EX", str(ttl_seconds).encode()) if ttl_seconds else ()
+        self._counters = Counters()
+        # Connections that nobody uses now. Appending to a deque and popping from it are atomic.
+        self._idle: deque[Connection] = deque()
+
+    def contains_prefix(self, keys: Sequence[bytes], deadline: Deadline, tokens: Sequence[int] | None = None) -> int:
+        done = 0
+        while done < len(keys):
+            there = self._there(keys[done : done + KEYS_PER_QUESTION], deadline, done)
+            if not all(there):
+                return done + there.index(False)
+            done += len(there)
+        return done
+
+    def _there(self, keys: Sequence[bytes], deadline: Deadline, done: int) -> list[bool]:
+        """Which of them the server has, at their full length."""
+
+        def ask(connection: Connection) -> list[bool]:
+            connection.send([b"".join(command(b"STRLEN", self._name(key)) for key in keys)])
+            return [line == b":%d" % self._object_bytes for line in connection.read_lines(len(keys))]
+
+        return self._on_a_connection(ask, deadline, lambda: done)
+
+    def get(
+        self, keys: Sequence[bytes], into: Sequence[memoryview], deadline: Deadline, tokens: Sequence[int] | None = None
+    ) -> int:
+        reading = _Reading(self, keys, into, deadline)
+        try:
+            return self._on_a_connection(reading.run, deadline, lambda: reading.done)
+        finally:
+            self._counters.add("hits", reading.done)
+            self._counters.add("misses", len(keys) - reading.done)
+            self._counters.add("bytes_read", reading.done * self._object_bytes)
+            if reading.damaged is not None:
+                self._remove_damaged(reading.damaged, deadline)
+
+    def _remove_damaged(self, key: bytes, deadline: Deadline) -> None:
+        self._counters.add("corrupt")
+
+        def remove(connection: Connection) -> None:
+            connection.send([command(b"UNLINK", self._name(key))])
+            connection.read_lines(1)
+
+        try:
+            self._on_a_connection(remove, deadline, lambda: 0)
+        except StorageFailed:
+            return  # It stays, and is found damaged again.
+
+    def put(
+        self, keys: Sequence[bytes], blocks: Sequence[memoryview], deadline: Deadline, tokens: Sequence[int] | None = None
+    ) -> int:
+        done = 0
+        pairs = list(zip(keys, blocks, strict=True))
+        while done < len(pairs):
+            batch = pairs[done : done + self._window]
+            there = self._there([key for key, _ in batch], deadline, done)
+            missing = [pair for pair, is_there in zip(batch, there, strict=True) if not is_there]
+            if missing:
+                self._store(missing, deadline, done)
+            self._counters.add("present", len(batch) - len(missing))
+            self._counters.add("stored", len(missing))
+            self._counters.add("bytes_written", len(missing) * self._object_bytes)
+            done += len(batch)
+        return done
+
+    def _store(self, batch: Sequence[tuple[bytes, memoryview]], deadline: Deadline, done: int) -> None:
+        parts: list[Buffer] = []
+        words = 3 + len(self._expiry)
+        for key, block in batch:
+            name = self._name(key)
+            begin = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (words, len(name), name, HEADER_BYTES + block.nbytes)
+            end = b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in self._expiry)
+            parts += [begin + seal(key, self.layout, block), block, b"\r\n" + end]
+
+        def store(connection: Connection) -> None:
+            connection.send(parts)
+            connection.read_lines(len(batch))
+
+        self._on_a_connection(store, deadline, lambda: done)
+
+    def _name(self, key: bytes) -> bytes:
+        return f"baton:kv:{self.layout.object_name(key)}".encode()
+
+    def _on_a_connection(self, work: Callable[[Connection], Answer], deadline: Deadline, done: Callable[[], int]) -> Answer:
+        """Runs `work`. A server may drop connections that were idle: then once more, on the next one."""
+        while True:
+            connection, was_idle = None, False
+            try:
+                connection, was_idle = self._take(deadline)
+                connection.arm(deadline)
+                answer = work(connection)
+            except StorageFailed as failed:
+                if connection is not None:
+                    connection.close()
+                raise StorageFailed(failed.reason, str(failed), done())
+            except TimeoutError:
+                if connection is not None:
+                    connection.close()
+                raise StorageFailed("timeout", f"Redis at {self.address!r} took too long", done())
+            except OSError as error:
+                if connection is not None:
+                    connection.close()
+                    if was_idle:
+                        continue
+                raise StorageFailed("unreachable", f"Redis at {self.address!r}: {error}", done())
+            except BaseException:
+                if connection is not None:
+                    connection.close()
+                raise
+            self._give_back(connection)
+            return answer
+
+    def _take(self, deadline: Deadline) -> tuple[Connection, bool]:
+        try:
+            return self._idle.pop(), True
+        except IndexError:
+            return Connection(self.address, deadline), False
+
+    def _give_back(self, connection: Connection) -> None:
+        if connection.in_step and len(self._idle) < IDLE_CONNECTIONS_MAX:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def counters(self) -> dict[str, int]:
+        return self._counters.totals()
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+
+class _Reading:
+    """One `get`. It goes on where it was if its first connection turns out to be dead."""
+
+    def __init__(self, backend: RedisBackend, keys: Sequence[bytes], into: Sequence[memoryview], deadline: Deadline) -> None:
+        self._backend, self._keys, self._into, self._deadline = backend, keys, into, deadline
+        self._usual = b"$%d\r\n" % backend._object_bytes
+        self._begin = memoryview(bytearray(5))  # No reply is shorter; this one means that there is no such object: $-1 CR LF
+        self._rest = memoryview(bytearray(len(self._usual) - 5))
+        self._header, self._end = memoryview(bytearray(HEADER_BYTES)), memoryview(bytearray(2))
+        self.done = 0
+        self.damaged: bytes | None = None
+
+    def run(self, connection: Connection) -> int:
+        window, asked = self._backend._window, self.done
+        while self.done < len(self._keys):
+            if asked < len(self._keys) and asked - self.done <= window // 2:
+                upto = min(len(self._keys), self.done + window)
+                connection.send([b"".join(command(b"GET", self._backend._name(key)) for key in self._keys[asked:upto])])
+                asked = upto
+            connection.arm(self._deadline)
+            if not self._one(connection):
+                # Replies that are still to come would be read for nothing: the connection is closed instead.
+                connection.in_step = connection.in_step and asked == self.done + 1
+                break
+            self.done += 1
+        return self.done
+
+    def _one(self, connection: Connection) -> bool:
+        """Whether the next reply was its object, whole and verified."""
+        key, block = self._keys[self.done], self._into[self.done]
+        connection.receive([self._begin])
+        if self._begin != self._usual[:5]:
+            return self._no_object(connection, key)
+        connection.receive([self._rest])
+        if self._rest != self._usual[5:]:
+            self.damaged, connection.in_step = key, False  # An object of another length.
+            return False
+        connection.receive([self._header, block, self._end])
+        if bytes(self._end) != b"\r\n":
+            raise connection.unexpected(bytes(self._end))
+        if fault_of(self._header, key, self._backend.layout, block):
+            self.damaged = key
+            return False
+        return True
+
+    def _no_object(self, connection: Connection, key: bytes) -> bool:
+        if bytes(self._begin) == b"$-1\r\n":
+            return False
+        line = connection.read_rest_of_line(bytes(self._begin))
+        if line.startswith(b"-WRONGTYPE"):
+            self.damaged = key
+        elif re.match(rb"\$[0-9]+(\r|$)", line):  # Of another length; a short one may be in what was read.
+            self.damaged, connection.in_step = key, False
+        else:
+            raise connection.error(line) if line.startswith(b"-") else connection.unexpected(line)
+        return False

@@ -1,0 +1,190 @@
+"""One connection to a Redis or Valkey server, with just enough of its protocol (RESP2) to move large values without copies.
+
+A client library reads a value into memory of its own and hands it over; here the kernel writes it where it belongs.
+Time-outs are the socket's own (`SO_RCVTIMEO`), so that one `recv` may wait for a whole object.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from baton.errors import StorageFailed, StorageReason
+from baton.kvcache.storage.backend import Deadline
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+REASONS: dict[str, StorageReason] = {
+    "OOM": "full",
+    "NOAUTH": "denied",
+    "WRONGPASS": "denied",
+    "NOPERM": "denied",
+    "READONLY": "denied",
+    "LOADING": "unreachable",
+    "MASTERDOWN": "unreachable",
+}
+"""First word of an error reply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    host: str = ""
+    port: int = 0
+    socket_path: str = ""
+    "A unix socket, in place of host and port."
+    tls: bool = False
+    ca_file: str | None = None
+    "Certificates to trust, in place of the system's."
+    user: str = ""
+    password: str = ""
+    database: int = 0
+
+    def __repr__(self) -> str:  # Without the password.
+        return self.socket_path or f"{self.host}:{self.port}"
+
+
+def command(*words: bytes) -> bytes:
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+
+
+class Connection:
+    """Raises OSError where the socket fails (TimeoutError after the deadline) and StorageFailed for error replies."""
+
+    def __init__(self, address: Address, deadline: Deadline) -> None:
+        self._address = address
+        self.in_step = True
+        "Nothing that was asked is unanswered: the connection can be used for something else."
+        self._socket = _connect(address, deadline)
+        self._tls = isinstance(self._socket, ssl.SSLSocket)
+        try:
+            self.arm(deadline)
+            self._introduce()
+        except BaseException:
+            self.close()
+            raise
+
+    def _introduce(self) -> None:
+        address, words = self._address, []
+        if address.password:
+            user = [address.user.encode()] if address.user else []
+            words.append(command(b"AUTH", *user, address.password.encode()))
+        if address.database:
+            words.append(command(b"SELECT", str(address.database).encode()))
+        if words:
+            self.send(words)
+            self.read_lines(len(words))
+
+    def arm(self, deadline: Deadline) -> None:
+        """What follows on this connection is to be over by then."""
+        seconds = deadline.left()
+        if seconds <= 0:
+            raise TimeoutError
+        if self._tls:
+            self._socket.settimeout(seconds)
+            return
+        microseconds = max(1, int(seconds * 1e6))  # Zero would mean: wait for ever.
+        value = struct.pack("@ll", microseconds // 1_000_000, microseconds % 1_000_000)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+    def send(self, parts: Sequence[Buffer]) -> None:
+        if self._tls:
+            for part in parts:
+                self._socket.sendall(part)
+            return
+        left = [memoryview(part) for part in parts]
+        while left:
+            try:
+                sent = self._socket.sendmsg(left[:512])
+            except BlockingIOError:
+                raise TimeoutError
+            left = _after(left, sent)
+
+    def receive(self, parts: Sequence[memoryview]) -> None:
+        """Fills all of them."""
+        left = list(parts)
+        while left:
+            try:
+                if self._tls:
+                    count = self._socket.recv_into(left[0])
+                else:
+                    count, *_ = self._socket.recvmsg_into(left, 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                raise TimeoutError
+            if not count:
+                raise ConnectionResetError("the server has closed the connection")
+            left = _after(left, count)
+
+    def read_lines(self, count: int) -> list[bytes]:
+        """So many replies of one line each: status, number or error. Nothing else may be on its way."""
+        data = b""
+        while data.count(b"\r\n") < count:
+            try:
+                more = self._socket.recv(65536)
+            except BlockingIOError:
+                raise TimeoutError
+            if not more:
+                raise ConnectionResetError("the server has closed the connection")
+            data += more
+        lines = data.split(b"\r\n")
+        if len(lines) != count + 1 or lines[-1]:
+            raise self.unexpected(lines[count])
+        for line in lines:
+            if line.startswith(b"-"):
+                raise self.error(line)
+        return lines[:-1]
+
+    def read_rest_of_line(self, begin: bytes) -> bytes:
+        """A line of which these bytes have been read, byte by byte: for replies that are not the usual ones."""
+        line = bytearray(begin)
+        one = memoryview(bytearray(1))
+        while not line.endswith(b"\r\n") and len(line) < 4096:
+            self.receive([one])
+            line += one
+        return bytes(line).removesuffix(b"\r\n")
+
+    def error(self, line: bytes) -> StorageFailed:
+        text = line[1:200].decode("ascii", "replace")
+        return StorageFailed(REASONS.get(text.split(" ")[0], "protocol"), f"Redis at {self._address!r} answers: {text}")
+
+    def unexpected(self, line: bytes) -> StorageFailed:
+        return StorageFailed("protocol", f"Redis at {self._address!r} gave an answer that does not fit: {line[:40]!r}")
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _connect(address: Address, deadline: Deadline) -> socket.socket:
+    seconds = deadline.left()
+    if seconds <= 0:
+        raise TimeoutError
+    if not address.socket_path:
+        made = socket.create_connection((address.host, address.port), timeout=seconds)
+    else:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        made.settimeout(seconds)
+    try:
+        if address.socket_path:
+            made.connect(address.socket_path)
+        else:
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if address.tls:
+            return ssl.create_default_context(cafile=address.ca_file).wrap_socket(made, server_hostname=address.host)
+        made.settimeout(None)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _after(parts: Sequence[memoryview], count: int) -> list[memoryview]:
+    """What is left of these after the first `count` bytes."""
+    for place, part in enumerate(parts):
+        if count < part.nbytes:
+            return [part[count:], *parts[place + 1 :]]
+        count -= part.nbytes
+    return []
