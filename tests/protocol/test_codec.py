@@ -39,6 +39,7 @@ from baton.protocol.control import (
 )
 from baton.protocol.moves import BlockMove, MovedBlock, MoveResult
 from baton.protocol.output import Emit, Ended
+from baton.protocol.pool import DetachPool, PeerSocket, PoolAttached, PoolDetached, PoolReady, PoolSized
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, Refused, SamplingParams
 from baton.protocol.step import NewSequence, RowFailure, RowLogprobs, Run, StepPlan, StepResult, TokenLogprob
 
@@ -64,6 +65,12 @@ KIND = {
     StartFailed: 17,
     InstanceStats: 18,
     GenerateBatch: 19,
+    PeerSocket: 30,
+    PoolSized: 31,
+    PoolReady: 32,
+    PoolAttached: 33,
+    DetachPool: 34,
+    PoolDetached: 35,
 }
 """Written down a second time on purpose: these numbers are on the wire and may not change."""
 
@@ -97,6 +104,12 @@ SAMPLE = {
     StartFailed: StartFailed("no such model"),
     InstanceStats: InstanceStats(running=3, ended={"stop": 1}),
     GenerateBatch: GenerateBatch(GenerateRequest(id="a", prompt=(0, 1)), (("b", (2,), 9),)),
+    PeerSocket: PeerSocket("engine"),
+    PoolSized: PoolSized(7, b"{}"),
+    PoolReady: PoolReady(b"f" * 32, 9, 7),
+    PoolAttached: PoolAttached(9),
+    DetachPool: DetachPool(9),
+    PoolDetached: PoolDetached(9),
 }
 
 SHAPED = [KIND[kind] for kind in (GenerateRequest, StepPlan, StepResult, BlockMove, MoveResult, Emit)]

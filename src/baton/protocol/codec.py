@@ -31,6 +31,7 @@ from baton.protocol.control import (
 )
 from baton.protocol.moves import BlockMove, MoveResult
 from baton.protocol.output import Emit
+from baton.protocol.pool import DetachPool, PeerSocket, PoolAttached, PoolDetached, PoolReady, PoolSized
 from baton.protocol.request import GenerateBatch, GenerateRequest
 from baton.protocol.step import StepPlan, StepResult
 
@@ -57,6 +58,12 @@ Message = (
     | StartFailed
     | InstanceStats
     | GenerateBatch
+    | PeerSocket
+    | PoolSized
+    | PoolReady
+    | PoolAttached
+    | DetachPool
+    | PoolDetached
 )
 
 _KINDS: Final[dict[int, type[Message]]] = {
@@ -79,6 +86,12 @@ _KINDS: Final[dict[int, type[Message]]] = {
     17: StartFailed,
     18: InstanceStats,
     19: GenerateBatch,
+    30: PeerSocket,
+    31: PoolSized,
+    32: PoolReady,
+    33: PoolAttached,
+    34: DetachPool,
+    35: PoolDetached,
 }
 _KIND_OF: Final = {message: kind for kind, message in _KINDS.items()}
 _DECODERS: Final = {kind: msgspec.msgpack.Decoder(message) for kind, message in _KINDS.items()}
