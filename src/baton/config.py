@@ -139,12 +139,47 @@ class QueueConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TierConfig:
+    """Where KV goes that the device has no room for (core/kv/tiers.py)."""
+
+    host_blocks: int = 0
+    "Of the host tier. 0: there are no tiers. Storage needs some, which its blocks pass through."
+    storage: bool = False
+    write: Literal["through", "selective", "back"] = "through"
+    """Which blocks are copied down. through: each when it is computed. selective: when it was found again `write_hits` times.
+    back: when the device runs out of blocks, the ones that would be evicted next."""
+    write_outputs: bool = True
+    "With through: what was generated too, not only prompts."
+    write_hits: int = 1
+    watermark: float = 0.25
+    "With back: the share of blocks that are kept free or copied."
+    write_back_blocks: int = 64
+    "With back: copied at once."
+    preempted: Literal["storage", "host", "drop"] = "drop"
+    "How far down the KV of a preempted sequence goes at once."
+    storage_seconds_max: float = 1.0
+    "How long storage may take for a question or a move."
+    memory_seconds_max: float = 10.0
+    "A copy in memory that takes longer means that the cache service hangs."
+    load_blocks_min: int = 1
+    "Fewer are computed rather than loaded."
+
+    def __post_init__(self) -> None:
+        _require(self.host_blocks >= 0 and self.write_hits >= 1 and self.load_blocks_min >= 1, "tiers: a number is too small")
+        _require(0.0 <= self.watermark <= 1.0, "tiers.watermark must be between 0 and 1")
+        _require(not self.storage or self.host_blocks > 0, "tiers: storage needs host blocks that its blocks pass through")
+        _require(self.preempted == "drop" or self.host_blocks > 0, "tiers.preempted needs a host tier or storage")
+        _require(self.preempted != "storage" or self.storage, "tiers.preempted is storage, and there is none")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceConfig:
     """Everything the instance machine (core/engine/instance.py) is told."""
 
     kv: KVConfig = field(default_factory=KVConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
+    tiers: TierConfig = field(default_factory=TierConfig)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

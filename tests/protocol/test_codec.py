@@ -25,6 +25,8 @@ from baton.protocol.codec import (
 )
 from baton.protocol.control import (
     AbortRequest,
+    CacheHello,
+    CacheStats,
     InstanceReady,
     InstanceStats,
     LoadProgress,
@@ -37,9 +39,8 @@ from baton.protocol.control import (
     StartFailed,
     WorkerHello,
 )
-from baton.protocol.moves import BlockMove, MovedBlock, MoveResult
+from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
 from baton.protocol.output import Emit, Ended
-from baton.protocol.pool import DetachPool, PeerSocket, PoolAttached, PoolDetached, PoolReady, PoolSized
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, Refused, SamplingParams
 from baton.protocol.step import NewSequence, RowFailure, RowLogprobs, Run, StepPlan, StepResult, TokenLogprob
 
@@ -65,12 +66,10 @@ KIND = {
     StartFailed: 17,
     InstanceStats: 18,
     GenerateBatch: 19,
-    PeerSocket: 30,
-    PoolSized: 31,
-    PoolReady: 32,
-    PoolAttached: 33,
-    DetachPool: 34,
-    PoolDetached: 35,
+    StorageQuery: 30,
+    StorageAnswer: 31,
+    CacheHello: 32,
+    CacheStats: 33,
 }
 """Written down a second time on purpose: these numbers are on the wire and may not change."""
 
@@ -88,8 +87,8 @@ SAMPLE = {
         failures=(RowFailure(1, 2, "NaN"),),
         logprobs=(RowLogprobs(1, 2, TokenLogprob(5, -0.5, 1, ((5, -0.5), (0, -1.5)))),),
     ),
-    BlockMove: BlockMove(1, "device", "host", (MovedBlock(b"k" * 32, 1, 2, 3, 4),), 9),
-    MoveResult: MoveResult(1, 1, "disk full"),
+    BlockMove: BlockMove(1, "load", (5, 6), (1, 2), 9),
+    MoveResult: MoveResult(1, 1, 0.5, "disk full"),
     Emit: Emit([("a", 1, 0, 0, 7)], [Ended("a", 0, FinishReason.STOP, 3, 0, 1, 0)], [("a", 0, RowLogprobs(1, 2))]),
     AbortRequest: AbortRequest("a", 1, FinishReason.STOP),
     RefusedRequest: RefusedRequest("a", Refused("never_fits", 9, 8)),
@@ -103,13 +102,11 @@ SAMPLE = {
     InstanceReady: InstanceReady(10, 16, 4, 100, 8192),
     StartFailed: StartFailed("no such model"),
     InstanceStats: InstanceStats(running=3, ended={"stop": 1}),
+    StorageQuery: StorageQuery(1, (b"k" * 32,), 1.0),
+    StorageAnswer: StorageAnswer(1, 1),
+    CacheHello: CacheHello(7, 64, True, "file"),
+    CacheStats: CacheStats({"hits": 3}),
     GenerateBatch: GenerateBatch(GenerateRequest(id="a", prompt=(0, 1)), (("b", (2,), 9),)),
-    PeerSocket: PeerSocket("engine"),
-    PoolSized: PoolSized(7, b"{}"),
-    PoolReady: PoolReady(b"f" * 32, 9, 7),
-    PoolAttached: PoolAttached(9),
-    DetachPool: DetachPool(9),
-    PoolDetached: PoolDetached(9),
 }
 
 SHAPED = [KIND[kind] for kind in (GenerateRequest, StepPlan, StepResult, BlockMove, MoveResult, Emit)]

@@ -17,7 +17,6 @@ from baton.protocol.ids import WorkerEpoch
 from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, StepPlan, StepResult
 from baton.runtime.channel import BlockingChannel
 from baton.runtime.children import begin_child
-from baton.runtime.process_table import CONTROL
 
 
 def expected(prompt: int, count: int, index: int = 0) -> list[int]:
@@ -49,8 +48,7 @@ class Runner:
 
 
 def main() -> None:
-    config, sockets = begin_child(WorkerConfig)
-    sock = sockets[CONTROL]
+    config, (sock,) = begin_child(WorkerConfig)
     orders = json.loads(config.model)
     if config.epoch not in orders.get("in_epochs", [config.epoch]):
         orders = {}

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from baton.core.events import LossCause
 from baton.protocol.ids import RequestId, WorkerEpoch
+from baton.protocol.moves import BlockMove, StorageQuery
 from baton.protocol.output import Emit
 from baton.protocol.request import Refused
 from baton.protocol.step import StepPlan
@@ -36,6 +37,19 @@ class RestartWorker(Struct, frozen=True):
     delay_seconds: float = 0.0
 
 
+class TellCache(Struct, frozen=True):
+    """Hand this to the cache service, in this order. If there is none, nothing happens: CacheLost has been or will be told."""
+
+    message: BlockMove | StorageQuery
+
+
+class RestartCache(Struct, frozen=True):
+    """The cache service hangs: make sure that it is dead, say CacheLost, and start another one."""
+
+    reason: str
+    "For people."
+
+
 class Mode(StrEnum):
     SERVING = "serving"
     DRAINING = "draining"
@@ -46,4 +60,4 @@ class ModeChanged(Struct, frozen=True):
     mode: Mode
 
 
-Effect = RunStep | Emit | Refuse | RestartWorker | ModeChanged
+Effect = RunStep | Emit | Refuse | RestartWorker | TellCache | RestartCache | ModeChanged

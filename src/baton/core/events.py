@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from baton.protocol.ids import PoolIncarnation, RequestId, WorkerEpoch
+from baton.protocol.moves import MoveResult, StorageAnswer
 from baton.protocol.request import FinishReason, GenerateRequest
 from baton.protocol.step import StepResult
 
@@ -60,6 +61,27 @@ class WorkerLost(Struct, frozen=True):
     cause: LossCause = "died"
 
 
+class BlocksMoved(Struct, frozen=True):
+    """The cache service's answer to a move. May come late, or after the service was thought lost: then it is inert."""
+
+    result: MoveResult
+
+
+class StorageAnswered(Struct, frozen=True):
+    answer: StorageAnswer
+
+
+class CacheReady(Struct, frozen=True):
+    """A cache service takes moves. Its predecessor is proven dead."""
+
+    kept: bool = True
+    "It has the host memory of the one before."
+
+
+class CacheLost(Struct, frozen=True):
+    """The cache service is dead: no move of it goes on."""
+
+
 class Pause(Struct, frozen=True):
     """Stop accepting, drain, then stop scheduling: three states in this order."""
 
@@ -87,4 +109,19 @@ class Tick(Struct, frozen=True):
     """Time has passed: look at the deadlines."""
 
 
-Event = Submit | Abort | StepDone | WorkerReady | WorkerLost | Pause | Resume | PreemptSome | EvictSome | Tick
+Event = (
+    Submit
+    | Abort
+    | StepDone
+    | WorkerReady
+    | WorkerLost
+    | BlocksMoved
+    | StorageAnswered
+    | CacheReady
+    | CacheLost
+    | Pause
+    | Resume
+    | PreemptSome
+    | EvictSome
+    | Tick
+)

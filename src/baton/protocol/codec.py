@@ -17,6 +17,8 @@ import msgspec
 from baton.errors import CallerError, ProtocolError
 from baton.protocol.control import (
     AbortRequest,
+    CacheHello,
+    CacheStats,
     InstanceReady,
     InstanceStats,
     LoadProgress,
@@ -29,9 +31,8 @@ from baton.protocol.control import (
     StartFailed,
     WorkerHello,
 )
-from baton.protocol.moves import BlockMove, MoveResult
+from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
 from baton.protocol.output import Emit
-from baton.protocol.pool import DetachPool, PeerSocket, PoolAttached, PoolDetached, PoolReady, PoolSized
 from baton.protocol.request import GenerateBatch, GenerateRequest
 from baton.protocol.step import StepPlan, StepResult
 
@@ -58,12 +59,10 @@ Message = (
     | StartFailed
     | InstanceStats
     | GenerateBatch
-    | PeerSocket
-    | PoolSized
-    | PoolReady
-    | PoolAttached
-    | DetachPool
-    | PoolDetached
+    | StorageQuery
+    | StorageAnswer
+    | CacheHello
+    | CacheStats
 )
 
 _KINDS: Final[dict[int, type[Message]]] = {
@@ -86,12 +85,10 @@ _KINDS: Final[dict[int, type[Message]]] = {
     17: StartFailed,
     18: InstanceStats,
     19: GenerateBatch,
-    30: PeerSocket,
-    31: PoolSized,
-    32: PoolReady,
-    33: PoolAttached,
-    34: DetachPool,
-    35: PoolDetached,
+    30: StorageQuery,
+    31: StorageAnswer,
+    32: CacheHello,
+    33: CacheStats,
 }
 _KIND_OF: Final = {message: kind for kind, message in _KINDS.items()}
 _DECODERS: Final = {kind: msgspec.msgpack.Decoder(message) for kind, message in _KINDS.items()}

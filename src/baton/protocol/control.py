@@ -73,6 +73,24 @@ class WorkerHello(Struct, frozen=True, array_like=True):
     "What the digest of the weights took, where it was not kept from an earlier start."
 
 
+class CacheHello(Struct, frozen=True, array_like=True):
+    """The cache service has its host memory and its storage, is attached to the pool, and takes moves from now on."""
+
+    pool: PoolIncarnation
+    "Of the device pool that it is attached to."
+    host_blocks: int
+    kept: bool
+    "The host memory is the one that its predecessor had."
+    storage: str = ""
+    "Scheme of the storage backend; empty: there is none."
+
+
+class CacheStats(Struct, frozen=True, array_like=True):
+    """Counters of the storage backend, by name. They begin anew with every life of the service."""
+
+    counters: dict[str, int]
+
+
 class InstanceReady(Struct, frozen=True, array_like=True):
     """The engine takes requests. Sent once, before anything else but LoadProgress."""
 

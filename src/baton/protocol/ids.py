@@ -28,6 +28,9 @@ PoolIncarnation = NewType("PoolIncarnation", int)
 BlockId = NewType("BlockId", int)
 """Index of a KV block in the pool."""
 
+HostBlockId = NewType("HostBlockId", int)
+"""Index of a KV block in the host pool."""
+
 Generation = NewType("Generation", int)
 """Which use of a block. Grows every time the block is handed out."""
 
@@ -35,4 +38,4 @@ BlockKey = NewType("BlockKey", bytes)
 """SHA-256 of a block's content and all before it (core/kv/block_hash.py). The same on every tier."""
 
 MoveId = NewType("MoveId", int)
-"""Number of a block move."""
+"""Number of a block move, or of a question to storage. Never reused, survives the cache service."""

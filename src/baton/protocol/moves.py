@@ -1,7 +1,12 @@
-"""Block moves between tiers: core and kvcache share BlockMove and MoveResult and nothing else.
+"""Block moves between tiers: core and kvcache share these messages and nothing else.
 
-A move has two phases. Prepare pins both ends and makes a BlockMove; complete takes the MoveResult and makes the target
-visible, or leaves everything as if the move had never begun.
+    store    device  -> host        a computed block is copied
+    load     host    -> device      for a sequence that waits for it
+    put      host    -> storage
+    fetch    storage -> host
+
+The core decides and keeps the books (core/kv/tiers.py); the cache service copies what it is told, and says how far it got. Slow
+tiers touch host blocks only. Nothing about steps is in a move: it is sent when nobody writes to its targets any more.
 """
 
 from __future__ import annotations
@@ -10,30 +15,25 @@ from typing import Literal
 
 from msgspec import Struct
 
-from baton.protocol.ids import BlockId, BlockKey, Generation, MoveId, StepNo
+from baton.protocol.ids import BlockId, BlockKey, HostBlockId, MoveId, PoolIncarnation
 
-Tier = Literal["device", "host", "storage"]
-
-
-class MovedBlock(Struct, frozen=True, array_like=True):
-    """One block of a move. A generation that differs from the pool's now means that the block was reused: do not touch."""
-
-    key: BlockKey
-    source: BlockId
-    source_generation: Generation
-    target: BlockId
-    target_generation: Generation
+MoveKind = Literal["store", "load", "put", "fetch"]
 
 
 class BlockMove(Struct, frozen=True, array_like=True):
     """Copy these blocks, in this order: a leading run of them is useful even if the rest fails."""
 
     id: MoveId
-    source: Tier
-    target: Tier
-    blocks: tuple[MovedBlock, ...]
-    after_step: StepNo
-    "Begin only when this step has been executed: an earlier plan may still write to a target block's last owner."
+    kind: MoveKind
+    host: tuple[HostBlockId, ...]
+    device: tuple[BlockId, ...] = ()
+    "With store and load, one for each host block."
+    pool: PoolIncarnation = PoolIncarnation(0)
+    "Of those device blocks: a service that is attached to another pool copies nothing."
+    keys: tuple[BlockKey, ...] = ()
+    "With put and fetch, one for each host block."
+    seconds_max: float = 0.0
+    "With put and fetch: how long storage may take. What it has not moved by then is not moved."
 
 
 class MoveResult(Struct, frozen=True, array_like=True):
@@ -41,4 +41,21 @@ class MoveResult(Struct, frozen=True, array_like=True):
 
     id: MoveId
     moved: int
+    seconds: float = 0.0
+    "How long the copying took, without any waiting for its turn."
+    error: str | None = None
+    "The tier failed. That it does not have a block is no failure."
+
+
+class StorageQuery(Struct, frozen=True, array_like=True):
+    """How many of these leading keys does storage have?"""
+
+    id: MoveId
+    keys: tuple[BlockKey, ...]
+    seconds_max: float = 0.0
+
+
+class StorageAnswer(Struct, frozen=True, array_like=True):
+    id: MoveId
+    found: int
     error: str | None = None

@@ -77,8 +77,8 @@ MUTANTS: tuple[Mutant, ...] = (
     # Planning
     Mutant("full-hit-computes-nothing", "core.engine.board", "full = (known - 1) // self.block_size", "full = known // self.block_size",
            "a full hit leaves no token to compute"),
-    Mutant("stale-computed", "core.engine.board", "sequence.computed = sequence.scheduled = hit * self.block_size",
-           "sequence.computed = sequence.scheduled = min(hit + 1, (len(sequence.tokens) - 1) // self.block_size) * self.block_size",
+    Mutant("stale-computed", "core.engine.board", "sequence.computed = sequence.published * self.block_size",
+           "sequence.computed = min(sequence.published + 1, (len(sequence.tokens) - 1) // self.block_size) * self.block_size",
            "a block counts as computed that is not"),
     Mutant("prefill-prompt-only", "core.engine.board", "sequence.target = len(sequence.tokens)", "sequence.target = sequence.prompt_tokens",
            "after preemption only the prompt is prefilled (FastDeploy 3071)"),

@@ -74,7 +74,7 @@ def publish(board: Board, sequence: Sequence) -> None:
     Where another sequence published the same content first, this one is folded onto that block: its table names the first
     block from the next plan on, and its own copy is given back.
     """
-    cache, blocks, keys = board.cache, sequence.blocks, sequence.keys
+    cache, tiers, blocks, keys = board.cache, board.tiers, sequence.blocks, sequence.keys
     full = sequence.computed // board.block_size
     board.hasher.extend(keys, sequence.root, sequence.tokens, full)
     for place in range(sequence.published, full):
@@ -86,4 +86,6 @@ def publish(board: Board, sequence: Sequence) -> None:
             cache.release((own,))
             board.folds.append((sequence, sequence.incarnation, place, first))
             board.stats.folded_blocks += 1
+        elif tiers.up:
+            tiers.published(keys[place], own, prompt=(place + 1) * board.block_size <= sequence.prompt_tokens)
     sequence.published = full

@@ -91,6 +91,8 @@ def plan_bytes(head: Sequence, room: Room, board: Board) -> Shortage | None:
 
 def blocks(head: Sequence, room: Room, board: Board) -> Shortage | None:
     """The whole need at once, and the reserve for the growth of what runs."""
+    if head.blocks:
+        return None  # it has a lease on all that it needs
     need = board.need(head)
     missing = need.new + need.hit_idle + room.reserve(board, head.priority) - room.available
     return Shortage("blocks", missing) if missing > 0 else None

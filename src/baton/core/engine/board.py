@@ -14,7 +14,7 @@ from bisect import insort
 
 from baton.config import InstanceConfig
 from baton.core.engine.outbox import Outbox
-from baton.core.engine.request import ON_WORKER, OPEN, Fact, Group, Phase, Sequence, by_urgency
+from baton.core.engine.request import ON_WORKER, OPEN, Fact, Group, Order, Phase, Sequence, by_urgency
 from baton.core.engine.reserve import GrowthReserve
 from baton.core.engine.slots import SlotTable
 from baton.core.engine.stats import Stats
@@ -23,6 +23,7 @@ from baton.core.kv.block_hash import BlockHasher
 from baton.core.kv.block_pool import BlockPool
 from baton.core.kv.eviction import POLICIES
 from baton.core.kv.prefix_cache import PrefixCache
+from baton.core.kv.tiers import Tiers
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId, Incarnation, RequestId, Slot
 from baton.protocol.output import EndError
@@ -51,6 +52,8 @@ class Board:
         "folds",
         "groups",
         "hasher",
+        "leased",
+        "lined_up",
         "out",
         "preempting",
         "queued",
@@ -59,6 +62,7 @@ class Board:
         "running",
         "slots",
         "stats",
+        "tiers",
         "waiting",
     )
 
@@ -66,6 +70,7 @@ class Board:
         self.block_size = config.kv.block_size
         self.hasher = BlockHasher(b"", config.kv.block_size)
         self.cache = PrefixCache(BlockPool(config.kv.blocks), POLICIES[config.kv.eviction])
+        self.tiers = Tiers(config.tiers, self.cache)
         self.groups: dict[RequestId, Group] = {}
         "Requests whose client is still owed an end."
         self.waiting = WaitingLine()
@@ -74,6 +79,10 @@ class Board:
         "PREFILL and DECODE, most urgent first: the tail is the next victim."
         self.decoding = 0
         "How many of them decode."
+        self.leased: list[Sequence] = []
+        "LOADING or WAITING, and hold blocks all the same: a lower tier brings or has brought their content. Few."
+        self.lined_up: list[Sequence] = []
+        "Joined the line in this event; lower tiers are looked at for them (loading.py)."
         self.preempting: list[Sequence] = []
         "Given up their blocks, not acknowledged yet. Few."
         self.drops: list[tuple[Slot, Incarnation]] = []
@@ -105,7 +114,13 @@ class Board:
             if sequence.queued:
                 self.queued += 1
                 self.queued_tokens += sequence.prompt_tokens
-        self.waiting.join(group.sequences[0])
+        self._line_up(group.sequences[0])
+
+    def _line_up(self, sequence: Sequence) -> None:
+        self.waiting.join(sequence)
+        sequence.tiers_asked = False
+        if self.tiers.enabled:
+            self.lined_up.append(sequence)
 
     def release_siblings(self, group: Group) -> None:
         """The leader's prompt is in the cache, or will never be."""
@@ -116,12 +131,13 @@ class Board:
     def release(self, sequence: Sequence) -> None:
         """What it was held for is over: it goes in line."""
         sequence.advance(Fact.RELEASED)
-        self.waiting.join(sequence)
+        self._line_up(sequence)
 
     def hold(self, sequence: Sequence) -> None:
         """A suspect leaves the line until its turn comes (recovery.py)."""
         sequence.advance(Fact.SUSPECTED)
         self.waiting.leave(sequence)
+        self.drop_lease(sequence)
 
     def end(
         self,
@@ -141,6 +157,8 @@ class Board:
             self.vacate_worker(sequence, was=phase)
         elif phase is Phase.PREEMPTING:
             self.preempting.remove(sequence)
+        sequence.load = None
+        self.drop_lease(sequence)
         if sequence.queued:
             self._leave_queue(sequence)
         if sequence.admissions:
@@ -165,9 +183,45 @@ class Board:
         self.queued -= 1
         self.queued_tokens -= sequence.prompt_tokens
 
+    # Loading
+
+    def begin_loading(self, sequence: Sequence, load: object) -> None:
+        """Out of line until `load` is over."""
+        sequence.advance(Fact.LOAD_BEGUN)
+        sequence.load = load
+        self.waiting.leave(sequence)
+
+    def end_loading(self, sequence: Sequence) -> None:
+        """Back at its old place, whatever came of it."""
+        sequence.advance(Fact.LOAD_OVER)
+        sequence.load = None
+        self.waiting.join(sequence)
+
+    def lease(self, sequence: Sequence) -> None:
+        """It takes all blocks that it needs to be admitted, before it has a slot: what is missing is brought into them."""
+        hit = self._take_blocks(sequence)
+        sequence.computed = hit * self.block_size
+        sequence.published = hit
+        self.leased.append(sequence)
+
+    def drop_lease(self, sequence: Sequence) -> None:
+        """The blocks of one that has no slot go back: what was brought is in the cache, what is being brought stays pinned."""
+        if sequence in self.leased:
+            self.leased.remove(sequence)
+            self.cache.release(sequence.detach_blocks())
+
+    def revoke_lease(self, behind: Order | None = None) -> bool:
+        """Blocks are short: the last in line that holds some without running gives them up. False: there is none."""
+        idle = [s for s in self.leased if s.phase is Phase.WAITING and (behind is None or s.order > behind)]
+        if idle:
+            self.drop_lease(max(idle, key=by_urgency))
+        return bool(idle)
+
     # On and off the worker
 
     def need(self, sequence: Sequence) -> Need:
+        if sequence.blocks:
+            return Need(0, 0, 0)  # leased
         known = len(sequence.tokens)
         # The last token is always computed: its logits are not stored anywhere. So a full hit ends one block early and the
         # block with the last token is computed into a private one; no shared block is ever written.
@@ -179,14 +233,13 @@ class Board:
     def seat(self, sequence: Sequence) -> None:
         """The head of the line is admitted: it takes a slot and all blocks that it needs now."""
         self.waiting.pop()
-        need = self.need(sequence)
-        hit = need.hit
         sequence.advance(Fact.ADMITTED)
-        sequence.blocks = self.cache.acquire(sequence.keys[:hit])  # held first, so that `take` cannot evict them
-        sequence.blocks += self.cache.take(need.new)
-        sequence.capacity = len(sequence.blocks) * self.block_size
-        sequence.computed = sequence.scheduled = hit * self.block_size
-        sequence.published = hit
+        if sequence.blocks:
+            self.leased.remove(sequence)
+        else:
+            sequence.published = self._take_blocks(sequence)
+            sequence.computed = sequence.published * self.block_size
+        sequence.scheduled = sequence.computed
         sequence.target = len(sequence.tokens)
         if not sequence.admissions:
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens - 1)
@@ -197,6 +250,16 @@ class Board:
             self._leave_queue(sequence)
         self.slots.seat(sequence)
         insort(self.running, sequence, key=by_urgency)
+
+    def _take_blocks(self, sequence: Sequence) -> int:
+        """All that it needs to be admitted. How many of them have their content already."""
+        need = self.need(sequence)
+        hits = self.cache.acquire(sequence.keys[: need.hit])  # held first, so that `take` cannot evict them
+        for key, block in zip(sequence.keys, hits, strict=False):
+            self.tiers.hit(key, block, self.cache.hits_of(block))
+        sequence.blocks = hits + self.cache.take(need.new)
+        sequence.capacity = len(sequence.blocks) * self.block_size
+        return need.hit
 
     def prompt_planned(self, sequence: Sequence) -> None:
         """Its last chunk is in a plan, which samples its next token."""
@@ -211,6 +274,7 @@ class Board:
         victim.preemptions += 1
         self.stats.preemptions += 1
         self.preempting.append(victim)
+        self.tiers.park(victim.keys[: victim.published], victim.blocks[: victim.published])
         self.vacate_worker(victim, was)
 
     def vacate_worker(self, sequence: Sequence, was: Phase) -> None:
@@ -233,7 +297,7 @@ class Board:
             if sequence.in_flight:
                 raise InvariantBroken(f"{sequence!r}: dropped with {sequence.in_flight} tokens in flight", invariant=32)
             self.preempting.remove(sequence)
-            self.waiting.join(sequence)
+            self._line_up(sequence)
 
     def clear_worker(self) -> None:
         """The worker is dead. Every occupant leaves its slot without an acknowledgement: nobody is left to give one."""
@@ -245,7 +309,7 @@ class Board:
             sequence.in_flight = 0
             self.slots.vacate(sequence)
             if sequence.phase is Phase.WAITING:
-                self.waiting.join(sequence)
+                self._line_up(sequence)
         self.running.clear()
         self.preempting.clear()
         self.drops.clear()
@@ -256,15 +320,17 @@ class Board:
 
     def check(self) -> None:
         held: dict[BlockId, int] = {}
-        for sequence in self.running:
+        for sequence in (*self.running, *self.leased):
             for block in sequence.blocks:
                 held[block] = held.get(block, 0) + 1
-        self.cache.pool.check(held)
+        self.cache.pool.check(held, self.tiers.pinned())
+        self.tiers.check()
         self.cache.check()
         self.slots.check()
         self._check_running()
         for sequence in self.running:
             self._check_table(sequence)
+        self._check_leases()
         self._check_queue()
 
     def _check_running(self) -> None:
@@ -274,6 +340,13 @@ class Board:
             raise InvariantBroken("running is not what has a slot and computes, most urgent first", invariant=25)
         if sum(s.phase is Phase.DECODE for s in working) != self.decoding:
             raise InvariantBroken(f"{self.decoding} sequences are counted as decoding", invariant=30)
+
+    def _check_leases(self) -> None:
+        """25: only one that waits or loads holds blocks without a slot, and all that it needs."""
+        for sequence in self.leased:
+            enough = sequence.capacity >= len(sequence.tokens) and sequence.capacity == len(sequence.blocks) * self.block_size
+            if sequence.phase not in (Phase.WAITING, Phase.LOADING) or not enough or sequence.slot >= 0:
+                raise InvariantBroken(f"{sequence!r} has a lease that it should not have", invariant=25)
 
     def _check_table(self, sequence: Sequence) -> None:
         """6: no hole, no duplicate, long enough. 30: computed <= planned <= known. 4: nothing shared is written."""
@@ -294,7 +367,7 @@ class Board:
     def _check_queue(self) -> None:
         """25 for those that wait, and the counters of the queue (49)."""
         opened = [s for group in self.groups.values() for s in group.sequences if s.phase in OPEN]
-        self.waiting.check([s for s in opened if s.phase is Phase.WAITING])
+        self.waiting.check([s for s in opened if s.phase is Phase.WAITING], self.leased)
         queued = [s for s in opened if s.queued]
         if (len(queued), sum(s.prompt_tokens for s in queued)) != (self.queued, self.queued_tokens):
             raise InvariantBroken(f"{len(queued)} queued, {self.queued} counted", invariant=49)

@@ -17,10 +17,11 @@ from itertools import count
 from typing import Any
 
 from baton.config import InstanceConfig
-from baton.core.effects import Effect, Mode, ModeChanged, Refuse, RestartWorker, RunStep
+from baton.core.effects import Effect, Mode, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, TellCache
 from baton.core.engine.absorb import absorb
 from baton.core.engine.admission import new_bytes
 from baton.core.engine.board import Board
+from baton.core.engine.loading import Loader
 from baton.core.engine.pace import StepPace
 from baton.core.engine.recovery import Suspects
 from baton.core.engine.request import OPEN, Group
@@ -30,6 +31,9 @@ from baton.core.engine.view import InstanceView
 from baton.core.engine.worker_watch import WorkerState, WorkerWatch
 from baton.core.events import (
     Abort,
+    BlocksMoved,
+    CacheLost,
+    CacheReady,
     Event,
     EvictSome,
     LossCause,
@@ -37,6 +41,7 @@ from baton.core.events import (
     PreemptSome,
     Resume,
     StepDone,
+    StorageAnswered,
     Submit,
     Tick,
     WorkerLost,
@@ -58,6 +63,7 @@ class Instance:
         "_early",
         "_effects",
         "_handlers",
+        "_loader",
         "_next_step",
         "_now",
         "_order",
@@ -79,7 +85,8 @@ class Instance:
         self.stats = Stats()
         self.board = Board(config, self.stats)
         self._pace = StepPace(config.scheduler)
-        self._scheduler = Scheduler(config.scheduler, self.board, self._pace)
+        self._loader = Loader(self.board, self.board.tiers, self._pace)
+        self._scheduler = Scheduler(config.scheduler, self.board, self._pace, self._loader)
         self._suspects = Suspects()
         self.in_flight: deque[PlanInFlight] = deque()
         "Plans without a result, oldest first."
@@ -103,6 +110,10 @@ class Instance:
             StepDone: self._on_step_done,
             WorkerReady: self._on_worker_ready,
             WorkerLost: self._on_worker_lost,
+            BlocksMoved: self._on_blocks_moved,
+            StorageAnswered: self._on_storage_answered,
+            CacheReady: self._on_cache_ready,
+            CacheLost: self._on_cache_lost,
             Pause: self._on_pause,
             Resume: self._on_resume,
             PreemptSome: self._on_preempt_some,
@@ -118,7 +129,12 @@ class Instance:
         self._expire()
         if self._suspects.any:
             self._suspects.settle(self.board)
+        tiers = self.board.tiers
+        if tiers.enabled:
+            self._loader.look_at_newcomers(self._now)
         self._pump()
+        if tiers.enabled:
+            self._move_blocks()
         emit = self.board.out.flush()
         if emit is not None:
             self._effects.append(emit)
@@ -131,7 +147,8 @@ class Instance:
 
     def next_deadline(self) -> Instant | None:
         deadline = self.worker.deadline
-        for other in (self._drain_deadline, self._deadlines[0][0] if self._deadlines else None):
+        timeout = self._deadlines[0][0] if self._deadlines else None
+        for other in (self._drain_deadline, timeout, self._loader.next_deadline(), self.board.tiers.next_deadline()):
             if other is not None and (deadline is None or other < deadline):
                 deadline = other
         return deadline
@@ -296,6 +313,8 @@ class Instance:
         """Two equal incarnations are one pool: what the cache says of it is still true, if it was computed in the same way."""
         if not self.worker.ready(event.epoch):
             return
+        if event.fingerprint != self.fingerprint or event.pool != self._pool:
+            self._loader.pool_changed(event.pool)
         if event.fingerprint != self.fingerprint:
             self.board.reroot(event.fingerprint)
         elif event.pool != self._pool:
@@ -316,12 +335,38 @@ class Instance:
         self._early.clear()
         if cause == "protocol":
             self._pool = None  # it may have written through a wrong table
+            self.board.tiers.void_device_moves()
         delay = self.worker.lose(self._now, counts=evidence and not explained)
         if delay is not None:
             self._effects.append(RestartWorker(self.worker.epoch, cause, reason, delay))
             return
         for group in list(self.board.groups.values()):
             self._end_all(group, FinishReason.ERROR, "worker_gone", "the worker was lost too often in a row")
+
+    # The cache service
+
+    def _move_blocks(self) -> None:
+        """Moves go out whose targets nobody writes to any more: a worker that was lost may, until the next one is ready."""
+        tiers = self.board.tiers
+        if self.worker.state is WorkerState.READY:
+            tiers.open_fences(self.in_flight[0].plan.step if self.in_flight else None, self._now)
+        tiers.flush(self._now)
+        if tiers.outgoing:
+            self._effects.extend(TellCache(message) for message in tiers.outgoing)
+            tiers.outgoing.clear()
+
+    def _on_blocks_moved(self, event: BlocksMoved) -> None:
+        self._loader.moved(event.result, self._now)
+
+    def _on_storage_answered(self, event: StorageAnswered) -> None:
+        self._loader.answered(event.answer, self._now)
+
+    def _on_cache_ready(self, event: CacheReady) -> None:
+        self._loader.service_lost()  # nothing that the one before was told goes on
+        self.board.tiers.service_ready(kept=event.kept)
+
+    def _on_cache_lost(self, event: CacheLost) -> None:
+        self._loader.service_lost()
 
     # Pause
 
@@ -369,6 +414,9 @@ class Instance:
                 self._end_all(group, FinishReason.ABORT)
         if self.worker.deadline is not None and self.worker.deadline <= now:
             self._lose_worker("timeout", self.worker.overdue)
+        self._loader.expire(now)
+        if self.board.tiers.hangs(now):
+            self._effects.append(RestartCache("a copy in memory did not end in time"))
 
     def _is_over(self, entry: tuple[Instant, int, RequestId]) -> bool:
         """The entry is of a request that has ended (its id may be in use again, with another deadline)."""

@@ -27,14 +27,14 @@ LEARNING: Final = 0.125
 
 
 class StepPace:
-    __slots__ = ("_decode_seconds", "_goal", "_limit", "_price")
+    __slots__ = ("_decode_seconds", "_goal", "_limit", "price")
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._goal = config.decode_gap_seconds
         self._limit = config.prefill_tokens_beside_decodes or config.tokens_per_step
         self._decode_seconds: float | None = None
         "A step in which nothing but decoding happens."
-        self._price: float | None = None
+        self.price: float | None = None
         "Seconds for one prompt token."
 
     def step_done(self, prompt_tokens: int, decoding: int, seconds: float) -> None:
@@ -46,19 +46,19 @@ class StepPace:
             return
         rest = seconds - (self._decode_seconds or 0.0 if decoding else 0.0)
         price = max(rest, 0.0) / prompt_tokens
-        if self._price is not None and price > self._price:
-            self._price = (self._price + price) / 2
+        if self.price is not None and price > self.price:
+            self.price = (self.price + price) / 2
         else:
-            self._price = _average(self._price, price)
+            self.price = _average(self.price, price)
 
     def prompt_tokens(self) -> int:
         """For the next step in which others decode."""
         if self._goal is None:
             return self._limit
-        if not self._price:
+        if not self.price:
             return min(self._limit, FIRST_CHUNK)
         decoding = self._decode_seconds or 0.0
-        room = (max(self._goal, SLOWDOWN_MAX * decoding) - decoding) / self._price
+        room = (max(self._goal, SLOWDOWN_MAX * decoding) - decoding) / self.price
         return min(self._limit, max(CHUNK_MIN, int(room) // CHUNK_MIN * CHUNK_MIN))
 
 

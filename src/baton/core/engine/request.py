@@ -3,6 +3,8 @@
 HELD        waits for the leader's prompt, or for its turn  -> WAITING when the leader's first token is in (absorb.py),
             as a suspect                                       or the suspects before it are cleared (recovery.py)
 WAITING     in line, holds nothing                          -> PREFILL when admission has slot and blocks (scheduler.py)
+LOADING     out of line while a lower tier is asked or      -> WAITING when that is over, whatever came of it (loading.py)
+            brings its KV; may hold blocks, has no slot
 PREFILL     on the worker, prompt being computed            -> DECODE when its last chunk is planned
 DECODE      on the worker, one token a step                 -> CLOSING at its end
 PREEMPTING  blocks given up, slot still taken               -> WAITING when the worker has acknowledged the drop
@@ -27,6 +29,7 @@ from baton.protocol.request import FinishReason, GenerateRequest, SamplingParams
 class Phase(Enum):
     HELD = "held"
     WAITING = "waiting"
+    LOADING = "loading"
     PREFILL = "prefill"
     DECODE = "decode"
     PREEMPTING = "preempting"
@@ -37,6 +40,8 @@ class Phase(Enum):
 class Fact(Enum):
     RELEASED = "released"
     SUSPECTED = "suspected"
+    LOAD_BEGUN = "load_begun"
+    LOAD_OVER = "load_over"
     ADMITTED = "admitted"
     PROMPT_PLANNED = "prompt_planned"
     PREEMPTED = "preempted"
@@ -51,6 +56,9 @@ NEXT: Final[dict[tuple[Phase, Fact], Phase]] = {
     (Phase.WAITING, Fact.ADMITTED): Phase.PREFILL,
     (Phase.WAITING, Fact.SUSPECTED): Phase.HELD,
     (Phase.WAITING, Fact.ENDED): Phase.DONE,
+    (Phase.WAITING, Fact.LOAD_BEGUN): Phase.LOADING,
+    (Phase.LOADING, Fact.LOAD_OVER): Phase.WAITING,
+    (Phase.LOADING, Fact.ENDED): Phase.DONE,
     (Phase.PREFILL, Fact.PROMPT_PLANNED): Phase.DECODE,
     (Phase.PREFILL, Fact.PREEMPTED): Phase.PREEMPTING,
     (Phase.PREFILL, Fact.ENDED): Phase.CLOSING,
@@ -66,7 +74,7 @@ NEXT: Final[dict[tuple[Phase, Fact], Phase]] = {
 }
 
 ON_WORKER: Final = (Phase.PREFILL, Phase.DECODE)
-OPEN: Final = (Phase.HELD, Phase.WAITING, Phase.PREFILL, Phase.DECODE, Phase.PREEMPTING)
+OPEN: Final = (Phase.HELD, Phase.WAITING, Phase.LOADING, Phase.PREFILL, Phase.DECODE, Phase.PREEMPTING)
 """Phases in which the client is still owed something."""
 
 
@@ -91,12 +99,15 @@ class Sequence:
         "capacity",
         "computed",
         "declared_tokens",
+        "fetched_blocks",
         "group",
         "in_flight",
         "incarnation",
         "index",
         "keys",
         "leads",
+        "load",
+        "loaded_blocks",
         "min_length",
         "order",
         "phase",
@@ -115,6 +126,7 @@ class Sequence:
         "suspect_length",
         "suspect_losses",
         "target",
+        "tiers_asked",
         "tokens",
     )
 
@@ -157,6 +169,12 @@ class Sequence:
         self.cached_tokens = 0
         "Prompt tokens that the first admission did not have to compute."
         self.preemptions = 0
+        self.load: object | None = None
+        "While LOADING: which load. An outcome of an earlier one is none of its business."
+        self.tiers_asked = False
+        "Since it is in line: storage was asked, or need not be."
+        self.loaded_blocks = self.fetched_blocks = 0
+        "Brought by a lower tier before its first admission; and how many of those came from storage."
         self.suspect = False
         "A worker was lost while computing it, and it has not got past `suspect_length` since (recovery.py)."
         self.suspect_length = 0

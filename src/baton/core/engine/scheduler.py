@@ -10,6 +10,7 @@ from msgspec import Struct
 from baton.config import SchedulerConfig
 from baton.core.engine.admission import Room, shortage
 from baton.core.engine.board import Board
+from baton.core.engine.loading import Answer, Loader
 from baton.core.engine.pace import StepPace
 from baton.core.engine.preemption import preempt_for_head
 from baton.core.engine.request import Phase, Sequence
@@ -48,10 +49,11 @@ class PlanInFlight(Struct, frozen=True):
 
 
 class Scheduler:
-    __slots__ = ("_board", "_chunk_max", "_pace", "_tokens_per_step")
+    __slots__ = ("_board", "_chunk_max", "_loader", "_pace", "_tokens_per_step")
 
-    def __init__(self, config: SchedulerConfig, board: Board, pace: StepPace) -> None:
+    def __init__(self, config: SchedulerConfig, board: Board, pace: StepPace, loader: Loader) -> None:
         self._board = board
+        self._loader = loader
         self._pace = pace
         self._tokens_per_step = config.tokens_per_step
         self._chunk_max = config.chunk_tokens_max or config.tokens_per_step
@@ -59,15 +61,30 @@ class Scheduler:
     def plan_step(self, step: StepNo, epoch: WorkerEpoch, now: Instant) -> PlanInFlight | None:
         """The next step, or None if there is nothing to do and nothing to tell."""
         board = self._board
-        preempted = preempt_for_head(board, self._prefill_room)  # first: what has its place in the draft stays
-        draft = Draft(Room(self._prefill_room(board.decoding), board.slots.free, board.cache.available))
+        # First, as what has its place in the draft stays; and nobody is preempted for one that is about to load.
+        preempted = not self._load_heads(self._room(), step, now) and preempt_for_head(board, self._prefill_room)
+        draft = Draft(self._room())
         draft.preempted = preempted
         self._continue_running(draft)
         if not draft.preempted:
-            self._admit(draft)
+            self._admit(draft, step, now)
         if not draft.slots and not board.drops:
             return None
         return self._seal(draft, step, epoch, now)
+
+    def _room(self) -> Room:
+        board = self._board
+        return Room(self._prefill_room(board.decoding), board.slots.free, board.cache.available)
+
+    def _load_heads(self, room: Room, step: StepNo, now: Instant) -> bool:
+        """Heads of the line whose KV a lower tier has leave it. True: the one that is left is about to."""
+        board = self._board
+        while (head := board.waiting.head()) is not None:
+            answer = self._loader.consider(head, room, now, step)
+            if answer is not Answer.LEFT:
+                return answer is Answer.HELD
+            room.available = board.cache.available
+        return False
 
     def _prefill_room(self, decoding: int) -> int:
         """A long prompt in their step is what the next token of those that decode would wait for."""
@@ -103,6 +120,8 @@ class Scheduler:
     def _grow(self, sequence: Sequence, draft: Draft) -> bool:
         """One more block, from less urgent sequences if need be. False: it was itself the least urgent and is out."""
         board = self._board
+        while not board.cache.available and board.revoke_lease():
+            pass
         if not board.cache.available:
             board.reserve.growth_preempted()
         while not board.cache.available:
@@ -135,12 +154,15 @@ class Scheduler:
 
     # The line moves up
 
-    def _admit(self, draft: Draft) -> None:
+    def _admit(self, draft: Draft, step: StepNo, now: Instant) -> None:
         """Strictly in order: nobody overtakes a head that does not fit, so it cannot starve."""
         board, room = self._board, draft.room
         room.available = board.cache.available
-        while (head := board.waiting.head()) is not None:
+        while not (held := self._load_heads(room, step, now)) and (head := board.waiting.head()) is not None:
             short = shortage(head, room, board)
+            if short is not None and short.reason == "blocks" and board.revoke_lease(behind=head.order):
+                room.available = board.cache.available
+                continue
             if short is not None:
                 board.stats.held_back[short.reason] += 1
                 return
@@ -148,6 +170,7 @@ class Scheduler:
             room.admitted(board, head)
             draft.new.append(_new_sequence(head, room.settings[head.group.settings]))
             self._run_chunk(head, draft)
+        board.stats.held_back["loading"] += held
 
     def _seal(self, draft: Draft, step: StepNo, epoch: WorkerEpoch, now: Instant) -> PlanInFlight:
         board = self._board

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from baton.protocol.request import FinishReason, RefusalReason
 
-HeldBack = Literal["budget", "slots", "order", "plan", "blocks"]
+HeldBack = Literal["budget", "slots", "order", "plan", "blocks", "loading"]
 """What the head of the line was short of."""
 
 

@@ -49,12 +49,12 @@ class WaitingLine:
         """The head is admitted."""
         self.leave(heappop(self._heap)[1])
 
-    def check(self, waiting: list[Sequence]) -> None:
-        """25, for those whose phase says that they wait: counted right, and holding nothing."""
+    def check(self, waiting: list[Sequence], leased: list[Sequence]) -> None:
+        """25, for those whose phase says that they wait: counted right, and holding nothing but leases."""
         if len(waiting) != self.waiting:
             raise InvariantBroken(f"{len(waiting)} wait, the line counts {self.waiting}", invariant=25)
         if sum(not sequence.queued for sequence in waiting) != self.returned:
             raise InvariantBroken(f"{self.returned} are counted as back in line", invariant=25)
         for sequence in waiting:
-            if sequence.blocks or sequence.slot >= 0 or sequence.in_flight:
+            if (sequence.blocks and sequence not in leased) or sequence.slot >= 0 or sequence.in_flight:
                 raise InvariantBroken(f"{sequence!r} waits and holds something", invariant=25)

@@ -156,8 +156,9 @@ class BlockPool:
     def generations(self) -> list[int]:
         return list(self._generation)
 
-    def check(self, held: dict[BlockId, int] | None = None) -> None:
-        """Invariants 1 to 3, from the holders alone. `held` counts the table entries that name each block, if known.
+    def check(self, held: dict[BlockId, int] | None = None, pinned: dict[BlockId, int] | None = None) -> None:
+        """Invariants 1 to 3, from the holders alone. `held` counts the table entries that name each block, `pinned` the moves,
+        if known.
 
         Whole lists are compared, which the rehearsal does every few events; what is wrong is looked for only if something is.
         """
@@ -179,3 +180,5 @@ class BlockPool:
                 raise InvariantBroken(
                     f"block {wrong}: {self._requests[wrong]} request references, {entries[wrong]} table entries", invariant=2
                 )
+        if pinned is not None and [pinned.get(BlockId(block), 0) for block in range(self.total)] != self._moves:
+            raise InvariantBroken("pins are not those of the moves under way", invariant=17)

@@ -18,7 +18,7 @@ From *closed*: which keys of a chain are cached is a leading run, so the longest
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 
 from baton.core.kv.block_pool import BlockPool
 from baton.core.kv.eviction import EvictionPolicy, SortKey
@@ -94,6 +94,21 @@ class PrefixCache:
 
     def key_of(self, block: BlockId) -> BlockKey | None:
         return self._key_of[block]
+
+    def coldest(self, count: int) -> list[tuple[BlockKey, BlockId]]:
+        """About the first `count` idle blocks in the order of eviction, each leaf with those that become leaves after it."""
+        found: dict[BlockId, BlockKey] = {}
+        for sort_key, leaf in nsmallest(count, self._heap):
+            block = leaf if self._is_current(sort_key, leaf) else NO_PARENT
+            while block != NO_PARENT and block not in found and self.pool.is_idle(block) and len(found) < count:
+                key = self._key_of[block]
+                assert key is not None
+                found[block] = key
+                block = self._parent[block]
+        return [(key, block) for block, key in found.items()]
+
+    def hits_of(self, block: BlockId) -> int:
+        return self._hits[block]
 
     # Requests come and go
 

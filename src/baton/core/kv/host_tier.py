@@ -1,0 +1,161 @@
+"""The books of the host pool: which block has which key, which are being written, which are being read.
+
+    free      nobody uses it                              take ->    writing
+    writing   a move copies into it; it has no key yet    insert ->  cached,  discard ->  free
+    cached    it has a key; a pinned one is being read    evicted when blocks are short, unless it is pinned
+
+The one used longest ago goes first. Unlike the device's, this cache may have holes: a block is useful only behind a leading run
+that is on the device or here, and `run` counts exactly that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from baton.errors import InvariantBroken
+from baton.protocol.ids import BlockKey, HostBlockId
+
+
+class HostTier:
+    __slots__ = ("_block_of", "_free", "_key_of", "_pins", "_stored", "_writing", "evicted", "total")
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.evicted = 0
+        self._free = [HostBlockId(block) for block in reversed(range(total))]
+        self._block_of: dict[BlockKey, HostBlockId] = {}
+        "In the order of their last use."
+        self._key_of: list[BlockKey | None] = [None] * total
+        self._pins = [0] * total
+        self._writing = bytearray(total)
+        self._stored = bytearray(total)
+        "Storage has it too, as far as we know."
+
+    def __len__(self) -> int:
+        return len(self._block_of)
+
+    # Questions
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._block_of
+
+    def run(self, keys: Sequence[BlockKey], start: int, limit: int) -> int:
+        """How many of keys[start:limit] are here, without a hole."""
+        place = start
+        while place < limit and keys[place] in self._block_of:
+            place += 1
+        return place - start
+
+    def is_stored(self, key: BlockKey) -> bool:
+        return bool(self._stored[self._block_of[key]])
+
+    def oldest_unstored(self, count: int) -> list[BlockKey]:
+        """Those that would be evicted first and that storage does not have."""
+        found: list[BlockKey] = []
+        for key, block in self._block_of.items():
+            if len(found) == count:
+                break
+            if not self._stored[block] and not self._pins[block]:
+                found.append(key)
+        return found
+
+    # Writing
+
+    def take(self, count: int) -> list[HostBlockId]:
+        """Up to `count` blocks to write into, evicting what was used longest ago."""
+        if count > len(self._free):
+            self._evict(count - len(self._free))
+        taken = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        for block in taken:
+            self._writing[block] = 1
+        return taken
+
+    def insert(self, key: BlockKey, block: HostBlockId, *, stored: bool = False) -> None:
+        """It is whole: from now on it can be found. If another one was first, this one is free again."""
+        self._end_writing(block)
+        if key in self._block_of:
+            self._free.append(block)
+            return
+        self._block_of[key] = block
+        self._key_of[block] = key
+        self._stored[block] = stored
+
+    def discard(self, block: HostBlockId) -> None:
+        """What was written into it is of no use."""
+        self._end_writing(block)
+        self._free.append(block)
+
+    def _end_writing(self, block: HostBlockId) -> None:
+        if not self._writing[block]:
+            raise InvariantBroken(f"host block {block} is not being written", invariant=17)
+        self._writing[block] = 0
+
+    # Reading
+
+    def pin(self, keys: Iterable[BlockKey]) -> list[HostBlockId]:
+        """A move reads these: they stay until it is over."""
+        blocks = [self._block_of[key] for key in keys]
+        for block in blocks:
+            self._pins[block] += 1
+        return blocks
+
+    def unpin(self, blocks: Iterable[HostBlockId]) -> None:
+        for block in blocks:
+            if not self._pins[block]:
+                raise InvariantBroken(f"host block {block} is unpinned without a pin", invariant=2)
+            self._pins[block] -= 1
+
+    def mark_stored(self, block: HostBlockId) -> None:
+        self._stored[block] = 1
+
+    def touch(self, keys: Sequence[BlockKey]) -> None:
+        """They were used. The first of a chain count as the latest: a hole there makes all behind it useless."""
+        for key in reversed(keys):
+            block = self._block_of.pop(key, None)
+            if block is not None:
+                self._block_of[key] = block
+
+    def clear(self) -> None:
+        """The memory is another one. Nothing may be under way."""
+        if any(self._pins) or any(self._writing):
+            raise InvariantBroken("the host tier is cleared while a move is under way", invariant=15)
+        self._evict(len(self._block_of))
+
+    def _evict(self, count: int) -> None:
+        victims: list[tuple[BlockKey, HostBlockId]] = []
+        for key, block in self._block_of.items():
+            if len(victims) == count:
+                break
+            if not self._pins[block]:
+                victims.append((key, block))
+        for key, block in victims:
+            del self._block_of[key]
+            self._key_of[block] = None
+            self._stored[block] = 0
+            self._free.append(block)
+        self.evicted += len(victims)
+
+    # Proof
+
+    def check(self, read: dict[HostBlockId, int], written: dict[HostBlockId, int]) -> None:
+        """1: every block is free, being written or cached, exactly one of them. 17: moves hold exactly what is pinned."""
+        states = [0] * self.total
+        for block in self._free:
+            states[block] += 1
+        for key, block in self._block_of.items():
+            states[block] += 1
+            if self._key_of[block] != key:
+                raise InvariantBroken(f"host block {block} has a key that names another block", invariant=14)
+        for number, writing in enumerate(self._writing):
+            states[number] += writing
+        if any(count != 1 for count in states):
+            wrong = next(block for block, count in enumerate(states) if count != 1)
+            raise InvariantBroken(f"host block {wrong} is in {states[wrong]} states", invariant=1)
+        if [read.get(HostBlockId(block), 0) for block in range(self.total)] != self._pins:
+            raise InvariantBroken("pins of the host tier are not those of its moves", invariant=17)
+        if [written.get(HostBlockId(block), 0) for block in range(self.total)] != list(self._writing):
+            raise InvariantBroken("host blocks are written that no move names, or twice", invariant=17)

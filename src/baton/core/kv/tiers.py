@@ -1,0 +1,400 @@
+"""One key over device, host and storage: what is copied where, and when a copy may be trusted.
+
+    device --store--> host --put--> storage          prepare: blocks are chosen and held, a BlockMove goes out
+           <--load---      <-fetch-                   complete: its result comes, the target can be found; or nothing happened
+
+Who holds what while a move is under way:
+
+    store   the source is *not* held. It may be evicted and handed on at any time; the copy counts only if the block's
+            generation is the same when the result comes, because whoever gets a block writes to it in a later plan. So a
+            slow service costs copies, never blocks.
+    load    source and target are pinned; the target's last owner may still be writing, so the move is kept back until no plan
+            that was out when the target was taken is in flight (the fence)
+    put     the source is pinned: what is written must be what its key says
+    fetch   the target belongs to the move
+
+Storage is asked by key and trusted for nothing: what it does not bring whole and verified is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Final
+
+from baton.config import TierConfig
+from baton.core.kv.circuit import Attempt, Circuit
+from baton.core.kv.host_tier import HostTier
+from baton.core.kv.prefix_cache import PrefixCache
+from baton.core.kv.rates import BlockRate
+from baton.errors import InvariantBroken
+from baton.protocol.ids import BlockId, BlockKey, Generation, HostBlockId, Instant, MoveId, PoolIncarnation, StepNo
+from baton.protocol.moves import BlockMove, MoveKind, MoveResult, StorageAnswer, StorageQuery
+
+STORE_BLOCKS_MAX: Final = 1024
+"""Being copied to the host at once. What is published beyond that is not copied: the service is far behind."""
+PUT_BLOCKS: Final = 32
+"""Of one put. Several are under way at once."""
+
+
+class Move:
+    """A move that is under way, or kept back by its fence."""
+
+    __slots__ = ("attempt", "device", "fence", "generations", "host", "id", "keys", "kind", "on_to_storage", "void")
+
+    def __init__(self, number: MoveId, kind: MoveKind, keys: Sequence[BlockKey], host: list[HostBlockId]) -> None:
+        self.id = number
+        self.kind = kind
+        self.keys = tuple(keys)
+        self.host = host
+        self.device: list[BlockId] = []
+        self.generations: list[Generation] = []
+        "Of the device blocks of a store, as they were."
+        self.on_to_storage: list[bool] = []
+        "Of a store: which blocks are put when they have arrived."
+        self.fence: StepNo | None = None
+        "Of a load: the last plan that may write to its targets."
+        self.attempt: Attempt | None = None
+        "Of a put or fetch: what the circuit of storage calls it."
+        self.void = False
+        "The device pool is another one by now."
+
+
+class TierStats:
+    __slots__ = ("fetched", "loaded", "lost_stores", "put", "put_failures", "skipped_puts", "skipped_stores", "stored")
+
+    def __init__(self) -> None:
+        self.stored = self.loaded = self.put = self.fetched = 0
+        "Blocks."
+        self.lost_stores = 0
+        "Copies of blocks that were handed on before the copy was whole."
+        self.skipped_stores = 0
+        self.skipped_puts = 0
+        "Not copied: the service or storage was behind, or all of the host tier in use."
+        self.put_failures = 0
+
+
+class Tiers:
+    def __init__(self, config: TierConfig, cache: PrefixCache) -> None:
+        self.config = config
+        self.enabled = config.host_blocks > 0
+        self.host = HostTier(config.host_blocks)
+        self.stats = TierStats()
+        self.rates: dict[MoveKind, BlockRate] = {
+            "store": BlockRate(),
+            "load": BlockRate(),
+            "put": BlockRate(),
+            "fetch": BlockRate(),
+        }
+        self.outgoing: list[BlockMove | StorageQuery] = []
+        "For the service, in this order."
+        self.up = False
+        "The service is there."
+        self.circuit = Circuit()
+        "Of storage."
+        self._cache = cache
+        self._pool = PoolIncarnation(0)
+        self._moves: dict[MoveId, Move] = {}
+        self._fenced: list[Move] = []
+        self._queries: dict[MoveId, Attempt] = {}
+        self._numbers = count(1)
+        self._to_store: dict[BlockKey, tuple[BlockId, bool]] = {}
+        "Published in this event; and whether storage gets it at once."
+        self._to_put: dict[BlockKey, None] = {}
+        self._storing = 0
+        self._putting = 0
+        self._copies: dict[MoveId, Instant] = {}
+        "In memory, and when they are to be over. Oldest first."
+
+    # What is copied down
+
+    def published(self, key: BlockKey, block: BlockId, *, prompt: bool) -> None:
+        """A block is computed, and the cache has it under this key."""
+        if self.up and self.config.write == "through" and (prompt or self.config.write_outputs) and key not in self.host:
+            self._to_store[key] = (block, self.config.storage)
+
+    def hit(self, key: BlockKey, block: BlockId, hits: int) -> None:
+        """A block of the device was found again."""
+        if self.up and self.config.write == "selective" and hits >= self.config.write_hits and key not in self.host:
+            self._to_store[key] = (block, self.config.storage)
+
+    def park(self, keys: Sequence[BlockKey], blocks: Sequence[BlockId]) -> None:
+        """A sequence was preempted: what it had published is copied while it is still there."""
+        if self.up and self.config.preempted != "drop":
+            self.host.touch(keys)
+            for key, block in zip(keys, blocks, strict=True):
+                if key not in self.host:
+                    self._to_store[key] = (block, self.config.preempted == "storage")
+                elif self.config.preempted == "storage" and not self.host.is_stored(key):
+                    self._to_put[key] = None
+
+    def flush(self, now: Instant) -> None:
+        """At the end of an event: everything of one kind goes out in one move."""
+        if self.up:
+            if self.config.write == "back":
+                self._clean_ahead()
+            if self._to_store:
+                self._store(now)
+            if self._to_put:
+                self._put(now)
+
+    def _clean_ahead(self) -> None:
+        """Write back: what will be evicted next is copied before it has to be."""
+        pool = self._cache.pool
+        if self._storing or pool.free >= self.config.watermark * pool.total:
+            return
+        for key, block in self._cache.coldest(self.config.write_back_blocks):
+            if key not in self.host:
+                self._to_store[key] = (block, False)
+        if self.config.storage and not self._putting and self.host.free < self.config.watermark * self.host.total:
+            self._to_put.update(dict.fromkeys(self.host.oldest_unstored(PUT_BLOCKS)))
+
+    def _store(self, now: Instant) -> None:
+        wanted, self._to_store = self._to_store, {}
+        room = min(len(wanted), STORE_BLOCKS_MAX - self._storing)
+        host = self.host.take(room) if room > 0 else []
+        self.stats.skipped_stores += len(wanted) - len(host)
+        if not host:
+            return
+        keys = list(wanted)[: len(host)]
+        move = Move(self._number(), "store", keys, host)
+        move.device = [wanted[key][0] for key in keys]
+        move.on_to_storage = [wanted[key][1] for key in keys]
+        move.generations = [self._cache.pool.generation(block) for block in move.device]
+        self._storing += len(host)
+        self._send(move, now)
+
+    def _put(self, now: Instant) -> None:
+        """As many as may be pinned; the rest waits for its turn, within the same bound."""
+        bound = max(PUT_BLOCKS, self.host.total // 4)
+        while self._to_put and self._putting + PUT_BLOCKS <= bound:
+            keys = [key for key in list(self._to_put)[:PUT_BLOCKS] if key in self.host and not self.host.is_stored(key)]
+            for key in list(self._to_put)[:PUT_BLOCKS]:
+                del self._to_put[key]
+            attempt = self.circuit.admit(now) if keys else None
+            if attempt is None:
+                self.stats.skipped_puts += len(keys)
+                continue
+            move = Move(self._number(), "put", keys, self.host.pin(keys))
+            move.attempt = attempt
+            self._putting += len(keys)
+            self._send(move, now)
+        while len(self._to_put) > bound:
+            del self._to_put[next(iter(self._to_put))]
+            self.stats.skipped_puts += 1
+
+    # What is brought up
+
+    def query(self, keys: Sequence[BlockKey], now: Instant) -> MoveId | None:
+        """How many of these does storage have? None: it is not asked, because it has failed too often."""
+        attempt = self.circuit.admit(now)
+        if attempt is None:
+            return None
+        number = self._number()
+        self._queries[number] = attempt
+        self.outgoing.append(StorageQuery(number, tuple(keys), self.config.storage_seconds_max))
+        return number
+
+    def fetch(self, keys: Sequence[BlockKey], now: Instant) -> MoveId | None:
+        """From storage to the host, as much as there is room for. None: there is none."""
+        attempt = self.circuit.admit(now)
+        host = self.host.take(min(len(keys), max(1, self.host.total // 2))) if attempt is not None else []
+        if not host:
+            return None
+        move = Move(self._number(), "fetch", keys[: len(host)], host)
+        move.attempt = attempt
+        self._send(move, now)
+        return move.id
+
+    def load(self, keys: Sequence[BlockKey], targets: Sequence[BlockId], fence: StepNo) -> MoveId:
+        """From the host to these device blocks, which their owner holds and nobody else knows."""
+        move = Move(self._number(), "load", keys, self.host.pin(keys))
+        self.host.touch(keys)
+        move.device = list(targets)
+        move.fence = fence
+        self._cache.pin(move.device)
+        self._moves[move.id] = move
+        self._fenced.append(move)
+        return move.id
+
+    def open_fences(self, oldest_in_flight: StepNo | None, now: Instant) -> None:
+        """Plans up to the one before this are over, and the worker that had them lives."""
+        if self._fenced:
+            ready = [m for m in self._fenced if oldest_in_flight is None or m.fence is None or m.fence < oldest_in_flight]
+            self._fenced = [move for move in self._fenced if move not in ready]
+            for move in ready:
+                self._send(move, now)
+
+    # Results
+
+    def complete(self, result: MoveResult, now: Instant) -> Move | None:
+        """Exactly one a move; None: it is not of ours, or was over. Of `host` is left what is whole."""
+        move = self._moves.get(result.id)
+        if move is None or move in self._fenced:
+            return None
+        del self._moves[result.id]
+        self._copies.pop(result.id, None)
+        moved = max(0, min(result.moved, len(move.host)))
+        self.rates[move.kind].moved(moved, result.seconds)
+        if move.attempt is not None:
+            self._heard(move.attempt, result.error, now)
+        self._end(move, moved)
+        return move
+
+    def answered(self, answer: StorageAnswer, now: Instant) -> bool:
+        """False: not asked, or not any more."""
+        attempt = self._queries.pop(answer.id, None)
+        if attempt is None:
+            return False
+        self._heard(attempt, answer.error, now)
+        return True
+
+    def late(self, number: MoveId, now: Instant) -> None:
+        """Nobody waits any longer for this question, fetch or load."""
+        attempt = self._queries.get(number)
+        if attempt is None and number in self._moves:
+            attempt = self._moves[number].attempt
+        if attempt is not None:
+            self.circuit.failed(attempt, now)
+
+    def _heard(self, attempt: Attempt, error: str | None, now: Instant) -> None:
+        if error is None:
+            self.circuit.succeeded(attempt)
+        else:
+            self.circuit.failed(attempt, now)
+
+    def _end(self, move: Move, moved: int) -> None:
+        if move.kind == "store":
+            self._end_store(move, moved)
+        elif move.kind == "load":
+            self.host.unpin(move.host)
+            self._cache.unpin(move.device)
+            if move.void:
+                moved = 0
+            self.stats.loaded += moved
+        elif move.kind == "put":
+            self.host.unpin(move.host)
+            self._putting -= len(move.host)
+            for block in move.host[:moved]:
+                self.host.mark_stored(block)
+            self.stats.put += moved
+            self.stats.put_failures += len(move.host) - moved
+        else:
+            self._insert(move, [place < moved for place in range(len(move.host))], stored=True)
+            self.stats.fetched += moved
+        move.host = move.host[:moved]  # what is left are the blocks that are whole
+
+    def _end_store(self, move: Move, moved: int) -> None:
+        pool = self._cache.pool
+        self._storing -= len(move.host)
+        whole = [
+            place < moved and not move.void and pool.generation(block) == generation
+            for place, (block, generation) in enumerate(zip(move.device, move.generations, strict=True))
+        ]
+        self._insert(move, whole, stored=False)
+        self.stats.stored += sum(whole)
+        self.stats.lost_stores += len(whole) - sum(whole)
+        for key, arrived, put in zip(move.keys, whole, move.on_to_storage, strict=True):
+            if arrived and put:
+                self._to_put[key] = None
+
+    def _insert(self, move: Move, whole: list[bool], *, stored: bool) -> None:
+        """Deepest first: the beginning of a chain is the last to be evicted."""
+        for key, block, arrived in reversed(list(zip(move.keys, move.host, whole, strict=True))):
+            if arrived:
+                self.host.insert(key, block, stored=stored)
+            else:
+                self.host.discard(block)
+
+    # Lives of others
+
+    def next_deadline(self) -> Instant | None:
+        return next(iter(self._copies.values()), None) if self.up else None
+
+    def hangs(self, now: Instant) -> bool:
+        """A copy in memory took far too long: the service is given up. What it may write to stays held until it is dead."""
+        deadline = self.next_deadline()
+        if deadline is None or deadline > now:
+            return False
+        self.up = False
+        return True
+
+    def service_ready(self, *, kept: bool) -> None:
+        """`kept`: the host memory is the one that the books are about."""
+        self.up = True
+        if not kept:
+            self.host.clear()
+
+    def service_lost(self) -> list[MoveId]:
+        """The process is dead, nobody copies any more: every move and question is over. What was complete is still there."""
+        self.up = False
+        over = [*self._moves, *self._queries]
+        for move in self._moves.values():
+            self._end(move, 0)
+        self._moves.clear()
+        self._copies.clear()
+        self._fenced.clear()
+        self._queries.clear()
+        self._to_store.clear()
+        self._to_put.clear()
+        self.outgoing.clear()
+        return over
+
+    def pool_changed(self, pool: PoolIncarnation) -> None:
+        """The device's blocks are others. Copies under way may go on, into or out of a pool that nobody has any more."""
+        self._pool = pool
+        self.void_device_moves()
+        for move in self._fenced:  # never sent
+            del self._moves[move.id]
+            self._end(move, 0)
+        self._fenced.clear()
+
+    def void_device_moves(self) -> None:
+        """What the device holds is not to be trusted, and what is brought into it is for nobody."""
+        self._to_store.clear()
+        for move in self._moves.values():
+            move.void = move.void or bool(move.device)
+
+    # Helpers and proof
+
+    def _number(self) -> MoveId:
+        return MoveId(next(self._numbers))
+
+    def _send(self, move: Move, now: Instant) -> None:
+        self._moves[move.id] = move
+        by_key = move.kind in ("put", "fetch")
+        if not by_key:
+            self._copies[move.id] = Instant(now + self.config.memory_seconds_max)
+        self.outgoing.append(
+            BlockMove(
+                move.id,
+                move.kind,
+                tuple(move.host),
+                tuple(move.device),
+                PoolIncarnation(0) if by_key else self._pool,
+                move.keys if by_key else (),
+                self.config.storage_seconds_max if by_key else 0.0,
+            )
+        )
+
+    def pinned(self) -> dict[BlockId, int]:
+        """Device blocks that moves hold."""
+        held: dict[BlockId, int] = {}
+        for move in self._moves.values():
+            if move.kind == "load":
+                for block in move.device:
+                    held[block] = held.get(block, 0) + 1
+        return held
+
+    def check(self) -> None:
+        read: dict[HostBlockId, int] = {}
+        written: dict[HostBlockId, int] = {}
+        for move in self._moves.values():
+            side = read if move.kind in ("load", "put") else written
+            for block in move.host:
+                side[block] = side.get(block, 0) + 1
+        self.host.check(read, written)
+        if any(move.id not in self._moves for move in self._fenced):
+            raise InvariantBroken("a move waits for its fence and is not under way", invariant=17)
+        if self._storing != sum(len(move.host) for move in self._moves.values() if move.kind == "store"):
+            raise InvariantBroken("blocks being stored are counted wrong", invariant=17)
