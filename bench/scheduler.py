@@ -19,7 +19,7 @@ from baton.core.engine.instance import Instance
 from baton.core.events import StepDone, Submit, WorkerReady
 from baton.protocol.ids import Instant, PoolIncarnation, RequestId
 from baton.protocol.request import GenerateRequest, SamplingParams
-from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, StepPlan, StepResult
+from baton.protocol.step import PREEMPTED_TOKEN_ID, StepPlan, StepResult
 
 
 class StubWorker:
@@ -33,14 +33,16 @@ class StubWorker:
         for new in plan.new:
             self.incarnation[new.slot] = new.incarnation
             self.left[new.slot] = len(new.tokens) - new.computed_tokens
-        values = []
+        values, lengths = [], []
         for slot, count in zip(plan.run.slots, plan.run.counts, strict=True):
             self.left[slot] -= count
-            values.append(7 if self.left[slot] <= 0 else NO_TOKEN_ID)
+            lengths.append(int(self.left[slot] <= 0))
+            values += [7] * lengths[-1]
         slots = [*plan.run.slots, *(slot for slot, _ in plan.drops)]
         incarnations = [*(self.incarnation[s] for s in plan.run.slots), *(i for _, i in plan.drops)]
         values += [PREEMPTED_TOKEN_ID] * len(plan.drops)
-        return StepResult(plan.step, plan.epoch, tuple(slots), tuple(incarnations), tuple(values))
+        lengths += [1] * len(plan.drops)
+        return StepResult(plan.step, plan.epoch, tuple(slots), tuple(incarnations), tuple(lengths), tuple(values))
 
 
 def measure(running: int, waiting: int, steps: int, prompt: int = 64) -> dict[str, float]:

@@ -83,7 +83,7 @@ SAMPLE = {
         1, 1, ((0, 1),), (NewSequence(1, 2, (0, 5), 2, 0, (7,), 0, 0),), (), (), Run((1,), (2,)), (SamplingParams(),)
     ),
     StepResult: StepResult(
-        *(1, 1, (1, 0), (2, 1), (0, -9)),
+        *(1, 1, (1, 2, 0), (2, 2, 1), (1, 0, 1), (0, -9)),
         failures=(RowFailure(1, 2, "NaN"),),
         logprobs=(RowLogprobs(1, 2, TokenLogprob(5, -0.5, 1, ((5, -0.5), (0, -1.5)))),),
     ),
@@ -136,7 +136,7 @@ def test_round_trip(kind, data):
 @pytest.mark.parametrize("message", SAMPLE.values(), ids=lambda message: type(message).__name__)
 def test_header_is_what_the_docstring_draws(message):
     whole = encode(message)
-    assert HEADER.unpack(whole[:8]) == (b"BT", 2, KIND[type(message)], len(whole) - 8)
+    assert HEADER.unpack(whole[:8]) == (b"BT", VERSION, KIND[type(message)], len(whole) - 8)
     assert decode(whole) == message
 
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.errors import ProtocolError
+from baton.protocol.codec import decode, encode
 from baton.protocol.step import (
-    NO_TOKEN_ID,
     PREEMPTED_TOKEN_ID,
     NewSequence,
     RowFailure,
@@ -21,23 +21,25 @@ LAST, MIDDLE, DROP = "last", "middle", "drop"
 """What a plan can ask of a slot: run to the end of what is known, run a chunk in the middle of its prompt, drop it."""
 
 
-def read(asked: list[str], answered: list[int], failures: tuple[RowFailure, ...] = (), late: int = 0) -> Rows:
-    """Slot i is asked for `asked[i]` and answers `answered[i]`. Then come `late` rows of others."""
+Values = int | tuple[int, ...]
+
+
+def read(asked: list[str], answered: list[Values], failures: tuple[RowFailure, ...] = (), late: int = 0) -> Rows:
+    """Slot i is asked for `asked[i]` and answers `answered[i]`, one value or several. Then come `late` rows of others."""
     runs = [slot for slot, what in enumerate(asked) if what != DROP]
     drops = [slot for slot, what in enumerate(asked) if what == DROP]
     plan = StepPlan(1, 1, drops=tuple((slot, 1) for slot in drops), run=Run(tuple(runs), (1,) * len(runs)))
     unfinished = tuple(slot for slot in runs if asked[slot] == MIDDLE)
-    slots = (*runs, *drops)
-    values = (*(answered[slot] for slot in slots), *[77] * late)
-    return read_rows(plan, unfinished, StepResult(1, 1, slots + (9,) * late, (1,) * (len(slots) + late), values, failures))
+    rows = [(slot, 1, value if isinstance(value := answered[slot], tuple) else (value,)) for slot in (*runs, *drops)]
+    return read_rows(plan, unfinished, StepResult.of(1, 1, [*rows, *[(9, 1, (77,))] * late], failures))
 
 
-def test_sentinels_are_what_the_blueprint_says():
-    assert (NO_TOKEN_ID, PREEMPTED_TOKEN_ID) == (-1, -9)
+def test_the_sentinel_is_what_the_blueprint_says():
+    assert PREEMPTED_TOKEN_ID == -9
 
 
 @pytest.mark.parametrize("token", [0, 1, 9, 2**31 - 1])
-@pytest.mark.parametrize("others", [([], []), ([MIDDLE, DROP], [-1, -9])])
+@pytest.mark.parametrize("others", [([], []), ([MIDDLE, DROP], [(), -9])])
 def test_token_zero_is_a_token_like_any_other(token, others):
     asked, answered = others
     rows = read([LAST, *asked], [token, *answered])
@@ -45,7 +47,7 @@ def test_token_zero_is_a_token_like_any_other(token, others):
 
 
 def test_minus_one_is_a_chunk_that_is_not_the_last():
-    rows = read([MIDDLE], [-1])
+    rows = read([MIDDLE], [()])
     assert (rows.sampled, rows.chunks, rows.acks) == ([], [0], [])
 
 
@@ -59,27 +61,27 @@ def test_empty_plan_has_no_rows():
     assert (rows.sampled, rows.chunks, rows.acks) == ([], [], [])
 
 
-@pytest.mark.parametrize("value", [-2, -8, -10, -(2**31), -100])
+@pytest.mark.parametrize("value", [-1, -2, -8, -10, -(2**31), -100])
 @pytest.mark.parametrize("asked", [LAST, MIDDLE, DROP])
-@pytest.mark.parametrize("others", [([], []), ([LAST], [5]), ([MIDDLE, DROP], [-1, -9])])
+@pytest.mark.parametrize("others", [([], []), ([LAST], [5]), ([MIDDLE, DROP], [(), -9])])
 def test_other_negatives_have_no_meaning(value, asked, others):
     with pytest.raises(ProtocolError):
         read([asked, *others[0]], [value, *others[1]])
 
 
 @pytest.mark.parametrize("value", [2**31, 2**32, 2**63 - 1])
-@pytest.mark.parametrize("others", [([], []), ([MIDDLE, DROP], [-1, -9])])
+@pytest.mark.parametrize("others", [([], []), ([MIDDLE, DROP], [(), -9])])
 def test_value_beyond_int32_has_no_meaning(value, others):
     with pytest.raises(ProtocolError):
         read([LAST, *others[0]], [value, *others[1]])
 
 
-RIGHT = {LAST: [0, 7], MIDDLE: [NO_TOKEN_ID], DROP: [PREEMPTED_TOKEN_ID]}
+RIGHT = {LAST: [0, 7], MIDDLE: [()], DROP: [PREEMPTED_TOKEN_ID]}
 
 
 @pytest.mark.parametrize("asked", RIGHT)
-@pytest.mark.parametrize("value", [0, 7, NO_TOKEN_ID, PREEMPTED_TOKEN_ID])
-@pytest.mark.parametrize("others", [([], []), ([LAST], [5]), ([MIDDLE], [-1]), ([DROP], [-9])])
+@pytest.mark.parametrize("value", [0, 7, (), (7, 8), (PREEMPTED_TOKEN_ID,) * 2, (7, PREEMPTED_TOKEN_ID), PREEMPTED_TOKEN_ID])
+@pytest.mark.parametrize("others", [([], []), ([LAST], [5]), ([MIDDLE], [()]), ([DROP], [-9])])
 def test_answer_must_be_what_was_asked_for(asked, value, others):
     if value in RIGHT[asked]:
         read([asked, *others[0]], [value, *others[1]])
@@ -99,25 +101,45 @@ def test_every_row_is_read_once_and_in_order(asked, late, data):
 
 def test_failed_row_has_no_token():
     failure = (RowFailure(0, 1, "NaN in the logits"),)
-    assert read([LAST, LAST], [-1, 5], failure).sampled == [(1, 5)]
+    assert read([LAST, LAST], [(), 5], failure).sampled == [(1, 5)]
     with pytest.raises(ProtocolError):
-        read([LAST, LAST], [5, -1], failure)
+        read([LAST, LAST], [5, ()], failure)
 
 
-@pytest.mark.parametrize(
-    "columns", [((1,), (1,), ()), ((1,), (), (1,)), ((), (1,), (1,)), ((1, 2), (1, 2), (1,)), ((), (), (1,))]
-)
+@pytest.mark.parametrize("columns", [((1,), (1,), ()), ((1,), (), (1,)), ((), (1,), (1,)), ((1, 2), (1, 2), (1,))])
 def test_columns_of_unequal_length(columns):
     for plan in (StepPlan(1, 1), StepPlan(1, 1, run=Run((1,), (1,)))):
         with pytest.raises(ProtocolError, match="differ in length"):
-            read_rows(plan, (), StepResult(1, 1, *columns))
+            read_rows(plan, (), StepResult(1, 1, *columns, (5,) * sum(columns[2])))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "values"), [((1,), ()), ((0,), (5,)), ((1,), (5, 5)), ((-1,), ()), ((2,), (5,)), ((2**62,), (5,))]
+)
+def test_lengths_must_be_those_of_the_values(lengths, values):
+    with pytest.raises(ProtocolError, match="lengths of the rows"):
+        read_rows(StepPlan(1, 1, run=Run((1,), (1,))), (), StepResult(1, 1, (1,), (1,), lengths, values))
+
+
+def test_a_negative_length_is_not_made_up_for_by_another():
+    plan = StepPlan(1, 1, run=Run((1, 2), (1, 1)))
+    with pytest.raises(ProtocolError, match="lengths of the rows"):
+        read_rows(plan, (), StepResult(1, 1, (1, 2), (1, 1), (3, -1), (5, 5)))
+
+
+@given(st.lists(st.lists(st.integers(-9, 9), max_size=4).map(tuple), max_size=8))
+def test_rows_of_any_lengths_survive_the_wire(values):
+    rows = [(slot, slot + 1, value) for slot, value in enumerate(values)]
+    result = decode(encode(StepResult.of(1, 1, rows)))
+    assert result.rows == rows
+    assert (result.lengths, len(result.values)) == (tuple(map(len, values)), sum(map(len, values)))
 
 
 @pytest.mark.parametrize("slots", [(), (1,), (2, 1), (1, 1), (1, 3), (3, 1, 2)])
 def test_rows_must_be_those_of_the_plan(slots):
     plan = StepPlan(1, 1, run=Run((1, 2), (1, 1)))
     with pytest.raises(ProtocolError):
-        read_rows(plan, (), StepResult(1, 1, slots, (1,) * len(slots), (5,) * len(slots)))
+        read_rows(plan, (), StepResult.of(1, 1, [(slot, 1, (5,)) for slot in slots]))
 
 
 def test_plan_says_what_it_asks_for():

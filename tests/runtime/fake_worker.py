@@ -14,7 +14,7 @@ import time
 from baton.config import WorkerConfig
 from baton.protocol.control import Ping, Pong, WorkerHello
 from baton.protocol.ids import WorkerEpoch
-from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, StepPlan, StepResult
+from baton.protocol.step import PREEMPTED_TOKEN_ID, StepPlan, StepResult
 from baton.runtime.channel import BlockingChannel
 from baton.runtime.children import begin_child
 
@@ -30,21 +30,19 @@ class Runner:
         self.who: dict[int, tuple[int, int]] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
-        values = []
-        dropped = [incarnation for _, incarnation in plan.drops]
+        rows = []
         for new in plan.new:
             self.known[new.slot], self.computed[new.slot] = len(new.tokens), new.computed_tokens
             self.who[new.slot] = new.incarnation, new.index
         for slot, count in zip(plan.run.slots, plan.run.counts, strict=True):
             self.computed[slot] += count
             if self.computed[slot] < self.known[slot]:
-                values.append(NO_TOKEN_ID)
+                rows.append((slot, self.who[slot][0], ()))
             else:
-                values.append((7 * self.known[slot] + self.who[slot][1]) % 50)
+                rows.append((slot, self.who[slot][0], ((7 * self.known[slot] + self.who[slot][1]) % 50,)))
                 self.known[slot] += 1
-        incarnations = [self.who[slot][0] for slot in plan.run.slots] + dropped
-        values += [PREEMPTED_TOKEN_ID] * len(dropped)
-        return StepResult(plan.step, plan.epoch, plan.rows, tuple(incarnations), tuple(values))
+        rows += [(slot, incarnation, (PREEMPTED_TOKEN_ID,)) for slot, incarnation in plan.drops]
+        return StepResult.of(plan.step, plan.epoch, rows)
 
 
 def main() -> None:

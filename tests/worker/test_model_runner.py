@@ -18,7 +18,7 @@ from baton.models.raw_tensor import RawTensor
 from baton.models.reference import all_logits
 from baton.protocol.ids import BlockId, Incarnation, Slot, StepNo, WorkerEpoch
 from baton.protocol.request import FinishReason, SamplingParams
-from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, NewSequence, Run, StepPlan
+from baton.protocol.step import PREEMPTED_TOKEN_ID, NewSequence, Run, StepPlan
 from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
 from baton.worker.platforms.base import StepBounds
@@ -66,7 +66,7 @@ def plan(step: int, *, run=(), **parts) -> StepPlan:
 def test_rows_are_what_runs_then_what_is_dropped(oracle, runner):
     first = runner.execute(plan(1, new=(new(2, range(9)), new(0, [5], blocks=(9,))), run=[(2, 4), (0, 1)]))
     token = int(all_logits(oracle, [5])[-1].argmax())
-    assert (first.slots, first.incarnations, first.values) == ((2, 0), (1, 1), (NO_TOKEN_ID, token))
+    assert (first.slots, first.incarnations, first.lengths, first.values) == ((2, 0), (1, 1), (0, 1), (token,))
     second = runner.execute(plan(2, drops=((Slot(2), Incarnation(1)),), run=[(0, 1)]))
     assert second.slots == (0, 2)
     assert second.values[0] == int(all_logits(oracle, [5, token])[-1].argmax())
@@ -221,20 +221,20 @@ def test_a_failed_sequence_answers_until_it_is_dropped():
     first = runner.execute(plan(1, new=(new(0, [50]), new(1, [3], blocks=(4,))), run=[(0, 1), (1, 1)]))
     later = runner.execute(plan(2, run=[(0, 1), (1, 1)]))
     for result in (first, later):
-        assert result.values[0] == NO_TOKEN_ID
-        assert result.values[1] >= 0
+        assert result.lengths == (0, 1)
+        assert result.values[0] >= 0
         assert [(f.slot, f.incarnation) for f in result.failures] == [(0, 1)]
     dropped = runner.execute(plan(3, drops=((Slot(0), Incarnation(1)),), run=[(1, 1)]))
     assert dropped.failures == ()
     fresh = runner.execute(plan(4, new=(new(0, [3], incarnation=2, blocks=(5,)),), run=[(0, 1)]))
     assert fresh.failures == ()
-    assert fresh.values == (first.values[1],)
+    assert fresh.values == first.values
 
 
 def test_an_id_outside_the_vocabulary_fails_alone(runner):
     result = runner.execute(plan(1, new=(new(0, [1, 97]), new(1, [3], blocks=(4,))), run=[(0, 2), (1, 1)]))
-    assert result.values[0] == NO_TOKEN_ID
-    assert result.values[1] >= 0
+    assert result.lengths == (0, 1)
+    assert result.values[0] >= 0
     assert "outside the vocabulary of 97" in result.failures[0].reason
 
 

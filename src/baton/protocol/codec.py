@@ -36,7 +36,7 @@ from baton.protocol.output import Emit
 from baton.protocol.request import GenerateBatch, GenerateRequest
 from baton.protocol.step import StepPlan, StepResult
 
-VERSION: Final = 2
+VERSION: Final = 3
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 
 Message = (

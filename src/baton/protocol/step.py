@@ -4,13 +4,15 @@ A running sequence sits in a slot. The worker keeps, for each slot, the occupant
 says what changes. Plans are executed in the order of their numbers, which is what makes it safe to hand a block on in
 the very plan that takes it from its last owner: every earlier plan has been executed by then.
 
-On the wire a row of a result is an int32 that a kernel can write. `read_rows` turns rows into typed columns here, at the
-boundary; nothing above ever compares an int with a sentinel.
+On the wire a result is flat int32 values, which a kernel can write, and a length per row: 0 for a chunk of a prompt that is
+not the last, 1 for a token, more with speculation. `read_rows` turns rows into typed columns here, at the boundary; nothing
+above ever compares an int with a sentinel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
+from itertools import accumulate
 from typing import Final
 
 from msgspec import Struct
@@ -19,14 +21,11 @@ from baton.errors import ProtocolError
 from baton.protocol.ids import BlockId, Incarnation, Slot, StepNo, WorkerEpoch
 from baton.protocol.request import SamplingParams, TokenId
 
-NO_TOKEN_ID: Final = -1
-"""Row value: nothing this step, a prompt chunk that is not the last."""
-
 PREEMPTED_TOKEN_ID: Final = -9
-"""Row value: the worker has executed this slot's drop; nothing more of this incarnation follows."""
+"""The only value of its row: the worker has executed this slot's drop; nothing more of this incarnation follows."""
 
 TOKEN_ID_MAX: Final = 2**31 - 1
-"""A row is an int32."""
+"""A value is an int32."""
 
 
 class NewSequence(Struct, frozen=True, array_like=True):
@@ -114,19 +113,45 @@ class RowLogprobs(Struct, frozen=True, array_like=True):
     prompt: tuple[TokenLogprob, ...] = ()
 
 
-class StepResult(Struct, frozen=True, array_like=True):
-    """Row i says what came of slot `slots[i]` in its incarnation `incarnations[i]`: first the plan's `rows`, in order.
+Row = tuple[Slot, Incarnation, Sequence[int]]
+"""(slot, its incarnation, values): tokens, none, or PREEMPTED_TOKEN_ID alone."""
 
-    Rows after those are late ones, of an earlier occupant; they are inert.
+
+class StepResult(Struct, frozen=True, array_like=True):
+    """Row i says what came of slot `slots[i]` in its incarnation `incarnations[i]`: the next `lengths[i]` of `values`.
+
+    First the plan's `rows`, in order. Rows after those are late ones, of an earlier occupant; they are inert.
     """
 
     step: StepNo
     epoch: WorkerEpoch
     slots: tuple[Slot, ...] = ()
     incarnations: tuple[Incarnation, ...] = ()
+    lengths: tuple[int, ...] = ()
     values: tuple[int, ...] = ()
     failures: tuple[RowFailure, ...] = ()
     logprobs: tuple[RowLogprobs, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        step: StepNo,
+        epoch: WorkerEpoch,
+        rows: Iterable[Row],
+        failures: tuple[RowFailure, ...] = (),
+        logprobs: tuple[RowLogprobs, ...] = (),
+    ) -> StepResult:
+        """From rows one by one: for workers that need not be fast."""
+        slots, incarnations, values = zip(*rows, strict=True) if (rows := list(rows)) else ((), (), ())
+        flat = tuple(value for row in values for value in row)
+        return cls(step, epoch, slots, incarnations, tuple(map(len, values)), flat, failures, logprobs)
+
+    @property
+    def rows(self) -> list[Row]:
+        """Columns as rows. The columns must be whole."""
+        ends = list(accumulate(self.lengths))
+        pieces = [self.values[end - length : end] for end, length in zip(ends, self.lengths, strict=True)]
+        return list(zip(self.slots, self.incarnations, pieces, strict=True))
 
 
 class Rows(Struct):
@@ -146,24 +171,30 @@ def read_rows(plan: StepPlan, unfinished: Collection[Slot], result: StepResult) 
     Every row is held against what was planned: a token where none is due, none where one is, an acknowledgement that nobody
     asked for. A worker that answers so is not in the state we think it is in, and that is a protocol error.
     """
-    rows, count = plan.rows, len(plan.run.slots)
-    values = result.values[:count]
-    if not len(result.slots) == len(result.incarnations) == len(result.values):
+    rows, count, lengths = plan.rows, len(plan.run.slots), result.lengths
+    if not len(result.slots) == len(result.incarnations) == len(lengths):
         raise ProtocolError(f"step {result.step}: the columns of the result differ in length")
+    ones = lengths.count(1) == len(lengths)  # as in most steps; asked first, because 256 rows are many
+    if len(lengths) != len(result.values) if ones else sum(lengths) != len(result.values) or min(lengths) < 0:
+        raise ProtocolError(f"step {result.step}: the lengths of the rows are not those of the values")
     if result.slots[: len(rows)] != rows:
         raise ProtocolError(f"step {result.step}: the rows of the result are not those of the plan")
-    if any(value != PREEMPTED_TOKEN_ID for value in result.values[count : len(rows)]):
-        raise ProtocolError(f"step {result.step}: a drop is not acknowledged")
-    if values and max(values) > TOKEN_ID_MAX:
-        raise ProtocolError(f"step {result.step}: {max(values)} is no token id")
     acks = list(rows[count:])
-    if not unfinished and (not values or min(values) >= 0):
+    tokens = count if ones else sum(lengths[:count])
+    if lengths[count : len(rows)] != (1,) * len(acks) or result.values[tokens : tokens + len(acks)] != _DROPPED * len(acks):
+        raise ProtocolError(f"step {result.step}: a drop is not acknowledged")
+    values = result.values[:tokens]
+    if values and not 0 <= min(values) <= max(values) <= TOKEN_ID_MAX:
+        raise ProtocolError(f"step {result.step}: a value from {min(values)} to {max(values)} is no token id")
+    if ones and not unfinished:
         return Rows(list(zip(plan.run.slots, values, strict=True)), [], acks)
     failed = [(failure.slot, failure.incarnation) for failure in result.failures]
-    for slot, incarnation, value in zip(plan.run.slots, result.incarnations[:count], values, strict=True):
-        if value < 0 and value != NO_TOKEN_ID:
-            raise ProtocolError(f"step {result.step}: row value {value} has no meaning here")
-        if (value == NO_TOKEN_ID) != (slot in unfinished or (slot, incarnation) in failed):
-            raise ProtocolError(f"step {result.step}: slot {slot} answers {value}")
-    pairs = list(zip(plan.run.slots, values, strict=True))
-    return Rows([row for row in pairs if row[1] >= 0], [slot for slot, value in pairs if value < 0], acks)
+    for slot, incarnation, length in zip(plan.run.slots, result.incarnations, lengths, strict=False):
+        if length != (slot not in unfinished and (slot, incarnation) not in failed):  # more than one: nobody plans that yet
+            raise ProtocolError(f"step {result.step}: slot {slot} answers {length} tokens")
+    sampled = [slot for slot, length in zip(plan.run.slots, lengths, strict=False) if length]
+    chunks = [slot for slot, length in zip(plan.run.slots, lengths, strict=False) if not length]
+    return Rows(list(zip(sampled, values, strict=True)), chunks, acks)
+
+
+_DROPPED: Final = (PREEMPTED_TOKEN_ID,)

@@ -198,7 +198,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("narrowing-counts", "core.engine.instance", "counts=evidence and not explained", "counts=True",
            "kills from outside and the search for a culprit count towards giving the worker up"),
     # Broken results
-    Mutant("missing-ack-believed", "protocol.step", "if any(value != PREEMPTED_TOKEN_ID for value in result.values[count : len(rows)]):", "if False:",
+    Mutant("missing-ack-believed", "protocol.step", "if lengths[count : len(rows)] != (1,) * len(acks) or result.values[tokens : tokens + len(acks)] != _DROPPED * len(acks):", "if False:",
            "a drop that the worker did not execute counts as executed"),
     Mutant("wrong-incarnation-believed", "core.engine.slots", "            return False\n        return not any", "            pass\n        return not any",
            "a row of another occupant is taken for the present one's"),

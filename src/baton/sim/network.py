@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from baton.errors import InvariantBroken
 from baton.protocol.codec import decode, encode
 from baton.protocol.ids import Incarnation, WorkerEpoch
-from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, StepPlan, StepResult
+from baton.protocol.step import PREEMPTED_TOKEN_ID, StepPlan, StepResult
 from baton.sim.scenario import Scenario, StepFault
 from baton.sim.timeline import Timeline
 from baton.sim.watch import Watch
@@ -98,34 +100,27 @@ class Network:
 
 def garbled(result: StepResult, kind: int) -> StepResult | None:
     """Broken in one of five ways; None where this result has nothing to break that way."""
-    slots, incarnations, values = list(result.slots), list(result.incarnations), list(result.values)
-    if not slots:
+    rows = result.rows
+    if not rows or (result.failures and kind % 5 == 2):  # a row that failed may answer so
         return None
+    slot, incarnation, values = rows[0]
     match kind % 5:
         case 0:  # a row is missing
-            del slots[0], incarnations[0], values[0]
+            rows = rows[1:]
         case 1:  # another incarnation
-            incarnations[0] = Incarnation(incarnations[0] + 1)
+            rows[0] = (slot, Incarnation(incarnation + 1), values)
         case 2:  # an acknowledgement, or a token, that is none
-            values[-1] = NO_TOKEN_ID if values[-1] != NO_TOKEN_ID else PREEMPTED_TOKEN_ID
+            rows[-1] = (*rows[-1][:2], () if rows[-1][2] else (PREEMPTED_TOKEN_ID,))
         case 3:  # a row twice
-            slots, incarnations, values = [*slots, slots[0]], [*incarnations, incarnations[0]], [*values, values[0]]
-        case 4:  # columns of different lengths
-            del values[-1]
-    if result.failures and kind % 5 == 2:
-        return None  # the row that failed may answer so
-    return StepResult(result.step, result.epoch, tuple(slots), tuple(incarnations), tuple(values), result.failures)
+            rows.append(rows[0])
+        case 4:  # lengths that are not those of the values
+            return replace(result, lengths=(result.lengths[0] + 1, *result.lengths[1:]))
+    return StepResult.of(result.step, result.epoch, rows, result.failures)
 
 
 def with_ghost(result: StepResult) -> StepResult:
     """A late row of each slot's former occupant, behind the true ones: inert, or a bug."""
     current = dict(zip(result.slots, result.incarnations, strict=True))
     ghosts = [(slot, Incarnation(incarnation - 1)) for slot, incarnation in current.items() if incarnation > 1]
-    return StepResult(
-        result.step,
-        result.epoch,
-        (*result.slots, *(slot for slot, _ in ghosts)),
-        (*result.incarnations, *(incarnation for _, incarnation in ghosts)),
-        (*result.values, *(3 for _ in ghosts)),
-        result.failures,
-    )
+    rows = [*result.rows, *((slot, incarnation, (3,)) for slot, incarnation in ghosts)]
+    return StepResult.of(result.step, result.epoch, rows, result.failures)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from zlib import crc32
 
 from baton.errors import InvariantBroken
-from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, NewSequence, RowFailure, StepPlan, StepResult
+from baton.protocol.step import PREEMPTED_TOKEN_ID, NewSequence, Row, RowFailure, StepPlan, StepResult
 from baton.sim.scenario import VOCAB, Client
 from baton.sim.tags import TAG_BYTES, draw, first_tag, next_tag, tag_bytes
 
@@ -64,9 +64,7 @@ class SimWorker:
 
     def execute(self, plan: StepPlan, die_after: int | None = None) -> StepResult:
         """`die_after`: the process dies when it has computed that many rows."""
-        slots: list[int] = []
-        incarnations: list[int] = []
-        values: list[int] = []
+        rows: list[Row] = []
         failures: list[RowFailure] = []
         for slot, incarnation in plan.drops:
             seat = self.seats.pop(slot, None)
@@ -84,16 +82,11 @@ class SimWorker:
             if number == die_after:
                 raise WorkerDied
             seat = self.seats[slot]
-            slots.append(slot)
-            incarnations.append(seat.incarnation)
-            values.append(self._row(plan, slot, seat, count, failures))
-        for slot, incarnation in plan.drops:
-            slots.append(slot)
-            incarnations.append(incarnation)
-            values.append(PREEMPTED_TOKEN_ID)
-        return StepResult(plan.step, plan.epoch, tuple(slots), tuple(incarnations), tuple(values), tuple(failures))  # type: ignore[arg-type]
+            rows.append((slot, seat.incarnation, self._row(plan, slot, seat, count, failures)))
+        rows += [(slot, incarnation, (PREEMPTED_TOKEN_ID,)) for slot, incarnation in plan.drops]
+        return StepResult.of(plan.step, plan.epoch, rows, tuple(failures))
 
-    def _row(self, plan: StepPlan, slot: int, seat: _Seat, count: int, failures: list[RowFailure]) -> int:
+    def _row(self, plan: StepPlan, slot: int, seat: _Seat, count: int, failures: list[RowFailure]) -> tuple[int, ...]:
         """Compute `count` tokens of one sequence; sample if that reaches the end of what is known."""
         outputs = len(seat.tokens) - seat.prompt_tokens
         if seat.client.poison_at == outputs:
@@ -101,7 +94,7 @@ class SimWorker:
         if seat.failed or seat.client.nan_at == outputs:
             seat.failed = True
             failures.append(RowFailure(slot, seat.incarnation, "NaN in the logits"))  # type: ignore[arg-type]
-            return NO_TOKEN_ID
+            return ()
         begin = seat.computed
         if begin + count > len(seat.tokens):
             raise InvariantBroken(f"step {plan.step}: slot {slot} is to run {count} tokens past {begin}", invariant=30)
@@ -114,7 +107,7 @@ class SimWorker:
         if context != seat.expected:
             raise InvariantBroken(f"step {plan.step}: slot {slot} reads foreign KV (request {seat.client.id})", invariant=12)
         if seat.computed < len(seat.tokens):
-            return NO_TOKEN_ID
+            return ()
         token = draw(crc32(context), seat.client.seed, seat.index, seat.computed, VOCAB)
         seat.tokens.append(token)
-        return token
+        return (token,)

@@ -1,7 +1,7 @@
 """Executes plans on a model. What it does for a plan is the whole of `execute`; how, is in the files beside it.
 
 A sequence that fails (not-a-number somewhere, a token id that the model does not have) fails alone: it answers
-NO_TOKEN_ID and a RowFailure, in every step that runs it, until it is dropped. A plan that contradicts what is here
+no token and a RowFailure, in every step that runs it, until it is dropped. A plan that contradicts what is here
 raises ProtocolError, after which this worker's state is not to be trusted any more.
 """
 
@@ -17,7 +17,6 @@ from baton.kvpool.pool import KVPool
 from baton.protocol.ids import Incarnation
 from baton.protocol.request import SamplingParams
 from baton.protocol.step import (
-    NO_TOKEN_ID,
     PREEMPTED_TOKEN_ID,
     NewSequence,
     RowFailure,
@@ -207,16 +206,19 @@ class ModelRunner:
 
     def _result(self, plan: StepPlan, crew: _Crew, step: _Step) -> StepResult:
         """Rows in the plan's order: what ran, then what was dropped."""
-        ran, incarnations = plan.run.slots, crew.incarnations
-        values = tuple([step.tokens.get(slot, NO_TOKEN_ID) for slot in ran])
+        ran, incarnations, tokens = plan.run.slots, crew.incarnations, step.tokens
+        lengths = (1,) * len(ran) if len(tokens) == len(ran) else tuple([int(slot in tokens) for slot in ran])
+        values = tuple([tokens[slot] for slot in ran if slot in tokens])
         if plan.drops:
             incarnations += tuple(incarnation for _, incarnation in plan.drops)
+            lengths += (1,) * len(plan.drops)
             values += (PREEMPTED_TOKEN_ID,) * len(plan.drops)
         return StepResult(
             step=plan.step,
             epoch=plan.epoch,
             slots=plan.rows,
             incarnations=incarnations,
+            lengths=lengths,
             values=values,
             failures=tuple(self._failures(crew)) if self._failed else (),
             logprobs=tuple(step.row_logprobs(crew)) if step.logprobs or step.prompts else (),

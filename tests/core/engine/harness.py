@@ -31,7 +31,7 @@ from baton.core.events import Abort, Event, LossCause, PreemptSome, StepDone, Su
 from baton.protocol.ids import Instant, PoolIncarnation, RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import GenerateRequest, Refused, SamplingParams
-from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, NewSequence, RowLogprobs, StepPlan, StepResult, TokenLogprob
+from baton.protocol.step import PREEMPTED_TOKEN_ID, NewSequence, RowLogprobs, StepPlan, StepResult, TokenLogprob
 
 VOCAB = 101
 MARKS = 10_007
@@ -85,7 +85,7 @@ class FakeWorker:
         self.memory: dict[tuple[int, int], int] = {}
 
     def run(self, plan: StepPlan) -> StepResult:
-        rows: list[tuple[int, int, int]] = []
+        rows: list[tuple[int, int, tuple[int, ...]]] = []
         logprobs: list[RowLogprobs] = []
         for slot, incarnation in plan.drops:
             assert self.seats.pop(slot).incarnation == incarnation, "the drop names somebody who is not there"
@@ -110,14 +110,15 @@ class FakeWorker:
             assert self._content(table[place]) == self._content(block), "folded onto a block with other content"
             table[place] = block
         for slot, count in zip(plan.run.slots, plan.run.counts, strict=True):
-            begin, value = self.seats[slot].computed, self._compute(slot, count)
-            rows.append((slot, self.seats[slot].incarnation, value))
-            logprobs += self._thoughts(slot, begin, value)
-        rows += [(slot, incarnation, PREEMPTED_TOKEN_ID) for slot, incarnation in plan.drops]  # last, as `rows` of a plan says
-        slots, incarnations, values = zip(*rows, strict=True) if rows else ((), (), ())
-        return StepResult(plan.step, plan.epoch, slots, incarnations, values, logprobs=tuple(logprobs))
+            begin, values = self.seats[slot].computed, self._compute(slot, count)
+            rows.append((slot, self.seats[slot].incarnation, values))
+            logprobs += self._thoughts(slot, begin, values)
+        rows += [
+            (slot, incarnation, (PREEMPTED_TOKEN_ID,)) for slot, incarnation in plan.drops
+        ]  # last, as `rows` of a plan says
+        return StepResult.of(plan.step, plan.epoch, rows, logprobs=tuple(logprobs))
 
-    def _compute(self, slot: int, count: int) -> int:
+    def _compute(self, slot: int, count: int) -> tuple[int, ...]:
         seat = self.seats[slot]
         assert 0 < count <= len(seat.tokens) - seat.computed, "more to run than is known"
         for position in range(seat.computed, seat.computed + count):
@@ -128,17 +129,17 @@ class FakeWorker:
             self.memory[block, offset] = mark(earlier, seat.tokens[position])
         seat.computed += count
         if seat.computed < len(seat.tokens):
-            return NO_TOKEN_ID
+            return ()
         last = self.memory[self._place(seat, seat.computed - 1)]
         token = draw(last, seat.sampling, seat.index, len(seat.tokens) - seat.prompt_tokens)
         seat.tokens.append(token)
-        return token
+        return (token,)
 
-    def _thoughts(self, slot: int, begin: int, value: int) -> list[RowLogprobs]:
+    def _thoughts(self, slot: int, begin: int, values: tuple[int, ...]) -> list[RowLogprobs]:
         """What the sequence asked to be told: of the token it sampled, of the part of the prompt that it computed."""
         seat, sampled, prompt = self.seats[slot], None, ()
-        if seat.sampling.logprobs is not None and value >= 0:
-            sampled = TokenLogprob(value, -0.5, 1)
+        if seat.sampling.logprobs is not None and values:
+            sampled = TokenLogprob(values[0], -0.5, 1)
         if seat.sampling.prompt_logprobs is not None:
             computed = seat.tokens[begin : min(seat.computed, seat.prompt_tokens)]
             prompt = tuple(TokenLogprob(token, -0.5, 1) for token in computed)

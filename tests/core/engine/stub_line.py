@@ -10,7 +10,7 @@ from baton.core.engine.instance import Instance
 from baton.core.events import Event, LossCause, StepDone, Submit, WorkerLost, WorkerReady
 from baton.protocol.ids import Instant, PoolIncarnation
 from baton.protocol.output import Emit
-from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, StepPlan, StepResult
+from baton.protocol.step import PREEMPTED_TOKEN_ID, StepPlan, StepResult
 
 from .harness import make_config, make_request
 
@@ -51,15 +51,15 @@ class StubLine:
         for new in plan.new:
             outputs = self._outputs - (len(new.tokens) - new.prompt_tokens)
             self._left[new.slot] = [new.incarnation, len(new.tokens) - new.computed_tokens, outputs]
-        values = [self._row(slot, count) for slot, count in zip(plan.run.slots, plan.run.counts, strict=True)]
-        incarnations = [self._left[slot][0] for slot in plan.run.slots] + [incarnation for _, incarnation in plan.drops]
-        values += [PREEMPTED_TOKEN_ID] * len(plan.drops)
-        self.tell(StepDone(StepResult(plan.step, plan.epoch, plan.rows, tuple(incarnations), tuple(values))))
+        run = zip(plan.run.slots, plan.run.counts, strict=True)
+        rows = [(slot, self._left[slot][0], self._row(slot, count)) for slot, count in run]
+        rows += [(slot, incarnation, (PREEMPTED_TOKEN_ID,)) for slot, incarnation in plan.drops]
+        self.tell(StepDone(StepResult.of(plan.step, plan.epoch, rows)))
 
-    def _row(self, slot: int, count: int) -> int:
+    def _row(self, slot: int, count: int) -> tuple[int, ...]:
         left = self._left[slot]
         left[1] -= count
         if left[1] > 0:
-            return NO_TOKEN_ID
+            return ()
         left[2] -= 1
-        return 7 if left[2] > 0 else STOP
+        return (7 if left[2] > 0 else STOP,)

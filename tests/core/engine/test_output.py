@@ -4,7 +4,7 @@ import pytest
 
 from baton.core.engine.request import Phase
 from baton.core.events import StepDone
-from baton.protocol.step import NO_TOKEN_ID, RowFailure, StepResult
+from baton.protocol.step import RowFailure, StepResult
 
 from .harness import VOCAB, Driver, make_request, stop_at, undisturbed
 
@@ -150,13 +150,13 @@ def test_all_prompts_together_keep_to_the_bound_beside_decodes(bound):
 
 
 def test_chunked_prefill_gives_the_same_output():
-    """6, chunked. A chunk that is not the last answers NO_TOKEN_ID, and the last one answers a token."""
+    """6, chunked. A chunk that is not the last answers no token, and the last one answers a token."""
     driver = Driver(chunk_tokens_max=3, steps_in_flight=4)
     driver.submit("a", range(10), max_tokens=4)
-    values = [driver.execute().values[0] for _ in range(4)]
+    values = [driver.execute().values for _ in range(4)]
     assert [plan.run.counts for plan in driver.history[:4]] == [(3,), (3,), (3,), (1,)]
-    assert values[:3] == [NO_TOKEN_ID] * 3
-    assert values[3] == undisturbed(driver.requests["a"])[0]
+    assert values[:3] == [()] * 3
+    assert values[3] == tuple(undisturbed(driver.requests["a"])[:1])
     driver.run()
     driver.assert_answered()
 
@@ -224,10 +224,10 @@ def test_failed_row_ends_its_sequence_and_no_other():
     driver.run_until("b", Phase.DECODE)
     whole, seat = driver.execute(), driver.sequence("a")
     place = whole.slots.index(seat.slot)
-    values = tuple(NO_TOKEN_ID if row == place else value for row, value in enumerate(whole.values))
+    rows = [(*row[:2], ()) if number == place else row for number, row in enumerate(whole.rows)]
     failure = RowFailure(seat.slot, seat.incarnation, "NaN in the logits")
     driver.results.clear()
-    driver.tell(StepDone(StepResult(whole.step, whole.epoch, whole.slots, whole.incarnations, values, (failure,))))
+    driver.tell(StepDone(StepResult.of(whole.step, whole.epoch, rows, (failure,))))
     assert driver.reason("a") == "error"
     assert driver.ended["a", 0].detail == "NaN in the logits"
     driver.run()

@@ -9,7 +9,7 @@ from baton.core.events import StepDone, WorkerLost, WorkerReady
 from baton.protocol.ids import PoolIncarnation, WorkerEpoch
 from baton.protocol.output import Emit
 from baton.protocol.request import Refused
-from baton.protocol.step import NO_TOKEN_ID, PREEMPTED_TOKEN_ID, RowFailure, StepResult
+from baton.protocol.step import PREEMPTED_TOKEN_ID, Row, RowFailure, StepResult
 
 from .harness import Driver, freeze
 
@@ -67,7 +67,7 @@ def test_repeated_result_changes_nothing():
 def test_result_of_a_step_that_is_not_in_flight_is_inert(step):
     driver = Driver()
     driver.submit("a", max_tokens=9)  # steps 1 and 2 are in flight
-    assert driver.tell(StepDone(StepResult(step, driver.instance.worker.epoch, (0,), (1,), (50,)))) == []
+    assert driver.tell(StepDone(StepResult.of(step, driver.instance.worker.epoch, [(0, 1, (50,))]))) == []
     driver.run()
     driver.assert_answered()
     assert driver.instance.stats.stale_results == 1
@@ -111,17 +111,16 @@ def test_second_copy_of_a_result_that_waits_for_an_older_one_is_stale():
     driver.assert_answered()
 
 
-def with_row(result: StepResult, slot: int, incarnation: int, value: int) -> StepResult:
-    return replace(
-        result,
-        slots=(*result.slots, slot),
-        incarnations=(*result.incarnations, incarnation),
-        values=(*result.values, value),
-    )
+def with_row(result: StepResult, slot: int, incarnation: int, *values: int) -> StepResult:
+    return of_rows(result, [*result.rows, (slot, incarnation, values)])
 
 
-@pytest.mark.parametrize("value", [77, NO_TOKEN_ID, PREEMPTED_TOKEN_ID])
-def test_late_row_of_an_earlier_occupant_is_inert(value):
+def of_rows(result: StepResult, rows: list[Row]) -> StepResult:
+    return StepResult.of(result.step, result.epoch, rows, result.failures, result.logprobs)
+
+
+@pytest.mark.parametrize("values", [(77,), (), (77, 78), (PREEMPTED_TOKEN_ID,)])
+def test_late_row_of_an_earlier_occupant_is_inert(values):
     """seed-system.md 8, number 11."""
     driver = Driver(slots=1)
     driver.submit("a", max_tokens=2)
@@ -129,7 +128,7 @@ def test_late_row_of_an_earlier_occupant_is_inert(value):
     driver.run_until("b", Phase.DECODE)
     gone, present = driver.seated
     assert (gone.slot, present.slot) == (0, 0)
-    result = with_row(driver.execute(), gone.slot, gone.incarnation, value)
+    result = with_row(driver.execute(), gone.slot, gone.incarnation, *values)
     driver.results.clear()
     driver.tell(StepDone(result))
     assert driver.instance.stats.stale_rows == 1
@@ -181,7 +180,7 @@ def test_late_failure_of_an_earlier_occupant_is_inert(beside_a_chunk):
 
 def test_late_failure_of_an_earlier_occupant_excuses_no_missing_token():
     driver, result = with_late_failure(beside_a_chunk=False)
-    driver.tell(StepDone(replace(result, values=(NO_TOKEN_ID,))))
+    driver.tell(StepDone(replace(result, lengths=(0,), values=())))
     assert driver.restarts
 
 
@@ -202,15 +201,21 @@ def broken(kind: str, result: StepResult) -> StepResult:
     first, *rest = result.values
     match kind:
         case "a row is missing":
-            return replace(result, slots=result.slots[1:], incarnations=result.incarnations[1:], values=tuple(rest))
+            return of_rows(result, result.rows[1:])
         case "no rows":
-            return replace(result, slots=(), incarnations=(), values=())
+            return of_rows(result, [])
         case "one row twice":
             return with_row(result, result.slots[0], result.incarnations[0], first)
         case "one row twice and another missing":
             return replace(result, slots=(result.slots[0],) * 2, incarnations=(result.incarnations[0],) * 2)
         case "columns differ":
-            return replace(result, values=(first,))
+            return replace(result, lengths=(1,), values=(first,))
+        case "a length too large":
+            return replace(result, lengths=(2, 1))
+        case "a negative length":
+            return replace(result, lengths=(3, -1))
+        case "more tokens than were asked for":
+            return of_rows(result, [(*result.rows[0][:2], (first, first)), *result.rows[1:]])
         case "a negative value without meaning":
             return replace(result, values=(-2, *rest))
         case "another incarnation":
@@ -228,6 +233,9 @@ def broken(kind: str, result: StepResult) -> StepResult:
         "one row twice",
         "one row twice and another missing",
         "columns differ",
+        "a length too large",
+        "a negative length",
+        "more tokens than were asked for",
         "a negative value without meaning",
         "another incarnation",
         "another slot",
@@ -285,7 +293,7 @@ def test_no_token_where_one_is_due_restarts_the_worker():
     driver.submit("a", max_tokens=9)
     driver.step(3)
     result = driver.execute()
-    driver.tell(StepDone(replace(result, values=(NO_TOKEN_ID,))))
+    driver.tell(StepDone(replace(result, lengths=(0,), values=())))
     assert driver.restarts
 
 
@@ -293,8 +301,8 @@ def test_token_in_the_middle_of_a_prompt_restarts_the_worker():
     driver = Driver(chunk_tokens_max=2)
     driver.submit("a", range(9), max_tokens=9)
     result = driver.execute()
-    assert result.values == (NO_TOKEN_ID,)
-    driver.tell(StepDone(replace(result, values=(5,))))
+    assert (result.lengths, result.values) == ((0,), ())
+    driver.tell(StepDone(replace(result, lengths=(1,), values=(5,))))
     assert driver.restarts
 
 
