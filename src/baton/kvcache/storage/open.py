@@ -31,6 +31,10 @@ def opener(url: StorageURL) -> Opener:
         from baton.kvcache.storage.redis_store import open_redis
 
         return open_redis
+    if url.scheme == "mooncake":
+        from baton.kvcache.storage.mooncake_store import open_mooncake
+
+        return open_mooncake
     for entry in entry_points(group=GROUP, name=url.scheme):
         found: Opener = entry.load()
         return found

@@ -1,0 +1,239 @@
+"""The Mooncake Store backend: objects in the memory of all machines that take part, found by a master.
+
+Its client has no deadlines and wants memory that is registered with it. So every call runs on a lane (lanes.py) with a
+piece of registered memory, from which verified blocks are copied: a transfer that comes late writes there, never into a
+block of ours.
+
+An object that was read lately is leased and cannot be removed. One that is damaged is remembered here, counts as missing,
+and is replaced by the next `put`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from baton.errors import InvalidConfig, StorageFailed, StorageReason
+from baton.kvcache.storage.backend import Deadline, LayoutName, StorageBackend
+from baton.kvcache.storage.counters import Counters
+from baton.kvcache.storage.lanes import Lane, Lanes
+from baton.kvcache.storage.object import HEADER_BYTES, fault_of, seal
+from baton.kvcache.storage.url import StorageURL
+
+PORT = 50051
+LANES = 4
+LANE_BYTES = 8 * 2**20
+CLIENT_BUFFER_BYTES = 16 * 2**20
+DAMAGED_MAX = 1024
+
+MISSES = (-703, -704, -707)
+"""Not ready, not found, lease over while it was read."""
+TOO_LARGE = -600
+REASONS: dict[int, StorageReason] = {-200: "full", -900: "unreachable", -901: "timeout"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MooncakeConfig:
+    host: str
+    port: int = PORT
+    protocol: str = "tcp"
+    device: str = ""
+    "RDMA devices, by comma."
+    local_host: str = ""
+    "Address under which other machines reach this one; by default the one that talks to the master."
+    segment_bytes: int = 2**30
+    "Memory that this process gives to the store."
+
+
+def open_mooncake(url: StorageURL, layout: LayoutName) -> StorageBackend:
+    url.allow("segment_gib", "protocol", "device", "local_host")
+    if not url.host:
+        raise InvalidConfig(f"{url!r} names no master; write mooncake://host:{PORT}")
+    config = MooncakeConfig(
+        host=url.host,
+        port=url.port or PORT,
+        protocol=url.options.get("protocol", "tcp"),
+        device=url.options.get("device", ""),
+        local_host=url.options.get("local_host", ""),
+        segment_bytes=int(url.number("segment_gib", 1, 0, 10**5) * 2**30),
+    )
+    return MooncakeBackend(config, layout, store_class())
+
+
+def store_class() -> Callable[[], Any]:
+    try:
+        from mooncake.store import MooncakeDistributedStore  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ModuleNotFoundError:
+        raise InvalidConfig("Mooncake is not installed: pip install 'baton[mooncake]'")
+    except ImportError as error:
+        raise InvalidConfig(f"Mooncake cannot be loaded ({error}); its wheel needs libibverbs: apt-get install libibverbs1")
+    made: Callable[[], Any] = MooncakeDistributedStore
+    return made
+
+
+class MooncakeBackend:
+    wants_tokens = False
+
+    def __init__(self, config: MooncakeConfig, layout: LayoutName, make_store: Callable[[], Any]) -> None:
+        self.config, self.layout = config, layout
+        self._object_bytes = HEADER_BYTES + layout.block_bytes
+        self._per_lane = max(1, LANE_BYTES // self._object_bytes)
+        lane_bytes = self._per_lane * self._object_bytes
+        self._memory = mmap.mmap(-1, LANES * lane_bytes)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        whole, address = memoryview(self._memory), self._address
+        starts = range(0, LANES * lane_bytes, lane_bytes)
+        self._lanes = Lanes([(whole[start : start + lane_bytes], address + start) for start in starts])
+        self._make_store = make_store
+        self._store: Any = None
+        self._may_connect: deque[None] = deque([None])
+        "One thread at a time pops it and connects."
+        self._counters = Counters()
+        self._damaged: dict[bytes, None] = {}
+
+    def contains_prefix(self, keys: Sequence[bytes], deadline: Deadline, tokens: Sequence[int] | None = None) -> int:
+        names = [self._name(key) for key in keys]
+        with self._failures(lambda: 0), self._lanes.one(deadline) as lane:
+            store = self._connected(lane, deadline)
+            there: list[int] = lane.call(partial(store.batch_is_exist, names), deadline)
+        for place, (key, answer) in enumerate(zip(keys, there, strict=True)):
+            if answer < 0:
+                raise self._failed(answer, place)
+            if answer != 1 or key in self._damaged:
+                return place
+        return len(keys)
+
+    def get(
+        self, keys: Sequence[bytes], into: Sequence[memoryview], deadline: Deadline, tokens: Sequence[int] | None = None
+    ) -> int:
+        done = 0
+        try:
+            with self._failures(lambda: done), self._lanes.one(deadline) as lane:
+                store = self._connected(lane, deadline)
+                while done < len(keys):
+                    batch = keys[done : done + self._per_lane]
+                    read: list[int] = lane.call(partial(store.batch_get_into, *self._places(lane, batch)), deadline)
+                    taken = self._take(lane, batch, read, into[done : done + len(batch)])
+                    done += taken
+                    if taken < len(batch):
+                        if read[taken] < 0 and read[taken] not in (*MISSES, TOO_LARGE):
+                            raise self._failed(read[taken], done)
+                        break
+        finally:
+            self._counters.add("hits", done)
+            self._counters.add("misses", len(keys) - done)
+            self._counters.add("bytes_read", done * self._object_bytes)
+        return done
+
+    def _take(self, lane: Lane, keys: Sequence[bytes], read: Sequence[int], into: Sequence[memoryview]) -> int:
+        """Copies the leading objects that are whole out of a lane."""
+        for place, (key, block) in enumerate(zip(keys, into, strict=True)):
+            if read[place] < 0 and read[place] != TOO_LARGE:
+                return place
+            begin = place * self._object_bytes
+            found = lane.memory[begin : begin + self._object_bytes]
+            payload = found[HEADER_BYTES:]
+            if read[place] != self._object_bytes or fault_of(found[:HEADER_BYTES], key, self.layout, payload):
+                self._remember_damaged(key)
+                return place
+            block[:] = payload
+        return len(keys)
+
+    def _remember_damaged(self, key: bytes) -> None:
+        self._counters.add("corrupt")
+        if len(self._damaged) < DAMAGED_MAX:
+            self._damaged[key] = None
+
+    def put(
+        self, keys: Sequence[bytes], blocks: Sequence[memoryview], deadline: Deadline, tokens: Sequence[int] | None = None
+    ) -> int:
+        done = 0
+        with self._failures(lambda: done), self._lanes.one(deadline) as lane:
+            store = self._connected(lane, deadline)
+            while done < len(keys):
+                batch = keys[done : done + self._per_lane]
+                for place, (key, block) in enumerate(zip(batch, blocks[done : done + len(batch)], strict=True)):
+                    begin = place * self._object_bytes
+                    lane.memory[begin : begin + HEADER_BYTES] = seal(key, self.layout, block)
+                    lane.memory[begin + HEADER_BYTES : begin + self._object_bytes] = block
+                again = any(key in self._damaged for key in batch)
+                write = store.batch_upsert_from if again else store.batch_put_from
+                written: list[int] = lane.call(partial(write, *self._places(lane, batch)), deadline)
+                for key, answer in zip(batch, written, strict=True):
+                    if answer != 0:
+                        raise self._failed(answer, done)
+                    self._damaged.pop(key, None)
+                    self._counters.add("stored")
+                    self._counters.add("bytes_written", self._object_bytes)
+                    done += 1
+        return done
+
+    def _places(self, lane: Lane, keys: Sequence[bytes]) -> tuple[list[str], list[int], list[int]]:
+        """Names, addresses and sizes: how the client wants a batch."""
+        size = self._object_bytes
+        return (
+            [self._name(key) for key in keys],
+            [lane.address + place * size for place in range(len(keys))],
+            [size] * len(keys),
+        )
+
+    def _name(self, key: bytes) -> str:
+        return f"baton:kv:{self.layout.object_name(key)}"
+
+    def _connected(self, lane: Lane, deadline: Deadline) -> Any:
+        if self._store is None:
+            try:
+                self._may_connect.pop()
+            except IndexError:
+                raise StorageFailed("unreachable", f"Mooncake at {self._place()} is still being connected")
+            lane.call(self._connect, deadline)
+        return self._store
+
+    def _connect(self) -> None:
+        try:
+            config = self.config
+            # The client would try for 90 s, with the interpreter lock held.
+            with socket.create_connection((config.host, config.port), timeout=2) as probe:
+                local_host = config.local_host or probe.getsockname()[0]
+            store, place = self._make_store(), f"{config.host}:{config.port}"
+            memory = (config.segment_bytes, CLIENT_BUFFER_BYTES)
+            if store.setup(local_host, "P2PHANDSHAKE", *memory, config.protocol, config.device, place) != 0:
+                raise StorageFailed("unreachable", f"Mooncake at {place} did not accept this client")
+            if store.register_buffer(self._address, len(self._memory)) != 0:
+                raise StorageFailed("io", "Mooncake could not register its memory (see ulimit -l)")
+            self._store = store
+        finally:
+            self._may_connect.append(None)
+
+    @contextmanager
+    def _failures(self, done: Callable[[], int]) -> Iterator[None]:
+        try:
+            yield
+        except StorageFailed as failed:
+            raise StorageFailed(failed.reason, str(failed), done())
+        except TimeoutError:
+            raise StorageFailed("timeout", f"Mooncake at {self._place()} took too long", done())
+        except OSError as error:
+            raise StorageFailed("unreachable", f"Mooncake at {self._place()}: {error}", done())
+
+    def _failed(self, answer: int, done: int) -> StorageFailed:
+        return StorageFailed(REASONS.get(answer, "io"), f"Mooncake at {self._place()} answers {answer}", done)
+
+    def _place(self) -> str:
+        return f"{self.config.host}:{self.config.port}"
+
+    def counters(self) -> dict[str, int]:
+        return self._counters.totals()
+
+    def close(self) -> None:
+        self._lanes.end()
+        if self._store is not None:
+            self._store.close()
+            self._store = None

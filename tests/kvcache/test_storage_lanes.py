@@ -1,0 +1,49 @@
+"""Deadlines for calls that have none."""
+
+import threading
+
+import pytest
+from storage_rig import soon
+
+from baton.kvcache.storage.backend import Deadline
+from baton.kvcache.storage.lanes import Lanes
+
+
+@pytest.fixture
+def lanes():
+    made = Lanes([(memoryview(bytearray(8)), number) for number in range(2)])
+    yield made
+    made.end()
+
+
+def test_a_call_answers_or_raises(lanes):
+    with lanes.one(soon()) as lane:
+        assert lane.call(lambda: 7, soon()) == 7
+        with pytest.raises(ZeroDivisionError):
+            lane.call(lambda: 1 // 0, soon())
+        assert lane.call(lambda: None, soon()) is None
+
+
+def test_a_call_that_is_stuck_keeps_its_lane_until_it_ends(lanes):
+    go_on = threading.Event()
+    for _ in range(2):
+        with lanes.one(soon()) as lane, pytest.raises(TimeoutError):
+            lane.call(lambda: go_on.wait(60), Deadline.after(0.01))
+    with pytest.raises(TimeoutError), lanes.one(Deadline.after(0.01)):
+        pass
+    go_on.set()
+    with lanes.one(soon()) as lane, lanes.one(soon()) as other:
+        assert {lane.address, other.address} == {0, 1}, "each came back once"
+        with pytest.raises(TimeoutError), lanes.one(Deadline.after(0.01)):
+            pass
+
+
+def test_a_call_that_ends_at_its_deadline_is_answered_or_given_up_never_both(lanes):
+    for _ in range(300):
+        try:
+            with lanes.one(soon()) as lane:
+                assert lane.call(lambda: 3, Deadline.after(0.00002)) == 3
+        except TimeoutError:
+            continue
+    with lanes.one(soon()), lanes.one(soon()), pytest.raises(TimeoutError), lanes.one(Deadline.after(0.05)):
+        pass

@@ -1,0 +1,191 @@
+"""The Mooncake backend: against a real master where Mooncake is installed, and against a client that misbehaves everywhere."""
+
+import ctypes
+import threading
+from unittest.mock import MagicMock
+
+import pytest
+from mooncake_master import MooncakeMaster, why_not
+from redis_server import free_port
+from storage_rig import Rig, layout_of, soon
+
+from baton.errors import InvalidConfig, StorageFailed
+from baton.kvcache.storage import mooncake_store
+from baton.kvcache.storage.backend import Deadline
+from baton.kvcache.storage.mooncake_store import MooncakeBackend, MooncakeConfig
+from baton.kvcache.storage.open import open_backend
+
+WHY_NOT = why_not()
+needs_mooncake = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory):
+    started = MooncakeMaster(tmp_path_factory.mktemp("mooncake"))
+    yield started
+    started.stop()
+
+
+@needs_mooncake
+def test_against_a_real_master(master, tmp_path):
+    """One test for all of it: a client takes a second to start, and a process should have one."""
+    rig = Rig(tmp_path, block_bytes=190_000)
+    backend = open_backend(f"mooncake://127.0.0.1:{master.port}?segment_gib=0.125", rig.layout)
+    assert rig.has(backend, range(5)) == rig.get(backend, range(5)) == 0
+    assert rig.put(backend, range(100)) == 100, "three lanes full"
+    assert rig.has(backend, range(100)) == rig.get(backend, range(100)) == 100
+    assert rig.has(backend, [3, 4, 999, 5]) == rig.get(backend, [3, 4, 999, 5]) == 2
+    assert rig.put(backend, range(50, 110)) == 60, "what is there is no error"
+
+    store = backend._store
+    name = backend._name(rig.keys([200])[0])
+    for wrong in (b"short", b"x" * 190_128, b"x" * 200_000):
+        assert store.upsert(name, wrong) == 0
+        assert rig.get(backend, [200]) == 0
+        assert rig.has(backend, [200]) == 0, "what was found damaged counts as missing"
+        assert rig.put(backend, [200]) == 1
+        assert rig.has(backend, [200]) == rig.get(backend, [200]) == 1, "and is replaced"
+    assert backend.counters()["corrupt"] == 3
+
+    stored = sum(rig.put(backend, [number]) for number in range(1000, 1300))
+    assert stored == 300, "a store that is full evicts"
+
+    master.stop()
+    for call in (backend.get, backend.put):
+        with pytest.raises(StorageFailed) as failed:
+            call(rig.keys([500]), rig.blocks([500]) if call == backend.put else [memoryview(bytearray(190_000))], soon())
+        assert failed.value.reason == "unreachable"
+    backend.close()
+
+
+def test_no_master_is_found_out_at_the_first_call_and_not_before(rig):
+    config = MooncakeConfig(host="127.0.0.1", port=free_port())
+    backend = MooncakeBackend(config, rig.layout, lambda: pytest.fail("no client is made"))
+    for _ in range(2):
+        with pytest.raises(StorageFailed) as failed:
+            rig.get(backend, [0])
+        assert failed.value.reason == "unreachable"
+
+
+class FakeStore:
+    """A client as we know it, over a dictionary."""
+
+    def __init__(self):
+        self.objects, self.answer, self.wait = {}, None, None
+
+    def setup(self, *_):
+        return 0
+
+    def register_buffer(self, *_):
+        return 0
+
+    def _hang(self):
+        if self.wait is not None:
+            self.wait.wait(60)
+
+    def batch_is_exist(self, names):
+        self._hang()
+        return [self.answer or int(name in self.objects) for name in names]
+
+    def batch_get_into(self, names, addresses, sizes):
+        self._hang()
+        return [self.answer or self._read(*each) for each in zip(names, addresses, sizes, strict=True)]
+
+    def _read(self, name, address, size):
+        if name not in self.objects:
+            return -704
+        ctypes.memmove(address, self.objects[name], min(size, len(self.objects[name])))
+        return len(self.objects[name]) if len(self.objects[name]) <= size else -600
+
+    def batch_put_from(self, names, addresses, sizes):
+        self._hang()
+        for name, address, size in zip(names, addresses, sizes, strict=True):
+            if not self.answer:
+                self.objects.setdefault(name, ctypes.string_at(address, size))
+        return [self.answer or 0 for _ in names]
+
+    def batch_upsert_from(self, names, addresses, sizes):
+        for name in names:
+            self.objects.pop(name, None)
+        return self.batch_put_from(names, addresses, sizes)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def fake():
+    return FakeStore()
+
+
+@pytest.fixture
+def backend(fake, rig, monkeypatch):
+    probe = MagicMock()
+    probe.__enter__.return_value.getsockname.return_value = ("127.0.0.1", 1)
+    monkeypatch.setattr(mooncake_store.socket, "create_connection", lambda *_, **__: probe)
+    made = MooncakeBackend(MooncakeConfig(host="master"), rig.layout, lambda: fake)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(("answer", "reason"), [(-200, "full"), (-900, "unreachable"), (-901, "timeout"), (-800, "io")])
+def test_answers_are_typed(fake, backend, rig, answer, reason):
+    rig.put(backend, [0])
+    fake.answer = answer
+    with pytest.raises(StorageFailed) as failed:
+        rig.put(backend, [1])
+    assert failed.value.reason == reason
+    with pytest.raises(StorageFailed) as failed:
+        rig.get(backend, [0])
+    assert failed.value.reason == reason
+    with pytest.raises(StorageFailed):
+        rig.has(backend, [0])
+
+
+def test_a_transfer_that_comes_late_writes_to_no_block(fake, backend, rig):
+    rig.put(backend, range(3))
+    fake.wait = threading.Event()
+    into = [memoryview(bytearray(1000)) for _ in range(3)]
+    with pytest.raises(StorageFailed) as failed:
+        backend.get(rig.keys(range(3)), into, Deadline.after(0.05))
+    assert failed.value.reason == "timeout"
+    fake.wait.set()
+    assert rig.get(backend, range(3)) == 3
+    assert all(block == bytes(1000) for block in into)
+
+
+def test_when_all_lanes_are_stuck_nothing_more_is_begun(fake, backend, rig):
+    rig.put(backend, [0])
+    fake.wait = threading.Event()
+    for _ in range(mooncake_store.LANES + 2):
+        with pytest.raises(StorageFailed) as failed:
+            backend.contains_prefix(rig.keys([0]), Deadline.after(0.02))
+        assert failed.value.reason == "timeout"
+    fake.wait.set()
+    assert rig.has(backend, [0]) == 1
+
+
+def test_a_damaged_object_is_replaced(fake, backend, rig):
+    rig.put(backend, range(2))
+    name = backend._name(rig.keys([1])[0])
+    fake.objects[name] = fake.objects[name][:-1] + b"?"
+    assert rig.get(backend, range(2)) == 1
+    assert rig.has(backend, range(2)) == 1
+    assert rig.put(backend, range(2)) == 2
+    assert rig.has(backend, range(2)) == rig.get(backend, range(2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [("mooncake:", "names no master"), ("mooncake://host?segment=1", "no option segment; options of mooncake: segment_gib")],
+)
+def test_a_wrong_address_says_what_to_write(url, words):
+    with pytest.raises(InvalidConfig) as wrong:
+        open_backend(url, layout_of())
+    assert words in str(wrong.value)
+
+
+def test_without_the_package_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "mooncake.store", None)
+    with pytest.raises(InvalidConfig, match=r"baton\[mooncake\]"):
+        open_backend("mooncake://host", layout_of())
