@@ -58,7 +58,7 @@ class Pair:
             self.client.ready.exception()
         assert self.client._streams == {}
         assert self.client._pings == {}
-        assert self.client._listeners == {}
+        assert self.client._orders == {}
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         assert len(others) <= 1, others  # the one of `finish`
 

@@ -16,6 +16,7 @@ from baton.protocol.control import (
     InstanceReady,
     InstanceStats,
     ModeReport,
+    OrderAnswer,
     PauseInstance,
     Ping,
     Pong,
@@ -151,7 +152,7 @@ def test_everybody_is_told_when_the_engine_goes():
             ping = asyncio.create_task(pair.client.ping(30))
             pause = asyncio.create_task(pair.client.pause(None))
             assert type(await pair.heard()) is Ping
-            assert await pair.heard() == PauseInstance(None)
+            assert type(await pair.heard()) is PauseInstance
             pair.engine.close()
             for waiting in (first.over, half.over, ping, pause, pair.client.ready):
                 with pytest.raises(Unavailable):
@@ -233,31 +234,54 @@ def test_pause_and_resume_show_in_the_numbers_at_once():
         async with Pair() as pair:
             await pair.told(InstanceStats(blocks_total=7))
             pausing = asyncio.create_task(pair.client.pause(1.0))
-            assert await pair.heard() == PauseInstance(1.0)
-            pair.engine.send(ModeReport("draining"))
-            pair.engine.send(ModeReport("paused"))
+            order = await pair.heard()
+            assert order == PauseInstance(order.number, 1.0)
+            await pair.told(ModeReport("draining"), ModeReport("paused"))
+            assert not pausing.done(), "a state is no answer"
+            await pair.told(OrderAnswer(order.number, "done"))
             await pausing
             assert (pair.client.stats().mode, pair.client.stats().blocks_total) == ("paused", 7)
-            await pair.client.pause(None)  # it is paused already
-            assert await pair.heard() == PauseInstance(None)
             resuming = asyncio.create_task(pair.client.resume())
-            assert await pair.heard() == ResumeInstance()
-            pair.engine.send(ModeReport("serving"))
+            order = await pair.heard()
+            assert order == ResumeInstance(order.number)
+            await pair.told(ModeReport("serving"), OrderAnswer(order.number, "done"))
             await resuming
             assert pair.client.stats().mode == "serving"
 
     finish(main())
 
 
-def test_a_pause_that_somebody_undoes_is_not_waited_for():
+@pytest.mark.parametrize(("outcome", "why"), [("overtaken", "resumed before it was paused"), ("refused", "too many pauses")])
+def test_a_pause_that_is_not_done_says_why(outcome, why):
     async def main() -> None:
         async with Pair() as pair:
             pausing = asyncio.create_task(pair.client.pause(None))
-            assert await pair.heard() == PauseInstance(None)
-            pair.engine.send(ModeReport("draining"))
-            pair.engine.send(ModeReport("serving"))
-            with pytest.raises(Unavailable, match="told otherwise"):
+            order = await pair.heard()
+            await pair.told(ModeReport("draining"), ModeReport("paused"), OrderAnswer(order.number, outcome))
+            with pytest.raises(Unavailable, match=why):
                 await pausing
+
+    finish(main())
+
+
+def test_everybody_gets_the_answer_to_the_own_order():
+    """Two who pause and one who resumes, all at once: modes alone do not say whose order came to what."""
+
+    async def main() -> None:
+        async with Pair() as pair:
+            tasks = [
+                asyncio.create_task(order) for order in (pair.client.pause(None), pair.client.resume(), pair.client.pause(5.0))
+            ]
+            first, second, third = [await pair.heard() for _ in range(3)]
+            assert len({first.number, second.number, third.number}) == 3
+            await pair.told(OrderAnswer(999, "done"), OrderAnswer(third.number, "done"), OrderAnswer(third.number, "refused"))
+            await tasks[2]
+            assert not tasks[0].done()
+            assert not tasks[1].done()
+            await pair.told(OrderAnswer(first.number, "overtaken"), OrderAnswer(second.number, "done"))
+            await tasks[1]
+            with pytest.raises(Unavailable):
+                await tasks[0]
 
     finish(main())
 

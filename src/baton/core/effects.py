@@ -7,6 +7,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from baton.core.events import LossCause
+from baton.protocol.control import OrderAnswer
 from baton.protocol.ids import RequestId, WorkerEpoch
 from baton.protocol.moves import BlockMove, StorageQuery
 from baton.protocol.output import Emit
@@ -60,4 +61,4 @@ class ModeChanged(Struct, frozen=True):
     mode: Mode
 
 
-Effect = RunStep | Emit | Refuse | RestartWorker | TellCache | RestartCache | ModeChanged
+Effect = RunStep | Emit | Refuse | RestartWorker | TellCache | RestartCache | ModeChanged | OrderAnswer

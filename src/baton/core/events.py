@@ -87,10 +87,14 @@ class Pause(Struct, frozen=True):
 
     drain_seconds_max: float | None = None
     "What is not finished by then is ended with what it has. None: as long as it takes."
+    number: int | None = None
+    "Of the order, for its OrderAnswer. None: nobody waits for one."
 
 
 class Resume(Struct, frozen=True):
     """Take requests again, from draining or paused."""
+
+    number: int | None = None
 
 
 class PreemptSome(Struct, frozen=True):

@@ -23,6 +23,7 @@ from baton.protocol.control import (
     InstanceStats,
     LoadProgress,
     ModeReport,
+    OrderAnswer,
     PauseInstance,
     Ping,
     Pong,
@@ -59,6 +60,7 @@ Message = (
     | StartFailed
     | InstanceStats
     | GenerateBatch
+    | OrderAnswer
     | StorageQuery
     | StorageAnswer
     | CacheHello
@@ -85,6 +87,7 @@ _KINDS: Final[dict[int, type[Message]]] = {
     17: StartFailed,
     18: InstanceStats,
     19: GenerateBatch,
+    20: OrderAnswer,
     30: StorageQuery,
     31: StorageAnswer,
     32: CacheHello,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 from baton.protocol.ids import PoolIncarnation, RequestId, WorkerEpoch
@@ -32,11 +34,31 @@ class Pong(Struct, frozen=True, array_like=True):
 
 
 class PauseInstance(Struct, frozen=True, array_like=True):
+    number: int
+    "The answer to this order names it."
     drain_seconds_max: float | None = None
 
 
 class ResumeInstance(Struct, frozen=True, array_like=True):
     """Take requests again."""
+
+    number: int
+
+
+OrderOutcome = Literal["done", "overtaken", "refused"]
+"""What came of an order.
+
+done        it is as was ordered
+overtaken   a later order undid it before it was done
+refused     nothing was done
+"""
+
+
+class OrderAnswer(Struct, frozen=True, array_like=True):
+    """The one answer to the order of this number."""
+
+    number: int
+    outcome: OrderOutcome
 
 
 class ModeReport(Struct, frozen=True, array_like=True):

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count, takewhile
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -24,6 +25,8 @@ from baton.protocol.control import (
     InstanceReady,
     InstanceStats,
     ModeReport,
+    OrderAnswer,
+    OrderOutcome,
     PauseInstance,
     Ping,
     Pong,
@@ -56,9 +59,8 @@ class ChannelClient:
         self._numbers = count(1)
         self._stats = InstanceStats()
         self._mode = "serving"
-        self._listeners: dict[int, list[str]] = {}
-        "The modes since somebody asked for one."
-        self._mode_changed = asyncio.Event()
+        self._orders: dict[int, asyncio.Future[OrderOutcome]] = {}
+        "Given and not answered."
         self.ready: asyncio.Future[InstanceReady] = asyncio.get_running_loop().create_future()
         self._away: str | None = None
         "Why there is no engine now, or for good."
@@ -102,12 +104,17 @@ class ChannelClient:
             logger.warning("the engine is gone; open requests that wait for another: %d", len(self._streams))
         self._away = why
         self._channel.close()
-        self._mode_changed.set()
-        for ping in self._pings.values():
-            if not ping.done():
-                ping.set_exception(Unavailable(why))
+        self._fail_asked(why)
         for stream in list(self._streams.values()):
             stream.end_unwanted()
+
+    def _fail_asked(self, why: str) -> None:
+        """Nobody answers pings and orders of an engine that is gone."""
+        waiting: list[asyncio.Future[Any]] = [*self._pings.values(), *self._orders.values()]
+        for asked in waiting:
+            if not asked.done():
+                asked.set_exception(Unavailable(why))
+        self._orders.clear()
 
     def _on_ready(self, ready: InstanceReady) -> None:
         if not self.ready.done():
@@ -119,7 +126,8 @@ class ChannelClient:
         self._replay()
         if self._mode != "serving":
             self._mode = "serving"
-            self._channel.send(self._pause or PauseInstance(None))
+            seconds = None if self._pause is None else self._pause.drain_seconds_max
+            self._channel.send(PauseInstance(next(self._numbers), seconds))  # nobody waits for its answer
 
     def _replay(self) -> None:
         """In their old order. The engine queues them by age in any case."""
@@ -135,12 +143,9 @@ class ChannelClient:
     def _on_gone(self) -> None:
         why = "the engine is gone"
         self._away = why
-        self._mode_changed.set()
         for stream in self._streams.values():
             stream.lose(Unavailable(why))
-        for ping in self._pings.values():
-            if not ping.done():
-                ping.set_exception(Unavailable(why))
+        self._fail_asked(why)
         if not self.ready.done():
             self.ready.set_exception(Unavailable("the engine ended before it was ready"))
 
@@ -169,10 +174,11 @@ class ChannelClient:
                     ping.set_result(None)
             case ModeReport(mode):
                 self._mode = mode
-                for seen in self._listeners.values():
-                    seen.append(mode)
                 self._stats = replace(self._stats, mode=mode)
-                self._mode_changed.set()
+            case OrderAnswer(number, outcome):
+                order = self._orders.pop(number, None)
+                if order is not None and not order.done():
+                    order.set_result(outcome)
             case InstanceReady():
                 self._on_ready(message)
 
@@ -285,34 +291,33 @@ class ChannelClient:
         return self._stats
 
     async def pause(self, drain_seconds: float | None) -> None:
-        self._require_engine()
-        self._pause = PauseInstance(drain_seconds)
-        await self._change(self._pause, "paused", undone_by="serving")
+        """Waits as long as it takes: the caller knows how long it may."""
+        number = next(self._numbers)
+        pause = PauseInstance(number, drain_seconds)
+        answer = self._order(pause, number)
+        self._pause = pause
+        match await answer:
+            case "overtaken":
+                raise Unavailable("the engine was resumed before it was paused")
+            case "refused":
+                raise Unavailable("too many pauses are waited for already: one is enough")
 
     async def resume(self) -> None:
-        await self._change(ResumeInstance(), "serving", undone_by="paused")
+        number = next(self._numbers)
+        await self._order(ResumeInstance(number), number)
+
+    def _order(self, order: PauseInstance | ResumeInstance, number: int) -> Awaitable[OrderOutcome]:
+        """Sends it; gives its answer."""
+        self._require_engine()
+        answer: asyncio.Future[OrderOutcome] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())  # whoever asked may have left
+        self._orders[number] = answer
+        self._channel.send(order)
+        return answer
 
     def _require_engine(self) -> None:
         if self._away is not None:
             raise Unavailable(self._away)
-
-    async def _change(self, order: PauseInstance | ResumeInstance, mode: str, undone_by: str) -> None:
-        """Waits as long as it takes (the caller knows how long it may), but not for what cannot come any more."""
-        self._require_engine()
-        channel, number, seen = self._channel, next(self._numbers), [self._mode] if self._mode == mode else []
-        self._listeners[number] = seen
-        self._channel.send(order)
-        try:
-            while mode not in seen:
-                self._require_engine()
-                if self._channel is not channel:
-                    raise Unavailable(f"the engine was lost before it was {mode}")
-                if undone_by in seen:
-                    raise Unavailable(f"the engine was told otherwise before it was {mode}")
-                self._mode_changed.clear()
-                await self._mode_changed.wait()
-        finally:
-            del self._listeners[number]
 
 
 def _refusal(stream: Stream, refused: Refused) -> EngineError:

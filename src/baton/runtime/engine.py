@@ -31,6 +31,7 @@ from baton.protocol.control import (
     InstanceReady,
     LoadProgress,
     ModeReport,
+    OrderAnswer,
     PauseInstance,
     Ping,
     Pong,
@@ -211,6 +212,7 @@ class Engine:
             Refuse: lambda effect: self._front.send(RefusedRequest(effect.request, effect.refused)),
             RestartWorker: self._restart_worker,
             ModeChanged: lambda effect: self._front.send(ModeReport(effect.mode.value)),
+            OrderAnswer: self._front.send,
         }
         self._driver = Driver(instance, ports, self._on_due)
         keep_what_is_here()
@@ -272,10 +274,10 @@ class Engine:
             case Ping():
                 if self._worker is not None:
                     self._worker.channel.send(message)
-            case PauseInstance(seconds):
-                self._tell(Pause(seconds))
-            case ResumeInstance():
-                self._tell(Resume())
+            case PauseInstance(number, seconds):
+                self._tell(Pause(seconds, number))
+            case ResumeInstance(number):
+                self._tell(Resume(number))
 
     async def _watch_supervisor(self) -> None:
         while await self._supervisor.receive() is not None:

@@ -28,6 +28,7 @@ from baton.core.engine.instance import Instance
 from baton.core.engine.request import Phase
 from baton.core.engine.request import Sequence as Scheduled
 from baton.core.events import Abort, Event, LossCause, PreemptSome, StepDone, Submit, Tick, WorkerLost, WorkerReady
+from baton.protocol.control import OrderAnswer
 from baton.protocol.ids import Instant, PoolIncarnation, RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import GenerateRequest, Refused, SamplingParams
@@ -187,6 +188,7 @@ class Driver:
         self.refused: dict[str, Refused] = {}
         self.restarts: list[RestartWorker] = []
         self.modes: list[Mode] = []
+        self.orders: dict[int, str] = {}
         if start:
             self.tell(WorkerReady(self.instance.worker.epoch, self.pool_incarnation))
 
@@ -298,6 +300,9 @@ class Driver:
                 self.restarts.append(effect)
             case ModeChanged(mode):
                 self.modes.append(mode)
+            case OrderAnswer(number, outcome):
+                assert number not in self.orders, "an order is answered once"
+                self.orders[number] = outcome
             case _:
                 raise AssertionError(effect)
 

@@ -4,6 +4,7 @@ import pytest
 
 from baton.core.effects import Mode
 from baton.core.engine.request import Phase
+from baton.core.engine.service_mode import PAUSES_MAX
 from baton.core.events import Abort, Pause, Resume, Tick
 from baton.protocol.ids import RequestId
 from baton.protocol.request import FinishReason
@@ -411,3 +412,51 @@ def test_worker_lost_while_draining_does_not_lose_the_requests():
     driver.run()
     driver.assert_answered()
     assert driver.modes == [Mode.DRAINING, Mode.PAUSED]
+
+
+# Orders: whoever gives one gets the answer to that number
+
+
+def test_a_pause_is_answered_when_it_is_done():
+    driver = Driver()
+    driver.submit("a", max_tokens=9)
+    driver.tell(Pause(number=1))
+    driver.step()
+    driver.tell(Pause(number=2))
+    assert driver.orders == {}
+    driver.run()
+    assert driver.modes[-1] is Mode.PAUSED
+    assert driver.orders == {1: "done", 2: "done"}
+    driver.tell(Pause(number=3))
+    assert driver.orders[3] == "done", "it is paused already"
+
+
+def test_a_pause_that_is_resumed_first_is_overtaken():
+    driver = Driver()
+    driver.submit("a", max_tokens=9)
+    driver.tell(Pause(number=1))
+    driver.tell(Resume(number=2))
+    assert driver.orders == {1: "overtaken", 2: "done"}
+    driver.tell(Pause(number=3))
+    driver.run()
+    assert driver.orders == {1: "overtaken", 2: "done", 3: "done"}
+    driver.tell(Resume(number=4))
+    driver.tell(Resume(number=5))
+    assert driver.orders[4] == driver.orders[5] == "done"
+
+
+def test_orders_that_wait_are_bounded():
+    driver = Driver()
+    driver.submit("a", max_tokens=9)
+    for number in range(PAUSES_MAX + 1):
+        driver.tell(Pause(number=number))
+    assert driver.orders == {PAUSES_MAX: "refused"}
+    driver.run()
+    assert [*driver.orders.values()].count("done") == PAUSES_MAX
+
+
+def test_an_order_without_a_number_has_no_answer():
+    driver = Driver()
+    driver.tell(Pause())
+    driver.tell(Resume())
+    assert driver.orders == {}

@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any
 
 from baton.config import InstanceConfig
-from baton.core.effects import Effect, Mode, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, TellCache
+from baton.core.effects import Effect, Mode, Refuse, RestartCache, RestartWorker, RunStep, TellCache
 from baton.core.engine.absorb import absorb
 from baton.core.engine.admission import new_bytes
 from baton.core.engine.board import Board
@@ -26,6 +26,7 @@ from baton.core.engine.pace import StepPace
 from baton.core.engine.recovery import Suspects
 from baton.core.engine.request import OPEN, Group
 from baton.core.engine.scheduler import PlanInFlight, Scheduler
+from baton.core.engine.service_mode import ServiceMode
 from baton.core.engine.stats import Stats
 from baton.core.engine.view import InstanceView
 from baton.core.engine.worker_watch import WorkerState, WorkerWatch
@@ -59,7 +60,6 @@ class Instance:
     __slots__ = (
         "_absorbed_at",
         "_deadlines",
-        "_drain_deadline",
         "_early",
         "_effects",
         "_handlers",
@@ -70,11 +70,11 @@ class Instance:
         "_pace",
         "_pool",
         "_scheduler",
+        "_service",
         "_suspects",
         "board",
         "config",
         "in_flight",
-        "mode",
         "stats",
         "view",
         "worker",
@@ -92,7 +92,7 @@ class Instance:
         "Plans without a result, oldest first."
         self.view = InstanceView(self.board, self.in_flight)
         self.worker = WorkerWatch(config.scheduler)
-        self.mode = Mode.SERVING
+        self._service = ServiceMode()
         self._pool: PoolIncarnation | None = None
         "The pool that the cache is about. None: no pool that comes can be it."
         self._early: dict[StepNo, StepResult] = {}
@@ -100,7 +100,6 @@ class Instance:
         self._next_step = StepNo(1)
         self._order = count()
         self._deadlines: list[tuple[Instant, int, RequestId]] = []
-        self._drain_deadline: Instant | None = None
         self._now = Instant(0.0)
         self._absorbed_at = Instant(0.0)
         self._effects: list[Effect] = []
@@ -141,14 +140,15 @@ class Instance:
             for ended in emit.ended:
                 if ended.request in self.board.groups:
                     self.board.forget(ended.request)
-        self._settle_mode()
+        if self.idle and not self.board.slots.taken:
+            self._effects += self._service.drained()
         effects, self._effects = self._effects, []
         return effects
 
     def next_deadline(self) -> Instant | None:
         deadline = self.worker.deadline
         timeout = self._deadlines[0][0] if self._deadlines else None
-        for other in (self._drain_deadline, timeout, self._loader.next_deadline(), self.board.tiers.next_deadline()):
+        for other in (self._service.drain_deadline, timeout, self._loader.next_deadline(), self.board.tiers.next_deadline()):
             if other is not None and (deadline is None or other < deadline):
                 deadline = other
         return deadline
@@ -370,25 +370,15 @@ class Instance:
 
     # Pause
 
+    @property
+    def mode(self) -> Mode:
+        return self._service.mode
+
     def _on_pause(self, event: Pause) -> None:
-        if self.mode is Mode.SERVING:
-            self.mode = Mode.DRAINING
-            self._effects.append(ModeChanged(self.mode))
-        if self.mode is Mode.DRAINING and event.drain_seconds_max is not None:
-            self._drain_deadline = Instant(self._now + event.drain_seconds_max)
+        self._effects += self._service.pause(event, self._now)
 
     def _on_resume(self, event: Resume) -> None:
-        self._drain_deadline = None
-        if self.mode is not Mode.SERVING:
-            self.mode = Mode.SERVING
-            self._effects.append(ModeChanged(self.mode))
-
-    def _settle_mode(self) -> None:
-        """Drained means: no client is owed anything, no plan is out, every drop is acknowledged."""
-        if self.mode is Mode.DRAINING and self.idle and not self.board.slots.taken:
-            self.mode = Mode.PAUSED
-            self._drain_deadline = None
-            self._effects.append(ModeChanged(self.mode))
+        self._effects += self._service.resume(event)
 
     # Pressure and time
 
@@ -408,8 +398,9 @@ class Instance:
             _, _, request = entry = heappop(self._deadlines)
             if not self._is_over(entry):
                 self._end_all(self.board.groups[request], FinishReason.TIMEOUT)
-        if self._drain_deadline is not None and self._drain_deadline <= now:
-            self._drain_deadline = None
+        drain = self._service.drain_deadline
+        if drain is not None and drain <= now:
+            self._service.drain_deadline = None
             for group in list(self.board.groups.values()):
                 self._end_all(group, FinishReason.ABORT)
         if self.worker.deadline is not None and self.worker.deadline <= now:

@@ -1,0 +1,66 @@
+"""Whether an instance takes requests: SERVING --pause--> DRAINING --drained--> PAUSED; resume leads back from both.
+
+An order has a number, and the answer to it names that number: whoever gave it waits for its own, and not for a state that
+somebody else may bring about or undo. A pause is done when the instance is paused, and overtaken when it is resumed before.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from baton.core.effects import Effect, Mode, ModeChanged
+from baton.core.events import Pause, Resume
+from baton.protocol.control import OrderAnswer, OrderOutcome
+from baton.protocol.ids import Instant
+
+PAUSES_MAX: Final = 256
+"""Orders that wait for the drain at the same time. One more is refused: it orders nothing new."""
+
+
+class ServiceMode:
+    __slots__ = ("_pauses", "drain_deadline", "mode")
+
+    def __init__(self) -> None:
+        self.mode = Mode.SERVING
+        self.drain_deadline: Instant | None = None
+        "When what has not ended by itself is ended."
+        self._pauses: list[int] = []
+        "Numbers of pauses that are not done yet."
+
+    def pause(self, event: Pause, now: Instant) -> list[Effect]:
+        effects: list[Effect] = []
+        if self.mode is Mode.SERVING:
+            self.mode = Mode.DRAINING
+            effects.append(ModeChanged(self.mode))
+        if self.mode is Mode.DRAINING and event.drain_seconds_max is not None:
+            self.drain_deadline = Instant(now + event.drain_seconds_max)
+        if event.number is not None:
+            if self.mode is Mode.PAUSED:
+                effects.append(OrderAnswer(event.number, "done"))
+            elif len(self._pauses) == PAUSES_MAX:
+                effects.append(OrderAnswer(event.number, "refused"))
+            else:
+                self._pauses.append(event.number)
+        return effects
+
+    def resume(self, event: Resume) -> list[Effect]:
+        effects = self._answer_pauses("overtaken")
+        self.drain_deadline = None
+        if self.mode is not Mode.SERVING:
+            self.mode = Mode.SERVING
+            effects.append(ModeChanged(self.mode))
+        if event.number is not None:
+            effects.append(OrderAnswer(event.number, "done"))
+        return effects
+
+    def drained(self) -> list[Effect]:
+        """No client is owed anything, no plan is out, every drop is acknowledged. Nothing happens unless it was asked for."""
+        if self.mode is not Mode.DRAINING:
+            return []
+        self.mode = Mode.PAUSED
+        self.drain_deadline = None
+        return [ModeChanged(self.mode), *self._answer_pauses("done")]
+
+    def _answer_pauses(self, outcome: OrderOutcome) -> list[Effect]:
+        pauses, self._pauses = self._pauses, []
+        return [OrderAnswer(number, outcome) for number in pauses]
