@@ -1,10 +1,11 @@
 """The engine process as it is, with the null worker."""
 
 from baton.runtime.engine import Engine, main
+from baton.runtime.process_table import ENGINE_CHILDREN, with_modules
 
 
 class NullEngine(Engine):
-    worker_module = "null_worker"
+    rows = with_modules(ENGINE_CHILDREN, worker="null_worker")
 
 
 if __name__ == "__main__":

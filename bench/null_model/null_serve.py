@@ -7,11 +7,12 @@ import json
 import sys
 
 from baton.config import ServeConfig
+from baton.runtime.process_table import SUPERVISOR_CHILDREN, with_modules
 from baton.runtime.supervisor import Supervisor
 
 
 class NullSupervisor(Supervisor):
-    engine_module = "null_engine"
+    rows = with_modules(SUPERVISOR_CHILDREN, engine="null_engine")
 
 
 def main() -> None:

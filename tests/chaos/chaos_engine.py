@@ -1,10 +1,11 @@
 """The engine with the disturbed worker."""
 
 from baton.runtime.engine import Engine, main
+from baton.runtime.process_table import ENGINE_CHILDREN, with_modules
 
 
 class ChaosEngine(Engine):
-    worker_module = "chaos_worker"
+    rows = with_modules(ENGINE_CHILDREN, worker="chaos_worker")
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ import sys
 
 from baton.config import ServeConfig
 from baton.errors import EngineError
+from baton.runtime.process_table import SUPERVISOR_CHILDREN, with_modules
 from baton.runtime.supervisor import Supervisor
 
 
 class ChaosSupervisor(Supervisor):
-    engine_module = "chaos_engine"
+    rows = with_modules(SUPERVISOR_CHILDREN, engine="chaos_engine")
 
 
 async def serve(config: ServeConfig) -> None:

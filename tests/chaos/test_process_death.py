@@ -90,7 +90,7 @@ def test_a_worker_that_is_killed_before_it_is_ready_ends_the_start(tiny: Path, t
     with server:
         server.process("worker").send(signal.SIGKILL)
         assert server.wait_ended() == 1
-        assert "ERROR the worker was killed by SIGKILL before it was ready" in server.errors
+        assert "ERROR the worker process was killed by SIGKILL before it was ready" in server.errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -268,7 +268,7 @@ class TestStartsThatFail:
 
 
 def test_no_process_inherits_what_is_not_its_own(tiny: Path, tmp_path: Path):
-    """Sockets: the worker and the templates' process have one, the engine three, the front five (one of them listens)."""
+    """Sockets: the templates' process has one, the worker two, the engine four, the front five (one of them listens)."""
 
     def sockets(pid: int) -> int:
         links = []
@@ -281,8 +281,8 @@ def test_no_process_inherits_what_is_not_its_own(tiny: Path, tmp_path: Path):
 
     server, _ = gated(tiny, tmp_path, "starting")
     with server:
-        assert sockets(server.process("worker").pid) == 1
-        until(lambda: sockets(server.process("engine").pid) == 2 + 1 + 2, "the engine has its channels, and its loop's pair")
+        assert sockets(server.process("worker").pid) == 2
+        until(lambda: sockets(server.process("engine").pid) == 2 + 2 + 2, "the engine has its channels, and its loop's pair")
         until(lambda: sockets(server.process("front").pid) == 4 + 1 + 2, "the front has its channels, its listener, the pair")
         until(lambda: sockets(server.process("templates").pid) == 1, "the templates' process has its socket")
         assert os.environ.get("BATON_CHAOS") is None

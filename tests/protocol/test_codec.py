@@ -42,6 +42,7 @@ from baton.protocol.control import (
 )
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
 from baton.protocol.output import Emit, Ended
+from baton.protocol.pool import DetachPool, PeerSocket, PoolAttached, PoolDetached, PoolReady, PoolSized
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, Refused, SamplingParams
 from baton.protocol.step import NewSequence, RowFailure, RowLogprobs, Run, StepPlan, StepResult, TokenLogprob
 
@@ -68,10 +69,16 @@ KIND = {
     InstanceStats: 18,
     GenerateBatch: 19,
     OrderAnswer: 20,
-    StorageQuery: 30,
-    StorageAnswer: 31,
-    CacheHello: 32,
-    CacheStats: 33,
+    StorageQuery: 40,
+    StorageAnswer: 41,
+    CacheHello: 42,
+    CacheStats: 43,
+    PeerSocket: 30,
+    PoolSized: 31,
+    PoolReady: 32,
+    PoolAttached: 33,
+    DetachPool: 34,
+    PoolDetached: 35,
 }
 """Written down a second time on purpose: these numbers are on the wire and may not change."""
 
@@ -110,6 +117,12 @@ SAMPLE = {
     CacheHello: CacheHello(7, 64, True, "file"),
     CacheStats: CacheStats({"hits": 3}),
     GenerateBatch: GenerateBatch(GenerateRequest(id="a", prompt=(0, 1)), (("b", (2,), 9),)),
+    PeerSocket: PeerSocket("engine"),
+    PoolSized: PoolSized(7, b"{}"),
+    PoolReady: PoolReady(b"f" * 32, 9, 7),
+    PoolAttached: PoolAttached(9),
+    DetachPool: DetachPool(9),
+    PoolDetached: PoolDetached(9),
 }
 
 SHAPED = [KIND[kind] for kind in (GenerateRequest, StepPlan, StepResult, BlockMove, MoveResult, Emit)]

@@ -16,9 +16,9 @@ def main() -> None:
     if "stop_early" in os.environ.get("CHILD_ORDERS", ""):
         os.kill(os.getpid(), signal.SIGSTOP)
     settings, sockets = begin_child(dict[str, Any])
-    channel = BlockingChannel(sockets[0])
+    channel = BlockingChannel(sockets["control"])
     fds = sorted(int(fd) for fd in os.listdir("/proc/self/fd"))
-    inheritable = [sock.fileno() for sock in sockets if sock.get_inheritable()]
+    inheritable = [sock.fileno() for sock in sockets.values() if sock.get_inheritable()]
     channel.send(
         StartFailed(f"{len(settings['text'])} {len(sockets)} {len(fds)} {inheritable} {os.getsid(0) == os.getpid()} {sys.argv}")
     )

@@ -17,6 +17,7 @@ from baton.protocol.ids import WorkerEpoch
 from baton.protocol.step import PREEMPTED_TOKEN_ID, StepPlan, StepResult
 from baton.runtime.channel import BlockingChannel
 from baton.runtime.children import begin_child
+from baton.runtime.process_table import CONTROL
 
 
 def expected(prompt: int, count: int, index: int = 0) -> list[int]:
@@ -46,7 +47,8 @@ class Runner:
 
 
 def main() -> None:
-    config, (sock,) = begin_child(WorkerConfig)
+    config, sockets = begin_child(WorkerConfig)
+    sock = sockets[CONTROL]
     orders = json.loads(config.model)
     if config.epoch not in orders.get("in_epochs", [config.epoch]):
         orders = {}

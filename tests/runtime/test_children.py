@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("child_path")
 
 def start(size: int = 10, **settings) -> tuple[subprocess.Popen, BlockingChannel, socket.socket]:
     ours, theirs = socket.socketpair()
-    process = start_child("child_echo", {"text": "k" * size, **settings}, [theirs])
+    process = start_child("child_echo", {"text": "k" * size, **settings}, {"control": theirs})
     assert theirs.fileno() == -1, "the child's end must not stay open here: its death would go unseen"
     return process, BlockingChannel(ours), ours
 
@@ -63,7 +63,7 @@ def test_a_child_does_not_outlive_its_parent(tmp_path: Path, moment: str):
         "import socket, sys, time\n"
         "from baton.runtime.children import start_child\n"
         "a, b = socket.socketpair()\n"
-        "print(start_child('child_echo', {'text': 'x'}, [b]).pid, flush=True)\n"
+        "print(start_child('child_echo', {'text': 'x'}, {'control': b}).pid, flush=True)\n"
         "a.recv(1) if sys.argv[1] == 'late' else None\n"
         "print('heard', flush=True)\n"
         "time.sleep(60)\n"
@@ -82,7 +82,7 @@ def test_a_child_that_cannot_start_leaves_nothing_open(monkeypatch: pytest.Monke
     before = len(os.listdir("/proc/self/fd"))
     ours, theirs = socket.socketpair()
     with pytest.raises(FileNotFoundError):
-        start_child("child_echo", {}, [theirs])
+        start_child("child_echo", {}, {"control": theirs})
     ours.close()
     assert len(os.listdir("/proc/self/fd")) == before
 

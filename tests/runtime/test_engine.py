@@ -24,13 +24,15 @@ from baton.protocol.ids import RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, SamplingParams
 from baton.runtime.channel import Channel
-from baton.runtime.engine import Engine, WorkerProcess
+from baton.runtime.child import Child, Loss
+from baton.runtime.engine import Engine
+from baton.runtime.process_table import ENGINE_CHILDREN, with_modules
 
 pytestmark = pytest.mark.usefixtures("child_path")
 
 
 class FakeWorkerEngine(Engine):
-    worker_module = "fake_worker"
+    rows = with_modules(ENGINE_CHILDREN, worker="fake_worker")
 
 
 class Rig:
@@ -84,7 +86,7 @@ class Rig:
                     self.ended |= {end.request: end for end in ended}
 
     def _note_worker(self) -> None:
-        worker: WorkerProcess | None = self.engine._worker
+        worker: Child | None = self.engine._worker
         if worker is not None and worker.process.pid not in [known.pid for known in self.workers]:
             self.workers.append(Process(worker.process.pid))
 
@@ -226,15 +228,15 @@ def test_a_stuck_worker_beyond_the_limit_is_killed_and_the_engine_ends():
 
 def test_losing_a_worker_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch):
     """A killed process may take long to be gone. Requests are taken, and answered, in the meantime."""
-    end = WorkerProcess.end
+    end = Child.end
 
-    async def slow_end(self: WorkerProcess, grace_seconds: float = 0.0) -> str:
+    async def slow_end(self: Child, grace_seconds: float = 0.0) -> Loss:
         await asyncio.sleep(0.3)
         return await end(self, grace_seconds)
 
     async def main() -> None:
         async with Rig({"stalls_at": 2, "in_epochs": [1]}, step_seconds_max=0.3) as rig:
-            monkeypatch.setattr(WorkerProcess, "end", slow_end)
+            monkeypatch.setattr(Child, "end", slow_end)
             rig.ask("a")
             rig.ask("never", prompt=400)
             await rig.until(lambda: rig.refused.get("never") == "never_fits")
@@ -251,7 +253,7 @@ def test_a_worker_that_does_not_die_ends_the_engine(monkeypatch: pytest.MonkeyPa
     async def main() -> None:
         async with Rig({"stalls_at": 2}, step_seconds_max=0.2) as rig:
             with monkeypatch.context() as patched:
-                patched.setattr("baton.runtime.engine.has_ended", never)
+                patched.setattr("baton.runtime.child.has_ended", never)
                 rig.ask("a")
                 with pytest.raises(EngineError, match="still there"):
                     await asyncio.wait_for(rig.running, 20)
@@ -299,7 +301,7 @@ def test_a_successor_has_the_pool_of_the_first():
             await rig.until(lambda: len(rig.tokens.get("a", ())) > 3)
             rig.engine._worker.process.kill()
             await rig.until(lambda: "a" in rig.ended)
-            assert rig.engine._worker_config.blocks == 48
+            assert rig.engine._config.worker.blocks == 48
             assert rig.stats.blocks_total == 48
 
     finish(main())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import pytest
 from client_pair import READY, A, Asked, B, Pair, ended, request
@@ -16,7 +15,6 @@ from baton.protocol.ids import Incarnation, RequestId, Slot
 from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateRequest, Refused, SamplingParams
 from baton.protocol.step import RowLogprobs, TokenLogprob
-from baton.runtime.children import receive_socket, send_socket
 from baton.runtime.restarts import HEALTHY_SECONDS, Restarts
 
 
@@ -308,34 +306,6 @@ def test_an_engine_that_is_ready_may_take_its_time_afterwards():
             await rig.told()
 
     finish(main())
-
-
-def test_a_socket_is_handed_over_and_the_end_is_seen():
-    async def main() -> None:
-        link, theirs = socket.socketpair()
-        near, far = socket.socketpair()
-        send_socket(link, far)
-        assert far.fileno() == -1
-        link.close()
-        got = await receive_socket(theirs)
-        assert not got.get_inheritable()
-        near.sendall(b"x")
-        assert got.recv(1) == b"x"
-        assert await receive_socket(theirs) is None
-        for sock in (got, near, theirs):
-            sock.close()
-
-    finish(main())
-
-
-def test_a_socket_for_a_child_that_is_gone_is_nobodys():
-    link, theirs = socket.socketpair()
-    near, far = socket.socketpair()
-    theirs.close()
-    send_socket(link, far)
-    assert near.recv(1) == b""
-    near.close()
-    link.close()
 
 
 def test_restarts_in_a_row_wait_longer_and_end():

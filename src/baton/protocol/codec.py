@@ -34,6 +34,7 @@ from baton.protocol.control import (
 )
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
 from baton.protocol.output import Emit
+from baton.protocol.pool import DetachPool, PeerSocket, PoolAttached, PoolDetached, PoolReady, PoolSized
 from baton.protocol.request import GenerateBatch, GenerateRequest
 from baton.protocol.step import StepPlan, StepResult
 
@@ -65,6 +66,12 @@ Message = (
     | StorageAnswer
     | CacheHello
     | CacheStats
+    | PeerSocket
+    | PoolSized
+    | PoolReady
+    | PoolAttached
+    | DetachPool
+    | PoolDetached
 )
 
 _KINDS: Final[dict[int, type[Message]]] = {
@@ -88,10 +95,16 @@ _KINDS: Final[dict[int, type[Message]]] = {
     18: InstanceStats,
     19: GenerateBatch,
     20: OrderAnswer,
-    30: StorageQuery,
-    31: StorageAnswer,
-    32: CacheHello,
-    33: CacheStats,
+    40: StorageQuery,
+    41: StorageAnswer,
+    42: CacheHello,
+    43: CacheStats,
+    30: PeerSocket,
+    31: PoolSized,
+    32: PoolReady,
+    33: PoolAttached,
+    34: DetachPool,
+    35: PoolDetached,
 }
 _KIND_OF: Final = {message: kind for kind, message in _KINDS.items()}
 _DECODERS: Final = {kind: msgspec.msgpack.Decoder(message) for kind, message in _KINDS.items()}

@@ -8,7 +8,6 @@ reaches only the supervisor, which ends the others in order.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import gc
 import os
@@ -17,7 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -29,25 +28,25 @@ _LOOK_SECONDS = 0.02
 
 
 def start_child(
-    module: str, settings: object, sockets: Sequence[socket.socket], environment: Mapping[str, str] | None = None
+    module: str, settings: object, sockets: Mapping[str, socket.socket], environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Run `python -m module SETTINGS_FD SOCKET_FD ...`. The sockets are the child's from now on.
+    """Run `python -m module SETTINGS_FD NAME=SOCKET_FD ...`. The sockets are the child's from now on.
 
     To be called on the main thread: the kernel takes the end of the thread that started a child for the end of its parent.
     """
     settings_fd = nameless_file(msgspec.json.encode((os.getpid(), settings)))
-    fds = [settings_fd, *(sock.fileno() for sock in sockets)]
+    fds = {name: sock.fileno() for name, sock in sockets.items()}
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, fds)],
-            pass_fds=fds,
+            [sys.executable, "-m", module, str(settings_fd), *(f"{name}={fd}" for name, fd in fds.items())],
+            pass_fds=[settings_fd, *fds.values()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             env={**os.environ, **(environment or {})},
         )
     finally:
         os.close(settings_fd)
-        for sock in sockets:
+        for sock in sockets.values():
             sock.close()
 
 
@@ -62,37 +61,16 @@ def nameless_file(content: bytes) -> int:
     return fd
 
 
-def begin_child(settings_type: type[T]) -> tuple[T, list[socket.socket]]:
-    """The child's first act: tie its life to the parent's, take what it inherited."""
-    settings_fd, *socket_fds = map(int, sys.argv[1:])
-    with os.fdopen(settings_fd, "rb") as file:
+def begin_child(settings_type: type[T]) -> tuple[T, dict[str, socket.socket]]:
+    """The child's first act: tie its life to the parent's, take what it inherited. The sockets by name."""
+    settings_fd, *named = sys.argv[1:]
+    with os.fdopen(int(settings_fd), "rb") as file:
         parent, settings = msgspec.json.decode(file.read(), type=tuple[int, settings_type])  # type: ignore[valid-type]
     die_with_parent(parent)
-    for fd in socket_fds:
+    fds = {name: int(fd) for name, _, fd in (word.partition("=") for word in named)}
+    for fd in fds.values():
         os.set_inheritable(fd, False)
-    return settings, [socket.socket(fileno=fd) for fd in socket_fds]
-
-
-def send_socket(link: socket.socket, sock: socket.socket) -> None:
-    """Hand a socket to a child that lives already. It is the child's from now on; where that one is gone, nobody's."""
-    with sock, contextlib.suppress(OSError):
-        socket.send_fds(link, [b"s"], [sock.fileno()])
-
-
-async def receive_socket(link: socket.socket) -> socket.socket | None:
-    """The next socket that the parent hands over. None: no more come. As long as it takes: the caller has the deadline."""
-    loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
-    loop.add_reader(link, readable.set)
-    try:
-        await readable.wait()
-    finally:
-        loop.remove_reader(link)
-    byte, fds, _, _ = socket.recv_fds(link, 1, 1)
-    if not byte or not fds:
-        return None
-    os.set_inheritable(fds[0], False)
-    return socket.socket(fileno=fds[0])
+    return settings, {name: socket.socket(fileno=fd) for name, fd in fds.items()}
 
 
 def die_with_parent(parent: int) -> None:

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
+import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from baton.config import EngineConfig, WorkerConfig
+from baton.config import EngineConfig
 from baton.core.effects import Effect, ModeChanged, Refuse, RestartWorker, RunStep
 from baton.core.engine.instance import Instance
 from baton.core.engine.worker_watch import WorkerState
-from baton.core.events import Abort, Event, LossCause, Pause, Resume, StepDone, Submit, Tick, WorkerLost, WorkerReady
-from baton.errors import EngineError, InvariantBroken, PeerError
+from baton.core.events import Abort, Event, Pause, Resume, StepDone, Submit, Tick, WorkerLost, WorkerReady
+from baton.errors import EngineError, InvariantBroken
 from baton.observe.logs import configure
 from baton.protocol.codec import Message
 from baton.protocol.control import (
@@ -45,17 +44,14 @@ from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest
 from baton.protocol.step import StepResult
 from baton.runtime.channel import Channel
-from baton.runtime.children import begin_child, exit_text, has_ended, keep_what_is_here, out_of_memory_kills, start_child
+from baton.runtime.child import Child, Loss
+from baton.runtime.child_set import ChildSet
+from baton.runtime.children import begin_child, keep_what_is_here
 from baton.runtime.driver import Driver
+from baton.runtime.process_table import CONTROL, ENGINE_CHILDREN, Restart
 from baton.runtime.snapshot import snapshot
 
 logger = logging.getLogger("baton.engine")
-
-KILL_SECONDS = 30.0
-"""A killed worker is gone long before this; a large one takes seconds to give its memory back."""
-
-EXIT_SECONDS = 1.0
-"""A worker whose channel has closed may take this long to end by itself, so that its exit status can be told."""
 
 NUMBERS_SECONDS = 0.2
 """While there is work the front's numbers are at most this old; when there is none they are told at once."""
@@ -63,60 +59,23 @@ NUMBERS_SECONDS = 0.2
 CHECK_SECONDS = 10.0
 """An idle engine checks its books at most this often."""
 
-QUIET_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0", "OPENBLAS_NUM_THREADS": "1"}
-"""Threads of the worker sleep while they wait: on few cores a spinning one takes its neighbour's time."""
-
-
-OUTSIDE_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-class WorkerExit(NamedTuple):
-    how: str
-    cause: LossCause
-
-
-class WorkerProcess:
-    """One life of the worker."""
-
-    def __init__(self, epoch: WorkerEpoch, process: subprocess.Popen[bytes], channel: Channel) -> None:
-        self.epoch = epoch
-        self.process = process
-        self.channel = channel
-        self._memory_kills = out_of_memory_kills()
-
-    @classmethod
-    async def start(cls, module: str, config: WorkerConfig) -> WorkerProcess:
-        ours, theirs = socket.socketpair()
-        process = start_child(module, config, [theirs], QUIET_WAITING)
-        return cls(WorkerEpoch(config.epoch), process, await Channel.open(ours))
-
-    async def end(self, grace_seconds: float = 0.0) -> WorkerExit:
-        """Dead for certain when this returns: no plan of it is executed any more."""
-        self.channel.close()
-        if await has_ended(self.process, grace_seconds):
-            code = self.process.returncode
-            return WorkerExit(exit_text(code), "killed" if self._from_outside(code) else "died")
-        self.process.kill()
-        if not await has_ended(self.process, KILL_SECONDS):
-            raise EngineError(f"the worker (process {self.process.pid}) is still there {KILL_SECONDS:g} s after it was killed")
-        return WorkerExit("stopped talking and was killed" if grace_seconds else "was killed", "died")
-
-    def _from_outside(self, code: int) -> bool:
-        """No fault of a worker sends it these signals, but for the kernel when memory is short, and that one counts."""
-        return -code in OUTSIDE_SIGNALS and out_of_memory_kills() == self._memory_kills
-
 
 class Engine:
-    worker_module = "baton.runtime.worker"
-    "What a worker process runs. Rehearsals put a disturbed one in its place."
+    rows = ENGINE_CHILDREN
+    "Rehearsals put disturbed programs in some of them."
 
     def __init__(self, config: EngineConfig, front: Channel, supervisor: Channel) -> None:
-        self._instance_config = config.instance
-        self._worker_config = config.worker
+        self._config = config
         self._front = front
         self._supervisor = supervisor
-        self._worker: WorkerProcess | None = None
-        self._replacing = asyncio.Lock()
+        scheduler = config.instance.scheduler
+        self._children: ChildSet[EngineConfig] = ChildSet(
+            self.rows,
+            lambda: self._config,
+            self,
+            restarts_max=scheduler.worker_restarts_max,
+            backoff_seconds_max=scheduler.restart_backoff_seconds_max,
+        )
         self._instance: Instance | None = None
         self._driver: Driver[Event, Effect] | None = None
         self._numbers_timer: asyncio.TimerHandle | None = None
@@ -128,7 +87,7 @@ class Engine:
     async def run(self) -> None:
         """Until the front is gone, or the supervisor."""
         try:
-            await self._start_worker(WorkerEpoch(1))
+            await self._children.start("worker")
             self._spawn(self._serve_front())
             self._spawn(self._watch_supervisor())
             await self._over
@@ -139,8 +98,7 @@ class Engine:
                 self._numbers_timer.cancel()
             for task in self._tasks:
                 task.cancel()
-            if self._worker is not None:
-                await self._worker.end()
+            await self._children.end()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """A task whose failure ends the engine: nothing of ours fails unseen."""
@@ -151,61 +109,56 @@ class Engine:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)
+            self.on_over(error)
 
-    def _fail(self, error: BaseException) -> None:
+    def on_over(self, error: BaseException) -> None:
         if not self._over.done():
             self._over.set_exception(error)
 
-    # The worker
+    # The children
 
-    async def _start_worker(self, epoch: WorkerEpoch) -> None:
-        config = replace(self._worker_config, epoch=int(epoch))
-        worker = self._worker = await WorkerProcess.start(self.worker_module, config)
-        self._spawn(self._read_worker(worker))
+    @property
+    def _worker(self) -> Child | None:
+        return self._children.get("worker")
 
-    async def _read_worker(self, worker: WorkerProcess) -> None:
-        why = ""
+    def on_started(self, child: Child) -> None:
+        pass
 
-        def take(message: Message) -> None:
-            nonlocal why
-            if type(message) is StepResult:
-                self._tell(StepDone(message))
-            elif type(message) is StartFailed:
-                why = message.message
-            else:
-                self._on_worker_message(worker, message)
+    def on_descriptor(self, child: Child, message: Message, fd: int) -> None:
+        os.close(fd)
 
-        broken = False
-        try:
-            await worker.channel.listen(take)
-        except PeerError as error:
-            why, broken = str(error), True
-        if self._worker is not worker:
-            return  # it was replaced, and is being ended
-        how, cause = await worker.end(EXIT_SECONDS)
-        if self._driver is None:
-            raise EngineError(why or f"the worker {how} before it was ready")
-        logger.warning("the worker %s", f"{how} {why}".rstrip())
-        self._tell(WorkerLost(worker.epoch, why or how, "protocol" if broken else cause))
+    def on_lost(self, child: Child, loss: Loss) -> None:
+        logger.warning("%s", loss.text)
+        if child.row.restart is Restart.ORDERED:
+            self._tell(WorkerLost(WorkerEpoch(child.life), loss.text, loss.cause))
 
-    def _on_worker_message(self, worker: WorkerProcess, message: Message) -> None:
+    def on_message(self, child: Child, message: Message) -> None:
+        if type(message) is StepResult:
+            self._tell(StepDone(message))
+        else:
+            self._on_rare_message(child, message)
+
+    def _on_rare_message(self, child: Child, message: Message) -> None:
         match message:
             case Pong():
                 self._front.send(message)
             case LoadProgress() if self._driver is None:
                 self._supervisor.send(message)
-            case WorkerHello() if self._driver is None:
-                self._begin(message)
             case WorkerHello():
-                self._on_next_hello(worker, message)
+                child.mark_ready()
+                if self._driver is None:
+                    self._begin(message)
+                else:
+                    self._on_next_hello(child, message)
 
     def _begin(self, hello: WorkerHello) -> None:
         """The first worker is ready: now the size of the pool is known, and the instance exists."""
-        config = self._instance_config
+        config = self._config.instance
         kv = replace(config.kv, blocks=hello.blocks, block_size=hello.block_size)
         instance = self._instance = Instance(replace(config, kv=kv))
-        self._worker_config = replace(self._worker_config, blocks=hello.blocks)  # its successors have the same pool, or fail
+        worker = replace(self._config.worker, blocks=hello.blocks)  # its successors have as many, or fail
+        self._config = replace(self._config, worker=worker)
+        self._children.start_is_over()
         ports: dict[type[Any], Callable[[Any], None]] = {
             RunStep: self._run_step,
             Emit: self._front.send,
@@ -232,28 +185,23 @@ class Engine:
             logger.info("digest of the weights: %.1f s beside loading, kept for the next start", hello.digest_seconds)
         self._tell(WorkerReady(hello.epoch, hello.pool, hello.identity))
 
-    def _on_next_hello(self, worker: WorkerProcess, hello: WorkerHello) -> None:
+    def _on_next_hello(self, worker: Child, hello: WorkerHello) -> None:
         if self._instance is not None and hello.identity != self._instance.fingerprint:
             logger.warning("the model's files have changed: the next worker computes with others, and the cache begins anew")
-        self._tell(WorkerReady(worker.epoch, hello.pool, hello.identity))
+        self._tell(WorkerReady(WorkerEpoch(worker.life), hello.pool, hello.identity))
 
     def _run_step(self, effect: RunStep) -> None:
         if self._worker is not None:
-            self._worker.channel.send(effect.plan)
+            self._worker.control.send(effect.plan)
 
     def _restart_worker(self, effect: RestartWorker) -> None:
         logger.warning("starting another worker (%s)", effect.reason)
-        old, self._worker = self._worker, None
-        self._spawn(self._replace_worker(old, effect.epoch, effect.delay_seconds))
 
-    async def _replace_worker(self, old: WorkerProcess | None, epoch: WorkerEpoch, delay_seconds: float) -> None:
-        """The old one is dead before the next one lives."""
-        async with self._replacing:
-            if old is not None:
-                await old.end()
-            await asyncio.sleep(delay_seconds)
-            if self._instance is not None and self._instance.worker.epoch == epoch:  # else that one is lost already
-                await self._start_worker(epoch)
+        async def wanted() -> bool:
+            await asyncio.sleep(effect.delay_seconds)
+            return self._instance is not None and self._instance.worker.epoch == effect.epoch  # else it is lost already
+
+        self._children.replace("worker", int(effect.epoch), wanted)
 
     # The front
 
@@ -273,7 +221,7 @@ class Engine:
                 self._tell(Abort(RequestId(request), index, FinishReason.STOP if reason == "stop" else FinishReason.ABORT))
             case Ping():
                 if self._worker is not None:
-                    self._worker.channel.send(message)
+                    self._worker.control.send(message)
             case PauseInstance(number, seconds):
                 self._tell(Pause(seconds, number))
             case ResumeInstance(number):
@@ -289,14 +237,14 @@ class Engine:
         try:
             self._tell(Tick())
         except Exception as error:
-            self._fail(error)
+            self.on_over(error)
 
     def _tell(self, event: Event) -> None:
         if self._driver is None or self._instance is None:
             return
         self._driver.tell(event)
         if self._instance.worker.state is WorkerState.GONE:  # its requests have their error; who runs us may start us again
-            self._fail(EngineError(f"the worker was lost {self._instance.worker.losses} time(s) in a row: the server ends"))
+            self.on_over(EngineError(f"the worker was lost {self._instance.worker.losses} time(s) in a row: the server ends"))
         if self._instance.idle:
             self._check_when_due(self._instance)
         if not self._instance.in_flight:
@@ -312,7 +260,7 @@ class Engine:
                 instance.check()
             except InvariantBroken as broken:
                 logger.error("the engine found its own state impossible: %s", broken)
-                self._fail(broken)
+                self.on_over(broken)
 
     def _tell_numbers(self) -> None:
         if self._numbers_timer is not None:
@@ -322,8 +270,8 @@ class Engine:
             self._front.send(snapshot(self._instance))
 
 
-async def serve(config: EngineConfig, sockets: list[socket.socket], engine: type[Engine] = Engine) -> None:
-    front, supervisor = [await Channel.open(sock) for sock in sockets]
+async def serve(config: EngineConfig, sockets: dict[str, socket.socket], engine: type[Engine] = Engine) -> None:
+    front, supervisor = await Channel.open(sockets["front"]), await Channel.open(sockets[CONTROL])
     try:
         await engine(config, front, supervisor).run()
     except (EngineError, OSError) as error:

@@ -23,10 +23,12 @@ from baton.errors import EngineError, Unavailable
 from baton.observe.logs import configure
 from baton.protocol.control import InstanceReady, StartFailed
 from baton.runtime.channel import Channel
-from baton.runtime.children import begin_child, keep_what_is_here, receive_socket
+from baton.runtime.children import begin_child, keep_what_is_here
 from baton.runtime.client import ChannelClient
+from baton.runtime.descriptors import receive_descriptor
 from baton.runtime.fingerprint import system_fingerprint
 from baton.runtime.listener import bind
+from baton.runtime.process_table import CONTROL, DESCRIPTORS
 from baton.text.loading import ModelText, load_model_text, read_template
 
 ANSWER_SECONDS = 2.0
@@ -34,13 +36,12 @@ ANSWER_SECONDS = 2.0
 FILES_MAX = 16_384
 
 
-async def serve(config: ServeConfig, sockets: list[socket.socket]) -> None:
-    *ours, engines = sockets
-    engine_channel, supervisor = [await Channel.open(sock) for sock in ours]
+async def serve(config: ServeConfig, sockets: dict[str, socket.socket]) -> None:
+    engine_channel, supervisor = await Channel.open(sockets["engine"]), await Channel.open(sockets[CONTROL])
     client = ChannelClient(engine_channel)
     # Where the start fails for another reason nobody waits for this one, and its error is not worth a word.
     client.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
-    engine_gone = asyncio.create_task(client.read(partial(_next_engine, engines), config.start_seconds_max))
+    engine_gone = asyncio.create_task(client.read(partial(_next_engine, sockets[DESCRIPTORS]), config.start_seconds_max))
     try:
         listeners = listen_on(config)  # before the model is loaded: a port that is taken is reported at once
         template = read_template(config.chat_template) if config.chat_template else None
@@ -74,10 +75,10 @@ async def serve(config: ServeConfig, sockets: list[socket.socket]) -> None:
     await client.finish()
 
 
-async def _next_engine(engines: socket.socket) -> Channel | None:
+async def _next_engine(link: socket.socket) -> Channel | None:
     """The channel to the engine that follows a lost one. The supervisor starts it, and hands its socket over."""
-    sock = await receive_socket(engines)
-    return None if sock is None else await Channel.open(sock)
+    received = await receive_descriptor(link)
+    return None if received is None else await Channel.open(socket.socket(fileno=received[1]))
 
 
 def _load_text(model: str, template: str | None) -> ModelText:

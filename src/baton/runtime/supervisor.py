@@ -1,10 +1,4 @@
-"""`baton serve`: starts front and engine, tells of progress, and ends everything in order.
-
-    supervisor
-      |-- front     HTTP, tokenizer                    ends: drains, then closes the engine's channel
-      |     `-- templates   renders chat templates     ends: with the front
-      `-- engine    the instance machine               ends: when the front's channel closes
-            `-- worker    the model                    ends: with the engine
+"""`baton serve`: starts its children (process_table.py), passes on what they report, and ends everything in order.
 
 A child that dies is seen at once, and said. An engine that was killed (a signal, from wherever) while the server was ready is
 started again: the front is handed the socket of the new one, and goes on there with everything that is open. After any other
@@ -14,35 +8,25 @@ end, and after too many in a row, everything else is ended: no orphan, no leftov
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-import socket
-import subprocess
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from baton.config import ServeConfig
-from baton.errors import EngineError, Unavailable
-from baton.protocol.control import InstanceReady, LoadProgress, StartFailed
-from baton.runtime.channel import Channel
-from baton.runtime.children import exit_text, has_ended, send_socket, start_child
-from baton.runtime.restarts import Restarts
-
-KILL_SECONDS = 10.0
-"""An engine ends within moments of its front; a front within this of the end of its draining."""
+from baton.errors import Unavailable
+from baton.protocol.codec import Message
+from baton.protocol.control import InstanceReady, LoadProgress
+from baton.runtime.child import Child, Loss
+from baton.runtime.child_set import ChildSet
+from baton.runtime.process_table import SUPERVISOR_CHILDREN
 
 START_SECONDS_MORE = 30.0
 """The front holds itself to start_seconds_max. One that does not even do that is given up after this much more."""
 
-HURRY_SECONDS = 6.0
-"""A front that is told to hurry ends its requests with an error and is gone within this."""
-
-OTHER_SECONDS = 2.0
-"""When one child has ended the other follows; whose fault it was shows when both have."""
-
 
 class Supervisor:
-    engine_module = "baton.runtime.engine"
-    "What the engine process runs. Rehearsals put a disturbed one in its place."
+    rows = SUPERVISOR_CHILDREN
+    "Rehearsals put disturbed programs in some of them."
 
     def __init__(
         self,
@@ -57,16 +41,20 @@ class Supervisor:
         self._on_ready = on_ready
         self._on_stopping = on_stopping
         self._on_restart = on_restart
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._ready = asyncio.Event()
+        self._ready: dict[str, None] = {}
+        "Children that have been ready."
+        self._all_ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._hurry = False
-        self._tasks: list[asyncio.Task[None]] = []
-        self._engines, self._fronts_engines = socket.socketpair()
-        "Over it the front is handed the sockets of engines that follow a lost one."
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         scheduler = config.engine().instance.scheduler
-        self._restarts = Restarts(scheduler.worker_restarts_max, scheduler.restart_backoff_seconds_max)
-        self._engine_ready_at: float | None = None
+        self._children: ChildSet[ServeConfig] = ChildSet(
+            self.rows,
+            lambda: config,
+            self,
+            restarts_max=scheduler.worker_restarts_max,
+            backoff_seconds_max=scheduler.restart_backoff_seconds_max,
+        )
 
     def stop(self) -> None:
         """End in order: running requests may finish, within drain_seconds_max. The second time they end now, with an error."""
@@ -78,134 +66,57 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.stop)
+        stopping, starting = asyncio.create_task(self._stopped()), asyncio.create_task(self._start_in_time())
         try:
-            engine, front = await self._start()
-            watches = self._spawn(self._watch("engine", engine)), self._spawn(self._watch("front", front))
-            await self._until_over(*watches, self._spawn(self._wait_for(self._stop)), self._spawn(self._start_in_time()))
+            for row in self.rows:
+                await self._children.start(row.name)
+            await self._until_over({self._over, stopping, starting}, stopping)
         finally:
             self._on_stopping()
-            for task in self._tasks:
+            for task in (stopping, starting):
                 task.cancel()
-            await self._end()
+            await self._children.end(lambda: self._hurry)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.append(task)
-        return task
-
-    async def _start(self) -> tuple[Channel, Channel]:
-        front_end, engine = self._start_engine()
-        ours, theirs = socket.socketpair()
-        sockets = [front_end, theirs, self._fronts_engines]
-        self._children["front"] = start_child("baton.runtime.front", self._config, sockets)
-        return await Channel.open(engine), await Channel.open(ours)
-
-    def _start_engine(self) -> tuple[socket.socket, socket.socket]:
-        """The front's end of its channel, and ours."""
-        self._engine_ready_at = None
-        front_end, engine_end = socket.socketpair()
-        ours, theirs = socket.socketpair()
-        self._children["engine"] = start_child(self.engine_module, self._config.engine(), [engine_end, theirs])
-        return front_end, ours
-
-    async def _start_another_engine(self, delay_seconds: float) -> None:
-        await asyncio.sleep(delay_seconds)
-        try:
-            front_end, ours = self._start_engine()
-        except OSError as error:
-            raise Unavailable(f"the engine was lost, and another cannot be started: {error}") from None
-        send_socket(self._engines, front_end)
-        await self._watch("engine", await Channel.open(ours))
-
-    async def _until_over(
-        self, engine: asyncio.Task[None], front: asyncio.Task[None], stopping: asyncio.Task[None], starting: asyncio.Task[None]
-    ) -> None:
+    async def _until_over(self, waited: set[asyncio.Future[None]], stopping: asyncio.Future[None]) -> None:
         """Returns when told to stop. Raises what was wrong where a child has ended for good, or the start takes too long."""
-        waited = {engine, front, stopping, starting}
-        while True:
+        while stopping in waited:
             done, waited = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if stopping in done:
-                return
-            if engine in done and front not in done and (another := self._another_engine(engine)) is not None:
-                engine = another
-                waited.add(engine)
-            elif engine in done or front in done:
-                break
-            elif starting in done:
-                starting.result()
-        self._engines.close()  # no other engine comes: the front need not wait for one
-        await asyncio.wait({engine, front}, timeout=OTHER_SECONDS)
-        # An engine whose front has ended ends well. If it did not, it was the first.
-        ended_well = engine.done() and isinstance(engine.exception(), _EndedWell)
-        (front if front.done() and (ended_well or not engine.done()) else engine).result()
+            for task in [] if stopping in done else done:
+                task.result()
 
-    def _another_engine(self, lost: asyncio.Task[None]) -> asyncio.Task[None] | None:
-        """None: this end is the server's. It ended by itself, was still starting, or was not the first to be lost."""
-        error = lost.exception()
-        if not isinstance(error, _Killed) or not self._ready.is_set():
-            return None
-        now = asyncio.get_running_loop().time()
-        delay = self._restarts.next_delay(0.0 if self._engine_ready_at is None else now - self._engine_ready_at)
-        if delay is None:
-            return None
-        self._on_restart(str(error))
-        return self._spawn(self._start_another_engine(delay))
+    async def _stopped(self) -> None:
+        await self._stop.wait()
 
     async def _start_in_time(self) -> None:
         seconds = self._config.start_seconds_max + START_SECONDS_MORE
         try:
-            await asyncio.wait_for(self._ready.wait(), seconds)
+            await asyncio.wait_for(self._all_ready.wait(), seconds)
         except TimeoutError:
             raise Unavailable(f"nothing was ready within {seconds:g} s") from None
 
-    @staticmethod
-    async def _wait_for(event: asyncio.Event) -> None:
-        await event.wait()
+    # What the children report
 
-    async def _watch(self, name: str, channel: Channel) -> None:
-        """Pass on what the child says. Its end is an error: it was not asked to end."""
-        why = ""
-        while (message := await channel.receive()) is not None:
-            if type(message) is LoadProgress:
-                self._on_progress(message)
-            elif type(message) is InstanceReady and name == "engine":
-                self._engine_ready_at = asyncio.get_running_loop().time()
-            elif type(message) is InstanceReady:
-                self._ready.set()
+    def on_message(self, child: Child, message: Message) -> None:
+        if type(message) is LoadProgress:
+            self._on_progress(message)
+        elif type(message) is InstanceReady:
+            child.mark_ready()
+            self._ready[child.name] = None
+            if len(self._ready) == len(self.rows) and not self._all_ready.is_set():
+                self._all_ready.set()
+                self._children.start_is_over()
                 self._on_ready(message)
-            elif type(message) is StartFailed:
-                why = message.message
-        if why:
-            raise EngineError(why)
-        process = self._children[name]
-        await has_ended(process, 5.0)
-        how = f"the {name} process {exit_text(process.returncode)}"
-        if process.returncode == 0:
-            raise _EndedWell(how)
-        raise _Killed(how) if process.returncode is not None and process.returncode < 0 else Unavailable(how)
 
-    async def _end(self) -> None:
-        """Front first: it drains. The engine follows when the front's channel closes, the worker when the engine ends."""
-        self._engines.close()  # an engine that is lost now has no successor
-        for name, seconds in (("front", self._config.drain_seconds_max + KILL_SECONDS), ("engine", KILL_SECONDS)):
-            process = self._children.get(name)
-            if process is None:
-                continue
-            if name == "front" and process.poll() is None:
-                process.terminate()
-            if await has_ended(process, seconds, unless=lambda: self._hurry):
-                continue
-            if name == "front" and self._hurry:
-                process.terminate()
-                if await has_ended(process, HURRY_SECONDS):
-                    continue
-            process.kill()
-            await has_ended(process, KILL_SECONDS)
+    def on_descriptor(self, child: Child, message: Message, fd: int) -> None:
+        os.close(fd)  # nobody sends us any
 
+    def on_started(self, child: Child) -> None:
+        pass
 
-class _EndedWell(Unavailable):
-    """A child ended without being asked to, and without an error of its own."""
+    def on_lost(self, child: Child, loss: Loss) -> None:
+        self._on_restart(loss.text)
 
-
-class _Killed(Unavailable):
-    """A child was ended by a signal that we did not send."""
+    def on_over(self, error: BaseException) -> None:
+        if not self._over.done():
+            self._over.set_exception(error)
+            self._over.exception()  # seen, even if we are told to stop meanwhile

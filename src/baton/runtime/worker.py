@@ -15,6 +15,7 @@ from baton.protocol.ids import WorkerEpoch
 from baton.protocol.step import StepPlan
 from baton.runtime.channel import BlockingChannel
 from baton.runtime.children import begin_child, keep_what_is_here
+from baton.runtime.process_table import CONTROL
 
 
 class _Progress:
@@ -59,8 +60,8 @@ def serve(config: WorkerConfig, channel: BlockingChannel) -> None:
 
 
 def main() -> None:
-    config, (sock,) = begin_child(WorkerConfig)
-    channel = BlockingChannel(sock)
+    config, sockets = begin_child(WorkerConfig)
+    channel = BlockingChannel(sockets[CONTROL])
     try:
         serve(config, channel)
     except (BrokenPipeError, ConnectionResetError):

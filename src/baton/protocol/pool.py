@@ -1,0 +1,52 @@
+"""What passes over a descriptor socket or about what was passed there: sockets of siblings, and the KV pool.
+
+A message on a descriptor socket carries exactly one descriptor (SCM_RIGHTS): PeerSocket that of a socket, PoolReady that of
+the pool's memory. The others go over the control channel.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from baton.protocol.ids import PoolIncarnation
+
+
+class PeerSocket(Struct, frozen=True, array_like=True):
+    """The socket that leads to another child of our parent, which was started (again)."""
+
+    name: str
+
+
+class PoolSized(Struct, frozen=True, array_like=True):
+    """A worker that does not make the pool itself has found out how many blocks fit beside its weights."""
+
+    blocks: int
+    layout: bytes
+    "KVLayout.encode(): what the blocks look like (kvpool/layout.py)."
+
+
+class PoolReady(Struct, frozen=True, array_like=True):
+    """The pool exists; its descriptor comes with this message. Its creator says it once, the engine passes it on."""
+
+    fingerprint: bytes
+    "Of the layout. An attacher that expects another one refuses the pool."
+    incarnation: PoolIncarnation
+    blocks: int
+
+
+class PoolAttached(Struct, frozen=True, array_like=True):
+    """The sender has mapped that pool, and verified layout and incarnation."""
+
+    incarnation: PoolIncarnation
+
+
+class DetachPool(Struct, frozen=True, array_like=True):
+    """Unmap that pool, and do not touch it again: its memory is about to be given back."""
+
+    incarnation: PoolIncarnation
+
+
+class PoolDetached(Struct, frozen=True, array_like=True):
+    """The sender has unmapped that pool (or never had it)."""
+
+    incarnation: PoolIncarnation

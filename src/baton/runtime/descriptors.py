@@ -1,0 +1,67 @@
+"""Descriptors between parent and child, over a socketpair made for them (SCM_RIGHTS): passed, never looked up.
+
+Every message carries exactly one descriptor, so the kernel never joins two of them in one read. A descriptor that was sent
+still belongs to its sender as well; one that was received belongs to the receiver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import socket
+from typing import Final
+
+from baton.errors import PeerError, ProtocolError, Unavailable
+from baton.protocol.codec import Message, decode, encode
+
+MESSAGE_BYTES_MAX: Final = 4096
+
+
+def send_descriptor(link: socket.socket, message: Message, fd: int) -> None:
+    """Never waits. To a peer that is gone: nothing happens, its end is seen elsewhere."""
+    with contextlib.suppress(OSError):
+        socket.send_fds(link, [encode(message)], [fd])
+
+
+def take_descriptor(link: socket.socket) -> tuple[Message, int] | None:
+    """What is there to be read. None: the other side is gone."""
+    try:
+        content, fds, _, _ = socket.recv_fds(link, MESSAGE_BYTES_MAX, 1)
+    except ConnectionError:
+        return None
+    if not content:
+        return None
+    if len(fds) != 1:
+        raise PeerError(f"{len(fds)} descriptors came where one was expected")
+    os.set_inheritable(fds[0], False)
+    try:
+        return decode(content), fds[0]
+    except ProtocolError as error:
+        os.close(fds[0])
+        raise PeerError(str(error)) from None
+
+
+async def receive_descriptor(link: socket.socket) -> tuple[Message, int] | None:
+    """The next one. None: no more come. As long as it takes: the caller has the deadline."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(link, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(link)
+    return take_descriptor(link)
+
+
+def wait_for_descriptor(link: socket.socket, seconds: float, what: str) -> tuple[Message, int]:
+    """For a process that does one thing at a time. Unavailable: it did not come in time, or its sender is gone."""
+    poller = select.poll()  # select() itself knows only descriptors below 1024
+    poller.register(link, select.POLLIN)
+    if not poller.poll(seconds * 1000):
+        raise Unavailable(f"{what} did not come within {seconds:g} s")
+    received = take_descriptor(link)
+    if received is None:
+        raise Unavailable(f"{what} did not come: its sender is gone")
+    return received

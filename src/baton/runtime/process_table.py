@@ -1,0 +1,110 @@
+"""Who starts whom: the children of supervisor and engine, a row each. child_set.py carries the rows out.
+
+    supervisor
+      |-- engine    the instance machine               ends: when the front's channel closes
+      |     |-- worker    the model                    ends: with the engine
+      |     `-- cache     tiers and hand-off           ends: with the engine
+      `-- front     HTTP, tokenizer                    ends: drains, then closes the engine's channel
+            `-- templates   renders chat templates     ends: with the front (text/template_process.py)
+
+Every child has a control channel to its parent, which sees its end there at once. What else it is given says its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Final, Generic, TypeVar
+
+from baton.config import EngineConfig, ServeConfig
+
+CONTROL: Final = "control"
+"""The socket to the parent."""
+DESCRIPTORS: Final = "descriptors"
+"""The socket over which descriptors pass between child and parent (descriptors.py)."""
+
+QUIET_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0", "OPENBLAS_NUM_THREADS": "1"}
+"""Threads of the worker sleep while they wait: on few cores a spinning one takes its neighbour's time."""
+
+KILL_SECONDS = 10.0
+"""An engine ends within moments of its front; a front within this of the end of its draining."""
+
+
+ParentConfig = TypeVar("ParentConfig")
+
+
+class Restart(Enum):
+    """What follows the end of a child that was ready. Before that, its end is the end of the start."""
+
+    NEVER = "never"
+    "Its end is the end of its parent."
+    IF_KILLED = "if killed"
+    "A signal ended it: another is started, up to a number in a row. It ended by itself: the end of its parent."
+    ALWAYS = "always"
+    "Another is started, however it ended and however often. Its parent goes on meanwhile."
+    ORDERED = "ordered"
+    "The parent's machine says when."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChildRow(Generic[ParentConfig]):
+    name: str
+    module: str
+    "What it runs: python -m module."
+    config: Callable[[ParentConfig, int], object]
+    "Its settings, made of its parent's and of the number of this life."
+    restart: Restart
+    peers: tuple[str, ...] = ()
+    """Children of the same parent, from rows above, to which it has a channel. One that is started again is handed over as a
+    PeerSocket on the descriptor socket."""
+    descriptors: bool = False
+    "Whether it has a descriptor socket to its parent."
+    environment: Mapping[str, str] = field(default_factory=dict)
+    exit_seconds: float = 5.0
+    "One whose channel has closed may take this long to end by itself, so that its exit status can be told."
+    terminated: bool = False
+    "Asked to end by SIGTERM. Else by the end of its control channel."
+    end_seconds: Callable[[ParentConfig], float] = lambda config: 0.0
+    "How long it may take to end when it was asked; then it is killed."
+    hurry_seconds: float = 0.0
+    "How long it may take when it was asked a second time."
+
+
+SUPERVISOR_CHILDREN: tuple[ChildRow[ServeConfig], ...] = (
+    ChildRow(
+        name="engine",
+        module="baton.runtime.engine",
+        config=lambda serve, life: serve.engine(),
+        restart=Restart.IF_KILLED,
+        end_seconds=lambda serve: KILL_SECONDS,
+    ),
+    ChildRow(
+        name="front",
+        module="baton.runtime.front",
+        config=lambda serve, life: serve,
+        restart=Restart.NEVER,
+        peers=("engine",),
+        descriptors=True,
+        terminated=True,
+        end_seconds=lambda serve: serve.drain_seconds_max + KILL_SECONDS,
+        hurry_seconds=6.0,  # it ends its requests with an error
+    ),
+)
+
+ENGINE_CHILDREN: tuple[ChildRow[EngineConfig], ...] = (
+    ChildRow(
+        name="worker",
+        module="baton.runtime.worker",
+        config=lambda engine, life: replace(engine.worker, epoch=life),
+        restart=Restart.ORDERED,
+        descriptors=True,
+        environment=QUIET_WAITING,
+        exit_seconds=1.0,  # requests wait
+    ),
+)
+
+
+def with_modules(rows: tuple[ChildRow[ParentConfig], ...], **modules: str) -> tuple[ChildRow[ParentConfig], ...]:
+    """The same table with other programs in some rows: rehearsals put disturbed ones there."""
+    return tuple(replace(row, module=modules.get(row.name, row.module)) for row in rows)
