@@ -7,11 +7,24 @@ the others. Sizes are tiny on purpose: collisions, evictions and preemptions are
 from __future__ import annotations
 
 from random import Random
+from typing import Literal, get_args
 
-from baton.sim.scenario import VOCAB, Abortable, Client, Nudge, NudgeKind, Scenario, StepFault, StepFaultKind
+from baton.sim.scenario import (
+    VOCAB,
+    Abortable,
+    CacheFault,
+    CacheFaultKind,
+    Client,
+    Nudge,
+    NudgeKind,
+    Scenario,
+    StepFault,
+    StepFaultKind,
+)
 
 FAULTS = ("slow", "stall", "crash", "late", "repeat", "ghost", "garble", "abort", "preempt", "evict", "clock", "pause",
           "poison", "nan", "restart_fails", "again", "stop_string", "hang", "lose_result", "restart_hangs")  # fmt: skip
+CACHE_FAULTS: tuple[CacheFaultKind, ...] = get_args(CacheFaultKind)
 PHASES: tuple[Abortable, ...] = ("held", "waiting", "prefill", "decode", "preempting", "closing", "end")
 
 
@@ -31,6 +44,7 @@ def generate(seed: int) -> Scenario:
     _client_faults(scenario, faults, stream(seed, "client faults"))
     _step_faults(scenario, faults, stream(seed, "step faults"))
     _nudges(scenario, faults, last, stream(seed, "nudges"))
+    _tiers(scenario, last, stream(seed, "tiers"))
     return scenario
 
 
@@ -196,4 +210,27 @@ def _nudges(scenario: Scenario, faults: list[str], last: float, rng: Random) -> 
             begin = rng.uniform(0.0, end)
             scenario.nudges.append(Nudge(begin, "pause", rng.choice((0.0, 0.05, 0.5, 100.0))))
             scenario.nudges.append(Nudge(begin + rng.uniform(0.0, 1.0), "resume"))
+    scenario.nudges.sort(key=lambda nudge: nudge.at)
+
+
+def _tiers(scenario: Scenario, last: float, rng: Random) -> None:
+    """A third of the seeds have a cache service; of those, half have storage, and some of its faults."""
+    if rng.random() >= 0.33 or not scenario.prefix_caching:
+        return
+    scenario.host_blocks = max(1, round(scenario.blocks * rng.choice((0.2, 0.5, 1.0, 2.0, 4.0))))
+    scenario.storage = rng.random() < 0.5
+    scenario.write = rng.choice(("through", "through", "selective", "back"))
+    scenario.write_outputs = rng.random() < 0.7
+    parked: list[Literal["storage", "host", "drop"]] = ["host", "drop", *(("storage",) if scenario.storage else ())]
+    scenario.preempted = rng.choice(parked)
+    if rng.random() < 0.3:
+        return
+    kinds: list[CacheFaultKind] = rng.sample(CACHE_FAULTS, rng.randint(1, 3))
+    rate = 10 ** rng.uniform(-2.0, -0.3)
+    for move in range(1, 300):
+        if rng.random() < rate:
+            scenario.cache_faults.append(CacheFault(move, rng.choice(kinds), rng.uniform(0.0, 0.4)))
+    lives: tuple[NudgeKind, ...] = ("cache_crash", "cache_hang")
+    for _ in range(rng.choice((0, 0, 1, 3))):
+        scenario.nudges.append(Nudge(rng.uniform(0.0, last + 1.0), rng.choice(lives), rng.random()))
     scenario.nudges.sort(key=lambda nudge: nudge.at)

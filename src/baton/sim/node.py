@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from baton.core.effects import Effect, ModeChanged, Refuse, RestartWorker, RunStep
+from baton.core.effects import Effect, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, TellCache
 from baton.core.engine.instance import Instance
 from baton.core.events import Event, Resume, StepDone, Tick, WorkerLost
 from baton.errors import InvariantBroken
 from baton.protocol.ids import Instant
 from baton.protocol.output import Emit
 from baton.protocol.step import StepPlan, StepResult
+from baton.sim.cache import CacheService
 from baton.sim.network import Network
 from baton.sim.process import WorkerProcess
 from baton.sim.scenario import Scenario
@@ -41,9 +42,12 @@ class Node:
         self.instance = instance
         self.watch = watch
         self.network = Network(scenario, timeline, watch)
-        self.process = WorkerProcess(scenario, timeline, watch, self.network)
+        self.cache = CacheService(scenario, timeline, watch.saw) if scenario.host_blocks else None
+        self.process = WorkerProcess(scenario, timeline, watch, self.network, self.cache)
         self.network.connect(self.process.take, self.receive)
         self.process.connect(self.tell)
+        if self.cache is not None:
+            self.cache.connect(self.tell)
         self.results = 0
         "Results that the instance was handed."
         self._scenario = scenario
@@ -62,11 +66,15 @@ class Node:
     def begin(self) -> None:
         self.network.begin()
         self.process.begin()
+        if self.cache is not None:
+            self.cache.begin()
 
     def heal(self) -> None:
         """A gone worker is replaced by hand, and the instance is resumed."""
         self.network.heal()
         self.process.heal()
+        if self.cache is not None:
+            self.cache.heal()
         if self.instance.worker.state.value == "gone":
             self.process.replace(self.instance.worker.epoch)
         self.tell(Resume())
@@ -74,6 +82,8 @@ class Node:
     def at_rest(self) -> None:
         self.network.at_rest()
         self.process.at_rest()
+        if self.cache is not None:
+            self.cache.at_rest()
         self.full_check()
         self.watch.at_rest()
         if self.instance.mode.value != "paused":
@@ -139,6 +149,10 @@ class Node:
                     raise InvariantBroken(f"a worker that kept to the protocol is restarted: {reason}", invariant=46)
                 self.watch.forced()
                 self.process.restart(effect)
+            case TellCache(message) if self.cache is not None:
+                self.cache.take(message)
+            case RestartCache() if self.cache is not None:
+                self.cache.restart()
             case ModeChanged(mode):
                 self._timeline.note("instance", f"is {mode}")
                 self.watch.mode_changed(mode)

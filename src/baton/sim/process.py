@@ -11,7 +11,9 @@ from baton.core.effects import RestartWorker
 from baton.core.events import LossCause, WorkerLost, WorkerReady
 from baton.protocol.ids import PoolIncarnation, WorkerEpoch
 from baton.protocol.step import StepPlan
+from baton.sim.cache import CacheService
 from baton.sim.network import Network
+from baton.sim.noise import noise
 from baton.sim.scenario import Scenario, StepFault
 from baton.sim.timeline import Timeline
 from baton.sim.watch import Watch
@@ -22,13 +24,16 @@ NO_EPOCH = WorkerEpoch(-1)
 
 
 class WorkerProcess:
-    def __init__(self, scenario: Scenario, timeline: Timeline, watch: Watch, network: Network) -> None:
+    def __init__(
+        self, scenario: Scenario, timeline: Timeline, watch: Watch, network: Network, cache: CacheService | None
+    ) -> None:
         self.epoch = WorkerEpoch(1)
         self.worker = SimWorker(scenario.blocks, scenario.block_size, watch.plans.client_of)
         self._scenario = scenario
         self._timeline = timeline
         self._watch = watch
         self._network = network
+        self._cache = cache
         self._tell: Callable[[WorkerReady | WorkerLost], None]
         self._busy_until = 0.0
         self._steps_begun = 0
@@ -66,6 +71,8 @@ class WorkerProcess:
             return
         self._timeline.note("worker", f"ready, epoch {epoch}")
         pool = PoolIncarnation(1 if self._scenario.pool_kept else int(epoch))
+        if self._cache is not None:
+            self._cache.attach(pool, self.worker.pool)
         self._tell(WorkerReady(epoch, pool))
 
     def restart(self, order: RestartWorker) -> None:
@@ -108,7 +115,7 @@ class WorkerProcess:
         """A plan has arrived: it is done when those before it are."""
         scenario = self._scenario
         seconds = scenario.step_seconds + scenario.token_seconds * plan.tokens
-        seconds *= 1.0 + scenario.noise * _noise(scenario.seed, plan.step)
+        seconds *= 1.0 + scenario.noise * noise(scenario.seed, plan.step)
         self._busy_until = max(self._timeline.now, self._busy_until) + seconds
         self._timeline.at(self._busy_until, self._step, plan)
 
@@ -159,10 +166,3 @@ class WorkerProcess:
         self._timeline.at(now + seconds, self._step, plan)
         for time, later in queued:
             self._timeline.at(time + seconds, self._step, later)
-
-
-def _noise(seed: int, step: int) -> float:
-    """A number in [0, 1) that depends on the step alone, so that taking a request out does not re-roll the others."""
-    mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xD6E8FEB86659FD93) & (1 << 64) - 1
-    mixed = (mixed ^ mixed >> 31) * 0x9E3779B97F4A7C15 & (1 << 64) - 1
-    return (mixed >> 40) / (1 << 24)

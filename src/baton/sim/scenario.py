@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from baton.config import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig
+from baton.config import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig, TierConfig
 from baton.protocol.ids import RequestId
 from baton.protocol.request import GenerateRequest, SamplingParams
 
@@ -74,7 +74,21 @@ class StepFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
     "late, repeat, ghost: from that step on. Does not depend on how many steps come before it, which helps the shrinker."
 
 
-NudgeKind = Literal["preempt", "evict", "crash", "clock", "pause", "resume", "restart_fails", "restart_hangs"]
+NudgeKind = Literal[
+    "preempt", "evict", "crash", "clock", "pause", "resume", "restart_fails", "restart_hangs", "cache_crash", "cache_hang"
+]
+
+
+CacheFaultKind = Literal["slow", "error", "repeat", "flip", "torn", "misdirect", "foreign", "vanish"]
+
+
+class CacheFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """Something goes wrong with the k-th message that the cache service takes, if it is one that this can happen to."""
+
+    move: int
+    kind: CacheFaultKind
+    seconds: float = 0.0
+    "slow: added; repeat: until the second answer; damage: which block of the move."
 
 
 class Nudge(Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -114,6 +128,13 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     restart_seconds: float = 0.5
     steps: list[StepFault] = []
     nudges: list[Nudge] = []
+    host_blocks: int = 0
+    "0: no tiers."
+    storage: bool = False
+    write: Literal["through", "selective", "back"] = "through"
+    write_outputs: bool = True
+    preempted: Literal["storage", "host", "drop"] = "drop"
+    cache_faults: list[CacheFault] = []
     fails: int | None = None
     "For a kept scenario of a mutant: the invariant that fails there. None: it must pass."
     note: str = ""
@@ -137,6 +158,16 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
                 worker_restarts_max=self.worker_restarts_max,
             ),
             queue=QueueConfig(requests_max=self.queue_requests_max, tokens_max=self.queue_tokens_max),
+            tiers=TierConfig(
+                host_blocks=self.host_blocks,
+                storage=self.storage,
+                write=self.write,
+                write_outputs=self.write_outputs,
+                preempted=self.preempted,
+                write_back_blocks=8,
+                storage_seconds_max=0.2,
+                memory_seconds_max=1.0,
+            ),
         )
 
     @property
@@ -146,7 +177,7 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
             sum(fault is not None for fault in (c.abort_at, c.abort_in, c.again_at, c.stop_string_at, c.poison_at, c.nan_at))
             for c in self.clients
         )
-        return len(self.steps) + len(self.nudges) + odd
+        return len(self.steps) + len(self.nudges) + len(self.cache_faults) + odd
 
     def save(self, path: Path) -> None:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")

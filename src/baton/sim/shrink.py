@@ -36,7 +36,7 @@ class Shrinker:
             raise ValueError(f"the scenario does not fail invariant {self.invariant}")
         before = None
         while before != (before := msgspec.json.encode(self.best)) and self.trials < TRIALS_MAX:
-            for name in ("steps", "nudges", "clients"):
+            for name in ("steps", "nudges", "cache_faults", "clients"):
                 self._thin(name)
             self._simplify_clients()
             self._simplify_instance()
@@ -131,6 +131,10 @@ _SIMPLER_INSTANCE: tuple[tuple[str, Any], ...] = (
     ("queue_requests_max", 10_000),
     ("queue_tokens_max", 1_000_000),
     ("worker_restarts_max", 5),
+    ("preempted", "drop"),
+    ("storage", False),
+    ("write", "through"),
+    ("host_blocks", 0),
 )
 
 

@@ -73,7 +73,7 @@ class LiveTrips:
 # Columns
 
 TIME_WIDTH = 11
-WIDTHS = {"client": 30, "instance": 46, "worker": 34, "world": 18}
+WIDTHS = {"client": 30, "instance": 46, "worker": 34, "cache": 30, "world": 18}
 
 
 class ColumnTrace:

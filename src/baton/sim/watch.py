@@ -187,7 +187,8 @@ class Watch:
         instance, view = self._instance, self._view
         self.reference.after_event(worker_gone=instance.worker.state.value == "gone")
         if view.oldest_step is None and view.has_work:
-            self._expect(instance.worker.state.value != "ready" or instance.mode.value == "paused", 35, "work and no step")
+            waits = instance.worker.state.value != "ready" or instance.mode.value == "paused" or view.load().loading
+            self._expect(bool(waits), 35, "work and no step")
         preempting = view.preempting()
         if preempting or self._preempting:
             self._preemptions(preempting)

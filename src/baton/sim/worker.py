@@ -59,8 +59,8 @@ class SimWorker:
     def die(self, pool_kept: bool) -> None:
         self.seats.clear()
         if not pool_kept:
-            for number, block in enumerate(self.pool):  # junk: whoever trusts it will be found out
-                block[:] = bytes([0xA5 ^ number & 0xFF]) * len(block)
+            # Other memory, with junk in it: whoever trusts it will be found out. The old one is still there for who has it.
+            self.pool = [bytearray(bytes([0xA5 ^ number & 0xFF]) * len(block)) for number, block in enumerate(self.pool)]
 
     def execute(self, plan: StepPlan, die_after: int | None = None) -> StepResult:
         """`die_after`: the process dies when it has computed that many rows."""

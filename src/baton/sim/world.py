@@ -142,6 +142,10 @@ class World:
                 node.tell(EvictSome(amount))
             case "crash":
                 node.kill_worker()
+            case "cache_crash" if node.cache is not None:
+                node.cache.crash(kept=nudge.amount < 0.8)
+            case "cache_hang" if node.cache is not None:
+                node.cache.hang()
             case "clock":
                 node.jump(nudge.amount)
             case "pause":

@@ -240,11 +240,12 @@ class Loader:
 
     def pool_changed(self, pool: PoolIncarnation) -> None:
         """Leases are void. What storage is asked for goes on: it does not touch the device."""
-        self._tiers.pool_changed(pool)
         for sequence in list(self._board.leased):
             self._board.drop_lease(sequence)
             if sequence.phase is Phase.LOADING:
                 self._board.end_loading(sequence)
+        for number in self._tiers.pool_changed(pool):
+            self._end(number, 0)
 
 
 def publish_loaded(board: Board, sequence: Sequence, begin: int, count: int) -> None:

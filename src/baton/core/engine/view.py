@@ -26,6 +26,8 @@ class Load(NamedTuple):
     waiting: int
     running: int
     preempting: int
+    loading: int
+    "Blocks that a move brings, and sequences that hold blocks without running."
     drops: int
     "To be told to the worker in the next plan."
     plans: int
@@ -51,6 +53,7 @@ class InstanceView:
             waiting=len(board.waiting),
             running=len(board.running),
             preempting=len(board.preempting),
+            loading=len(board.leased) + len(board.tiers.pinned()),
             drops=len(board.drops),
             plans=len(self._in_flight),
             requests=len(board.groups),

@@ -95,6 +95,11 @@ class PrefixCache:
     def key_of(self, block: BlockId) -> BlockKey | None:
         return self._key_of[block]
 
+    @property
+    def changes(self) -> int:
+        """Grows whenever blocks become idle or go."""
+        return self._tick + self.evicted
+
     def coldest(self, count: int) -> list[tuple[BlockKey, BlockId]]:
         """About the first `count` idle blocks in the order of eviction, each leaf with those that become leaves after it."""
         found: dict[BlockId, BlockKey] = {}

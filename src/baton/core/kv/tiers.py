@@ -101,6 +101,7 @@ class Tiers:
         self._to_store: dict[BlockKey, tuple[BlockId, bool]] = {}
         "Published in this event; and whether storage gets it at once."
         self._to_put: dict[BlockKey, None] = {}
+        self._cleaned = -1
         self._storing = 0
         self._putting = 0
         self._copies: dict[MoveId, Instant] = {}
@@ -141,9 +142,10 @@ class Tiers:
     def _clean_ahead(self) -> None:
         """Write back: what will be evicted next is copied before it has to be."""
         pool = self._cache.pool
-        if self._storing or pool.free >= self.config.watermark * pool.total:
+        if self._storing or self._cache.changes == self._cleaned or pool.free >= self.config.watermark * pool.total:
             return
-        for key, block in self._cache.coldest(self.config.write_back_blocks):
+        self._cleaned = self._cache.changes  # once for each change: a host tier that is too small must not be churned
+        for key, block in self._cache.coldest(min(self.config.write_back_blocks, self.host.total)):
             if key not in self.host:
                 self._to_store[key] = (block, False)
         if self.config.storage and not self._putting and self.host.free < self.config.watermark * self.host.total:
@@ -340,14 +342,16 @@ class Tiers:
         self.outgoing.clear()
         return over
 
-    def pool_changed(self, pool: PoolIncarnation) -> None:
-        """The device's blocks are others. Copies under way may go on, into or out of a pool that nobody has any more."""
+    def pool_changed(self, pool: PoolIncarnation) -> list[MoveId]:
+        """The device's blocks are others. Copies under way may go on, into or out of a pool that nobody has any more. Those
+        that their fence still kept back are over, and are returned."""
         self._pool = pool
         self.void_device_moves()
-        for move in self._fenced:  # never sent
+        never_sent, self._fenced = self._fenced, []
+        for move in never_sent:
             del self._moves[move.id]
             self._end(move, 0)
-        self._fenced.clear()
+        return [move.id for move in never_sent]
 
     def void_device_moves(self) -> None:
         """What the device holds is not to be trusted, and what is brought into it is for nobody."""

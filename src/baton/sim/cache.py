@@ -1,0 +1,220 @@
+"""The cache service and the storage behind it, modelled: blocks are copied byte by byte, in two halves, at times of their own.
+
+Memory is what the real one has: the device pool it is attached to, by incarnation (a dead worker's is still there, and
+nobody's), and host blocks that outlive it. Storage keeps objects with their key and checksum, as the real backends do, so
+that what is damaged there counts as missing. Completions come in any order. It may die, hang, answer twice or be slow; storage
+fails as its faults say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+from zlib import crc32
+
+from baton.core.events import BlocksMoved, CacheLost, CacheReady, Event, StorageAnswered
+from baton.errors import InvariantBroken
+from baton.protocol.ids import PoolIncarnation
+from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
+from baton.sim.noise import noise
+from baton.sim.scenario import CacheFault, Scenario
+from baton.sim.tags import TAG_BYTES
+from baton.sim.timeline import Timeline
+
+COPY_SECONDS = 0.0002
+STORAGE_SECONDS = 0.002
+RESTART_SECONDS = 0.3
+
+Pool = list[bytearray]
+
+
+class StoredObject(NamedTuple):
+    key: bytes
+    checksum: int
+    payload: bytes
+
+    def is_whole(self, key: bytes, length: int) -> bool:
+        return self.key == key and len(self.payload) == length and crc32(self.payload) == self.checksum
+
+
+class CacheService:
+    def __init__(self, scenario: Scenario, timeline: Timeline, saw: Callable[[str], None]) -> None:
+        self._scenario = scenario
+        self._timeline = timeline
+        self._saw = saw
+        self._block_bytes = TAG_BYTES * scenario.block_size
+        self.host: Pool = [bytearray(self._block_bytes) for _ in range(scenario.host_blocks)]
+        self.storage: dict[bytes, StoredObject] = {}
+        self._pools: dict[PoolIncarnation, Pool] = {}
+        self._tell: Callable[[Event], None]
+        self._life = 0
+        "Odd: it lives. What an earlier life had under way is never done."
+        self._taken = 0
+        self._faults = {fault.move: fault for fault in scenario.cache_faults}
+        self._hung = False
+        self._healed = False
+
+    def connect(self, instance: Callable[[Event], None]) -> None:
+        self._tell = instance
+
+    def begin(self) -> None:
+        self._timeline.at(0.0, self._ready, True)
+
+    def heal(self) -> None:
+        self._healed = True
+        if self._hung:
+            self.crash()
+
+    def at_rest(self) -> None:
+        if self._life % 2 == 0:
+            raise InvariantBroken("the cache service was never started again", invariant=35)
+
+    def attach(self, incarnation: PoolIncarnation, pool: Pool) -> None:
+        """The descriptor of a worker's pool was passed to it."""
+        self._pools[incarnation] = pool
+
+    # Lives
+
+    def _ready(self, kept: bool) -> None:
+        self._life += 1
+        self._hung = False
+        if not kept:
+            for number, block in enumerate(self.host):
+                block[:] = bytes([0x5A ^ number & 0xFF]) * len(block)
+        self._timeline.note("cache", f"ready, memory {'kept' if kept else 'lost'}")
+        self._tell(CacheReady(kept))
+
+    def crash(self, *, kept: bool = True) -> None:
+        """It dies. Nothing that it had under way goes on."""
+        if self._life % 2 == 0:
+            return
+        self._life += 1
+        self._saw("the cache service died")
+        self._timeline.note("cache", "dies")
+        self._timeline.at(self._timeline.now + RESTART_SECONDS, self._ready, kept)
+        self._tell(CacheLost())
+
+    def hang(self) -> None:
+        if self._life % 2 and not self._healed:
+            self._hung = True
+            self._saw("the cache service hung")
+
+    def restart(self) -> None:
+        """The instance has found that it hangs."""
+        if not self._hung:
+            raise InvariantBroken("a cache service that works is restarted", invariant=46)
+        self._timeline.at(self._timeline.now, self._killed, self._life)
+
+    def _killed(self, life: int) -> None:
+        if life == self._life:
+            self.crash()
+
+    # Messages
+
+    def take(self, message: BlockMove | StorageQuery) -> None:
+        if self._life % 2 == 0 or self._hung:
+            return
+        self._taken += 1
+        fault = None if self._healed else self._faults.get(self._taken)
+        what = message.kind if isinstance(message, BlockMove) else "ask"
+        self._timeline.note("cache", f"{what} {message.id}" + (f" ({fault.kind})" if fault is not None else ""))
+        if isinstance(message, StorageQuery):
+            self._query(message, fault)
+        else:
+            self._move(message, fault)
+
+    def _seconds(self, blocks: int, each: float, fault: CacheFault | None) -> float:
+        extra = fault.seconds if fault is not None and fault.kind == "slow" else 0.0
+        return each * (1 + blocks) * (0.5 + noise(self._scenario.seed, self._taken)) + extra
+
+    def _query(self, query: StorageQuery, fault: CacheFault | None) -> None:
+        seconds = self._seconds(len(query.keys) // 8, STORAGE_SECONDS, fault)
+        failed = fault is not None and fault.kind == "error"
+        found = 0
+        while found < len(query.keys) and query.keys[found] in self.storage and not failed:
+            found += 1
+        answer = StorageAnswer(query.id, found, "EIO" if failed else None)
+        if seconds > query.seconds_max:
+            seconds, answer = query.seconds_max, StorageAnswer(query.id, 0, "timeout")
+        self._later(seconds, lambda: self._tell(StorageAnswered(answer)))
+
+    def _move(self, move: BlockMove, fault: CacheFault | None) -> None:
+        slow = move.kind in ("put", "fetch")
+        seconds = self._seconds(len(move.host), STORAGE_SECONDS if slow else COPY_SECONDS, fault if slow else None)
+        if slow:
+            late = seconds > move.seconds_max
+            seconds = min(seconds, move.seconds_max)
+            self._later(seconds, lambda: self._storage_move(move, "timeout" if late else None, fault, seconds))
+            return
+        self._later(seconds * 0.3, lambda: self._copy_half(move, 0))
+        self._later(seconds * 0.9, lambda: self._copy_half(move, 1))
+        self._later(seconds, lambda: self._done(MoveResult(move.id, len(move.host), seconds), fault))
+
+    def _copy_half(self, move: BlockMove, half: int) -> None:
+        pool = self._pools.get(move.pool)
+        if pool is None:
+            raise InvariantBroken(f"a move is about pool {move.pool}, which it was never given", invariant=17)
+        middle = self._block_bytes // 2
+        part = slice(0, middle) if half == 0 else slice(middle, None)
+        for host, device in zip(move.host, move.device, strict=True):
+            if move.kind == "store":
+                self.host[host][part] = pool[device][part]
+            else:
+                pool[device][part] = self.host[host][part]
+
+    def _storage_move(self, move: BlockMove, error: str | None, fault: CacheFault | None, seconds: float) -> None:
+        moved = 0
+        if error is None and fault is not None and fault.kind == "error":
+            error = "EIO"
+        while moved < len(move.host) and error is None:
+            key, host = move.keys[moved], move.host[moved]
+            if move.kind == "put":
+                self._put(key, bytes(self.host[host]), fault, moved)
+            elif not self._fetch(key, host):
+                break
+            moved += 1
+        self._done(MoveResult(move.id, moved, seconds, error), fault)
+
+    def _put(self, key: bytes, payload: bytes, fault: CacheFault | None, place: int) -> None:
+        kind = fault.kind if fault is not None and place == int(fault.seconds * 10) % 3 else ""
+        whole = StoredObject(key, crc32(payload), payload)
+        match kind:
+            case "flip":
+                whole = whole._replace(payload=bytes([payload[0] ^ 1]) + payload[1:])
+            case "torn":
+                whole = whole._replace(payload=payload[: len(payload) // 2])
+            case "misdirect" if self.storage:
+                key = next(iter(self.storage))
+            case "foreign":
+                whole = StoredObject(bytes(32), crc32(b"x" * len(payload)), b"x" * len(payload))
+            case "vanish":
+                self._saw("an object vanished from storage")
+                return
+        if kind in ("flip", "torn", "misdirect", "foreign"):
+            self._saw("an object on storage was damaged")
+        self.storage[key] = whole
+
+    def _fetch(self, key: bytes, host: int) -> bool:
+        found = self.storage.get(key)
+        if found is None:
+            return False
+        self.host[host][: len(found.payload)] = found.payload[: self._block_bytes]  # as a real read would
+        if not found.is_whole(key, self._block_bytes):
+            self._saw("a damaged object was found out")
+            return False
+        return True
+
+    def _done(self, result: MoveResult, fault: CacheFault | None) -> None:
+        self._timeline.record(result)
+        self._timeline.note("cache", f"{result.id}: {result.moved} moved")
+        self._tell(BlocksMoved(result))
+        if fault is not None and fault.kind == "repeat":
+            self._later(fault.seconds, lambda: self._tell(BlocksMoved(result)))
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        self._timeline.at(self._timeline.now + seconds, self._act, (self._life, action))
+
+    def _act(self, entry: tuple[int, Callable[[], None]]) -> None:
+        life, action = entry
+        if life == self._life and not self._hung:
+            action()
