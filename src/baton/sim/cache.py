@@ -13,6 +13,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from baton.core.events import BlocksMoved, CacheLost, CacheReady, Event, StorageAnswered
+from baton.core.kv.tiers import TierStats
 from baton.errors import InvariantBroken
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
@@ -26,6 +27,14 @@ STORAGE_SECONDS = 0.002
 RESTART_SECONDS = 0.3
 
 Pool = list[bytearray]
+SEEN = {
+    "loaded": "blocks were loaded from the host",
+    "fetched": "blocks were fetched from storage",
+    "put": "blocks were put on storage",
+    "lost_stores": "a block was handed on before its copy was whole",
+    "voided_loads": "a load came for a pool that is gone",
+}
+"""By counter of TierStats."""
 
 
 class StoredObject(NamedTuple):
@@ -64,6 +73,12 @@ class CacheService:
         self._healed = True
         if self._hung:
             self.crash()
+
+    def note_what_happened(self, stats: TierStats) -> None:
+        """Rare states, for the campaign."""
+        for name, what in SEEN.items():
+            if getattr(stats, name):
+                self._saw(what)
 
     def at_rest(self) -> None:
         if self._life % 2 == 0:

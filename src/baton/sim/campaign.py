@@ -89,6 +89,18 @@ SOMETIMES: tuple[str, ...] = (
     "a poisonous request was given up",
     "a bystander was given up: the worker was lost twice at its place",
     "the worker was given up",
+    # Lower tiers
+    "blocks were loaded from the host",
+    "blocks were fetched from storage",
+    "blocks were put on storage",
+    "a block was handed on before its copy was whole",
+    "a load came for a pool that is gone",
+    "abort while loading",
+    "the cache service died",
+    "the cache service hung",
+    "an object on storage was damaged",
+    "a damaged object was found out",
+    "an object vanished from storage",
     # Time
     "the clock jumped back",
     "the clock jumped ahead",

@@ -25,7 +25,7 @@ from baton.sim.scenario import (
 FAULTS = ("slow", "stall", "crash", "late", "repeat", "ghost", "garble", "abort", "preempt", "evict", "clock", "pause",
           "poison", "nan", "restart_fails", "again", "stop_string", "hang", "lose_result", "restart_hangs")  # fmt: skip
 CACHE_FAULTS: tuple[CacheFaultKind, ...] = get_args(CacheFaultKind)
-PHASES: tuple[Abortable, ...] = ("held", "waiting", "prefill", "decode", "preempting", "closing", "end")
+PHASES: tuple[Abortable, ...] = ("held", "waiting", "loading", "prefill", "decode", "preempting", "closing", "end")
 
 
 def stream(seed: int, name: str) -> Random:
@@ -219,10 +219,17 @@ def _tiers(scenario: Scenario, last: float, rng: Random) -> None:
         return
     scenario.host_blocks = max(1, round(scenario.blocks * rng.choice((0.2, 0.5, 1.0, 2.0, 4.0))))
     scenario.storage = rng.random() < 0.5
+    if scenario.storage and rng.random() < 0.7:  # hardly more than what blocks pass through on their way
+        scenario.host_blocks = rng.choice((2, 4, 8, 16))
     scenario.write = rng.choice(("through", "through", "selective", "back"))
     scenario.write_outputs = rng.random() < 0.7
     parked: list[Literal["storage", "host", "drop"]] = ["host", "drop", *(("storage",) if scenario.storage else ())]
     scenario.preempted = rng.choice(parked)
+    for _ in range(rng.choice((0, 2, 6, 20))):  # what the device has lost is what the lower tiers are for
+        scenario.nudges.append(Nudge(rng.uniform(0.0, last + 0.5), "evict", 10_000))
+    for _ in range(rng.choice((0, 0, 2, 6))):
+        scenario.nudges.append(Nudge(rng.uniform(0.0, last + 0.5), "preempt", rng.uniform(1, 4)))
+    scenario.nudges.sort(key=lambda nudge: nudge.at)
     if rng.random() < 0.3:
         return
     kinds: list[CacheFaultKind] = rng.sample(CACHE_FAULTS, rng.randint(1, 3))
@@ -231,6 +238,6 @@ def _tiers(scenario: Scenario, last: float, rng: Random) -> None:
         if rng.random() < rate:
             scenario.cache_faults.append(CacheFault(move, rng.choice(kinds), rng.uniform(0.0, 0.4)))
     lives: tuple[NudgeKind, ...] = ("cache_crash", "cache_hang")
-    for _ in range(rng.choice((0, 0, 1, 3))):
+    for _ in range(rng.choice((0, 0, 1, 3, 6))):
         scenario.nudges.append(Nudge(rng.uniform(0.0, last + 1.0), rng.choice(lives), rng.random()))
     scenario.nudges.sort(key=lambda nudge: nudge.at)

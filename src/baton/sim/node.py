@@ -84,6 +84,7 @@ class Node:
         self.process.at_rest()
         if self.cache is not None:
             self.cache.at_rest()
+            self.cache.note_what_happened(self.instance.view.tier_stats)
         self.full_check()
         self.watch.at_rest()
         if self.instance.mode.value != "paused":

@@ -14,7 +14,7 @@ from baton.protocol.request import GenerateRequest, SamplingParams
 
 VOCAB = 16
 
-Abortable = Literal["held", "waiting", "prefill", "decode", "preempting", "closing", "end"]
+Abortable = Literal["held", "waiting", "loading", "prefill", "decode", "preempting", "closing", "end"]
 
 
 class Client(Struct, omit_defaults=True, forbid_unknown_fields=True):

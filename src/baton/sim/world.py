@@ -143,7 +143,7 @@ class World:
             case "crash":
                 node.kill_worker()
             case "cache_crash" if node.cache is not None:
-                node.cache.crash(kept=nudge.amount < 0.8)
+                node.cache.crash(kept=nudge.amount < 0.6)
             case "cache_hang" if node.cache is not None:
                 node.cache.hang()
             case "clock":

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from baton.core.engine.board import Board
 from baton.core.engine.request import Sequence
 from baton.core.engine.scheduler import PlanInFlight
+from baton.core.kv.tiers import TierStats
 from baton.protocol.ids import BlockId, Incarnation, RequestId, Slot, StepNo
 from baton.protocol.step import StepPlan
 
@@ -98,6 +99,10 @@ class InstanceView:
     def oldest_step(self) -> StepNo | None:
         """Of the plans in flight."""
         return self._in_flight[0].plan.step if self._in_flight else None
+
+    @property
+    def tier_stats(self) -> TierStats:
+        return self._board.tiers.stats
 
     # Blocks
 

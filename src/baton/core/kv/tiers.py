@@ -61,7 +61,17 @@ class Move:
 
 
 class TierStats:
-    __slots__ = ("fetched", "loaded", "lost_stores", "put", "put_failures", "skipped_puts", "skipped_stores", "stored")
+    __slots__ = (
+        "fetched",
+        "loaded",
+        "lost_stores",
+        "put",
+        "put_failures",
+        "skipped_puts",
+        "skipped_stores",
+        "stored",
+        "voided_loads",
+    )
 
     def __init__(self) -> None:
         self.stored = self.loaded = self.put = self.fetched = 0
@@ -72,6 +82,8 @@ class TierStats:
         self.skipped_puts = 0
         "Not copied: the service or storage was behind, or all of the host tier in use."
         self.put_failures = 0
+        self.voided_loads = 0
+        "Loads into a pool that was another one when they ended."
 
 
 class Tiers:
@@ -272,6 +284,7 @@ class Tiers:
             self.host.unpin(move.host)
             self._cache.unpin(move.device)
             if move.void:
+                self.stats.voided_loads += 1
                 moved = 0
             self.stats.loaded += moved
         elif move.kind == "put":
