@@ -15,7 +15,7 @@ from baton import __version__
 from baton.sim.generate import generate
 from baton.sim.scenario import Scenario
 
-KEYS = {"seeds", "requests", "events", "events_per_second", "violations", "sometimes",
+KEYS = {"seeds", "requests", "events", "heap_events", "events_per_second", "violations", "sometimes",
         "tokens", "virtual_seconds", "seconds", "cpu_seconds", "jobs"}  # fmt: skip
 
 BATON = ("-m", "baton.cli.main")
@@ -57,7 +57,16 @@ def test_json_says_it_all():
 def test_the_summary_says_it_to_people():
     ran = baton("simulate", "--seeds", "3:9", "--jobs", "1")
     assert (ran.returncode, ran.stderr) == (0, "")
-    for words in ("seeds      6 in ", "requests ", "a second and core", "violations 0", "mode: paused", "not reached"):
+    for words in (
+        "seeds      6 in ",
+        "requests ",
+        "counted (",
+        "per second and core",
+        "on the heap",
+        "violations 0",
+        "mode: paused",
+        "not reached",
+    ):
         assert words in ran.stdout
 
 

@@ -201,7 +201,8 @@ def _campaign(order: Order) -> int:
 def _print_summary(campaign: Campaign) -> None:
     typer.echo(f"seeds      {campaign.seeds:,} in {campaign.seconds:.1f} s with {campaign.jobs} jobs")
     typer.echo(f"requests   {campaign.requests:,}")
-    typer.echo(f"events     {campaign.events:,} ({campaign.events_per_second:,.0f} a second and core)")
+    rate = f"{campaign.events_per_second:,.0f} per second and core"
+    typer.echo(f"events     {campaign.events:,} counted ({rate}), {campaign.heap_events:,} on the heap")
     typer.echo(f"tokens     {campaign.tokens:,} in {campaign.virtual_seconds:,.0f} virtual seconds")
     typer.echo(f"digest     {campaign.digest}")
     typer.echo(f"violations {len(campaign.violations)}")
@@ -281,7 +282,7 @@ def _print_outcome(order: Order, outcome: Outcome) -> None:
     again = f"--seed {order.seed}" if order.seed is not None else f"--scenario {order.scenario}"
     typer.echo(f"{what}: {'ok' if outcome.invariant is None else 'VIOLATION'}")
     typer.echo(f"requests   {outcome.requests:,}")
-    typer.echo(f"events     {outcome.events:,}")
+    typer.echo(f"events     {outcome.events:,} counted, {outcome.heap_events:,} on the heap")
     typer.echo(f"tokens     {outcome.tokens:,} in {outcome.virtual_seconds:.3f} virtual seconds")
     typer.echo(f"digest     {outcome.digest}")
     typer.echo(f"reached    {'; '.join(sorted(outcome.sometimes))}")

@@ -49,6 +49,8 @@ SOMETIMES: tuple[str, ...] = (
     "a deadline passed in the line",
     "a deadline passed on the worker",
     "one row failed, alone",
+    "a log-probability was told",
+    "a prompt's log-probabilities were told",
     # Clients that leave
     "abort while held",
     "abort while waiting",
@@ -58,7 +60,9 @@ SOMETIMES: tuple[str, ...] = (
     "abort while closing",
     "abort while done",
     "abort in the tick of an end",
+    "abort before submit",
     "a stop string ended one sequence",
+    "an id was used again",
     # Refusals
     "refused: duplicate_id",
     "refused: never_fits",
@@ -77,12 +81,15 @@ SOMETIMES: tuple[str, ...] = (
     "a result overtook an older one",
     "a result came twice",
     "a result was lost",
+    "a plan was lost",
     "a broken result was found out",
     "a late row of a former occupant",
     # The worker's life
     "a restart failed",
     "a restart never spoke",
     "the worker hung",
+    "the worker died in its second step",
+    "the device was out of memory",
     "a gone worker was replaced",
     "the worker was lost twice in a row",
     "the worker was lost with a preemption unacknowledged",
@@ -104,6 +111,7 @@ SOMETIMES: tuple[str, ...] = (
     # Time
     "the clock jumped back",
     "the clock jumped ahead",
+    "the engine froze",
 )
 """Rare states, as the watch and the world name them. Each must be reached, or the generator has gone blind to it."""
 
@@ -128,13 +136,16 @@ class Campaign(Struct, frozen=True):
     seeds: int
     requests: int
     events: int
+    "Counted ones: what happened to one party, and was checked (world.py)."
+    heap_events: int
+    "Entries of the timeline alone."
     tokens: int
     virtual_seconds: float
     seconds: float
     "On the clock on the wall."
     cpu_seconds: float
     events_per_second: float
-    "Of one core: events by CPU seconds. The start of the processes is not counted."
+    "Of one core: counted events by CPU seconds. The start of the processes is not counted."
     violations: list[Violation]
     sometimes: dict[str, int]
     "In how many seeds each state was reached."
@@ -157,6 +168,7 @@ class Part(Struct):
     seeds: int = 0
     requests: int = 0
     events: int = 0
+    heap_events: int = 0
     tokens: int = 0
     virtual_ns: int = 0
     cpu_ns: int = 0
@@ -168,6 +180,7 @@ class Part(Struct):
         self.seeds += other.seeds
         self.requests += other.requests
         self.events += other.events
+        self.heap_events += other.heap_events
         self.tokens += other.tokens
         self.virtual_ns += other.virtual_ns
         self.cpu_ns += other.cpu_ns
@@ -181,6 +194,7 @@ class Part(Struct):
             seeds=self.seeds,
             requests=self.requests,
             events=self.events,
+            heap_events=self.heap_events,
             tokens=self.tokens,
             virtual_seconds=self.virtual_ns / 1e9,
             seconds=seconds,
@@ -211,6 +225,7 @@ def part_of(outcome: Outcome, cpu_seconds: float = 0.0) -> Part:
         seeds=1,
         requests=outcome.requests,
         events=outcome.events,
+        heap_events=outcome.heap_events,
         tokens=outcome.tokens,
         virtual_ns=round(outcome.virtual_seconds * 1e9),
         cpu_ns=round(cpu_seconds * 1e9),

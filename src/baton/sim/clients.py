@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from baton.core.effects import Effect, Refuse
 from baton.core.events import Abort, Submit
 from baton.errors import InvariantBroken
@@ -46,7 +48,8 @@ class Clients:
             client = Client(
                 id=f"fresh{number}", at=self._timeline.now, prompt=[number % VOCAB], max_tokens=1 + number, seed=number
             )
-            trip = self.watch.trips[client.id] = Trip(client)
+            trip = Trip(client)
+            self.watch.add(trip)
             self._fresh.append(trip)
             self._submit(trip)
 
@@ -64,6 +67,8 @@ class Clients:
     # What they do
 
     def _submit(self, trip: Trip) -> None:
+        if self._waits(self._submit, trip):
+            return
         client = trip.client
         self._timeline.note("client", f"{client.id} submits {len(client.prompt)} + {client.max_tokens}")
         trip.submitted = True
@@ -73,8 +78,14 @@ class Clients:
             self._leave_in_phase()
 
     def _again(self, trip: Trip) -> None:
-        """The same id while the first is open: refused, and the first goes on as if nothing had happened."""
-        if not trip.submitted or trip.refused or not self._node.instance.view.is_open(RequestId(trip.client.id)):
+        """The same id once more. While the first is open: refused, and the first goes on untouched. After it: a new request."""
+        if self._waits(self._again, trip) or not trip.submitted or trip.refused:
+            return
+        if trip.is_answered:
+            self.watch.saw("an id was used again")
+            other = Trip(trip.client.next_user_of_id(self._timeline.now), f"{trip.name}'")
+            self.watch.add(other)
+            self._submit(other)
             return
         self._timeline.note("client", f"{trip.client.id} submits again")
         self._sent_again = True
@@ -88,7 +99,11 @@ class Clients:
         self._node.tell(Submit(trip.request))
 
     def _abort(self, trip: Trip) -> None:
+        if self._waits(self._abort, trip) or self.watch.trips[trip.client.id] is not trip:
+            return
         if not trip.submitted:
+            self.watch.saw("abort before submit")
+            self._node.tell(Abort(RequestId(trip.client.id)))
             return
         for sequence in trip.sequences:
             self.watch.saw(f"abort while {sequence.phase.value}")
@@ -100,9 +115,18 @@ class Clients:
         _must_have_ended(trip, trip.ended)
 
     def _stop_string(self, trip: Trip) -> None:
+        if self._waits(self._stop_string, trip) or self.watch.trips[trip.client.id] is not trip:
+            return
         self.watch.saw("a stop string ended one sequence")
         self._node.tell(Abort(RequestId(trip.client.id), trip.client.n - 1, FinishReason.STOP))
         _must_have_ended(trip, trip.ended[-1:])
+
+    def _waits(self, action: Callable[[Trip], None], trip: Trip) -> bool:
+        """The engine does not read: it will find the message later."""
+        if self._node.frozen_until is None:
+            return False
+        self._timeline.at(self._node.frozen_until, action, trip)
+        return True
 
     # What they are told
 

@@ -1,4 +1,8 @@
-"""One seed -> one scenario. A swarm: each feature and each kind of fault is on in about half of the seeds, at its own rate.
+"""One seed -> one scenario. A swarm: each feature is on in about half of the seeds, each kind of fault in some.
+
+70 % of the seeds have one to three kinds of faults, 5 % about half of all kinds, 5 % none; 10 % are long (500 requests and
+more, at most two kinds), 10 % have a pool so tight that requests are preempted, and no fault at all. One in 500 is a burst of
+10,000 requests at once.
 
 Every part draws from a stream of its own, named by the seed and what it is for, so that taking one part out does not re-roll
 the others. Sizes are tiny on purpose: collisions, evictions and preemptions are what is wanted.
@@ -23,7 +27,8 @@ from baton.sim.scenario import (
 )
 
 FAULTS = ("slow", "stall", "crash", "late", "repeat", "ghost", "garble", "abort", "preempt", "evict", "clock", "pause",
-          "poison", "nan", "restart_fails", "again", "stop_string", "hang", "lose_result", "restart_hangs")  # fmt: skip
+          "poison", "nan", "restart_fails", "again", "stop_string", "hang", "lose_result", "restart_hangs", "lose_plan",
+          "freeze", "oom", "crash_loop")  # fmt: skip
 CACHE_FAULTS: tuple[CacheFaultKind, ...] = get_args(CacheFaultKind)
 PHASES: tuple[Abortable, ...] = ("held", "waiting", "loading", "prefill", "decode", "preempting", "closing", "end")
 
@@ -33,29 +38,50 @@ def stream(seed: int, name: str) -> Random:
     return Random(f"baton/{seed}/{name}")
 
 
+Kind = Literal["swarm", "long", "tight", "burst"]
+BURST_EVERY = 500
+BURST = 10_000
+
+
+def kind_of(seed: int) -> Kind:
+    if seed % BURST_EVERY == BURST_EVERY - 1:
+        return "burst"
+    roll = stream(seed, "kind").random()
+    return "long" if roll < 0.1 else "tight" if roll < 0.2 else "swarm"
+
+
 def generate(seed: int) -> Scenario:
-    rng = stream(seed, "swarm")
+    kind, rng = kind_of(seed), stream(seed, "swarm")
     scenario = _instance(seed, rng)
     scenario.prefill_tokens_beside_decodes = stream(seed, "beside decodes").choice((None, None, None, 1, 2, 5, 16))
-    faults = _chosen_faults(rng)
-    scenario.clients = _clients(seed, scenario, rng)
-    _size_pool(scenario, rng)
+    faults = _chosen_faults(kind, rng)
+    if kind == "burst":
+        scenario.slots, scenario.tokens_per_step, scenario.chunk_tokens_max = 256, 2048, None
+        scenario.queue_requests_max, scenario.queue_tokens_max = BURST, 1_000_000
+        scenario.clients = _burst(seed)
+        scenario.blocks = 2048
+        return scenario
+    scenario.clients = _clients(seed, scenario, kind, rng)
+    _size_pool(scenario, kind, rng)
     last = max(client.at for client in scenario.clients)
     _client_faults(scenario, faults, stream(seed, "client faults"))
     _step_faults(scenario, faults, stream(seed, "step faults"))
     _nudges(scenario, faults, last, stream(seed, "nudges"))
-    _tiers(scenario, last, stream(seed, "tiers"))
+    if kind != "tight":
+        _tiers(scenario, last, stream(seed, "tiers"))
     return scenario
 
 
-def _chosen_faults(rng: Random) -> list[str]:
-    """10 % of seeds have no fault at all (pure concurrency), 10 % about half of the kinds, the others one to five kinds."""
+def _chosen_faults(kind: Kind, rng: Random) -> list[str]:
+    """Few kinds at once: what one of them breaks, another may hide."""
     roll = rng.random()
-    if roll < 0.1:
+    if kind in ("tight", "burst") or roll < 0.06:
         return []
-    if roll < 0.2:
+    if kind == "long":
+        return rng.sample(FAULTS, rng.randint(0, 2))
+    if roll < 0.12:
         return [fault for fault in FAULTS if rng.random() < 0.5]
-    return rng.sample(FAULTS, rng.randint(1, 5))
+    return rng.sample(FAULTS, rng.randint(1, 3))
 
 
 def _instance(seed: int, rng: Random) -> Scenario:
@@ -85,15 +111,20 @@ def _instance(seed: int, rng: Random) -> Scenario:
     )
 
 
-def _clients(seed: int, scenario: Scenario, swarm: Random) -> list[Client]:
+def _clients(seed: int, scenario: Scenario, kind: Kind, swarm: Random) -> list[Client]:
     """Prompts from a small tree, so that they share prefixes; arrivals from one burst to a slow trickle."""
-    features = {name: swarm.random() < 0.5 for name in ("n", "priority", "stop", "min", "timeout", "salt", "burst")}
+    features = {name: swarm.random() < 0.5 for name in ("n", "priority", "stop", "min", "timeout", "salt", "burst", "logprobs")}
+    if kind == "tight":
+        features["timeout"] = False
     spread = 0.0 if features["burst"] else 10 ** swarm.uniform(-3, -0.5)
     long_output = swarm.choice((4, 12, 40))
+    count = swarm.choice((3, 8, 15, 30, 60, 120))
+    if kind == "long":
+        count, long_output, spread = swarm.randint(500, 700), min(long_output, 12), min(spread, 0.03)
     tree = _PromptTree(stream(seed, "prompts"), scenario.block_size)
     clients: list[Client] = []
     at = 0.0
-    for number in range(swarm.choice((3, 8, 15, 30, 60, 120))):
+    for number in range(count):
         rng = stream(seed, f"client {number}")
         at += rng.expovariate(1.0) * spread
         clients.append(
@@ -109,11 +140,22 @@ def _clients(seed: int, scenario: Scenario, swarm: Random) -> list[Client]:
                 stop=[rng.randrange(VOCAB)] if features["stop"] else [],
                 timeout=rng.uniform(0.01, 2.0) if features["timeout"] and rng.random() < 0.3 else None,
                 salt=rng.choice(("", "a", "b")) if features["salt"] else "",
+                logprobs=rng.choice((None, 0, 2)) if features["logprobs"] else None,
+                prompt_logprobs=rng.choice((None, None, 0)) if features["logprobs"] else None,
             )
         )
     for client in clients:
         client.min_tokens = min(client.min_tokens, client.max_tokens)
     return clients
+
+
+def _burst(seed: int) -> list[Client]:
+    """All at once, small and alike."""
+    rng = stream(seed, "burst")
+    return [
+        Client(f"r{number}", 0.0, [rng.randrange(VOCAB) for _ in range(rng.randint(1, 6))], rng.randint(1, 2))
+        for number in range(BURST)
+    ]
 
 
 class _PromptTree:
@@ -134,12 +176,12 @@ class _PromptTree:
         return prompt[:80]
 
 
-def _size_pool(scenario: Scenario, rng: Random) -> None:
+def _size_pool(scenario: Scenario, kind: Kind, rng: Random) -> None:
     """From 'the largest request just fits, alone' to roomy; now and then too small for some, which must be refused."""
     worst = max(-(-(len(c.prompt) + c.max_tokens - 1) // scenario.block_size) for c in scenario.clients)
-    factor = rng.choice((1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 40.0))
+    factor = rng.choice((1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 40.0) if kind != "tight" else (1.0, 1.2, 1.5, 2.0))
     scenario.blocks = max(1, round(worst * factor))
-    if rng.random() < 0.1:
+    if rng.random() < 0.1 and kind != "tight":
         scenario.blocks = max(1, scenario.blocks // 2)
 
 
@@ -147,11 +189,11 @@ def _client_faults(scenario: Scenario, faults: list[str], rng: Random) -> None:
     for client in scenario.clients:
         if "abort" in faults and rng.random() < 0.4:
             if rng.random() < 0.5:
-                client.abort_at = client.at + rng.uniform(0.0, 0.5)
+                client.abort_at = max(0.0, client.at + rng.uniform(-0.1, 0.5))
             else:
                 client.abort_in = rng.choice(PHASES)
-        if "again" in faults and rng.random() < 0.1:
-            client.again_at = client.at + rng.uniform(0.0, 0.3)
+        if "again" in faults and rng.random() < 0.2:
+            client.again_at = client.at + 10 ** rng.uniform(-2.0, 0.5)
         if "stop_string" in faults and rng.random() < 0.2:
             client.stop_string_at = rng.randint(1, 6)
         if "poison" in faults and rng.random() < 0.05:
@@ -179,8 +221,10 @@ def _step_faults(scenario: Scenario, faults: list[str], rng: Random) -> None:
                     scenario.steps.append(StepFault(step, "slow", long * rng.uniform(1.01, 3.0)))
                 case "garble" if rng.random() < 0.2:
                     scenario.steps.append(StepFault(step, "garble", rng.randrange(5)))
-                case "hang" | "lose_result" if rng.random() < 0.05:
+                case "hang" | "lose_result" | "lose_plan" if rng.random() < 0.05:
                     scenario.steps.append(StepFault(step, fault))
+                case "oom" if rng.random() < 0.1:
+                    scenario.steps.append(StepFault(step, "oom", rng.choice((0.0, 0.3, 1.5))))
                 case "crash" if rng.random() < 0.4:
                     kinds: tuple[StepFaultKind, ...] = ("crash_before", "crash_amid", "crash_after")
                     scenario.steps.append(StepFault(step, rng.choice(kinds)))
@@ -203,6 +247,10 @@ def _nudges(scenario: Scenario, faults: list[str], last: float, rng: Random) -> 
         some("restart_hangs", 2, 1, 1)
     if "restart_fails" in faults:
         some("restart_fails", 2, 1, 2)
+    if "crash_loop" in faults:
+        some("crash_loop", 1, 1, 4)
+    if "freeze" in faults:
+        some("freeze", 3, 0.05, 3 * scenario.step_seconds_max)
     if "clock" in faults:
         some("clock", 3, -5.0, 5.0)
     if "pause" in faults:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from baton.errors import InvariantBroken
 from baton.protocol.codec import decode, encode
 from baton.protocol.ids import Incarnation, WorkerEpoch
-from baton.protocol.step import PREEMPTED_TOKEN_ID, StepPlan, StepResult
+from baton.protocol.step import PREEMPTED_TOKEN_ID, RowLogprobs, StepPlan, StepResult, TokenLogprob
 from baton.sim.scenario import Scenario, StepFault
 from baton.sim.timeline import Timeline
 from baton.sim.watch import Watch
@@ -30,6 +30,13 @@ class Network:
         self._timeline = timeline
         self._watch = watch
         self._broken: list[StepResult] = []
+        self._frozen_until: float | None = None
+        self._unread: list[StepResult] = []
+        "Results that have arrived at an engine that does not read."
+        self._plans_to_lose = [fault.step for fault in scenario.steps if fault.kind == "lose_plan"]
+        self._plans_sent = 0
+        self.last_step = 0
+        "The plan that was sent last."
         self.deliver_plan: Callable[[StepPlan], None]
         self.deliver_result: Callable[[StepResult], None]
 
@@ -41,7 +48,8 @@ class Network:
         """It does nothing of its own accord."""
 
     def heal(self) -> None:
-        """Its faults are those of steps, which the worker process stops to have."""
+        """The faults of results are those of steps, which the worker process stops to have."""
+        self._plans_to_lose = []
 
     def at_rest(self) -> None:
         """Everything was delivered: the heap is empty."""
@@ -49,6 +57,11 @@ class Network:
     # From the instance to its worker
 
     def send_plan(self, plan: StepPlan) -> None:
+        self._plans_sent += 1
+        self.last_step = plan.step
+        if self._plans_sent in self._plans_to_lose:
+            self._watch.saw("a plan was lost")
+            return
         self.deliver_plan(self._over_the_wire(plan))
 
     # And back
@@ -79,6 +92,14 @@ class Network:
         for result in sorted((r for _, r in under_way if r.epoch == epoch), key=lambda result: result.step):
             self._arrive(result)
 
+    def freeze(self, until: float | None) -> None:
+        """The engine reads nothing until then."""
+        self._frozen_until = until
+
+    def has_unread(self, epoch: WorkerEpoch, step: int) -> bool:
+        """Was the answer to this plan here before the engine looked?"""
+        return any(result.epoch == epoch and result.step == step for result in self._unread)
+
     def is_broken(self, result: StepResult) -> bool:
         """Was it made wrong on the way?"""
         return any(broken is result for broken in self._broken)
@@ -87,6 +108,12 @@ class Network:
         return self._over_the_wire(result)
 
     def _arrive(self, result: StepResult) -> None:
+        if self._frozen_until is not None:
+            self._unread.append(result)
+            self._timeline.at(self._frozen_until, self._arrive, result)
+            return
+        if self._unread:
+            self._unread = [unread for unread in self._unread if unread is not result]
         self.deliver_result(result)
 
     def _over_the_wire(self, message: Wired) -> Wired:
@@ -123,4 +150,5 @@ def with_ghost(result: StepResult) -> StepResult:
     current = dict(zip(result.slots, result.incarnations, strict=True))
     ghosts = [(slot, Incarnation(incarnation - 1)) for slot, incarnation in current.items() if incarnation > 1]
     rows = [*result.rows, *((slot, incarnation, (3,)) for slot, incarnation in ghosts)]
-    return StepResult.of(result.step, result.epoch, rows, result.failures)
+    thoughts = (RowLogprobs(slot, incarnation, TokenLogprob(3, -1.0, 1)) for slot, incarnation in ghosts)
+    return StepResult.of(result.step, result.epoch, rows, result.failures, (*result.logprobs, *thoughts))

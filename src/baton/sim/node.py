@@ -13,7 +13,7 @@ from baton.core.effects import Effect, ModeChanged, Refuse, RestartCache, Restar
 from baton.core.engine.instance import Instance
 from baton.core.events import Event, Resume, StepDone, Tick, WorkerLost
 from baton.errors import InvariantBroken
-from baton.protocol.ids import Instant
+from baton.protocol.ids import Instant, WorkerEpoch
 from baton.protocol.output import Emit
 from baton.protocol.step import StepPlan, StepResult
 from baton.sim.cache import CacheService
@@ -45,9 +45,9 @@ class Node:
         self.cache = CacheService(scenario, timeline, watch.saw) if scenario.host_blocks else None
         self.process = WorkerProcess(scenario, timeline, watch, self.network, self.cache)
         self.network.connect(self.process.take, self.receive)
-        self.process.connect(self.tell)
+        self.process.connect(self._hear)
         if self.cache is not None:
-            self.cache.connect(self.tell)
+            self.cache.connect(self._hear)
         self.results = 0
         "Results that the instance was handed."
         self._scenario = scenario
@@ -55,7 +55,11 @@ class Node:
         self._front: Front
         self._looked: Callable[[], None] | None = None
         self._clock_offset = 0.0
+        self._oldest = 0
+        "Step of the oldest plan in flight when the present event began."
         self._armed: float | None = None
+        self.frozen_until: float | None = None
+        "The engine process does nothing until then; what is sent to it waits."
         self._broken = self._broken_early = False
         "A broken result overtook an older one, and is found out when its turn comes."
 
@@ -76,6 +80,7 @@ class Node:
         if self.cache is not None:
             self.cache.heal()
         if self.instance.worker.state.value == "gone":
+            self.watch.reference.replaced()
             self.process.replace(self.instance.worker.epoch)
         self.tell(Resume())
 
@@ -99,6 +104,7 @@ class Node:
     def tell(self, event: Event, at_least: float = 0.0) -> None:
         instance, watch = self.instance, self.watch
         plans, losses = instance.view.plans(), instance.stats.worker_losses
+        self._oldest = plans[0].step if plans else 0
         idle = not plans and instance.worker.state.value == "ready"
         told = Instant(max(self._timeline.now + self._clock_offset, at_least))
         watch.reference.before_event(event, told)
@@ -111,7 +117,7 @@ class Node:
         for effect in effects:  # clients first: a plan must agree with what they have been told
             if type(effect) is Emit:
                 watch.emitted(effect, self._timeline.now)
-                self._timeline.record((effect.tokens, effect.ended))
+                self._timeline.record(effect)
                 self._front.emitted(effect)
         for effect in effects:
             self._perform(effect)
@@ -132,7 +138,10 @@ class Node:
             self.watch.worker_lost(plans if type(event) is StepDone else plans[:1], cause)
         elif type(event) is StepDone and plans:
             oldest = self.instance.view.oldest_step or plans[-1].step + 1
-            self.watch.reference.steps_absorbed(sum(plan.step < oldest for plan in plans))
+            absorbed = [plan.step for plan in plans if plan.step < oldest]
+            self.watch.reference.steps_absorbed(len(absorbed))
+            if absorbed:
+                self.watch.line.absorbed(absorbed[-1])
 
     def _perform(self, effect: Effect) -> None:
         if type(effect) is RunStep:
@@ -145,9 +154,12 @@ class Node:
             case Refuse():
                 self._timeline.note("client", f"{effect.request} refused: {effect.refused.reason}")
                 self._front.refused(effect)
-            case RestartWorker(cause=cause, reason=reason):
+            case RestartWorker(epoch=epoch, cause=cause, reason=reason):
                 if cause == "protocol" and not self._broken:
                     raise InvariantBroken(f"a worker that kept to the protocol is restarted: {reason}", invariant=46)
+                if cause == "timeout" and self.network.has_unread(WorkerEpoch(epoch - 1), self._oldest):
+                    raise InvariantBroken("a worker is restarted whose answer is here, unread", invariant=46)
+                self.watch.reference.restarted(effect.delay_seconds)
                 self.watch.forced()
                 self.process.restart(effect)
             case TellCache(message) if self.cache is not None:
@@ -169,6 +181,7 @@ class Node:
 
     def receive(self, result: StepResult) -> None:
         self.results += 1
+        self._timeline.record(result)
         if self._timeline.traced:
             self._timeline.note("worker", f"result {result.step}: {' '.join(map(str, result.values))}")
         instance, watch = self.instance, self.watch
@@ -193,6 +206,30 @@ class Node:
 
     # Time
 
+    def freeze(self, seconds: float) -> None:
+        """The engine process is stopped (SIGSTOP, say) and goes on later. What came meanwhile is read first, then the timer."""
+        if self.frozen_until is None:
+            self.frozen_until = self._timeline.now + seconds
+            self.network.freeze(self.frozen_until)
+            self.watch.saw("the engine froze")
+            self._timeline.at(self.frozen_until, self._thaw)
+
+    def _thaw(self, _: None) -> None:
+        self.frozen_until = None
+        self.network.freeze(None)
+        self._armed = None
+        self._timeline.at(self._timeline.now, self._rearm)
+
+    def _rearm(self, _: None) -> None:
+        self._arm()
+
+    def _hear(self, event: Event) -> None:
+        """Of the worker process, or of the cache service."""
+        if self.frozen_until is not None:
+            self._timeline.at(self.frozen_until, self._hear, event)
+        else:
+            self.tell(event)
+
     def jump(self, seconds: float) -> None:
         """The instance's clock is set, ahead or back."""
         self._clock_offset += seconds
@@ -211,8 +248,8 @@ class Node:
             self._timeline.at(due, self._tick, due)
 
     def _tick(self, due: float) -> None:
-        if self._armed != due:
-            return  # an earlier timer took its place
+        if self._armed != due or self.frozen_until is not None:
+            return  # an earlier timer took its place, or it is set again at the thaw
         self._armed = None
         deadline = self.instance.next_deadline()
         if deadline is not None and deadline - self._clock_offset <= self._timeline.now + 1e-9:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from baton.core.engine.request import ON_WORKER, Phase
 from baton.core.engine.view import InstanceView
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId
 from baton.protocol.step import NewSequence, StepPlan
+from baton.sim.line import Line, Place
 from baton.sim.reference import Reference
 from baton.sim.scenario import Client, Scenario
 from baton.sim.trip import Trip
@@ -24,6 +24,7 @@ class PlanWatch:
         view: InstanceView,
         trips: Mapping[str, Trip],
         reference: Reference,
+        line: Line,
         saw: Callable[[str], None],
     ) -> None:
         self.rows = 0
@@ -31,6 +32,7 @@ class PlanWatch:
         self._view = view
         self._trips = trips
         self._reference = reference
+        self._line = line
         self._saw = saw
         self._assigned = [0] * scenario.blocks
         self._owner: list[tuple[int, int]] = [(-1, 0)] * scenario.blocks
@@ -38,7 +40,8 @@ class PlanWatch:
         self._incarnation: dict[int, int] = {}
         self._position: dict[int, int] = {}
         self._known: dict[int, int] = {}
-        self._clients: dict[tuple[int, int], tuple[Client, int]] = {}
+        self._places: dict[tuple[int, int], Place] = {}
+        "Who was in a slot, by its incarnation."
         self._last_step = 0
 
     def check(self, plan: StepPlan) -> None:
@@ -51,8 +54,11 @@ class PlanWatch:
         self.rows += len(plan.run.slots) + len(plan.drops)
         if len(counts) > scenario.slots or sum(counts) > scenario.tokens_per_step or (counts and min(counts) < 1):
             raise InvariantBroken(f"step {plan.step} runs {sum(counts)} tokens of {len(counts)} sequences", invariant=30)
-        for slot, _ in plan.drops:
+        for slot, incarnation in plan.drops:
             self._tables.pop(slot, None)
+            trip, index = self._place(slot, incarnation)
+            if trip.ended[index] is None:
+                self._line.is_dropped(trip, index, plan.step)
         for new in plan.new:
             self._new(new)
         try:
@@ -90,7 +96,7 @@ class PlanWatch:
 
     def _new(self, new: NewSequence) -> None:
         trip = self._trip_of(new)
-        self._clients[new.slot, new.incarnation] = trip.client, new.index
+        self._places[new.slot, new.incarnation] = trip, new.index
         table, size = list(new.blocks), self._scenario.block_size
         self._tables[new.slot] = table
         self._incarnation[new.slot] = new.incarnation
@@ -107,8 +113,7 @@ class PlanWatch:
         self._admitted(new, trip)
 
     def _admitted(self, new: NewSequence, trip: Trip) -> None:
-        if any(s.index == new.index and s.phase in ON_WORKER for s in trip.sequences):
-            self._in_order(trip, new.index)  # else it was preempted again in a later plan of this event
+        self._line.admitted(trip, new.index)
         self._reference.admitted(trip.client, new.index)
         size = self._scenario.block_size
         if trip.hit[new.index] is None:
@@ -127,27 +132,24 @@ class PlanWatch:
         if new.incarnation > 1:
             self._saw("a slot was reused")
 
-    def _in_order(self, trip: Trip, index: int) -> None:
-        """34: nobody who is in line, or on the way back to it, comes before the one that is admitted."""
-        order = self._reference.order(trip.client, index)
-        for other in self._trips.values():
-            for sequence in other.sequences:
-                behind = sequence.phase in (Phase.WAITING, Phase.PREEMPTING)
-                if behind and self._reference.order(other.client, sequence.index) < order:
-                    raise InvariantBroken(f"{trip.client.id}.{index} overtook {sequence!r}", invariant=34)
-
     def _trip_of(self, new: NewSequence) -> Trip:
         sequence = self._view.occupant(new.slot, new.incarnation)
         if sequence is None:
             raise InvariantBroken(f"slot {new.slot}.{new.incarnation} is planned for nobody", invariant=25)
         return self._trips[sequence.request.id]
 
-    def client_of(self, slot: int, incarnation: int) -> Client:
-        return self._clients[slot, incarnation][0]
+    def _place(self, slot: int, incarnation: int) -> Place:
+        place = self._places.get((slot, incarnation))
+        if place is None:
+            raise InvariantBroken(f"slot {slot}.{incarnation} is dropped, and was never taken", invariant=25)
+        return place
 
-    def sequences_of(self, plan: StepPlan) -> list[tuple[Client, int]]:
+    def client_of(self, slot: int, incarnation: int) -> Client:
+        return self._places[slot, incarnation][0].client
+
+    def places_of(self, plan: StepPlan) -> list[Place]:
         """Whom it computes."""
-        return [self._clients[slot, self._incarnation[slot]] for slot in plan.run.slots]
+        return [self._places[slot, self._incarnation[slot]] for slot in plan.run.slots]
 
     def _assign(self, block: int, slot: int) -> None:
         self._assigned[block] += 1

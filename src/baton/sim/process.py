@@ -43,6 +43,12 @@ class WorkerProcess:
         self._lasting = [fault for fault in scenario.steps if fault.every and fault.kind in ("late", "repeat", "ghost")]
         self._restarts_to_fail = 0
         self._restarts_to_hang = 0
+        self._lives_to_loop = 0
+        self._last_step = 0
+        "What it executed last, or what its predecessor was sent last."
+        self._life_steps = 0
+        self._oom: tuple[int, float] | None = None
+        "Tokens of a step from which on memory is short, and until when."
         self._healed = False
 
     def connect(self, instance: Callable[[WorkerReady | WorkerLost], None]) -> None:
@@ -79,7 +85,7 @@ class WorkerProcess:
         """Whatever the old one does, it is killed now."""
         self._timeline.note("worker", f"killed ({order.reason}); starting epoch {order.epoch}")
         self.worker.die(self._scenario.pool_kept)
-        self.epoch = order.epoch
+        self._begin_life(order.epoch)
         self._busy_until = self._timeline.now
         if self._restarts_to_hang and not self._healed:
             self._restarts_to_hang -= 1
@@ -92,8 +98,12 @@ class WorkerProcess:
         """An operator starts another one by hand."""
         self._watch.saw("a gone worker was replaced")
         self.worker.die(self._scenario.pool_kept)
-        self.epoch = epoch
+        self._begin_life(epoch)
         self._worker_ready(epoch)
+
+    def _begin_life(self, epoch: WorkerEpoch) -> None:
+        self.epoch = epoch
+        self._last_step, self._life_steps = self._network.last_step, 0
 
     def crash(self, when: str, cause: LossCause = "died") -> None:
         self._timeline.note("worker", f"dies {when}")
@@ -109,6 +119,10 @@ class WorkerProcess:
     def hang_restart(self) -> None:
         self._restarts_to_hang += 1
 
+    def loop(self, lives: int) -> None:
+        """So many lives end in their second step."""
+        self._lives_to_loop += lives
+
     # Steps
 
     def take(self, plan: StepPlan) -> None:
@@ -123,6 +137,9 @@ class WorkerProcess:
         """The end of a step is reached: execute it now, send the result, unless something goes wrong."""
         if plan.epoch != self.epoch:
             return  # the process that had this plan is dead
+        if plan.step != self._last_step + 1:
+            self.crash("of a lost plan")
+            return
         faults = self._faults_of_step()
         if "hang" in faults:
             self._watch.saw("the worker hung")
@@ -147,6 +164,17 @@ class WorkerProcess:
         return {fault.kind: fault for fault in (*lasting, *once)}
 
     def _execute(self, plan: StepPlan, faults: dict[str, StepFault]) -> None:
+        self._last_step = plan.step
+        self._life_steps += 1
+        if self._lives_to_loop and self._life_steps == 2 and not self._healed:
+            self._lives_to_loop -= 1
+            self._watch.saw("the worker died in its second step")
+            self.crash("in its second step")
+            return
+        if self._is_short_of_memory(plan, faults.get("oom")):
+            self._watch.saw("the device was out of memory")
+            self.crash("out of memory")
+            return
         try:
             result = self.worker.execute(plan, die_after=len(plan.run.slots) // 2 if "crash_amid" in faults else None)
         except WorkerDied as died:
@@ -157,6 +185,12 @@ class WorkerProcess:
             self.crash("after a step")
             return
         self._network.send_result(result, faults)
+
+    def _is_short_of_memory(self, plan: StepPlan, fault: StepFault | None) -> bool:
+        now = self._timeline.now
+        if fault is not None and plan.tokens:
+            self._oom = plan.tokens, now + fault.seconds
+        return self._oom is not None and plan.tokens >= self._oom[0] and now <= self._oom[1] and not self._healed
 
     def _hold_back(self, plan: StepPlan, seconds: float) -> None:
         """This step takes longer, and so every step queued behind it ends later."""

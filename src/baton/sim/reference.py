@@ -12,25 +12,30 @@ from baton.core.events import Event, Pause, Resume
 from baton.errors import InvariantBroken
 from baton.protocol.request import Refused
 from baton.sim.scenario import Client, Scenario
-
-Order = tuple[int, int]
+from baton.sim.trip import Order
 
 
 class Reference:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._arrivals: dict[str, int] = {}
+        self._arrived = 0
         self._open: dict[str, int] = {}
         "Requests that were taken: sequences that have not ended."
         self._queued: dict[tuple[str, int], int] = {}
         "Sequences that were never admitted: their prompt tokens."
-        self._deadlines: list[tuple[float, str]] = []
+        self._queued_tokens = 0
+        self._deadlines: list[tuple[float, str, int]] = []
+        "With the arrival: an id may be used again."
         self.now = 0.0
         "The instance's time: the latest it was told, since a clock may go backwards."
         self.mode = "serving"
         self._drain_deadline: float | None = None
         self._resumed = False
         self._lives_lost = 0
+        self._restarts = 0
+        self._unsure = False
+        "Whether the life that was lost last was a healthy one."
         self._steps = 0
 
     # Refusals
@@ -54,7 +59,7 @@ class Reference:
             return Refused("never_queued", *((client.n, requests) if client.n > requests else (own, tokens)))
         if (waiting := len(self._queued) + client.n) > requests:
             return Refused("queue_full", waiting, requests)
-        if (waiting := sum(self._queued.values()) + own) > tokens:
+        if (waiting := self._queued_tokens + own) > tokens:
             return Refused("queue_tokens_full", waiting, tokens)
         return None
 
@@ -65,12 +70,14 @@ class Reference:
             raise InvariantBroken(f"{client.id} should be told {expected}, and was told {got}", invariant=22)
         if got is not None:
             return
-        self._arrivals[client.id] = len(self._arrivals)
+        self._arrived += 1
+        self._arrivals[client.id] = self._arrived
         self._open[client.id] = client.n
         for index in range(client.n):
             self._queued[client.id, index] = len(client.prompt)
+        self._queued_tokens += client.n * len(client.prompt)
         if client.timeout is not None:
-            heappush(self._deadlines, (self.now + client.timeout, client.id))
+            heappush(self._deadlines, (self.now + client.timeout, client.id, self._arrivals[client.id]))
 
     # Order
 
@@ -80,18 +87,19 @@ class Reference:
         return priority, self._arrivals[client.id] * 1000 + index
 
     def admitted(self, client: Client, index: int) -> None:
-        self._queued.pop((client.id, index), None)
+        self._queued_tokens -= self._queued.pop((client.id, index), 0)
 
     # Ends
 
     def ended(self, client: Client, index: int) -> None:
-        self._queued.pop((client.id, index), None)
+        self._queued_tokens -= self._queued.pop((client.id, index), 0)
         self._open[client.id] -= 1
         if not self._open[client.id]:
             del self._open[client.id]
 
     def may_time_out(self, client: Client) -> bool:
-        return any(request == client.id and deadline <= self.now for deadline, request in self._deadlines)
+        mine = client.id, self._arrivals[client.id]
+        return any((request, arrival) == mine and deadline <= self.now for deadline, request, arrival in self._deadlines)
 
     def may_be_drained(self) -> bool:
         return self._drain_deadline is not None and self._drain_deadline <= self.now
@@ -116,8 +124,8 @@ class Reference:
         if self._resumed and self.mode != "serving":
             raise InvariantBroken(f"resumed, and it is {self.mode}", invariant=9)
         while self._deadlines and self._deadlines[0][0] <= self.now:
-            deadline, request = heappop(self._deadlines)
-            if request in self._open:
+            deadline, request, arrival = heappop(self._deadlines)
+            if request in self._open and self._arrivals[request] == arrival:
                 raise InvariantBroken(f"{request} is open at {self.now:.3f}, its deadline was {deadline:.3f}", invariant=22)
         if self._open and self.may_be_drained():
             raise InvariantBroken("requests are open after the drain deadline", invariant=22)
@@ -127,11 +135,26 @@ class Reference:
     def steps_absorbed(self, count: int) -> None:
         self._steps += count
 
-    def worker_lost(self, evidence: bool) -> None:
+    def worker_lost(self, evidence: bool, perhaps_absorbed: int) -> None:
+        """`perhaps_absorbed`: steps of the same event, before it was found lost. Nobody can tell from outside."""
         if self._steps >= HEALTHY_STEPS:
-            self._lives_lost = 0
+            self._lives_lost = self._restarts = 0
+        self._unsure = self._steps < HEALTHY_STEPS <= self._steps + perhaps_absorbed
         self._steps = 0
         self._lives_lost += evidence
+
+    def restarted(self, delay: float) -> None:
+        """46: at once after the first loss, then 0.1 s later, doubled for each restart in a row, 10 s at most."""
+        expected = min(0.1 * 2 ** (self._restarts - 1), 10.0) if self._restarts else 0.0
+        if self._unsure and not delay:
+            self._restarts = 0
+        elif abs(delay - expected) > 1e-9:
+            raise InvariantBroken(f"restart {self._restarts + 1} in a row waits {delay} s, not {expected}", invariant=46)
+        self._restarts += 1
+
+    def replaced(self) -> None:
+        """By hand: what was before does not count any more."""
+        self._lives_lost = self._restarts = self._steps = 0
 
     def may_give_worker_up(self) -> bool:
         return self._lives_lost > self._scenario.worker_restarts_max

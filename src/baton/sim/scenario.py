@@ -32,24 +32,31 @@ class Client(Struct, omit_defaults=True, forbid_unknown_fields=True):
     timeout: float | None = None
     salt: str = ""
     abort_at: float | None = None
-    "Leaves at this time, whatever the request is doing."
+    "Leaves at this time, whatever the request is doing; also before it was submitted, which nobody may remember."
     abort_in: Abortable | None = None
     "Leaves as soon as one of its sequences is in this phase ('end': in the tick of its first end)."
     again_at: float | None = None
-    "Sends the same request once more at this time; while the first is running that must be refused."
+    "Uses its id once more at this time: refused while the first is running, another request after that."
     stop_string_at: int | None = None
     "Its front sees a stop string in the last of the n sequences after this many tokens, and ends that one alone."
     poison_at: int | None = None
     "Kills the worker that computes it with this many outputs known."
     nan_at: int | None = None
     "The worker cannot compute it with this many outputs known; it fails alone."
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def request(self) -> GenerateRequest:
         return GenerateRequest(
             id=RequestId(self.id),
             prompt=tuple(self.prompt),
             sampling=SamplingParams(
-                max_tokens=self.max_tokens, min_tokens=self.min_tokens, stop_token_ids=tuple(self.stop), seed=self.seed
+                max_tokens=self.max_tokens,
+                min_tokens=self.min_tokens,
+                stop_token_ids=tuple(self.stop),
+                seed=self.seed,
+                logprobs=self.logprobs,
+                prompt_logprobs=self.prompt_logprobs,
             ),
             n=self.n,
             priority=self.priority,
@@ -57,10 +64,15 @@ class Client(Struct, omit_defaults=True, forbid_unknown_fields=True):
             salt=self.salt.encode(),
         )
 
+    def next_user_of_id(self, at: float) -> Client:
+        """Another request under the same id: nothing of the first may be taken for its own."""
+        return Client(self.id, at, self.prompt[::-1], self.max_tokens, self.seed + 1, self.n, self.priority, salt=self.salt)
+
 
 StepFaultKind = Literal[
-    "slow", "late", "repeat", "ghost", "garble", "crash_before", "crash_amid", "crash_after", "hang", "lose_result"
-]
+    "slow", "late", "repeat", "ghost", "garble", "crash_before", "crash_amid", "crash_after", "hang", "lose_result",
+    "lose_plan", "oom",
+]  # fmt: skip
 
 
 class StepFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -69,14 +81,16 @@ class StepFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
     step: int
     kind: StepFaultKind
     seconds: float = 0.0
-    "slow: added to the step; late, repeat: added to the (second) delivery; garble: which of five ways."
+    """slow: added to the step; late, repeat: added to the (second) delivery; garble: which of five ways; oom: for so long
+    every step of that size or larger fails."""
     every: bool = False
     "late, repeat, ghost: from that step on. Does not depend on how many steps come before it, which helps the shrinker."
 
 
 NudgeKind = Literal[
-    "preempt", "evict", "crash", "clock", "pause", "resume", "restart_fails", "restart_hangs", "cache_crash", "cache_hang"
-]
+    "preempt", "evict", "crash", "clock", "pause", "resume", "restart_fails", "restart_hangs", "freeze", "crash_loop",
+    "cache_crash", "cache_hang",
+]  # fmt: skip
 
 
 CacheFaultKind = Literal["slow", "error", "repeat", "flip", "torn", "misdirect", "foreign", "vanish"]
@@ -97,7 +111,8 @@ class Nudge(Struct, omit_defaults=True, forbid_unknown_fields=True):
     at: float
     kind: NudgeKind
     amount: float = 1.0
-    "preempt, evict: how many; clock: seconds of the jump; pause: seconds to drain; restart_fails: how often."
+    """preempt, evict: how many; clock: seconds of the jump; pause: seconds to drain; restart_fails: how often; freeze: seconds
+    in which the engine process does nothing; crash_loop: lives of the worker that end in their second step."""
 
 
 class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):

@@ -38,14 +38,23 @@ def draw(context_crc: int, seed: int, index: int, position: int, vocab: int) -> 
     return (mixed >> 32) % vocab
 
 
+def logprob(tag: int, token: int) -> float:
+    """What the model thought of the token that follows a context: a number that tells both."""
+    return -((tag >> 20 ^ token * 0x9E3779B1) & 0xFFFF) / 4096.0
+
+
 class Oracle:
     """What any correct engine must answer for one sequence: no batching, no cache, no preemption. Computed on demand."""
 
-    __slots__ = ("_crc", "_index", "_position", "_request", "_tag", "_vocab", "reason", "tokens")
+    __slots__ = ("_crc", "_index", "_position", "_request", "_tag", "_vocab", "logprobs", "prompt_logprobs", "reason", "tokens")
 
     def __init__(self, request: GenerateRequest, index: int, vocab: int) -> None:
         self._request, self._index, self._vocab = request, index, vocab
         self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        "Of the tokens."
+        self.prompt_logprobs: list[float] = []
+        "Of the prompt's; of the first one nothing was thought."
         self.reason: FinishReason | None = None
         "Set when the output is complete."
         self._tag = first_tag(request.salt)
@@ -72,9 +81,11 @@ class Oracle:
         sampling = self._request.sampling
         if not self._position:
             for token in self._request.prompt:
+                self.prompt_logprobs.append(logprob(self._tag, token) if self._position else 0.0)
                 self._feed(token)
         token = draw(self._crc, sampling.seed, self._index, self._position, self._vocab)
         self.tokens.append(token)
+        self.logprobs.append(logprob(self._tag, token))
         if token in sampling.stop_token_ids and len(self.tokens) >= sampling.min_tokens:
             self.reason = FinishReason.STOP
         elif len(self.tokens) >= sampling.max_tokens:

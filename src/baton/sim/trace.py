@@ -42,7 +42,8 @@ def sequences_of(world: World, trip: Trip) -> list[Answer]:
     """The watch learns a request's sequences after the event that brought it; the instance has them during it."""
     if trip.sequences:
         return trip.sequences
-    return world.instance.view.sequences(RequestId(trip.client.id))
+    present = world.watch.trips[trip.client.id] is trip
+    return world.instance.view.sequences(RequestId(trip.client.id)) if present else []
 
 
 def is_over(trip: Trip) -> bool:
@@ -61,8 +62,8 @@ class LiveTrips:
 
     def look(self, world: World) -> Iterator[Trip]:
         """Those that are submitted; a trip that is over is shown one last time."""
-        trips = world.watch.trips
-        live = self._live + list(trips.values())[self._seen :] if len(trips) > self._seen else self._live  # new ones are last
+        trips = world.watch.all_trips
+        live = self._live + trips[self._seen :] if len(trips) > self._seen else self._live  # new ones are last
         self._seen = len(trips)
         for trip in live:
             if trip.submitted:
@@ -103,7 +104,7 @@ class ColumnTrace:
                 if before is not answer.phase:
                     self._phases[answer] = answer.phase
                     came = "is" if before is None else f"{before.value} ->"
-                    changes.append(f"{trip.client.id}.{answer.index} {came} {answer.phase.value}")
+                    changes.append(f"{trip.name}.{answer.index} {came} {answer.phase.value}")
         if changes:
             self.note(now, "instance", ", ".join(changes))
 
@@ -241,7 +242,7 @@ class PerfettoTrace:
 
     def _rows_of(self, trip: Trip) -> list[_Row]:
         """Tracks are numbered in the order of submission."""
-        name = trip.client.id
+        name = trip.name
         if name not in self._rows:
             first = _FIRST_SEQUENCE + sum(len(rows) for rows in self._rows.values())
             self._rows[name] = [_Row((_REQUESTS, first + index)) for index in range(trip.client.n)]

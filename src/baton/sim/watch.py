@@ -15,11 +15,12 @@ from baton.errors import InvariantBroken
 from baton.protocol.ids import RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason
-from baton.protocol.step import StepPlan
+from baton.protocol.step import StepPlan, TokenLogprob
+from baton.sim.line import Line
 from baton.sim.plans import PlanWatch
 from baton.sim.reference import Reference
 from baton.sim.scenario import Client, Scenario
-from baton.sim.trip import Trip
+from baton.sim.trip import Order, Trip
 
 PREEMPTIONS_MAX = 24
 """Invariant 33: preemptions of one sequence, none of them forced, without a token in between."""
@@ -31,10 +32,13 @@ class Watch:
         self._instance = instance
         self._view = instance.view
         self.trips: dict[str, Trip] = {client.id: Trip(client) for client in scenario.clients}
+        "By id: the present user of it."
+        self.all_trips = list(self.trips.values())
         self.reference = Reference(scenario)
         self.sometimes: dict[str, int] = {}
         "Rare states that were reached."
-        self.plans = PlanWatch(scenario, instance.view, self.trips, self.reference, self.saw)
+        self.line = Line()
+        self.plans = PlanWatch(scenario, instance.view, self.trips, self.reference, self.line, self.saw)
         self.deliveries = 0
         self.tokens = 0
         self._preempting: dict[Sequence, int] = {}
@@ -43,7 +47,9 @@ class Watch:
         self._stopped: list[Trip] = []
         self._idle_steps = 0
         poison = sum(client.n for client in scenario.clients if client.poison_at is not None)
-        self._culprits = max(1, poison + sum(fault.kind not in ("late", "repeat", "ghost") for fault in scenario.steps))
+        faults = sum(fault.kind not in ("late", "repeat", "ghost") for fault in scenario.steps)
+        loops = sum(int(nudge.amount) for nudge in scenario.nudges if nudge.kind == "crash_loop")
+        self._culprits = max(1, poison + faults + loops)
         "Causes of losses that look like the fault of a request: each can keep the others from being found once more."
 
     def saw(self, what: str) -> None:
@@ -53,6 +59,15 @@ class Watch:
 
     def submitted(self, trip: Trip) -> None:
         trip.sequences = self._view.sequences(RequestId(trip.client.id))
+        trip.orders = [self.reference.order(trip.client, index) for index in range(trip.client.n)]
+        self.line.joins(trip, 0)
+
+    def add(self, trip: Trip) -> None:
+        """A request that is not in the scenario. One that has its id has been answered."""
+        self.trips[trip.client.id] = trip
+        self.all_trips.append(trip)
+        for index in range(trip.client.n):
+            self._losses.pop((trip.client.id, index), None)
 
     def refused(self, effect: Refuse) -> None:
         """A refusal is the only answer."""
@@ -66,18 +81,24 @@ class Watch:
     def emitted(self, emit: Emit, now: float) -> None:
         """21: tokens are a prefix of the undisturbed output. 22, 23, 26: one end, with the right reason and usage."""
         self.deliveries += len(emit.tokens) + len(emit.ended)
+        told = self._logprobs(emit) if emit.logprobs else {}
         for request, _, index, position, token in emit.tokens:
             trip = self.trips[request]
             delivered = trip.delivered[index]
             self._expect(position == len(delivered), 21, f"{request}.{index}: token {position} after {len(delivered)}")
-            if trip.ended[index] is not None or trip.refused:
-                raise InvariantBroken(f"{request}.{index} gets a token after its end", invariant=22)
+            if trip.ended[index] is not None or trip.refused or not trip.submitted:
+                raise InvariantBroken(f"{request}.{index} gets a token after its end, or before it came", invariant=22)
             if trip.oracles[index].token(len(delivered)) != token:
                 raise InvariantBroken(
                     f"{request}.{index}: token {len(delivered)} is {token}, not the undisturbed one", invariant=21
                 )
+            if trip.client.logprobs is not None or trip.client.prompt_logprobs is not None:
+                entries = told.get((request, index))
+                self._expect_logprobs(trip, index, position, entries.pop(0) if entries else None)
             delivered.append(token)
             trip.thrash[index] = 0
+            if not index and position == 0:
+                self.line.siblings_join(trip)
             if token == 0:
                 self.saw("token 0 was delivered")
             if len(delivered) == trip.client.stop_string_at and index == trip.client.n - 1:
@@ -88,14 +109,48 @@ class Watch:
         for ended in emit.ended:
             self._ended(ended, now)
 
+    def _logprobs(self, emit: Emit) -> dict[tuple[str, int], list[TokenLogprob]]:
+        """51: what is told of prompts is true, and only those who asked are told. Returns what is told of tokens, in order."""
+        told: dict[tuple[str, int], list[TokenLogprob]] = {}
+        for request, index, row in emit.logprobs:
+            trip = self.trips[request]
+            trip.oracles[index].token(0)
+            thought = trip.oracles[index].prompt_logprobs
+            if row.sampled is not None:
+                told.setdefault((request, index), []).append(row.sampled)
+            if row.prompt:
+                self._expect(trip.client.prompt_logprobs is not None, 51, f"{request} did not ask about its prompt")
+            for place, entry in enumerate(row.prompt, row.prompt_from):
+                right = 0 < place < len(thought) and (entry.token, entry.logprob) == (trip.client.prompt[place], thought[place])
+                self._expect(right, 51, f"{request}.{index}: the log-probability of prompt token {place} is not its own")
+                trip.prompt_places[place] = True
+        for (request_id, index), entries in told.items():
+            tokens = [row[4] for row in emit.tokens if (row[0], row[2]) == (request_id, index)]
+            self._expect(tokens == [e.token for e in entries], 51, f"{request_id}.{index}: log-probabilities of other tokens")
+        return told
+
+    def _expect_logprobs(self, trip: Trip, index: int, position: int, told: TokenLogprob | None) -> None:
+        """51: each token comes with its own, if that was asked for, and the first one after the whole prompt's."""
+        client, oracle = trip.client, trip.oracles[index]
+        wanted = None
+        if client.logprobs is not None:
+            self.saw("a log-probability was told")
+            wanted = (oracle.tokens[position], oracle.logprobs[position])
+        if (told and (told.token, told.logprob)) != wanted:
+            raise InvariantBroken(f"{trip.name}.{index}: token {position} comes with {told}, not {wanted}", invariant=51)
+        if client.prompt_logprobs is not None and index == 0 and position == 0:
+            self.saw("a prompt's log-probabilities were told")
+            self._expect(all(trip.prompt_places[1:]), 51, f"{trip.name}: part of its prompt's log-probabilities is missing")
+
     def _ended(self, ended: Ended, now: float) -> None:
         trip = self.trips[ended.request]
         index, client, delivered = ended.index, trip.client, trip.delivered[ended.index]
-        if trip.ended[index] is not None or trip.refused:
-            raise InvariantBroken(f"{ended.request}.{index} ends twice", invariant=22)
+        if trip.ended[index] is not None or trip.refused or not trip.submitted:
+            raise InvariantBroken(f"{ended.request}.{index} ends twice, or before it came", invariant=22)
         trip.ended[index] = ended.reason
         trip.ended_at = now
         self.reference.ended(client, index)
+        self.line.ended(trip, index)
         hit = trip.hit[index] or 0
         if (ended.prompt_tokens, ended.output_tokens, ended.cached_tokens) != (len(client.prompt), len(delivered), hit):
             raise InvariantBroken(f"{ended.request}.{index}: usage is {ended}", invariant=23)
@@ -159,10 +214,11 @@ class Watch:
 
     def worker_lost(self, oldest: list[StepPlan], cause: LossCause) -> None:
         """Remember whose sequences were being computed: two such losses, with evidence, are what giving one up needs."""
-        self.reference.worker_lost(evidence=cause != "killed")
+        self.reference.worker_lost(evidence=cause != "killed", perhaps_absorbed=len(oldest))
+        self.line.worker_lost()
         if cause == "killed":
             return
-        suspects = {(client.id, index): None for plan in oldest for client, index in self.plans.sequences_of(plan)}
+        suspects = {(trip.client.id, index): None for plan in oldest for trip, index in self.plans.places_of(plan)}
         for suspect in suspects:
             self._losses[suspect] = self._losses.get(suspect, 0) + 1
 
@@ -201,8 +257,9 @@ class Watch:
     def forced(self) -> None:
         """A preemption from outside, or a lost worker, does not count as thrashing."""
         self._idle_steps = 0
-        for trip in self.trips.values():
-            trip.thrash = [0] * trip.client.n
+        for trip in self.all_trips:
+            if not trip.is_answered:
+                trip.thrash = [0] * trip.client.n
 
     def _preemptions(self, preempting: list[Sequence]) -> None:
         running = self._view.running()
@@ -227,8 +284,8 @@ class Watch:
         for sequence in [s for s in self._preempting if s.phase is not Phase.PREEMPTING]:
             del self._preempting[sequence]
 
-    def _order(self, sequence: Sequence) -> tuple[int, int]:
-        return self.reference.order(self.trips[sequence.request.id].client, sequence.index)
+    def _order(self, sequence: Sequence) -> Order:
+        return self.trips[sequence.request.id].orders[sequence.index]
 
     # At rest
 
@@ -246,7 +303,7 @@ class Watch:
         if instance.next_deadline() is not None:
             raise InvariantBroken("at rest and a deadline is armed", invariant=9)
         quiet = not self._scenario.faults
-        for trip in self.trips.values():
+        for trip in self.all_trips:
             if trip.submitted and trip.refused is None and None in trip.ended:
                 raise InvariantBroken(f"{trip.client.id} was never answered", invariant=22)
             if quiet and trip.client.timeout is None and trip.refused is None:

@@ -10,9 +10,20 @@ from collections.abc import Callable
 from zlib import crc32
 
 from baton.errors import InvariantBroken
-from baton.protocol.step import PREEMPTED_TOKEN_ID, NewSequence, Row, RowFailure, StepPlan, StepResult
+from baton.protocol.ids import Slot
+from baton.protocol.request import SamplingParams
+from baton.protocol.step import (
+    PREEMPTED_TOKEN_ID,
+    NewSequence,
+    Row,
+    RowFailure,
+    RowLogprobs,
+    StepPlan,
+    StepResult,
+    TokenLogprob,
+)
 from baton.sim.scenario import VOCAB, Client
-from baton.sim.tags import TAG_BYTES, draw, first_tag, next_tag, tag_bytes
+from baton.sim.tags import TAG_BYTES, draw, first_tag, logprob, next_tag, tag_bytes
 
 
 class WorkerDied(Exception):
@@ -25,10 +36,13 @@ class WorkerDied(Exception):
 
 
 class _Seat:
-    __slots__ = ("client", "computed", "expected", "failed", "incarnation", "index", "prompt_tokens", "table", "tag", "tokens")
+    __slots__ = ("asks", "client", "computed", "expected", "failed", "incarnation", "index", "prompt_tokens", "sampling",
+                 "table", "tag", "tokens")  # fmt: skip
 
-    def __init__(self, new: NewSequence, client: Client) -> None:
+    def __init__(self, new: NewSequence, client: Client, sampling: SamplingParams) -> None:
         self.client = client
+        self.sampling = sampling
+        self.asks = sampling.logprobs is not None or sampling.prompt_logprobs is not None
         self.incarnation = new.incarnation
         self.index = new.index
         self.tokens = list(new.tokens)
@@ -64,8 +78,25 @@ class SimWorker:
 
     def execute(self, plan: StepPlan, die_after: int | None = None) -> StepResult:
         """`die_after`: the process dies when it has computed that many rows."""
+        self._take_in(plan)
         rows: list[Row] = []
         failures: list[RowFailure] = []
+        logprobs: list[RowLogprobs] = []
+        for number, (slot, count) in enumerate(zip(plan.run.slots, plan.run.counts, strict=True)):
+            if number == die_after:
+                raise WorkerDied
+            seat = self.seats[slot]
+            tag, begin = seat.tag, seat.computed
+            values = self._row(plan, slot, seat, count)
+            rows.append((slot, seat.incarnation, values))
+            if seat.failed:
+                failures.append(RowFailure(slot, seat.incarnation, "NaN in the logits"))
+            elif seat.asks and (row := _row_logprobs(slot, seat, tag, begin, values)) is not None:
+                logprobs.append(row)
+        rows += [(slot, incarnation, (PREEMPTED_TOKEN_ID,)) for slot, incarnation in plan.drops]
+        return StepResult.of(plan.step, plan.epoch, rows, tuple(failures), tuple(logprobs))
+
+    def _take_in(self, plan: StepPlan) -> None:
         for slot, incarnation in plan.drops:
             seat = self.seats.pop(slot, None)
             if seat is None or seat.incarnation != incarnation:
@@ -73,27 +104,20 @@ class SimWorker:
         for new in plan.new:
             if new.slot in self.seats:
                 raise InvariantBroken(f"step {plan.step} seats a sequence in a taken slot {new.slot}", invariant=25)
-            self.seats[new.slot] = _Seat(new, self._client_of(new.slot, new.incarnation))
+            client = self._client_of(new.slot, new.incarnation)
+            self.seats[new.slot] = _Seat(new, client, plan.sampling[new.sampling])
         for slot, block in plan.grown:
             self.seats[slot].table.append(block)
         for slot, place, block in plan.folded:
             self.seats[slot].table[place] = block
-        for number, (slot, count) in enumerate(zip(plan.run.slots, plan.run.counts, strict=True)):
-            if number == die_after:
-                raise WorkerDied
-            seat = self.seats[slot]
-            rows.append((slot, seat.incarnation, self._row(plan, slot, seat, count, failures)))
-        rows += [(slot, incarnation, (PREEMPTED_TOKEN_ID,)) for slot, incarnation in plan.drops]
-        return StepResult.of(plan.step, plan.epoch, rows, tuple(failures))
 
-    def _row(self, plan: StepPlan, slot: int, seat: _Seat, count: int, failures: list[RowFailure]) -> tuple[int, ...]:
+    def _row(self, plan: StepPlan, slot: int, seat: _Seat, count: int) -> tuple[int, ...]:
         """Compute `count` tokens of one sequence; sample if that reaches the end of what is known."""
         outputs = len(seat.tokens) - seat.prompt_tokens
         if seat.client.poison_at == outputs:
             raise WorkerDied(seat.client)
         if seat.failed or seat.client.nan_at == outputs:
             seat.failed = True
-            failures.append(RowFailure(slot, seat.incarnation, "NaN in the logits"))  # type: ignore[arg-type]
             return ()
         begin = seat.computed
         if begin + count > len(seat.tokens):
@@ -108,6 +132,21 @@ class SimWorker:
             raise InvariantBroken(f"step {plan.step}: slot {slot} reads foreign KV (request {seat.client.id})", invariant=12)
         if seat.computed < len(seat.tokens):
             return ()
-        token = draw(crc32(context), seat.client.seed, seat.index, seat.computed, VOCAB)
+        token = draw(crc32(context), seat.sampling.seed, seat.index, seat.computed, VOCAB)
         seat.tokens.append(token)
         return (token,)
+
+
+def _row_logprobs(slot: Slot, seat: _Seat, tag: int, begin: int, values: tuple[int, ...]) -> RowLogprobs | None:
+    """Of the sampled token, and of the prompt's tokens behind those that were computed from position `begin`, tag `tag`."""
+    sampled = None
+    if values and seat.sampling.logprobs is not None:
+        sampled = TokenLogprob(values[0], logprob(seat.tag, values[0]), 1)
+    prompt: list[TokenLogprob] = []
+    if seat.sampling.prompt_logprobs is not None:
+        for position in range(begin, min(seat.computed, seat.prompt_tokens - 1)):
+            tag, token = next_tag(tag, seat.tokens[position]), seat.tokens[position + 1]
+            prompt.append(TokenLogprob(token, logprob(tag, token), 1))
+    if sampled is None and not prompt:
+        return None
+    return RowLogprobs(slot, seat.incarnation, sampled, begin + 1 if prompt else 0, tuple(prompt))

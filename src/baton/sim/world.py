@@ -23,6 +23,7 @@ from baton.sim.watch import Watch
 HEALED_EVENTS_MAX = 200
 """Invariant 35: more than three small requests need on a healthy instance."""
 FULL_CHECK_EVERY = 64
+"""Events between two full scans. As many as requests are open, if that is more: a scan looks at each of them."""
 
 
 class Tracer(Protocol):
@@ -123,7 +124,7 @@ class World:
     def _after_each(self) -> None:
         if self.events >= self._next_full_check:
             self.node.full_check()
-            self._next_full_check = self.events + FULL_CHECK_EVERY
+            self._next_full_check = self.events + max(FULL_CHECK_EVERY, self.instance.view.open_requests)
 
     def _looked(self) -> None:
         if self._tracer is not None:
@@ -134,6 +135,9 @@ class World:
     def _nudge(self, nudge: Nudge) -> None:
         self.timeline.note("world", f"{nudge.kind} {nudge.amount:.2f}")
         node, amount = self.node, max(1, int(nudge.amount))
+        if node.frozen_until is not None and nudge.kind in ("preempt", "evict", "clock", "pause", "resume"):
+            self.timeline.at(node.frozen_until, self._nudge, nudge)  # the engine finds it when it reads again
+            return
         match nudge.kind:
             case "preempt":
                 self.watch.forced()
@@ -156,3 +160,7 @@ class World:
                 node.process.fail_restarts(amount)
             case "restart_hangs":
                 node.process.hang_restart()
+            case "crash_loop":
+                node.process.loop(amount)
+            case "freeze":
+                node.freeze(nudge.amount)

@@ -206,7 +206,8 @@ class Driver:
         self.plans = deque(plan for plan in self.plans if plan.epoch == epoch)  # a dead worker executes nothing
         self.instance.check()
         deadline = self.instance.next_deadline()
-        assert deadline is None or deadline > self.now, "a deadline that is over is still armed"
+        if deadline != self.instance.worker.deadline:  # which only a Tick looks at
+            assert deadline is None or deadline > self.now, "a deadline that is over is still armed"
 
     def submit(self, name: str, prompt: Iterable[int] = (1, 2, 3), **given: Any) -> GenerateRequest:
         request = make_request(name, prompt, **given)

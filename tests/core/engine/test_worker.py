@@ -387,6 +387,21 @@ def test_result_in_the_last_moment_counts():
     assert len(driver.heard("a")) == 1
 
 
+def test_after_a_pause_of_the_engine_other_news_do_not_cost_a_worker_that_has_answered():
+    """Its answer is here, unread, behind a request: only a Tick, which comes after all news, may find it overdue."""
+    driver = Driver(step_seconds_max=10.0)
+    driver.submit("a", max_tokens=9)
+    driver.execute()
+    driver.now = 60.0
+    driver.submit("b", (7, 8), max_tokens=1)
+    assert not driver.restarts
+    driver.deliver()
+    driver.advance(seconds=0.0)
+    assert not driver.restarts
+    driver.run()
+    driver.assert_answered()
+
+
 def test_younger_result_does_not_feed_the_watchdog():
     driver = Driver(step_seconds_max=10.0)
     driver.submit("a", max_tokens=9)

@@ -390,7 +390,10 @@ class Instance:
         self.board.cache.evict(event.count)
 
     def _on_tick(self, event: Tick) -> None:
-        """Deadlines are looked at after every event; this one has nothing else to say."""
+        """Requests' deadlines are looked at after every event, the worker's only here: after a pause of the whole process
+        its answer may be here, unread, behind other news (runtime/driver.py)."""
+        if self.worker.deadline is not None and self.worker.deadline <= self._now:
+            self._lose_worker("timeout", self.worker.overdue)
 
     def _expire(self) -> None:
         now = self._now
@@ -403,8 +406,6 @@ class Instance:
             self._service.drain_deadline = None
             for group in list(self.board.groups.values()):
                 self._end_all(group, FinishReason.ABORT)
-        if self.worker.deadline is not None and self.worker.deadline <= now:
-            self._lose_worker("timeout", self.worker.overdue)
         self._loader.expire(now)
         if self.board.tiers.hangs(now):
             self._effects.append(RestartCache("a copy in memory did not end in time"))

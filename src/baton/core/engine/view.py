@@ -69,6 +69,10 @@ class InstanceView:
 
     # Requests
 
+    @property
+    def open_requests(self) -> int:
+        return len(self._board.groups)
+
     def is_open(self, request: RequestId) -> bool:
         return request in self._board.groups
 
