@@ -206,7 +206,7 @@ def test_wrong_usage_is_answered_with_advice_in_one_line(arguments: tuple[str, .
         ('"slots":', '"slotz": 3, "slots":', "unknown field `slotz`"),
         ('"id": "r0",', '"id": "r0", "abort_on": 3,', "unknown field `abort_on` - at `$.clients[0]`"),
         ('"id": "r0",', '"id": "r1",', "two clients have one id"),
-        ('"id": "r0",', '"id": "r0", "n": 0,', "n"),
+        ('"clients": [', '"clients": [ {"id": "r-1", "at": 0.0, "prompt": [1], "max_tokens": 1, "n": 0},', "n"),
         ('"slots":', '"slots": 0, "steps_in_flight":', "cannot be run"),
         ("{", "", "is no scenario"),
     ],
