@@ -58,10 +58,11 @@ def cells(line: str) -> list[str]:
 def test_every_actor_has_a_column_and_says_something():
     _, _, lines, _ = traced(busy())
     assert cells(lines[0]) == ["time", *WIDTHS]
-    said = [cells(line) + [""] * 4 for line in lines[2:]]
+    said = [cells(line) + [""] * 5 for line in lines[2:]]
     for place, words in enumerate((["submits", "gets", "ends: length", "refused: never_fits", "leaves"],
                                    ["plan 1:", "prefill", "decode -> preempting", "is paused"],
                                    ["ready, epoch 1", "result 1:", "dies before a step", "starting epoch 2"],
+                                   [],  # it has no cache service
                                    ["preempt", "pause", "resume"]), start=1):  # fmt: skip
         column = "\n".join(row[place] for row in said)
         for word in words:

@@ -74,11 +74,11 @@ class LiveTrips:
 # Columns
 
 TIME_WIDTH = 11
-WIDTHS = {"client": 30, "instance": 46, "worker": 34, "cache": 30, "world": 18}
+WIDTHS = {"client": 26, "instance": 38, "worker": 28, "cache": 24, "world": 16}
 
 
 class ColumnTrace:
-    """time | client | instance | worker | world, in 151 columns. Changes of phase are told in the instance's column."""
+    """time | client | instance | worker | cache | world, in 158 columns. Changes of phase are told in the instance's column."""
 
     def __init__(self, write: Callable[[str], None] | None = None) -> None:
         """`write` gets each line as it comes; without it they are collected in `lines`."""
