@@ -50,9 +50,10 @@ bench: $(VENV)/.ready   ## the figures of docs/performance.md
 	$(BIN)/python bench/noisy_neighbour.py
 	$(BIN)/baton simulate --seeds 0:500 --jobs 1
 
-chaos: $(VENV)/.ready   ## 20,000 drawn requests against real servers: well-formed, broken, and large in every field at once
+chaos: $(VENV)/.ready   ## 20,000 drawn requests against real servers, a million faults of stored KV blocks
 	$(BIN)/python tests/chaos/chaos_fuzz.py --requests 10000
 	$(BIN)/python tests/chaos/chaos_fuzz.py --requests 10000 --products
+	$(BIN)/python tests/kvcache/storage_faults.py --injections 1000000   # damaged KV blocks on storage: none is served
 	BATON_EMULATE=1 $(BIN)/python -m pytest tests/native/test_selftest.py   # the kernels of ARM, where qemu-user is
 
 simulate: $(VENV)/.ready  ## 2,000 seeds of the rehearsal

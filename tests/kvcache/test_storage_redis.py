@@ -7,6 +7,7 @@ import socket
 import subprocess
 import threading
 from contextlib import contextmanager
+from random import Random
 
 import pytest
 from redis_server import SERVER, RedisServer, free_port
@@ -14,6 +15,7 @@ from storage_rig import Rig, layout_of, soon
 
 from baton.errors import InvalidConfig, StorageFailed
 from baton.kvcache.storage.backend import Deadline
+from baton.kvcache.storage.object import seal
 from baton.kvcache.storage.open import open_backend
 
 needs_redis = pytest.mark.skipif(SERVER is None, reason="redis-server is not installed: apt-get install redis-server")
@@ -105,6 +107,27 @@ def test_a_misdirected_object_is_a_miss(server, backend, rig):
     rig.put(backend, [0, 1])
     server.ask("RENAME", name(rig, 0), name(rig, 1))
     assert rig.get(backend, [1]) == 0
+
+
+@needs_redis
+def test_no_corrupt_object_is_served(server, backend, rig):
+    """2,000 drawn damages: flipped, cut, lengthened, exchanged."""
+    random = Random(1)
+    pairs = zip(rig.keys(range(4)), rig.blocks(range(4)), strict=True)
+    good = [seal(key, rig.layout, block) + bytes(block) for key, block in pairs]
+    with socket.create_connection(("127.0.0.1", server.port)) as link:
+        for _ in range(2000):
+            rig.put(backend, range(4))
+            place = random.randrange(4)
+            flipped = bytearray(good[place])
+            flipped[random.randrange(1128)] ^= random.randint(1, 255)
+            cut, longer = good[place][: random.randrange(1128)], good[place] + random.randbytes(random.randint(1, 9))
+            value = random.choice([bytes(flipped), cut, longer, good[place - 1]])
+            set_name = b"*3\r\n$3\r\nSET\r\n$%d\r\n%s\r\n" % (len(name(rig, place)), name(rig, place).encode())
+            link.sendall(set_name + b"$%d\r\n%s\r\n" % (len(value), value))
+            assert link.recv(5) == b"+OK\r\n"
+            assert rig.get(backend, range(4)) == place
+    assert backend.counters()["corrupt"] == 2000
 
 
 @needs_redis
