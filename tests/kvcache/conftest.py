@@ -1,3 +1,7 @@
+import os
+import tempfile
+from pathlib import Path
+
 import pytest
 from storage_rig import Rig
 
@@ -5,13 +9,20 @@ from baton.kvcache.storage.files import FileBackend
 
 
 @pytest.fixture
-def rig(tmp_path):
-    return Rig(tmp_path / "kv")
+def folder():
+    """In memory where that is possible: thousands of small files are slow on a disk that others use."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as made:
+        yield Path(made)
 
 
 @pytest.fixture
-def make_files(tmp_path):
+def rig(folder):
+    return Rig(folder / "kv")
+
+
+@pytest.fixture
+def make_files():
     def make(rig, quota_bytes=2**30):
-        return FileBackend(tmp_path / "kv", rig.layout, quota_bytes)
+        return FileBackend(rig.root, rig.layout, quota_bytes)
 
     return make

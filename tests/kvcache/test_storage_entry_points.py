@@ -1,0 +1,91 @@
+"""Backends of others: the example that finds blocks by token ids, opened by its entry point."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from storage_rig import layout_of, soon
+
+from baton.errors import InvalidConfig
+from baton.kvcache.storage.open import open_backend
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "kv_storage_by_tokens"
+TOKENS = list(range(100, 120))  # Five blocks of four.
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """As pip would leave it: the module and what its pyproject.toml says about entry points."""
+    described = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    (tmp_path / "kv_storage_by_tokens.py").write_bytes((EXAMPLE / "kv_storage_by_tokens.py").read_bytes())
+    info = tmp_path / "kv_storage_by_tokens-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {described['name']}\nVersion: 0.1.0\n")
+    lines = [
+        f"[{group}]\n" + "\n".join(f"{name} = {value}" for name, value in names.items())
+        for group, names in described["entry-points"].items()
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def put(backend, rig, numbers, tokens):
+    return backend.put(rig.keys(numbers), rig.blocks(numbers), soon(), tokens)
+
+
+def has(backend, rig, numbers, tokens):
+    return backend.contains_prefix(rig.keys(numbers), soon(), tokens)
+
+
+def get(backend, rig, numbers, tokens):
+    into = [memoryview(bytearray(rig.layout.block_bytes)) for _ in numbers]
+    count = backend.get(rig.keys(numbers), into, soon(), tokens)
+    assert into[:count] == rig.blocks(numbers)[:count]
+    return count
+
+
+def test_blocks_are_found_by_their_tokens(installed, rig):
+    backend = open_backend("tokens:one", rig.layout)
+    assert backend.wants_tokens
+    assert put(backend, rig, range(5), TOKENS) == 5
+    assert has(backend, rig, range(5), TOKENS) == get(backend, rig, range(5), TOKENS) == 5
+    assert has(backend, rig, range(5), [7, *TOKENS[1:]]) == 0, "other tokens"
+    assert has(backend, rig, range(5), [*TOKENS[:12], 7, *TOKENS[13:]]) == 3, "a common prefix"
+
+
+def test_a_run_that_begins_in_the_middle(installed, rig):
+    backend = open_backend("tokens:two", rig.layout)
+    put(backend, rig, [3, 4], TOKENS)
+    assert get(backend, rig, [3, 4], TOKENS) == 2
+    assert get(backend, rig, range(5), TOKENS) == 0
+    assert get(backend, rig, [3], TOKENS[:16]) == 1
+
+
+def test_equal_tokens_of_another_tenant_or_layout_are_a_miss(installed, rig):
+    backend = open_backend("tokens:three", rig.layout)
+    put(backend, rig, range(5), TOKENS)
+    assert get(backend, rig, range(10, 15), TOKENS) == 0
+    assert has(open_backend("tokens:three", layout_of("another")), rig, range(5), TOKENS) == 0
+
+
+def test_its_options_are_its_own(installed, rig):
+    backend = open_backend("tokens:four?blocks_max=3", rig.layout)
+    put(backend, rig, range(5), TOKENS)
+    assert get(backend, rig, [2, 3, 4], TOKENS) == 3
+    assert has(backend, rig, [1], TOKENS[:8]) == 0
+    with pytest.raises(InvalidConfig, match="options of tokens: blocks_max"):
+        open_backend("tokens:four?quota=1", rig.layout)
+
+
+def test_a_scheme_that_nobody_brings_names_those_that_are_there(installed, rig):
+    with pytest.raises(InvalidConfig, match=r"by entry points of baton.kv_storage: tokens"):
+        open_backend("token:x", rig.layout)
+
+
+@pytest.mark.parametrize("scheme", ["file", "redis", "mooncake"])
+def test_our_own_backends_get_no_tokens(scheme):
+    from baton.kvcache.storage.files import FileBackend
+    from baton.kvcache.storage.mooncake_store import MooncakeBackend
+    from baton.kvcache.storage.redis_store import RedisBackend
+
+    assert not {"file": FileBackend, "redis": RedisBackend, "mooncake": MooncakeBackend}[scheme].wants_tokens
