@@ -20,6 +20,10 @@ KVCacheType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 Compute = Literal["auto", "native", "torch"]
 GenerationConfig = Literal["auto", "none"]
 """Whether requests that do not say are sampled as the model's files recommend (models/generation.py)."""
+Role = Literal["mixed", "prefill", "decode"]
+"""What an instance does: both, or one half of a split deployment."""
+PoolAccess = Literal["private", "announced", "attached"]
+"""How a worker comes to its KV pool: it makes one for itself, makes and announces it, or attaches to the one it is handed."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
@@ -208,6 +212,10 @@ class WorkerConfig:
     "Memory for the KV pool, where the number of blocks is not given."
     block_size: BlockSize = 16
     slots: Slots = 64
+    pool: PoolAccess = "private"
+    "Whose the KV pool is; the engine says it by its row of core/startup.py."
+    start_seconds_max: Seconds = 600.0
+    "How long it waits for a pool that it is to be handed."
     epoch: int = 1
     "Which life of the worker this is; the engine counts."
 
@@ -216,13 +224,46 @@ class WorkerConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TiersConfig:
+    """Where KV blocks are kept besides the device. Neither: there are no tiers."""
+
+    host_gib: Annotated[float, Range(0, 1_000_000)] = 0.0
+    "Memory of the host tier. 0: none."
+    storage: str = ""
+    "URL of the storage tier (kvcache/storage/open.py). Empty: none."
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+    def __bool__(self) -> bool:
+        return self.host_gib > 0 or bool(self.storage)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheConfig:
+    """What the cache service is told."""
+
+    tiers: TiersConfig = field(default_factory=TiersConfig)
+    worker: WorkerConfig = field(default_factory=WorkerConfig)
+    "Of the worker beside it: a messenger that makes the pool before there is a worker looks there for the layout."
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
     """What the engine process is told."""
 
     instance: InstanceConfig = field(default_factory=InstanceConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
+    role: Role = "mixed"
+    tiers: TiersConfig = field(default_factory=TiersConfig)
+    "Without prefix caching they are not used."
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
+
+    def cache(self) -> CacheConfig:
+        return CacheConfig(tiers=self.tiers, worker=self.worker, log_level=self.log_level, log_format=self.log_format)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -354,6 +395,7 @@ class ServeConfig:
             kv_memory_gib=self.kv_memory_gib,
             block_size=self.block_size,
             slots=self.slots,
+            start_seconds_max=self.start_seconds_max,
         )
         instance = InstanceConfig(
             kv=KVConfig(block_size=self.block_size, prefix_caching=self.prefix_caching, eviction=self.eviction),

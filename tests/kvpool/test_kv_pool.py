@@ -17,6 +17,8 @@ import pytest
 from baton.errors import InvalidConfig, InvariantBroken, ProtocolError
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.pool import HEADER, HEADER_BYTES, KVPool, pool_bytes
+from baton.protocol.ids import PoolIncarnation
+from baton.protocol.pool import PoolReady
 
 LAYOUT = KVLayout(layers=2, kv_heads=3, head_dim=4, block_size=5, dtype="float32")
 
@@ -24,6 +26,7 @@ CHILD = """
 import sys
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.pool import KVPool
+from baton.protocol.pool import PoolReady
 layout = KVLayout(layers=2, kv_heads=3, head_dim=4, block_size=5, dtype="float32")
 {attach}
 assert pool.keys[6, 1, 2, 3, 4] == 42.0
@@ -31,6 +34,10 @@ pool.values[0, 0, 0, 0, 0] = 7.0
 print("seen", flush=True)
 sys.stdin.read()
 """
+
+
+def announced(incarnation: int, blocks: int, layout: KVLayout = LAYOUT) -> PoolReady:
+    return PoolReady(layout.fingerprint(), PoolIncarnation(incarnation), blocks)
 
 
 def shm_names() -> set[str]:
@@ -48,7 +55,9 @@ def test_another_process_sees_the_same_bytes_and_nothing_is_left_after_a_kill():
     names = shm_names()
     pool = KVPool.create(LAYOUT, 8)
     pool.keys[6, 1, 2, 3, 4] = 42.0
-    child = start(f"pool = KVPool.attach({pool.fd}, layout.fingerprint(), {pool.incarnation})", pass_fds=[pool.fd])
+    child = start(
+        f"pool = KVPool.attach({pool.fd}, PoolReady(layout.fingerprint(), {pool.incarnation}, 8))", pass_fds=[pool.fd]
+    )
     assert child.stdout is not None
     assert child.stdout.readline() == "seen\n"
     assert pool.values[0, 0, 0, 0, 0] == 7.0
@@ -68,11 +77,11 @@ def test_the_region_outlives_its_creator_while_somebody_has_it():
         "import socket, sys; from baton.kvpool.layout import KVLayout; from baton.kvpool.pool import KVPool;"
         "layout = KVLayout(layers=2, kv_heads=3, head_dim=4, block_size=5, dtype='float32');"
         "pool = KVPool.create(layout, 8); pool.data[7] = 3.0;"
-        f"socket.send_fds(socket.socket(fileno={theirs.fileno()}), [b'pool'], [pool.fd])"
+        f"socket.send_fds(socket.socket(fileno={theirs.fileno()}), [str(pool.incarnation).encode()], [pool.fd])"
     )
     subprocess.run([sys.executable, "-c", code], pass_fds=[theirs.fileno()], check=True)
-    _, (fd,), _, _ = socket.recv_fds(ours, 16, 1)
-    pool = KVPool.attach(fd, LAYOUT.fingerprint())
+    incarnation, (fd,), _, _ = socket.recv_fds(ours, 100, 1)
+    pool = KVPool.attach(fd, announced(int(incarnation), 8))
     assert (pool.data[7] == 3.0).all()
     assert (pool.data[6] == 0.0).all()
     pool.close()
@@ -100,7 +109,7 @@ def test_another_layout_is_refused():
     pool = KVPool.create(LAYOUT, 2)
     for change in ({"block_size": 4}, {"dtype": "bfloat16"}, {"dtype": "bfloat16-pairs"}, {"layers": 1}):
         with pytest.raises(ProtocolError, match="another layout"):
-            KVPool.attach(pool.fd, replace(LAYOUT, **change).fingerprint())
+            KVPool.attach(pool.fd, announced(pool.incarnation, 2, replace(LAYOUT, **change)))
     pool.close()
 
 
@@ -108,7 +117,7 @@ def test_another_pool_of_the_same_layout_is_refused():
     """Descriptor numbers and process numbers are reused, incarnations are not."""
     pool, other = KVPool.create(LAYOUT, 2), KVPool.create(LAYOUT, 2)
     with pytest.raises(ProtocolError, match="another KV pool"):
-        KVPool.attach(other.fd, LAYOUT.fingerprint(), pool.incarnation)
+        KVPool.attach(other.fd, pool.announcement())
     pool.close()
     other.close()
 
@@ -116,7 +125,7 @@ def test_another_pool_of_the_same_layout_is_refused():
 def test_an_attacher_learns_the_layout_from_the_pool():
     """The cache service knows no model: the announced fingerprint is all it compares."""
     pool = KVPool.create(LAYOUT, 2)
-    attached = KVPool.attach(os.dup(pool.fd), LAYOUT.fingerprint(), pool.incarnation)
+    attached = KVPool.attach(os.dup(pool.fd), pool.announcement())
     assert (attached.layout, attached.blocks) == (LAYOUT, 2)
     attached.close()
     pool.close()
@@ -125,8 +134,8 @@ def test_an_attacher_learns_the_layout_from_the_pool():
 def test_a_broken_header_is_refused():
     pool = KVPool.create(LAYOUT, 2)
     os.pwrite(pool.fd, b"{", HEADER.size + 3)
-    with pytest.raises(ProtocolError, match="header of the KV pool is broken"):
-        KVPool.attach(pool.fd, LAYOUT.fingerprint())
+    with pytest.raises(ProtocolError, match="no layout of KV blocks"):
+        KVPool.attach(pool.fd, pool.announcement())
     pool.close()
 
 
@@ -135,7 +144,7 @@ def test_what_is_no_pool_is_refused(tmp_path):
     file.write_bytes(b"hello")
     fd = os.open(file, os.O_RDWR)
     with pytest.raises(ProtocolError, match="does not lead to a KV pool"):
-        KVPool.attach(fd, LAYOUT.fingerprint())
+        KVPool.attach(fd, announced(1, 1))
     os.close(fd)
 
 

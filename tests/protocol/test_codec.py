@@ -42,7 +42,7 @@ from baton.protocol.control import (
 )
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
 from baton.protocol.output import Emit, Ended
-from baton.protocol.pool import DetachPool, PeerSocket, PoolAttached, PoolDetached, PoolReady, PoolSized
+from baton.protocol.pool import CreatePool, DetachPool, PeerSocket, PoolAttached, PoolDetached, PoolReady, PoolSized
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, Refused, SamplingParams
 from baton.protocol.step import NewSequence, RowFailure, RowLogprobs, Run, StepPlan, StepResult, TokenLogprob
 
@@ -79,6 +79,7 @@ KIND = {
     PoolAttached: 33,
     DetachPool: 34,
     PoolDetached: 35,
+    CreatePool: 36,
 }
 """Written down a second time on purpose: these numbers are on the wire and may not change."""
 
@@ -123,6 +124,7 @@ SAMPLE = {
     PoolAttached: PoolAttached(9),
     DetachPool: DetachPool(9),
     PoolDetached: PoolDetached(9),
+    CreatePool: CreatePool(7, b"{}"),
 }
 
 SHAPED = [KIND[kind] for kind in (GenerateRequest, StepPlan, StepResult, BlockMove, MoveResult, Emit)]

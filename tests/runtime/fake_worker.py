@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
+from pathlib import Path
+from typing import Any
 
 from baton.config import WorkerConfig
 from baton.protocol.control import Ping, Pong, WorkerHello
@@ -17,7 +20,22 @@ from baton.protocol.ids import WorkerEpoch
 from baton.protocol.step import PREEMPTED_TOKEN_ID, StepPlan, StepResult
 from baton.runtime.channel import BlockingChannel
 from baton.runtime.children import begin_child
-from baton.runtime.process_table import CONTROL
+from baton.runtime.process_table import CONTROL, DESCRIPTORS
+from baton.runtime.worker import WorkerPool
+
+LAYOUT_FIELDS: dict[str, Any] = {"layers": 1, "kv_heads": 1, "head_dim": 4, "dtype": "float32"}
+POOLS: list[Any] = []
+"""They live as long as the process."""
+
+
+def gate(orders: dict[str, Any], place: str) -> None:
+    order = orders.get("gate")
+    if order is None or order["at"] != place:
+        return
+    folder, parent = Path(order["folder"]), os.getppid()
+    (folder / "reached").touch()
+    while not (folder / "open").exists() and os.getppid() == parent:
+        time.sleep(0.01)
 
 
 def expected(prompt: int, count: int, index: int = 0) -> list[int]:
@@ -46,14 +64,30 @@ class Runner:
         return StepResult.of(plan.step, plan.epoch, rows)
 
 
+def come_to_pool(config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -> dict[str, int]:
+    """What its greeting says about it."""
+    if config.pool == "private":
+        return {"blocks": config.blocks or 64}
+    from baton.kvpool.layout import KVLayout  # numpy, for those who need it
+    from baton.worker.platforms.cpu import CpuPlatform
+
+    layout = KVLayout(**LAYOUT_FIELDS, block_size=config.block_size)
+    pool = WorkerPool(config, channel, link)(CpuPlatform(), layout, config.blocks or 64)
+    POOLS.append(pool)
+    return {"blocks": pool.blocks, "pool": pool.incarnation}
+
+
 def main() -> None:
     config, sockets = begin_child(WorkerConfig)
     sock = sockets[CONTROL]
     orders = json.loads(config.model)
     if config.epoch not in orders.get("in_epochs", [config.epoch]):
         orders = {}
+    gate(orders, "start")
     channel, runner, plans = BlockingChannel(sock), Runner(), 0
-    hello = {"blocks": config.blocks or 64, "block_size": config.block_size, "vocab_size": 50, "context_tokens": 512}
+    pool = come_to_pool(config, channel, sockets[DESCRIPTORS])
+    gate(orders, "hello")
+    hello = {**pool, "block_size": config.block_size, "vocab_size": 50, "context_tokens": 512}
     names = json.loads(config.model).get("identities", [""])
     hello["identity"] = names[min(config.epoch, len(names)) - 1].encode()
     channel.send(WorkerHello(epoch=WorkerEpoch(config.epoch), **{**hello, **orders.get("hello", {})}))

@@ -326,7 +326,7 @@ def test_the_pool_can_be_another_process_s(model):
     platform = CpuPlatform()
     layout = kv_layout(TINY, 4, "float32")
     pool = platform.create_pool(layout, 16)
-    attached = platform.attach_pool(os.dup(pool.fd), layout, pool.incarnation)
+    attached = platform.attach_pool(os.dup(pool.fd), pool.announcement())
     first = make_runner(model, attached, slots=2)
     del attached
     tokens = [1, 2, 3, 4, 5, 6, 7]

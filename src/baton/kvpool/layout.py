@@ -19,7 +19,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
+
+from baton.errors import ProtocolError
 
 VERSION = "batonKV2"
 """Of the order within a block. Blocks of another one are never read."""
@@ -77,3 +80,14 @@ class KVLayout:
     def fingerprint(self) -> bytes:
         words = (self.layers, self.kv_heads, self.head_dim, self.block_size, self.dtype)
         return sha256(f"{VERSION} block layer {ORDERS[self.dtype]} {words}".encode()).digest()
+
+    def encode(self) -> bytes:
+        """For a process that passes it on without looking into it."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, content: bytes) -> KVLayout:
+        try:
+            return msgspec.json.decode(content, type=cls)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"this is no layout of KV blocks: {error}") from None

@@ -19,7 +19,6 @@ import struct
 import tempfile
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,6 +26,7 @@ from baton.errors import InvalidConfig, InvariantBroken, ProtocolError
 from baton.kvpool.layout import NUMPY_TYPES, ORDERS, TURNED, KVLayout
 from baton.kvpool.memory import GIB, main_memory
 from baton.protocol.ids import PoolIncarnation
+from baton.protocol.pool import PoolReady
 
 MAGIC = b"batonKV3"
 HEADER = struct.Struct("<8s32sQQI")
@@ -80,16 +80,19 @@ class KVPool:
             raise
 
     @classmethod
-    def attach(cls, fd: int, fingerprint: bytes, incarnation: PoolIncarnation | None = None) -> KVPool:
-        """The pool behind `fd`, which becomes ours. Refused unless it has this layout and, if one is named, is this pool."""
-        layout, blocks, found = _read_header(fd)
-        if fingerprint != layout.fingerprint():
+    def attach(cls, fd: int, announced: PoolReady) -> KVPool:
+        """The pool behind `fd`, which becomes ours. Refused unless it is the one that was announced."""
+        layout, blocks, incarnation = _read_header(fd)
+        if layout.fingerprint() != announced.fingerprint:
             raise ProtocolError(f"the KV pool has another layout than was announced: {layout}")
-        if incarnation is not None and found != incarnation:
+        if (incarnation, blocks) != (announced.incarnation, announced.blocks):
             raise ProtocolError("this is another KV pool than the one that was announced")
         if os.fstat(fd).st_size != pool_bytes(layout, blocks):
             raise ProtocolError(f"the KV pool says {blocks} blocks and has {os.fstat(fd).st_size} bytes")
-        return cls(layout, blocks, fd, found)
+        return cls(layout, blocks, fd, incarnation)
+
+    def announcement(self) -> PoolReady:
+        return PoolReady(self.layout.fingerprint(), self.incarnation, self.blocks)
 
     def close(self) -> None:
         """Unmap and forget the descriptor. Arrays and tensors made of the pool must be gone: their memory would be."""
@@ -110,7 +113,7 @@ class KVPool:
 
 
 def _write_header(fd: int, layout: KVLayout, blocks: int, incarnation: PoolIncarnation) -> None:
-    words = msgspec.json.encode(layout)
+    words = layout.encode()
     os.pwrite(fd, HEADER.pack(MAGIC, layout.fingerprint(), blocks, incarnation, len(words)) + words, 0)
 
 
@@ -119,10 +122,7 @@ def _read_header(fd: int) -> tuple[KVLayout, int, PoolIncarnation]:
     magic, fingerprint, blocks, incarnation, length = HEADER.unpack_from(header)
     if magic != MAGIC:
         raise ProtocolError("the file descriptor does not lead to a KV pool")
-    try:
-        layout = msgspec.json.decode(header[HEADER.size : HEADER.size + length], type=KVLayout)
-    except msgspec.DecodeError as error:
-        raise ProtocolError(f"the header of the KV pool is broken: {error}") from None
+    layout = KVLayout.decode(header[HEADER.size : HEADER.size + length])
     if layout.fingerprint() != fingerprint:
         raise ProtocolError(f"the header of the KV pool is broken: its layout is not {layout}")
     return layout, blocks, PoolIncarnation(incarnation)

@@ -34,7 +34,7 @@ from baton.protocol.control import (
 )
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
 from baton.protocol.output import Emit
-from baton.protocol.pool import DetachPool, PeerSocket, PoolAttached, PoolDetached, PoolReady, PoolSized
+from baton.protocol.pool import CreatePool, DetachPool, PeerSocket, PoolAttached, PoolDetached, PoolReady, PoolSized
 from baton.protocol.request import GenerateBatch, GenerateRequest
 from baton.protocol.step import StepPlan, StepResult
 
@@ -72,6 +72,7 @@ Message = (
     | PoolAttached
     | DetachPool
     | PoolDetached
+    | CreatePool
 )
 
 _KINDS: Final[dict[int, type[Message]]] = {
@@ -105,6 +106,7 @@ _KINDS: Final[dict[int, type[Message]]] = {
     33: PoolAttached,
     34: DetachPool,
     35: PoolDetached,
+    36: CreatePool,
 }
 _KIND_OF: Final = {message: kind for kind, message in _KINDS.items()}
 _DECODERS: Final = {kind: msgspec.msgpack.Decoder(message) for kind, message in _KINDS.items()}

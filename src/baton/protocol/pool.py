@@ -25,6 +25,14 @@ class PoolSized(Struct, frozen=True, array_like=True):
     "KVLayout.encode(): what the blocks look like (kvpool/layout.py)."
 
 
+class CreatePool(Struct, frozen=True, array_like=True):
+    """To the cache service: make the pool, and announce it."""
+
+    blocks: int
+    layout: bytes = b""
+    "As PoolSized says it. Empty: no worker has said it; it follows from the worker's settings."
+
+
 class PoolReady(Struct, frozen=True, array_like=True):
     """The pool exists; its descriptor comes with this message. Its creator says it once, the engine passes it on."""
 

@@ -3,7 +3,8 @@
     front --requests, aborts, pings--> ENGINE --plans--> worker
           <--tokens, ends, numbers---         <-results-
 
-It starts its worker and starts another when that one is lost; the machine decides, this file acts.
+It starts its children as its row of core/startup.py says, and another worker when that one is lost; the machine decides,
+this file acts.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from baton.config import EngineConfig
+from baton.config import EngineConfig, PoolAccess
 from baton.core.effects import Effect, ModeChanged, Refuse, RestartWorker, RunStep
 from baton.core.engine.instance import Instance
 from baton.core.engine.worker_watch import WorkerState
 from baton.core.events import Abort, Event, Pause, Resume, StepDone, Submit, Tick, WorkerLost, WorkerReady
+from baton.core.startup import StartupPlan, plan_startup
 from baton.errors import EngineError, InvariantBroken
 from baton.observe.logs import configure
 from baton.protocol.codec import Message
@@ -41,6 +43,7 @@ from baton.protocol.control import (
 )
 from baton.protocol.ids import RequestId, WorkerEpoch
 from baton.protocol.output import Emit
+from baton.protocol.pool import PoolAttached, PoolDetached, PoolReady, PoolSized
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest
 from baton.protocol.step import StepResult
 from baton.runtime.channel import Channel
@@ -48,8 +51,10 @@ from baton.runtime.child import Child, Loss
 from baton.runtime.child_set import ChildSet
 from baton.runtime.children import begin_child, keep_what_is_here
 from baton.runtime.driver import Driver
+from baton.runtime.pool_holder import PoolHolder
 from baton.runtime.process_table import CONTROL, ENGINE_CHILDREN, Restart
 from baton.runtime.snapshot import snapshot
+from baton.runtime.startup import Startup
 
 logger = logging.getLogger("baton.engine")
 
@@ -65,7 +70,12 @@ class Engine:
     "Rehearsals put disturbed programs in some of them."
 
     def __init__(self, config: EngineConfig, front: Channel, supervisor: Channel) -> None:
-        self._config = config
+        self._plan = plan_startup(
+            blocks_given=config.worker.blocks is not None,
+            role=config.role,
+            tiers=bool(config.tiers) and config.instance.kv.prefix_caching,
+        )
+        self._config = replace(config, worker=replace(config.worker, pool=pool_access(self._plan)))
         self._front = front
         self._supervisor = supervisor
         scheduler = config.instance.scheduler
@@ -76,6 +86,9 @@ class Engine:
             restarts_max=scheduler.worker_restarts_max,
             backoff_seconds_max=scheduler.restart_backoff_seconds_max,
         )
+        seconds = scheduler.worker_start_seconds_max
+        self._startup = Startup(self._plan, self._children, config.worker.blocks, seconds)
+        self._pool = PoolHolder(self._plan, self._children)
         self._instance: Instance | None = None
         self._driver: Driver[Event, Effect] | None = None
         self._numbers_timer: asyncio.TimerHandle | None = None
@@ -87,7 +100,7 @@ class Engine:
     async def run(self) -> None:
         """Until the front is gone, or the supervisor."""
         try:
-            await self._children.start("worker")
+            self._spawn(self._start())
             self._spawn(self._serve_front())
             self._spawn(self._watch_supervisor())
             await self._over
@@ -99,6 +112,10 @@ class Engine:
             for task in self._tasks:
                 task.cancel()
             await self._children.end()
+            self._pool.close()
+
+    async def _start(self) -> None:
+        self._begin(await self._startup.run())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """A task whose failure ends the engine: nothing of ours fails unseen."""
@@ -122,13 +139,19 @@ class Engine:
         return self._children.get("worker")
 
     def on_started(self, child: Child) -> None:
-        pass
+        self._pool.hand_to(child)
 
     def on_descriptor(self, child: Child, message: Message, fd: int) -> None:
-        os.close(fd)
+        if type(message) is PoolReady:
+            child.mark_ready()
+            self._pool.on_announced(child, message, fd)
+            self._startup.reach("create", child.name)
+        else:
+            os.close(fd)
 
     def on_lost(self, child: Child, loss: Loss) -> None:
         logger.warning("%s", loss.text)
+        self._pool.on_lost(child)
         if child.row.restart is Restart.ORDERED:
             self._tell(WorkerLost(WorkerEpoch(child.life), loss.text, loss.cause))
 
@@ -144,15 +167,23 @@ class Engine:
                 self._front.send(message)
             case LoadProgress() if self._driver is None:
                 self._supervisor.send(message)
+            case PoolSized():
+                self._startup.on_sized(child.name, message)
+            case PoolAttached():
+                child.mark_ready()
+                self._pool.on_attached(child, message.incarnation)
+                self._startup.reach("attach", child.name)
+            case PoolDetached():
+                self._pool.on_detached(child, message.incarnation)
             case WorkerHello():
                 child.mark_ready()
                 if self._driver is None:
-                    self._begin(message)
+                    self._startup.on_hello(child.name, message)
                 else:
                     self._on_next_hello(child, message)
 
     def _begin(self, hello: WorkerHello) -> None:
-        """The first worker is ready: now the size of the pool is known, and the instance exists."""
+        """Everything is started: now the size of the pool is known, and the instance exists."""
         config = self._config.instance
         kv = replace(config.kv, blocks=hello.blocks, block_size=hello.block_size)
         instance = self._instance = Instance(replace(config, kv=kv))
@@ -198,6 +229,7 @@ class Engine:
         logger.warning("starting another worker (%s)", effect.reason)
 
         async def wanted() -> bool:
+            await self._pool.release("worker")
             await asyncio.sleep(effect.delay_seconds)
             return self._instance is not None and self._instance.worker.epoch == effect.epoch  # else it is lost already
 
@@ -268,6 +300,12 @@ class Engine:
             self._numbers_timer = None
         if self._instance is not None:
             self._front.send(snapshot(self._instance))
+
+
+def pool_access(plan: StartupPlan) -> PoolAccess:
+    if plan.creator != "worker":
+        return "attached"
+    return "announced" if plan.attachers else "private"
 
 
 async def serve(config: EngineConfig, sockets: dict[str, socket.socket], engine: type[Engine] = Engine) -> None:

@@ -7,7 +7,8 @@
       `-- front     HTTP, tokenizer                    ends: drains, then closes the engine's channel
             `-- templates   renders chat templates     ends: with the front (text/template_process.py)
 
-Every child has a control channel to its parent, which sees its end there at once. What else it is given says its row.
+Every child has a control channel to its parent, which sees its end there at once. What else it is given says its row. Which of
+the engine's are started at all, and in what order, says core/startup.py.
 """
 
 from __future__ import annotations
@@ -101,6 +102,14 @@ ENGINE_CHILDREN: tuple[ChildRow[EngineConfig], ...] = (
         descriptors=True,
         environment=QUIET_WAITING,
         exit_seconds=1.0,  # requests wait
+    ),
+    ChildRow(
+        name="cache",
+        module="baton.runtime.cache",
+        config=lambda engine, life: engine.cache(),
+        restart=Restart.ALWAYS,
+        descriptors=True,
+        end_seconds=lambda engine: 2.0,  # what is being written may be finished
     ),
 )
 

@@ -6,16 +6,25 @@ Whatever goes wrong in here ends the process: the engine sees the end of the cha
 from __future__ import annotations
 
 import contextlib
+import socket
 import sys
+from typing import TYPE_CHECKING
 
 from baton.config import WorkerConfig
-from baton.errors import EngineError
+from baton.errors import EngineError, ProtocolError
 from baton.protocol.control import LoadProgress, Ping, Pong, StartFailed, WorkerHello
 from baton.protocol.ids import WorkerEpoch
+from baton.protocol.pool import PoolAttached, PoolReady, PoolSized
 from baton.protocol.step import StepPlan
 from baton.runtime.channel import BlockingChannel
 from baton.runtime.children import begin_child, keep_what_is_here
-from baton.runtime.process_table import CONTROL
+from baton.runtime.descriptors import send_descriptor, wait_for_descriptor
+from baton.runtime.process_table import CONTROL, DESCRIPTORS
+
+if TYPE_CHECKING:  # numpy comes with the model
+    from baton.kvpool.layout import KVLayout
+    from baton.kvpool.pool import KVPool
+    from baton.worker.platforms.base import Platform
 
 
 class _Progress:
@@ -32,10 +41,37 @@ class _Progress:
             self._channel.send(LoadProgress(done, total))
 
 
-def serve(config: WorkerConfig, channel: BlockingChannel) -> None:
+class WorkerPool:
+    """How this worker comes to its KV pool (core/startup.py): makes it, announces it, or is handed it."""
+
+    def __init__(self, config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -> None:
+        self._config = config
+        self._channel = channel
+        self._link = link
+
+    def __call__(self, platform: Platform, layout: KVLayout, blocks: int) -> KVPool:
+        if self._config.blocks is None:
+            self._channel.send(PoolSized(blocks, layout.encode()))
+        if self._config.pool == "attached":
+            return self._attach(platform, layout, blocks)
+        pool = platform.create_pool(layout, blocks)
+        if self._config.pool == "announced":
+            send_descriptor(self._link, pool.announcement(), pool.fd)
+        return pool
+
+    def _attach(self, platform: Platform, layout: KVLayout, blocks: int) -> KVPool:
+        ready, fd = wait_for_descriptor(self._link, self._config.start_seconds_max, "the KV pool")
+        if type(ready) is not PoolReady or (ready.fingerprint, ready.blocks) != (layout.fingerprint(), blocks):
+            raise ProtocolError(f"the KV pool that was handed over is not one of {blocks} blocks with {layout}")
+        pool = platform.attach_pool(fd, ready)
+        self._channel.send(PoolAttached(ready.incarnation))
+        return pool
+
+
+def serve(config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -> None:
     from baton.worker.build import build_worker
 
-    built = build_worker(config, progress=_Progress(channel))
+    built = build_worker(config, _Progress(channel), WorkerPool(config, channel, link))
     runner, model = built.runner, built.runner.config
     keep_what_is_here()
     channel.send(
@@ -63,7 +99,7 @@ def main() -> None:
     config, sockets = begin_child(WorkerConfig)
     channel = BlockingChannel(sockets[CONTROL])
     try:
-        serve(config, channel)
+        serve(config, channel, sockets[DESCRIPTORS])
     except (BrokenPipeError, ConnectionResetError):
         sys.exit(0)  # the engine is gone
     except EngineError as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.memory import GIB
+from baton.kvpool.pool import KVPool
 from baton.models.generation import sampling_defaults
 from baton.models.loaders.weights import Progress
 from baton.models.names import resolve
@@ -15,6 +17,7 @@ from baton.models.open import open_model
 from baton.worker.identity import identity_of
 from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
+from baton.worker.platforms.base import Platform
 from baton.worker.platforms.cpu import CpuPlatform, usable_cores
 from baton.worker.weights_digest import Digest, DigestInProgress
 
@@ -40,7 +43,21 @@ class PoolSize:
     context_tokens: int
 
 
-def build_worker(config: WorkerConfig, progress: Progress | None = None) -> BuiltWorker:
+PoolSource = Callable[[Platform, KVLayout, int], KVPool]
+"""Makes the pool of so many blocks, or comes to it in another way."""
+
+
+def own_pool(platform: Platform, layout: KVLayout, blocks: int) -> KVPool:
+    return platform.create_pool(layout, blocks)
+
+
+def layout_of(config: WorkerConfig) -> KVLayout:
+    """What a worker with these settings will compute on. Reads no weights."""
+    opened = open_model(resolve(config.model))
+    return kv_layout(opened.config, config.block_size, CpuPlatform().kv_dtype(opened.config, config))
+
+
+def build_worker(config: WorkerConfig, progress: Progress | None = None, pool_source: PoolSource = own_pool) -> BuiltWorker:
     """What is wrong with the settings is said before any weights are read."""
     platform = CpuPlatform()
     opened = open_model(resolve(config.model, progress=progress))
@@ -50,7 +67,7 @@ def build_worker(config: WorkerConfig, progress: Progress | None = None) -> Buil
     with DigestInProgress(opened.files, config.threads or usable_cores()) as digesting:
         loaded = platform.load(opened, config, progress)
         weights = digesting.result()
-    pool = platform.create_pool(layout, size.blocks)
+    pool = pool_source(platform, layout, size.blocks)
     runner = ModelRunner(loaded.with_pool(pool), pool, slots=config.slots)
     identity = identity_of(opened, weights.value, config, layout, runner.forward.arithmetic).digest()
     return BuiltWorker(runner, size.context_tokens, defaults, identity, weights)

@@ -16,7 +16,7 @@ from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress
 from baton.models.open import OpenedModel
-from baton.protocol.ids import PoolIncarnation
+from baton.protocol.pool import PoolReady
 from baton.worker.forward.base import LoadedForward
 
 
@@ -51,6 +51,6 @@ class Platform(Protocol):
 
     def create_pool(self, layout: KVLayout, blocks: int) -> KVPool: ...
 
-    def attach_pool(self, fd: int, layout: KVLayout, incarnation: PoolIncarnation) -> KVPool:
+    def attach_pool(self, fd: int, announced: PoolReady) -> KVPool:
         """A pool that another process made and announced. Its descriptor was passed to us and is ours."""
         ...

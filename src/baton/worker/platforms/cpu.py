@@ -17,7 +17,7 @@ from baton.models.loaders.weights import Progress
 from baton.models.open import OpenedModel
 from baton.native.build import NoCompiler
 from baton.native.library import Library, load_best
-from baton.protocol.ids import PoolIncarnation
+from baton.protocol.pool import PoolReady
 from baton.worker.forward.base import LoadedForward, torch_kv_dtype
 from baton.worker.forward.native_forward import kv_dtype_for, load_native
 from baton.worker.platforms.base import StepBounds
@@ -86,8 +86,8 @@ class CpuPlatform:
     def create_pool(self, layout: KVLayout, blocks: int) -> KVPool:
         return KVPool.create(layout, blocks)
 
-    def attach_pool(self, fd: int, layout: KVLayout, incarnation: PoolIncarnation) -> KVPool:
-        return KVPool.attach(fd, layout.fingerprint(), incarnation)
+    def attach_pool(self, fd: int, announced: PoolReady) -> KVPool:
+        return KVPool.attach(fd, announced)
 
 
 def usable_cores() -> int:

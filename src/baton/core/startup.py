@@ -1,0 +1,73 @@
+"""Start-up is a table: which processes are started in what order, who makes the KV pool and who attaches to it.
+
+| blocks   | role           | tiers | order                      | creates the pool | attaches         |
+| profiled | mixed          | yes   | worker, then cache service | worker           | transfer         |
+| profiled | mixed          | no    | worker only                | worker           | nobody           |
+| profiled | prefill/decode | yes   | worker, then cache service | messenger        | worker, transfer |
+| profiled | prefill/decode | no    | worker, then cache service | messenger        | worker           |
+| given    | mixed          | yes   | worker, then cache service | worker           | transfer         |
+| given    | mixed          | no    | worker only                | worker           | nobody           |
+| given    | prefill/decode | yes   | cache service, then worker | messenger        | worker, transfer |
+| given    | prefill/decode | no    | cache service, then worker | messenger        | worker           |
+
+"tiers": prefix cache and a host or storage tier. Only the worker, its weights loaded, knows how many blocks fit; so where
+they are not given it comes first. In mixed it owns the pool, so that weights and cache are released together. In prefill and
+decode the messenger does: it registers the memory with the transport, and a pool that outlives its worker lets the next
+worker go on. Transfer and messenger are roles inside one process, the cache service.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from baton.config import Role
+
+Process = Literal["worker", "cache"]
+PoolUser = Literal["worker", "transfer", "messenger"]
+Action = Literal["start", "size", "create", "attach"]
+
+PROCESS_OF: Final[dict[PoolUser, Process]] = {"worker": "worker", "transfer": "cache", "messenger": "cache"}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is to have happened before the next step begins."""
+
+    action: Action
+    """start: the process exists. size: it has found out how many blocks fit. create: it has made the pool, and announced it if
+    anybody attaches. attach: it has mapped the pool, verified it and confirmed it."""
+    process: Process
+
+
+@dataclass(frozen=True, slots=True)
+class StartupPlan:
+    steps: tuple[Step, ...]
+    creator: PoolUser
+    attachers: tuple[PoolUser, ...]
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        """In the order in which they are started. No other is."""
+        return tuple(step.process for step in self.steps if step.action == "start")
+
+    def attaches(self, process: str) -> bool:
+        """Whether that process is handed the pool of another one."""
+        return process != PROCESS_OF[self.creator] and process in [PROCESS_OF[user] for user in self.attachers]
+
+
+def plan_startup(*, blocks_given: bool, role: Role, tiers: bool) -> StartupPlan:
+    sizing = () if blocks_given else (Step("size", "worker"),)
+    worker, cache = Step("start", "worker"), Step("start", "cache")
+    if role == "mixed":
+        made = (worker, *sizing, Step("create", "worker"))
+        return StartupPlan((*made, cache, Step("attach", "cache")), "worker", ("transfer",)) if tiers else _alone(made)
+    attachers: tuple[PoolUser, ...] = ("worker", "transfer") if tiers else ("worker",)
+    created, attached = Step("create", "cache"), Step("attach", "worker")
+    if blocks_given:
+        return StartupPlan((cache, created, worker, attached), "messenger", attachers)
+    return StartupPlan((worker, *sizing, cache, created, attached), "messenger", attachers)
+
+
+def _alone(steps: tuple[Step, ...]) -> StartupPlan:
+    return StartupPlan(steps, "worker", ())
