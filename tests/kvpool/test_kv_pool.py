@@ -41,9 +41,9 @@ def announced(incarnation: int, blocks: int, layout: KVLayout = LAYOUT) -> PoolR
 
 
 def shm_names() -> set[str]:
-    """Segments; other programs' semaphores come and go there."""
+    """Segments of ours; those of other programs come and go there."""
     found = os.listdir("/dev/shm") if Path("/dev/shm").is_dir() else []
-    return {name for name in found if not name.startswith("sem.")}
+    return {name for name in found if "baton" in name}
 
 
 def start(attach: str, **options) -> subprocess.Popen:
