@@ -1,0 +1,101 @@
+"""Transfer: copies blocks between the device pool, the host pool and storage, as it is told, and says how far it got.
+
+    event loop         take(message) ........................ report(result)
+    memory thread        store, load: one after the other           ^
+    storage threads      query, put, fetch: several at once --------+
+
+A copy in memory is one run of bytes and takes microseconds, so one thread does them all, in the order in which they were
+told. Storage may take as long as it likes: its threads touch host blocks only, which the core holds for them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import perf_counter
+from typing import Final
+
+from baton.errors import StorageFailed
+from baton.kvcache.storage.backend import Deadline, StorageBackend
+from baton.kvpool.pool import KVPool
+from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
+
+logger = logging.getLogger("baton.cache")
+
+STORAGE_THREADS: Final = 4
+Report = Callable[[MoveResult | StorageAnswer], None]
+"""Called from any thread, once for each message."""
+
+
+class Transfer:
+    def __init__(self, host: KVPool, storage: StorageBackend | None, report: Report) -> None:
+        self.host = host
+        self.storage = storage
+        self._report = report
+        self._device: KVPool | None = None
+        self._memory = ThreadPoolExecutor(1, "baton-copy")
+        self._slow = ThreadPoolExecutor(STORAGE_THREADS, "baton-storage")
+
+    def attach(self, pool: KVPool) -> None:
+        """Moves name the pool that they are about; one about another pool copies nothing."""
+        self._memory.submit(self._set_device, pool).result()
+
+    def detach(self) -> KVPool | None:
+        """When this returns nothing is copied from or to the pool any more."""
+        gone: KVPool | None = self._memory.submit(self._set_device, None).result()
+        return gone
+
+    def _set_device(self, pool: KVPool | None) -> KVPool | None:
+        old, self._device = self._device, pool
+        return old
+
+    def take(self, message: BlockMove | StorageQuery) -> Future[None]:
+        if isinstance(message, StorageQuery):
+            return self._slow.submit(self._query, message)
+        if message.kind in ("store", "load"):
+            return self._memory.submit(self._copy, message)
+        return self._slow.submit(self._move, message)
+
+    def close(self) -> None:
+        self._memory.shutdown(cancel_futures=True)
+        self._slow.shutdown(wait=False, cancel_futures=True)
+        if self.storage is not None:
+            self.storage.close()
+
+    # Memory
+
+    def _copy(self, move: BlockMove) -> None:
+        pool, host = self._device, self.host.data
+        if pool is None or pool.incarnation != move.pool:
+            self._report(MoveResult(move.id, 0, error="another pool is attached"))
+            return
+        begun, device = perf_counter(), pool.data
+        if move.kind == "store":
+            for to, source in zip(move.host, move.device, strict=True):
+                host[to] = device[source]
+        else:
+            for kept, target in zip(move.host, move.device, strict=True):
+                device[target] = host[kept]
+        self._report(MoveResult(move.id, len(move.host), perf_counter() - begun))
+
+    # Storage
+
+    def _query(self, query: StorageQuery) -> None:
+        assert self.storage is not None
+        try:
+            found = self.storage.contains_prefix(query.keys, Deadline.after(query.seconds_max))
+            self._report(StorageAnswer(query.id, found))
+        except StorageFailed as failed:
+            self._report(StorageAnswer(query.id, 0, str(failed)))
+
+    def _move(self, move: BlockMove) -> None:
+        assert self.storage is not None
+        blocks = [memoryview(self.host.data[block]).cast("B") for block in move.host]
+        deadline, begun, error = Deadline.after(move.seconds_max), perf_counter(), None
+        try:
+            act = self.storage.put if move.kind == "put" else self.storage.get
+            moved = act(move.keys, blocks, deadline)
+        except StorageFailed as failed:
+            moved, error = failed.done, str(failed)
+        self._report(MoveResult(move.id, moved, perf_counter() - begun, error))
