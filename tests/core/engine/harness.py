@@ -22,8 +22,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from baton.config import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig
-from baton.core.effects import Mode, ModeChanged, Refuse, RestartWorker, RunStep
+from baton.config import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig, TierConfig
+from baton.core.effects import Mode, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, TellCache
 from baton.core.engine.instance import Instance
 from baton.core.engine.request import Phase
 from baton.core.engine.request import Sequence as Scheduled
@@ -161,7 +161,7 @@ def make_config(**settings: Any) -> InstanceConfig:
     def take(owner: type) -> Any:
         return owner(**{f.name: settings.pop(f.name) for f in fields(owner) if f.name in settings})
 
-    config = InstanceConfig(kv=take(KVConfig), scheduler=take(SchedulerConfig), queue=take(QueueConfig))
+    config = InstanceConfig(kv=take(KVConfig), scheduler=take(SchedulerConfig), queue=take(QueueConfig), tiers=take(TierConfig))
     assert not settings, f"no such settings: {', '.join(settings)}"
     return config
 
@@ -304,8 +304,13 @@ class Driver:
             case OrderAnswer(number, outcome):
                 assert number not in self.orders, "an order is answered once"
                 self.orders[number] = outcome
+            case TellCache() | RestartCache():
+                self.on_cache_effect(effect)
             case _:
                 raise AssertionError(effect)
+
+    def on_cache_effect(self, effect: object) -> None:
+        raise AssertionError(effect)
 
     def _check_plan(self, plan: StepPlan) -> None:
         scheduler = self.config.scheduler
