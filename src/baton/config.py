@@ -223,6 +223,11 @@ class WorkerConfig:
         check_values(self)
 
 
+STAGING_GIB = 0.25
+"""Memory that blocks pass through on their way to and from storage, where there is no host tier."""
+STAGING_BLOCKS_MIN = 16
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TiersConfig:
     """Where KV blocks are kept besides the device. Neither: there are no tiers."""
@@ -231,12 +236,42 @@ class TiersConfig:
     "Memory of the host tier. 0: none."
     storage: str = ""
     "URL of the storage tier (kvcache/storage/open.py). Empty: none."
+    write: Literal["through", "selective", "back"] = "through"
+    preempted: Literal["auto", "storage", "host", "drop"] = "auto"
 
     def __post_init__(self) -> None:
         check_values(self)
+        _require(
+            self.preempted not in ("storage", "host") or bool(self),
+            f"preempted_kv is {self.preempted}, and there is no tier: give kv_host_gib or kv_storage too",
+        )
+        _require(
+            self.preempted != "storage" or bool(self.storage), "preempted_kv is storage, and there is none: give kv_storage too"
+        )
+        _require(
+            self.preempted != "host" or self.host_gib > 0,
+            "preempted_kv is host, and there is no host tier: give kv_host_gib too",
+        )
 
     def __bool__(self) -> bool:
         return self.host_gib > 0 or bool(self.storage)
+
+    def host_blocks(self, block_bytes: int) -> int:
+        """Of the host pool. Without a host tier: as many as blocks need on their way to and from storage."""
+        if not self:
+            return 0
+        gib = self.host_gib if self.host_gib > 0 else STAGING_GIB
+        return max(STAGING_BLOCKS_MIN, int(gib * 2**30) // max(block_bytes, 1))
+
+    def machine(self, block_bytes: int) -> TierConfig:
+        """What the core is told of them."""
+        lowest: Literal["storage", "host", "drop"] = "storage" if self.storage else "host" if self else "drop"
+        return TierConfig(
+            host_blocks=self.host_blocks(block_bytes),
+            storage=bool(self.storage),
+            write=self.write,
+            preempted=lowest if self.preempted == "auto" else self.preempted,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -335,6 +370,17 @@ class ServeConfig:
     "Reuse KV blocks of earlier requests that begin with the same tokens."
     eviction: Literal["lru", "lfu"] = "lru"
     "Which unused cached block is evicted first: least recently or least frequently used."
+    kv_host_gib: Annotated[float, Range(0, 1_000_000)] = 0.0
+    "Memory, in GiB, for KV blocks that the KV cache has no room for: a second tier of the prefix cache. 0: none."
+    kv_storage: str = ""
+    """Where KV blocks are kept beyond this server's life, a third tier that several servers may share: file:DIR,
+    redis://HOST:PORT, mooncake://MASTER:PORT, or the scheme of an installed plug-in. Empty: nowhere."""
+    kv_write: Literal["through", "selective", "back"] = "through"
+    """When a KV block is copied to the lower tiers. through: when it is computed. selective: when it was used again. back: when
+    the KV cache runs out of room, those that would be evicted next."""
+    preempted_kv: Literal["auto", "storage", "host", "drop"] = "auto"
+    """Where the KV of a preempted request goes, to be found when it continues. auto: the lowest tier there is. drop: it is
+    computed again, unless it is still in the KV cache."""
     slots: Slots = 64
     "Sequences that run at once, at most."
     tokens_per_step: StepTokens = 512
@@ -379,6 +425,11 @@ class ServeConfig:
                     f"without spaces, and it {'is empty' if not key else 'is not'}",
                 )
         _require(not set(self.api_key) & set(self.admin_api_key), "admin_api_key has a key that is an api_key too: use another")
+        _require(
+            self.prefix_caching or not (self.kv_host_gib or self.kv_storage),
+            "kv_host_gib and kv_storage are tiers of the prefix cache, which is off (prefix_caching)",
+        )
+        self._tiers()
         _require(self.admin_port is None or self.admin_port != self.port, "admin_port is the same as port: give another one")
 
     def engine(self) -> EngineConfig:
@@ -412,7 +463,12 @@ class ServeConfig:
             ),
             queue=QueueConfig(requests_max=self.queue_requests_max, tokens_max=self.queue_tokens_max),
         )
-        return EngineConfig(instance=instance, worker=worker, log_level=self.log_level, log_format=self.log_format)
+        return EngineConfig(
+            instance=instance, worker=worker, tiers=self._tiers(), log_level=self.log_level, log_format=self.log_format
+        )
+
+    def _tiers(self) -> TiersConfig:
+        return TiersConfig(host_gib=self.kv_host_gib, storage=self.kv_storage, write=self.kv_write, preempted=self.preempted_kv)
 
 
 def shown(config: ServeConfig) -> dict[str, object]:

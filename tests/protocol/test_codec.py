@@ -42,7 +42,16 @@ from baton.protocol.control import (
 )
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
 from baton.protocol.output import Emit, Ended
-from baton.protocol.pool import CreatePool, DetachPool, PeerSocket, PoolAttached, PoolDetached, PoolReady, PoolSized
+from baton.protocol.pool import (
+    CreatePool,
+    DetachPool,
+    HostPoolReady,
+    PeerSocket,
+    PoolAttached,
+    PoolDetached,
+    PoolReady,
+    PoolSized,
+)
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, Refused, SamplingParams
 from baton.protocol.step import NewSequence, RowFailure, RowLogprobs, Run, StepPlan, StepResult, TokenLogprob
 
@@ -80,6 +89,7 @@ KIND = {
     DetachPool: 34,
     PoolDetached: 35,
     CreatePool: 36,
+    HostPoolReady: 37,
 }
 """Written down a second time on purpose: these numbers are on the wire and may not change."""
 
@@ -125,6 +135,7 @@ SAMPLE = {
     DetachPool: DetachPool(9),
     PoolDetached: PoolDetached(9),
     CreatePool: CreatePool(7, b"{}"),
+    HostPoolReady: HostPoolReady(b"f", 9, 7),
 }
 
 SHAPED = [KIND[kind] for kind in (GenerateRequest, StepPlan, StepResult, BlockMove, MoveResult, Emit)]

@@ -34,7 +34,16 @@ from baton.protocol.control import (
 )
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
 from baton.protocol.output import Emit
-from baton.protocol.pool import CreatePool, DetachPool, PeerSocket, PoolAttached, PoolDetached, PoolReady, PoolSized
+from baton.protocol.pool import (
+    CreatePool,
+    DetachPool,
+    HostPoolReady,
+    PeerSocket,
+    PoolAttached,
+    PoolDetached,
+    PoolReady,
+    PoolSized,
+)
 from baton.protocol.request import GenerateBatch, GenerateRequest
 from baton.protocol.step import StepPlan, StepResult
 
@@ -72,6 +81,7 @@ Message = (
     | PoolAttached
     | DetachPool
     | PoolDetached
+    | HostPoolReady
     | CreatePool
 )
 
@@ -107,6 +117,7 @@ _KINDS: Final[dict[int, type[Message]]] = {
     34: DetachPool,
     35: PoolDetached,
     36: CreatePool,
+    37: HostPoolReady,
 }
 _KIND_OF: Final = {message: kind for kind, message in _KINDS.items()}
 _DECODERS: Final = {kind: msgspec.msgpack.Decoder(message) for kind, message in _KINDS.items()}

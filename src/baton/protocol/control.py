@@ -91,6 +91,8 @@ class WorkerHello(Struct, frozen=True, array_like=True):
     "What the model was made for: more than context_tokens where the pool does not hold it."
     sampling_defaults: dict[str, int | float] = {}
     "For requests that do not say."
+    block_bytes: int = 0
+    "Of one block, in the pool and on every tier."
     digest_seconds: float = 0.0
     "What the digest of the weights took, where it was not kept from an earlier start."
 

@@ -42,6 +42,15 @@ class PoolReady(Struct, frozen=True, array_like=True):
     blocks: int
 
 
+class HostPoolReady(Struct, frozen=True, array_like=True):
+    """The memory of the host tier, with its descriptor. Whoever made it says it once; the engine keeps the descriptor and
+    hands it to the next cache service, so that what was complete outlives the one before."""
+
+    fingerprint: bytes
+    incarnation: PoolIncarnation
+    blocks: int
+
+
 class PoolAttached(Struct, frozen=True, array_like=True):
     """The sender has mapped that pool, and verified layout and incarnation."""
 

@@ -4,6 +4,7 @@ It serves one pool at a time, until its control channel ends:
 
     PoolReady + descriptor   over the descriptor socket: map that pool instead of the one before, verify it, confirm with
                              PoolAttached over the control channel
+    HostPoolReady + desc.    over the descriptor socket: the memory of the host tier, as the service before had it
     CreatePool               over the control channel (messenger): make the pool, announce it with PoolReady + descriptor
     DetachPool               over the control channel: unmap that pool, confirm with PoolDetached
 
@@ -15,23 +16,32 @@ pool again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import sys
 
 from baton.config import CacheConfig
-from baton.errors import EngineError, PeerError
+from baton.errors import EngineError, InvalidConfig, PeerError
+from baton.kvcache.storage.backend import LayoutName, StorageBackend
+from baton.kvcache.storage.open import open_backend
+from baton.kvcache.transfer import Transfer
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.pool import KVPool
 from baton.observe.logs import configure
 from baton.protocol.codec import Message
-from baton.protocol.control import StartFailed
-from baton.protocol.pool import CreatePool, DetachPool, PoolAttached, PoolDetached, PoolReady
+from baton.protocol.control import CacheHello, StartFailed
+from baton.protocol.ids import PoolIncarnation
+from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
+from baton.protocol.pool import CreatePool, DetachPool, HostPoolReady, PoolAttached, PoolDetached, PoolReady
 from baton.runtime.channel import Channel
 from baton.runtime.children import begin_child
 from baton.runtime.descriptors import receive_descriptor, send_descriptor
 from baton.runtime.process_table import CONTROL, DESCRIPTORS
+
+NICENESS = 5
+"""On few cores the worker comes first: a copy may wait for a millisecond, a step may not."""
 
 
 class CacheProcess:
@@ -39,22 +49,32 @@ class CacheProcess:
         self._config = config
         self._control = control
         self._link = link
+        self._loop = asyncio.get_running_loop()
         self.pool: KVPool | None = None
+        self._host: KVPool | None = None
+        self._kept = False
+        self._storage: StorageBackend | None = None
+        self._transfer: Transfer | None = None
+        self._preparing: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Until the engine is gone."""
-        reading = asyncio.create_task(self._read_descriptors())
-        listening = asyncio.create_task(self._control.listen(self.on_message))
+        tasks = {asyncio.create_task(self._read_descriptors()), asyncio.create_task(self._control.listen(self.on_message))}
         try:
-            done, _ = await asyncio.wait({reading, listening}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            reading.cancel()
-            listening.cancel()
+            for task in tasks:
+                task.cancel()
+            if self._transfer is not None:
+                self._transfer.close()
 
     def on_message(self, message: Message) -> None:
         match message:
+            case BlockMove() | StorageQuery():
+                if self._transfer is not None:
+                    self._transfer.take(message)
             case CreatePool():
                 self.create(message)
             case DetachPool(incarnation):
@@ -62,18 +82,34 @@ class CacheProcess:
                     self.detach()
                 self._control.send(PoolDetached(incarnation))
 
+    # The pool of the device
+
     def create(self, order: CreatePool) -> None:
         self.detach()
         self.pool = KVPool.create(self._layout(order), order.blocks)
         send_descriptor(self._link, self.pool.announcement(), self.pool.fd)
+        self._attached()
 
     def attach(self, ready: PoolReady, fd: int) -> None:
         self.detach()
         self.pool = KVPool.attach(fd, ready)
+        self._attached()
         self._control.send(PoolAttached(ready.incarnation))
+
+    def _attached(self) -> None:
+        """The first pool says what a block is: now there can be a host tier, and storage for such blocks."""
+        assert self.pool is not None
+        if self._transfer is not None:
+            self._transfer.attach(self.pool)
+        elif self._config.tiers and self._preparing is None:
+            self._open_storage(self.pool.layout)
+            self._preparing = asyncio.create_task(self._prepare(self.pool.layout))
+            self._preparing.add_done_callback(self._prepared)
 
     def detach(self) -> None:
         """Nothing may be copied from or to it any more."""
+        if self._transfer is not None:
+            self._transfer.detach()
         if self.pool is not None:
             self.pool.close()
             self.pool = None
@@ -85,13 +121,59 @@ class CacheProcess:
 
         return layout_of(self._config.worker)
 
+    # Lower tiers
+
+    def _open_storage(self, layout: KVLayout) -> None:
+        url = self._config.tiers.storage
+        if url:
+            name = LayoutName(fingerprint=layout.fingerprint(), block_bytes=layout.block_bytes, block_tokens=layout.block_size)
+            self._storage = open_backend(url, name)
+            if self._storage.wants_tokens:
+                raise InvalidConfig(f"the KV storage of {url} is addressed by tokens, which the server does not send")
+
+    async def _prepare(self, layout: KVLayout) -> None:
+        """The memory is reserved by a thread: gigabytes of it take seconds."""
+        blocks = self._config.tiers.host_blocks(layout.block_bytes)
+        host = self._host
+        self._kept = host is not None and host.layout.fingerprint() == layout.fingerprint() and host.blocks == blocks
+        if not self._kept:
+            host = await asyncio.to_thread(KVPool.create, layout, blocks)
+            ready = HostPoolReady(layout.fingerprint(), host.incarnation, host.blocks)
+            send_descriptor(self._link, ready, host.fd)
+        assert host is not None
+        self._host = host
+        self._transfer = Transfer(host, self._storage, self._report)
+        if self.pool is not None:
+            self._transfer.attach(self.pool)
+
+    def _prepared(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            self._control.send(StartFailed(str(error)))
+            self._control.close()
+            return
+        assert self._host is not None
+        pool = self.pool.incarnation if self.pool is not None else PoolIncarnation(0)
+        scheme = self._config.tiers.storage.partition(":")[0]
+        self._control.send(CacheHello(pool, self._host.blocks, self._kept, scheme))
+
+    def _report(self, result: MoveResult | StorageAnswer) -> None:
+        """From any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: we are ending
+            self._loop.call_soon_threadsafe(self._control.send, result)
+
     async def _read_descriptors(self) -> None:
         while (received := await receive_descriptor(self._link)) is not None:
             message, fd = received
-            if type(message) is not PoolReady:
+            if type(message) is PoolReady:
+                self.attach(message, fd)
+            elif type(message) is HostPoolReady and self._host is None:
+                self._host = KVPool.attach(fd, PoolReady(message.fingerprint, message.incarnation, message.blocks))
+            else:
                 os.close(fd)
-                raise PeerError(f"a {type(message).__name__} came with a descriptor")
-            self.attach(message, fd)
+                if type(message) is not HostPoolReady:
+                    raise PeerError(f"a {type(message).__name__} came with a descriptor")
 
 
 async def serve(config: CacheConfig, sockets: dict[str, socket.socket], process: type[CacheProcess]) -> None:
@@ -108,6 +190,7 @@ async def serve(config: CacheConfig, sockets: dict[str, socket.socket], process:
 def main(process: type[CacheProcess] = CacheProcess) -> None:
     config, sockets = begin_child(CacheConfig)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(NICENESS)
     configure("cache", config.log_level, config.log_format)
     asyncio.run(serve(config, sockets, process))
 

@@ -19,16 +19,32 @@ from dataclasses import replace
 from typing import Any
 
 from baton.config import EngineConfig, PoolAccess
-from baton.core.effects import Effect, ModeChanged, Refuse, RestartWorker, RunStep
+from baton.core.effects import Effect, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, TellCache
 from baton.core.engine.instance import Instance
 from baton.core.engine.worker_watch import WorkerState
-from baton.core.events import Abort, Event, Pause, Resume, StepDone, Submit, Tick, WorkerLost, WorkerReady
+from baton.core.events import (
+    Abort,
+    BlocksMoved,
+    CacheLost,
+    CacheReady,
+    Event,
+    Pause,
+    Resume,
+    StepDone,
+    StorageAnswered,
+    Submit,
+    Tick,
+    WorkerLost,
+    WorkerReady,
+)
 from baton.core.startup import StartupPlan, plan_startup
 from baton.errors import EngineError, InvariantBroken
 from baton.observe.logs import configure
 from baton.protocol.codec import Message
 from baton.protocol.control import (
     AbortRequest,
+    CacheHello,
+    CacheStats,
     InstanceReady,
     LoadProgress,
     ModeReport,
@@ -42,8 +58,9 @@ from baton.protocol.control import (
     WorkerHello,
 )
 from baton.protocol.ids import RequestId, WorkerEpoch
+from baton.protocol.moves import MoveResult, StorageAnswer
 from baton.protocol.output import Emit
-from baton.protocol.pool import PoolAttached, PoolDetached, PoolReady, PoolSized
+from baton.protocol.pool import HostPoolReady, PoolAttached, PoolDetached, PoolReady, PoolSized
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest
 from baton.protocol.step import StepResult
 from baton.runtime.channel import Channel
@@ -91,6 +108,8 @@ class Engine:
         self._pool = PoolHolder(self._plan, self._children)
         self._instance: Instance | None = None
         self._driver: Driver[Event, Effect] | None = None
+        self._cache_is_ready = False
+        self._storage_counters: dict[str, int] = {}
         self._numbers_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._check_due = 0.0
@@ -112,7 +131,7 @@ class Engine:
             for task in self._tasks:
                 task.cancel()
             await self._children.end()
-            self._pool.close()
+            self._pool.close_all()
 
     async def _start(self) -> None:
         self._begin(await self._startup.run())
@@ -142,7 +161,9 @@ class Engine:
         self._pool.hand_to(child)
 
     def on_descriptor(self, child: Child, message: Message, fd: int) -> None:
-        if type(message) is PoolReady:
+        if type(message) is HostPoolReady:
+            self._pool.keep_host(message, fd)
+        elif type(message) is PoolReady:
             child.mark_ready()
             self._pool.on_announced(child, message, fd)
             self._startup.reach("create", child.name)
@@ -152,6 +173,9 @@ class Engine:
     def on_lost(self, child: Child, loss: Loss) -> None:
         logger.warning("%s", loss.text)
         self._pool.on_lost(child)
+        if child.name == "cache":
+            self._cache_is_ready = False
+            self._tell(CacheLost())
         if child.row.restart is Restart.ORDERED:
             self._tell(WorkerLost(WorkerEpoch(child.life), loss.text, loss.cause))
 
@@ -173,6 +197,15 @@ class Engine:
                 child.mark_ready()
                 self._pool.on_attached(child, message.incarnation)
                 self._startup.reach("attach", child.name)
+            case MoveResult():
+                self._tell(BlocksMoved(message))
+            case StorageAnswer():
+                self._tell(StorageAnswered(message))
+            case CacheHello(kept=kept):
+                self._cache_is_ready = True
+                self._tell(CacheReady(kept))
+            case CacheStats(counters):
+                self._storage_counters = counters
             case PoolDetached():
                 self._pool.on_detached(child, message.incarnation)
             case WorkerHello():
@@ -186,7 +219,8 @@ class Engine:
         """Everything is started: now the size of the pool is known, and the instance exists."""
         config = self._config.instance
         kv = replace(config.kv, blocks=hello.blocks, block_size=hello.block_size)
-        instance = self._instance = Instance(replace(config, kv=kv))
+        tiers = self._config.tiers.machine(hello.block_bytes) if "cache" in self._plan.processes else config.tiers
+        instance = self._instance = Instance(replace(config, kv=kv, tiers=tiers))
         worker = replace(self._config.worker, blocks=hello.blocks)  # its successors have as many, or fail
         self._config = replace(self._config, worker=worker)
         self._children.start_is_over()
@@ -197,6 +231,8 @@ class Engine:
             RestartWorker: self._restart_worker,
             ModeChanged: lambda effect: self._front.send(ModeReport(effect.mode.value)),
             OrderAnswer: self._front.send,
+            TellCache: self._tell_cache,
+            RestartCache: self._restart_cache,
         }
         self._driver = Driver(instance, ports, self._on_due)
         keep_what_is_here()
@@ -215,6 +251,20 @@ class Engine:
         if hello.digest_seconds:
             logger.info("digest of the weights: %.1f s beside loading, kept for the next start", hello.digest_seconds)
         self._tell(WorkerReady(hello.epoch, hello.pool, hello.identity))
+        if self._cache_is_ready:  # it was quicker than the rest
+            self._tell(CacheReady())
+
+    def _tell_cache(self, effect: TellCache) -> None:
+        cache = self._children.get("cache")
+        if cache is not None:
+            cache.control.send(effect.message)
+
+    def _restart_cache(self, effect: RestartCache) -> None:
+        """Its end is noticed like any other, and another one is started."""
+        logger.warning("the cache service is killed: %s", effect.reason)
+        cache = self._children.get("cache")
+        if cache is not None:
+            cache.process.kill()
 
     def _on_next_hello(self, worker: Child, hello: WorkerHello) -> None:
         if self._instance is not None and hello.identity != self._instance.fingerprint:

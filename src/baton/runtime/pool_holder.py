@@ -17,7 +17,7 @@ from baton.config import EngineConfig
 from baton.core.startup import PROCESS_OF, StartupPlan
 from baton.errors import PeerError
 from baton.protocol.ids import PoolIncarnation
-from baton.protocol.pool import DetachPool, PoolReady
+from baton.protocol.pool import DetachPool, HostPoolReady, PoolReady
 from baton.runtime.child import Child
 from baton.runtime.child_set import ChildSet
 from baton.runtime.descriptors import send_descriptor
@@ -38,6 +38,8 @@ class PoolHolder:
         self._attached: dict[str, PoolIncarnation] = {}
         "Who has confirmed which pool."
         self._changed = asyncio.Event()
+        self._host: HostPoolReady | None = None
+        self._host_fd = -1
 
     @property
     def pool(self) -> PoolReady | None:
@@ -58,8 +60,15 @@ class PoolHolder:
             if attacher is not None and attacher is not child:
                 self.hand_to(attacher)
 
+    def keep_host(self, ready: HostPoolReady, fd: int) -> None:
+        """The memory of the host tier outlives the cache service that made it."""
+        self._close_host()
+        self._host, self._host_fd = ready, fd
+
     def hand_to(self, child: Child) -> None:
         """What a child is told first, if there is a pool."""
+        if child.name == "cache" and self._host is not None and child.descriptors is not None:
+            send_descriptor(child.descriptors, self._host, self._host_fd)
         if self._pool is not None and child.descriptors is not None:
             self._handed[child.name] = self._pool.incarnation
             send_descriptor(child.descriptors, self._pool, self._fd)
@@ -100,6 +109,15 @@ class PoolHolder:
     def _holders(self, incarnation: PoolIncarnation) -> list[Child]:
         children = [self._children.get(name) for name, handed in self._handed.items() if handed == incarnation]
         return [child for child in children if child is not None]
+
+    def close_all(self) -> None:
+        self.close()
+        self._close_host()
+
+    def _close_host(self) -> None:
+        if self._host_fd >= 0:
+            os.close(self._host_fd)
+        self._host, self._host_fd = None, -1
 
     def close(self) -> None:
         if self._fd >= 0:

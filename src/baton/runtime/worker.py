@@ -85,6 +85,7 @@ def serve(config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -
             runner.pool.incarnation,
             model_context_tokens=model.context_tokens_max,
             sampling_defaults=built.sampling_defaults,
+            block_bytes=runner.pool.layout.block_bytes,
             digest_seconds=built.weights_digest.seconds if built.weights_digest.read_bytes else 0.0,
         )
     )
