@@ -61,7 +61,7 @@ class KVPool:
             "[block, layer, kv_head, token, head_dim]."
 
     @classmethod
-    def create(cls, layout: KVLayout, blocks: int) -> KVPool:
+    def create(cls, layout: KVLayout, blocks: int, name: str = "baton-kv") -> KVPool:
         """The memory is reserved now: a pool that does not fit fails here and not in the middle of a request."""
         if blocks < 1:
             raise InvalidConfig(f"a KV pool needs at least one block, not {blocks}")
@@ -71,7 +71,7 @@ class KVPool:
             raise InvalidConfig(
                 f"a KV pool of {size / GIB:.2f} GiB does not fit into {free / GIB:.2f} GiB: give it fewer blocks"
             )
-        fd = _anonymous_file(size)
+        fd = _anonymous_file(size, name)
         try:
             _write_header(fd, layout, blocks, incarnation)
             return cls(layout, blocks, fd, incarnation)
@@ -128,8 +128,8 @@ def _read_header(fd: int) -> tuple[KVLayout, int, PoolIncarnation]:
     return layout, blocks, PoolIncarnation(incarnation)
 
 
-def _anonymous_file(size: int) -> int:
-    fd = _open_anonymous()
+def _anonymous_file(size: int, name: str) -> int:
+    fd = _open_anonymous(name)
     try:
         _reserve(fd, size)
         if hasattr(fcntl, "F_ADD_SEALS"):
@@ -142,9 +142,10 @@ def _anonymous_file(size: int) -> int:
     return fd
 
 
-def _open_anonymous() -> int:
+def _open_anonymous(name: str) -> int:
+    """The name shows in a process's list of mappings and nowhere else."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("baton-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with tempfile.TemporaryFile() as file:  # without memfd: a file that has no name any more
         return os.dup(file.fileno())
 

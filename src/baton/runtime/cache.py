@@ -137,7 +137,7 @@ class CacheProcess:
         host = self._host
         self._kept = host is not None and host.layout.fingerprint() == layout.fingerprint() and host.blocks == blocks
         if not self._kept:
-            host = await asyncio.to_thread(KVPool.create, layout, blocks)
+            host = await asyncio.to_thread(KVPool.create, layout, blocks, "baton-host")
             ready = HostPoolReady(layout.fingerprint(), host.incarnation, host.blocks)
             send_descriptor(self._link, ready, host.fd)
         assert host is not None
