@@ -27,6 +27,7 @@ import numpy as np
 from baton.config import WorkerConfig
 from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig, RopeConfig
+from baton.protocol.progress import ProgressWord
 from baton.protocol.request import OPENAI_SAMPLING
 from baton.worker.arrays import Floats, Int64s
 from baton.worker.draws import Draws, choose
@@ -100,6 +101,9 @@ class NullForward:
 
     def choose(self, logits: Floats, draws: Draws) -> Int64s:
         return choose(logits, draws)
+
+    def report_progress(self, word: ProgressWord) -> None:
+        pass
 
     def close(self) -> None:
         self._threads.shutdown()

@@ -13,11 +13,14 @@ import gc
 import random
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from decoder_cases import EXACT_CASES, QUANTISED_CASES, Conversation, Result, load, same_bits
 from steps import Part, random_steps
+
+from baton.protocol.progress import ProgressWord
 
 LENGTHS = [70, 1, 33, 130]
 STRANGERS = [1] * 100
@@ -158,3 +161,20 @@ def test_a_decoder_that_nobody_closes_ends_its_threads_before_its_memory_goes(li
     del forward, talk
     gc.collect()
     assert len(ended) == 1
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_step_advances_the_progress_word_in_every_layer(library, threads):
+    talk = Conversation(QUANTISED_CASES["everything"], LENGTHS)
+    forward = talk.forward(load(library, talk.config, quantization="int8", threads=threads))
+    word = ProgressWord.create()
+    talk.run(forward, [[part] for part in talk.all_at_once()][:1])
+    assert word.value == 0, "nobody has told it of the word"
+    forward.report_progress(word)
+    seen = [word.value]
+    for part in talk.all_at_once():
+        talk.run(forward, [[part]])
+        seen.append(word.value)
+    assert all(after - before >= talk.config.layers for before, after in pairwise(seen))
+    forward.close()
+    word.close()

@@ -2,6 +2,8 @@
 
 stalls_at    stands still at this plan      garbage_at    sends bytes that are no frame at this plan
 in_epochs    only in these lives            hello         what to change in its greeting
+works_at      at this plan, works until a file named `done` exists: its word advances
+wordless      has no progress word
 identities   of what it has loaded, by life
 """
 
@@ -15,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from baton.config import WorkerConfig
-from baton.protocol.control import Ping, Pong, WorkerHello
+from baton.protocol.control import Ping, Pong, ProgressShared, WorkerHello
 from baton.protocol.ids import WorkerEpoch
+from baton.protocol.progress import ProgressWord
 from baton.protocol.step import PREEMPTED_TOKEN_ID, StepPlan, StepResult
 from baton.runtime.channel import BlockingChannel
 from baton.runtime.children import begin_child
+from baton.runtime.descriptors import send_descriptor
 from baton.runtime.process_table import CONTROL, DESCRIPTORS
 from baton.runtime.worker import WorkerPool
 
@@ -85,6 +89,9 @@ def main() -> None:
         orders = {}
     gate(orders, "start")
     channel, runner, plans = BlockingChannel(sock), Runner(), 0
+    word = ProgressWord.create()
+    if not orders.get("wordless"):
+        send_descriptor(sockets[DESCRIPTORS], ProgressShared(WorkerEpoch(config.epoch)), word.fd)
     pool = come_to_pool(config, channel, sockets[DESCRIPTORS])
     gate(orders, "hello")
     hello = {**pool, "block_size": config.block_size, "vocab_size": 50, "context_tokens": 512}
@@ -98,9 +105,13 @@ def main() -> None:
             plans += 1
             if plans == orders.get("stalls_at"):
                 time.sleep(600)
+            while plans == orders.get("works_at") and not os.path.exists(orders["done"]):
+                word.advance()
+                time.sleep(0.005)
             if plans == orders.get("garbage_at"):
                 os.write(sock.fileno(), b"\x00garbage\x00" * 4)
             channel.send(runner.execute(message))
+            word.advance()
 
 
 if __name__ == "__main__":

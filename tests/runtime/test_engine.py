@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from itertools import count
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from engine_rig import Rig
 from fake_worker import expected
 from run_loop import finish
 
-from baton.core.engine import admission
+from baton.core.engine import admission, progress_watch
 from baton.core.engine.instance import Instance
 from baton.core.events import Tick
 from baton.errors import EngineError, InvariantBroken
@@ -250,5 +252,95 @@ def test_the_root_of_keys_is_what_the_worker_has_loaded():
             await rig.until(lambda: "b" in rig.ended)
             assert rig.engine._instance.fingerprint == b"second"
             assert cached
+
+    finish(main())
+
+
+# Health: never behind plans
+
+
+async def pinged(rig: Rig, number: int) -> str | None:
+    """What is wrong; None: no answer within the time that the front would wait."""
+    rig.front.send(Ping(number))
+    for _ in range(200):
+        for message in rig.messages:
+            if type(message) is Pong and message.number == number:
+                return message.fault
+        await asyncio.sleep(0.01)
+    return None
+
+
+async def until_health_is(rig: Rig, text: str) -> None:
+    async with asyncio.timeout(40):
+        for number in count(1000):
+            fault = await pinged(rig, number)
+            if fault is not None and text in fault and bool(text) == bool(fault):
+                return
+
+
+def test_health_is_green_through_a_long_honest_step_and_does_not_wait_for_it(tmp_path, monkeypatch):
+    """The answer comes while the step still runs. It used to wait behind it."""
+    monkeypatch.setattr(progress_watch, "STALL_SECONDS", 3.0)  # beside busy neighbours the worker may get no turn for a while
+
+    async def main() -> None:
+        done = tmp_path / "done"
+        async with Rig({"works_at": 3, "done": str(done)}) as rig:
+            rig.ask("a")
+            await rig.until(lambda: len(rig.tokens.get("a", ())) == 2)
+            begun = asyncio.get_running_loop().time()
+            for number in range(8):
+                assert await pinged(rig, number) == ""
+                await asyncio.sleep(0.5)
+            assert asyncio.get_running_loop().time() - begun > 3.0
+            assert len(rig.tokens["a"]) == 2, "the step is still under way"
+            done.touch()
+            await rig.until(lambda: "a" in rig.ended)
+            assert rig.tokens["a"] == expected(5, 12)
+
+    finish(main())
+
+
+def test_health_is_red_while_the_worker_is_stopped_and_green_again_after(tmp_path):
+    async def main() -> None:
+        async with Rig({"works_at": 3, "done": str(tmp_path / "done")}) as rig:
+            rig.ask("a")
+            await rig.until(lambda: len(rig.tokens.get("a", ())) == 2)
+            rig.engine._worker.process.send_signal(signal.SIGSTOP)
+            await until_health_is(rig, "no progress")
+            rig.engine._worker.process.send_signal(signal.SIGCONT)
+            await until_health_is(rig, "")
+            (tmp_path / "done").touch()
+            await rig.until(lambda: "a" in rig.ended)
+            assert rig.tokens["a"] == expected(5, 12)
+
+    finish(main())
+
+
+def test_a_worker_that_was_stopped_while_idle_is_noticed():
+    async def main() -> None:
+        async with Rig() as rig:
+            await rig.answer("a")
+            assert await pinged(rig, 1) == ""
+            rig.engine._worker.process.send_signal(signal.SIGSTOP)
+            assert await pinged(rig, 2) is None
+            rig.engine._worker.process.send_signal(signal.SIGCONT)
+            await until_health_is(rig, "")
+
+    finish(main())
+
+
+def test_health_is_red_while_the_worker_is_being_replaced():
+    async def main() -> None:
+        async with Rig({"stalls_at": 1, "in_epochs": [1]}) as rig:
+            rig.ask("a")
+            await rig.until(lambda: bool(rig.stats.steps_in_flight))
+            rig.engine._worker.process.kill()
+            await rig.until(lambda: rig.engine._instance.worker.epoch == 2)
+            rig.front.send(Ping(5))
+            await rig.until(lambda: any(type(m) is Pong and m.number == 5 for m in rig.messages))
+            answer = next(m for m in rig.messages if type(m) is Pong)
+            assert answer.fault in ("the worker was lost and is being started again", "")  # "": it was quick
+            await rig.until(lambda: "a" in rig.ended)
+            await until_health_is(rig, "")
 
     finish(main())

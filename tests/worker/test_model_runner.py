@@ -17,6 +17,7 @@ from baton.models.loaders.dummy import DummyWeights
 from baton.models.raw_tensor import RawTensor
 from baton.models.reference import all_logits
 from baton.protocol.ids import BlockId, Incarnation, Slot, StepNo, WorkerEpoch
+from baton.protocol.progress import ProgressWord
 from baton.protocol.request import FinishReason, SamplingParams
 from baton.protocol.step import PREEMPTED_TOKEN_ID, NewSequence, Run, StepPlan
 from baton.worker.kv_layout import kv_layout
@@ -348,3 +349,21 @@ def test_bad_words_of_one_request_are_made_once(runner):
     first, second, *others = [sampling.bad_words for sampling in runner._sampling]
     assert first is second is not None
     assert others == [None, None]
+
+
+@pytest.mark.parametrize("compute", ["native", "torch"])
+def test_a_step_advances_the_progress_word_in_every_layer(compute):
+    model = tiny_model(compute=compute)
+    runner = make_runner(model, make_pool(model, blocks=8, block_size=4), slots=2)
+    word = ProgressWord.create()
+    runner.report_progress(word)
+    runner.execute(plan(1, new=(new(0, [3, 4, 5]),), run=[(0, 3)]))
+    first = word.value
+    assert first > model.config.layers
+    runner.execute(plan(2, run=[(0, 1)]))
+    assert word.value > first + model.config.layers
+    before = word.value
+    runner.execute(plan(3, drops=((Slot(0), Incarnation(1)),)))
+    assert word.value > before, "also where nothing is computed"
+    runner.close()
+    word.close()

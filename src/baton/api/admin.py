@@ -1,7 +1,8 @@
 """Health, numbers and control.
 
 /live     this process runs its event loop. Restart it where this fails.
-/health   the engine makes progress: a round trip through the step loop, not merely an open port.
+/health   the engine answers, and its worker gets on with what is due: red after a second without progress, green through a long
+          step.
 /ready    healthy, and takes requests (not draining, not paused). Send traffic where this is 200.
 """
 

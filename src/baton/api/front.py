@@ -70,7 +70,7 @@ class Front:
             raise ApiError(503, "too many requests are being prepared", code="prepare_timeout") from None
 
     async def ping(self) -> None:
-        """One round trip through the step loop at a time, however many ask: /health is open to everyone. Raises."""
+        """One round trip to the engine at a time, however many ask: /health is open to everyone. Raises."""
         if self._ping is None or self._ping.done():
             self._ping = asyncio.create_task(self.engine.ping(self.limits.ping_seconds))
             self._ping.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, even if all who asked left

@@ -82,8 +82,8 @@ class Limits:
     "Deadline of a request that names none, and the longest that one may name."
     engine_grace_seconds: float = 5.0
     "How long after a deadline or an abort the engine may still take to say so."
-    ping_seconds: float = 5.0
-    "How long /health waits for the step loop."
+    ping_seconds: float = 2.0
+    "How long /health waits for the engine, which answers at once unless it hangs."
     idempotency_bytes: int = 32 * MIB
     "Finished answers kept for requests with an Idempotency-Key."
     idempotency_entries: int = 4096

@@ -7,6 +7,8 @@ twenty others. Only attention cares whose they are, and attention is a socket. T
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -49,6 +51,8 @@ class Decoder:
         self.layers = [DecoderLayer(config, weights, layer) for layer in range(config.layers)]
         self.final_norm = RMSNorm(weights.take([FINAL_NORM]), config.norm_eps)
         self.head = linear_of(embedding, self.embedding) if config.tied_embeddings else Linear.load(weights, ["lm_head"])
+        self.on_layer: Callable[[], None] = lambda: None
+        "Called when a layer is done: somebody may watch that it gets on."
         self.rope = Rope(config.rope, config.head_dim, weights.device)
 
     @torch.inference_mode()
@@ -58,6 +62,7 @@ class Decoder:
         angles = self.rope.angles(positions, self.dtype)
         for layer in self.layers:
             layer.add_to(hidden, angles, attention)
+            self.on_layer()
         return hidden
 
     @torch.inference_mode()

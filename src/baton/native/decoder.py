@@ -67,6 +67,10 @@ class NativeDecoder:
     def threads(self) -> int:
         return int(self._library.threads(self._runner))
 
+    def report_progress(self, word: int) -> None:
+        """`word`: the address of 64 bits that are advanced from now on, several times per layer."""
+        self._library.progress(self._runner, word)
+
     def hidden(self, step: Step) -> Floats:
         """[tokens, width], before the last norm: the library's own memory, valid until the next call."""
         address = self._library.hidden(self._runner, step)

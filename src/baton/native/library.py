@@ -81,6 +81,7 @@ class Library:
         self.new = _function(c.baton_new, c_void_p, POINTER(Model), c_int64)
         self.free = _function(c.baton_free, None, c_void_p)
         self.threads = _function(c.baton_threads, c_int64, c_void_p)
+        self.progress = _function(c.baton_progress, None, c_void_p, c_void_p)
         self.hidden = _function(c.baton_hidden, c_void_p, c_void_p, POINTER(Step))
         self.logits = _function(c.baton_logits, c_int, c_void_p, c_void_p, c_int64, c_void_p)
         self.likeliest = _function(c.baton_likeliest, c_int, c_void_p, c_void_p, c_int64, c_void_p)

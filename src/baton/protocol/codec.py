@@ -27,6 +27,7 @@ from baton.protocol.control import (
     PauseInstance,
     Ping,
     Pong,
+    ProgressShared,
     RefusedRequest,
     ResumeInstance,
     StartFailed,
@@ -71,6 +72,7 @@ Message = (
     | InstanceStats
     | GenerateBatch
     | OrderAnswer
+    | ProgressShared
     | StorageQuery
     | StorageAnswer
     | CacheHello
@@ -106,6 +108,7 @@ _KINDS: Final[dict[int, type[Message]]] = {
     18: InstanceStats,
     19: GenerateBatch,
     20: OrderAnswer,
+    21: ProgressShared,
     40: StorageQuery,
     41: StorageAnswer,
     42: CacheHello,

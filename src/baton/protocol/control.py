@@ -24,13 +24,22 @@ class RefusedRequest(Struct, frozen=True, array_like=True):
 
 
 class Ping(Struct, frozen=True, array_like=True):
-    """Goes from the front through the engine into the worker's step loop, behind the plans that are queued there."""
+    """Are you well? An engine that has work under way answers by itself, from the worker's progress word. One that has none
+    asks its worker, which has nothing else to do."""
 
     number: int
 
 
 class Pong(Struct, frozen=True, array_like=True):
     number: int
+    fault: str = ""
+    "What is wrong, for people. Empty: nothing."
+
+
+class ProgressShared(Struct, frozen=True, array_like=True):
+    """Comes with the descriptor of the worker's progress word (protocol/progress.py), before its WorkerHello."""
+
+    epoch: WorkerEpoch
 
 
 class PauseInstance(Struct, frozen=True, array_like=True):

@@ -168,10 +168,10 @@ class ChannelClient:
                 stream = self._streams.get(request)
                 if stream is not None:
                     stream.lose(_refusal(stream, refused))
-            case Pong(number):
+            case Pong(number, fault):
                 ping = self._pings.pop(number, None)
                 if ping is not None and not ping.done():
-                    ping.set_result(None)
+                    ping.set_exception(Unavailable(fault)) if fault else ping.set_result(None)
             case ModeReport(mode):
                 self._mode = mode
                 self._stats = replace(self._stats, mode=mode)
@@ -283,7 +283,7 @@ class ChannelClient:
         try:
             await asyncio.wait_for(answer, timeout_seconds)
         except TimeoutError:
-            raise Unavailable(f"the step loop did not answer within {timeout_seconds:g} s") from None
+            raise Unavailable(f"the engine did not answer within {timeout_seconds:g} s") from None
         finally:
             self._pings.pop(number, None)
 

@@ -52,6 +52,7 @@ from baton.protocol.control import (
     PauseInstance,
     Ping,
     Pong,
+    ProgressShared,
     RefusedRequest,
     ResumeInstance,
     StartFailed,
@@ -72,6 +73,7 @@ from baton.runtime.pool_holder import PoolHolder
 from baton.runtime.process_table import CONTROL, ENGINE_CHILDREN, Restart
 from baton.runtime.snapshot import snapshot
 from baton.runtime.startup import Startup
+from baton.runtime.worker_health import WorkerHealth
 
 logger = logging.getLogger("baton.engine")
 
@@ -112,6 +114,7 @@ class Engine:
         self._storage_counters: dict[str, int] = {}
         self._numbers_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
+        self._health = WorkerHealth()
         self._check_due = 0.0
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -132,6 +135,7 @@ class Engine:
                 task.cancel()
             await self._children.end()
             self._pool.close_all()
+            self._health.detach()
 
     async def _start(self) -> None:
         self._begin(await self._startup.run())
@@ -167,6 +171,8 @@ class Engine:
             child.mark_ready()
             self._pool.on_announced(child, message, fd)
             self._startup.reach("create", child.name)
+        elif type(message) is ProgressShared:
+            self._health.attach(fd)
         else:
             os.close(fd)
 
@@ -177,6 +183,7 @@ class Engine:
             self._cache_is_ready = False
             self._tell(CacheLost())
         if child.row.restart is Restart.ORDERED:
+            self._health.detach()
             self._tell(WorkerLost(WorkerEpoch(child.life), loss.text, loss.cause))
 
     def on_message(self, child: Child, message: Message) -> None:
@@ -301,13 +308,21 @@ class Engine:
                     self._tell(Submit(request))
             case AbortRequest(request, index, reason):
                 self._tell(Abort(RequestId(request), index, FinishReason.STOP if reason == "stop" else FinishReason.ABORT))
-            case Ping():
-                if self._worker is not None:
-                    self._worker.control.send(message)
+            case Ping(number):
+                self._on_ping(number)
             case PauseInstance(number, seconds):
                 self._tell(Pause(seconds, number))
             case ResumeInstance(number):
                 self._tell(Resume(number))
+
+    def _on_ping(self, number: int) -> None:
+        if self._instance is None:
+            return
+        fault, worker = self._health.fault(self._instance, self._loop.time()), self._worker
+        if worker is not None and not fault and not (self._instance.in_flight and self._health.known):
+            worker.control.send(Ping(number))  # nothing else is asked of it
+        else:
+            self._front.send(Pong(number, fault))
 
     async def _watch_supervisor(self) -> None:
         while await self._supervisor.receive() is not None:
@@ -332,6 +347,7 @@ class Engine:
         if not self._instance.in_flight:
             self._tell_numbers()
         elif self._numbers_timer is None:
+            self._health.look(self._instance, self._loop.time())
             self._numbers_timer = self._loop.call_later(NUMBERS_SECONDS, self._tell_numbers)
 
     def _check_when_due(self, instance: Instance) -> None:
@@ -348,8 +364,12 @@ class Engine:
         if self._numbers_timer is not None:
             self._numbers_timer.cancel()
             self._numbers_timer = None
-        if self._instance is not None:
-            self._front.send(snapshot(self._instance))
+        if self._instance is None:
+            return
+        self._health.look(self._instance, self._loop.time())
+        self._front.send(snapshot(self._instance))
+        if self._instance.in_flight:  # also while nothing happens: that is when somebody has to look
+            self._numbers_timer = self._loop.call_later(NUMBERS_SECONDS, self._tell_numbers)
 
 
 def pool_access(plan: StartupPlan) -> PoolAccess:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from baton.config import WorkerConfig
 from baton.errors import EngineError, ProtocolError
-from baton.protocol.control import LoadProgress, Ping, Pong, StartFailed, WorkerHello
+from baton.protocol.control import LoadProgress, Ping, Pong, ProgressShared, StartFailed, WorkerHello
 from baton.protocol.ids import WorkerEpoch
 from baton.protocol.pool import PoolAttached, PoolReady, PoolSized
+from baton.protocol.progress import ProgressWord
 from baton.protocol.step import StepPlan
 from baton.runtime.channel import BlockingChannel
 from baton.runtime.children import begin_child, keep_what_is_here
@@ -71,8 +72,11 @@ class WorkerPool:
 def serve(config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -> None:
     from baton.worker.build import build_worker
 
+    progress = ProgressWord.create()
+    send_descriptor(link, ProgressShared(WorkerEpoch(config.epoch)), progress.fd)
     built = build_worker(config, _Progress(channel), WorkerPool(config, channel, link))
     runner, model = built.runner, built.runner.config
+    runner.report_progress(progress)
     keep_what_is_here()
     channel.send(
         WorkerHello(
@@ -92,6 +96,7 @@ def serve(config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -
     while (message := channel.receive()) is not None:
         if type(message) is StepPlan:
             channel.send(runner.execute(message))
+            progress.advance()
         elif type(message) is Ping:
             channel.send(Pong(message.number))
 

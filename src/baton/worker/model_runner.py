@@ -7,7 +7,7 @@ raises ProtocolError, after which this worker's state is not to be trusted any m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from baton.errors import ProtocolError
 from baton.kvpool.pool import KVPool
 from baton.protocol.ids import Incarnation
+from baton.protocol.progress import ProgressWord
 from baton.protocol.request import SamplingParams
 from baton.protocol.step import (
     PREEMPTED_TOKEN_ID,
@@ -49,6 +50,7 @@ class ModelRunner:
         self.forward = forward
         self.pool = pool
         self._slots = slots
+        self._advance: Callable[[], None] = lambda: None
         self.clear()
 
     def clear(self) -> None:
@@ -61,17 +63,26 @@ class ModelRunner:
         self._last_crew: _Crew | None = None
         "Of the last step, while it is still right."
 
+    def report_progress(self, word: ProgressWord) -> None:
+        """The word is advanced from now on: per layer, and at every phase of a step."""
+        self._advance = word.advance
+        self.forward.report_progress(word)
+
     def execute(self, plan: StepPlan) -> StepResult:
+        self._advance()
         self._take_in(plan)
         step, crew = _Step(), self._crew(plan.run)
         if crew.states:
             flat = self.batch.flatten(crew.lineup)
+            self._advance()
             hidden = self.forward.hidden(flat)
+            self._advance()
             self._fail_not_finite(flat, hidden)
             if crew.asks_prompts:
                 self._look_at_prompts(crew, flat, hidden, step)
             self.batch.advance(crew.lineup)
             self._sample(crew, flat, hidden, step)
+            self._advance()
         return self._result(plan, crew, step)
 
     def close(self) -> None:
@@ -198,6 +209,7 @@ class ModelRunner:
     def _describe(self, hidden: Floats, targets: Int64s, top: int) -> tuple[TokenLogprob, ...]:
         described: list[TokenLogprob] = []
         for at in range(0, len(targets), PROMPT_ROWS_AT_ONCE):
+            self._advance()
             part = slice(at, at + PROMPT_ROWS_AT_ONCE)
             described += describe(log_softmax(self.forward.logits(hidden[part])), targets[part], top)
         return tuple(described)

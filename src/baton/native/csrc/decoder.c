@@ -348,6 +348,9 @@ Runner *baton_new(const Model *model, int64_t threads) {
 
 int64_t baton_threads(const Runner *runner) { return runner->team->threads; }
 
+/* From now on this word is advanced, several times per layer, by the thread that calls. NULL: no word any more. */
+void baton_progress(Runner *runner, _Atomic uint64_t *word) { runner->team->progress = word ? word : &runner->team->unwatched; }
+
 /* The hidden rows of the step, before the last norm: valid until the next call. NULL: not enough memory. */
 const float *baton_hidden(Runner *runner, const Step *step) {
     if (!buffers_fit(runner, step->tokens, step->sequences)) return NULL;

@@ -88,6 +88,8 @@ struct Team {
     Kept kept[ROUNDS];
     _Alignas(LINE) _Atomic uint32_t round;  /* 0 before the first */
     _Alignas(LINE) _Atomic int32_t asleep;
+    _Atomic uint64_t *progress;             /* advanced by the caller: somebody may watch it. Never NULL */
+    _Atomic uint64_t unwatched;
 #if !defined(__linux__)
     pthread_mutex_t mutex;
     pthread_cond_t changed;
@@ -148,6 +150,13 @@ static inline int time_to_sleep(Wait *wait, int64_t looking) {
     return now - wait->since > looking;
 }
 
+/* Something was done. One writer, so no locked addition; and one line that no other member touches. */
+static inline void advance(const Member *me) {
+    if (me->number) return;
+    _Atomic uint64_t *word = me->team->progress;
+    atomic_store_explicit(word, atomic_load_explicit(word, memory_order_relaxed) + 1, memory_order_relaxed);
+}
+
 /* The number of the next piece of this phase, or -1: there is none left for it, or the round is over. */
 static inline int64_t take(Member *me, int64_t pieces) {
     if (me->burst_end && nanoseconds() >= me->burst_end) me->resting = 1;
@@ -158,6 +167,7 @@ static inline int64_t take(Member *me, int64_t pieces) {
         if (seen >> 32 != me->round || (int64_t)(uint32_t)seen >= pieces) return -1;
     } while (!atomic_compare_exchange_weak_explicit(&phase->taken, &seen, seen + 1, memory_order_acq_rel, memory_order_acquire));
     me->pieces++;
+    advance(me);
     return (int64_t)(uint32_t)seen;
 }
 
@@ -171,6 +181,7 @@ static inline int any_left(const Member *me, int64_t pieces) {
 static void meet(Member *me, int64_t pieces) {
     Team *team = me->team;
     Phase *phase = &team->phases[me->phase++];
+    advance(me);
     if (me->pieces) {
         atomic_fetch_add(&phase->done, me->pieces);
         me->pieces = 0;
@@ -326,6 +337,7 @@ static Team *team_new(int threads, int64_t phases) {
     Team *team = lines(sizeof *team);
     if (!team) return NULL;
     team->threads = 1;
+    team->progress = &team->unwatched;
     team->handles = lines((size_t)threads * sizeof *team->handles);
     team->members = lines((size_t)threads * sizeof *team->members);
     team->phases = lines((size_t)phases * sizeof *team->phases);

@@ -11,6 +11,7 @@ from baton.errors import InvalidConfig
 from baton.kvpool.layout import KVDtype
 from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig
+from baton.protocol.progress import ProgressWord
 from baton.worker.arrays import Floats, Int64s
 from baton.worker.draws import Draws
 from baton.worker.flat_batch import FlatBatch
@@ -41,6 +42,10 @@ class Forward(Protocol):
 
     def choose(self, logits: Floats, draws: Draws) -> Int64s:
         """A token for each row, as `draws` say, or NOT_FINITE_ID or NOTHING_LEFT_ID: draws.choose()."""
+        ...
+
+    def report_progress(self, word: ProgressWord) -> None:
+        """Advance the word from now on, at least once per layer."""
         ...
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from baton.native.build import sources_digest
 from baton.native.decoder import NativeDecoder
 from baton.native.library import KV_BLOCK, KV_BYTES, KV_FLOAT, KV_HALF, KV_PAIRS, KV_WIDTH, Library, Step
 from baton.native.packing import PackedModel
+from baton.protocol.progress import ProgressWord
 from baton.worker.arrays import Floats, Int64s
 from baton.worker.draws import Draws
 from baton.worker.flat_batch import FlatBatch
@@ -90,6 +91,10 @@ class NativeForward:
 
     def choose(self, logits: Floats, draws: Draws) -> Int64s:
         return self._decoder.choose(np.ascontiguousarray(logits), draws)
+
+    def report_progress(self, word: ProgressWord) -> None:
+        self._decoder.report_progress(word.address)
+        self._word = word  # the library has its address alone
 
     def close(self) -> None:
         self._decoder.close()

@@ -11,6 +11,7 @@ from baton.models.decoder import Decoder
 from baton.models.load import build_model
 from baton.models.loaders.weights import Progress
 from baton.models.open import OpenedModel
+from baton.protocol.progress import ProgressWord
 from baton.worker.arrays import Floats, Int64s
 from baton.worker.attention.base import AttentionBackend
 from baton.worker.attention.gathered import GatheredAttention
@@ -52,6 +53,9 @@ class TorchForward:
 
     def choose(self, logits: Floats, draws: Draws) -> Int64s:
         return choose(logits, draws)
+
+    def report_progress(self, word: ProgressWord) -> None:
+        self.decoder.on_layer = word.advance
 
     def close(self) -> None:
         del self.attention
