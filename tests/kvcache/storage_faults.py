@@ -211,7 +211,9 @@ def _nth_read(place: int, answer: Callable[[Callable, int, list, int], int]) -> 
     """A `preadv` whose call number `place` gives another answer."""
     real, calls = os.preadv, [0]
 
-    def preadv(descriptor, buffers, offset):
+    def preadv(descriptor, buffers, offset, flags=0):
+        if flags:  # The first try, which may only take what is in memory.
+            raise BlockingIOError(errno.EAGAIN, "injected")
         calls[0] += 1
         return answer(real, descriptor, buffers, offset) if calls[0] == place + 1 else real(descriptor, buffers, offset)
 

@@ -37,6 +37,41 @@ def test_more_blocks_than_files_are_opened_ahead(rig, make_files):
     assert rig.get(backend, range(100)) == gone
 
 
+def test_cold_files_are_asked_for_ahead_and_warm_ones_read_at_once(rig, make_files, monkeypatch):
+    backend = make_files(rig)
+    rig.put(backend, range(40))
+    real, reads, asked = os.preadv, [], []
+
+    def preadv(descriptor, buffers, offset, flags=0):
+        reads.append(flags)
+        if flags and cold_from <= reads.count(flags) - 1:
+            raise BlockingIOError(errno.EAGAIN, "not in memory")
+        return real(descriptor, buffers, offset)
+
+    monkeypatch.setattr(files_module.os, "preadv", preadv)
+    monkeypatch.setattr(files_module.os, "posix_fadvise", lambda *each: asked.append(each))
+    for cold_from, advised in ((40, 0), (10, 29), (0, 39)):
+        reads.clear()
+        asked.clear()
+        assert rig.get(backend, range(40)) == 40
+        assert len(asked) == advised, "every file after the first cold one"
+        assert len(reads) == 40 + (cold_from < 40), "one read per block, and the one that found it cold"
+
+
+def test_a_file_system_that_cannot_say_what_is_in_memory(rig, make_files, monkeypatch):
+    backend = make_files(rig)
+    rig.put(backend, range(20))
+    real = os.preadv
+
+    def preadv(descriptor, buffers, offset, flags=0):
+        if flags:
+            raise OSError(errno.EOPNOTSUPP, "no such flag here")
+        return real(descriptor, buffers, offset)
+
+    monkeypatch.setattr(files_module.os, "preadv", preadv)
+    assert rig.get(backend, range(25)) == 20
+
+
 def test_no_descriptor_is_left_open(rig, make_files):
     backend = make_files(rig)
     rig.put(backend, range(40))
@@ -251,12 +286,21 @@ def test_many_groups_fill_evenly(rig, make_files):
     assert 0.8 * quota <= used_bytes(rig) <= quota
 
 
-def test_a_read_renews_an_object(rig, make_files):
+def test_a_read_renews_an_object(rig, make_files, monkeypatch):
+    rig.put(make_files(rig), [0])
     backend = make_files(rig)
-    rig.put(backend, [0])
-    os.utime(backend.path_of(key_of(0)), (1000, 1000))
+    path = backend.path_of(key_of(0))
+    os.utime(path, (1000, 1000))
     rig.get(backend, [0])
-    assert os.stat(backend.path_of(key_of(0))).st_mtime > 10**9
+    renewed = os.stat(path).st_mtime
+    assert renewed > 10**9
+    rig.get(backend, [0])
+    assert os.stat(path).st_mtime == renewed, "not on every read"
+    later = renewed + 61
+    monkeypatch.setattr(files_module, "time", lambda: later)
+    rig.get(backend, [0])
+    assert os.stat(path).st_mtime >= renewed
+    assert backend._touched[key_of(0)] == later
 
 
 def test_two_engines_on_one_directory_keep_one_quota(rig, make_files):

@@ -1,8 +1,8 @@
 """The file backend: one file per object in a directory that several engines may share.
 
 Writing: to a temporary name, then renamed, so that a name always stands for a whole file. Nothing is synced: after a power
-cut a file may be torn, and the checksum finds that. Reading: one `preadv` into header and block; the files of the next blocks
-are opened and asked for ahead (`WILLNEED`), so that the disk works while the present one is copied and verified.
+cut a file may be torn, and the checksum finds that. Reading: one `preadv` into header and block. From the first file that is
+not in memory, those of the next blocks are opened and asked for ahead (`WILLNEED`): the disk works while one is verified.
 
 A file that turns out damaged is removed. Anybody may remove any file at any time: that is a miss.
 """
@@ -31,8 +31,10 @@ FILES_AHEAD = 16
 """Files that are open and asked for while one is read."""
 TOUCH_SECONDS = 60.0
 """A file's time of last use is this exact; renewing it on every read would write an inode per hit."""
+TOUCHED_MAX = 65_536
 
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # A foreign FIFO must not make us wait.
+NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)  # Linux: only what is in memory. Elsewhere nothing counts as cold.
 WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 REASONS: dict[int, StorageReason] = {
@@ -64,17 +66,20 @@ class FileBackend:
 
     def __init__(self, root: Path, layout: LayoutName, quota_bytes: int = int(QUOTA_GIB * 2**30)) -> None:
         self.root, self.layout = str(root), layout
-        self._object_bytes = HEADER_BYTES + layout.block_bytes
-        if quota_bytes < 2 * self._object_bytes:
+        self.object_bytes = HEADER_BYTES + layout.block_bytes
+        if quota_bytes < 2 * self.object_bytes:
             raise InvalidConfig(
-                f"a quota of {quota_bytes} bytes holds no two objects of {self._object_bytes}; raise quota_gib of file:{root}"
+                f"a quota of {quota_bytes} bytes holds no two objects of {self.object_bytes}; raise quota_gib of file:{root}"
             )
         try:
             os.makedirs(self.root, mode=0o700, exist_ok=True)
         except OSError as error:
             raise InvalidConfig(f"the KV storage directory {root} cannot be made: {error.strerror}; name another one")
         self._counters = Counters()
-        self._quota = Quota(self.root, quota_bytes, self._object_bytes, self._count_evicted)
+        self._quota = Quota(self.root, quota_bytes, self.object_bytes, self._count_evicted)
+        self._suffix = self.layout.object_name(b"") + SUFFIX
+        self._touched: dict[bytes, float] = {}
+        "When this process last looked at an object's time of last use."
         self._writer, self._numbers = os.urandom(6).hex(), count()  # Names of temporary files, also between machines.
 
     def contains_prefix(self, keys: Sequence[bytes], deadline: Deadline, tokens: Sequence[int] | None = None) -> int:
@@ -82,7 +87,7 @@ class FileBackend:
             if place % 64 == 0 and deadline.passed():
                 raise StorageFailed("timeout", f"looking into {self.root} took too long", place)
             try:
-                if os.stat(self.path_of(key), follow_symlinks=False).st_size != self._object_bytes:
+                if os.stat(self.path_of(key), follow_symlinks=False).st_size != self.object_bytes:
                     return place
             except OSError as error:
                 if error.errno in NO_OBJECT:
@@ -93,57 +98,42 @@ class FileBackend:
     def get(
         self, keys: Sequence[bytes], into: Sequence[memoryview], deadline: Deadline, tokens: Sequence[int] | None = None
     ) -> int:
-        header = bytearray(HEADER_BYTES)
-        opened: deque[int] = deque()
-        asked = done = 0
+        reading = _Reading(self, keys)
         try:
             for key, block in zip(keys, into, strict=True):
                 if deadline.passed():
-                    raise StorageFailed("timeout", f"reading {self.root} took too long", done)
-                while asked < len(keys) and len(opened) < FILES_AHEAD and asked == done + len(opened):
-                    opened.extend(self._open(keys[asked], ahead=len(keys) > 1))
-                    asked += 1
-                if not opened or not self._read(opened[0], header, key, block):
+                    raise StorageFailed("timeout", f"reading {self.root} took too long", reading.done)
+                if not self._read(reading, key, block):
                     break
-                os.close(opened.popleft())
-                done += 1
+                reading.done += 1
         except OSError as error:
-            raise self._failed(error, done)
+            raise self._failed(error, reading.done)
         finally:
-            for descriptor in opened:
-                os.close(descriptor)
-            self._counters.add("hits", done)
-            self._counters.add("misses", len(keys) - done)
-            self._counters.add("bytes_read", done * self._object_bytes)
-        return done
+            reading.close()
+            self._counters.add("hits", reading.done)
+            self._counters.add("misses", len(keys) - reading.done)
+            self._counters.add("bytes_read", reading.done * self.object_bytes)
+        return reading.done
 
-    def _open(self, key: bytes, *, ahead: bool) -> list[int]:
-        """The descriptor, or nothing where there is no such file."""
-        try:
-            descriptor = os.open(self.path_of(key), READ_FLAGS)
-        except OSError as error:
-            if error.errno in NO_OBJECT:
-                return []
-            raise
-        if ahead:
-            with suppress(OSError):  # Only advice, and not for everything that can be opened.
-                os.posix_fadvise(descriptor, 0, self._object_bytes, os.POSIX_FADV_WILLNEED)
-        return [descriptor]
-
-    def _read(self, descriptor: int, header: bytearray, key: bytes, block: memoryview) -> bool:
+    def _read(self, reading: _Reading, key: bytes, block: memoryview) -> bool:
         """Whether the block is now in place, whole and verified. If the file is damaged it is removed."""
+        descriptor = reading.next_file()
+        if descriptor is None:
+            return False
         try:
-            nbytes = os.preadv(descriptor, [header, block], 0)
+            nbytes = reading.read(descriptor, block)
+            if nbytes == HEADER_BYTES + block.nbytes and not fault_of(reading.header, key, self.layout, block):
+                self._touch(key, descriptor)
+                return True
+            self._remove_damaged(key)
+            return False
         except OSError as error:
             self._remove_damaged(key)
             if error.errno in NO_OBJECT:
                 return False
             raise
-        if nbytes != HEADER_BYTES + block.nbytes or fault_of(header, key, self.layout, block):
-            self._remove_damaged(key)
-            return False
-        self._touch(descriptor)
-        return True
+        finally:
+            os.close(descriptor)
 
     def _remove_damaged(self, key: bytes) -> None:
         """If another engine has just written it anew, a good file is lost: a miss more."""
@@ -151,10 +141,17 @@ class FileBackend:
         with suppress(OSError):
             os.unlink(self.path_of(key))
 
-    def _touch(self, descriptor: int | str) -> None:
+    def _touch(self, key: bytes, file: int | str) -> None:
+        """Renews the time of last use."""
+        now = time()
+        if now - self._touched.get(key, 0.0) < TOUCH_SECONDS:
+            return
+        if len(self._touched) >= TOUCHED_MAX:
+            self._touched.clear()
+        self._touched[key] = now
         with suppress(OSError):  # A directory that is only readable serves hits too.
-            if time() - os.stat(descriptor).st_mtime > TOUCH_SECONDS:
-                os.utime(descriptor)
+            if now - os.stat(file).st_mtime > TOUCH_SECONDS:
+                os.utime(file)
 
     def put(
         self, keys: Sequence[bytes], blocks: Sequence[memoryview], deadline: Deadline, tokens: Sequence[int] | None = None
@@ -176,11 +173,11 @@ class FileBackend:
     def _put_one(self, key: bytes, block: memoryview) -> None:
         path = self.path_of(key)
         with suppress(FileNotFoundError):
-            if os.stat(path, follow_symlinks=False).st_size == self._object_bytes:
-                self._touch(path)
+            if os.stat(path, follow_symlinks=False).st_size == self.object_bytes:
+                self._touch(key, path)
                 self._counters.add("present")
                 return
-        self._quota.make_room(key[0], self._object_bytes)
+        self._quota.make_room(key[0], self.object_bytes)
         folder = f"{self.root}/{folder_name(key[0])}"
         temporary = f"{folder}/.{self._writer}-{next(self._numbers)}.tmp"
         try:
@@ -191,7 +188,7 @@ class FileBackend:
                 os.unlink(temporary)
             raise
         self._counters.add("stored")
-        self._counters.add("bytes_written", self._object_bytes)
+        self._counters.add("bytes_written", self.object_bytes)
 
     def _write(self, path: str, folder: str, parts: list[bytes | memoryview]) -> None:
         try:
@@ -202,13 +199,14 @@ class FileBackend:
                 os.mkdir(folder, 0o700)
             descriptor = os.open(path, WRITE_FLAGS, 0o600)
         try:
-            if os.pwritev(descriptor, parts, 0) != self._object_bytes:
+            if os.pwritev(descriptor, parts, 0) != self.object_bytes:
                 raise OSError(errno.ENOSPC, "the file could only be written in part", path)
         finally:
             os.close(descriptor)
 
     def path_of(self, key: bytes) -> str:
-        return f"{self.root}/{folder_name(key[0])}/{self.layout.object_name(key)}{SUFFIX}"
+        name = key.hex()
+        return f"{self.root}/{name[:2]}/{name}{self._suffix}"
 
     def _failed(self, error: OSError, done: int) -> StorageFailed:
         reason = REASONS.get(error.errno or 0, "io")
@@ -223,3 +221,59 @@ class FileBackend:
 
     def close(self) -> None:
         """Nothing is held open between calls."""
+
+
+class _Reading:
+    """The files of one `get`. As long as they are in memory, one is open at a time; from the first that is not, the disk is
+    asked for the next ones too."""
+
+    __slots__ = ("_backend", "_cold", "_keys", "_opened", "_opened_upto", "done", "header")
+
+    def __init__(self, backend: FileBackend, keys: Sequence[bytes]) -> None:
+        self._backend, self._keys = backend, keys
+        self._opened: deque[int] = deque()
+        self._opened_upto = 0
+        self._cold = False
+        self.header = bytearray(HEADER_BYTES)
+        self.done = 0
+
+    def next_file(self) -> int | None:
+        """The descriptor of the next file, to be closed by the caller; None where there is no such file."""
+        if not self._opened:
+            self._open(1)
+        return self._opened.popleft() if self._opened else None
+
+    def read(self, descriptor: int, block: memoryview) -> int:
+        """Fills header and block. Returns the number of bytes that there were."""
+        parts: list[bytearray | memoryview] = [self.header, block]
+        whole = HEADER_BYTES + block.nbytes
+        if not self._cold:
+            try:
+                if os.preadv(descriptor, parts, 0, NOWAIT) == whole:
+                    return whole
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
+                    raise
+            self._cold = True
+        self._open(FILES_AHEAD)
+        return os.preadv(descriptor, parts, 0)
+
+    def _open(self, count: int) -> None:
+        """Open files until so many are, or one is not there."""
+        while len(self._opened) < count and self._opened_upto < len(self._keys):
+            try:
+                descriptor = os.open(self._backend.path_of(self._keys[self._opened_upto]), READ_FLAGS)
+            except OSError as error:
+                if error.errno in NO_OBJECT:
+                    self._keys = self._keys[: self._opened_upto]  # The run ends here.
+                    return
+                raise
+            self._opened.append(descriptor)
+            self._opened_upto += 1
+            if self._cold:
+                with suppress(OSError):  # Only advice, and not for everything that can be opened.
+                    os.posix_fadvise(descriptor, 0, self._backend.object_bytes, os.POSIX_FADV_WILLNEED)
+
+    def close(self) -> None:
+        for descriptor in self._opened:
+            os.close(descriptor)

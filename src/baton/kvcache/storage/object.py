@@ -34,18 +34,22 @@ def seal(key: bytes, layout: LayoutName, payload: memoryview) -> bytes:
 
 
 def fault_of(header: bytes | bytearray | memoryview, key: bytes, layout: LayoutName, payload: memoryview) -> Fault | None:
-    """None if these bytes are the whole object of that key and layout."""
+    """None if these bytes are the whole object of that key and layout: if they are what `seal` would write."""
+    sealed = seal(key, layout, payload)
+    return None if header == sealed else _difference(header, sealed)
+
+
+def _difference(header: bytes | bytearray | memoryview, sealed: bytes) -> Fault:
     fault = header_fault(header)
     if fault is not None:
         return fault
-    _, _, _, rank, its_key, fingerprint, length, digest = _FIELDS.unpack_from(header)
-    if its_key != key:
+    _, _, _, rank, key, fingerprint, length, _ = _FIELDS.unpack_from(header)
+    _, _, _, wanted_rank, wanted_key, wanted_fingerprint, wanted_length, _ = _FIELDS.unpack_from(sealed)
+    if key != wanted_key:
         return "key"
-    if fingerprint != layout.fingerprint or rank != layout.rank:
+    if (fingerprint, rank) != (wanted_fingerprint, wanted_rank):
         return "layout"
-    if length != payload.nbytes:
-        return "length"
-    return None if xxh3_128_digest(payload) == digest else "payload"
+    return "length" if length != wanted_length else "payload"
 
 
 def header_fault(header: bytes | bytearray | memoryview) -> Fault | None:
