@@ -3,7 +3,7 @@
     0      2         3      4            8
     | "BT" | version | kind | length u32 | msgpack body, exactly `length` bytes
 
-Whatever the bytes are, `decode` returns a message or raises one of the five leaves below, never anything else: a peer
+Whatever the bytes are, `decode` returns a message or raises one of the six errors below, never anything else: a peer
 that sends garbage is closed and counted, it cannot hurt the process.
 """
 

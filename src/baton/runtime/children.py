@@ -81,7 +81,7 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def keep_what_is_here() -> None:
+def freeze_gc_heap() -> None:
     """Called once a process has all that lives as long as it does: the collector need not walk through it again and again.
     In the front a full collection takes 10 to 20 ms, in which every stream stands still."""
     gc.collect()

@@ -183,7 +183,7 @@ class ChannelClient:
                 self._on_ready(message)
 
     def _on_emit(self, emit: Emit) -> None:
-        """Most have tokens and nothing else, one for each of many sequences. Hot: kept flat."""
+        """Most have tokens and nothing else, one for each of many sequences: no call per token but those two."""
         streams = self._streams
         if emit.ended or emit.logprobs:
             self._on_gathered(emit)

@@ -67,7 +67,7 @@ from baton.protocol.step import StepResult
 from baton.runtime.channel import Channel
 from baton.runtime.child import Child, Loss
 from baton.runtime.child_set import ChildSet
-from baton.runtime.children import begin_child, keep_what_is_here
+from baton.runtime.children import begin_child, freeze_gc_heap
 from baton.runtime.driver import Driver
 from baton.runtime.pool_holder import PoolHolder
 from baton.runtime.process_table import CONTROL, ENGINE_CHILDREN, Restart
@@ -77,7 +77,7 @@ from baton.runtime.worker_health import WorkerHealth
 
 logger = logging.getLogger("baton.engine")
 
-NUMBERS_SECONDS = 0.2
+STATS_SECONDS = 0.2
 """While there is work the front's numbers are at most this old; when there is none they are told at once."""
 
 CHECK_SECONDS = 10.0
@@ -112,7 +112,7 @@ class Engine:
         self._driver: Driver[Event, Effect] | None = None
         self._cache_is_ready = False
         self._storage_counters: dict[str, int] = {}
-        self._numbers_timer: asyncio.TimerHandle | None = None
+        self._stats_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._health = WorkerHealth()
         self._check_due = 0.0
@@ -129,8 +129,8 @@ class Engine:
         finally:
             if self._driver is not None:
                 self._driver.close()
-            if self._numbers_timer is not None:
-                self._numbers_timer.cancel()
+            if self._stats_timer is not None:
+                self._stats_timer.cancel()
             for task in self._tasks:
                 task.cancel()
             await self._children.end()
@@ -242,7 +242,7 @@ class Engine:
             RestartCache: self._restart_cache,
         }
         self._driver = Driver(instance, ports, self._on_due)
-        keep_what_is_here()
+        freeze_gc_heap()
         ready = InstanceReady(
             hello.blocks,
             hello.block_size,
@@ -345,10 +345,10 @@ class Engine:
         if self._instance.idle:
             self._check_when_due(self._instance)
         if not self._instance.in_flight:
-            self._tell_numbers()
-        elif self._numbers_timer is None:
+            self._send_stats()
+        elif self._stats_timer is None:
             self._health.look(self._instance, self._loop.time())
-            self._numbers_timer = self._loop.call_later(NUMBERS_SECONDS, self._tell_numbers)
+            self._stats_timer = self._loop.call_later(STATS_SECONDS, self._send_stats)
 
     def _check_when_due(self, instance: Instance) -> None:
         """Nobody waits for us now: prove that nothing leaked. An engine whose state is impossible must not go on."""
@@ -360,16 +360,16 @@ class Engine:
                 logger.error("the engine found its own state impossible: %s", broken)
                 self.on_over(broken)
 
-    def _tell_numbers(self) -> None:
-        if self._numbers_timer is not None:
-            self._numbers_timer.cancel()
-            self._numbers_timer = None
+    def _send_stats(self) -> None:
+        if self._stats_timer is not None:
+            self._stats_timer.cancel()
+            self._stats_timer = None
         if self._instance is None:
             return
         self._health.look(self._instance, self._loop.time())
         self._front.send(snapshot(self._instance))
         if self._instance.in_flight:  # also while nothing happens: that is when somebody has to look
-            self._numbers_timer = self._loop.call_later(NUMBERS_SECONDS, self._tell_numbers)
+            self._stats_timer = self._loop.call_later(STATS_SECONDS, self._send_stats)
 
 
 def pool_access(plan: StartupPlan) -> PoolAccess:

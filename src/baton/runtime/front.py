@@ -23,7 +23,7 @@ from baton.errors import EngineError, Unavailable
 from baton.observe.logs import configure
 from baton.protocol.control import InstanceReady, StartFailed
 from baton.runtime.channel import Channel
-from baton.runtime.children import begin_child, keep_what_is_here
+from baton.runtime.children import begin_child, freeze_gc_heap
 from baton.runtime.client import ChannelClient
 from baton.runtime.descriptors import receive_descriptor
 from baton.runtime.fingerprint import system_fingerprint
@@ -60,7 +60,7 @@ async def serve(config: ServeConfig, sockets: dict[str, socket.socket]) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: (hurry if stop.is_set() else stop).set())
     stopping = asyncio.create_task(stop.wait())
     supervisor_gone = asyncio.create_task(_until_end(supervisor))
-    keep_what_is_here()
+    freeze_gc_heap()
     supervisor.send(ready)
     await asyncio.wait([serving, engine_gone, stopping, supervisor_gone], return_when=asyncio.FIRST_COMPLETED)
     await _drain(server, serving, client, 0.0 if engine_gone.done() else config.drain_seconds_max, hurry)

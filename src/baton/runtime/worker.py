@@ -18,7 +18,7 @@ from baton.protocol.pool import PoolAttached, PoolReady, PoolSized
 from baton.protocol.progress import ProgressWord
 from baton.protocol.step import StepPlan
 from baton.runtime.channel import BlockingChannel
-from baton.runtime.children import begin_child, keep_what_is_here
+from baton.runtime.children import begin_child, freeze_gc_heap
 from baton.runtime.descriptors import send_descriptor, wait_for_descriptor
 from baton.runtime.process_table import CONTROL, DESCRIPTORS
 
@@ -77,7 +77,7 @@ def serve(config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -
     built = build_worker(config, _Progress(channel), WorkerPool(config, channel, link))
     runner, model = built.runner, built.runner.config
     runner.report_progress(progress)
-    keep_what_is_here()
+    freeze_gc_heap()
     channel.send(
         WorkerHello(
             WorkerEpoch(config.epoch),
@@ -109,14 +109,14 @@ def main() -> None:
     except (BrokenPipeError, ConnectionResetError):
         sys.exit(0)  # the engine is gone
     except EngineError as error:
-        _last_words(channel, str(error))
+        _report_error(channel, str(error))
         sys.exit(1)
     except Exception as error:
-        _last_words(channel, f"{type(error).__name__}: {error}")
+        _report_error(channel, f"{type(error).__name__}: {error}")
         raise
 
 
-def _last_words(channel: BlockingChannel, why: str) -> None:
+def _report_error(channel: BlockingChannel, why: str) -> None:
     with contextlib.suppress(OSError):
         channel.send(StartFailed(why))
 
