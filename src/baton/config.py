@@ -472,8 +472,15 @@ class ServeConfig:
 
 
 def shown(config: ServeConfig) -> dict[str, object]:
-    """For GET /config and the start-up message: everything but the keys, of which only the number is told."""
-    return {**asdict(config), "api_key": len(config.api_key), "admin_api_key": len(config.admin_api_key)}
+    """For GET /config and the start-up message: everything but the keys, of which only the number is told, and passwords."""
+    keys = {"api_key": len(config.api_key), "admin_api_key": len(config.admin_api_key)}
+    return {**asdict(config), **keys, "kv_storage": without_password(config.kv_storage)}
+
+
+def without_password(url: str) -> str:
+    """The address of a store, as it may be shown. What is before an @ may be a password, however the address is written."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}://***@{rest.rpartition('@')[2]}" if separator and "@" in rest else url
 
 
 def lowered_context(config: ServeConfig, context_tokens: int, model_context_tokens: int) -> str | None:

@@ -1,13 +1,16 @@
 """Backends of others: the example that finds blocks by token ids, opened by its entry point."""
 
 import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 from storage_rig import layout_of, soon
 
-from baton.errors import InvalidConfig
-from baton.kvcache.storage.open import open_backend
+from baton.errors import InvalidConfig, StorageFailed
+from baton.kvcache.storage.foreign import ForeignBackend, foreign_opener
+from baton.kvcache.storage.open import GROUP, open_backend
+from baton.kvcache.storage.url import parse_url
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "kv_storage_by_tokens"
 TOKENS = list(range(100, 120))  # Five blocks of four.
@@ -80,6 +83,52 @@ def test_its_options_are_its_own(installed, rig):
 def test_a_scheme_that_nobody_brings_names_those_that_are_there(installed, rig):
     with pytest.raises(InvalidConfig, match=r"by entry points of baton.kv_storage: tokens"):
         open_backend("token:x", rig.layout)
+
+
+class Wild:
+    """Does everything that it should not."""
+
+    def __init__(self, act):
+        self.contains_prefix = self.get = self.put = lambda *_: act()
+
+    def counters(self):
+        raise RuntimeError
+
+    close = counters
+
+
+def raises(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        (lambda: raises(RuntimeError("prompt text")), "protocol"),
+        (lambda: raises(KeyError("k")), "protocol"),
+        (lambda: raises(StorageFailed("full", "no room", done=99)), "full"),
+        (lambda: 6, "protocol"),
+        (lambda: -1, "protocol"),
+        (lambda: None, "protocol"),
+    ],
+)
+def test_whatever_a_plug_in_does_is_a_typed_failure(rig, act, reason):
+    backend = ForeignBackend("wild:open", Wild(act))
+    assert not backend.wants_tokens
+    for call in (put, has, get):
+        with pytest.raises(StorageFailed) as failed:
+            call(backend, rig, range(5), None)
+        assert failed.value.reason == reason
+        assert failed.value.done == 0
+        assert "prompt text" not in str(failed.value)
+    assert backend.counters() == {}
+    backend.close()
+
+
+def test_a_plug_in_that_cannot_be_opened_is_a_wrong_setting(rig):
+    entry = EntryPoint("wild", "no_such_module:open_it", GROUP)
+    with pytest.raises(InvalidConfig, match=r"no_such_module:open_it cannot be opened"):
+        foreign_opener(entry)(parse_url("wild:x"), rig.layout)
 
 
 @pytest.mark.parametrize("scheme", ["file", "redis", "mooncake"])

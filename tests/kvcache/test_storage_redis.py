@@ -13,6 +13,7 @@ import pytest
 from redis_server import SERVER, RedisServer, free_port
 from storage_rig import Rig, layout_of, soon
 
+from baton.config import ServeConfig, shown, without_password
 from baton.errors import InvalidConfig, StorageFailed
 from baton.kvcache.storage.backend import Deadline
 from baton.kvcache.storage.object import seal
@@ -315,6 +316,18 @@ def test_nobody_there_is_found_out_at_the_first_call_and_not_before(rig):
     with pytest.raises(StorageFailed) as failed:
         backend.contains_prefix(rig.keys([0]), Deadline.after(-1))
     assert failed.value.reason == "timeout"
+
+
+def test_a_name_that_can_be_none_is_unreachable(rig):
+    with pytest.raises(StorageFailed) as failed:
+        open_backend(f"redis://{'x' * 70}.example", rig.layout).contains_prefix(rig.keys([0]), soon())
+    assert failed.value.reason == "unreachable"
+
+
+def test_the_password_of_an_address_is_not_shown():
+    assert shown(ServeConfig(kv_storage="redis://me:s3cr@t@host:1/0"))["kv_storage"] == "redis://***@host:1/0"
+    for url in ("", "file:/a@b", "redis://host:1", "mooncake://host"):
+        assert without_password(url) == url
 
 
 @pytest.mark.parametrize(

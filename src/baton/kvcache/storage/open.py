@@ -36,8 +36,9 @@ def opener(url: StorageURL) -> Opener:
 
         return open_mooncake
     for entry in entry_points(group=GROUP, name=url.scheme):
-        found: Opener = entry.load()
-        return found
+        from baton.kvcache.storage.foreign import foreign_opener
+
+        return foreign_opener(entry)
     installed = ", ".join(sorted(entry.name for entry in entry_points(group=GROUP)))
     raise InvalidConfig(
         f"no KV storage for {url.scheme}: (examples: {EXAMPLES}; by entry points of {GROUP}: {installed or 'none installed'})"

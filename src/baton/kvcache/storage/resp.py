@@ -163,7 +163,10 @@ def _connect(address: Address, deadline: Deadline) -> socket.socket:
     if seconds <= 0:
         raise TimeoutError
     if not address.socket_path:
-        made = socket.create_connection((address.host, address.port), timeout=seconds)
+        try:
+            made = socket.create_connection((address.host, address.port), timeout=seconds)
+        except UnicodeError as error:  # Of the name: it is too long for one, say.
+            raise OSError(str(error))
     else:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         made.settimeout(seconds)
