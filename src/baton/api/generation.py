@@ -32,6 +32,9 @@ class Usage:
     output_tokens: int
     cached_tokens: int | None
     "None where the engine has not told yet."
+    host_tokens: int = 0
+    storage_tokens: int = 0
+    "Of the cached ones, those that these tiers brought."
 
 
 class _Timing:
@@ -60,8 +63,8 @@ class Generation:
             for index in range(n)
         ]
         self._timings = [_Timing() for _ in self._outputs]
-        self._cached: dict[int, int] = {}
-        "Cached prompt tokens by prompt."
+        self._cached: dict[int, tuple[int, int, int]] = {}
+        "By prompt: cached tokens, and how many of them host and storage brought."
         self._prompt_logprobs: dict[int, list[TokenLogprob | None]] = {}
         "By prompt, where they are echoed."
         self._now = asyncio.get_running_loop().time
@@ -70,10 +73,13 @@ class Generation:
     def usage(self) -> Usage:
         """A prompt counts once, however many sequences share it."""
         told = len(self._cached) == len(self._job.requests)
+        cached, host, storage = (sum(column) for column in zip((0, 0, 0), *self._cached.values(), strict=True))
         return Usage(
             prompt_tokens=sum(len(request.prompt) for request in self._job.requests),
             output_tokens=sum(output.tokens for output in self._outputs),
-            cached_tokens=sum(self._cached.values()) if told else None,
+            cached_tokens=cached if told else None,
+            host_tokens=host,
+            storage_tokens=storage,
         )
 
     @property
@@ -144,8 +150,9 @@ class Generation:
         choice = place * self._n + delta.index
         output = self._outputs[choice]
         if delta.ended is not None:
-            known = self._cached.get(place, delta.ended.cached_tokens)
-            self._cached[place] = min(known, delta.ended.cached_tokens)
+            ended = delta.ended
+            told = (ended.cached_tokens, ended.host_tokens, ended.storage_tokens)
+            self._cached[place] = min(self._cached.get(place, told), told)
             self._front.metrics.sequence_ended(delta.ended)
         if output.finish is not None:
             return True

@@ -57,6 +57,9 @@ class Metrics:
         own = self._own = CollectorRegistry(auto_describe=False)
         self._prompt_tokens = Counter("baton:prompt_tokens", "Prompt tokens of ended requests.", registry=own)
         self._cached_tokens = Counter("baton:prompt_tokens_cached", "Of them, found in the cache.", registry=own)
+        self._cached_by_tier = Counter(
+            "baton:prompt_tokens_cached_by_tier", "Cached ones, by the tier that had them.", ["tier"], registry=own
+        )
         self._output_tokens = Counter("baton:output_tokens", "Tokens received from the engine.", registry=own)
         self._ended = Counter("baton:sequences_ended", "Sequences by how they ended.", ["reason"], registry=own)
         self._refused = Counter("baton:requests_refused", "Requests answered with an error, by code.", ["code"], registry=own)
@@ -103,6 +106,9 @@ class Metrics:
         if ended.index == 0:  # the n sequences of a request share one prompt
             self._prompt_tokens.inc(ended.prompt_tokens)
             self._cached_tokens.inc(ended.cached_tokens)
+            self._cached_by_tier.labels("device").inc(ended.cached_tokens - ended.host_tokens - ended.storage_tokens)
+            self._cached_by_tier.labels("host").inc(ended.host_tokens)
+            self._cached_by_tier.labels("storage").inc(ended.storage_tokens)
 
     def request_ended(self, seconds: float, request: GenerateRequest) -> None:
         self._e2e.observe(seconds)
@@ -151,11 +157,44 @@ class EngineCollector(Collector):
         for state, count in (("free", stats.blocks_free), ("cached", stats.blocks_cached), ("held", stats.blocks_held)):
             blocks.add_metric([state], count)
         yield blocks
+        yield from self._tiers(stats)
         mode = GaugeMetricFamily("baton:engine_mode", "1 for the present mode.", labels=["mode"])
         for name in ("serving", "draining", "paused"):
             mode.add_metric([name], float(stats.mode == name))
         yield mode
         yield from self._counters(stats)
+
+    def _tiers(self, stats: EngineStats) -> Iterator[Metric]:
+        """Nothing where there are no lower tiers."""
+        if not stats.tiers:
+            return
+        yield GaugeMetricFamily("baton:requests_loading", "Sequences that wait for KV from a lower tier.", value=stats.loading)
+        host = GaugeMetricFamily("baton:kv_host_blocks", "Blocks of the host tier by state.", labels=["state"])
+        for state, count in (("cached", stats.host_blocks_cached), ("other", stats.host_blocks - stats.host_blocks_cached)):
+            host.add_metric([state], count)
+        yield host
+        moved = CounterMetricFamily("baton:kv_blocks_moved", "KV blocks copied between tiers.", labels=["way"])
+        for way, name in (
+            ("device_to_host", "stored"),
+            ("host_to_device", "loaded"),
+            ("host_to_storage", "put"),
+            ("storage_to_host", "fetched"),
+        ):
+            moved.add_metric([way], stats.tiers.get(name, 0))
+        yield moved
+        missed = CounterMetricFamily("baton:kv_blocks_not_moved", "KV blocks not copied, by what became of it.", labels=["why"])
+        for name in ("lost_stores", "skipped_stores", "skipped_puts", "put_failures", "voided_loads"):
+            missed.add_metric([name], stats.tiers.get(name, 0))
+        yield missed
+        if stats.storage_circuit:
+            circuit = GaugeMetricFamily("baton:kv_circuit_state", "Of storage: 1 for the present one.", labels=["state"])
+            for state in ("closed", "half_open", "open"):
+                circuit.add_metric([state], float(stats.storage_circuit == state))
+            yield circuit
+        storage = CounterMetricFamily("baton:kv_storage", "What the storage backend counts.", labels=["what"])
+        for name, count in stats.storage.items():
+            storage.add_metric([name], count)
+        yield storage
 
     def _counters(self, stats: EngineStats) -> Iterator[Metric]:
         for name, text, value in (

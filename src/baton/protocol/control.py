@@ -162,6 +162,17 @@ class InstanceStats(Struct, kw_only=True):
     requests_open: int = 0
     steps_in_flight: int = 0
 
+    loading: int = 0
+    "Sequences that wait for KV from a lower tier."
+    host_blocks: int = 0
+    host_blocks_cached: int = 0
+    storage_circuit: str = ""
+    "State of the circuit of storage; empty: there is none."
+
+    tiers: dict[str, int] = {}
+    "Counters of core/kv/tiers.py."
+    storage: dict[str, int] = {}
+    "Counters of the storage backend; they begin anew with every life of the cache service."
     steps: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0

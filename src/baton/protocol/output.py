@@ -36,6 +36,10 @@ class Ended(Struct, frozen=True, array_like=True):
     detail: str = ""
     "For an error: what happened, fit for the client."
     attempt: int = 1
+    host_tokens: int = 0
+    "Of the cached ones, those that the host tier brought."
+    storage_tokens: int = 0
+    "Of the cached ones, those that storage brought."
 
 
 TokenRow = tuple[RequestId, int, int, int, int]

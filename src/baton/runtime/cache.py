@@ -31,7 +31,7 @@ from baton.kvpool.layout import KVLayout
 from baton.kvpool.pool import KVPool
 from baton.observe.logs import configure
 from baton.protocol.codec import Message
-from baton.protocol.control import CacheHello, StartFailed
+from baton.protocol.control import CacheHello, CacheStats, StartFailed
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
 from baton.protocol.pool import CreatePool, DetachPool, HostPoolReady, PoolAttached, PoolDetached, PoolReady
@@ -42,6 +42,10 @@ from baton.runtime.process_table import CONTROL, DESCRIPTORS
 
 NICENESS = 5
 """On few cores the worker comes first: a copy may wait for a millisecond, a step may not."""
+
+
+COUNTERS_SECONDS = 1.0
+"""What storage counts is told at most this often, before a result of a move."""
 
 
 class CacheProcess:
@@ -56,6 +60,7 @@ class CacheProcess:
         self._storage: StorageBackend | None = None
         self._transfer: Transfer | None = None
         self._preparing: asyncio.Task[None] | None = None
+        self._counters_due = 0.0
 
     async def run(self) -> None:
         """Until the engine is gone."""
@@ -161,7 +166,13 @@ class CacheProcess:
     def _report(self, result: MoveResult | StorageAnswer) -> None:
         """From any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: we are ending
-            self._loop.call_soon_threadsafe(self._control.send, result)
+            self._loop.call_soon_threadsafe(self._send, result)
+
+    def _send(self, result: MoveResult | StorageAnswer) -> None:
+        if self._storage is not None and self._loop.time() >= self._counters_due:
+            self._counters_due = self._loop.time() + COUNTERS_SECONDS
+            self._control.send(CacheStats(self._storage.counters()))
+        self._control.send(result)
 
     async def _read_descriptors(self) -> None:
         while (received := await receive_descriptor(self._link)) is not None:

@@ -367,7 +367,7 @@ class Engine:
         if self._instance is None:
             return
         self._health.look(self._instance, self._loop.time())
-        self._front.send(snapshot(self._instance))
+        self._front.send(snapshot(self._instance, self._storage_counters))
         if self._instance.in_flight:  # also while nothing happens: that is when somebody has to look
             self._stats_timer = self._loop.call_later(STATS_SECONDS, self._send_stats)
 

@@ -6,8 +6,9 @@ from baton.core.engine.instance import Instance
 from baton.protocol.control import InstanceStats
 
 
-def snapshot(instance: Instance) -> InstanceStats:
+def snapshot(instance: Instance, storage: dict[str, int] | None = None) -> InstanceStats:
     board, stats, pool = instance.board, instance.stats, instance.board.cache.pool
+    tiers = board.tiers
     return InstanceStats(
         running=len(board.running),
         waiting=len(board.waiting) - board.waiting.returned,
@@ -19,6 +20,12 @@ def snapshot(instance: Instance) -> InstanceStats:
         slots_taken=board.slots.taken,
         requests_open=len(board.groups),
         steps_in_flight=len(instance.in_flight),
+        loading=board.loading,
+        host_blocks=tiers.host.total,
+        host_blocks_cached=len(tiers.host),
+        storage_circuit=tiers.circuit.state if tiers.config.storage else "",
+        tiers={name: getattr(tiers.stats, name) for name in tiers.stats.__slots__} if tiers.enabled else {},
+        storage=storage or {},
         steps=stats.steps,
         prompt_tokens=stats.prompt_tokens,
         cached_tokens=stats.cached_tokens,

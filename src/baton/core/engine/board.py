@@ -54,6 +54,7 @@ class Board:
         "hasher",
         "leased",
         "lined_up",
+        "loading",
         "out",
         "preempting",
         "queued",
@@ -81,6 +82,8 @@ class Board:
         "How many of them decode."
         self.leased: list[Sequence] = []
         "LOADING or WAITING, and hold blocks all the same: a lower tier brings or has brought their content. Few."
+        self.loading = 0
+        "LOADING."
         self.lined_up: list[Sequence] = []
         "Joined the line in this event; lower tiers are looked at for them (loading.py)."
         self.preempting: list[Sequence] = []
@@ -157,6 +160,8 @@ class Board:
             self.vacate_worker(sequence, was=phase)
         elif phase is Phase.PREEMPTING:
             self.preempting.remove(sequence)
+        elif phase is Phase.LOADING:
+            self.loading -= 1
         sequence.load = None
         self.drop_lease(sequence)
         if sequence.queued:
@@ -188,12 +193,14 @@ class Board:
     def begin_loading(self, sequence: Sequence, load: object) -> None:
         """Out of line until `load` is over."""
         sequence.advance(Fact.LOAD_BEGUN)
+        self.loading += 1
         sequence.load = load
         self.waiting.leave(sequence)
 
     def end_loading(self, sequence: Sequence) -> None:
         """Back at its old place, whatever came of it."""
         sequence.advance(Fact.LOAD_OVER)
+        self.loading -= 1
         sequence.load = None
         self.waiting.join(sequence)
 
@@ -243,6 +250,9 @@ class Board:
         sequence.target = len(sequence.tokens)
         if not sequence.admissions:
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens - 1)
+            loaded = min(sequence.loaded_blocks * self.block_size, sequence.cached_tokens)
+            sequence.storage_tokens = min(sequence.fetched_blocks * self.block_size, loaded)
+            sequence.host_tokens = loaded - sequence.storage_tokens
             self.stats.prompt_tokens += sequence.prompt_tokens
             self.stats.cached_tokens += sequence.cached_tokens
         sequence.admissions += 1
@@ -368,6 +378,8 @@ class Board:
         """25 for those that wait, and the counters of the queue (49)."""
         opened = [s for group in self.groups.values() for s in group.sequences if s.phase in OPEN]
         self.waiting.check([s for s in opened if s.phase is Phase.WAITING], self.leased)
+        if sum(s.phase is Phase.LOADING for s in opened) != self.loading:
+            raise InvariantBroken(f"{self.loading} are counted as loading", invariant=25)
         queued = [s for s in opened if s.queued]
         if (len(queued), sum(s.prompt_tokens for s in queued)) != (self.queued, self.queued_tokens):
             raise InvariantBroken(f"{len(queued)} queued, {self.queued} counted", invariant=49)

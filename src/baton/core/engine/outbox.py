@@ -30,6 +30,8 @@ class Outbox:
                 error=error,
                 detail=detail,
                 attempt=sequence.attempt,
+                host_tokens=sequence.host_tokens,
+                storage_tokens=sequence.storage_tokens,
             )
         )
 

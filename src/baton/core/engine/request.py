@@ -101,6 +101,7 @@ class Sequence:
         "declared_tokens",
         "fetched_blocks",
         "group",
+        "host_tokens",
         "in_flight",
         "incarnation",
         "index",
@@ -122,6 +123,7 @@ class Sequence:
         "slot",
         "stop_ids",
         "stop_position",
+        "storage_tokens",
         "suspect",
         "suspect_length",
         "suspect_losses",
@@ -175,6 +177,8 @@ class Sequence:
         "Since it is in line: storage was asked, or need not be."
         self.loaded_blocks = self.fetched_blocks = 0
         "Brought by a lower tier before its first admission; and how many of those came from storage."
+        self.host_tokens = self.storage_tokens = 0
+        "Of the cached tokens, those."
         self.suspect = False
         "A worker was lost while computing it, and it has not got past `suspect_length` since (recovery.py)."
         self.suspect_length = 0
