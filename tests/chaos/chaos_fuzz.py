@@ -26,7 +26,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent.parent / "src")]
 
 from chaos_model import CONTEXT, VOCABULARY, make_model  # noqa: E402
 from chaos_products import Products, memory_problems  # noqa: E402
-from chaos_server import ROLES, Reply, Server, ask  # noqa: E402
+from chaos_server import Reply, Server, ask  # noqa: E402
 
 from baton.api.known_fields import HARMLESS, INTERNAL, UNSUPPORTED  # noqa: E402
 from baton.api.limits import RANGES  # noqa: E402
@@ -225,7 +225,7 @@ def main() -> int:
 def fuzz_in_parts(
     server: Server, count: int, first: int, make: Callable[[str], Fuzz | Products] = Fuzz
 ) -> tuple[Counter[int], list[str]]:
-    processes = {role: server.process(role) for role in ROLES.values()}
+    processes = {role: server.process(role) for role in server.roles}
     statuses: Counter[int] = Counter()
     problems: list[str] = []
     part = max(1, count // 10)

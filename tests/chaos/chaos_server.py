@@ -25,6 +25,7 @@ ROLES = {
     "baton.text.template_child": "templates",
     "chaos_engine": "engine",
     "chaos_worker": "worker",
+    "baton.runtime.cache": "cache",
 }
 PATIENCE_SECONDS = 90.0
 """For anything that must come to pass. Long, because nothing is asserted about time: only that it happens."""
@@ -122,6 +123,8 @@ class Server:
         config |= {"model": str(model), "served_model_name": "tiny", "port": self.port}
         scratch.mkdir(parents=True, exist_ok=True)
         self._out, self._err = scratch / "stdout", scratch / "stderr"
+        tiers = bool(config.get("kv_host_gib") or config.get("kv_storage"))
+        self.roles = [role for role in ROLES.values() if role != "cache" or tiers]
         self.seen: dict[str, Process] = {}
         "Every process that was ever asked for, by role; replaced workers under worker-PID."
         environment = {**os.environ, "PYTHONPATH": f"{SOURCES}{os.pathsep}{HERE}", "BATON_CHAOS": json.dumps(orders or {})}
@@ -167,7 +170,7 @@ class Server:
 
     def _remember(self) -> dict[str, int]:
         found = {"supervisor": self.popen.pid}
-        family = (("supervisor", ("front", "engine")), ("front", ("templates",)), ("engine", ("worker",)))
+        family = (("supervisor", ("front", "engine")), ("front", ("templates",)), ("engine", ("worker", "cache")))
         for parent, expected in family:
             for pid in children(found[parent]) if parent in found else ():
                 role = role_of(pid)  # between fork and exec a child looks like its parent
@@ -196,7 +199,7 @@ class Server:
             return "READY" in self.output
 
         until(ready, "the server is ready")
-        for role in ROLES.values():
+        for role in self.roles:
             self.process(role)
         return self
 
