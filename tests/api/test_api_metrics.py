@@ -10,6 +10,8 @@ from baton.api.config import ApiConfig
 from baton.errors import Unavailable
 from baton.observe.metrics import ALIASES
 from baton.protocol.control import InstanceStats as EngineStats
+from baton.protocol.output import Ended
+from baton.protocol.request import FinishReason
 
 TEXT = "/v1/completions"
 
@@ -180,6 +182,40 @@ def test_engine_numbers(counted, http):
         assert after[name] == value, name
         assert before.get(name, 0) != value, name
     counted.engine.snapshot = EngineStats()
+
+
+def test_numbers_of_lower_tiers_are_there_if_they_are(counted, http):
+    counted.engine.snapshot = EngineStats()
+    assert not [name for name in scrape(counted, http) if name.startswith(("baton:kv_blocks_moved", "baton:kv_circuit"))]
+    counted.engine.snapshot = EngineStats(
+        loading=2, host_blocks=10, host_blocks_cached=4, storage_circuit="open", storage={"hits": 6},
+        tiers={"stored": 1, "loaded": 2, "put": 3, "fetched": 4, "lost_stores": 5},
+    )  # fmt: skip
+    after = scrape(counted, http)
+    for name, value in {
+        "baton:requests_loading": 2,
+        "baton:kv_host_blocks[state=cached]": 4,
+        "baton:kv_host_blocks[state=other]": 6,
+        "baton:kv_blocks_moved_total[way=device_to_host]": 1,
+        "baton:kv_blocks_moved_total[way=host_to_device]": 2,
+        "baton:kv_blocks_moved_total[way=host_to_storage]": 3,
+        "baton:kv_blocks_moved_total[way=storage_to_host]": 4,
+        "baton:kv_blocks_not_moved_total[why=lost_stores]": 5,
+        "baton:kv_circuit_state[state=open]": 1,
+        "baton:kv_storage_total[what=hits]": 6,
+    }.items():
+        assert after[name] == value, name
+    counted.engine.snapshot = EngineStats()
+
+
+def test_cached_tokens_by_tier(counted, http):
+    tiers = counted.app.state.front.metrics
+    before = scrape(counted, http)
+    tiers.sequence_ended(Ended("a", 0, FinishReason.STOP, 100, 60, 5, 0, host_tokens=20, storage_tokens=30))
+    after = scrape(counted, http)
+    for tier, tokens in (("device", 10), ("host", 20), ("storage", 30)):
+        name = "baton:prompt_tokens_cached_by_tier_total" + f"[tier={tier}]"
+        assert after[name] - before.get(name, 0) == tokens
 
 
 def test_every_published_family_is_tested_here(counted, http):
