@@ -133,6 +133,7 @@ def build_null(config: WorkerConfig) -> SimpleNamespace:
         sampling_defaults=dict(OPENAI_SAMPLING),
         identity=b"null",
         weights_digest=Digest(b"", 0.0, 0),
+        pool_plan={},
     )
 
 

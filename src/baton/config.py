@@ -41,6 +41,7 @@ Threads = Annotated[int, Range(0, 1024)]
 ContextTokens = Annotated[int, Range(2, 2**31 - 1)]
 Blocks = Annotated[int, Range(1, 2**31 - 1)]
 BlockSize = Annotated[int, Range(1, 1024)]
+Share = Annotated[float, Range(0, 1, above=True)]
 Gibibytes = Annotated[float, Range(0, 1_000_000, above=True)]
 Slots = Annotated[int, Range(1, 65_536)]
 StepTokens = Annotated[int, Range(1, 1_048_576)]
@@ -207,11 +208,15 @@ class WorkerConfig:
     context_tokens_max: ContextTokens | None = None
     "Longest sequence, prompt and output. None: what the model was made for, or what the pool holds if that is less."
     blocks: Blocks | None = None
-    "KV blocks. None: as many as kv_memory_gib holds."
+    "KV blocks. None: as many as memory_utilization leaves room for, or kv_memory_gib holds."
+    memory_utilization: Share | None = None
+    "Share of the memory for weights, steps and KV pool together; how much of it the pool gets is measured (worker/profile.py)."
     kv_memory_gib: Gibibytes = 2.0
-    "Memory for the KV pool, where the number of blocks is not given."
+    "Memory for the KV pool, where neither of them is given."
     block_size: BlockSize = 16
     slots: Slots = 64
+    tokens_per_step: StepTokens = 512
+    "The largest step that is ever run."
     pool: PoolAccess = "private"
     "Whose the KV pool is; the engine says it by its row of core/startup.py."
     start_seconds_max: Seconds = 600.0
@@ -361,9 +366,12 @@ class ServeConfig:
     """Longest sequence, prompt and output together; it must fit the KV cache. Without it: the model's own limit, or what the
     KV cache holds if that is less."""
     kv_blocks: Blocks | None = None
-    "Number of KV blocks. Without it: as many as kv_memory_gib holds."
+    "Number of KV blocks. Without it: as many as memory_utilization or kv_memory_gib leave room for."
+    memory_utilization: Share | None = None
+    """Share of the memory of the machine (or container) that may be in use once the server is ready, by whomever: weights,
+    steps and KV cache are measured, and the KV cache gets what is left. Without it: kv_memory_gib."""
     kv_memory_gib: Gibibytes = 2.0
-    "Memory for the KV cache in GiB, if kv_blocks is not given."
+    "Memory for the KV cache in GiB, if neither kv_blocks nor memory_utilization is given."
     block_size: BlockSize = 16
     "Tokens per KV block."
     prefix_caching: bool = True
@@ -443,9 +451,11 @@ class ServeConfig:
             generation_config=self.generation_config,
             context_tokens_max=self.context_tokens_max,
             blocks=self.kv_blocks,
+            memory_utilization=self.memory_utilization,
             kv_memory_gib=self.kv_memory_gib,
             block_size=self.block_size,
             slots=self.slots,
+            tokens_per_step=max(self.tokens_per_step, self.slots),
             start_seconds_max=self.start_seconds_max,
         )
         instance = InstanceConfig(
@@ -489,6 +499,8 @@ def lowered_context(config: ServeConfig, context_tokens: int, model_context_toke
         return None
     if config.kv_blocks is not None:
         option = f"--kv-blocks {-(-model_context_tokens // config.block_size)}"
+    elif config.memory_utilization is not None:
+        option = "--memory-utilization"
     else:
         option = f"--kv-memory-gib {ceil(100 * config.kv_memory_gib * model_context_tokens / context_tokens) / 100:g}"
     return (

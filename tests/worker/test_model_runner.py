@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rig import TINY, TINY_SEED, Rig, RigModel, generate, make_pool, make_runner, tiny_model, tiny_oracle
 
-from baton.errors import InvalidConfig, ProtocolError
+from baton.errors import ProtocolError
 from baton.models.loaders.dummy import DummyWeights
 from baton.models.raw_tensor import RawTensor
 from baton.models.reference import all_logits
@@ -22,7 +22,6 @@ from baton.protocol.request import FinishReason, SamplingParams
 from baton.protocol.step import PREEMPTED_TOKEN_ID, NewSequence, Run, StepPlan
 from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
-from baton.worker.platforms.base import StepBounds
 from baton.worker.platforms.cpu import CpuPlatform
 
 
@@ -310,17 +309,6 @@ def test_in_torch_they_differ_by_rounding():
 
 
 # The platform
-
-
-def test_blocks_that_fit():
-    platform, bounds = CpuPlatform(), StepBounds(slots=4, tokens=64)
-    layout = kv_layout(TINY, 4, "float32")
-    assert platform.blocks_that_fit(TINY, layout, bounds, 0.5) == 4 * 128  # all slots full: more is of no use
-    large = dataclasses.replace(TINY, context_tokens_max=2**40)
-    fit = platform.blocks_that_fit(large, layout, bounds, 0.5)
-    assert 0 < fit * layout.block_bytes < platform.memory().free_bytes
-    with pytest.raises(InvalidConfig, match="no KV block fits"):
-        platform.blocks_that_fit(TINY, layout, StepBounds(slots=4, tokens=2**40), 0.5)
 
 
 def test_the_pool_can_be_another_process_s(model):

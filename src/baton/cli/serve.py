@@ -173,10 +173,24 @@ def ready_text(config: ServeConfig, ready: InstanceReady, seconds: float) -> str
         *([("admin", f"{base_url(config.admin_host, config.admin_port)}/metrics")] if config.admin_port is not None else ()),
         ("model", f"{config.model} ({config.dtype}, {ready.context_tokens:,} tokens of context)"),
         ("KV cache", f"{ready.blocks:,} blocks of {ready.block_size} tokens ({tokens:,}); {ready.slots} sequences at once"),
+        *([("plan", plan_text(ready))] if ready.plan else ()),
         ("try", f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"),
     )
     lines = [f"Baton {__version__} serves {name}, ready in {seconds:.1f} s"]
     return "\n".join([*lines, *(f"  {what:<10} {value}" for what, value in rows), "Ctrl-C ends it."])
+
+
+def plan_text(ready: InstanceReady) -> str:
+    """What was resolved at the start; GET /config has all of it."""
+    plan = ready.plan
+    words = f"{plan['processes']}; KV pool of {plan['kv_pool_gib']} GiB ({plan['kv_dtype']}) by {plan['kv_blocks_by']}"
+    if "memory_gib" in plan:
+        words += (
+            f": of {plan['memory_gib']} GiB {plan['memory_used_gib']} are in use without it, "
+            f"and a step needs {plan['memory_step_gib']} more"
+        )
+    attached = plan["pool_attached_by"]
+    return words if attached == "nobody" else f"{words}; made by {plan['pool_created_by']}, attached by {attached}"
 
 
 def warnings_of(config: ServeConfig, ready: InstanceReady) -> list[str]:

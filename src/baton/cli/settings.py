@@ -33,7 +33,8 @@ FAMILIAR: dict[str, tuple[str, ...]] = {
     "context_tokens_max": ("max_model_len",),
     "slots": ("max_num_seqs",),
     "tokens_per_step": ("max_num_batched_tokens",),
-    "kv_blocks": ("num_gpu_blocks_override",),
+    "kv_blocks": ("num_blocks", "num_gpu_blocks_override"),
+    "memory_utilization": ("gpu_memory_utilization",),
     "kv_dtype": ("kv_cache_dtype",),
     "prefix_caching": ("enable_prefix_caching",),
     "drain_seconds_max": ("shutdown_timeout",),
@@ -57,6 +58,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     "KV cache": (
         "kv_dtype",
         "kv_blocks",
+        "memory_utilization",
         "kv_memory_gib",
         "block_size",
         "prefix_caching",

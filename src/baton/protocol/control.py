@@ -104,6 +104,8 @@ class WorkerHello(Struct, frozen=True, array_like=True):
     "Of one block, in the pool and on every tier."
     digest_seconds: float = 0.0
     "What the digest of the weights took, where it was not kept from an earlier start."
+    plan: dict[str, int | float | str] = {}
+    "How the size of the pool was found, for people (worker/build.py)."
 
 
 class CacheHello(Struct, frozen=True, array_like=True):
@@ -136,6 +138,8 @@ class InstanceReady(Struct, frozen=True, array_like=True):
     sampling_defaults: dict[str, int | float] = {}
     identity: bytes = b""
     "WorkerHello.identity."
+    plan: dict[str, int | float | str] = {}
+    "What was resolved at the start, for people: processes, whose pool, how many blocks and why."
 
 
 class StartFailed(Struct, frozen=True, array_like=True):

@@ -252,6 +252,7 @@ class Engine:
             hello.model_context_tokens,
             hello.sampling_defaults,
             hello.identity,
+            self._resolved() | hello.plan,
         )
         self._front.send(ready)
         self._supervisor.send(ready)
@@ -272,6 +273,15 @@ class Engine:
         cache = self._children.get("cache")
         if cache is not None:
             cache.process.kill()
+
+    def _resolved(self) -> dict[str, int | float | str]:
+        """The row of core/startup.py that was carried out, for people."""
+        return {
+            "role": self._config.role,
+            "processes": ", ".join(self._plan.processes),
+            "pool_created_by": self._plan.creator,
+            "pool_attached_by": ", ".join(self._plan.attachers) or "nobody",
+        }
 
     def _on_next_hello(self, worker: Child, hello: WorkerHello) -> None:
         if self._instance is not None and hello.identity != self._instance.fingerprint:

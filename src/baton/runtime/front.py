@@ -133,6 +133,7 @@ def _app(config: ServeConfig, client: ChannelClient, text: ModelText, ready: Ins
     settings = {
         "serve": shown(config),
         "instance": {"kv_blocks": ready.blocks, "block_size": ready.block_size, "slots": ready.slots},
+        "plan": ready.plan,
     }
     return make_app(client, text.tokenizer, text.chat_template, model, api_config_of(config, settings))
 

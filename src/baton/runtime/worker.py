@@ -91,6 +91,7 @@ def serve(config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -
             sampling_defaults=built.sampling_defaults,
             block_bytes=runner.pool.layout.block_bytes,
             digest_seconds=built.weights_digest.seconds if built.weights_digest.read_bytes else 0.0,
+            plan=built.pool_plan,
         )
     )
     while (message := channel.receive()) is not None:

@@ -9,7 +9,7 @@ from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.memory import GIB
-from baton.kvpool.pool import KVPool
+from baton.kvpool.pool import KVPool, pool_bytes
 from baton.models.generation import sampling_defaults
 from baton.models.loaders.weights import Progress
 from baton.models.names import resolve
@@ -19,6 +19,7 @@ from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
 from baton.worker.platforms.base import Platform
 from baton.worker.platforms.cpu import CpuPlatform, usable_cores
+from baton.worker.profile import MemoryProfile, blocks_that_fit, measure
 from baton.worker.weights_digest import Digest, DigestInProgress
 
 CONTEXT_TOKENS_MIN = 2
@@ -35,6 +36,8 @@ class BuiltWorker:
     identity: bytes
     "KVIdentity.digest() of what is loaded."
     weights_digest: Digest
+    pool_plan: dict[str, int | float | str]
+    "How the size of the pool was found, for people."
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,30 +66,60 @@ def build_worker(config: WorkerConfig, progress: Progress | None = None, pool_so
     opened = open_model(resolve(config.model, progress=progress))
     defaults = sampling_defaults(opened.recommended, config.generation_config, str(opened.path))
     layout = kv_layout(opened.config, config.block_size, platform.kv_dtype(opened.config, config))
-    size = fit_pool(config, layout, opened.config.context_tokens_max)
+    size = fit_pool(config, layout, opened.config.context_tokens_max)  # a profile can only be had with weights: see below
     with DigestInProgress(opened.files, config.threads or usable_cores()) as digesting:
         loaded = platform.load(opened, config, progress)
         weights = digesting.result()
+    profile = None
+    if config.blocks is None and config.memory_utilization is not None:
+        profile = measure(platform, loaded.with_pool, layout, config, size.context_tokens)
+        blocks = blocks_that_fit(profile, layout, config, config.memory_utilization)
+        size = fit_pool(config, layout, opened.config.context_tokens_max, blocks)
     pool = pool_source(platform, layout, size.blocks)
     runner = ModelRunner(loaded.with_pool(pool), pool, slots=config.slots)
     identity = identity_of(opened, weights.value, config, layout, runner.forward.arithmetic).digest()
-    return BuiltWorker(runner, size.context_tokens, defaults, identity, weights)
+    return BuiltWorker(runner, size.context_tokens, defaults, identity, weights, pool_plan(config, runner.pool, profile))
 
 
-def fit_pool(config: WorkerConfig, layout: KVLayout, model_context: int) -> PoolSize:
+def pool_plan(config: WorkerConfig, pool: KVPool, profile: MemoryProfile | None) -> dict[str, int | float | str]:
+    plan: dict[str, int | float | str] = {
+        "kv_blocks": pool.blocks,
+        "kv_blocks_by": knob_of(config),
+        "kv_dtype": pool.layout.dtype,
+        "kv_block_bytes": pool.layout.block_bytes,
+        "kv_pool_gib": round(pool_bytes(pool.layout, pool.blocks) / GIB, 3),
+    }
+    if profile is None:
+        return plan
+    measured = {"memory": profile.total_bytes, "memory_used": profile.used_bytes, "memory_step": profile.step_bytes}
+    return plan | {f"{name}_gib": round(count / GIB, 3) for name, count in measured.items()}
+
+
+def knob_of(config: WorkerConfig) -> str:
+    """The setting that decides how many blocks there are."""
+    if config.blocks is not None:
+        return "kv_blocks"
+    return "kv_memory_gib" if config.memory_utilization is None else "memory_utilization"
+
+
+def fit_pool(config: WorkerConfig, layout: KVLayout, model_context: int, profiled: int | None = None) -> PoolSize:
     """As many blocks as are given or fit, and no more than all slots could fill with whole contexts.
 
     A context that nobody asked for is lowered to what the pool holds: a longer sequence could never run to its end. One
-    that was asked for and does not fit is refused.
+    that was asked for and does not fit is refused. `profiled`: how many fit by memory_utilization; None: not known yet.
     """
-    asked, size = config.context_tokens_max, config.block_size
+    asked, size, option = config.context_tokens_max, config.block_size, knob_of(config)
     if asked is not None and asked > model_context:
         raise InvalidConfig(f"context_tokens_max is {asked}, and the model was made for {model_context}: lower it")
-    if config.blocks is not None:
-        fit, given, option = config.blocks, f"kv_blocks is {config.blocks}", "kv_blocks"
-    else:
-        fit, option = int(config.kv_memory_gib * GIB) // layout.block_bytes, "kv_memory_gib"
+    if option == "kv_blocks":
+        fit, given = config.blocks or 0, f"kv_blocks is {config.blocks}"
+    elif option == "kv_memory_gib":
+        fit = int(config.kv_memory_gib * GIB) // layout.block_bytes
         given = f"kv_memory_gib is {config.kv_memory_gib:g}: that is {fit} KV blocks"
+    elif profiled is None:
+        return PoolSize(0, asked or model_context)
+    else:
+        fit, given = profiled, f"memory_utilization is {config.memory_utilization:g}: that leaves {profiled} KV blocks"
     held = fit * size
     if held < max(asked or 0, CONTEXT_TOKENS_MIN):
         wanted = asked or CONTEXT_TOKENS_MIN

@@ -1,12 +1,12 @@
 """What the worker asks of hardware. One model runner serves every platform; it never asks what it runs on.
 
-A start goes: kv_dtype() -> load() -> memory() -> blocks_that_fit() -> create_pool(), or attach_pool() where another process
-made it.
+A start goes: kv_dtype() -> load() -> memory_of_step() and memory(), where nobody says how many blocks -> create_pool(), or
+attach_pool() where another process made it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Protocol
 
 from baton.config import WorkerConfig
@@ -18,14 +18,6 @@ from baton.models.loaders.weights import Progress
 from baton.models.open import OpenedModel
 from baton.protocol.pool import PoolReady
 from baton.worker.forward.base import LoadedForward
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepBounds:
-    """The largest step that will ever run: what has to fit beside the pool."""
-
-    slots: int
-    tokens: int
 
 
 class Platform(Protocol):
@@ -41,12 +33,8 @@ class Platform(Protocol):
 
     def memory(self) -> MemoryFacts: ...
 
-    def blocks_that_fit(self, config: ModelConfig, layout: KVLayout, bounds: StepBounds, memory_share: float) -> int:
-        """How many blocks the pool can have, the model being loaded, if the engine may use `memory_share` of what is free.
-
-        A platform whose step needs memory that nobody can work out runs the largest step on a throw-away pool first.
-        At least 1; raises InvalidConfig with the numbers where not even one fits.
-        """
+    def memory_of_step(self, run: Callable[[], object]) -> int:
+        """Runs it, and says how many bytes it needed while it ran, besides what is still there afterwards."""
         ...
 
     def create_pool(self, layout: KVLayout, blocks: int) -> KVPool: ...

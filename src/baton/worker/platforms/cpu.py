@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
 from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
 from baton.kvpool.layout import KVDtype, KVLayout
-from baton.kvpool.memory import GIB, MemoryFacts, main_memory
+from baton.kvpool.memory import MemoryFacts, main_memory, transient_bytes
 from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress
@@ -20,11 +21,8 @@ from baton.native.library import Library, load_best
 from baton.protocol.pool import PoolReady
 from baton.worker.forward.base import LoadedForward, torch_kv_dtype
 from baton.worker.forward.native_forward import kv_dtype_for, load_native
-from baton.worker.platforms.base import StepBounds
 
 log = logging.getLogger(__name__)
-
-FLOAT32_BYTES = 4
 
 
 class CpuPlatform:
@@ -68,20 +66,8 @@ class CpuPlatform:
     def memory(self) -> MemoryFacts:
         return main_memory()
 
-    def blocks_that_fit(self, config: ModelConfig, layout: KVLayout, bounds: StepBounds, memory_share: float) -> int:
-        """Worked out and not measured: here a forward of the largest step takes up to a minute, and what it needs is
-        a sum of a few products. More blocks than all slots could fill with whole contexts are never asked for."""
-        free = self.memory().free_bytes
-        step = step_bytes(config, bounds)
-        fit = int(free * memory_share - step) // layout.block_bytes
-        useful = bounds.slots * -(-config.context_tokens_max // layout.block_size)
-        if fit < 1:
-            raise InvalidConfig(
-                f"no KV block fits: {free / GIB:.2f} GiB are free, {memory_share:.0%} of that may be used, a step of "
-                f"{bounds.tokens} tokens needs {step / GIB:.2f} GiB and one block {layout.block_bytes / GIB:.4f} GiB; "
-                "lower tokens_per_step or slots, or raise the share"
-            )
-        return min(fit, useful)
+    def memory_of_step(self, run: Callable[[], object]) -> int:
+        return transient_bytes(run)
 
     def create_pool(self, layout: KVLayout, blocks: int) -> KVPool:
         return KVPool.create(layout, blocks)
@@ -92,15 +78,3 @@ class CpuPlatform:
 
 def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def step_bytes(config: ModelConfig, bounds: StepBounds) -> int:
-    """Memory of the largest step besides weights and pool.
-
-    The widest moment of a layer: the residual, its norm, and the MLP's product, its activated half and its output, or
-    the attention's counterparts. Logits: as the head gives them, a copy that is adjusted, weights of draws, and slack.
-    """
-    widest = max(3 * config.intermediate_size, 2 * (config.q_size + 2 * config.kv_size) + config.q_size)
-    layer = bounds.tokens * (3 * config.hidden_size + widest) * FLOAT32_BYTES
-    logits = 4 * bounds.slots * config.vocab_size * FLOAT32_BYTES
-    return layer + logits

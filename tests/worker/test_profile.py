@@ -1,0 +1,120 @@
+"""How many KV blocks fit is measured: the largest step on a throw-away pool, and memory around it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+from rig import TINY, tiny_model
+
+from baton.config import ServeConfig, WorkerConfig
+from baton.errors import InvalidConfig
+from baton.kvpool.layout import KVLayout
+from baton.kvpool.memory import GIB, MemoryFacts, transient_bytes
+from baton.kvpool.pool import pool_bytes
+from baton.worker.build import fit_pool, pool_plan
+from baton.worker.kv_layout import kv_layout
+from baton.worker.platforms.cpu import CpuPlatform
+from baton.worker.profile import MemoryProfile, blocks_that_fit, largest_step, measure
+
+LLAMA_8B = KVLayout(layers=32, kv_heads=8, head_dim=128, block_size=16, dtype="int8")
+PROFILE = MemoryProfile(16 * GIB, 9 * GIB, GIB // 2)
+
+
+@pytest.mark.parametrize(("slots", "tokens", "context"), [(4, 64, 100), (4, 64, 10), (1, 1, 2), (8, 8, 500), (64, 512, 2048)])
+def test_the_largest_step_has_as_many_sequences_and_tokens_as_there_may_be(slots: int, tokens: int, context: int):
+    plan = largest_step(WorkerConfig(slots=slots, tokens_per_step=tokens, block_size=4), context)
+    assert len(plan.new) == slots
+    assert plan.tokens == min(tokens, slots * max(context - 1, 1))
+    assert max(len(new.tokens) for new in plan.new) == max(context - 1, 1)
+    blocks = [block for new in plan.new for block in new.blocks]
+    assert sorted(blocks) == list(range(len(blocks))), "each has blocks of its own"
+
+
+@pytest.mark.parametrize("compute", ["native", "torch"])
+def test_it_runs_on_a_throw_away_pool_and_gives_everything_back(compute: str):
+    model = tiny_model(compute=compute)
+    layout = kv_layout(TINY, 4, model.loaded.kv_dtype)
+    config = WorkerConfig(slots=4, tokens_per_step=64, block_size=4)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    profile = measure(CpuPlatform(), model.loaded.with_pool, layout, config, 100)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert 0 < profile.used_bytes < profile.total_bytes
+    assert 0 <= profile.step_bytes < GIB
+
+
+def test_what_is_in_use_does_not_count_the_throw_away_pool():
+    """Memory as the platform says it: 10 GiB, 4 of them free beside weights and the pool that is thrown away."""
+
+    class Measured(CpuPlatform):
+        def memory(self) -> MemoryFacts:
+            return MemoryFacts(10 * GIB, 4 * GIB)
+
+        def memory_of_step(self, run) -> int:
+            run()
+            return 12345
+
+    model = tiny_model()
+    layout = kv_layout(TINY, 4, model.loaded.kv_dtype)
+    config = WorkerConfig(slots=2, tokens_per_step=16, block_size=4)
+    profile = measure(Measured(), model.loaded.with_pool, layout, config, 40)
+    blocks = sum(len(new.blocks) for new in largest_step(config, 40).new)
+    assert profile == MemoryProfile(10 * GIB, 6 * GIB - pool_bytes(layout, blocks), 12345)
+
+
+def test_a_peak_is_seen_although_it_is_over():
+    assert transient_bytes(lambda: None) < 2**24
+    assert transient_bytes(lambda: bytearray(2**27).count(1)) > 2**26
+
+
+def test_the_pool_gets_what_the_share_leaves():
+    assert PROFILE.pool_bytes(0.75) == 12 * GIB - 9 * GIB - GIB // 2
+    config = WorkerConfig(memory_utilization=0.75)
+    fit = blocks_that_fit(PROFILE, LLAMA_8B, config, 0.75)
+    assert fit == 5 * GIB // 2 // LLAMA_8B.block_bytes
+    size = fit_pool(config, LLAMA_8B, 131_072, fit)
+    assert (size.blocks, size.context_tokens) == (fit, fit * 16)
+    assert fit_pool(config, LLAMA_8B, 131_072).context_tokens == 131_072, "before it is measured nothing is lowered"
+
+
+def test_no_more_than_all_slots_could_fill():
+    assert fit_pool(WorkerConfig(memory_utilization=0.9, slots=2), LLAMA_8B, 4096, 10_000).blocks == 2 * 256
+
+
+def test_zero_blocks_is_an_error_that_names_the_knobs():
+    with pytest.raises(
+        InvalidConfig, match=r"no KV block fits: memory_utilization 0\.5 of 16\.00 GiB is 8\.00 GiB; 9\.00"
+    ) as error:
+        blocks_that_fit(PROFILE, LLAMA_8B, WorkerConfig(), 0.5)
+    advice = str(error.value).rpartition(": ")[2]
+    for knob in ("raise memory_utilization", "lower tokens_per_step or slots", "--num-blocks"):
+        assert knob in advice
+
+
+def test_a_context_that_was_asked_for_and_does_not_fit_names_the_share():
+    config = WorkerConfig(memory_utilization=0.5, context_tokens_max=1000)
+    with pytest.raises(
+        InvalidConfig, match=r"memory_utilization is 0\.5: that leaves 10 KV blocks, .*raise memory_utilization"
+    ):
+        fit_pool(config, LLAMA_8B, 4096, 10)
+
+
+def test_given_blocks_win_and_the_plan_says_who_decided():
+    class Pool:
+        blocks, layout = 7, LLAMA_8B
+
+    for settings, knob in (
+        ({"blocks": 7, "memory_utilization": 0.5}, "kv_blocks"),
+        ({"memory_utilization": 0.5}, "memory_utilization"),
+        ({}, "kv_memory_gib"),
+    ):
+        assert pool_plan(WorkerConfig(**settings), Pool(), None)["kv_blocks_by"] == knob
+    plan = pool_plan(WorkerConfig(memory_utilization=0.5), Pool(), PROFILE)
+    assert (plan["memory_gib"], plan["memory_used_gib"], plan["memory_step_gib"]) == (16.0, 9.0, 0.5)
+
+
+def test_a_worker_is_told_the_largest_step():
+    worker = ServeConfig(slots=700, memory_utilization=0.5).engine().worker
+    assert (worker.tokens_per_step, worker.memory_utilization) == (700, 0.5)
+    assert replace(worker, memory_utilization=None).memory_utilization is None
