@@ -25,7 +25,7 @@ def other_value(name):
     kind = setting.kind
     if get_origin(kind) is Literal:
         return get_args(kind)[-1]
-    return {bool: not setting.default, int: 7, float: 7.5, str: "x", list[str]: ["a", "b"]}[kind]
+    return {bool: not setting.default, int: 7, float: 0.75, str: "x", list[str]: ["a", "b"]}[kind]
 
 
 def as_flags(name, value):
