@@ -158,6 +158,9 @@ class FakeEngine:
         self.paused_with.append(drain_seconds)
         self.snapshot.mode = "paused"
 
+    async def clear_cache(self, *, device: bool, host: bool) -> None:
+        self.cleared = (device, host)
+
     async def resume(self) -> None:
         self.snapshot.mode = "serving"
 

@@ -19,7 +19,10 @@ from baton.api.errors import ApiError
 from baton.api.server import make_server
 
 CLIENT, ADMIN = "key-of-client", "key-of-admin"
-ADMIN_ROUTES = [("GET", "/config"), ("GET", "/metrics"), ("POST", "/v1/pause"), ("POST", "/v1/resume")]
+ADMIN_ROUTES = [
+    *(("GET", path) for path in ("/config", "/metrics")),
+    *(("POST", path) for path in ("/v1/pause", "/v1/resume", "/v1/cache/clear", "/reset_prefix_cache")),
+]
 # Other ways to write a path. Servers and frameworks disagree about them, so they are tried on every admin route.
 DISGUISES = [
     *("{}%0A", "{}%0a", "{}%0D%0A", "{}%00", "{}%20", "{}/", "{}//", "/{}", "//{}", "{}?x=1", "{}%3F", "{}%23", "{};x"),

@@ -117,7 +117,7 @@ def test_config_counts_keys_and_does_not_show_them(keyed, http):
 
 def test_every_route_but_three_needs_a_key(keyed, http):
     paths = [route.path for route in keyed.app.routes]
-    assert len(paths) == 16
+    assert len(paths) == 18
     for path in [*paths, "/nothing/here", "/docs", "/health/", "//health", "/health//", "/health/x"]:
         for method in ("GET", "POST", "PUT", "OPTIONS", "HEAD"):
             status = http.request(method, keyed.url + path).status_code
@@ -284,3 +284,12 @@ def test_chat_page_fetches_nothing_from_elsewhere(server, http):
     assert "http://" not in without_namespace
     assert "https://" not in without_namespace
     assert len(answer.content) < 20_000
+
+
+def test_the_cache_is_cleared_on_the_tiers_that_are_named(server, http):
+    assert http.post(server.url + "/v1/cache/clear").json() == {"cleared": ["device", "host"]}
+    assert server.engine.cleared == (True, True)
+    assert http.post(server.url + "/reset_prefix_cache", json={"tiers": ["device"]}).json() == {"cleared": ["device"]}
+    assert server.engine.cleared == (True, False)
+    for wrong in ("device", [], ["storage"], [1]):
+        assert http.post(server.url + "/v1/cache/clear", json={"tiers": wrong}).status_code == 400

@@ -27,6 +27,7 @@ from baton.protocol.control import (
     AbortRequest,
     CacheHello,
     CacheStats,
+    ClearCache,
     InstanceReady,
     InstanceStats,
     LoadProgress,
@@ -92,6 +93,7 @@ KIND = {
     PoolDetached: 35,
     CreatePool: 36,
     HostPoolReady: 37,
+    ClearCache: 44,
 }
 """Written down a second time on purpose: these numbers are on the wire and may not change."""
 
@@ -139,6 +141,7 @@ SAMPLE = {
     PoolDetached: PoolDetached(9),
     CreatePool: CreatePool(7, b"{}"),
     HostPoolReady: HostPoolReady(b"f", 9, 7),
+    ClearCache: ClearCache(3, host=False),
 }
 
 SHAPED = [KIND[kind] for kind in (GenerateRequest, StepPlan, StepResult, BlockMove, MoveResult, Emit)]

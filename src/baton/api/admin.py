@@ -95,6 +95,19 @@ async def resume(request: Request) -> Response:
     return JsonResponse({"mode": front.engine.stats().mode})
 
 
+async def clear_cache(request: Request) -> Response:
+    """Forgets what is cached and not in use, on the tiers that are named, or on all but storage. vLLM's /reset_prefix_cache."""
+    front = front_of(request)
+    fields = await _fields(request, front)
+    tiers = fields.raw("tiers")
+    record_of(request).ignored = fields.finish(front.config.unknown_fields)
+    wanted = ["device", "host"] if tiers is None else tiers
+    if not isinstance(wanted, list) or not wanted or any(tier not in ("device", "host") for tier in wanted):
+        raise bad('tiers must be a list of "device" and "host"; storage is cleared with baton kv clear', "tiers")
+    await _within(30.0, front.engine.clear_cache(device="device" in wanted, host="host" in wanted))
+    return JsonResponse({"cleared": wanted})
+
+
 async def _within(seconds: float, work: Any) -> None:
     try:
         async with asyncio.timeout(seconds):

@@ -40,6 +40,8 @@ ROUTES: Sequence[ApiRoute] = (
     ApiRoute("/config", admin.config, methods=["GET"], right="admin"),
     ApiRoute("/v1/pause", admin.pause, methods=["POST"], right="admin"),
     ApiRoute("/v1/resume", admin.resume, methods=["POST"], right="admin"),
+    ApiRoute("/v1/cache/clear", admin.clear_cache, methods=["POST"], right="admin"),
+    ApiRoute("/reset_prefix_cache", admin.clear_cache, methods=["POST"], right="admin"),
 )
 PAGE = ApiRoute("/", chat_page, methods=["GET"], page=True)
 

@@ -103,6 +103,15 @@ class PreemptSome(Struct, frozen=True):
     count: int = 1
 
 
+class ForgetCache(Struct, frozen=True):
+    """Drop what is cached and not in use, on these tiers; storage keeps what it has."""
+
+    number: int
+    "Of the order, for its OrderAnswer."
+    device: bool = True
+    host: bool = True
+
+
 class EvictSome(Struct, frozen=True):
     """Drop up to `count` idle cached blocks."""
 
@@ -127,5 +136,6 @@ Event = (
     | Resume
     | PreemptSome
     | EvictSome
+    | ForgetCache
     | Tick
 )

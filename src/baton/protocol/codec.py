@@ -19,6 +19,7 @@ from baton.protocol.control import (
     AbortRequest,
     CacheHello,
     CacheStats,
+    ClearCache,
     InstanceReady,
     InstanceStats,
     LoadProgress,
@@ -84,6 +85,7 @@ Message = (
     | DetachPool
     | PoolDetached
     | HostPoolReady
+    | ClearCache
     | CreatePool
 )
 
@@ -121,6 +123,7 @@ _KINDS: Final[dict[int, type[Message]]] = {
     35: PoolDetached,
     36: CreatePool,
     37: HostPoolReady,
+    44: ClearCache,
 }
 _KIND_OF: Final = {message: kind for kind, message in _KINDS.items()}
 _DECODERS: Final = {kind: msgspec.msgpack.Decoder(message) for kind, message in _KINDS.items()}

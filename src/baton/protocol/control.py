@@ -54,6 +54,14 @@ class ResumeInstance(Struct, frozen=True, array_like=True):
     number: int
 
 
+class ClearCache(Struct, frozen=True, array_like=True):
+    """Forget what is cached and not in use."""
+
+    number: int
+    device: bool = True
+    host: bool = True
+
+
 OrderOutcome = Literal["done", "overtaken", "refused"]
 """What came of an order.
 

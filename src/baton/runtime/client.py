@@ -22,6 +22,7 @@ from baton.errors import EngineError, PeerError, Unavailable
 from baton.protocol.codec import Message
 from baton.protocol.control import (
     AbortRequest,
+    ClearCache,
     InstanceReady,
     InstanceStats,
     ModeReport,
@@ -306,7 +307,11 @@ class ChannelClient:
         number = next(self._numbers)
         await self._order(ResumeInstance(number), number)
 
-    def _order(self, order: PauseInstance | ResumeInstance, number: int) -> Awaitable[OrderOutcome]:
+    async def clear_cache(self, *, device: bool, host: bool) -> None:
+        number = next(self._numbers)
+        await self._order(ClearCache(number, device, host), number)
+
+    def _order(self, order: PauseInstance | ResumeInstance | ClearCache, number: int) -> Awaitable[OrderOutcome]:
         """Sends it; gives its answer."""
         self._require_engine()
         answer: asyncio.Future[OrderOutcome] = asyncio.get_running_loop().create_future()

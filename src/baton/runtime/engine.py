@@ -28,6 +28,7 @@ from baton.core.events import (
     CacheLost,
     CacheReady,
     Event,
+    ForgetCache,
     Pause,
     Resume,
     StepDone,
@@ -45,6 +46,7 @@ from baton.protocol.control import (
     AbortRequest,
     CacheHello,
     CacheStats,
+    ClearCache,
     InstanceReady,
     LoadProgress,
     ModeReport,
@@ -322,6 +324,8 @@ class Engine:
                 self._on_ping(number)
             case PauseInstance(number, seconds):
                 self._tell(Pause(seconds, number))
+            case ClearCache(number, device, host):
+                self._tell(ForgetCache(number, device, host))
             case ResumeInstance(number):
                 self._tell(Resume(number))
 

@@ -37,6 +37,7 @@ from baton.core.events import (
     CacheReady,
     Event,
     EvictSome,
+    ForgetCache,
     LossCause,
     Pause,
     PreemptSome,
@@ -50,6 +51,7 @@ from baton.core.events import (
 )
 from baton.errors import InvariantBroken, ProtocolError
 from baton.protocol.codec import FRAME_BYTES_MAX
+from baton.protocol.control import OrderAnswer
 from baton.protocol.ids import Instant, PoolIncarnation, RequestId, StepNo
 from baton.protocol.output import EndError
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
@@ -117,6 +119,7 @@ class Instance:
             Resume: self._on_resume,
             PreemptSome: self._on_preempt_some,
             EvictSome: self._on_evict_some,
+            ForgetCache: self._on_forget_cache,
             Tick: self._on_tick,
         }
 
@@ -388,6 +391,13 @@ class Instance:
 
     def _on_evict_some(self, event: EvictSome) -> None:
         self.board.cache.evict(event.count)
+
+    def _on_forget_cache(self, event: ForgetCache) -> None:
+        if event.device:
+            self.board.cache.evict(len(self.board.cache))
+        if event.host:
+            self.board.tiers.host.evict(len(self.board.tiers.host))
+        self._effects.append(OrderAnswer(event.number, "done"))
 
     def _on_tick(self, event: Tick) -> None:
         """Requests' deadlines are looked at after every event, the worker's only here: after a pause of the whole process

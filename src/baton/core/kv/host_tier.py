@@ -68,7 +68,7 @@ class HostTier:
     def take(self, count: int) -> list[HostBlockId]:
         """Up to `count` blocks to write into, evicting what was used longest ago."""
         if count > len(self._free):
-            self._evict(count - len(self._free))
+            self.evict(count - len(self._free))
         taken = [self._free.pop() for _ in range(min(count, len(self._free)))]
         for block in taken:
             self._writing[block] = 1
@@ -123,9 +123,10 @@ class HostTier:
         """The memory is another one. Nothing may be under way."""
         if any(self._pins) or any(self._writing):
             raise InvariantBroken("the host tier is cleared while a move is under way", invariant=15)
-        self._evict(len(self._block_of))
+        self.evict(len(self._block_of))
 
-    def _evict(self, count: int) -> None:
+    def evict(self, count: int) -> None:
+        """Up to so many that nobody reads, the one used longest ago first."""
         victims: list[tuple[BlockKey, HostBlockId]] = []
         for key, block in self._block_of.items():
             if len(victims) == count:
