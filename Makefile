@@ -48,6 +48,7 @@ bench: $(VENV)/.ready   ## the figures of docs/performance.md
 	$(BIN)/python bench/host.py
 	$(BIN)/python bench/prefill_bound.py
 	$(BIN)/python bench/noisy_neighbour.py
+	$(BIN)/python bench/tiers.py
 	$(BIN)/python bench/storage.py   # redis-py is its peer: pip install redis hiredis
 	$(BIN)/baton simulate --seeds 0:500 --jobs 1
 
