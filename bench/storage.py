@@ -239,7 +239,7 @@ def bench_mooncake(data: Data, rounds: int, folder: str) -> Iterator[tuple[str, 
         print(f"mooncake: skipped, {reason}", file=sys.stderr)
         return
     with ExitStack() as stack:
-        master = MooncakeMaster(Path(folder))
+        master = MooncakeMaster(Path(folder), lease_ms=10_000)  # its default
         stack.callback(master.stop)
         stack.enter_context(memory_holder(master.port))
         backend = open_backend(f"mooncake://127.0.0.1:{master.port}?segment_gib=0", data.layout)

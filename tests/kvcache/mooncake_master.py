@@ -28,15 +28,15 @@ def why_not() -> str | None:
 
 
 class MooncakeMaster:
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port, self.metrics_port = folder, free_port(), free_port()
+    def __init__(self, folder: Path, lease_ms: int = 200) -> None:
+        self.folder, self.lease_ms, self.port, self.metrics_port = folder, lease_ms, free_port(), free_port()
         self.start()
 
     def start(self) -> None:
         rpc = ("-rpc_address=127.0.0.1", f"-rpc_port={self.port}")
         metrics = ("-metrics_host=127.0.0.1", f"-metrics_port={self.metrics_port}")
         with open(self.folder / "master.log", "ab") as log:
-            command = [MASTER, *rpc, *metrics, "-default_kv_lease_ttl=200"]
+            command = [MASTER, *rpc, *metrics, f"-default_kv_lease_ttl={self.lease_ms}"]
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=self.folder)
         give_up = monotonic() + 60
         while monotonic() < give_up:

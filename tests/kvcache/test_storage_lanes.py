@@ -38,6 +38,20 @@ def test_a_call_that_is_stuck_keeps_its_lane_until_it_ends(lanes):
             pass
 
 
+def test_calls_run_in_order_and_those_that_nobody_waits_for_any_more_are_not_begun(lanes):
+    go_on, ran = threading.Event(), []
+    with lanes.one(soon()) as lane:
+        calls = [lane.start(lambda number=number: ran.append(number) or number) for number in range(5)]
+        assert [lane.wait(call, soon()) for call in calls] == ran == list(range(5))
+    with lanes.one(soon()) as lane:
+        lane.start(lambda: go_on.wait(60))
+        for _ in range(3):
+            lane.start(lambda: ran.append("too late"))
+    go_on.set()
+    with lanes.one(soon()), lanes.one(soon()):
+        assert "too late" not in ran
+
+
 def test_a_call_that_ends_at_its_deadline_is_answered_or_given_up_never_both(lanes):
     for _ in range(300):
         try:

@@ -181,13 +181,13 @@ def test_a_frozen_server_costs_no_more_than_the_deadline(tmp_path, rig):
 
 
 @needs_redis
-def test_a_password_is_sent_and_never_shown(tmp_path, rig, monkeypatch):
+def test_a_password_is_sent_and_never_shown(tmp_path, rig):
     server = RedisServer(tmp_path, "--requirepass", "s3cret")
     try:
         place = f"127.0.0.1:{server.port}/1"
         assert rig.put(open_backend(f"redis://:s3cret@{place}", rig.layout), [0]) == 1
-        monkeypatch.setenv("KV_PASSWORD", "s3cret")
-        assert rig.get(open_backend(f"redis://{place}?password_env=KV_PASSWORD", rig.layout), [0]) == 1
+        (tmp_path / "password").write_text("s3cret\n")
+        assert rig.get(open_backend(f"redis://{place}?password_file={tmp_path}/password", rig.layout), [0]) == 1
         for url in (f"redis://{place}", f"redis://:wr0ng@{place}"):
             with pytest.raises(StorageFailed) as failed:
                 rig.get(open_backend(url, rig.layout), [0])
@@ -336,8 +336,8 @@ def test_the_password_of_an_address_is_not_shown():
         ("redis:", "write redis://host:6379/0"),
         ("redis://host/db", "write redis://host:6379/0"),
         ("redis://host:99999", "cannot be read"),
-        ("redis://host?ttl=3", "no option ttl; options of redis: ttl_hours, password_env"),
-        ("redis://host?password_env=NOT_SET_AT_ALL", "NOT_SET_AT_ALL, which is not set"),
+        ("redis://host?ttl=3", "no option ttl; options of redis: ttl_hours, password_file"),
+        ("redis://host?password_file=/not/there", "password_file /not/there"),
         ("redis+unix:", "needs its path"),
     ],
 )

@@ -23,13 +23,14 @@ from typing import Any
 from baton.errors import InvalidConfig, StorageFailed, StorageReason
 from baton.kvcache.storage.backend import Deadline, LayoutName, StorageBackend
 from baton.kvcache.storage.counters import Counters
-from baton.kvcache.storage.lanes import Lane, Lanes
+from baton.kvcache.storage.lanes import Call, Lane, Lanes
 from baton.kvcache.storage.object import HEADER_BYTES, fault_of, seal
 from baton.kvcache.storage.url import StorageURL
 
 PORT = 50051
-LANES = 4
-LANE_BYTES = 8 * 2**20
+LANES = 3
+LANE_BYTES = 24 * 2**20
+"""Half of it is one request to the store. Smaller ones cost more: 10 % more CPU with 8 MiB, 30 % with 2 MiB."""
 CLIENT_BUFFER_BYTES = 16 * 2**20
 DAMAGED_MAX = 1024
 
@@ -84,8 +85,8 @@ class MooncakeBackend:
     def __init__(self, config: MooncakeConfig, layout: LayoutName, make_store: Callable[[], Any]) -> None:
         self.config, self.layout = config, layout
         self._object_bytes = HEADER_BYTES + layout.block_bytes
-        self._per_lane = max(1, LANE_BYTES // self._object_bytes)
-        lane_bytes = self._per_lane * self._object_bytes
+        self._per_half = max(1, LANE_BYTES // 2 // self._object_bytes)
+        lane_bytes = 2 * self._per_half * self._object_bytes
         self._memory = mmap.mmap(-1, LANES * lane_bytes)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         whole, address = memoryview(self._memory), self._address
@@ -117,10 +118,8 @@ class MooncakeBackend:
         try:
             with self._failures(lambda: done), self._lanes.one(deadline) as lane:
                 store = self._connected(lane, deadline)
-                while done < len(keys):
-                    batch = keys[done : done + self._per_lane]
-                    read: list[int] = lane.call(partial(store.batch_get_into, *self._places(lane, batch)), deadline)
-                    taken = self._take(lane, batch, read, into[done : done + len(batch)])
+                for batch, half, read in self._batches(lane, keys, deadline, lambda _: store.batch_get_into):
+                    taken = self._take(half, batch, read, into[done : done + len(batch)])
                     done += taken
                     if taken < len(batch):
                         if read[taken] < 0 and read[taken] not in (*MISSES, TOO_LARGE):
@@ -132,13 +131,40 @@ class MooncakeBackend:
             self._counters.add("bytes_read", done * self._object_bytes)
         return done
 
-    def _take(self, lane: Lane, keys: Sequence[bytes], read: Sequence[int], into: Sequence[memoryview]) -> int:
-        """Copies the leading objects that are whole out of a lane."""
+    def _batches(
+        self,
+        lane: Lane,
+        keys: Sequence[bytes],
+        deadline: Deadline,
+        prepare: Callable[[tuple[Sequence[bytes], memoryview]], Callable[..., list[int]]],
+    ) -> Iterator[tuple[Sequence[bytes], memoryview, list[int]]]:
+        """Moves the objects of these keys between a lane's memory and the store; gives each batch with its memory and answers.
+
+        A batch has half of the lane's memory: the next one is under way while the caller deals with one. `prepare` is told
+        a batch and its memory, fills that if it is to, and says which function of the client moves it.
+        """
+        under_way: deque[tuple[Sequence[bytes], memoryview, Call[list[int]]]] = deque()
+        half_bytes, size, asked = self._per_half * self._object_bytes, self._object_bytes, 0
+        half = 0
+        while under_way or asked < len(keys):
+            while asked < len(keys) and len(under_way) < 2:
+                batch, begin = keys[asked : asked + self._per_half], half * half_bytes
+                memory = lane.memory[begin : begin + half_bytes]
+                move = prepare((batch, memory))
+                addresses = [lane.address + begin + place * size for place in range(len(batch))]
+                names = [self._name(key) for key in batch]
+                under_way.append((batch, memory, lane.start(partial(move, names, addresses, [size] * len(batch)))))
+                asked, half = asked + len(batch), 1 - half
+            batch, memory, call = under_way.popleft()
+            yield batch, memory, lane.wait(call, deadline)
+
+    def _take(self, memory: memoryview, keys: Sequence[bytes], read: Sequence[int], into: Sequence[memoryview]) -> int:
+        """Copies the leading objects that are whole out of a lane's memory."""
         for place, (key, block) in enumerate(zip(keys, into, strict=True)):
             if read[place] < 0 and read[place] != TOO_LARGE:
                 return place
             begin = place * self._object_bytes
-            found = lane.memory[begin : begin + self._object_bytes]
+            found = memory[begin : begin + self._object_bytes]
             payload = found[HEADER_BYTES:]
             if read[place] != self._object_bytes or fault_of(found[:HEADER_BYTES], key, self.layout, payload):
                 self._remember_damaged(key)
@@ -155,17 +181,21 @@ class MooncakeBackend:
         self, keys: Sequence[bytes], blocks: Sequence[memoryview], deadline: Deadline, tokens: Sequence[int] | None = None
     ) -> int:
         done = 0
+        left = iter(blocks)
         with self._failures(lambda: done), self._lanes.one(deadline) as lane:
             store = self._connected(lane, deadline)
-            while done < len(keys):
-                batch = keys[done : done + self._per_lane]
-                for place, (key, block) in enumerate(zip(batch, blocks[done : done + len(batch)], strict=True)):
-                    begin = place * self._object_bytes
-                    lane.memory[begin : begin + HEADER_BYTES] = seal(key, self.layout, block)
-                    lane.memory[begin + HEADER_BYTES : begin + self._object_bytes] = block
+
+            def fill(batch_and_memory: tuple[Sequence[bytes], memoryview]) -> Callable[..., list[int]]:
+                batch, memory = batch_and_memory
+                for place, key in enumerate(batch):
+                    block, begin = next(left), place * self._object_bytes
+                    memory[begin : begin + HEADER_BYTES] = seal(key, self.layout, block)
+                    memory[begin + HEADER_BYTES : begin + self._object_bytes] = block
                 again = any(key in self._damaged for key in batch)
-                write = store.batch_upsert_from if again else store.batch_put_from
-                written: list[int] = lane.call(partial(write, *self._places(lane, batch)), deadline)
+                move: Callable[..., list[int]] = store.batch_upsert_from if again else store.batch_put_from
+                return move
+
+            for batch, _, written in self._batches(lane, keys, deadline, fill):
                 for key, answer in zip(batch, written, strict=True):
                     if answer != 0:
                         raise self._failed(answer, done)
@@ -174,15 +204,6 @@ class MooncakeBackend:
                     self._counters.add("bytes_written", self._object_bytes)
                     done += 1
         return done
-
-    def _places(self, lane: Lane, keys: Sequence[bytes]) -> tuple[list[str], list[int], list[int]]:
-        """Names, addresses and sizes: how the client wants a batch."""
-        size = self._object_bytes
-        return (
-            [self._name(key) for key in keys],
-            [lane.address + place * size for place in range(len(keys))],
-            [size] * len(keys),
-        )
 
     def _name(self, key: bytes) -> str:
         return f"baton:kv:{self.layout.object_name(key)}"

@@ -6,10 +6,10 @@ evicts, is the server's own business (`maxmemory`, `maxmemory-policy allkeys-lru
 
 from __future__ import annotations
 
-import os
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from baton.errors import InvalidConfig, StorageFailed
@@ -29,16 +29,13 @@ Answer = TypeVar("Answer")
 
 
 def open_redis(url: StorageURL, layout: LayoutName) -> StorageBackend:
-    url.allow("ttl_hours", "password_env", *(["ca_file"] if url.scheme == "rediss" else []))
+    url.allow("ttl_hours", "password_file", *(["ca_file"] if url.scheme == "rediss" else []))
     ttl_seconds = int(url.number("ttl_hours", 0, 0, 10**6) * 3600)
     return RedisBackend(address_of(url), layout, ttl_seconds)
 
 
 def address_of(url: StorageURL) -> Address:
-    name = url.options.get("password_env")
-    if name is not None and not os.environ.get(name):
-        raise InvalidConfig(f"password_env of {url!r} names the variable {name}, which is not set")
-    password = os.environ[name] if name else url.password
+    password = _password(url)
     if url.scheme == "redis+unix":
         if not url.path.startswith("/"):
             raise InvalidConfig("a Redis socket needs its path: redis+unix:///run/redis/redis.sock")
@@ -55,6 +52,16 @@ def address_of(url: StorageURL) -> Address:
         password=password,
         database=int(database),
     )
+
+
+def _password(url: StorageURL) -> str:
+    path = url.options.get("password_file")
+    if path is None:
+        return url.password
+    try:
+        return Path(path).read_text().strip()
+    except (OSError, UnicodeError) as error:
+        raise InvalidConfig(f"password_file {path} of {url!r} cannot be read: {error}")
 
 
 class RedisBackend:
