@@ -27,8 +27,12 @@ def test_a_call_answers_or_raises(lanes):
 def test_a_call_that_is_stuck_keeps_its_lane_until_it_ends(lanes):
     go_on = threading.Event()
     for _ in range(2):
-        with lanes.one(soon()) as lane, pytest.raises(TimeoutError):
-            lane.call(lambda: go_on.wait(60), Deadline.after(0.01))
+        begun = threading.Event()
+        with lanes.one(soon()) as lane:
+            call = lane.start(lambda begun=begun: begun.set() or go_on.wait(60))
+            assert begun.wait(60)
+            with pytest.raises(TimeoutError):
+                lane.wait(call, Deadline.after(0.01))
     with pytest.raises(TimeoutError), lanes.one(Deadline.after(0.01)):
         pass
     go_on.set()
