@@ -74,7 +74,7 @@ class LiveTrips:
 # Columns
 
 TIME_WIDTH = 11
-WIDTHS = {"client": 26, "instance": 38, "worker": 28, "cache": 24, "world": 16}
+WIDTHS = {"client": 30, "instance": 38, "worker": 26, "cache": 22, "world": 16}
 
 
 class ColumnTrace:
