@@ -50,6 +50,8 @@ class Node:
             self.cache.connect(self._hear)
         self.results = 0
         "Results that the instance was handed."
+        self._results: dict[int, StepResult] = {}
+        "Of this life of the worker, and not absorbed yet."
         self._scenario = scenario
         self._timeline = timeline
         self._front: Front
@@ -112,13 +114,14 @@ class Node:
         for effect in effects:
             if type(effect) is Emit:
                 watch.progressed(effect)  # before a loss in the same event: a worker is lost after its results are in
-        self._look_at_steps(event, plans, losses)
+        self._look_at_steps(event, plans, losses, any(type(effect) is RunStep for effect in effects))
         self._front.answered(effects)
         for effect in effects:  # clients first: a plan must agree with what they have been told
             if type(effect) is Emit:
                 watch.emitted(effect, self._timeline.now)
                 self._timeline.record(effect)
                 self._front.emitted(effect)
+        watch.take_in()
         for effect in effects:
             self._perform(effect)
             if idle and type(effect) is RestartWorker and type(event) is not WorkerLost:
@@ -129,19 +132,20 @@ class Node:
         if self._looked is not None:
             self._looked()
 
-    def _look_at_steps(self, event: Event, plans: list[StepPlan], losses: int) -> None:
+    def _look_at_steps(self, event: Event, plans: list[StepPlan], losses: int, planned: bool) -> None:
         """Which of the plans that were in flight were absorbed, and whether their worker was lost."""
         lost = self.instance.stats.worker_losses > losses
+        absorbed: list[tuple[int, StepResult]] = []
         if lost:
-            cause = event.cause if type(event) is WorkerLost else "died"
+            self._results.clear()
+            cause = event.cause if type(event) is WorkerLost else "protocol" if type(event) is StepDone else "died"
             # Results that had overtaken it are absorbed before a broken one is found: the oldest plan is then another.
             self.watch.worker_lost(plans if type(event) is StepDone else plans[:1], cause)
         elif type(event) is StepDone and plans:
             oldest = self.instance.view.oldest_step or plans[-1].step + 1
-            absorbed = [plan.step for plan in plans if plan.step < oldest]
+            absorbed = [(plan.step, self._results.pop(plan.step)) for plan in plans if plan.step < oldest]
             self.watch.reference.steps_absorbed(len(absorbed))
-            if absorbed:
-                self.watch.line.absorbed(absorbed[-1])
+        self.watch.begin_event(event, absorbed, planned)
 
     def _perform(self, effect: Effect) -> None:
         if type(effect) is RunStep:
@@ -192,6 +196,8 @@ class Node:
         elif oldest is not None and result.step > oldest:
             watch.saw("a result overtook an older one")
         watch.step_absorbed()
+        if of_this_life:
+            self._results.setdefault(result.step, result)
         due, broken = result.step == oldest, self.network.is_broken(result)
         self._broken_early |= broken and not due
         self._broken = broken or self._broken_early

@@ -11,6 +11,7 @@ from baton.core.engine.view import InstanceView
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId
 from baton.protocol.step import NewSequence, StepPlan
+from baton.sim.admission_model import AdmissionModel
 from baton.sim.line import Line, Place
 from baton.sim.reference import Reference
 from baton.sim.scenario import Client, Scenario
@@ -32,6 +33,9 @@ class PlanWatch:
         self._view = view
         self._trips = trips
         self._reference = reference
+        # With lower tiers blocks come and go that no plan tells of; thousands of slots are too many for a slow model.
+        modelled = not scenario.host_blocks and scenario.slots <= 64
+        self.model = AdmissionModel(scenario, view, line, saw) if modelled else None
         self._line = line
         self._saw = saw
         self._assigned = [0] * scenario.blocks
@@ -54,10 +58,15 @@ class PlanWatch:
         self.rows += len(plan.run.slots) + len(plan.drops)
         if len(counts) > scenario.slots or sum(counts) > scenario.tokens_per_step or (counts and min(counts) < 1):
             raise InvariantBroken(f"step {plan.step} runs {sum(counts)} tokens of {len(counts)} sequences", invariant=30)
+        model = self.model
+        if model is not None:
+            model.before()
+        dropped: list[Place] = []
         for slot, incarnation in plan.drops:
             self._tables.pop(slot, None)
             trip, index = self._place(slot, incarnation)
             if trip.ended[index] is None:
+                dropped.append((trip, index))
                 self._line.is_dropped(trip, index, plan.step)
         for new in plan.new:
             self._new(new)
@@ -76,6 +85,8 @@ class PlanWatch:
         chunk_max = scenario.chunk_tokens_max or scenario.tokens_per_step
         for slot, count, table in zip(plan.run.slots, counts, tables, strict=True):
             self._writes(plan, slot, count, table, chunk_max)
+        if model is not None:
+            model.check(plan, dropped, {new.slot: self._places[new.slot, new.incarnation] for new in plan.new})
 
     def _beside_decodes(self, plan: StepPlan) -> None:
         """30: where something decodes, prompts keep to their bound."""

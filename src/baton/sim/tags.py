@@ -46,15 +46,25 @@ def logprob(tag: int, token: int) -> float:
 class Oracle:
     """What any correct engine must answer for one sequence: no batching, no cache, no preemption. Computed on demand."""
 
-    __slots__ = ("_crc", "_index", "_position", "_request", "_tag", "_vocab", "logprobs", "prompt_logprobs", "reason", "tokens")
+    __slots__ = (
+        "_crc",
+        "_index",
+        "_position",
+        "_request",
+        "_tag",
+        "_vocab",
+        "logprobs",
+        "prompt_logprobs",
+        "reason",
+        "tags",
+        "tokens",
+    )
 
     def __init__(self, request: GenerateRequest, index: int, vocab: int) -> None:
         self._request, self._index, self._vocab = request, index, vocab
         self.tokens: list[int] = []
-        self.logprobs: list[float] = []
-        "Of the tokens."
-        self.prompt_logprobs: list[float] = []
-        "Of the prompt's; of the first one nothing was thought."
+        self.tags: list[int] = []
+        "Of the prompt, and of the tokens but the last."
         self.reason: FinishReason | None = None
         "Set when the output is complete."
         self._tag = first_tag(request.salt)
@@ -64,6 +74,7 @@ class Oracle:
     def _feed(self, token: int) -> None:
         self._tag = next_tag(self._tag, token)
         self._crc = crc32(_TAG.pack(self._tag), self._crc)
+        self.tags.append(self._tag)
         self._position += 1
 
     def token(self, place: int) -> int | None:
@@ -71,6 +82,18 @@ class Oracle:
         while len(self.tokens) <= place and self.reason is None:
             self._next()
         return self.tokens[place] if place < len(self.tokens) else None
+
+    def tag(self, position: int) -> int:
+        """Of the token at this position, of prompt and output together. What was not drawn yet has none."""
+        if not self._position:
+            self._begin()
+        return self.tags[position]
+
+    def logprob(self, position: int) -> float:
+        """Of the token at this position, which must be known. Of the first one nothing was thought."""
+        prompt = self._request.prompt
+        token = prompt[position] if position < len(prompt) else self.tokens[position - len(prompt)]
+        return logprob(self.tag(position - 1), token)
 
     def complete(self) -> list[int]:
         while self.reason is None:
@@ -80,15 +103,16 @@ class Oracle:
     def _next(self) -> None:
         sampling = self._request.sampling
         if not self._position:
-            for token in self._request.prompt:
-                self.prompt_logprobs.append(logprob(self._tag, token) if self._position else 0.0)
-                self._feed(token)
+            self._begin()
         token = draw(self._crc, sampling.seed, self._index, self._position, self._vocab)
         self.tokens.append(token)
-        self.logprobs.append(logprob(self._tag, token))
         if token in sampling.stop_token_ids and len(self.tokens) >= sampling.min_tokens:
             self.reason = FinishReason.STOP
         elif len(self.tokens) >= sampling.max_tokens:
             self.reason = FinishReason.LENGTH
         else:
+            self._feed(token)
+
+    def _begin(self) -> None:
+        for token in self._request.prompt:
             self._feed(token)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from baton.core.effects import Mode, Refuse
 from baton.core.engine.instance import Instance
 from baton.core.engine.request import Phase, Sequence
-from baton.core.events import LossCause
+from baton.core.events import Event, EvictSome, LossCause, PreemptSome, WorkerReady
 from baton.errors import InvariantBroken
 from baton.protocol.ids import RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason
-from baton.protocol.step import StepPlan, TokenLogprob
+from baton.protocol.step import StepPlan, StepResult, TokenLogprob
 from baton.sim.line import Line
 from baton.sim.plans import PlanWatch
 from baton.sim.reference import Reference
@@ -39,6 +39,10 @@ class Watch:
         "Rare states that were reached."
         self.line = Line()
         self.plans = PlanWatch(scenario, instance.view, self.trips, self.reference, self.line, self.saw)
+        self.model = self.plans.model
+        self._absorbed: list[tuple[int, StepResult]] = []
+        self._pool_spoiled = False
+        "A worker that broke the protocol may have written anywhere."
         self.deliveries = 0
         self.tokens = 0
         self._preempting: dict[Sequence, int] = {}
@@ -85,7 +89,8 @@ class Watch:
         for request, _, index, position, token in emit.tokens:
             trip = self.trips[request]
             delivered = trip.delivered[index]
-            self._expect(position == len(delivered), 21, f"{request}.{index}: token {position} after {len(delivered)}")
+            if position != len(delivered):
+                raise InvariantBroken(f"{request}.{index}: token {position} after {len(delivered)}", invariant=21)
             if trip.ended[index] is not None or trip.refused or not trip.submitted:
                 raise InvariantBroken(f"{request}.{index} gets a token after its end, or before it came", invariant=22)
             if trip.oracles[index].token(len(delivered)) != token:
@@ -106,6 +111,7 @@ class Watch:
         if emit.tokens:
             self.tokens += len(emit.tokens)
             self._idle_steps = 0
+        self.take_in()
         for ended in emit.ended:
             self._ended(ended, now)
 
@@ -114,15 +120,15 @@ class Watch:
         told: dict[tuple[str, int], list[TokenLogprob]] = {}
         for request, index, row in emit.logprobs:
             trip = self.trips[request]
-            trip.oracles[index].token(0)
-            thought = trip.oracles[index].prompt_logprobs
+            prompt, oracle = trip.client.prompt, trip.oracles[index]
             if row.sampled is not None:
                 told.setdefault((request, index), []).append(row.sampled)
             if row.prompt:
                 self._expect(trip.client.prompt_logprobs is not None, 51, f"{request} did not ask about its prompt")
             for place, entry in enumerate(row.prompt, row.prompt_from):
-                right = 0 < place < len(thought) and (entry.token, entry.logprob) == (trip.client.prompt[place], thought[place])
-                self._expect(right, 51, f"{request}.{index}: the log-probability of prompt token {place} is not its own")
+                known = 0 < place < len(prompt)
+                if not known or (entry.token, entry.logprob) != (prompt[place], oracle.logprob(place)):
+                    raise InvariantBroken(f"{request}.{index}: the log-probability of prompt token {place}", invariant=51)
                 trip.prompt_places[place] = True
         for (request_id, index), entries in told.items():
             tokens = [row[4] for row in emit.tokens if (row[0], row[2]) == (request_id, index)]
@@ -134,8 +140,9 @@ class Watch:
         client, oracle = trip.client, trip.oracles[index]
         wanted = None
         if client.logprobs is not None:
-            self.saw("a log-probability was told")
-            wanted = (oracle.tokens[position], oracle.logprobs[position])
+            if not position:
+                self.saw("a log-probability was told")
+            wanted = (oracle.tokens[position], oracle.logprob(len(client.prompt) + position))
         if (told and (told.token, told.logprob)) != wanted:
             raise InvariantBroken(f"{trip.name}.{index}: token {position} comes with {told}, not {wanted}", invariant=51)
         if client.prompt_logprobs is not None and index == 0 and position == 0:
@@ -151,6 +158,8 @@ class Watch:
         trip.ended_at = now
         self.reference.ended(client, index)
         self.line.ended(trip, index)
+        if self.model is not None:
+            self.model.ended(trip, index)
         hit = trip.hit[index] or 0
         if (ended.prompt_tokens, ended.output_tokens, ended.cached_tokens) != (len(client.prompt), len(delivered), hit):
             raise InvariantBroken(f"{ended.request}.{index}: usage is {ended}", invariant=23)
@@ -216,6 +225,9 @@ class Watch:
         """Remember whose sequences were being computed: two such losses, with evidence, are what giving one up needs."""
         self.reference.worker_lost(evidence=cause != "killed", perhaps_absorbed=len(oldest))
         self.line.worker_lost()
+        if self.model is not None:
+            self.model.worker_lost()
+        self._pool_spoiled |= cause == "protocol"
         if cause == "killed":
             return
         suspects = {(trip.client.id, index): None for plan in oldest for trip, index in self.plans.places_of(plan)}
@@ -248,6 +260,32 @@ class Watch:
         preempting = view.preempting()
         if preempting or self._preempting:
             self._preemptions(preempting)
+        if self.model is not None:
+            self.model.after_event()
+
+    def begin_event(self, event: Event, absorbed: list[tuple[int, StepResult]], planned: bool) -> None:
+        """What the models must know before clients are told anything."""
+        self._absorbed = absorbed
+        model = self.model
+        if model is None:
+            return
+        model.event()
+        if type(event) is PreemptSome:
+            for sequence in self._view.preempting():
+                model.preempted_from_outside(self.trips[sequence.request.id], sequence.index)
+        elif type(event) is EvictSome:
+            model.cache.sync(everything=False, in_order=not planned)
+        elif type(event) is WorkerReady and self._instance.worker.state.value == "ready":
+            model.cache.sync(everything=self._pool_spoiled or not self._scenario.pool_kept, in_order=False)
+            self._pool_spoiled = False
+
+    def take_in(self) -> None:
+        """Steps that were absorbed in this event: clients have their tokens, and nobody has ended yet."""
+        absorbed, self._absorbed = self._absorbed, []
+        for step, result in absorbed:
+            self.line.absorbed(step)
+            if self.model is not None:
+                self.model.absorbed(step, result)
 
     def step_absorbed(self) -> None:
         self._idle_steps += 1

@@ -1,0 +1,268 @@
+"""Who must be let in, who must make way, and what is kept in reserve: worked out again for every plan.
+
+A step goes: the head of the line preempts less urgent ones, if that lets it in; what runs goes on and grows, at the cost of
+the last in line if no block is left; then, if nobody was preempted, the line moves up while its head fits: if there is a
+prompt token to spend, a slot, and its blocks beside those that are kept for the growth of what runs and is as urgent.
+
+    7    whoever is admitted leaves the reserve alone        53   a head that fits is admitted
+    52   a preemption for urgency lets the head in, with as few victims as can be; no other one without need
+    54   the reserve learns from ends, and from growth that had to preempt, and from nothing else
+
+Only for instances without lower tiers, as cache_model.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from baton.core.engine.view import InstanceView
+from baton.errors import InvariantBroken
+from baton.protocol.ids import BlockId
+from baton.protocol.step import StepPlan, StepResult
+from baton.sim.cache_model import CacheModel, Held
+from baton.sim.line import Line, Place
+from baton.sim.scenario import Scenario
+from baton.sim.trip import Trip
+
+CLIP_TOKENS = 4096
+"""Of what one sequence is expected to grow by; the default, which no scenario changes."""
+
+
+class AdmissionModel:
+    def __init__(self, scenario: Scenario, view: InstanceView, line: Line, saw: Callable[[str], None]) -> None:
+        self.cache = CacheModel(scenario, view)
+        self._scenario = scenario
+        self._view = view
+        self._line = line
+        self._saw = saw
+        self._ratio = scenario.reserve_start
+        self._growths = 0
+        "Plans of this event in which growth may have preempted: how often each did so cannot be seen."
+        self._taken: dict[int, int] = {}
+        "Slots that are not free: the step that drops them, 0 while they run."
+        self._plans: dict[int, list[tuple[int, int, int]]] = {}
+        "Of each plan without a result: (slot, incarnation, tokens that are computed then)."
+        self._slot_of: dict[tuple[int, int], tuple[int, int]] = {}
+        "Where each sequence on the worker is: (arrival, index) -> (slot, incarnation)."
+        self._position: dict[int, int] = {}
+        self._prefill: dict[int, int] = {}
+        "Tokens to prefill, by slot."
+        self._victims_due: list[Place] = []
+        self._unsure = False
+        self.forced = False
+        "Somebody was preempted from outside, and the next plan tells it."
+
+    # Events
+
+    def event(self) -> None:
+        self.cache.tick += 1
+        self.cache.fresh.clear()
+        self._growths = 0
+
+    def absorbed(self, step: int, result: StepResult) -> None:
+        """A result was taken in, and the tokens that clients have are counted already; ends are not yet."""
+        failed = {(failure.slot, failure.incarnation) for failure in result.failures}
+        unsettled: list[tuple[int, int]] = []
+        for slot, incarnation, end in self._plans.pop(step, ()):
+            held = self.cache.held.get(slot)
+            if held is None or self._slot_of.get(_who(held)) != (slot, incarnation) or (slot, incarnation) in failed:
+                continue
+            known = len(held.trip.client.prompt) + len(held.trip.delivered[held.index])
+            computed = min(end, known - 1 if held.trip.delivered[held.index] else known)
+            if not self.cache.compute(slot, computed):
+                unsettled.append((slot, computed))
+        for slot, computed in unsettled:  # another one of this step was first
+            self.cache.compute(slot, computed)
+        self._taken = {slot: dropped for slot, dropped in self._taken.items() if not 0 < dropped <= step}
+
+    def ended(self, trip: Trip, index: int) -> None:
+        if trip.hit[index] is not None:  # it was admitted once
+            used = min(1.0, len(trip.delivered[index]) / trip.client.max_tokens)
+            self._ratio += (used - self._ratio) * self._scenario.reserve_learning
+        place = self._slot_of.pop((trip.orders[0][1], index), None)
+        if place is not None:
+            self.cache.release(place[0])
+
+    def preempted_from_outside(self, trip: Trip, index: int) -> None:
+        """It has lost its blocks now; a plan tells of it when there is room for one."""
+        self.forced = True
+        if (place := self._slot_of.pop((trip.orders[0][1], index), None)) is not None:
+            self.cache.release(place[0])
+
+    def worker_lost(self) -> None:
+        self.cache.release_all()
+        self._taken.clear()
+        self._plans.clear()
+        self._slot_of.clear()
+        self.forced = False
+
+    def after_event(self) -> None:
+        """54: half-way to all that is declared for each time that growth had to preempt; else only ends count."""
+        told, ratio = self._view.reserve_ratio, self._ratio
+        for _ in range(self._growths + 1):
+            if abs(told - ratio) < 1e-9:
+                self._ratio = told
+                return
+            ratio += (1.0 - ratio) / 2
+        raise InvariantBroken(f"the reserve is {told:.4f}, not {self._ratio:.4f}", invariant=54)
+
+    # A plan
+
+    def before(self) -> None:
+        """The line does not know of the plan yet: who should be preempted in it?"""
+        self._unsure = self.forced or self._growths > 0  # the reserve that this plan was made with is not known
+        self.forced = False
+        self._victims_due = [] if self._unsure else self._victims()
+
+    def check(self, plan: StepPlan, dropped: list[Place], places: Mapping[int, Place]) -> None:
+        """`dropped`: those that were preempted. `places`: who is new, by slot. The line knows of the plan now."""
+        self._check_preempted(plan, dropped, self._growing())
+        self.cache.tick += 1
+        self.cache.fresh.clear()
+        for slot, _ in plan.drops:
+            self._taken[slot] = plan.step
+        for trip, index in dropped:
+            if (place := self._slot_of.pop((trip.orders[0][1], index), None)) is not None:
+                self.cache.release(place[0])
+        room = self._prompt_room(self._decoding())
+        for slot, block in plan.grown:
+            self.cache.grow(slot, block)
+        for new in plan.new:
+            self._admit(plan, places[new.slot], new.slot, new.incarnation, [*new.blocks], new.computed_tokens)
+            self._prefill[new.slot], self._position[new.slot] = len(new.tokens), new.computed_tokens
+        self._run(plan, room, bool(dropped))
+
+    def _run(self, plan: StepPlan, room: int, preempted: bool) -> None:
+        rows: list[tuple[int, int, int]] = []
+        for slot, count in zip(plan.run.slots, plan.run.counts, strict=True):
+            if self._position[slot] < self._prefill[slot]:
+                room -= count
+            self._position[slot] += count
+            rows.append((slot, self._slot_of[_who(self.cache.held[slot])][1], self._position[slot]))
+        self._plans[plan.step] = rows
+        if not preempted and room > 0 and not self._unsure:
+            self._check_left_out(plan)
+
+    def _check_left_out(self, plan: StepPlan) -> None:
+        """53: the head of the line is not in this plan."""
+        if (head := self._line.head()) is None:
+            return
+        if len(self._taken) < self._scenario.slots and not self._line.returns_before(head[0].orders[head[1]]):
+            need, left = self._need(head, self.cache.is_held), self.cache.available - self._reserve(head)
+            if need <= left:
+                raise InvariantBroken(f"step {plan.step}: {head[0].name}.{head[1]} fits, and waits", invariant=53)
+
+    def _admit(self, plan: StepPlan, place: Place, slot: int, incarnation: int, blocks: list[BlockId], computed: int) -> None:
+        trip, index = place
+        new = sum(not self.cache.is_held(block) for block in blocks)
+        reserve = self._reserve(place)
+        if new + reserve > self.cache.available:
+            raise InvariantBroken(
+                f"step {plan.step}: {trip.name}.{index} takes {new} blocks of {self.cache.available}, {reserve} are reserved",
+                invariant=7,
+            )
+        self.cache.admit(slot, trip, index, blocks, computed // self._scenario.block_size)
+        self._slot_of[trip.orders[0][1], index] = slot, incarnation
+        self._taken[slot] = 0
+
+    # Preemption
+
+    def _check_preempted(self, plan: StepPlan, dropped: list[Place], growing: int) -> None:
+        victims = self._victims_due
+        short = growing > self.cache.available + sum(self._freed(victims))
+        if dropped and (short or self._unsure):
+            self._growths += growing
+        if self._unsure:
+            return
+        missing = [place for place in victims if place not in dropped]
+        if victims:
+            self._saw("preempted for a more urgent one")
+        if missing or (len(dropped) > len(victims) and not short):
+            raise InvariantBroken(
+                f"step {plan.step} preempts {_names(dropped)}; for the head of the line it should be {_names(victims)}",
+                invariant=52,
+            )
+
+    def _victims(self) -> list[Place]:
+        """The fewest less urgent ones, the last in line first, without whom the head would be let in."""
+        head = self._line.head()
+        if head is None:
+            return []
+        urgency, order = head[0].orders[head[1]][0], head[0].orders[head[1]]
+        running = sorted(self._line.on_worker)
+        if not running or running[-1][0] <= urgency or self._line.returns_before(order):
+            return []
+        victims: list[Place] = []
+        while not self._would_fit(head, victims):
+            last = running.pop() if running else None
+            if last is None or last[0] <= urgency:
+                return []
+            victims.append(self._line.on_worker[last])
+        return victims
+
+    def _would_fit(self, head: Place, victims: list[Place]) -> bool:
+        slots = [self._slot_of[trip.orders[0][1], index][0] for trip, index in victims]
+        decoding = self._decoding() - sum(self._position[slot] >= self._prefill[slot] for slot in slots)
+        free = self._scenario.slots - len(self._line.on_worker) + len(victims)
+        if self._prompt_room(decoding) <= 0 or free <= 0:
+            return False
+        left: dict[BlockId, int] = {}
+        for slot in slots:
+            for block in self.cache.held[slot].blocks:
+                left[block] = left.get(block, self.cache.references(block)) - 1
+        freed = sum(not count for count in left.values())
+        need = self._need(head, lambda block: left.get(block, self.cache.references(block)) > 0)
+        return need + self._reserve(head) <= self.cache.available + freed
+
+    def _freed(self, victims: list[Place]) -> list[bool]:
+        blocks = [block for trip, index in victims for block in self._held(trip, index).blocks]
+        return [self.cache.references(block) == blocks.count(block) for block in dict.fromkeys(blocks)]
+
+    # Numbers
+
+    def _need(self, place: Place, is_held: Callable[[BlockId], bool]) -> int:
+        """Blocks that are not held yet."""
+        trip, index = place
+        hits = self.cache.hits(trip, index)
+        known = len(trip.client.prompt) + len(trip.delivered[index])
+        return -(-known // self._scenario.block_size) - sum(is_held(block) for block in hits)
+
+    def _reserve(self, head: Place) -> int:
+        """For the growth of those that are as urgent as the head, or more."""
+        urgency, size, total = head[0].orders[head[1]][0], self._scenario.block_size, 0
+        for held in self.cache.held.values():
+            if held.trip.orders[held.index][0] <= urgency:
+                prompt, declared = len(held.trip.client.prompt), held.trip.client.max_tokens
+                capacity = len(held.blocks) * size
+                expected = min(prompt + int(self._ratio * declared), prompt + declared - 1, capacity + CLIP_TOKENS)
+                total += max(0, -(-(expected - capacity) // size))
+        return total
+
+    def _decoding(self) -> int:
+        return sum(self._position[slot] >= self._prefill[slot] for slot in self.cache.held)
+
+    def _prompt_room(self, decoding: int) -> int:
+        """Prompt tokens of a step in which so many decode."""
+        left = self._scenario.tokens_per_step - decoding
+        bound = self._scenario.prefill_tokens_beside_decodes
+        return min(left, bound) if decoding and bound is not None else left
+
+    def _growing(self) -> int:
+        """How many need one more block in the next step."""
+        size, count = self._scenario.block_size, 0
+        for slot, held in self.cache.held.items():
+            position = self._position[slot]
+            last = len(held.trip.client.prompt) + held.trip.client.max_tokens - 1
+            count += self._prefill[slot] <= position < last and position == len(held.blocks) * size
+        return count
+
+    def _held(self, trip: Trip, index: int) -> Held:
+        return self.cache.held[self._slot_of[trip.orders[0][1], index][0]]
+
+
+def _who(held: Held) -> tuple[int, int]:
+    return held.trip.orders[0][1], held.index
+
+
+def _names(places: list[Place]) -> str:
+    return ", ".join(f"{trip.name}.{index}" for trip, index in places) or "nobody"

@@ -1,0 +1,200 @@
+"""The prefix cache, worked out again: which blocks are cached under which content, who holds them, what may be evicted first.
+
+Small and slow on purpose. Content is named by the tag of a block's last token, which stands for everything before it. Known
+from outside are plans (who is given which blocks), absorbed steps (what is computed, and so cached) and ends (what is let go).
+Where two sequences compute the same block in one event, the instance is asked which of the two is cached: either may be.
+
+Times are counted in events and plans, so blocks that were let go together are equal here: of equals any may go first.
+Only for instances without lower tiers: those bring and take blocks that no plan names.
+"""
+
+from __future__ import annotations
+
+from baton.core.engine.view import InstanceView
+from baton.errors import InvariantBroken
+from baton.protocol.ids import BlockId
+from baton.sim.scenario import Scenario
+from baton.sim.trip import Trip
+
+Key = tuple[int, int]
+"""(name space, tag)."""
+ORDER_CHECK_EVERY = 4
+"""Evictions between two looks at all that could have gone instead."""
+
+
+class Held:
+    """What one sequence on the worker has."""
+
+    __slots__ = ("blocks", "computed", "index", "trip")
+
+    def __init__(self, trip: Trip, index: int, blocks: list[BlockId], computed: int) -> None:
+        self.trip = trip
+        self.index = index
+        self.blocks = blocks
+        self.computed = computed
+        "Leading blocks that are computed, and so cached."
+
+
+class CacheModel:
+    def __init__(self, scenario: Scenario, view: InstanceView) -> None:
+        self.held: dict[int, Held] = {}
+        "By slot."
+        self._scenario = scenario
+        self._view = view
+        self._size = scenario.block_size
+        self._references = [0] * scenario.blocks
+        self._block_of: dict[Key, BlockId] = {}
+        self._key_of: dict[BlockId, Key] = {}
+        self._parent: dict[BlockId, Key | None] = {}
+        self._children: dict[Key, int] = {}
+        self._last_used = [0] * scenario.blocks
+        self._hits = [0] * scenario.blocks
+        self._evictions = 0
+        self._in_use = 0
+        self.tick = 0
+        self.fresh: dict[BlockId, None] = {}
+        "Blocks that were let go by the plan that is looked at: nobody can tell whether before or after a block was taken."
+
+    # Questions
+
+    @property
+    def available(self) -> int:
+        """Blocks that nobody holds."""
+        return self._scenario.blocks - self._in_use
+
+    def is_held(self, block: BlockId) -> bool:
+        return self._references[block] > 0
+
+    def references(self, block: BlockId) -> int:
+        return self._references[block]
+
+    def key(self, trip: Trip, index: int, place: int) -> Key:
+        """Of the content of its block number `place`."""
+        space = 0 if self._scenario.prefix_caching else trip.orders[0][1]
+        return space, trip.oracles[index].tag((place + 1) * self._size - 1)
+
+    def hits(self, trip: Trip, index: int) -> list[BlockId]:
+        """The cached blocks that it could begin with: all but what has its last token."""
+        known = len(trip.client.prompt) + len(trip.delivered[index])
+        if trip.client.prompt_logprobs is not None and index == 0 and known == len(trip.client.prompt):
+            return []
+        found: list[BlockId] = []
+        for place in range((known - 1) // self._size):
+            block = self._block_of.get(self.key(trip, index, place))
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    # What happens
+
+    def admit(self, slot: int, trip: Trip, index: int, blocks: list[BlockId], hit: int) -> None:
+        expected = self.hits(trip, index)
+        if blocks[:hit] != expected:
+            raise InvariantBroken(f"{trip.name}.{index} hits {hit} blocks, {len(expected)} are cached", invariant=14)
+        for block in blocks[:hit]:
+            self._hits[block] += 1
+            self._hold(block)
+        self.take(blocks[hit:])
+        self.held[slot] = Held(trip, index, blocks, hit)
+
+    def grow(self, slot: int, block: BlockId) -> None:
+        self.take([block])
+        self.held[slot].blocks.append(block)
+
+    def take(self, blocks: list[BlockId]) -> None:
+        """Free blocks, or evicted ones: those in the order of the policy."""
+        evicted = [block for block in blocks if block in self._key_of]
+        if evicted:
+            self.evict(evicted)
+        for block in blocks:
+            self._hold(block)
+
+    def compute(self, slot: int, tokens: int) -> bool:
+        """Its first `tokens` are computed: full blocks are cached, or folded onto those that are. False: not yet all."""
+        held = self.held[slot]
+        for place in range(held.computed, tokens // self._size):
+            own, key = held.blocks[place], self.key(held.trip, held.index, place)
+            first = self._block_of.get(key)
+            if first is None and self._view.is_cached(own):
+                self._insert(own, key, self.key(held.trip, held.index, place - 1) if place else None)
+            elif first is not None and first != own:
+                held.blocks[place] = first
+                self._hits[first] += 1
+                self._hold(first)
+                self._let_go(own)
+            elif first is None:
+                return False  # another one has the same block, and is cached in its place
+            held.computed = place + 1
+        return True
+
+    def release(self, slot: int) -> None:
+        held = self.held.pop(slot, None)
+        for block in held.blocks if held is not None else ():
+            self._let_go(block)
+
+    def release_all(self) -> None:
+        for slot in list(self.held):
+            self.release(slot)
+
+    def sync(self, *, everything: bool, in_order: bool) -> None:
+        """The instance has given up blocks that no plan tells of. `everything`: it must have."""
+        gone = [block for block in self._key_of if not self._view.is_cached(block)]
+        if everything and len(gone) < len(self._key_of):
+            raise InvariantBroken("the cache of a pool that is gone is believed", invariant=12)
+        if in_order:
+            self.evict(gone)
+            return
+        for block in gone:
+            self._forget(block)
+
+    def evict(self, blocks: list[BlockId]) -> None:
+        """15: nothing that is held. 20: a leaf each time, and none that the policy would have kept longer than another."""
+        left = dict.fromkeys(blocks)
+        while left:
+            leaves = [block for block in left if not self._children.get(self._key_of[block])]
+            if not leaves or any(self._references[block] for block in left):
+                raise InvariantBroken(f"blocks {list(left)} are evicted, and held or not leaves", invariant=15)
+            first = min(leaves, key=self._rank)
+            self._evictions += 1
+            if self._evictions % ORDER_CHECK_EVERY == 0:
+                self._check_order(first)
+            self._forget(first)
+            del left[first]
+
+    def _check_order(self, evicted: BlockId) -> None:
+        rank = self._rank(evicted)
+        for block, key in self._key_of.items():
+            idle_leaf = not self._references[block] and not self._children.get(key)
+            if idle_leaf and block not in self.fresh and self._rank(block) < rank:
+                raise InvariantBroken(f"block {evicted} is evicted before block {block}", invariant=20)
+
+    def _rank(self, block: BlockId) -> tuple[int, ...]:
+        used = self._last_used[block]
+        return (used,) if self._scenario.eviction == "lru" else (self._hits[block], used)
+
+    # Moves
+
+    def _hold(self, block: BlockId) -> None:
+        self._references[block] += 1
+        self._in_use += self._references[block] == 1
+
+    def _let_go(self, block: BlockId) -> None:
+        self._references[block] -= 1
+        if not self._references[block]:
+            self._in_use -= 1
+            self._last_used[block] = self.tick
+            self.fresh[block] = None
+
+    def _insert(self, block: BlockId, key: Key, parent: Key | None) -> None:
+        self._block_of[key], self._key_of[block] = block, key
+        self._parent[block] = parent
+        self._hits[block] = 0
+        if parent is not None:
+            self._children[parent] = self._children.get(parent, 0) + 1
+
+    def _forget(self, block: BlockId) -> None:
+        key, parent = self._key_of.pop(block), self._parent.pop(block)
+        del self._block_of[key]
+        if parent is not None:
+            self._children[parent] -= 1
