@@ -135,6 +135,8 @@ class AdmissionModel:
     def _run(self, plan: StepPlan, room: int, preempted: bool) -> None:
         rows: list[tuple[int, int, int]] = []
         for slot, count in zip(plan.run.slots, plan.run.counts, strict=True):
+            if slot not in self.cache.held:
+                raise InvariantBroken(f"step {plan.step} runs slot {slot}, whose sequence has ended", invariant=25)
             if self._position[slot] < self._prefill[slot]:
                 room -= count
             self._position[slot] += count

@@ -137,11 +137,13 @@ class CacheModel:
         for slot in list(self.held):
             self.release(slot)
 
-    def sync(self, *, everything: bool, in_order: bool) -> None:
-        """The instance has given up blocks that no plan tells of. `everything`: it must have."""
+    def sync(self, *, everything: bool = False, kept: bool = False, in_order: bool = False) -> None:
+        """The instance has given up blocks that no plan tells of. `everything`: it must have; `kept`: it must not."""
         gone = [block for block in self._key_of if not self._view.is_cached(block)]
         if everything and len(gone) < len(self._key_of):
             raise InvariantBroken("the cache of a pool that is gone is believed", invariant=12)
+        if kept and gone:
+            raise InvariantBroken("the cache of a pool that was kept is thrown away", invariant=14)
         if in_order:
             self.evict(gone)
             return

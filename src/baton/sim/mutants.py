@@ -204,6 +204,47 @@ MUTANTS: tuple[Mutant, ...] = (
            "a row of another occupant is taken for the present one's"),
     Mutant("caching-off-shares", "core.engine.instance", 'b"" if self.config.kv.prefix_caching else', 'b"" if self.config.kv.blocks else',
            "requests share blocks though caching is off"),
+    # Eviction and the cache
+    Mutant("evicts-newest", "core.kv.eviction", "    return (last_used,)\n", "    return (-last_used,)\n",
+           "the block that was used last is evicted first"),
+    Mutant("lfu-by-time", "core.kv.eviction", "return (hits, last_used)", "return (last_used, hits)",
+           "lfu evicts by time, and by hits only among equals"),
+    Mutant("lfu-counts-no-hits", "core.kv.prefix_cache", "            self._hits[block] += 1\n", "            pass\n",
+           "hits are not counted"),
+    Mutant("match-one-too-few", "core.kv.prefix_cache", "        return low\n\n    def idle_among", "        return max(0, low - 1)\n\n    def idle_among",
+           "the match is one block too short"),
+    Mutant("kept-cache-thrown-away", "core.engine.instance", "elif event.pool != self._pool:", "else:",
+           "a pool that outlived its worker counts as empty"),
+    # The growth reserve
+    Mutant("reserve-ignored", "core.engine.admission", "need.hit_idle + room.reserve(board, head.priority) - room", "need.hit_idle - room",
+           "admission leaves nothing for the growth of what runs"),
+    Mutant("reserve-for-everybody", "core.engine.reserve", " for sequence in running if sequence.priority <= priority)", " for sequence in running)",
+           "an urgent request is held back for the growth of those that would make way for it"),
+    Mutant("reserve-learns-from-urgency", "core.engine.preemption", "        board.preempt(running[-1])\n", "        board.preempt(running[-1])\n        board.reserve.growth_preempted()\n",
+           "a preemption for urgency counts as one for growth"),
+    Mutant("reserve-by-declaration", "core.engine.reserve", "min(1.0, sequence.outputs / declared)", "1.0",
+           "the reserve learns what was declared, not what was used"),
+    # Urgency
+    Mutant("urgency-takes-one-more", "core.engine.preemption", "    for _ in range(victims):\n", "    for _ in range(min(victims + (victims > 0), len(running))):\n",
+           "one sequence more is preempted than the head of the line needs"),
+    Mutant("urgency-in-vain", "core.engine.preemption", "room.available += not left and block not in self._hits", "room.available += 1",
+           "blocks that stay held count as freed: victims that do not help"),
+    Mutant("urgency-ignored", "core.engine.preemption", "if head is None or not running or not gives_way(running[-1], head):", "if head is None or running:",
+           "nobody makes way for a more urgent request"),
+    # Log-probabilities
+    Mutant("logprobs-of-strangers", "core.engine.absorb", "board.slots.occupant_of(logprobs.slot, logprobs.incarnation)", "board.slots.occupants[logprobs.slot]",
+           "log-probabilities of a former occupant are told to the present one"),
+    Mutant("prompt-logprobs-cut", "core.engine.request", "return self.request.sampling.prompt_logprobs is not None and", "return False and",
+           "a cached prompt has no log-probabilities, and is not computed again"),
+    Mutant("logprobs-lost-at-preemption", "core.engine.absorb", "        if sequence is not None and sequence.phase is not Phase.CLOSING:\n            board.out.logprobs", "        if sequence is not None and sequence.phase is Phase.DECODE:\n            board.out.logprobs",
+           "a token in flight at a preemption comes without its log-probability"),
+    # Time
+    Mutant("no-backoff", "core.engine.worker_watch", "delay = self._backoff()", "delay = 0.0",
+           "a worker that dies again and again is restarted at once each time"),
+    Mutant("news-find-the-worker-overdue", "core.engine.instance", "        now = self._now\n        while self._deadlines", "        now = self._now\n        self._on_tick(Tick())\n        while self._deadlines",
+           "after a pause of the engine a worker is given up whose answer is here, unread"),
+    Mutant("deadline-of-former-user", "core.engine.instance", "not group.open or group.deadline != entry[0]", "not group.open",
+           "a request ends at the deadline of an earlier one with its id"),
 )  # fmt: skip
 
 

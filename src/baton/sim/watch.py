@@ -274,9 +274,12 @@ class Watch:
             for sequence in self._view.preempting():
                 model.preempted_from_outside(self.trips[sequence.request.id], sequence.index)
         elif type(event) is EvictSome:
-            model.cache.sync(everything=False, in_order=not planned)
+            model.cache.sync(in_order=not planned)
         elif type(event) is WorkerReady and self._instance.worker.state.value == "ready":
-            model.cache.sync(everything=self._pool_spoiled or not self._scenario.pool_kept, in_order=False)
+            if self._pool_spoiled or not self._scenario.pool_kept:
+                model.cache.sync(everything=True)
+            elif not planned:
+                model.cache.sync(kept=True)
             self._pool_spoiled = False
 
     def take_in(self) -> None:
