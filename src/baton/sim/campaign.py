@@ -39,6 +39,7 @@ SOMETIMES: tuple[str, ...] = (
     "prompts were held back beside decodes",
     "more prompt tokens, as nothing decodes",
     # Preemption
+    "preempted for a more urgent one",
     "preempted with tokens in flight",
     "preempted more than once",
     "everything was preempted",
