@@ -242,6 +242,7 @@ class TiersConfig:
     storage: str = ""
     "URL of the storage tier (kvcache/storage/open.py). Empty: none."
     write: Literal["through", "selective", "back"] = "through"
+    write_outputs: bool = True
     preempted: Literal["auto", "storage", "host", "drop"] = "auto"
 
     def __post_init__(self) -> None:
@@ -275,6 +276,7 @@ class TiersConfig:
             host_blocks=self.host_blocks(block_bytes),
             storage=bool(self.storage),
             write=self.write,
+            write_outputs=self.write_outputs,
             preempted=lowest if self.preempted == "auto" else self.preempted,
         )
 
@@ -386,6 +388,8 @@ class ServeConfig:
     kv_write: Literal["through", "selective", "back"] = "through"
     """When a KV block is copied to the lower tiers. through: when it is computed. selective: when it was used again. back: when
     the KV cache runs out of room, those that would be evicted next."""
+    kv_write_outputs: bool = True
+    "With through: copy what was generated too, for the next turn of a chat. Without: only prompts."
     preempted_kv: Literal["auto", "storage", "host", "drop"] = "auto"
     """Where the KV of a preempted request goes, to be found when it continues. auto: the lowest tier there is. drop: it is
     computed again, unless it is still in the KV cache."""
@@ -478,7 +482,13 @@ class ServeConfig:
         )
 
     def _tiers(self) -> TiersConfig:
-        return TiersConfig(host_gib=self.kv_host_gib, storage=self.kv_storage, write=self.kv_write, preempted=self.preempted_kv)
+        return TiersConfig(
+            host_gib=self.kv_host_gib,
+            storage=self.kv_storage,
+            write=self.kv_write,
+            write_outputs=self.kv_write_outputs,
+            preempted=self.preempted_kv,
+        )
 
 
 def shown(config: ServeConfig) -> dict[str, object]:

@@ -66,6 +66,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "kv_host_gib",
         "kv_storage",
         "kv_write",
+        "kv_write_outputs",
         "preempted_kv",
     ),
     "Scheduling": (
