@@ -16,7 +16,7 @@ from baton.api.app import make_app
 from baton.api.config import ApiConfig, ServedModel
 from baton.api.engine_client import Delta, Ended, EngineRefused, EngineStats, TokenLogprob
 from baton.api.server import make_server
-from baton.errors import EngineError
+from baton.errors import CallerError, EngineError
 from baton.protocol.ids import RequestId
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 from baton.text.loading import ModelText
@@ -73,6 +73,7 @@ class FakeEngine:
     sick: EngineError | None = None
     pings: int = 0
     paused_with: list[float | None] = field(default_factory=list)
+    loaded: str = ""
 
     async def generate(self, request: GenerateRequest, take: Callable[[Delta], None]) -> None:
         script = self.script
@@ -160,6 +161,18 @@ class FakeEngine:
 
     async def clear_cache(self, *, device: bool, host: bool) -> None:
         self.cleared = (device, host)
+
+    async def sleep(self, drain_seconds: float | None) -> None:
+        self.paused_with.append(drain_seconds)
+        self.snapshot.mode = "asleep"
+
+    async def wake(self) -> None:
+        self.snapshot.mode = "serving"
+
+    async def load_weights(self, model: str, drain_seconds: float | None) -> None:
+        if "broken" in model:
+            raise CallerError(f"{model}: not a model")
+        self.loaded = model
 
     async def resume(self) -> None:
         self.snapshot.mode = "serving"

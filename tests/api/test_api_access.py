@@ -22,6 +22,7 @@ CLIENT, ADMIN = "key-of-client", "key-of-admin"
 ADMIN_ROUTES = [
     *(("GET", path) for path in ("/config", "/metrics")),
     *(("POST", path) for path in ("/v1/pause", "/v1/resume", "/v1/cache/clear", "/reset_prefix_cache")),
+    *(("POST", path) for path in ("/v1/sleep", "/v1/wake", "/v1/weights")),
 ]
 # Other ways to write a path. Servers and frameworks disagree about them, so they are tried on every admin route.
 DISGUISES = [

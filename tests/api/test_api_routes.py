@@ -86,6 +86,19 @@ def test_health_is_a_round_trip(server, http):
     assert http.get(server.url + "/live").status_code == 200
 
 
+def test_sleep_wake_and_other_weights(server, http):
+    assert http.post(server.url + "/v1/sleep", json={"drain_seconds": 2}).json() == {"mode": "asleep"}
+    assert http.get(server.url + "/ready").status_code == 503
+    assert http.post(server.url + "/v1/wake").json() == {"mode": "serving"}
+    answer = http.post(server.url + "/v1/weights", json={"path": "/models/other"})
+    assert (answer.status_code, server.engine.loaded) == (200, "/models/other")
+    assert answer.json()["fingerprint"].startswith("fp_")
+    for body, word in (({"path": "/models/broken"}, "not a model"), ({}, "path"), ({"path": 7}, "path")):
+        answer = http.post(server.url + "/v1/weights", json=body)
+        assert answer.status_code == 400
+        assert word in answer.json()["error"]["message"]
+
+
 def test_pause_and_resume(server, http, complete):
     assert http.post(server.url + "/v1/pause", json={"drain_seconds": 2}).json() == {"mode": "paused"}
     assert server.engine.paused_with[-1] == 2.0
@@ -117,7 +130,7 @@ def test_config_counts_keys_and_does_not_show_them(keyed, http):
 
 def test_every_route_but_three_needs_a_key(keyed, http):
     paths = [route.path for route in keyed.app.routes]
-    assert len(paths) == 18
+    assert len(paths) == 21
     for path in [*paths, "/nothing/here", "/docs", "/health/", "//health", "/health//", "/health/x"]:
         for method in ("GET", "POST", "PUT", "OPTIONS", "HEAD"):
             status = http.request(method, keyed.url + path).status_code
@@ -133,7 +146,14 @@ def test_right_key(keyed, http):
 
 
 def test_admin_routes_need_an_admin_key(keyed, http):
-    for method, path in (("GET", "/config"), ("GET", "/metrics"), ("POST", "/v1/pause"), ("POST", "/v1/resume")):
+    for method, path in (
+        ("GET", "/config"),
+        ("GET", "/metrics"),
+        ("POST", "/v1/pause"),
+        ("POST", "/v1/resume"),
+        ("POST", "/v1/sleep"),
+        ("POST", "/v1/wake"),
+    ):
         assert http.request(method, keyed.url + path, headers=bearer(KEYS[0])).status_code == 403
         assert http.request(method, keyed.url + path, headers=bearer("key-of-admin")).status_code == 200
 

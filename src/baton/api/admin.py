@@ -26,6 +26,10 @@ _PAUSE_SECONDS_MAX = 3600.0
 "How long a pause without a limit of its own may drain before we stop waiting for it (the engine goes on draining)."
 
 
+_LOAD_SECONDS_MAX = 1800.0
+"How long loading may take before we stop waiting for it."
+
+
 async def live(request: Request) -> Response:
     return JsonResponse({"status": "ok"})
 
@@ -83,10 +87,14 @@ async def pause(request: Request) -> Response:
     """Takes nothing new, lets what runs finish for drain_seconds (null: as long as it takes), then stands still."""
     front = front_of(request)
     fields = await _fields(request, front)
-    drain = None if fields.raw("drain_seconds") is None else fields.number("drain_seconds", 0.0)
+    drain = _drain_seconds(fields)
     record_of(request).ignored = fields.finish(front.config.unknown_fields)
     await _within(_PAUSE_SECONDS_MAX if drain is None else drain + 30.0, front.engine.pause(drain))
     return JsonResponse({"mode": front.engine.stats().mode})
+
+
+def _drain_seconds(fields: Fields) -> float | None:
+    return None if fields.raw("drain_seconds") is None else fields.number("drain_seconds", 0.0)
 
 
 async def resume(request: Request) -> Response:
@@ -106,6 +114,36 @@ async def clear_cache(request: Request) -> Response:
         raise bad('tiers must be a list of "device" and "host"; storage is cleared with baton kv clear', "tiers")
     await _within(30.0, front.engine.clear_cache(device="device" in wanted, host="host" in wanted))
     return JsonResponse({"cleared": wanted})
+
+
+async def sleep(request: Request) -> Response:
+    """Pauses as /v1/pause does, then gives back the memory of weights and KV cache."""
+    front = front_of(request)
+    fields = await _fields(request, front)
+    drain = _drain_seconds(fields)
+    record_of(request).ignored = fields.finish(front.config.unknown_fields)
+    await _within(_PAUSE_SECONDS_MAX if drain is None else drain + 60.0, front.engine.sleep(drain))
+    return JsonResponse({"mode": front.engine.stats().mode})
+
+
+async def wake(request: Request) -> Response:
+    """Loads the weights again, and takes requests."""
+    front = front_of(request)
+    await _within(_LOAD_SECONDS_MAX, front.engine.wake())
+    return JsonResponse({"mode": front.engine.stats().mode})
+
+
+async def weights(request: Request) -> Response:
+    """Serves other weights of the same vocabulary, from a path on this machine: pauses, loads them, goes on. Cached blocks of
+    the old ones are of no use any more, on any tier. Where they cannot be loaded the old ones are served again: 400."""
+    front = front_of(request)
+    fields = await _fields(request, front)
+    path, drain = fields.name("path"), _drain_seconds(fields)
+    record_of(request).ignored = fields.finish(front.config.unknown_fields)
+    if not path:
+        raise bad("give the path of the weights", "path")
+    await _within(_LOAD_SECONDS_MAX + (drain or _PAUSE_SECONDS_MAX), front.engine.load_weights(path, drain))
+    return JsonResponse({"mode": front.engine.stats().mode, "fingerprint": front.model.fingerprint})
 
 
 async def _within(seconds: float, work: Any) -> None:

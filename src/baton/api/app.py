@@ -42,6 +42,9 @@ ROUTES: Sequence[ApiRoute] = (
     ApiRoute("/v1/resume", admin.resume, methods=["POST"], right="admin"),
     ApiRoute("/v1/cache/clear", admin.clear_cache, methods=["POST"], right="admin"),
     ApiRoute("/reset_prefix_cache", admin.clear_cache, methods=["POST"], right="admin"),
+    ApiRoute("/v1/sleep", admin.sleep, methods=["POST"], right="admin"),
+    ApiRoute("/v1/wake", admin.wake, methods=["POST"], right="admin"),
+    ApiRoute("/v1/weights", admin.weights, methods=["POST"], right="admin"),
 )
 PAGE = ApiRoute("/", chat_page, methods=["GET"], page=True)
 

@@ -54,7 +54,7 @@ class ApiConfig:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     "Bearer keys. Each is a tenant of its own: cached blocks, aborts, idempotency keys are not shared. None: no key is asked."
     admin_api_keys: tuple[str, ...] = field(default=(), repr=False)
-    """Keys for the admin routes (/config, /metrics, /v1/pause, /v1/resume); they open all others too. None: the admin routes
+    """Keys for the admin routes (/config, /metrics, /v1/pause and its like); they open all others too. None: the admin routes
     are closed where there are API keys, and answer this machine only where there are none."""
     admin_port: int | None = None
     "Connections that come in on this port reach the admin routes and nothing else, and all others do not reach them."

@@ -51,6 +51,13 @@ class RestartCache(Struct, frozen=True):
     "For people."
 
 
+class StopWorker(Struct, frozen=True):
+    """Everybody unmaps the pool, then the worker ends, and none follows. Say WorkerStopped when it has."""
+
+    epoch: WorkerEpoch
+    "Of the next one, whenever that comes."
+
+
 class Mode(StrEnum):
     SERVING = "serving"
     DRAINING = "draining"
@@ -61,4 +68,4 @@ class ModeChanged(Struct, frozen=True):
     mode: Mode
 
 
-Effect = RunStep | Emit | Refuse | RestartWorker | TellCache | RestartCache | ModeChanged | OrderAnswer
+Effect = RunStep | Emit | Refuse | RestartWorker | TellCache | RestartCache | ModeChanged | OrderAnswer | StopWorker

@@ -97,6 +97,22 @@ class Resume(Struct, frozen=True):
     number: int | None = None
 
 
+class Sleep(Struct, frozen=True):
+    """Give up the worker, and with it weights and cache. Only of a paused instance."""
+
+    number: int
+
+
+class WorkerStopped(Struct, frozen=True):
+    """What StopWorker asked for is done."""
+
+
+class Wake(Struct, frozen=True):
+    """Start a worker again. It stays paused: Resume comes after."""
+
+    number: int
+
+
 class PreemptSome(Struct, frozen=True):
     """Preempt the `count` least urgent running sequences: memory pressure from outside, or a simulation."""
 
@@ -134,6 +150,9 @@ Event = (
     | CacheLost
     | Pause
     | Resume
+    | Sleep
+    | WorkerStopped
+    | Wake
     | PreemptSome
     | EvictSome
     | ForgetCache

@@ -23,6 +23,7 @@ from baton.protocol.control import (
     InstanceReady,
     InstanceStats,
     LoadProgress,
+    ModelChanged,
     ModeReport,
     OrderAnswer,
     PauseInstance,
@@ -31,7 +32,9 @@ from baton.protocol.control import (
     ProgressShared,
     RefusedRequest,
     ResumeInstance,
+    SleepInstance,
     StartFailed,
+    WakeInstance,
     WorkerHello,
 )
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
@@ -74,6 +77,9 @@ Message = (
     | GenerateBatch
     | OrderAnswer
     | ProgressShared
+    | SleepInstance
+    | WakeInstance
+    | ModelChanged
     | StorageQuery
     | StorageAnswer
     | CacheHello
@@ -111,6 +117,9 @@ _KINDS: Final[dict[int, type[Message]]] = {
     19: GenerateBatch,
     20: OrderAnswer,
     21: ProgressShared,
+    22: SleepInstance,
+    23: WakeInstance,
+    24: ModelChanged,
     40: StorageQuery,
     41: StorageAnswer,
     42: CacheHello,

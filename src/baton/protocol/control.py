@@ -62,6 +62,27 @@ class ClearCache(Struct, frozen=True, array_like=True):
     host: bool = True
 
 
+class SleepInstance(Struct, frozen=True, array_like=True):
+    """Of a paused one: weights and cache are released together."""
+
+    number: int
+
+
+class WakeInstance(Struct, frozen=True, array_like=True):
+    """Load the weights again. It stays paused."""
+
+    number: int
+    model: str = ""
+    "Other weights, of the same vocabulary: where they are. Empty: the same."
+
+
+class ModelChanged(Struct, frozen=True, array_like=True):
+    """The instance computes with other weights from now on."""
+
+    model: str
+    identity: bytes
+
+
 OrderOutcome = Literal["done", "overtaken", "refused"]
 """What came of an order.
 
@@ -76,6 +97,8 @@ class OrderAnswer(Struct, frozen=True, array_like=True):
 
     number: int
     outcome: OrderOutcome
+    detail: str = ""
+    "For people: why it was refused."
 
 
 class ModeReport(Struct, frozen=True, array_like=True):

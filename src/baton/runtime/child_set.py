@@ -139,6 +139,14 @@ class ChildSet(Generic[ParentConfig]):
             if await wanted():
                 await self.start(name, life)
 
+    async def stop(self, child: Child) -> None:
+        """By order: dead when this returns, and none follows until one is started."""
+        child.unwanted = True
+        if self._living.get(child.name) is child:
+            del self._living[child.name]
+        async with self._replacing:
+            await child.end()
+
     # Watching
 
     async def _watch(self, child: Child) -> None:

@@ -18,21 +18,23 @@ from typing import Any
 from msgspec.structs import replace
 
 from baton.api.engine_client import Delta, EngineRefused
-from baton.errors import EngineError, PeerError, Unavailable
+from baton.errors import CallerError, EngineError, PeerError, Unavailable
 from baton.protocol.codec import Message
 from baton.protocol.control import (
     AbortRequest,
     ClearCache,
     InstanceReady,
     InstanceStats,
+    ModelChanged,
     ModeReport,
     OrderAnswer,
-    OrderOutcome,
     PauseInstance,
     Ping,
     Pong,
     RefusedRequest,
     ResumeInstance,
+    SleepInstance,
+    WakeInstance,
 )
 from baton.protocol.ids import RequestId
 from baton.protocol.output import Emit
@@ -60,7 +62,7 @@ class ChannelClient:
         self._numbers = count(1)
         self._stats = InstanceStats()
         self._mode = "serving"
-        self._orders: dict[int, asyncio.Future[OrderOutcome]] = {}
+        self._orders: dict[int, asyncio.Future[OrderAnswer]] = {}
         "Given and not answered."
         self.ready: asyncio.Future[InstanceReady] = asyncio.get_running_loop().create_future()
         self._away: str | None = None
@@ -69,6 +71,8 @@ class ChannelClient:
         "Runs while an engine is waited for."
         self._pause: PauseInstance | None = None
         "The last one ordered: an engine that follows a paused one pauses too."
+        self.on_identity: Callable[[bytes], None] = lambda identity: None
+        "Told when other weights are served."
         self._ended: Exception | None = None
         "Why no request is taken any more."
 
@@ -124,6 +128,7 @@ class ChannelClient:
             return  # it is the first one, or one that comes too late
         self._patience.reschedule(None)
         self._away = None
+        self.on_identity(ready.identity)
         self._replay()
         if self._mode != "serving":
             self._mode = "serving"
@@ -176,10 +181,12 @@ class ChannelClient:
             case ModeReport(mode):
                 self._mode = mode
                 self._stats = replace(self._stats, mode=mode)
-            case OrderAnswer(number, outcome):
+            case OrderAnswer(number):
                 order = self._orders.pop(number, None)
                 if order is not None and not order.done():
-                    order.set_result(outcome)
+                    order.set_result(message)
+            case ModelChanged(_, identity):
+                self.on_identity(identity)
             case InstanceReady():
                 self._on_ready(message)
 
@@ -297,7 +304,7 @@ class ChannelClient:
         pause = PauseInstance(number, drain_seconds)
         answer = self._order(pause, number)
         self._pause = pause
-        match await answer:
+        match (await answer).outcome:
             case "overtaken":
                 raise Unavailable("the engine was resumed before it was paused")
             case "refused":
@@ -305,16 +312,36 @@ class ChannelClient:
 
     async def resume(self) -> None:
         number = next(self._numbers)
-        await self._order(ResumeInstance(number), number)
+        _require_done(await self._order(ResumeInstance(number), number))
 
     async def clear_cache(self, *, device: bool, host: bool) -> None:
         number = next(self._numbers)
-        await self._order(ClearCache(number, device, host), number)
+        _require_done(await self._order(ClearCache(number, device, host), number))
 
-    def _order(self, order: PauseInstance | ResumeInstance | ClearCache, number: int) -> Awaitable[OrderOutcome]:
+    async def sleep(self, drain_seconds: float | None) -> None:
+        await self.pause(drain_seconds)
+        number = next(self._numbers)
+        _require_done(await self._order(SleepInstance(number), number))
+
+    async def wake(self) -> None:
+        number = next(self._numbers)
+        _require_done(await self._order(WakeInstance(number), number))
+        await self.resume()
+
+    async def load_weights(self, model: str, drain_seconds: float | None) -> None:
+        await self.sleep(drain_seconds)
+        number = next(self._numbers)
+        answer = await self._order(WakeInstance(number, model), number)
+        await self.resume()  # with the old weights, where the new ones cannot be loaded
+        if answer.outcome != "done":
+            raise CallerError(answer.detail)
+
+    def _order(
+        self, order: PauseInstance | ResumeInstance | SleepInstance | WakeInstance | ClearCache, number: int
+    ) -> Awaitable[OrderAnswer]:
         """Sends it; gives its answer."""
         self._require_engine()
-        answer: asyncio.Future[OrderOutcome] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[OrderAnswer] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())  # whoever asked may have left
         self._orders[number] = answer
         self._channel.send(order)
@@ -323,6 +350,11 @@ class ChannelClient:
     def _require_engine(self) -> None:
         if self._away is not None:
             raise Unavailable(self._away)
+
+
+def _require_done(answer: OrderAnswer) -> None:
+    if answer.outcome != "done":
+        raise Unavailable(answer.detail or f"the order was {answer.outcome}")
 
 
 def _refusal(stream: Stream, refused: Refused) -> EngineError:

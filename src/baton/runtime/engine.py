@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from baton.config import EngineConfig, PoolAccess
-from baton.core.effects import Effect, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, TellCache
+from baton.core.effects import Effect, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, StopWorker, TellCache
 from baton.core.engine.instance import Instance
 from baton.core.engine.worker_watch import WorkerState
 from baton.core.events import (
@@ -31,12 +31,15 @@ from baton.core.events import (
     ForgetCache,
     Pause,
     Resume,
+    Sleep,
     StepDone,
     StorageAnswered,
     Submit,
     Tick,
+    Wake,
     WorkerLost,
     WorkerReady,
+    WorkerStopped,
 )
 from baton.core.startup import StartupPlan, plan_startup
 from baton.errors import EngineError, InvariantBroken
@@ -49,6 +52,7 @@ from baton.protocol.control import (
     ClearCache,
     InstanceReady,
     LoadProgress,
+    ModelChanged,
     ModeReport,
     OrderAnswer,
     PauseInstance,
@@ -57,7 +61,9 @@ from baton.protocol.control import (
     ProgressShared,
     RefusedRequest,
     ResumeInstance,
+    SleepInstance,
     StartFailed,
+    WakeInstance,
     WorkerHello,
 )
 from baton.protocol.ids import RequestId, WorkerEpoch
@@ -75,6 +81,7 @@ from baton.runtime.pool_holder import PoolHolder
 from baton.runtime.process_table import CONTROL, ENGINE_CHILDREN, Restart
 from baton.runtime.snapshot import snapshot
 from baton.runtime.startup import Startup
+from baton.runtime.weight_reload import WeightReload
 from baton.runtime.worker_health import WorkerHealth
 
 logger = logging.getLogger("baton.engine")
@@ -117,6 +124,8 @@ class Engine:
         self._stats_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._health = WorkerHealth()
+        self._ready: InstanceReady | None = None
+        self._reload: WeightReload | None = None
         self._check_due = 0.0
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -239,7 +248,8 @@ class Engine:
             Refuse: lambda effect: self._front.send(RefusedRequest(effect.request, effect.refused)),
             RestartWorker: self._restart_worker,
             ModeChanged: lambda effect: self._front.send(ModeReport(effect.mode.value)),
-            OrderAnswer: self._front.send,
+            OrderAnswer: self._answer_order,
+            StopWorker: self._stop_worker,
             TellCache: self._tell_cache,
             RestartCache: self._restart_cache,
         }
@@ -256,6 +266,7 @@ class Engine:
             hello.identity,
             self._resolved() | hello.plan,
         )
+        self._ready = ready
         self._front.send(ready)
         self._supervisor.send(ready)
         if hello.digest_seconds:
@@ -286,6 +297,9 @@ class Engine:
         }
 
     def _on_next_hello(self, worker: Child, hello: WorkerHello) -> None:
+        if self._reload is not None and self._ready is not None and self._reload.does_not_fit(hello, self._ready):
+            worker.process.kill()  # its end is noticed like any other, and another one is started
+            return
         if self._instance is not None and hello.identity != self._instance.fingerprint:
             logger.warning("the model's files have changed: the next worker computes with others, and the cache begins anew")
         self._tell(WorkerReady(WorkerEpoch(worker.life), hello.pool, hello.identity))
@@ -294,7 +308,43 @@ class Engine:
         if self._worker is not None:
             self._worker.control.send(effect.plan)
 
+    def _stop_worker(self, effect: StopWorker) -> None:
+        async def stop(worker: Child | None) -> None:
+            await self._pool.release("worker")  # importers unmap first
+            if worker is not None:
+                await self._children.stop(worker)
+            self._health.detach()
+            self._tell(WorkerStopped())
+
+        self._spawn(stop(self._worker))
+
+    def _on_wake(self, number: int, model: str) -> None:
+        if model and self._instance is not None:
+            if self._reload is not None or self._instance.worker.state is not WorkerState.ASLEEP:
+                self._front.send(OrderAnswer(number, "refused", "weights are loaded where it is asleep, one set at a time"))
+                return
+            self._reload = WeightReload(number, self._config.worker.model, model)
+            self._use_model(model)
+        self._tell(Wake(number))
+
+    def _use_model(self, model: str) -> None:
+        self._config = replace(self._config, worker=replace(self._config.worker, model=model))
+
+    def _answer_order(self, answer: OrderAnswer) -> None:
+        reload = self._reload
+        if reload is not None and answer.number == reload.number:
+            self._reload = None
+            if reload.failure:
+                answer = OrderAnswer(answer.number, "refused", reload.failure)
+            elif answer.outcome == "done" and self._instance is not None:
+                changed = ModelChanged(reload.new, self._instance.fingerprint)
+                self._front.send(changed)
+                self._supervisor.send(changed)
+        self._front.send(answer)
+
     def _restart_worker(self, effect: RestartWorker) -> None:
+        if self._reload is not None and not self._reload.worker_starts(effect.reason):
+            self._use_model(self._reload.old)
         logger.warning("starting another worker (%s)", effect.reason)
 
         async def wanted() -> bool:
@@ -328,6 +378,10 @@ class Engine:
                 self._tell(ForgetCache(number, device, host))
             case ResumeInstance(number):
                 self._tell(Resume(number))
+            case SleepInstance(number):
+                self._tell(Sleep(number))
+            case WakeInstance(number, model):
+                self._on_wake(number, model)
 
     def _on_ping(self, number: int) -> None:
         if self._instance is None:

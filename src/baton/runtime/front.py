@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 
 import uvicorn
@@ -48,6 +49,12 @@ async def serve(config: ServeConfig, sockets: dict[str, socket.socket]) -> None:
         text = await asyncio.to_thread(_load_text, config.model, template)
         ready = await _ready(client, config.start_seconds_max)
         app = _app(config, client, text, ready)
+
+        def on_identity(identity: bytes) -> None:
+            front = app.state.front
+            front.model = replace(front.model, fingerprint=system_fingerprint(config, identity))
+
+        client.on_identity = on_identity
     except (EngineError, OSError, ValueError) as error:
         supervisor.send(StartFailed(str(error) or type(error).__name__))
         await supervisor.finish()

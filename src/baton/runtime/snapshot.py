@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from baton.core.engine.instance import Instance
+from baton.core.engine.worker_watch import WorkerState
 from baton.protocol.control import InstanceStats
 
 
@@ -40,5 +41,5 @@ def snapshot(instance: Instance, storage: dict[str, int] | None = None) -> Insta
         ended={reason.value: count for reason, count in stats.ended.items()},
         refused={str(reason): count for reason, count in stats.refused.items()},
         held_back={str(reason): count for reason, count in stats.held_back.items()},
-        mode=instance.mode.value,
+        mode="asleep" if instance.worker.state is WorkerState.ASLEEP else instance.mode.value,
     )

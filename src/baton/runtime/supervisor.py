@@ -11,11 +11,12 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 
 from baton.config import ServeConfig
 from baton.errors import Unavailable
 from baton.protocol.codec import Message
-from baton.protocol.control import InstanceReady, LoadProgress
+from baton.protocol.control import InstanceReady, LoadProgress, ModelChanged
 from baton.runtime.child import Child, Loss
 from baton.runtime.child_set import ChildSet
 from baton.runtime.process_table import SUPERVISOR_CHILDREN
@@ -50,7 +51,7 @@ class Supervisor:
         scheduler = config.engine().instance.scheduler
         self._children: ChildSet[ServeConfig] = ChildSet(
             self.rows,
-            lambda: config,
+            lambda: self._config,
             self,
             restarts_max=scheduler.worker_restarts_max,
             backoff_seconds_max=scheduler.restart_backoff_seconds_max,
@@ -99,6 +100,8 @@ class Supervisor:
     def on_message(self, child: Child, message: Message) -> None:
         if type(message) is LoadProgress:
             self._on_progress(message)
+        elif type(message) is ModelChanged:  # another engine begins with these weights
+            self._config = replace(self._config, model=message.model)
         elif type(message) is InstanceReady:
             child.mark_ready()
             self._ready[child.name] = None

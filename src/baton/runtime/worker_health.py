@@ -35,6 +35,8 @@ class WorkerHealth:
 
     def fault(self, instance: Instance, now: float) -> str:
         """What is wrong. Empty: nothing."""
+        if instance.worker.state is WorkerState.ASLEEP:
+            return ""  # as it was told
         if instance.worker.state is not WorkerState.READY:
             return "the worker was lost and is being started again"
         self.look(instance, now)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from baton.config import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig, TierConfig
-from baton.core.effects import Mode, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, TellCache
+from baton.core.effects import Mode, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, StopWorker, TellCache
 from baton.core.engine.instance import Instance
 from baton.core.engine.request import Phase
 from baton.core.engine.request import Sequence as Scheduled
@@ -189,6 +189,7 @@ class Driver:
         self.restarts: list[RestartWorker] = []
         self.modes: list[Mode] = []
         self.orders: dict[int, str] = {}
+        self.stopped: list[int] = []
         if start:
             self.tell(WorkerReady(self.instance.worker.epoch, self.pool_incarnation))
 
@@ -301,6 +302,8 @@ class Driver:
                 self.restarts.append(effect)
             case ModeChanged(mode):
                 self.modes.append(mode)
+            case StopWorker(epoch):
+                self.stopped.append(epoch)
             case OrderAnswer(number, outcome):
                 assert number not in self.orders, "an order is answered once"
                 self.orders[number] = outcome

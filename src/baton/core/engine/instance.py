@@ -27,6 +27,7 @@ from baton.core.engine.recovery import Suspects
 from baton.core.engine.request import OPEN, Group
 from baton.core.engine.scheduler import PlanInFlight, Scheduler
 from baton.core.engine.service_mode import ServiceMode
+from baton.core.engine.sleeping import Sleeping
 from baton.core.engine.stats import Stats
 from baton.core.engine.view import InstanceView
 from baton.core.engine.worker_watch import WorkerState, WorkerWatch
@@ -42,12 +43,15 @@ from baton.core.events import (
     Pause,
     PreemptSome,
     Resume,
+    Sleep,
     StepDone,
     StorageAnswered,
     Submit,
     Tick,
+    Wake,
     WorkerLost,
     WorkerReady,
+    WorkerStopped,
 )
 from baton.errors import InvariantBroken, ProtocolError
 from baton.protocol.codec import FRAME_BYTES_MAX
@@ -73,6 +77,7 @@ class Instance:
         "_pool",
         "_scheduler",
         "_service",
+        "_sleeping",
         "_suspects",
         "board",
         "config",
@@ -95,6 +100,7 @@ class Instance:
         self.view = InstanceView(self.board, self.in_flight)
         self.worker = WorkerWatch(config.scheduler)
         self._service = ServiceMode()
+        self._sleeping = Sleeping(self.worker)
         self._pool: PoolIncarnation | None = None
         "The pool that the cache is about. None: no pool that comes can be it."
         self._early: dict[StepNo, StepResult] = {}
@@ -117,6 +123,9 @@ class Instance:
             CacheLost: self._on_cache_lost,
             Pause: self._on_pause,
             Resume: self._on_resume,
+            Sleep: self._on_sleep,
+            WorkerStopped: self._on_worker_stopped,
+            Wake: self._on_wake,
             PreemptSome: self._on_preempt_some,
             EvictSome: self._on_evict_some,
             ForgetCache: self._on_forget_cache,
@@ -323,6 +332,20 @@ class Instance:
         elif event.pool != self._pool:
             self.board.cache.clear()
         self._pool = event.pool
+        self._effects += self._sleeping.ready()
+
+    def _on_sleep(self, event: Sleep) -> None:
+        awake = not self._sleeping.asleep
+        self._effects += self._sleeping.sleep(event, paused=self.mode is Mode.PAUSED)
+        if awake and self._sleeping.asleep:
+            self._pool = None
+            self.board.tiers.void_device_moves()
+
+    def _on_worker_stopped(self, event: WorkerStopped) -> None:
+        self._effects += self._sleeping.stopped(self._now)
+
+    def _on_wake(self, event: Wake) -> None:
+        self._effects += self._sleeping.wake(event, self._now)
 
     def _on_worker_lost(self, event: WorkerLost) -> None:
         if event.epoch == self.worker.epoch and self.worker.state is not WorkerState.GONE:
@@ -343,6 +366,7 @@ class Instance:
         if delay is not None:
             self._effects.append(RestartWorker(self.worker.epoch, cause, reason, delay))
             return
+        self._effects += self._sleeping.gone()
         for group in list(self.board.groups.values()):
             self._end_all(group, FinishReason.ERROR, "worker_gone", "the worker was lost too often in a row")
 
@@ -381,7 +405,10 @@ class Instance:
         self._effects += self._service.pause(event, self._now)
 
     def _on_resume(self, event: Resume) -> None:
-        self._effects += self._service.resume(event)
+        if self._sleeping.asleep and event.number is not None:
+            self._effects.append(OrderAnswer(event.number, "refused", "it is asleep: wake it first"))
+        else:
+            self._effects += self._service.resume(event)
 
     # Pressure and time
 

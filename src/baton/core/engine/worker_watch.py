@@ -24,6 +24,8 @@ class WorkerState(Enum):
     STARTING = "starting"
     READY = "ready"
     GONE = "gone"
+    ASLEEP = "asleep"
+    "None is wanted: sleeping.py."
 
 
 class WorkerWatch:
@@ -71,6 +73,16 @@ class WorkerWatch:
         self.state = WorkerState.STARTING
         self.deadline = Instant(now + delay + self._config.worker_start_seconds_max)
         return delay
+
+    def sleep(self) -> None:
+        """By order, and nobody's fault. What the present one still says is of a life that is over."""
+        self.epoch = WorkerEpoch(self.epoch + 1)
+        self.state = WorkerState.ASLEEP
+        self.deadline = None
+
+    def wake(self, now: Instant) -> None:
+        self.state = WorkerState.STARTING
+        self.deadline = Instant(now + self._config.worker_start_seconds_max)
 
     def _backoff(self) -> float:
         """None before the first restart: most losses are single ones."""

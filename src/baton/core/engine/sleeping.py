@@ -1,0 +1,78 @@
+"""Sleep and wake: a paused instance gives up its worker, and with it weights and cache; later another worker is started.
+
+    READY --sleep--> ASLEEP (the shell ends the worker, says WorkerStopped) --wake--> STARTING --WorkerReady--> READY
+
+Every order is answered by its number. A wake that comes while the worker is still being stopped waits for that.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from baton.core.effects import Effect, RestartWorker, StopWorker
+from baton.core.engine.worker_watch import WorkerState, WorkerWatch
+from baton.core.events import Sleep, Wake
+from baton.protocol.control import OrderAnswer, OrderOutcome
+from baton.protocol.ids import Instant
+
+ORDERS_MAX: Final = 256
+
+
+class Sleeping:
+    __slots__ = ("_sleeps", "_stopping", "_wakes", "_worker")
+
+    def __init__(self, worker: WorkerWatch) -> None:
+        self._worker = worker
+        self._stopping = False
+        "The shell has not said yet that the worker has ended."
+        self._sleeps: list[int] = []
+        self._wakes: list[int] = []
+
+    @property
+    def asleep(self) -> bool:
+        return self._worker.state is WorkerState.ASLEEP
+
+    def sleep(self, event: Sleep, *, paused: bool) -> list[Effect]:
+        """Only where nobody is owed anything: it has to be paused first."""
+        may = self.asleep or (paused and self._worker.state is WorkerState.READY)
+        if not may or self._wakes or len(self._sleeps) >= ORDERS_MAX:
+            return [OrderAnswer(event.number, "refused", "pause it first, and wait for a worker that is being started")]
+        if self.asleep and not self._stopping:
+            return [OrderAnswer(event.number, "done")]
+        self._sleeps.append(event.number)
+        if self.asleep:
+            return []
+        self._worker.sleep()
+        self._stopping = True
+        return [StopWorker(self._worker.epoch)]
+
+    def stopped(self, now: Instant) -> list[Effect]:
+        """The worker has ended, and its memory is given back."""
+        if not self._stopping:
+            return []
+        self._stopping = False
+        return [*self._answer(self._sleeps, "done"), *(self._start(now) if self._wakes else [])]
+
+    def wake(self, event: Wake, now: Instant) -> list[Effect]:
+        if self._worker.state is WorkerState.READY:
+            return [OrderAnswer(event.number, "done")]
+        if self._worker.state is WorkerState.GONE or len(self._wakes) >= ORDERS_MAX:
+            return [OrderAnswer(event.number, "refused", "no worker can be started")]
+        self._wakes.append(event.number)
+        return self._start(now) if self.asleep and not self._stopping else []
+
+    def ready(self) -> list[Effect]:
+        return self._answer(self._wakes, "done")
+
+    def gone(self) -> list[Effect]:
+        return self._answer(self._wakes, "refused", "the worker was lost too often in a row")
+
+    def _start(self, now: Instant) -> list[Effect]:
+        self._worker.wake(now)
+        return [RestartWorker(self._worker.epoch, "killed", "the instance is woken")]
+
+    @staticmethod
+    def _answer(orders: list[int], outcome: OrderOutcome, detail: str = "") -> list[Effect]:
+        answers: list[Effect] = [OrderAnswer(number, outcome, detail) for number in orders]
+        orders.clear()
+        return answers

@@ -1,0 +1,60 @@
+"""Sleep, wake and other weights on a whole server."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from chaos_model import make_model
+from chaos_server import Server, until
+
+GREEDY = {"prompt": "The quick brown fox", "max_tokens": 24, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
+
+
+def tokens(server: Server) -> dict[int, list[int]]:
+    reply = server.ask("/v1/completions", GREEDY)
+    assert reply.status == 200, reply.content
+    return reply.tokens
+
+
+def post(server: Server, path: str, body: dict | None = None) -> dict:
+    reply = server.ask(path, body or {})
+    assert reply.status == 200, reply.content
+    return reply.json
+
+
+@pytest.mark.parametrize("settings", [{}, {"kv_host_gib": 0.01}], ids=["alone", "with a cache service"])
+def test_a_server_that_slept_answers_as_before(tiny: Path, tmp_path: Path, settings: dict):
+    with Server(tiny, tmp_path, **settings).wait_ready() as server:
+        before, worker = tokens(server), server.process("worker")
+        assert post(server, "/v1/sleep", {"drain_seconds": 20})["mode"] == "asleep"
+        assert not worker.alive, "weights and cache are gone with it"
+        assert server.ask("/health").status == 200
+        assert server.ask("/ready").status == 503
+        assert server.ask("/v1/completions", GREEDY).status == 503
+        assert server.ask("/v1/resume", {}).status == 503
+        assert post(server, "/v1/wake")["mode"] == "serving"
+        assert tokens(server) == before
+        assert server.wait_idle()["baton:worker_losses_total"] == 0
+
+
+def test_other_weights_are_served_and_survive_the_engine(tiny: Path, tmp_path: Path):
+    other = make_model(tmp_path / "other", seed=8)
+    with Server(tiny, tmp_path / "server").wait_ready() as server:
+        first = tokens(server)
+        fingerprint = server.ask("/config").json["model"]["fingerprint"]
+        assert post(server, "/v1/weights", {"path": str(other), "drain_seconds": 20})["fingerprint"] != fingerprint
+        second = tokens(server)
+        assert second != first
+        bad = server.ask("/v1/weights", {"path": str(tmp_path / "nothing"), "drain_seconds": 20})
+        assert bad.status == 400
+        assert "nothing" in bad.json["error"]["message"]
+        assert tokens(server) == second, "those that were served go on"
+        server.process("engine").send(signal.SIGKILL)
+        reply = until(
+            lambda: reply if (reply := server.ask("/v1/completions", GREEDY)).status == 200 else None, "there is another"
+        )
+        assert reply.tokens == second, "the next engine has them too"
+        assert post(server, "/v1/weights", {"path": str(tiny), "drain_seconds": 20})["fingerprint"] == fingerprint
+        assert tokens(server) == first

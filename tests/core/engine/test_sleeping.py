@@ -1,0 +1,114 @@
+"""Sleep and wake: no worker is wanted, and later one is."""
+
+from baton.core.effects import Mode, RestartWorker, StopWorker
+from baton.core.engine.sleeping import ORDERS_MAX
+from baton.core.engine.worker_watch import WorkerState
+from baton.core.events import Pause, Resume, Sleep, Wake, WorkerLost, WorkerStopped
+from baton.protocol.ids import WorkerEpoch
+
+from .harness import Driver
+
+
+def asleep() -> Driver:
+    driver = Driver()
+    driver.submit("a", range(9), max_tokens=3)
+    driver.run()
+    driver.tell(Pause())
+    driver.tell(Sleep(1))
+    driver.tell(WorkerStopped())
+    assert driver.orders == {1: "done"}
+    return driver
+
+
+def test_a_paused_instance_gives_up_its_worker_and_gets_another():
+    driver = asleep()
+    assert driver.stopped == [2]
+    assert driver.instance.next_deadline() is None, "it may sleep for ever"
+    driver.submit("b", max_tokens=1)
+    assert driver.refused["b"].reason == "paused"
+    driver.tell(Wake(2))
+    assert [restart.epoch for restart in driver.restarts] == [2]
+    assert 2 not in driver.orders
+    driver.restart_worker()
+    assert driver.orders[2] == "done"
+    driver.tell(Resume(3))
+    driver.submit("c", range(9), max_tokens=3)
+    driver.run()
+    driver.assert_answered("c")
+    assert driver.ended["c", 0].cached_tokens == 0, "the cache went with the worker"
+    assert driver.instance.worker.losses == 0, "it is nobody's fault"
+    driver.assert_at_rest()
+
+
+def test_only_a_paused_instance_sleeps():
+    driver = Driver()
+    driver.submit("a", max_tokens=9)
+    driver.tell(Sleep(1))
+    driver.tell(Pause())
+    driver.tell(Sleep(2))
+    assert driver.orders == {1: "refused", 2: "refused"}
+    driver.run()
+    driver.assert_answered()
+    assert driver.instance.worker.state is WorkerState.READY
+
+
+def test_a_sleeping_instance_is_not_resumed():
+    driver = asleep()
+    driver.tell(Resume(5))
+    assert driver.orders[5] == "refused"
+    assert driver.instance.mode is Mode.PAUSED
+
+
+def test_a_wake_waits_until_the_old_worker_has_ended():
+    driver = Driver()
+    driver.tell(Pause())
+    driver.tell(Sleep(1))
+    driver.tell(Wake(2))
+    assert driver.orders == {}
+    assert not driver.restarts
+    driver.tell(WorkerStopped())
+    assert driver.orders == {1: "done"}
+    assert len(driver.restarts) == 1
+    driver.tell(Sleep(3))
+    assert driver.orders[3] == "refused", "one is being started"
+    driver.restart_worker()
+    assert driver.orders[2] == "done"
+
+
+def test_repeats_are_harmless():
+    driver = asleep()
+    driver.tell(Sleep(2))
+    driver.tell(WorkerStopped())
+    driver.tell(Wake(3))
+    driver.tell(Wake(4))
+    assert len(driver.restarts) == 1
+    driver.restart_worker()
+    driver.tell(Wake(5))
+    assert driver.orders == dict.fromkeys(range(1, 6), "done")
+
+
+def test_the_end_of_the_worker_that_was_stopped_is_no_loss():
+    driver = asleep()
+    driver.tell(WorkerLost(WorkerEpoch(1)))
+    assert driver.instance.stats.worker_losses == 0
+    assert driver.instance.worker.state is WorkerState.ASLEEP
+
+
+def test_a_worker_that_does_not_come_is_lost_like_any_other():
+    driver = asleep()
+    driver.tell(Wake(2))
+    driver.lose_worker()
+    assert [restart.epoch for restart in driver.restarts] == [2, 3]
+    while driver.instance.worker.state is not WorkerState.GONE:
+        driver.lose_worker()
+    assert driver.orders[2] == "refused"
+
+
+def test_orders_that_wait_are_bounded():
+    driver = Driver()
+    driver.tell(Pause())
+    for number in range(ORDERS_MAX + 1):
+        driver.tell(Sleep(number))
+    assert driver.orders == {ORDERS_MAX: "refused"}
+    assert len(driver.stopped) == 1
+    assert not any(isinstance(effect, RestartWorker | StopWorker) for effect in driver.tell(WorkerStopped()))
