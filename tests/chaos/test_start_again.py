@@ -1,0 +1,80 @@
+"""A whole server, with tiers, that is killed: nothing is left behind, and the next one starts without any cleaning up."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from chaos_server import Server, until
+
+BODY = {"prompt": "abcdefgh", "max_tokens": 8, "temperature": 0, "return_token_ids": True}
+ROLES = ("supervisor", "front", "templates", "engine", "worker", "cache")
+
+
+def shared_memory_of(pid: int) -> set[int]:
+    """Inodes of the anonymous memory that it has descriptors of: KV pools, host pool, progress word."""
+    found = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            if "memfd:" in os.readlink(fd):
+                found.add(fd.stat().st_ino)
+        except OSError:
+            continue
+    return found
+
+
+def held_by_anybody(inodes: set[int]) -> list[int]:
+    """Processes that still have one of them. Memory without a name lives exactly as long as somebody has it."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [pid for pid in pids if _shared(pid) & inodes]
+
+
+def _shared(pid: int) -> set[int]:
+    try:
+        return shared_memory_of(pid)
+    except OSError:  # it is gone, or not ours
+        return set()
+
+
+def test_killing_everything_leaves_no_process_socket_or_segment(tiny: Path, tmp_path: Path):
+    """Twice on the same port and the same storage, without cleaning up; in the second start the answer is the same."""
+    tiers = {"kv_host_gib": 0.01, "kv_storage": f"file:{tmp_path / 'kv'}"}
+    with Server(tiny, tmp_path / "first", **tiers).wait_ready() as server:
+        first = server.ask("/v1/completions", BODY).tokens
+        processes = [server.process(role) for role in ROLES]
+        segments = set().union(*(shared_memory_of(process.pid) for process in processes))
+        assert segments
+        for process in processes:
+            process.send(signal.SIGKILL)
+        assert server.wait_ended() == -signal.SIGKILL
+        server.require_all_gone()
+        until(lambda: not held_by_anybody(segments), "no memory is left")
+        port = server.port
+    with Server(tiny, tmp_path / "second", port=port, **tiers).wait_ready() as server:
+        assert server.ask("/v1/completions", BODY).tokens == first
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.wait_ended() == 0
+        assert "Traceback" not in server.errors
+
+
+PHASES = [("worker", "loading"), ("engine", "loading")]
+if os.environ.get("BATON_EVERY_PHASE"):
+    roles = ("supervisor", "front", "engine", "worker")
+    PHASES = [(role, phase) for role in roles for phase in ("start", "loading")] + [("cache", "plan")]
+
+
+@pytest.mark.parametrize(("role", "phase"), PHASES)
+def test_a_start_that_was_killed_is_followed_by_one_that_works(tiny: Path, tmp_path: Path, role: str, phase: str):
+    settings = {"kv_host_gib": 0.01, "kv_storage": f"file:{tmp_path / 'kv'}"}
+    orders = {"gate": {"at": phase, "folder": str(tmp_path)}}
+    with Server(tiny, tmp_path / "killed", orders=orders, **settings) as server:
+        until((tmp_path / "reached").exists, f"the worker is {phase}") if phase != "plan" else server.wait_ready()
+        port = server.port
+        server.process(role).send(signal.SIGKILL)
+        if role != "cache":
+            assert server.wait_ended() != 0
+            server.require_all_gone()
+    with Server(tiny, tmp_path / "again", port=port, **settings).wait_ready() as server:
+        assert server.ask("/v1/completions", BODY).status == 200
