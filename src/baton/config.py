@@ -187,6 +187,10 @@ class InstanceConfig:
     tiers: TierConfig = field(default_factory=TierConfig)
 
 
+_KV, _SCHEDULER, _TIER = KVConfig(), SchedulerConfig(), TierConfig()
+"""A default is said once, by the owner of the setting. Others take it from there."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerConfig:
     """What the worker process is told."""
@@ -213,13 +217,15 @@ class WorkerConfig:
     "Share of the memory for weights, steps and KV pool together; how much of it the pool gets is measured (worker/profile.py)."
     kv_memory_gib: Gibibytes = 2.0
     "Memory for the KV pool, where neither of them is given."
-    block_size: BlockSize = 16
+    memory_reserved_gib: Annotated[float, Range(0, 1_000_000)] = 0.0
+    "Memory that is taken after the KV pool: of memory_utilization the pool leaves so much."
+    block_size: BlockSize = _KV.block_size
     slots: Slots = 64
     tokens_per_step: StepTokens = 512
     "The largest step that is ever run."
     pool: PoolAccess = "private"
     "Whose the KV pool is; the engine says it by its row of core/startup.py."
-    start_seconds_max: Seconds = 600.0
+    start_seconds_max: Seconds = _SCHEDULER.worker_start_seconds_max
     "How long it waits for a pool that it is to be handed."
     epoch: int = 1
     "Which life of the worker this is; the engine counts."
@@ -241,8 +247,8 @@ class TiersConfig:
     "Memory of the host tier. 0: none."
     storage: str = ""
     "URL of the storage tier (kvcache/storage/open.py). Empty: none."
-    write: Literal["through", "selective", "back"] = "through"
-    write_outputs: bool = True
+    write: Literal["through", "selective", "back"] = _TIER.write
+    write_outputs: bool = _TIER.write_outputs
     preempted: Literal["auto", "storage", "host", "drop"] = "auto"
 
     def __post_init__(self) -> None:
@@ -262,12 +268,17 @@ class TiersConfig:
     def __bool__(self) -> bool:
         return self.host_gib > 0 or bool(self.storage)
 
+    @property
+    def memory_gib(self) -> float:
+        """Of the host pool. Without a host tier: what blocks need on their way to and from storage."""
+        if not self:
+            return 0.0
+        return self.host_gib if self.host_gib > 0 else STAGING_GIB
+
     def host_blocks(self, block_bytes: int) -> int:
-        """Of the host pool. Without a host tier: as many as blocks need on their way to and from storage."""
         if not self:
             return 0
-        gib = self.host_gib if self.host_gib > 0 else STAGING_GIB
-        return max(STAGING_BLOCKS_MIN, int(gib * 2**30) // max(block_bytes, 1))
+        return max(STAGING_BLOCKS_MIN, int(self.memory_gib * 2**30) // max(block_bytes, 1))
 
     def machine(self, block_bytes: int) -> TierConfig:
         """What the core is told of them."""
@@ -288,8 +299,8 @@ class CacheConfig:
     tiers: TiersConfig = field(default_factory=TiersConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     "Of the worker beside it: a messenger that makes the pool before there is a worker looks there for the layout."
-    log_level: LogLevel = "info"
-    log_format: LogFormat = "text"
+    log_level: LogLevel
+    log_format: LogFormat
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -308,11 +319,14 @@ class EngineConfig:
         return CacheConfig(tiers=self.tiers, worker=self.worker, log_level=self.log_level, log_format=self.log_format)
 
 
+_WORKER, _TIERS, _ENGINE = WorkerConfig(), TiersConfig(), EngineConfig()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeConfig:
     """Everything `baton serve` can be told. Each field is a flag, a YAML key and a line of GET /config."""
 
-    model: str = "smollm2"
+    model: str = _WORKER.model
     "A folder, a .gguf file, a Hugging Face id, or an alias (baton models lists them)."
     served_model_name: str | None = None
     "The name clients use. Without it: the model's own."
@@ -341,82 +355,82 @@ class ServeConfig:
     the request gets 400. Known fields that would change the answer and are not supported are always refused."""
     client_priority_min: Annotated[int, Range(-(2**31), 2**31 - 1)] = 0
     "Lowest priority, and so the most urgent, that a request may ask for without an admin key."
-    log_level: LogLevel = "info"
+    log_level: LogLevel = _ENGINE.log_level
     "What is logged on stderr. info: a line per request. debug: health checks and metrics too. warning, error: failures."
-    log_format: LogFormat = "text"
+    log_format: LogFormat = _ENGINE.log_format
     "Lines of the log as text, or as JSON objects."
     chat_template: str | None = None
     "File with a chat template (Jinja) to use instead of the model's own."
-    dtype: Literal["float32"] = "float32"
+    dtype: Literal["float32"] = _WORKER.dtype
     "Data type of activations."
-    quantization: Quantization = "auto"
+    quantization: Quantization = _WORKER.quantization
     """How weights are stored and multiplied. auto: 4-bit weights as the file has them, all others in 8 bits.
     int8: all in 8 bits; fastest for prompts and many requests at once. int4: all in 4 bits, but embedding and output head in 8
     where the file does not have them in 4; fastest for one request at a time, and smallest.
     none: float32, dequantised at load; the exact mode, and the slowest."""
-    kv_dtype: KVCacheType = "auto"
+    kv_dtype: KVCacheType = _WORKER.kv_dtype
     """Data type of the KV cache. auto: with quantised weights int8 on x86 with AVX2 or more (a scale for each token and head),
     else float16; also where heads are no multiple of 64 wide, or block_size is not 16. float32 with --quantization none."""
-    compute: Compute = "auto"
+    compute: Compute = _WORKER.compute
     "Kernel backend. native: C, compiled at first use. torch: several times slower. auto: native if there is a C compiler."
-    threads: Threads = 0
+    threads: Threads = _WORKER.threads
     "Compute threads. 0: one per core."
-    generation_config: GenerationConfig = "auto"
+    generation_config: GenerationConfig = _WORKER.generation_config
     """Sampling of requests that do not say. auto: as the model's generation_config.json (or GGUF metadata) recommends, else
     OpenAI's defaults. none: OpenAI's defaults."""
-    context_tokens_max: ContextTokens | None = None
+    context_tokens_max: ContextTokens | None = _WORKER.context_tokens_max
     """Longest sequence, prompt and output together; it must fit the KV cache. Without it: the model's own limit, or what the
     KV cache holds if that is less."""
-    kv_blocks: Blocks | None = None
+    kv_blocks: Blocks | None = _WORKER.blocks
     "Number of KV blocks. Without it: as many as memory_utilization or kv_memory_gib leave room for."
-    memory_utilization: Share | None = None
+    memory_utilization: Share | None = _WORKER.memory_utilization
     """Share of the memory of the machine (or container) that may be in use once the server is ready, by whomever: weights,
     steps and KV cache are measured, and the KV cache gets what is left. Without it: kv_memory_gib."""
-    kv_memory_gib: Gibibytes = 2.0
+    kv_memory_gib: Gibibytes = _WORKER.kv_memory_gib
     "Memory for the KV cache in GiB, if neither kv_blocks nor memory_utilization is given."
-    block_size: BlockSize = 16
+    block_size: BlockSize = _WORKER.block_size
     "Tokens per KV block."
-    prefix_caching: bool = True
+    prefix_caching: bool = _KV.prefix_caching
     "Reuse KV blocks of earlier requests that begin with the same tokens."
-    eviction: Literal["lru", "lfu"] = "lru"
+    eviction: Literal["lru", "lfu"] = _KV.eviction
     "Which unused cached block is evicted first: least recently or least frequently used."
-    kv_host_gib: Annotated[float, Range(0, 1_000_000)] = 0.0
+    kv_host_gib: Annotated[float, Range(0, 1_000_000)] = _TIERS.host_gib
     "Memory, in GiB, for KV blocks that the KV cache has no room for: a second tier of the prefix cache. 0: none."
-    kv_storage: str = ""
+    kv_storage: str = _TIERS.storage
     """Where KV blocks are kept beyond this server's life, a third tier that several servers may share: file:DIR,
     redis://HOST:PORT, mooncake://MASTER:PORT, or the scheme of an installed plug-in. Empty: nowhere."""
-    kv_write: Literal["through", "selective", "back"] = "through"
+    kv_write: Literal["through", "selective", "back"] = _TIERS.write
     """When a KV block is copied to the lower tiers. through: when it is computed. selective: when it was used again. back: when
     the KV cache runs out of room, those that would be evicted next."""
-    kv_write_outputs: bool = True
+    kv_write_outputs: bool = _TIERS.write_outputs
     "With through: copy what was generated too, for the next turn of a chat. Without: only prompts."
-    preempted_kv: Literal["auto", "storage", "host", "drop"] = "auto"
+    preempted_kv: Literal["auto", "storage", "host", "drop"] = _TIERS.preempted
     """Where the KV of a preempted request goes, to be found when it continues. auto: the lowest tier there is. drop: it is
     computed again, unless it is still in the KV cache."""
-    slots: Slots = 64
+    slots: Slots = _WORKER.slots
     "Sequences that run at once, at most."
-    tokens_per_step: StepTokens = 512
+    tokens_per_step: StepTokens = _WORKER.tokens_per_step
     "Tokens per step, prompt and decode together, at most."
-    chunk_tokens_max: StepTokens | None = None
+    chunk_tokens_max: StepTokens | None = _SCHEDULER.chunk_tokens_max
     "Prompt tokens of one sequence per step, at most. Without it: tokens_per_step."
     prefill_tokens_beside_decodes: StepTokens | None = 128
     "Prompt tokens per step while other sequences decode, at most. Smaller: steadier streams, later first tokens."
     decode_gap_ms: Annotated[float, Range(0, 3_600_000)] = 25.0
     """Prompts are computed in pieces that keep the time between two tokens of running streams near this, in milliseconds; or
     near three times what decoding alone takes, if that is longer. 0: only prefill_tokens_beside_decodes bounds the pieces."""
-    steps_in_flight: Annotated[int, Range(1, 64)] = 2
+    steps_in_flight: Annotated[int, Range(1, 64)] = _SCHEDULER.steps_in_flight
     "Steps sent to the worker before the result of the oldest is back."
-    order: Literal["priority", "arrival"] = "priority"
+    order: Literal["priority", "arrival"] = _SCHEDULER.order
     "Order of waiting requests: by priority (lower is more urgent) and then arrival, or by arrival alone."
     queue_requests_max: Annotated[int, Range(1, 1_000_000)] = 1024
     "Sequences that may wait. Beyond it clients get 429."
     queue_tokens_max: Annotated[int, Range(1, 1_000_000_000)] = 1_000_000
     "Prompt tokens that may wait. Beyond it clients get 429."
-    step_seconds_max: Seconds = 60.0
+    step_seconds_max: Seconds = _SCHEDULER.step_seconds_max
     "A worker that gives no result for a step within this time is replaced."
     drain_seconds_max: Annotated[float, Range(0, 31_536_000)] = 30.0
     "How long running requests may take to finish after Ctrl-C. Those that do not are ended with an error."
-    start_seconds_max: Seconds = 600.0
+    start_seconds_max: Seconds = _WORKER.start_seconds_max
     "How long loading may take, from the start of the processes. A download of the model comes before and is not counted."
 
     def __post_init__(self) -> None:
@@ -457,6 +471,7 @@ class ServeConfig:
             blocks=self.kv_blocks,
             memory_utilization=self.memory_utilization,
             kv_memory_gib=self.kv_memory_gib,
+            memory_reserved_gib=self._tiers().memory_gib,
             block_size=self.block_size,
             slots=self.slots,
             tokens_per_step=max(self.tokens_per_step, self.slots),

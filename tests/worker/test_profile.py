@@ -78,6 +78,14 @@ def test_the_pool_gets_what_the_share_leaves():
     assert fit_pool(config, LLAMA_8B, 131_072).context_tokens == 131_072, "before it is measured nothing is lowered"
 
 
+def test_the_host_tier_is_inside_the_share():
+    """Its memory is taken after the KV pool's, by another process."""
+    worker = ServeConfig(memory_utilization=0.75, kv_host_gib=1.0).engine().worker
+    assert blocks_that_fit(PROFILE, LLAMA_8B, worker, 0.75) == 3 * GIB // 2 // LLAMA_8B.block_bytes
+    with pytest.raises(InvalidConfig, match="3 GiB go to the host tier"):
+        blocks_that_fit(PROFILE, LLAMA_8B, WorkerConfig(memory_reserved_gib=3.0), 0.75)
+
+
 def test_no_more_than_all_slots_could_fill():
     assert fit_pool(WorkerConfig(memory_utilization=0.9, slots=2), LLAMA_8B, 4096, 10_000).blocks == 2 * 256
 

@@ -80,14 +80,15 @@ def _sequence(slot: int, tokens: int, computed: int, blocks: tuple[int, ...]) ->
 
 def blocks_that_fit(profile: MemoryProfile, layout: KVLayout, config: WorkerConfig, share: float) -> int:
     """At least one; else an error with the numbers, and what can be done."""
-    room = profile.pool_bytes(share)
+    room = profile.pool_bytes(share) - int(config.memory_reserved_gib * GIB)
     blocks = room // layout.block_bytes
     if blocks >= 1:
         return blocks
     total, used, step = (count / GIB for count in (profile.total_bytes, profile.used_bytes, profile.step_bytes))
+    host = f", {config.memory_reserved_gib:g} GiB go to the host tier" if config.memory_reserved_gib else ""
     raise InvalidConfig(
         f"no KV block fits: memory_utilization {share:g} of {total:.2f} GiB is {share * total:.2f} GiB; {used:.2f} GiB are in "
         f"use with the weights loaded, a step of {config.tokens_per_step} tokens and {config.slots} sequences needs {step:.2f} "
-        f"GiB more, and a block {layout.block_bytes / GIB:.4f} GiB: raise memory_utilization, lower tokens_per_step or slots, "
-        "or give the number of blocks with kv_blocks (--num-blocks)"
+        f"GiB more{host}, and a block {layout.block_bytes / GIB:.4f} GiB: raise memory_utilization, lower tokens_per_step or "
+        "slots, or give the number of blocks with kv_blocks (--num-blocks)"
     )

@@ -1,0 +1,40 @@
+"""A default is said once, by the owner of the setting; `baton serve` repeats none."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from dataclasses import fields
+
+from baton import config
+from baton.config import EngineConfig, ServeConfig, WorkerConfig
+
+OF_THE_MACHINE = {"blocks", "slots", "tokens_per_step", "prefill_tokens_beside_decodes"}
+"""The machine's own values hold without a server (simulator, tests). There they are other numbers, said for another reason."""
+OTHER_THINGS = {"storage", "preempted"}
+"""TierConfig has them resolved (is there storage?), TiersConfig as they are given (its address)."""
+
+
+def literal_defaults() -> dict[str, list[str]]:
+    """Field -> classes that give it a value of their own."""
+    found: dict[str, list[str]] = {}
+    for node in ast.parse(inspect.getsource(config)).body:
+        for line in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(line, ast.AnnAssign) and isinstance(line.value, (ast.Constant, ast.Tuple)):
+                assert isinstance(line.target, ast.Name)
+                found.setdefault(line.target.id, []).append(node.name)
+    return found
+
+
+def test_no_two_classes_say_the_same_default():
+    twice = {name: classes for name, classes in literal_defaults().items() if len(classes) > 1}
+    assert {*twice} <= OF_THE_MACHINE | OTHER_THINGS, twice
+
+
+def test_what_the_server_starts_with_is_what_the_owners_say():
+    engine = ServeConfig().engine()
+    worker = WorkerConfig()
+    for field in fields(WorkerConfig):
+        assert getattr(engine.worker, field.name) == getattr(worker, field.name), field.name
+    for name in ("log_level", "log_format", "tiers", "role"):
+        assert getattr(engine, name) == getattr(EngineConfig(), name), name
