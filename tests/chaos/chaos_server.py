@@ -47,6 +47,11 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
 class Process:
     """A pid that is not taken for its successor's."""
 
@@ -211,8 +216,9 @@ class Server:
         """No orphan, no listener, nothing in shared memory."""
         for role, process in self.seen.items():
             until(lambda process=process: not process.alive, f"the {role} is gone", 30.0)
-        with socket.socket() as sock:
-            assert sock.connect_ex(("127.0.0.1", self.port)) != 0, "somebody still listens"
+        until(
+            lambda: not listens(self.port), "nobody listens any more", 30.0
+        )  # threads of a killed process end after its first one
         assert not [name for name in os.listdir("/dev/shm") if "baton" in name]
 
     # HTTP
