@@ -99,8 +99,10 @@ def test_a_damaged_object_is_a_miss_and_is_removed(server, backend, rig, value):
 @needs_redis
 def test_a_value_of_another_type_is_a_miss(server, backend, rig):
     server.ask("LPUSH", name(rig, 0), "x")
-    assert rig.get(backend, [0]) == 0
-    assert rig.put(backend, [0]) == 1
+    server.ask("LPUSH", name(rig, 1), "x")
+    assert rig.has(backend, [0]) == rig.get(backend, [0]) == 0
+    assert rig.put(backend, [0, 1]) == 2
+    assert rig.get(backend, [0, 1]) == 2
 
 
 @needs_redis

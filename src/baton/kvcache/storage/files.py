@@ -32,6 +32,8 @@ FILES_AHEAD = 16
 TOUCH_SECONDS = 60.0
 """A file's time of last use is this exact; renewing it on every read would write an inode per hit."""
 TOUCHED_MAX = 65_536
+OBJECTS_FREED = 8
+"""At least, when the disk is full."""
 
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # A foreign FIFO must not make us wait.
 NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)  # Linux: only what is in memory. Elsewhere nothing counts as cold.
@@ -165,7 +167,7 @@ class FileBackend:
             except OSError as error:
                 if REASONS.get(error.errno or 0) == "full":
                     with suppress(OSError):
-                        self._quota.evict(key[0], 0.5)
+                        self._quota.evict(key[0], OBJECTS_FREED * self.object_bytes)
                 raise self._failed(error, done)
             done += 1
         return done

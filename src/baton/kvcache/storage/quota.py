@@ -46,11 +46,18 @@ class Quota:
         self._used[group] = used + size
         self._written[group] += size
 
-    def evict(self, folder: int, part: float) -> None:
-        """Frees a part of what this folder's group holds: the disk is full, whatever the quota says."""
-        group = folder // self._folders_per_group
-        found, used = self._entries(group)
-        self._used[group] = self._remove_oldest(found, used, int(used * (1 - part)))
+    def evict(self, folder: int, nbytes: int) -> None:
+        """Frees at least so much if it can: the disk is full, whatever the quota says. Half of a group at a time, from this
+        folder's group on."""
+        groups, freed = len(self._used), 0
+        for step in range(groups):
+            group = (folder // self._folders_per_group + step) % groups
+            found, used = self._entries(group)
+            left = self._remove_oldest(found, used, used // 2)
+            self._used[group] = left
+            freed += used - left
+            if freed >= nbytes:
+                return
 
     def _look(self, group: int, size: int) -> int:
         found, used = self._entries(group)

@@ -16,7 +16,7 @@ from baton.errors import InvalidConfig, StorageFailed
 from baton.kvcache.storage.backend import Deadline, LayoutName, StorageBackend
 from baton.kvcache.storage.counters import Counters
 from baton.kvcache.storage.object import HEADER_BYTES, fault_of, seal
-from baton.kvcache.storage.resp import Address, Buffer, Connection, command
+from baton.kvcache.storage.resp import WRONG_TYPE, Address, Buffer, Connection, command
 from baton.kvcache.storage.url import StorageURL
 
 PORT = 6379
@@ -252,7 +252,7 @@ class _Reading:
         if bytes(self._begin) == b"$-1\r\n":
             return False
         line = connection.read_rest_of_line(bytes(self._begin))
-        if line.startswith(b"-WRONGTYPE"):
+        if line.startswith(WRONG_TYPE):
             self.damaged = key
         elif re.match(rb"\$[0-9]+(\r|$)", line):  # Of another length; a short one may be in what was read.
             self.damaged, connection.in_step = key, False

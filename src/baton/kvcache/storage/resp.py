@@ -29,6 +29,8 @@ REASONS: dict[str, StorageReason] = {
 }
 """First word of an error reply."""
 
+WRONG_TYPE = b"-WRONGTYPE"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
@@ -120,7 +122,10 @@ class Connection:
             left = _after(left, count)
 
     def read_lines(self, count: int) -> list[bytes]:
-        """So many replies of one line each: status, number or error. Nothing else may be on its way."""
+        """So many replies of one line each: status or number. Nothing else may be on its way.
+
+        That a key has a value of another type is no failure of the server: such a line is given as it is.
+        """
         data = b""
         while data.count(b"\r\n") < count:
             try:
@@ -134,7 +139,7 @@ class Connection:
         if len(lines) != count + 1 or lines[-1]:
             raise self.unexpected(lines[count])
         for line in lines:
-            if line.startswith(b"-"):
+            if line.startswith(b"-") and not line.startswith(WRONG_TYPE):
                 raise self.error(line)
         return lines[:-1]
 
