@@ -12,7 +12,7 @@ import pytest
 from baton.config import ServeConfig
 from baton.protocol.control import InstanceReady, InstanceStats
 from baton.runtime import front as front_process
-from baton.runtime.fingerprint import system_fingerprint
+from baton.runtime.fingerprint import SMALL_BYTES, system_fingerprint
 
 READY = InstanceReady(8, 16, 4, 300, 128, 128, identity=b"of the weights")
 
@@ -104,6 +104,10 @@ def test_fingerprint_changes_with_what_is_served(model, tmp_path):
     template = tmp_path / "other.jinja"
     template.write_text("{{ messages }}")
     assert system_fingerprint(replace(config, chat_template=str(template)), b"identity") != first
+    with (model / "model.onnx").open("wb") as large:
+        large.truncate(SMALL_BYTES + 1)
+    (model / "model.safetensors").write_bytes(b"are in the identity")
+    assert system_fingerprint(config, b"identity") == first
     (model / "tokenizer.json").write_text("{}")
     assert system_fingerprint(config, b"identity") != first
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from baton import __version__
 from baton.config import ServeConfig
 
-WEIGHTS = frozenset({".safetensors", ".gguf", ".bin", ".pt", ".pth"})
-"""The identity has what is in them, where they are used at all."""
+SMALL_BYTES = 64 * 1024 * 1024
+"""The largest tokenizers have 35 MB. What is larger is weights: the identity has them, where they are used at all."""
 
 
 def system_fingerprint(config: ServeConfig, identity: bytes) -> str:
@@ -19,7 +19,7 @@ def system_fingerprint(config: ServeConfig, identity: bytes) -> str:
     path = Path(config.model)
     files = sorted(path.iterdir()) if path.is_dir() else []
     for file in [*files, *([Path(config.chat_template)] if config.chat_template else [])]:
-        if file.is_file() and file.suffix not in WEIGHTS:
+        if file.is_file() and file.suffix != ".safetensors" and file.stat().st_size <= SMALL_BYTES:
             content = file.read_bytes()
             digest.update(f"{file.name} {len(content)} ".encode() + content)
     return "fp_" + digest.hexdigest()[:12]
