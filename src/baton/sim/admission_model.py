@@ -38,12 +38,14 @@ class AdmissionModel:
         self._ratio = scenario.reserve_start
         self._growths = 0
         "Plans of this event in which growth may have preempted: how often each did so cannot be seen."
-        self._taken: dict[int, int] = {}
-        "Slots that are not free: the step that drops them, 0 while they run."
+        self._taken: set[int] = set()
+        "Slots that are not free."
+        self._dropping: dict[int, int] = {}
+        "Of those: the step that drops them."
         self._plans: dict[int, list[tuple[int, int, int]]] = {}
         "Of each plan without a result: (slot, incarnation, tokens that are computed then)."
-        self._slot_of: dict[tuple[int, int], tuple[int, int]] = {}
-        "Where each sequence on the worker is: (arrival, index) -> (slot, incarnation)."
+        self._slot_of: dict[tuple[int, int], int] = {}
+        "Where each sequence on the worker is, by (arrival, index)."
         self._position: dict[int, int] = {}
         self._prefill: dict[int, int] = {}
         "Tokens to prefill, by slot."
@@ -65,7 +67,7 @@ class AdmissionModel:
         unsettled: list[tuple[int, int]] = []
         for slot, incarnation, end in self._plans.pop(step, ()):
             held = self.cache.held.get(slot)
-            if held is None or self._slot_of.get(_who(held)) != (slot, incarnation) or (slot, incarnation) in failed:
+            if held is None or held.incarnation != incarnation or (failed and (slot, incarnation) in failed):
                 continue
             known = len(held.trip.client.prompt) + len(held.trip.delivered[held.index])
             computed = min(end, known - 1 if held.trip.delivered[held.index] else known)
@@ -73,25 +75,30 @@ class AdmissionModel:
                 unsettled.append((slot, computed))
         for slot, computed in unsettled:  # another one of this step was first
             self.cache.compute(slot, computed)
-        self._taken = {slot: dropped for slot, dropped in self._taken.items() if not 0 < dropped <= step}
+        if self._dropping:
+            acknowledged = [slot for slot, dropped_by in self._dropping.items() if dropped_by <= step]
+            for slot in acknowledged:
+                del self._dropping[slot]
+                self._taken.discard(slot)
 
     def ended(self, trip: Trip, index: int) -> None:
         if trip.hit[index] is not None:  # it was admitted once
             used = min(1.0, len(trip.delivered[index]) / trip.client.max_tokens)
             self._ratio += (used - self._ratio) * self._scenario.reserve_learning
-        place = self._slot_of.pop((trip.orders[0][1], index), None)
-        if place is not None:
-            self.cache.release(place[0])
+        slot = self._slot_of.pop((trip.orders[0][1], index), None)
+        if slot is not None:
+            self.cache.release(slot)
 
     def preempted_from_outside(self, trip: Trip, index: int) -> None:
         """It has lost its blocks now; a plan tells of it when there is room for one."""
         self.forced = True
-        if (place := self._slot_of.pop((trip.orders[0][1], index), None)) is not None:
-            self.cache.release(place[0])
+        if (slot := self._slot_of.pop((trip.orders[0][1], index), None)) is not None:
+            self.cache.release(slot)
 
     def worker_lost(self) -> None:
         self.cache.release_all()
         self._taken.clear()
+        self._dropping.clear()
         self._plans.clear()
         self._slot_of.clear()
         self.forced = False
@@ -116,33 +123,37 @@ class AdmissionModel:
 
     def check(self, plan: StepPlan, dropped: list[Place], places: Mapping[int, Place]) -> None:
         """`dropped`: those that were preempted. `places`: who is new, by slot. The line knows of the plan now."""
-        self._check_preempted(plan, dropped, self._growing())
+        if dropped or self._victims_due:
+            self._check_preempted(plan, dropped, self._growing())
         self.cache.tick += 1
         self.cache.fresh.clear()
         for slot, _ in plan.drops:
-            self._taken[slot] = plan.step
+            self._dropping[slot] = plan.step
         for trip, index in dropped:
-            if (place := self._slot_of.pop((trip.orders[0][1], index), None)) is not None:
-                self.cache.release(place[0])
-        room = self._prompt_room(self._decoding())
+            if (gone := self._slot_of.pop((trip.orders[0][1], index), None)) is not None:
+                self.cache.release(gone)
+        sure = not dropped and not self._unsure and bool(self._line.waiting)
+        room = self._prompt_room(self._decoding()) if sure else 0
         for slot, block in plan.grown:
             self.cache.grow(slot, block)
         for new in plan.new:
             self._admit(plan, places[new.slot], new.slot, new.incarnation, [*new.blocks], new.computed_tokens)
             self._prefill[new.slot], self._position[new.slot] = len(new.tokens), new.computed_tokens
-        self._run(plan, room, bool(dropped))
+        self._run(plan, room)
 
-    def _run(self, plan: StepPlan, room: int, preempted: bool) -> None:
+    def _run(self, plan: StepPlan, room: int) -> None:
+        position = self._position
         rows: list[tuple[int, int, int]] = []
         for slot, count in zip(plan.run.slots, plan.run.counts, strict=True):
-            if slot not in self.cache.held:
+            held = self.cache.held.get(slot)
+            if held is None:
                 raise InvariantBroken(f"step {plan.step} runs slot {slot}, whose sequence has ended", invariant=25)
-            if self._position[slot] < self._prefill[slot]:
+            if position[slot] < self._prefill[slot]:
                 room -= count
-            self._position[slot] += count
-            rows.append((slot, self._slot_of[_who(self.cache.held[slot])][1], self._position[slot]))
+            position[slot] += count
+            rows.append((slot, held.incarnation, position[slot]))
         self._plans[plan.step] = rows
-        if not preempted and room > 0 and not self._unsure:
+        if room > 0:
             self._check_left_out(plan)
 
     def _check_left_out(self, plan: StepPlan) -> None:
@@ -163,9 +174,9 @@ class AdmissionModel:
                 f"step {plan.step}: {trip.name}.{index} takes {new} blocks of {self.cache.available}, {reserve} are reserved",
                 invariant=7,
             )
-        self.cache.admit(slot, trip, index, blocks, computed // self._scenario.block_size)
-        self._slot_of[trip.orders[0][1], index] = slot, incarnation
-        self._taken[slot] = 0
+        self.cache.admit(slot, incarnation, place, blocks, computed // self._scenario.block_size)
+        self._slot_of[trip.orders[0][1], index] = slot
+        self._taken.add(slot)
 
     # Preemption
 
@@ -187,7 +198,7 @@ class AdmissionModel:
 
     def _victims(self) -> list[Place]:
         """The fewest less urgent ones, the last in line first, without whom the head would be let in."""
-        head = self._line.head()
+        head = self._line.head() if self._line.waiting else None
         if head is None:
             return []
         urgency, order = head[0].orders[head[1]][0], head[0].orders[head[1]]
@@ -203,7 +214,7 @@ class AdmissionModel:
         return victims
 
     def _would_fit(self, head: Place, victims: list[Place]) -> bool:
-        slots = [self._slot_of[trip.orders[0][1], index][0] for trip, index in victims]
+        slots = [self._slot_of[trip.orders[0][1], index] for trip, index in victims]
         decoding = self._decoding() - sum(self._position[slot] >= self._prefill[slot] for slot in slots)
         free = self._scenario.slots - len(self._line.on_worker) + len(victims)
         if self._prompt_room(decoding) <= 0 or free <= 0:
@@ -234,9 +245,9 @@ class AdmissionModel:
         urgency, size, total = head[0].orders[head[1]][0], self._scenario.block_size, 0
         for held in self.cache.held.values():
             if held.trip.orders[held.index][0] <= urgency:
-                prompt, declared = len(held.trip.client.prompt), held.trip.client.max_tokens
-                capacity = len(held.blocks) * size
-                expected = min(prompt + int(self._ratio * declared), prompt + declared - 1, capacity + CLIP_TOKENS)
+                client, capacity = held.trip.client, len(held.blocks) * size
+                expected = len(client.prompt) + int(self._ratio * client.max_tokens)
+                expected = min(expected, held.last, capacity + CLIP_TOKENS)
                 total += max(0, -(-(expected - capacity) // size))
         return total
 
@@ -254,16 +265,11 @@ class AdmissionModel:
         size, count = self._scenario.block_size, 0
         for slot, held in self.cache.held.items():
             position = self._position[slot]
-            last = len(held.trip.client.prompt) + held.trip.client.max_tokens - 1
-            count += self._prefill[slot] <= position < last and position == len(held.blocks) * size
+            count += self._prefill[slot] <= position < held.last and position == len(held.blocks) * size
         return count
 
     def _held(self, trip: Trip, index: int) -> Held:
-        return self.cache.held[self._slot_of[trip.orders[0][1], index][0]]
-
-
-def _who(held: Held) -> tuple[int, int]:
-    return held.trip.orders[0][1], held.index
+        return self.cache.held[self._slot_of[trip.orders[0][1], index]]
 
 
 def _names(places: list[Place]) -> str:

@@ -25,11 +25,14 @@ ORDER_CHECK_EVERY = 4
 class Held:
     """What one sequence on the worker has."""
 
-    __slots__ = ("blocks", "computed", "index", "trip")
+    __slots__ = ("blocks", "computed", "incarnation", "index", "last", "trip")
 
-    def __init__(self, trip: Trip, index: int, blocks: list[BlockId], computed: int) -> None:
+    def __init__(self, trip: Trip, index: int, incarnation: int, blocks: list[BlockId], computed: int) -> None:
         self.trip = trip
         self.index = index
+        self.incarnation = incarnation
+        self.last = len(trip.client.prompt) + trip.client.max_tokens - 1
+        "Positions that it may compute."
         self.blocks = blocks
         self.computed = computed
         "Leading blocks that are computed, and so cached."
@@ -88,7 +91,8 @@ class CacheModel:
 
     # What happens
 
-    def admit(self, slot: int, trip: Trip, index: int, blocks: list[BlockId], hit: int) -> None:
+    def admit(self, slot: int, incarnation: int, place: tuple[Trip, int], blocks: list[BlockId], hit: int) -> None:
+        trip, index = place
         expected = self.hits(trip, index)
         if blocks[:hit] != expected:
             raise InvariantBroken(f"{trip.name}.{index} hits {hit} blocks, {len(expected)} are cached", invariant=14)
@@ -96,7 +100,7 @@ class CacheModel:
             self._hits[block] += 1
             self._hold(block)
         self.take(blocks[hit:])
-        self.held[slot] = Held(trip, index, blocks, hit)
+        self.held[slot] = Held(trip, index, incarnation, blocks, hit)
 
     def grow(self, slot: int, block: BlockId) -> None:
         self.take([block])

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from zlib import crc32
 
 from baton.errors import InvariantBroken
-from baton.protocol.ids import Slot
+from baton.protocol.ids import Incarnation, Slot
 from baton.protocol.request import SamplingParams
 from baton.protocol.step import (
     PREEMPTED_TOKEN_ID,
     NewSequence,
-    Row,
     RowFailure,
     RowLogprobs,
     StepPlan,
@@ -79,7 +78,9 @@ class SimWorker:
     def execute(self, plan: StepPlan, die_after: int | None = None) -> StepResult:
         """`die_after`: the process dies when it has computed that many rows."""
         self._take_in(plan)
-        rows: list[Row] = []
+        incarnations: list[Incarnation] = []
+        lengths: list[int] = []
+        values: list[int] = []
         failures: list[RowFailure] = []
         logprobs: list[RowLogprobs] = []
         for number, (slot, count) in enumerate(zip(plan.run.slots, plan.run.counts, strict=True)):
@@ -87,14 +88,20 @@ class SimWorker:
                 raise WorkerDied
             seat = self.seats[slot]
             tag, begin = seat.tag, seat.computed
-            values = self._row(plan, slot, seat, count)
-            rows.append((slot, seat.incarnation, values))
+            sampled = self._row(plan, slot, seat, count)
+            incarnations.append(seat.incarnation)
+            lengths.append(len(sampled))
+            values += sampled
             if seat.failed:
                 failures.append(RowFailure(slot, seat.incarnation, "NaN in the logits"))
-            elif seat.asks and (row := _row_logprobs(slot, seat, tag, begin, values)) is not None:
+            elif seat.asks and (row := _row_logprobs(slot, seat, tag, begin, sampled)) is not None:
                 logprobs.append(row)
-        rows += [(slot, incarnation, (PREEMPTED_TOKEN_ID,)) for slot, incarnation in plan.drops]
-        return StepResult.of(plan.step, plan.epoch, rows, tuple(failures), tuple(logprobs))
+        for _, incarnation in plan.drops:
+            incarnations.append(incarnation)
+            lengths.append(1)
+            values.append(PREEMPTED_TOKEN_ID)
+        columns = (plan.rows, tuple(incarnations), tuple(lengths), tuple(values))
+        return StepResult(plan.step, plan.epoch, *columns, tuple(failures), tuple(logprobs))
 
     def _take_in(self, plan: StepPlan) -> None:
         for slot, incarnation in plan.drops:
