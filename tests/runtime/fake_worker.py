@@ -78,7 +78,7 @@ def come_to_pool(config: WorkerConfig, channel: BlockingChannel, link: socket.so
     layout = KVLayout(**LAYOUT_FIELDS, block_size=config.block_size)
     pool = WorkerPool(config, channel, link)(CpuPlatform(), layout, config.blocks or 64)
     POOLS.append(pool)
-    return {"blocks": pool.blocks, "pool": pool.incarnation}
+    return {"blocks": pool.blocks, "pool": pool.incarnation, "block_bytes": layout.block_bytes}
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ from baton.core.events import (
     WorkerStopped,
 )
 from baton.core.startup import StartupPlan, plan_startup
-from baton.errors import EngineError, InvariantBroken
+from baton.errors import EngineError, InvariantBroken, PeerError
 from baton.observe.logs import configure
 from baton.protocol.codec import Message
 from baton.protocol.control import (
@@ -119,7 +119,7 @@ class Engine:
         self._pool = PoolHolder(self._plan, self._children)
         self._instance: Instance | None = None
         self._driver: Driver[Event, Effect] | None = None
-        self._cache_is_ready = False
+        self._cache_hello: CacheHello | None = None
         self._storage_counters: dict[str, int] = {}
         self._stats_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -191,7 +191,7 @@ class Engine:
         logger.warning("%s", loss.text)
         self._pool.on_lost(child)
         if child.name == "cache":
-            self._cache_is_ready = False
+            self._cache_hello = None
             self._tell(CacheLost())
         if child.row.restart is Restart.ORDERED:
             self._health.detach()
@@ -219,9 +219,8 @@ class Engine:
                 self._tell(BlocksMoved(message))
             case StorageAnswer():
                 self._tell(StorageAnswered(message))
-            case CacheHello(kept=kept):
-                self._cache_is_ready = True
-                self._tell(CacheReady(kept))
+            case CacheHello():
+                self._on_cache_hello(message)
             case CacheStats(counters):
                 self._storage_counters = counters
             case PoolDetached():
@@ -272,8 +271,18 @@ class Engine:
         if hello.digest_seconds:
             logger.info("digest of the weights: %.1f s beside loading, kept for the next start", hello.digest_seconds)
         self._tell(WorkerReady(hello.epoch, hello.pool, hello.identity))
-        if self._cache_is_ready:  # it was quicker than the rest
-            self._tell(CacheReady())
+        if self._cache_hello is not None:
+            self._on_cache_hello(self._cache_hello)
+
+    def _on_cache_hello(self, hello: CacheHello) -> None:
+        if self._driver is None:
+            self._cache_hello = hello  # it was quicker than the rest
+            return
+        assert self._instance is not None
+        books = self._instance.board.tiers.host.total
+        if hello.host_blocks != books:
+            raise PeerError(f"the cache service has {hello.host_blocks} host blocks, and the books are about {books}")
+        self._tell(CacheReady(hello.kept))
 
     def _tell_cache(self, effect: TellCache) -> None:
         cache = self._children.get("cache")

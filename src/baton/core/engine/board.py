@@ -164,6 +164,8 @@ class Board:
             self.loading -= 1
         sequence.load = None
         self.drop_lease(sequence)
+        if self.tiers.up:
+            self.tiers.host.touch(sequence.keys)
         if sequence.queued:
             self._leave_queue(sequence)
         if sequence.admissions:
@@ -265,8 +267,8 @@ class Board:
         """All that it needs to be admitted. How many of them have their content already."""
         need = self.need(sequence)
         hits = self.cache.acquire(sequence.keys[: need.hit])  # held first, so that `take` cannot evict them
-        for key, block in zip(sequence.keys, hits, strict=False):
-            self.tiers.hit(key, block, self.cache.hits_of(block))
+        if self.tiers.up:
+            self.tiers.found(sequence.keys[: need.hit], hits)
         sequence.blocks = hits + self.cache.take(need.new)
         sequence.capacity = len(sequence.blocks) * self.block_size
         return need.hit

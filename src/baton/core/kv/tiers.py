@@ -36,6 +36,9 @@ STORE_BLOCKS_MAX: Final = 1024
 PUT_BLOCKS: Final = 32
 """Of one put. Several are under way at once."""
 
+PUT_PATIENCE: Final = 10.0
+"""A put may take so many times longer than a fetch."""
+
 
 class Move:
     """A move that is under way, or kept back by its fence."""
@@ -126,10 +129,12 @@ class Tiers:
         if self.up and self.config.write == "through" and (prompt or self.config.write_outputs) and key not in self.host:
             self._to_store[key] = (block, self.config.storage)
 
-    def hit(self, key: BlockKey, block: BlockId, hits: int) -> None:
-        """A block of the device was found again."""
-        if self.up and self.config.write == "selective" and hits >= self.config.write_hits and key not in self.host:
-            self._to_store[key] = (block, self.config.storage)
+    def found(self, keys: Sequence[BlockKey], blocks: Sequence[BlockId]) -> None:
+        """Blocks of the device are used again."""
+        if self.config.write == "selective":
+            for key, block in zip(keys, blocks, strict=True):
+                if key not in self.host and self._cache.hits_of(block) >= self.config.write_hits:
+                    self._to_store[key] = (block, self.config.storage)
 
     def park(self, keys: Sequence[BlockKey], blocks: Sequence[BlockId]) -> None:
         """A sequence was preempted: what it had published is copied while it is still there."""
@@ -390,9 +395,15 @@ class Tiers:
                 tuple(move.device),
                 PoolIncarnation(0) if by_key else self._pool,
                 move.keys if by_key else (),
-                self.config.storage_seconds_max if by_key else 0.0,
+                self._seconds_max(move.kind),
             )
         )
+
+    def _seconds_max(self, kind: MoveKind) -> float:
+        """Nobody waits for a put."""
+        if kind == "put":
+            return PUT_PATIENCE * self.config.storage_seconds_max
+        return self.config.storage_seconds_max if kind == "fetch" else 0.0
 
     def pinned(self) -> dict[BlockId, int]:
         """Device blocks that moves hold."""
