@@ -165,11 +165,12 @@ class MooncakeBackend:
                 return place
             begin = place * self._object_bytes
             found = memory[begin : begin + self._object_bytes]
-            payload = found[HEADER_BYTES:]
-            if read[place] != self._object_bytes or fault_of(found[:HEADER_BYTES], key, self.layout, payload):
+            if read[place] == self._object_bytes:
+                block[:] = found[HEADER_BYTES:]
+            # The copy is verified: it is in the processor's caches, and it is what will be used.
+            if read[place] != self._object_bytes or fault_of(found[:HEADER_BYTES], key, self.layout, block):
                 self._remember_damaged(key)
                 return place
-            block[:] = payload
         return len(keys)
 
     def _remember_damaged(self, key: bytes) -> None:
