@@ -26,7 +26,8 @@ class FakeWorkerEngine(Engine):
 
 
 class Rig:
-    """An engine, and the two that talk to it. `engine`: changes of its EngineConfig; `blocks`: given, or to be found out."""
+    """An engine, and the two that talk to it. `engine`: changes of its EngineConfig; `blocks`: given, or to be found out.
+    `model`: with it the real worker and the real cache service run."""
 
     def __init__(
         self,
@@ -35,14 +36,16 @@ class Rig:
         engine: dict[str, Any] | None = None,
         blocks: int | None = None,
         kv: KVConfig | None = None,
+        model: str = "",
         **scheduler: Any,
     ) -> None:
         settings = {"slots": 4, "tokens_per_step": 16, "step_seconds_max": 30.0, "worker_start_seconds_max": 30.0}
         self._config = EngineConfig(
             instance=InstanceConfig(kv=kv or KVConfig(), scheduler=SchedulerConfig(**{**settings, **scheduler})),
-            worker=WorkerConfig(model=json.dumps(orders or {}), slots=4, block_size=4, blocks=blocks),
+            worker=WorkerConfig(model=model or json.dumps(orders or {}), slots=4, block_size=4, blocks=blocks, threads=1),
             **(engine or {}),
         )
+        self._engine_type = Engine if model else FakeWorkerEngine
         self.tokens: dict[str, list[int]] = {}
         self.ended: dict[str, Ended] = {}
         self.refused: dict[str, str] = {}
@@ -56,7 +59,7 @@ class Rig:
         pairs = [socket.socketpair() for _ in range(2)]
         self.front, self.supervisor = [await Channel.open(ours) for ours, _ in pairs]
         self._ends = [await Channel.open(theirs) for _, theirs in pairs]
-        self.engine = FakeWorkerEngine(self._config, *self._ends)
+        self.engine = self._engine_type(self._config, *self._ends)
         self.running = asyncio.create_task(self.engine.run())
         self._reading = asyncio.create_task(self._read())
         if self.waits:
