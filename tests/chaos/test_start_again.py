@@ -43,6 +43,8 @@ def test_killing_everything_leaves_no_process_socket_or_segment(tiny: Path, tmp_
     tiers = {"kv_host_gib": 0.01, "kv_storage": f"file:{tmp_path / 'kv'}"}
     with Server(tiny, tmp_path / "first", **tiers).wait_ready() as server:
         first = server.ask("/v1/completions", BODY).tokens
+        plan = server.ask("/config").json["plan"]
+        assert (plan["processes"], plan["pool_created_by"], plan["pool_attached_by"]) == ("worker, cache", "worker", "transfer")
         processes = [server.process(role) for role in ROLES]
         segments = set().union(*(shared_memory_of(process.pid) for process in processes))
         assert segments
@@ -78,3 +80,19 @@ def test_a_start_that_was_killed_is_followed_by_one_that_works(tiny: Path, tmp_p
             server.require_all_gone()
     with Server(tiny, tmp_path / "again", port=port, **settings).wait_ready() as server:
         assert server.ask("/v1/completions", BODY).status == 200
+
+
+def test_the_size_of_the_pool_is_measured_and_told(tiny: Path, tmp_path: Path):
+    with Server(tiny, tmp_path, kv_blocks=None, memory_utilization=0.98).wait_ready() as server:
+        plan = server.ask("/config").json["plan"]
+        assert plan["kv_blocks_by"] == "memory_utilization"
+        assert 0 < plan["memory_used_gib"] + plan["kv_pool_gib"] < 0.98 * plan["memory_gib"]
+        assert server.ask("/v1/completions", BODY).status == 200
+
+
+def test_no_block_fits(tiny: Path, tmp_path: Path):
+    with Server(tiny, tmp_path, kv_blocks=None, memory_utilization=1e-6) as server:
+        assert server.wait_ended() == 1
+        assert "ERROR no KV block fits: memory_utilization 1e-06" in server.errors
+        assert "--num-blocks" in server.errors
+        assert "Traceback" not in server.errors
