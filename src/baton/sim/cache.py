@@ -20,11 +20,15 @@ from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQu
 from baton.sim.noise import noise
 from baton.sim.scenario import CacheFault, Scenario
 from baton.sim.tags import TAG_BYTES
+from baton.sim.tiers_watch import TierWatch
 from baton.sim.timeline import Timeline
 
 COPY_SECONDS = 0.0002
 STORAGE_SECONDS = 0.002
 RESTART_SECONDS = 0.3
+KILL_SECONDS = 0.05
+SLOW_COPY = 2.0
+"A slow copy in memory takes so much longer than its fault says, and less than makes the service look hung."
 
 Pool = list[bytearray]
 SEEN = {
@@ -47,20 +51,28 @@ class StoredObject(NamedTuple):
 
 
 class CacheService:
-    def __init__(self, scenario: Scenario, timeline: Timeline, saw: Callable[[str], None]) -> None:
+    def __init__(self, scenario: Scenario, timeline: Timeline, watch: TierWatch, saw: Callable[[str], None]) -> None:
         self._scenario = scenario
         self._timeline = timeline
+        self._watch = watch
         self._saw = saw
         self._block_bytes = TAG_BYTES * scenario.block_size
         self.host: Pool = [bytearray(self._block_bytes) for _ in range(scenario.host_blocks)]
         self.storage: dict[bytes, StoredObject] = {}
+        self._taken_by_storage: dict[bytes, None] = {}
+        "Keys of what it took or brought, if only for a moment."
         self._pools: dict[PoolIncarnation, Pool] = {}
+        self._newest = PoolIncarnation(0)
         self._tell: Callable[[Event], None]
         self._life = 0
         "Odd: it lives. What an earlier life had under way is never done."
         self._taken = 0
         self._faults = {fault.move: fault for fault in scenario.cache_faults}
         self._hung = False
+        self._stuck: list[Callable[[], None]] = []
+        "Copies of a service that hangs: it may still make them, until it is dead."
+        self._untold = False
+        "The host memory is another, and the instance does not know yet."
         self._healed = False
 
     def connect(self, instance: Callable[[Event], None]) -> None:
@@ -68,6 +80,18 @@ class CacheService:
 
     def begin(self) -> None:
         self._timeline.at(0.0, self._ready, True)
+        if self._scenario.storage_warm:
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        """An engine before this one has left the prompts' blocks on storage; some of them have rotted since."""
+        rot = self._scenario.storage_rot
+        for client in self._scenario.clients:
+            for key, payload in self._watch.chain(client.salt, client.prompt).items():
+                self.storage[key] = StoredObject(key, crc32(payload), payload)
+        for number, (key, whole) in enumerate(self.storage.items()):
+            if rot and number % rot == rot - 1:
+                self.storage[key] = whole._replace(payload=bytes([whole.payload[0] ^ 1]) + whole.payload[1:])
 
     def heal(self) -> None:
         self._healed = True
@@ -86,6 +110,7 @@ class CacheService:
 
     def attach(self, incarnation: PoolIncarnation, pool: Pool) -> None:
         """The descriptor of a worker's pool was passed to it."""
+        self._newest = incarnation
         self._pools[incarnation] = pool
 
     # Lives
@@ -94,6 +119,7 @@ class CacheService:
         self._life += 1
         self._hung = False
         if not kept:
+            self._untold = True
             for number, block in enumerate(self.host):
                 block[:] = bytes([0x5A ^ number & 0xFF]) * len(block)
         self._timeline.note("cache", f"ready, memory {'kept' if kept else 'lost'}")
@@ -104,6 +130,7 @@ class CacheService:
         if self._life % 2 == 0:
             return
         self._life += 1
+        self._stuck.clear()
         self._saw("the cache service died")
         self._timeline.note("cache", "dies")
         self._timeline.at(self._timeline.now + RESTART_SECONDS, self._ready, kept)
@@ -114,15 +141,36 @@ class CacheService:
             self._hung = True
             self._saw("the cache service hung")
 
-    def restart(self) -> None:
-        """The instance has found that it hangs."""
-        if not self._hung:
+    def restart(self, *, excused: bool) -> None:
+        """The instance has found that it hangs; `excused`: its clock was set ahead, so it had to think so."""
+        if not self._hung and not excused:
             raise InvariantBroken("a cache service that works is restarted", invariant=46)
-        self._timeline.at(self._timeline.now, self._killed, self._life)
+        self._timeline.at(self._timeline.now + KILL_SECONDS, self._killed, self._life)
 
     def _killed(self, life: int) -> None:
+        """Its last breath: what it was about to copy is copied before it is dead."""
         if life == self._life:
+            for copy in self._stuck:
+                copy()
             self.crash()
+
+    # What the instance knows
+
+    def heard(self, event: Event) -> None:
+        """It reads this now."""
+        match event:
+            case CacheReady():
+                self._untold = False
+            case BlocksMoved(result):
+                self._watch.answered(result.id, result.error)
+            case StorageAnswered(answer):
+                self._watch.answered(answer.id, answer.error)
+            case CacheLost():
+                self._watch.service_died()
+
+    def full_check(self) -> None:
+        if not self._untold:
+            self._watch.full_check(self.host, self._taken_by_storage)
 
     # Messages
 
@@ -139,7 +187,9 @@ class CacheService:
             self._move(message, fault)
 
     def _seconds(self, blocks: int, each: float, fault: CacheFault | None) -> float:
-        extra = fault.seconds if fault is not None and fault.kind == "slow" else 0.0
+        extra = 0.0
+        if fault is not None and fault.kind == "slow":
+            extra = fault.seconds * (SLOW_COPY if each == COPY_SECONDS else 1.0)
         return each * (1 + blocks) * (0.5 + noise(self._scenario.seed, self._taken)) + extra
 
     def _query(self, query: StorageQuery, fault: CacheFault | None) -> None:
@@ -155,20 +205,25 @@ class CacheService:
 
     def _move(self, move: BlockMove, fault: CacheFault | None) -> None:
         slow = move.kind in ("put", "fetch")
-        seconds = self._seconds(len(move.host), STORAGE_SECONDS if slow else COPY_SECONDS, fault if slow else None)
+        seconds = self._seconds(len(move.host), STORAGE_SECONDS if slow else COPY_SECONDS, fault)
         if slow:
             late = seconds > move.seconds_max
             seconds = min(seconds, move.seconds_max)
             self._later(seconds, lambda: self._storage_move(move, "timeout" if late else None, fault, seconds))
             return
-        self._later(seconds * 0.3, lambda: self._copy_half(move, 0))
-        self._later(seconds * 0.9, lambda: self._copy_half(move, 1))
-        self._later(seconds, lambda: self._done(MoveResult(move.id, len(move.host), seconds), fault))
+        self._later(seconds * 0.3, lambda: self._copy_half(move, 0), copies=True)
+        self._later(seconds * 0.9, lambda: self._copy_half(move, 1), copies=True)
+        moved = len(move.host)
+        if fault is not None and fault.kind == "error":
+            moved //= 2  # the rest could not be copied, though it may have been written to
+        self._later(seconds, lambda: self._done(move, MoveResult(move.id, moved, seconds), fault))
 
     def _copy_half(self, move: BlockMove, half: int) -> None:
         pool = self._pools.get(move.pool)
         if pool is None:
             raise InvariantBroken(f"a move is about pool {move.pool}, which it was never given", invariant=17)
+        if move.pool == self._newest:
+            self._watch.copies(move)
         middle = self._block_bytes // 2
         part = slice(0, middle) if half == 0 else slice(middle, None)
         for host, device in zip(move.host, move.device, strict=True):
@@ -187,10 +242,12 @@ class CacheService:
                 self._put(key, bytes(self.host[host]), fault, moved)
             elif not self._fetch(key, host):
                 break
+            self._taken_by_storage[key] = None
             moved += 1
-        self._done(MoveResult(move.id, moved, seconds, error), fault)
+        self._done(move, MoveResult(move.id, moved, seconds, error), fault)
 
     def _put(self, key: bytes, payload: bytes, fault: CacheFault | None, place: int) -> None:
+        self._watch.put(key, payload)
         kind = fault.kind if fault is not None and place == int(fault.seconds * 10) % 3 else ""
         whole = StoredObject(key, crc32(payload), payload)
         match kind:
@@ -219,17 +276,23 @@ class CacheService:
             return False
         return True
 
-    def _done(self, result: MoveResult, fault: CacheFault | None) -> None:
+    def _done(self, move: BlockMove, result: MoveResult, fault: CacheFault | None) -> None:
         self._timeline.record(result)
         self._timeline.note("cache", f"{result.id}: {result.moved} moved")
         self._tell(BlocksMoved(result))
+        if not self._untold:
+            self._watch.entries(move.host, self.host)
         if fault is not None and fault.kind == "repeat":
             self._later(fault.seconds, lambda: self._tell(BlocksMoved(result)))
 
-    def _later(self, seconds: float, action: Callable[[], None]) -> None:
-        self._timeline.at(self._timeline.now + seconds, self._act, (self._life, action))
+    def _later(self, seconds: float, action: Callable[[], None], *, copies: bool = False) -> None:
+        self._timeline.at(self._timeline.now + seconds, self._act, (self._life, action, copies))
 
-    def _act(self, entry: tuple[int, Callable[[], None]]) -> None:
-        life, action = entry
-        if life == self._life and not self._hung:
+    def _act(self, entry: tuple[int, Callable[[], None], bool]) -> None:
+        life, action, copies = entry
+        if life != self._life:
+            return
+        if not self._hung:
             action()
+        elif copies:
+            self._stuck.append(action)

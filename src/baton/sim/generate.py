@@ -265,6 +265,9 @@ def _tiers(scenario: Scenario, last: float, rng: Random) -> None:
     """A third of the seeds have a cache service; of those, half have storage, and some of its faults."""
     if rng.random() >= 0.33 or not scenario.prefix_caching:
         return
+    if rng.random() < 0.4:  # a pool so tight that blocks are handed on at once
+        worst = max(-(-(len(c.prompt) + c.max_tokens - 1) // scenario.block_size) for c in scenario.clients)
+        scenario.blocks = max(1, round(worst * rng.choice((1.0, 1.2, 1.5, 2.0))))
     scenario.host_blocks = max(1, round(scenario.blocks * rng.choice((0.2, 0.5, 1.0, 2.0, 4.0))))
     scenario.storage = rng.random() < 0.5
     if scenario.storage and rng.random() < 0.7:  # hardly more than what blocks pass through on their way
@@ -278,8 +281,14 @@ def _tiers(scenario: Scenario, last: float, rng: Random) -> None:
     for _ in range(rng.choice((0, 0, 2, 6))):
         scenario.nudges.append(Nudge(rng.uniform(0.0, last + 0.5), "preempt", rng.uniform(1, 4)))
     scenario.nudges.sort(key=lambda nudge: nudge.at)
+    if scenario.storage and rng.random() < 0.5:
+        scenario.storage_warm, scenario.storage_rot = True, rng.choice((0, 0, 2, 3, 7))
     if rng.random() < 0.3:
         return
+    _tier_faults(scenario, last, rng)
+
+
+def _tier_faults(scenario: Scenario, last: float, rng: Random) -> None:
     kinds: list[CacheFaultKind] = rng.sample(CACHE_FAULTS, rng.randint(1, 3))
     rate = 10 ** rng.uniform(-2.0, -0.3)
     for move in range(1, 300):
@@ -288,4 +297,20 @@ def _tiers(scenario: Scenario, last: float, rng: Random) -> None:
     lives: tuple[NudgeKind, ...] = ("cache_crash", "cache_hang")
     for _ in range(rng.choice((0, 0, 1, 3, 6))):
         scenario.nudges.append(Nudge(rng.uniform(0.0, last + 1.0), rng.choice(lives), rng.random()))
+    if rng.random() < 0.3:  # slow copies, into a pool that is gone when they end
+        scenario.restart_seconds = 0.05
+        for move in range(1, 40):
+            if rng.random() < 0.5:
+                scenario.cache_faults.append(CacheFault(move, "slow", rng.uniform(0.1, 0.4)))
+        for _ in range(rng.randint(1, 6)):
+            if rng.random() < 0.5:
+                scenario.nudges.append(Nudge(rng.uniform(0.0, last + 0.5), "crash"))
+            else:
+                scenario.steps.append(StepFault(rng.randint(3, 60), "garble", rng.randrange(5)))
+    if scenario.storage and rng.random() < 0.4:  # an outage
+        begin = rng.randint(1, 60)
+        scenario.cache_faults += [CacheFault(move, "error") for move in range(begin, begin + rng.randint(10, 60))]
+    for client in scenario.clients if rng.random() < 0.3 else ():
+        if client.abort_at is None and client.abort_in is None and rng.random() < 0.3:
+            client.abort_in = "loading"
     scenario.nudges.sort(key=lambda nudge: nudge.at)

@@ -21,6 +21,8 @@ from types import ModuleType
 import msgspec
 from msgspec import Struct
 
+from baton.sim.tier_mutants import TIER_MUTANTS
+
 SEEDS = 2_000
 
 
@@ -32,6 +34,8 @@ class Mutant(Struct, frozen=True):
     new: str
     fault: str
     "What a developer would have got wrong."
+    tiers: bool = False
+    "Only a scenario with a cache service can kill it: the others are not run."
 
     @property
     def file(self) -> str:
@@ -245,6 +249,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "after a pause of the engine a worker is given up whose answer is here, unread"),
     Mutant("deadline-of-former-user", "core.engine.instance", "not group.open or group.deadline != entry[0]", "not group.open",
            "a request ends at the deadline of an earlier one with its id"),
+    *(Mutant(*row, tiers=True) for row in TIER_MUTANTS),
 )  # fmt: skip
 
 
@@ -293,7 +298,10 @@ def hunt(mutant: Mutant, seeds: int) -> MutantResult:
     from baton.sim.world import World
 
     for seed in range(seeds):
-        outcome = World(generate(seed)).run()
+        scenario = generate(seed)
+        if mutant.tiers and not scenario.host_blocks:
+            continue
+        outcome = World(scenario).run()
         if outcome.invariant is not None:
             return MutantResult(
                 mutant.name, mutant.file, mutant.fault, seed, seed + 1, outcome.invariant, outcome.violation[:200]

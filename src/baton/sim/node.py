@@ -20,6 +20,7 @@ from baton.sim.cache import CacheService
 from baton.sim.network import Network
 from baton.sim.process import WorkerProcess
 from baton.sim.scenario import Scenario
+from baton.sim.tiers_watch import TierWatch
 from baton.sim.timeline import Timeline
 from baton.sim.watch import Watch
 
@@ -42,7 +43,8 @@ class Node:
         self.instance = instance
         self.watch = watch
         self.network = Network(scenario, timeline, watch)
-        self.cache = CacheService(scenario, timeline, watch.saw) if scenario.host_blocks else None
+        self.tiers = TierWatch(scenario, instance.view, watch.plans, watch.all_trips)
+        self.cache = CacheService(scenario, timeline, self.tiers, watch.saw) if scenario.host_blocks else None
         self.process = WorkerProcess(scenario, timeline, watch, self.network, self.cache)
         self.network.connect(self.process.take, self.receive)
         self.process.connect(self._hear)
@@ -57,6 +59,10 @@ class Node:
         self._front: Front
         self._looked: Callable[[], None] | None = None
         self._clock_offset = 0.0
+        self._jumped = False
+        "Its clock was set ahead, once at least."
+        self._told = 0.0
+        "The latest time that the instance knows."
         self._oldest = 0
         "Step of the oldest plan in flight when the present event began."
         self._armed: float | None = None
@@ -100,6 +106,8 @@ class Node:
     def full_check(self) -> None:
         self.instance.check()
         self.watch.plans.generations()
+        if self.cache is not None:
+            self.cache.full_check()
 
     # The instance
 
@@ -110,6 +118,9 @@ class Node:
         idle = not plans and instance.worker.state.value == "ready"
         told = Instant(max(self._timeline.now + self._clock_offset, at_least))
         watch.reference.before_event(event, told)
+        if self.cache is not None:
+            self._told = max(self._told, told)
+            self.cache.heard(event)
         effects = instance.handle(event, told)
         for effect in effects:
             if type(effect) is Emit:
@@ -127,6 +138,8 @@ class Node:
             if idle and type(effect) is RestartWorker and type(event) is not WorkerLost:
                 raise InvariantBroken("a worker that owes nothing is restarted", invariant=46)
         watch.after()
+        if self.cache is not None:
+            self.tiers.after()
         self._front.after_event()
         self._arm()
         if self._looked is not None:
@@ -161,15 +174,18 @@ class Node:
             case RestartWorker(epoch=epoch, cause=cause, reason=reason):
                 if cause == "protocol" and not self._broken:
                     raise InvariantBroken(f"a worker that kept to the protocol is restarted: {reason}", invariant=46)
+                if cause == "protocol":
+                    self.process.scribble()
                 if cause == "timeout" and self.network.has_unread(WorkerEpoch(epoch - 1), self._oldest):
                     raise InvariantBroken("a worker is restarted whose answer is here, unread", invariant=46)
                 self.watch.reference.restarted(effect.delay_seconds)
                 self.watch.forced()
                 self.process.restart(effect)
             case TellCache(message) if self.cache is not None:
+                self.tiers.told(message, self._told, worker_ready=self.instance.worker.state.value == "ready")
                 self.cache.take(message)
             case RestartCache() if self.cache is not None:
-                self.cache.restart()
+                self.cache.restart(excused=self._jumped)
             case ModeChanged(mode):
                 self._timeline.note("instance", f"is {mode}")
                 self.watch.mode_changed(mode)
@@ -239,6 +255,7 @@ class Node:
     def jump(self, seconds: float) -> None:
         """The instance's clock is set, ahead or back."""
         self._clock_offset += seconds
+        self._jumped |= seconds > 0
         self.watch.saw("the clock jumped back" if seconds < 0 else "the clock jumped ahead")
         self._armed = None
         self._arm()

@@ -40,6 +40,8 @@ class PlanWatch:
         self._saw = saw
         self._assigned = [0] * scenario.blocks
         self._owner: list[tuple[int, int]] = [(-1, 0)] * scenario.blocks
+        self._last_use = [0] * scenario.blocks
+        "The last step that was planned to read or write a block; kept where there are lower tiers."
         self._tables: dict[int, list[BlockId]] = {}
         self._incarnation: dict[int, int] = {}
         self._position: dict[int, int] = {}
@@ -172,6 +174,9 @@ class PlanWatch:
         self._position[slot] = end
         if end > len(table) * size:
             raise InvariantBroken(f"step {plan.step}: slot {slot} has no block for position {end - 1}", invariant=6)
+        if self._scenario.host_blocks:
+            for block in table:
+                self._last_use[block] = plan.step
         for block in table[position // size : (end - 1) // size + 1]:
             if self._owner[block] != (slot, self._incarnation[slot]):
                 raise InvariantBroken(f"step {plan.step}: slot {slot} writes to block {block} of another", invariant=5)
@@ -182,6 +187,10 @@ class PlanWatch:
                 raise InvariantBroken(f"step {plan.step}: a chunk of {count} tokens", invariant=30)
             if end == self._known[slot] and end % size == 0:
                 self._saw("chunk, block and prompt end together")
+
+    def last_use(self, block: BlockId) -> int:
+        """The last step that was planned to read or write it."""
+        return self._last_use[block]
 
     def generations(self) -> None:
         """5: a block's generation has grown once for each time it was handed out."""

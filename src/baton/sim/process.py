@@ -81,6 +81,10 @@ class WorkerProcess:
             self._cache.attach(pool, self.worker.pool)
         self._tell(WorkerReady(epoch, pool))
 
+    def scribble(self) -> None:
+        """One that broke the protocol may have written anywhere."""
+        self.worker.scribble()
+
     def restart(self, order: RestartWorker) -> None:
         """Whatever the old one does, it is killed now."""
         self._timeline.note("worker", f"killed ({order.reason}); starting epoch {order.epoch}")

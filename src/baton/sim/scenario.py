@@ -149,6 +149,10 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     write: Literal["through", "selective", "back"] = "through"
     write_outputs: bool = True
     preempted: Literal["storage", "host", "drop"] = "drop"
+    storage_warm: bool = False
+    "Storage has the blocks of every prompt from the beginning."
+    storage_rot: int = 0
+    "Every so many-th of those is damaged. 0: none."
     cache_faults: list[CacheFault] = []
     fails: int | None = None
     "For a kept scenario of a mutant: the invariant that fails there. None: it must pass."

@@ -75,6 +75,10 @@ class SimWorker:
             # Other memory, with junk in it: whoever trusts it will be found out. The old one is still there for who has it.
             self.pool = [bytearray(bytes([0xA5 ^ number & 0xFF]) * len(block)) for number, block in enumerate(self.pool)]
 
+    def scribble(self) -> None:
+        for number, block in enumerate(self.pool):
+            block[:] = bytes([0xC3 ^ number & 0xFF]) * len(block)
+
     def execute(self, plan: StepPlan, die_after: int | None = None) -> StepResult:
         """`die_after`: the process dies when it has computed that many rows."""
         self._take_in(plan)

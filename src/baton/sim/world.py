@@ -98,6 +98,7 @@ class World:
         for nudge in self.scenario.nudges:
             self.timeline.at(nudge.at, self._nudge, nudge)
         self._until_quiet()
+        self.node.tiers.quiet()
         self._heal()
         self.timeline.note("world", "drain")
         self.node.tell(Pause())

@@ -96,6 +96,19 @@ def test_a_copy_of_a_block_that_was_handed_on_meanwhile_is_thrown_away():
     driver.assert_answered()
 
 
+def test_a_block_that_is_handed_on_in_the_event_that_published_it_is_not_copied():
+    driver = TieredDriver(blocks=6)
+    driver.submit("first", PROMPT, max_tokens=1)
+    driver.submit("second", range(50, 71), max_tokens=1)  # takes the blocks in the very event in which the first ends
+    driver.run()
+    driver.settle()
+    driver.forget_device()
+    driver.submit("again", PROMPT, max_tokens=2)
+    driver.settle()
+    driver.assert_answered()
+    assert driver.tiers.stats.lost_stores
+
+
 @pytest.mark.parametrize("moved", [0, 1, 4])
 def test_what_did_not_arrive_is_computed(moved):
     driver = warmed()
@@ -172,6 +185,18 @@ def test_a_service_that_hangs_is_replaced_and_its_targets_stay_held_until_it_is_
     driver.run()
     driver.assert_answered()
     driver.assert_at_rest()
+
+
+def test_a_service_whose_answer_is_here_unread_does_not_hang():
+    driver = warmed(memory_seconds_max=2.0)
+    driver.submit("again", PROMPT, max_tokens=3)
+    driver.now += 5.0  # the whole process was stopped; what is read first says nothing about the service
+    driver.submit("other", (60, 61), max_tokens=1)
+    assert not driver.cache_restarts
+    driver.carry_out("load")
+    driver.settle()
+    driver.assert_answered()
+    assert not driver.cache_restarts
 
 
 def test_a_pool_that_was_lost_takes_its_loads_with_it():

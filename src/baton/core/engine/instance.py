@@ -427,10 +427,12 @@ class Instance:
         self._effects.append(OrderAnswer(event.number, "done"))
 
     def _on_tick(self, event: Tick) -> None:
-        """Requests' deadlines are looked at after every event, the worker's only here: after a pause of the whole process
-        its answer may be here, unread, behind other news (runtime/driver.py)."""
+        """Requests' deadlines are looked at after every event, those of worker and cache service only here: after a pause of
+        the whole process their answers may be here, unread, behind other news (runtime/driver.py)."""
         if self.worker.deadline is not None and self.worker.deadline <= self._now:
             self._lose_worker("timeout", self.worker.overdue)
+        if self.board.tiers.hangs(self._now):
+            self._effects.append(RestartCache("a copy in memory did not end in time"))
 
     def _expire(self) -> None:
         now = self._now
@@ -444,8 +446,6 @@ class Instance:
             for group in list(self.board.groups.values()):
                 self._end_all(group, FinishReason.ABORT)
         self._loader.expire(now)
-        if self.board.tiers.hangs(now):
-            self._effects.append(RestartCache("a copy in memory did not end in time"))
 
     def _is_over(self, entry: tuple[Instant, int, RequestId]) -> bool:
         """The entry is of a request that has ended (its id may be in use again, with another deadline)."""

@@ -9,10 +9,10 @@ from collections import deque
 from typing import NamedTuple
 
 from baton.core.engine.board import Board
-from baton.core.engine.request import Sequence
+from baton.core.engine.request import Phase, Sequence
 from baton.core.engine.scheduler import PlanInFlight
 from baton.core.kv.tiers import TierStats
-from baton.protocol.ids import BlockId, Incarnation, RequestId, Slot, StepNo
+from baton.protocol.ids import BlockId, BlockKey, HostBlockId, Incarnation, RequestId, Slot, StepNo
 from baton.protocol.step import StepPlan
 
 
@@ -93,6 +93,12 @@ class InstanceView:
         """On the worker, the most urgent first."""
         return list(self._board.running)
 
+    def loading(self) -> list[Sequence]:
+        """They wait for a lower tier."""
+        if not self._board.loading:
+            return []
+        return [s for group in self._board.groups.values() for s in group.sequences if s.phase is Phase.LOADING]
+
     # Plans
 
     def plans(self) -> list[StepPlan]:
@@ -117,6 +123,23 @@ class InstanceView:
 
     def is_cached(self, block: BlockId) -> bool:
         return self._board.cache.pool.is_cached(block)
+
+    def is_held(self, block: BlockId) -> bool:
+        """By a request or by a move."""
+        pool = self._board.cache.pool
+        return pool.request_references(block) > 0 or pool.is_pinned(block)
+
+    def host_index(self) -> dict[BlockKey, HostBlockId]:
+        """What can be found in the host tier."""
+        return self._board.tiers.host.index()
+
+    def host_key(self, block: HostBlockId) -> BlockKey | None:
+        """Under which it can be found."""
+        return self._board.tiers.host.key_of(block)
+
+    def host_is_stored(self, key: BlockKey) -> bool:
+        """Storage has it too, as far as the instance knows."""
+        return self._board.tiers.host.is_stored(key)
 
     def generations(self) -> list[int]:
         return self._board.cache.pool.generations()

@@ -50,6 +50,13 @@ class HostTier:
             place += 1
         return place - start
 
+    def index(self) -> dict[BlockKey, HostBlockId]:
+        """A copy, in the order of their last use."""
+        return dict(self._block_of)
+
+    def key_of(self, block: HostBlockId) -> BlockKey | None:
+        return self._key_of[block]
+
     def is_stored(self, key: BlockKey) -> bool:
         return bool(self._stored[self._block_of[key]])
 

@@ -113,8 +113,8 @@ class Tiers:
         self._fenced: list[Move] = []
         self._queries: dict[MoveId, Attempt] = {}
         self._numbers = count(1)
-        self._to_store: dict[BlockKey, tuple[BlockId, bool]] = {}
-        "Published in this event; and whether storage gets it at once."
+        self._to_store: dict[BlockKey, tuple[BlockId, Generation, bool]] = {}
+        "Published in this event; its generation then; whether storage gets it at once."
         self._to_put: dict[BlockKey, None] = {}
         self._cleaned = -1
         self._storing = 0
@@ -127,14 +127,14 @@ class Tiers:
     def published(self, key: BlockKey, block: BlockId, *, prompt: bool) -> None:
         """A block is computed, and the cache has it under this key."""
         if self.up and self.config.write == "through" and (prompt or self.config.write_outputs) and key not in self.host:
-            self._to_store[key] = (block, self.config.storage)
+            self._want(key, block, self.config.storage)
 
     def found(self, keys: Sequence[BlockKey], blocks: Sequence[BlockId]) -> None:
         """Blocks of the device are used again."""
         if self.config.write == "selective":
             for key, block in zip(keys, blocks, strict=True):
                 if key not in self.host and self._cache.hits_of(block) >= self.config.write_hits:
-                    self._to_store[key] = (block, self.config.storage)
+                    self._want(key, block, self.config.storage)
 
     def park(self, keys: Sequence[BlockKey], blocks: Sequence[BlockId]) -> None:
         """A sequence was preempted: what it had published is copied while it is still there."""
@@ -142,9 +142,12 @@ class Tiers:
             self.host.touch(keys)
             for key, block in zip(keys, blocks, strict=True):
                 if key not in self.host:
-                    self._to_store[key] = (block, self.config.preempted == "storage")
+                    self._want(key, block, self.config.preempted == "storage")
                 elif self.config.preempted == "storage" and not self.host.is_stored(key):
                     self._to_put[key] = None
+
+    def _want(self, key: BlockKey, block: BlockId, on_to_storage: bool) -> None:
+        self._to_store[key] = (block, self._cache.pool.generation(block), on_to_storage)
 
     def flush(self, now: Instant) -> None:
         """At the end of an event: everything of one kind goes out in one move."""
@@ -164,12 +167,15 @@ class Tiers:
         self._cleaned = self._cache.changes  # once for each change: a host tier that is too small must not be churned
         for key, block in self._cache.coldest(min(self.config.write_back_blocks, self.host.total)):
             if key not in self.host:
-                self._to_store[key] = (block, False)
+                self._want(key, block, False)
         if self.config.storage and not self._putting and self.host.free < self.config.watermark * self.host.total:
             self._to_put.update(dict.fromkeys(self.host.oldest_unstored(PUT_BLOCKS)))
 
     def _store(self, now: Instant) -> None:
-        wanted, self._to_store = self._to_store, {}
+        pool = self._cache.pool
+        wanted = {key: entry for key, entry in self._to_store.items() if pool.generation(entry[0]) == entry[1]}
+        self.stats.lost_stores += len(self._to_store) - len(wanted)  # handed on in this very event
+        self._to_store = {}
         room = min(len(wanted), STORE_BLOCKS_MAX - self._storing)
         host = self.host.take(room) if room > 0 else []
         self.stats.skipped_stores += len(wanted) - len(host)
@@ -178,8 +184,8 @@ class Tiers:
         keys = list(wanted)[: len(host)]
         move = Move(self._number(), "store", keys, host)
         move.device = [wanted[key][0] for key in keys]
-        move.on_to_storage = [wanted[key][1] for key in keys]
-        move.generations = [self._cache.pool.generation(block) for block in move.device]
+        move.generations = [wanted[key][1] for key in keys]
+        move.on_to_storage = [wanted[key][2] for key in keys]
         self._storing += len(host)
         self._send(move, now)
 

@@ -1,0 +1,148 @@
+"""What lower tiers may hold and do, held against what each key implies. Numbers are those of docs/reliability.md.
+
+The content of every key is known beforehand: it follows from the prompts and the undisturbed outputs of all clients. So a copy
+that is not what its key says is found when it can be found by others, and not only when somebody reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from baton.core.engine.request import Phase
+from baton.core.engine.view import InstanceView
+from baton.core.kv.block_hash import BlockHasher
+from baton.errors import InvariantBroken
+from baton.protocol.ids import HostBlockId
+from baton.protocol.moves import BlockMove, StorageQuery
+from baton.sim.plans import PlanWatch
+from baton.sim.scenario import Scenario
+from baton.sim.tags import first_tag, next_tag, tag_bytes
+from baton.sim.trip import Trip
+
+FAILURES_MAX = 3
+"""Of storage, in a row: then it is left alone ..."""
+LEFT_ALONE_SECONDS = 1.0
+"""... for so long at least."""
+
+
+class TierWatch:
+    def __init__(self, scenario: Scenario, view: InstanceView, plans: PlanWatch, trips: list[Trip]) -> None:
+        self._size = scenario.block_size
+        self._view = view
+        self._plans = plans
+        self._trips = trips
+        self._hasher = BlockHasher(b"", scenario.block_size)
+        self._known = 0
+        self._contents: dict[bytes, bytes] = {}
+        self._sent: dict[int, float] = {}
+        "Questions to storage, puts and fetches without an answer that counts: when they were sent."
+        self._failed: list[float] = []
+        "When those were sent that failed since the last success."
+
+    # What a key says
+
+    def content(self, key: bytes) -> bytes | None:
+        """None: no client's tokens give this key."""
+        while key not in self._contents and self._known < len(self._trips):
+            self._learn(self._trips[self._known])
+            self._known += 1
+        return self._contents.get(key)
+
+    def _learn(self, trip: Trip) -> None:
+        for oracle in trip.oracles:
+            tokens = [*trip.client.prompt, *oracle.complete()]
+            self._contents.update(self.chain(trip.client.salt, tokens))
+
+    def chain(self, salt: str, tokens: Sequence[int]) -> dict[bytes, bytes]:
+        """Keys and contents of the full blocks of these tokens."""
+        tag, parent, found = first_tag(salt.encode()), self._hasher.root(salt.encode()), {}
+        for begin in range(0, len(tokens) - self._size + 1, self._size):
+            block, content = tokens[begin : begin + self._size], b""
+            for token in block:
+                tag = next_tag(tag, token)
+                content += tag_bytes(tag)
+            parent = self._hasher.key(parent, block)
+            found[bytes(parent)] = content
+        return found
+
+    def entries(self, blocks: Sequence[HostBlockId], memory: Sequence[bytearray]) -> None:
+        """11, 12: those of these host blocks that can be found hold what their keys say."""
+        for block in blocks:
+            key = self._view.host_key(block)
+            if key is not None:
+                self._holds(key, memory[block], f"host block {block}")
+
+    def put(self, key: bytes, payload: bytes) -> None:
+        self._holds(key, payload, "what is put on storage")
+
+    def _holds(self, key: bytes, payload: bytes | bytearray, what: str) -> None:
+        content = self.content(key)
+        if content is None:
+            raise InvariantBroken(f"{what} has a key that no tokens give", invariant=11)
+        if content != payload:
+            raise InvariantBroken(f"{what} does not hold what its key says", invariant=12)
+
+    # What is told to the service
+
+    def told(self, message: BlockMove | StorageQuery, now: float, *, worker_ready: bool) -> None:
+        """16: a load waits for every plan that may read or write its targets. 45: storage that fails is left alone."""
+        if isinstance(message, BlockMove) and message.kind in ("store", "load"):
+            if message.kind == "load":
+                self._load(message, worker_ready)
+            return
+        if len(self._failed) >= FAILURES_MAX and now < self._failed[0] + LEFT_ALONE_SECONDS - 1e-6:
+            raise InvariantBroken(f"storage has failed {len(self._failed)} times in a row and is asked again", invariant=45)
+        self._sent[message.id] = now
+
+    def _load(self, move: BlockMove, worker_ready: bool) -> None:
+        if not worker_ready:
+            raise InvariantBroken(f"load {move.id} goes out while a lost worker may still write", invariant=16)
+        oldest = self._view.oldest_step
+        for block in move.device:
+            if oldest is not None and self._plans.last_use(block) >= oldest:
+                raise InvariantBroken(f"load {move.id} goes out while a plan uses block {block}", invariant=16)
+
+    def answered(self, number: int, error: str | None) -> None:
+        """The instance has read how a question, put or fetch ended."""
+        sent = self._sent.pop(number, None)
+        if error is None:
+            self._failed.clear()
+            self._sent.clear()  # what was sent before a success says nothing about what comes after it
+        elif sent is not None:
+            self._failed.append(sent)
+            self._failed.sort()
+
+    def service_died(self) -> None:
+        self._sent.clear()
+
+    # What the service does
+
+    def copies(self, move: BlockMove) -> None:
+        """15: a block that is brought is held by its load, and nobody can find it."""
+        for block in move.device if move.kind == "load" else ():
+            if not self._view.is_held(block) or self._view.is_cached(block):
+                raise InvariantBroken(f"load {move.id} writes to block {block}, which it does not hold", invariant=15)
+
+    # The instance
+
+    def after(self) -> None:
+        """47: a suspect is computed, and nothing else."""
+        for sequence in self._view.loading():
+            if sequence.suspect:
+                raise InvariantBroken(f"{sequence!r} is a suspect and loads", invariant=47)
+
+    def quiet(self) -> None:
+        """35: nothing is to come any more, so nobody may wait for a lower tier."""
+        for trip in self._trips:
+            if any(sequence.phase is Phase.LOADING for sequence in trip.sequences):
+                raise InvariantBroken(f"{trip.name} loads, and nothing will end that", invariant=35)
+
+    def full_check(self, memory: Sequence[bytearray], on_storage: Mapping[bytes, object]) -> None:
+        """10: no two keys share a host block. 12: all of them. 17: what counts as stored was stored."""
+        index = self._view.host_index()
+        if len(set(index.values())) != len(index):
+            raise InvariantBroken("two keys have one host block", invariant=10)
+        self.entries(list(index.values()), memory)
+        for key in index:
+            if self._view.host_is_stored(key) and key not in on_storage:
+                raise InvariantBroken("a block counts as stored that storage never took", invariant=17)
