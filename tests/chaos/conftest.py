@@ -14,7 +14,18 @@ sys.path.append(str(Path(__file__).parent))
 
 from chaos_model import make_model  # noqa: E402
 
+from baton.errors import ModelNotFound  # noqa: E402
+from baton.models.names import resolve  # noqa: E402
+
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    try:
+        return resolve("smollm2")
+    except ModelNotFound as error:
+        pytest.skip(f"SmolLM2 cannot be fetched: {error}")
