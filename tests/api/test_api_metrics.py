@@ -188,12 +188,13 @@ def test_numbers_of_lower_tiers_are_there_if_they_are(counted, http):
     counted.engine.snapshot = EngineStats()
     assert not [name for name in scrape(counted, http) if name.startswith(("baton:kv_blocks_moved", "baton:kv_circuit"))]
     counted.engine.snapshot = EngineStats(
-        loading=2, host_blocks=10, host_blocks_cached=4, storage_circuit="open", storage={"hits": 6},
+        loading=2, cache_service=True, host_blocks=10, host_blocks_cached=4, storage_circuit="open", storage={"hits": 6},
         tiers={"stored": 1, "loaded": 2, "put": 3, "fetched": 4, "lost_stores": 5},
     )  # fmt: skip
     after = scrape(counted, http)
     for name, value in {
         "baton:requests_loading": 2,
+        "baton:kv_service_up": 1,
         "baton:kv_host_blocks[state=cached]": 4,
         "baton:kv_host_blocks[state=other]": 6,
         "baton:kv_blocks_moved_total[way=device_to_host]": 1,

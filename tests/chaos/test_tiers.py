@@ -94,7 +94,7 @@ def test_a_prefix_that_the_device_has_lost_comes_from_the_host(tiny: Path, tmp_p
         server.process("cache").send(signal.SIGKILL)
         assert answers(server, range(4, 8)) == undisturbed[4:]
         server.process("cache")  # another one
-        settled(server, "device_to_host")
+        until(lambda: server.metrics()["baton:kv_service_up"] == 1, "it takes moves")
         flood(server)
         replies = [server.ask("/v1/completions", body(number)) for number in range(8)]
         assert [reply.tokens for reply in replies] == undisturbed

@@ -169,6 +169,7 @@ class EngineCollector(Collector):
         if not stats.tiers:
             return
         yield GaugeMetricFamily("baton:requests_loading", "Sequences that wait for KV from a lower tier.", value=stats.loading)
+        yield GaugeMetricFamily("baton:kv_service_up", "1: the cache service takes moves.", value=float(stats.cache_service))
         host = GaugeMetricFamily("baton:kv_host_blocks", "Blocks of the host tier by state.", labels=["state"])
         for state, count in (("cached", stats.host_blocks_cached), ("other", stats.host_blocks - stats.host_blocks_cached)):
             host.add_metric([state], count)

@@ -201,6 +201,8 @@ class InstanceStats(Struct, kw_only=True):
     "Sequences that wait for KV from a lower tier."
     host_blocks: int = 0
     host_blocks_cached: int = 0
+    cache_service: bool = False
+    "It is there, and takes moves."
     storage_circuit: str = ""
     "State of the circuit of storage; empty: there is none."
 

@@ -24,6 +24,7 @@ def snapshot(instance: Instance, storage: dict[str, int] | None = None) -> Insta
         loading=board.loading,
         host_blocks=tiers.host.total,
         host_blocks_cached=len(tiers.host),
+        cache_service=tiers.up,
         storage_circuit=tiers.circuit.state if tiers.config.storage else "",
         tiers={name: getattr(tiers.stats, name) for name in tiers.stats.__slots__} if tiers.enabled else {},
         storage=storage or {},
