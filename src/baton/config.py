@@ -134,9 +134,9 @@ class SchedulerConfig:
 class QueueConfig:
     """How much may wait. Over it a request is refused at once, with the numbers."""
 
-    requests_max: int = 4096
+    requests_max: int = 1024
     "Sequences waiting for their first admission; a preempted one keeps its place and does not count."
-    tokens_max: int = 4_000_000
+    tokens_max: int = 1_000_000
     "Prompt tokens of those sequences."
 
     def __post_init__(self) -> None:
@@ -187,7 +187,7 @@ class InstanceConfig:
     tiers: TierConfig = field(default_factory=TierConfig)
 
 
-_KV, _SCHEDULER, _TIER = KVConfig(), SchedulerConfig(), TierConfig()
+_KV, _SCHEDULER, _QUEUE, _TIER = KVConfig(), SchedulerConfig(), QueueConfig(), TierConfig()
 """A default is said once, by the owner of the setting. Others take it from there."""
 
 
@@ -422,9 +422,9 @@ class ServeConfig:
     "Steps sent to the worker before the result of the oldest is back."
     order: Literal["priority", "arrival"] = _SCHEDULER.order
     "Order of waiting requests: by priority (lower is more urgent) and then arrival, or by arrival alone."
-    queue_requests_max: Annotated[int, Range(1, 1_000_000)] = 1024
+    queue_requests_max: Annotated[int, Range(1, 1_000_000)] = _QUEUE.requests_max
     "Sequences that may wait. Beyond it clients get 429."
-    queue_tokens_max: Annotated[int, Range(1, 1_000_000_000)] = 1_000_000
+    queue_tokens_max: Annotated[int, Range(1, 1_000_000_000)] = _QUEUE.tokens_max
     "Prompt tokens that may wait. Beyond it clients get 429."
     step_seconds_max: Seconds = _SCHEDULER.step_seconds_max
     "A worker that gives no result for a step within this time is replaced."
