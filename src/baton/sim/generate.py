@@ -248,7 +248,7 @@ def _nudges(scenario: Scenario, faults: list[str], last: float, rng: Random) -> 
     if "restart_fails" in faults:
         some("restart_fails", 2, 1, 2)
     if "crash_loop" in faults:
-        some("crash_loop", 1, 1, 4)
+        some("crash_loop", 1, 1, 9)
     if "freeze" in faults:
         some("freeze", 3, 0.05, 3 * scenario.step_seconds_max)
     if "clock" in faults:
