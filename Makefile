@@ -32,10 +32,9 @@ $(VENV)/.serve: pyproject.toml
 serve: $(VENV)/.serve   ## serve the default model
 	$(BIN)/baton serve
 
-test: lint       ## lint, types, unit tests, kept scenarios, fresh seeds, mutants
+test: lint       ## lint, types, unit tests, kept scenarios (one for every mutant), fresh seeds
 	$(QUIET) $(BIN)/python -m pytest -n auto
-	first=$$(date +%s)000 && $(BIN)/baton simulate --seeds $$first:$$((first + 400))   # fresh ones every time
-	$(BIN)/baton simulate --mutants
+	first=$$(date +%s)000 && $(BIN)/baton simulate --seeds $$first:$$((first + 150))   # fresh ones every time
 
 lint: $(VENV)/.ready    ## ruff and mypy --strict
 	$(BIN)/ruff check src tests bench
@@ -61,6 +60,9 @@ chaos: $(VENV)/.ready   ## 20,000 drawn requests against real servers, a million
 
 simulate: $(VENV)/.ready  ## 2,000 seeds of the rehearsal
 	$(BIN)/baton simulate --seeds 0:2000
+
+mutants: $(VENV)/.ready   ## every planted bug is hunted with fresh eyes, from seed 0 on: half an hour
+	$(BIN)/baton simulate --mutants
 
 clean:           ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build
