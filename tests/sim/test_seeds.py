@@ -22,7 +22,8 @@ def test_kept_scenario_passes_and_is_small(path):
     outcome = World(scenario).run()
     assert outcome.invariant is None, outcome.violation
     fills_the_queue = path.stem.startswith("queue-")  # the shrinker does not lower the queue's bounds
-    assert len(scenario.clients) <= (40 if fills_the_queue else 6)
+    fills_a_tier = scenario.host_blocks > 0
+    assert len(scenario.clients) <= (40 if fills_the_queue else 10 if fills_a_tier else 6)
     assert scenario.faults <= 6
     assert outcome.events <= (2000 if fills_the_queue else 400)  # up to the failing event it is far fewer; here it runs on
 

@@ -277,6 +277,9 @@ class Node:
         deadline = self.instance.next_deadline()
         if deadline is not None and deadline - self._clock_offset <= self._timeline.now + 1e-9:
             self.tell(Tick(), at_least=deadline)  # rounding must not make the timer spin
+            armed = self.instance.next_deadline()
+            if armed is not None and armed <= deadline:
+                raise InvariantBroken("a deadline that is over is still armed", invariant=35)
         else:
             self._arm()
 

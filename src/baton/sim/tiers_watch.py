@@ -24,6 +24,9 @@ FAILURES_MAX = 3
 LEFT_ALONE_SECONDS = 1.0
 """... for so long at least."""
 
+STORES_MAX = 100
+"""In a row, with no step between them. Evictions from outside, and a service that was away, cause a few."""
+
 
 class TierWatch:
     def __init__(self, scenario: Scenario, view: InstanceView, plans: PlanWatch, trips: list[Trip]) -> None:
@@ -34,6 +37,7 @@ class TierWatch:
         self._hasher = BlockHasher(b"", scenario.block_size)
         self._known = 0
         self._contents: dict[bytes, bytes] = {}
+        self._stores = self._steps = 0
         self._sent: dict[int, float] = {}
         "Questions to storage, puts and fetches without an answer that counts: when they were sent."
         self._failed: list[float] = []
@@ -89,10 +93,20 @@ class TierWatch:
         if isinstance(message, BlockMove) and message.kind in ("store", "load"):
             if message.kind == "load":
                 self._load(message, worker_ready)
+            else:
+                self._store()
             return
         if len(self._failed) >= FAILURES_MAX and now < self._failed[0] + LEFT_ALONE_SECONDS - 1e-6:
             raise InvariantBroken(f"storage has failed {len(self._failed)} times in a row and is asked again", invariant=45)
         self._sent[message.id] = now
+
+    def _store(self) -> None:
+        """35: what nobody changed is not copied again and again."""
+        steps = self._plans.rows
+        self._stores = self._stores + 1 if steps == self._steps else 1
+        self._steps = steps
+        if self._stores > STORES_MAX:
+            raise InvariantBroken(f"{self._stores} copies to the host, and no step between them", invariant=35)
 
     def _load(self, move: BlockMove, worker_ready: bool) -> None:
         if not worker_ready:

@@ -1,0 +1,117 @@
+"""Lower tiers in the simulator: a storage that stalls, content that is checked, states that are reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from baton.core.events import StorageAnswered
+from baton.errors import InvariantBroken
+from baton.protocol.moves import BlockMove, StorageAnswer, StorageQuery
+from baton.sim.scenario import Client, Scenario
+from baton.sim.world import World
+
+STALL = 10.0
+SLOW = "r3"
+"""The request whose prompt storage is slow about."""
+
+
+def scenario() -> Scenario:
+    """Eight requests with prompts of their own. A step takes as long whatever is in it, so that only waiting can show."""
+    clients = [Client(f"r{n}", 0.013 * n, [n + 1] * 9 + [n], 30) for n in range(8)]
+    return Scenario(
+        seed=1, blocks=200, block_size=2, slots=8, tokens_per_step=64, clients=clients, host_blocks=64, storage=True,
+        noise=0.0, token_seconds=0.0,
+    )  # fmt: skip
+
+
+class Run:
+    """One run, with what was planned and when each token came."""
+
+    def __init__(self, made: Scenario, stalled: Callable[[StorageQuery], bool]) -> None:
+        self.world = world = World(made)
+        self.plans: list[object] = []
+        self.times: dict[str, list[float]] = {}
+        self.stalls = 0
+        cache, node = world.node.cache, world.node
+        assert cache is not None
+        run_step, emitted = node._run_step, world.clients.emitted
+
+        def query(asked: StorageQuery, _: object) -> None:
+            stalls = stalled(asked)
+            self.stalls += stalls
+            answer = StorageAnswered(StorageAnswer(asked.id, 0, None))
+            cache._later(STALL if stalls else 0.0, lambda: node._hear(answer))
+
+        def plan(issued: object) -> None:
+            self.plans.append(issued)
+            run_step(issued)
+
+        def told(emit: object) -> None:
+            for request, *_ in emit.tokens:
+                self.times.setdefault(request, []).append(world.now)
+            emitted(emit)
+
+        cache._query, node._run_step, world.clients.emitted = query, plan, told
+        outcome = world.run()
+        assert outcome.invariant is None, outcome.violation
+
+    def others(self) -> dict[str, list[float]]:
+        return {request: times for request, times in self.times.items() if request != SLOW and request.startswith("r")}
+
+
+def of_the_slow_one(made: Scenario) -> Callable[[StorageQuery], bool]:
+    keys = World(made).node.tiers.chain("", next(c.prompt for c in made.clients if c.id == SLOW))
+    return lambda asked: any(key in keys for key in asked.keys)
+
+
+def test_a_stall_of_storage_for_one_request_leaves_the_others_tokens_at_their_times():
+    prompt, stalled = Run(scenario(), lambda asked: False), Run(scenario(), of_the_slow_one(scenario()))
+    assert stalled.stalls == 1
+    assert not prompt.stalls
+    assert stalled.others() == prompt.others()
+    assert len(stalled.others()) == 7
+    assert all(len(times) == 30 for times in stalled.others().values())
+    assert stalled.times[SLOW][0] > prompt.times[SLOW][0]
+    assert stalled.times[SLOW][0] < prompt.times[SLOW][0] + 0.5  # it gives storage up, and is computed
+
+
+def test_a_request_that_waits_for_storage_changes_no_plan():
+    """While it waits, every plan is the one that is made if it had never come."""
+    without = scenario()
+    without.clients = [client for client in without.clients if client.id != SLOW]
+    stalled, alone = Run(scenario(), of_the_slow_one(scenario())), Run(without, lambda asked: False)
+    prompt = next(client.prompt for client in scenario().clients if client.id == SLOW)
+    joined = next(n for n, plan in enumerate(stalled.plans) if any(list(new.tokens) == prompt for new in plan.new))
+    assert joined > 5
+    assert stalled.plans[:joined] == alone.plans[:joined]
+
+
+def test_a_host_block_with_other_content_than_its_key_says_is_found_at_once():
+    world = World(scenario())
+    cache = world.node.cache
+    assert cache is not None
+    copy = cache._copy_half
+
+    def flipped(move: BlockMove, half: int) -> None:
+        copy(move, half)
+        if move.kind == "store" and half:
+            cache.host[move.host[0]][0] ^= 1
+
+    cache._copy_half = flipped
+    outcome = world.run()
+    assert outcome.invariant == 12
+    assert "host block" in outcome.violation
+
+
+def test_storage_that_has_failed_three_times_in_a_row_may_not_be_asked_for_a_second():
+    watch = World(scenario()).node.tiers
+    for number in range(3):
+        watch.told(StorageQuery(number, (bytes(32),), 0.2), 0.1 * number, worker_ready=True)
+        watch.answered(number, "EIO")
+    with pytest.raises(InvariantBroken, match="asked again"):
+        watch.told(StorageQuery(9, (bytes(32),), 0.2), 0.9, worker_ready=True)
+    watch.told(StorageQuery(9, (bytes(32),), 0.2), 1.1, worker_ready=True)
+    watch.answered(9, None)
+    watch.told(StorageQuery(10, (bytes(32),), 0.2), 1.2, worker_ready=True)
