@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.core.engine.request import Phase
-from baton.core.events import BlocksMoved, CacheReady, StorageAnswered
+from baton.core.events import BlocksMoved, CacheReady, StorageAnswered, WorkerLost
 from baton.protocol.moves import MoveResult, StorageAnswer
 
 from .tiered import TieredDriver
@@ -185,6 +185,19 @@ def test_a_service_that_hangs_is_replaced_and_its_targets_stay_held_until_it_is_
     driver.run()
     driver.assert_answered()
     driver.assert_at_rest()
+
+
+def test_nothing_is_copied_out_of_the_pool_of_a_worker_that_broke_the_protocol():
+    driver = TieredDriver(write="back", watermark=1.0, blocks=32)
+    driver.submit("first", PROMPT, max_tokens=1)
+    driver.run()
+    driver.submit("second", range(50, 71), max_tokens=30)
+    for _ in range(4):
+        driver.step()
+    driver.tell(WorkerLost(driver.instance.worker.epoch, "rows of nobody", "protocol"))
+    driver.carry_out("store")  # begun before: not believed
+    assert "store" not in driver.kinds
+    assert not driver.tiers.stats.stored
 
 
 def test_a_service_whose_answer_is_here_unread_does_not_hang():

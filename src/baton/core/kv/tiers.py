@@ -109,6 +109,8 @@ class Tiers:
         "Of storage."
         self._cache = cache
         self._pool = PoolIncarnation(0)
+        self._trusted = True
+        "What the device holds is what its keys say."
         self._moves: dict[MoveId, Move] = {}
         self._fenced: list[Move] = []
         self._queries: dict[MoveId, Attempt] = {}
@@ -152,7 +154,7 @@ class Tiers:
     def flush(self, now: Instant) -> None:
         """At the end of an event: everything of one kind goes out in one move."""
         if self.up:
-            if self.config.write == "back":
+            if self.config.write == "back" and self._trusted:
                 self._clean_ahead()
             if self._to_store:
                 self._store(now)
@@ -371,6 +373,7 @@ class Tiers:
         that their fence still kept back are over, and are returned."""
         self._pool = pool
         self.void_device_moves()
+        self._trusted = True  # it is empty
         never_sent, self._fenced = self._fenced, []
         for move in never_sent:
             del self._moves[move.id]
@@ -379,6 +382,7 @@ class Tiers:
 
     def void_device_moves(self) -> None:
         """What the device holds is not to be trusted, and what is brought into it is for nobody."""
+        self._trusted = False
         self._to_store.clear()
         for move in self._moves.values():
             move.void = move.void or bool(move.device)
