@@ -224,9 +224,11 @@ class Tiers:
 
     def fetch(self, keys: Sequence[BlockKey], now: Instant) -> MoveId | None:
         """From storage to the host, as much as there is room for. None: there is none."""
-        attempt = self.circuit.admit(now)
-        host = self.host.take(min(len(keys), max(1, self.host.total // 2))) if attempt is not None else []
-        if not host:
+        host = self.host.take(min(len(keys), max(1, self.host.total // 2)))
+        attempt = self.circuit.admit(now) if host else None  # asked last: a probe that is not sent would be one that failed
+        if attempt is None:
+            for block in host:
+                self.host.discard(block)
             return None
         move = Move(self._number(), "fetch", keys[: len(host)], host)
         move.attempt = attempt
