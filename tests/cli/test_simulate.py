@@ -73,7 +73,7 @@ def test_the_summary_says_it_to_people():
 def test_one_seed_is_told_with_its_digest():
     ran = baton("simulate", "--seed", "7")
     assert ran.returncode == 0
-    assert ran.stdout.startswith("seed 4: ok\n")
+    assert ran.stdout.startswith("seed 7: ok\n")
     assert answer("--seed", "7")["digest"] in ran.stdout
 
 
@@ -98,7 +98,7 @@ def test_a_scenario_file_is_the_seed_that_made_it(scenario_file: Path):
 def test_trace_prints_a_column_an_actor_and_then_the_outcome():
     ran = baton("simulate", "--seed", "7", "--trace")
     assert ran.returncode == 0
-    for words in ("client ", "r0 submits", "plan 1:", "ready, epoch 1", "result 1:", "seed 4: ok"):
+    for words in ("client ", "r0 submits", "plan 1:", "ready, epoch 1", "result 1:", "seed 7: ok"):
         assert words in ran.stdout
 
 
