@@ -61,7 +61,7 @@ def test_killing_everything_leaves_no_process_socket_or_segment(tiny: Path, tmp_
         assert "Traceback" not in server.errors
 
 
-PHASES = [("worker", "loading"), ("engine", "loading")]
+PHASES = [("worker", "loading")]
 if os.environ.get("BATON_EVERY_PHASE"):
     roles = ("supervisor", "front", "engine", "worker")
     PHASES = [(role, phase) for role in roles for phase in ("start", "loading")] + [("cache", "plan")]

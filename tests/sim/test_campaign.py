@@ -17,30 +17,30 @@ from baton.sim.world import Outcome
 
 
 @pytest.fixture(scope="module")
-def three_hundred() -> Campaign:
-    return run_campaign(range(300), jobs=2)
+def seeds_150() -> Campaign:
+    return run_campaign(range(150), jobs=2)
 
 
 def timeless(ran: Campaign) -> Campaign:
     return msgspec.structs.replace(ran, seconds=0.0, cpu_seconds=0.0, events_per_second=0.0, jobs=0)
 
 
-def test_300_seeds_are_clean_and_counted(three_hundred: Campaign):
-    assert three_hundred.violations == []
-    assert three_hundred.seeds == 300
-    assert three_hundred.requests > 300
-    assert three_hundred.events > three_hundred.tokens > three_hundred.requests
-    assert three_hundred.cpu_seconds > 0
-    assert three_hundred.events_per_second == pytest.approx(three_hundred.events / three_hundred.cpu_seconds)
+def test_150_seeds_are_clean_and_counted(seeds_150: Campaign):
+    assert seeds_150.violations == []
+    assert seeds_150.seeds == 150
+    assert seeds_150.requests > 150
+    assert seeds_150.events > seeds_150.tokens > seeds_150.requests
+    assert seeds_150.cpu_seconds > 0
+    assert seeds_150.events_per_second == pytest.approx(seeds_150.events / seeds_150.cpu_seconds)
 
 
-def test_every_state_that_is_seen_is_declared(three_hundred: Campaign):
-    assert list(three_hundred.sometimes) == list(SOMETIMES)
+def test_every_state_that_is_seen_is_declared(seeds_150: Campaign):
+    assert list(seeds_150.sometimes) == list(SOMETIMES)
     assert len(dict.fromkeys(SOMETIMES)) == len(SOMETIMES)
 
 
 def test_every_state_that_is_written_out_in_the_code_is_declared():
-    """The ones that are too rare for 300 seeds. Those made by an f-string are covered by their fixed beginning."""
+    """The ones that are too rare for 150 seeds. Those made by an f-string are covered by their fixed beginning."""
     named: list[str] = []
     for path in sorted(Path(world.__file__).parent.glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -52,9 +52,9 @@ def test_every_state_that_is_written_out_in_the_code_is_declared():
         assert any(state == name or state.startswith(name) for state in SOMETIMES), name
 
 
-def test_counts_are_of_seeds_not_of_sightings(three_hundred: Campaign):
-    assert max(three_hundred.sometimes.values()) <= 300
-    assert three_hundred.sometimes["mode: paused"] == 300
+def test_counts_are_of_seeds_not_of_sightings(seeds_150: Campaign):
+    assert max(seeds_150.sometimes.values()) <= 150
+    assert seeds_150.sometimes["mode: paused"] == 150
 
 
 def test_any_number_of_jobs_gives_the_same_sums():
