@@ -21,8 +21,9 @@ import os
 import signal
 import socket
 import sys
+from concurrent.futures import Future
 
-from baton.config import CacheConfig
+from baton.config import CacheConfig, without_password
 from baton.errors import EngineError, InvalidConfig, PeerError
 from baton.kvcache.storage.backend import LayoutName, StorageBackend
 from baton.kvcache.storage.open import open_backend
@@ -61,14 +62,16 @@ class CacheProcess:
         self._transfer: Transfer | None = None
         self._preparing: asyncio.Task[None] | None = None
         self._counters_due = 0.0
+        self._broken: asyncio.Future[None] = self._loop.create_future()
+        "Whatever goes wrong in a thread or task ends the process."
 
     async def run(self) -> None:
         """Until the engine is gone."""
         tasks = {asyncio.create_task(self._read_descriptors()), asyncio.create_task(self._control.listen(self.on_message))}
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            done, _ = await asyncio.wait({*tasks, self._broken}, return_when=asyncio.FIRST_COMPLETED)
+            for end in done:
+                end.result()
         finally:
             for task in tasks:
                 task.cancel()
@@ -79,7 +82,7 @@ class CacheProcess:
         match message:
             case BlockMove() | StorageQuery():
                 if self._transfer is not None:
-                    self._transfer.take(message)
+                    self._transfer.take(message).add_done_callback(self._taken)
             case CreatePool():
                 self.create(message)
             case DetachPool(incarnation):
@@ -134,7 +137,9 @@ class CacheProcess:
             name = LayoutName(fingerprint=layout.fingerprint(), block_bytes=layout.block_bytes, block_tokens=layout.block_size)
             self._storage = open_backend(url, name)
             if self._storage.wants_tokens:
-                raise InvalidConfig(f"the KV storage of {url} is addressed by tokens, which the server does not send")
+                raise InvalidConfig(
+                    f"the KV storage of {without_password(url)} is addressed by tokens, which the server does not send"
+                )
 
     async def _prepare(self, layout: KVLayout) -> None:
         """The memory is reserved by a thread: gigabytes of it take seconds."""
@@ -155,13 +160,22 @@ class CacheProcess:
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
-            self._control.send(StartFailed(str(error)))
-            self._control.close()
+            self._fail(error)
             return
         assert self._host is not None
         pool = self.pool.incarnation if self.pool is not None else PoolIncarnation(0)
         scheme = self._config.tiers.storage.partition(":")[0]
         self._control.send(CacheHello(pool, self._host.blocks, self._kept, scheme))
+
+    def _taken(self, work: Future[None]) -> None:
+        """From any thread. What storage does wrong is in the result; anything else is an error of ours, and is not hidden."""
+        if not work.cancelled() and (error := work.exception()) is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._broken.done():
+            self._broken.set_exception(error)
 
     def _report(self, result: MoveResult | StorageAnswer) -> None:
         """From any thread."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from baton.core.engine.loading import QUERIES_MAX
 from baton.core.engine.request import Phase
 from baton.core.events import BlocksMoved, CacheReady, StorageAnswered, WorkerLost
 from baton.protocol.moves import MoveResult, StorageAnswer
@@ -234,6 +237,21 @@ def test_storage_that_does_not_answer_holds_its_request_up_for_a_moment_only():
     driver.assert_answered()
     driver.tell(StorageAnswered(StorageAnswer(held.id, 5)))  # too late: inert
     driver.settle()
+    driver.assert_at_rest()
+
+
+def test_a_store_that_never_answers_is_asked_again_by_the_next():
+    """Questions at once are bounded; one that is late makes room."""
+    driver = warmed(storage=True, storage_seconds_max=0.5)
+    driver.tiers.circuit.config = replace(driver.tiers.circuit.config, failures_max=10_000)
+    for number in range(3 * QUERIES_MAX):
+        driver.submit(f"r{number}", range(100 * number, 100 * number + 21), max_tokens=1)
+        assert driver.phase(f"r{number}") is Phase.LOADING
+        del driver.told[driver.kinds.index("query")]
+        driver.advance(0.6)
+        driver.settle()
+        driver.assert_answered()
+    assert not driver.tiers._queries, "a late answer is inert: nobody keeps anything for it"
     driver.assert_at_rest()
 
 

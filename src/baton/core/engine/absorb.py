@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from baton.core.engine.board import Board
 from baton.core.engine.request import Phase, Sequence
-from baton.core.kv.prefix_cache import NO_PARENT
 from baton.protocol.ids import Slot
 from baton.protocol.request import FinishReason
 from baton.protocol.step import Rows, StepResult
@@ -78,14 +77,9 @@ def publish(board: Board, sequence: Sequence) -> None:
     full = sequence.computed // board.block_size
     board.hasher.extend(keys, sequence.root, sequence.tokens, full)
     for place in range(sequence.published, full):
-        own = blocks[place]
-        first = cache.insert(keys[place], blocks[place - 1] if place else NO_PARENT, own)
-        if first != own:
-            cache.acquire(keys[place : place + 1])
-            blocks[place] = first
-            cache.release((own,))
-            board.folds.append((sequence, sequence.incarnation, place, first))
+        if not cache.publish(keys, blocks, place):
+            board.folds.append((sequence, sequence.incarnation, place, blocks[place]))
             board.stats.folded_blocks += 1
         elif tiers.up:
-            tiers.published(keys[place], own, prompt=(place + 1) * board.block_size <= sequence.prompt_tokens)
+            tiers.published(keys[place], blocks[place], prompt=(place + 1) * board.block_size <= sequence.prompt_tokens)
     sequence.published = full

@@ -20,10 +20,9 @@ from baton.core.engine.admission import Room, blocks
 from baton.core.engine.board import Board
 from baton.core.engine.pace import StepPace
 from baton.core.engine.request import Phase, Sequence
-from baton.core.kv.prefix_cache import NO_PARENT
 from baton.core.kv.tiers import Tiers
 from baton.protocol.ids import BlockKey, Instant, MoveId, PoolIncarnation, StepNo
-from baton.protocol.moves import MoveResult, StorageAnswer
+from baton.protocol.moves import MoveKind, MoveResult, StorageAnswer
 
 QUERIES_MAX: Final = 64
 """Questions to storage at once. Those behind in line are asked for as answers come in."""
@@ -129,7 +128,7 @@ class Loader:
             self._wait(head, under_way)
             return Answer.LEFT
         run = tiers.host.run(keys, have, full)
-        if run < tiers.config.load_blocks_min or not self._worth("load", run):
+        if run < tiers.config.load_blocks_min or not self._worth("load"):
             return Answer.PROCEED
         need = self._board.need(head)
         if self._loading_blocks and self._loading_blocks + need.new > self._board.cache.pool.total // 2:
@@ -147,9 +146,9 @@ class Loader:
     def _keys_are_loading(self, number: MoveId) -> bool:
         return number in self._loading
 
-    def _worth(self, kind: str, run: int) -> bool:
+    def _worth(self, kind: MoveKind) -> bool:
         """Quicker than computing, as far as both are known."""
-        seconds = self._tiers.rates["load" if kind == "load" else "fetch"].seconds
+        seconds = self._tiers.rates[kind].seconds
         price = self._pace.price
         if seconds is None or price is None or seconds < price * self._board.block_size:
             return True
@@ -179,7 +178,7 @@ class Loader:
         waiters = self._still_waiting(answer.id)
         found = max(0, min(answer.found, len(keys)))
         fetch = None
-        if waiters and found >= self._tiers.config.load_blocks_min and self._worth("fetch", found):
+        if waiters and found >= self._tiers.config.load_blocks_min and self._worth("fetch"):
             fetch = self._tiers.fetch(keys[:found], now)
         if fetch is None:
             self._release(waiters)
@@ -227,6 +226,7 @@ class Loader:
             if self._is_over(load):
                 continue
             self._tiers.late(load.waits_for, now)
+            self._asked.pop(load.waits_for, None)  # a store that never answers must not keep the others from asking
             self._board.end_loading(load.sequence)
 
     @staticmethod
@@ -250,14 +250,8 @@ class Loader:
 
 def publish_loaded(board: Board, sequence: Sequence, begin: int, count: int) -> None:
     """Its blocks from `begin` on are whole. Where another sequence published the same meanwhile, it takes that one's block."""
-    cache, table, keys = board.cache, sequence.blocks, sequence.keys
     for place in range(begin, begin + count):
-        own = table[place]
-        first = cache.insert(keys[place], table[place - 1] if place else NO_PARENT, own)
-        if first != own:
-            cache.acquire(keys[place : place + 1])
-            table[place] = first
-            cache.release((own,))
+        board.cache.publish(sequence.keys, sequence.blocks, place)
     if not sequence.admissions:
         sequence.loaded_blocks += count
     sequence.computed = sequence.published = max(sequence.published, begin + count)

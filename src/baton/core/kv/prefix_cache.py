@@ -170,6 +170,18 @@ class PrefixCache:
         self._hits[block] = 0
         return block
 
+    def publish(self, keys: Sequence[BlockKey], table: list[BlockId], place: int) -> bool:
+        """Offer the block at this place of a table, whose holder holds all before it. False: another was first, and the table
+        names that one from now on; its own is given back."""
+        own = table[place]
+        first = self.insert(keys[place], table[place - 1] if place else NO_PARENT, own)
+        if first == own:
+            return True
+        self.acquire(keys[place : place + 1])
+        table[place] = first
+        self.release((own,))
+        return False
+
     def evict(self, count: int) -> int:
         """Drop up to `count` idle blocks in the policy's order, leaves first. Returns how many went."""
         gone = 0

@@ -279,8 +279,8 @@ class Tiers:
         return True
 
     def late(self, number: MoveId, now: Instant) -> None:
-        """Nobody waits any longer for this question, fetch or load."""
-        attempt = self._queries.get(number)
+        """Nobody waits any longer for this question, which is over, or this fetch or load, which has blocks until it ends."""
+        attempt = self._queries.pop(number, None)
         if attempt is None and number in self._moves:
             attempt = self._moves[number].attempt
         if attempt is not None:

@@ -17,12 +17,13 @@ interrupted. A backend never writes to `into` after its call has come back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
 from baton.errors import InvalidConfig
+from baton.kvcache.storage.url import StorageURL
 
 KEY_BYTES = FINGERPRINT_BYTES = 32
 
@@ -87,3 +88,7 @@ class StorageBackend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+Opener = Callable[[StorageURL, LayoutName], StorageBackend]
+"""What an entry point names, under its scheme."""

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING
 
 from baton.errors import InvalidConfig, StorageFailed
-from baton.kvcache.storage.backend import Deadline, LayoutName, StorageBackend
-
-if TYPE_CHECKING:
-    from baton.kvcache.storage.open import Opener
-    from baton.kvcache.storage.url import StorageURL
+from baton.kvcache.storage.backend import Deadline, LayoutName, Opener, StorageBackend
+from baton.kvcache.storage.url import StorageURL
 
 
 def foreign_opener(entry: EntryPoint) -> Opener:

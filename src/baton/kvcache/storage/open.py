@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.metadata import entry_points
 
 from baton.errors import InvalidConfig
-from baton.kvcache.storage.backend import LayoutName, StorageBackend
+from baton.kvcache.storage.backend import LayoutName, Opener, StorageBackend
 from baton.kvcache.storage.url import EXAMPLES, StorageURL, parse_url
 
 GROUP = "baton.kv_storage"
-
-Opener = Callable[[StorageURL, LayoutName], StorageBackend]
-"""What an entry point names, under its scheme."""
 
 
 def open_backend(url: str, layout: LayoutName) -> StorageBackend:
