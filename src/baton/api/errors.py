@@ -37,6 +37,7 @@ _STATUS_OF_REFUSAL = {
     "draining": 503,
     "paused": 503,
     "worker_gone": 503,
+    "no_room": 503,
 }
 
 

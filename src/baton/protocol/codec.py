@@ -37,7 +37,20 @@ from baton.protocol.control import (
     WakeInstance,
     WorkerHello,
 )
+from baton.protocol.handoff import (
+    Adopted,
+    AskRelease,
+    Expect,
+    Expecting,
+    Forget,
+    HandoffMessage,
+    Offer,
+    PeerOffer,
+    Prefill,
+    Released,
+)
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
+from baton.protocol.node import Beat, NodeHello, NodeRefused, RouterBeat, RouterHello
 from baton.protocol.output import Emit
 from baton.protocol.pool import (
     CreatePool,
@@ -52,7 +65,7 @@ from baton.protocol.pool import (
 from baton.protocol.request import GenerateBatch, GenerateRequest
 from baton.protocol.step import StepPlan, StepResult
 
-VERSION: Final = 3
+VERSION: Final = 4
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 
 Message = (
@@ -93,6 +106,12 @@ Message = (
     | HostPoolReady
     | ClearCache
     | CreatePool
+    | HandoffMessage
+    | NodeHello
+    | RouterHello
+    | NodeRefused
+    | Beat
+    | RouterBeat
 )
 
 _KINDS: Final[dict[int, type[Message]]] = {
@@ -133,6 +152,20 @@ _KINDS: Final[dict[int, type[Message]]] = {
     36: CreatePool,
     37: HostPoolReady,
     44: ClearCache,
+    50: Expect,
+    51: Expecting,
+    52: Prefill,
+    53: Offer,
+    54: PeerOffer,
+    55: AskRelease,
+    56: Released,
+    57: Adopted,
+    58: Forget,
+    60: NodeHello,
+    61: RouterHello,
+    62: NodeRefused,
+    63: Beat,
+    64: RouterBeat,
 }
 _KIND_OF: Final = {message: kind for kind, message in _KINDS.items()}
 _DECODERS: Final = {kind: msgspec.msgpack.Decoder(message) for kind, message in _KINDS.items()}

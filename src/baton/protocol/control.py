@@ -21,6 +21,7 @@ class AbortRequest(Struct, frozen=True, array_like=True):
 class RefusedRequest(Struct, frozen=True, array_like=True):
     request: RequestId
     refused: Refused
+    attempt: int = 1
 
 
 class Ping(Struct, frozen=True, array_like=True):

@@ -4,6 +4,7 @@
     load     host    -> device      for a sequence that waits for it
     put      host    -> storage
     fetch    storage -> host
+    pull     another instance's device -> device      a hand-off (protocol/handoff.py)
 
 The core decides and keeps the books (core/kv/tiers.py); the cache service copies what it is told, and says how far it got. Slow
 tiers touch host blocks only. Nothing about steps is in a move: it is sent when nobody writes to its targets any more.
@@ -17,7 +18,7 @@ from msgspec import Struct
 
 from baton.protocol.ids import BlockId, BlockKey, HostBlockId, MoveId, PoolIncarnation
 
-MoveKind = Literal["store", "load", "put", "fetch"]
+MoveKind = Literal["store", "load", "put", "fetch", "pull"]
 
 
 class BlockMove(Struct, frozen=True, array_like=True):
@@ -27,13 +28,17 @@ class BlockMove(Struct, frozen=True, array_like=True):
     kind: MoveKind
     host: tuple[HostBlockId, ...]
     device: tuple[BlockId, ...] = ()
-    "With store and load, one for each host block."
+    "With store and load, one for each host block. With pull, one for each of the peer's."
     pool: PoolIncarnation = PoolIncarnation(0)
     "Of those device blocks: a service that is attached to another pool copies nothing."
     keys: tuple[BlockKey, ...] = ()
     "With put and fetch, one for each host block."
     seconds_max: float = 0.0
-    "With put and fetch: how long storage may take. What it has not moved by then is not moved."
+    "With put, fetch and pull: how long it may take. What is not moved by then is not moved."
+    peer: str = ""
+    "With pull: the address of the messenger that lets the other pool be read."
+    peer_pool: PoolIncarnation = PoolIncarnation(0)
+    peer_blocks: tuple[BlockId, ...] = ()
 
 
 class MoveResult(Struct, frozen=True, array_like=True):

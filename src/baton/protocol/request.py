@@ -140,6 +140,7 @@ RefusalReason = Literal[
     "draining",
     "paused",
     "worker_gone",
+    "no_room",
 ]
 
 
@@ -171,5 +172,7 @@ class Refused(Struct, frozen=True):
                 return "the instance is draining and takes no new requests"
             case "paused":
                 return "the instance is paused"
+            case "no_room":
+                return f"a hand-off needs {self.needed} KV blocks now and {self.limit} can be had"
             case "worker_gone":
                 return f"the worker was lost {self.needed} times in a row (limit {self.limit})"

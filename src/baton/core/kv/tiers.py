@@ -100,6 +100,7 @@ class Tiers:
             "load": BlockRate(),
             "put": BlockRate(),
             "fetch": BlockRate(),
+            "pull": BlockRate(),
         }
         self.outgoing: list[BlockMove | StorageQuery] = []
         "For the service, in this order."

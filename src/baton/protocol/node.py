@@ -1,0 +1,65 @@
+"""Instances and routers: how they meet, and how each knows that the other lives. An instance dials; the router answers.
+
+    instance  NodeHello ---> router      who I am, what I compute with
+    router    RouterHello -> instance    you are in; or NodeRefused, which says why not
+    both      Beat, RouterBeat           several a second, also when there is nothing else to say
+
+A session is one connection. In it messages come in order and once, or it is over (runtime/link.py). What was under way in a
+session ends with it: the instance aborts the router's requests, the router replays them elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from baton.protocol.control import InstanceReady
+
+Role = Literal["mixed", "prefill", "decode"]
+
+
+class NodeHello(Struct, frozen=True, array_like=True):
+    name: str
+    "Unique in the cluster; for people and for placement that lasts."
+    incarnation: int
+    "Drawn anew by every life of the engine."
+    role: Role
+    ready: InstanceReady
+    layout: bytes
+    "Fingerprint of a KV block's layout: a hand-off copies bytes."
+    peer: str = ""
+    "Where its messenger lets others read its pool. Empty: nowhere."
+    health_url: str = ""
+    "Of its own HTTP, for people."
+
+
+class RouterHello(Struct, frozen=True, array_like=True):
+    router: str
+    beat_seconds: float
+    "Say something at least this often."
+    lapse_seconds: float
+    "Nothing heard for so long: the other side is given up."
+
+
+class NodeRefused(Struct, frozen=True, array_like=True):
+    reason: str
+
+
+class Beat(Struct, frozen=True, array_like=True):
+    """Of an instance. Its numbers (InstanceStats) come in messages of their own."""
+
+    fault: str = ""
+    "What is wrong with it, for people. Not empty: it gets no new requests."
+    token_seconds: float = 0.0
+    "What a prompt token costs it, as measured. 0: not known."
+    blocks_available: int = 0
+    "Free, or cached and idle."
+    slots_free: int = 0
+    waiting_tokens: int = 0
+    "Prompt tokens in line."
+    decoding: int = 0
+
+
+class RouterBeat(Struct, frozen=True, array_like=True):
+    pass
