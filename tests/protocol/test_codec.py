@@ -45,7 +45,9 @@ from baton.protocol.control import (
     WakeInstance,
     WorkerHello,
 )
+from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Forget, Offer, PeerOffer, Prefill, Released
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
+from baton.protocol.node import Beat, NodeHello, NodeRefused, RouterBeat, RouterHello
 from baton.protocol.output import Emit, Ended
 from baton.protocol.pool import (
     CreatePool,
@@ -100,6 +102,20 @@ KIND = {
     CreatePool: 36,
     HostPoolReady: 37,
     ClearCache: 44,
+    Expect: 50,
+    Expecting: 51,
+    Prefill: 52,
+    Offer: 53,
+    PeerOffer: 54,
+    AskRelease: 55,
+    Released: 56,
+    Adopted: 57,
+    Forget: 58,
+    NodeHello: 60,
+    RouterHello: 61,
+    NodeRefused: 62,
+    Beat: 63,
+    RouterBeat: 64,
 }
 """Written down a second time on purpose: these numbers are on the wire and may not change."""
 
@@ -151,6 +167,20 @@ SAMPLE = {
     CreatePool: CreatePool(7, b"{}"),
     HostPoolReady: HostPoolReady(b"f", 9, 7),
     ClearCache: ClearCache(3, host=False),
+    Expect: Expect(GenerateRequest(id="a", prompt=(0, 1)), 2.0),
+    Expecting: Expecting("a", 1, 16),
+    Prefill: Prefill(GenerateRequest(id="a", prompt=(0, 1)), 30.0),
+    Offer: Offer("a", 1, 9, 0, (3, 4), 32),
+    PeerOffer: PeerOffer(Offer("a", 1, 9, 0, (3, 4), 30, last=True), "unix:/x", (7,)),
+    AskRelease: AskRelease("a", 1),
+    Released: Released("a", 1, True),
+    Adopted: Adopted("a", 1, 30),
+    Forget: Forget("a", 1),
+    NodeHello: NodeHello("p0", 7, "prefill", InstanceReady(10, 16, 4, 100, 8192), b"f" * 32),
+    RouterHello: RouterHello("r", 0.25, 2.0),
+    NodeRefused: NodeRefused("another model"),
+    Beat: Beat("stalled", 0.001),
+    RouterBeat: RouterBeat(),
 }
 
 SHAPED = [KIND[kind] for kind in (GenerateRequest, StepPlan, StepResult, BlockMove, MoveResult, Emit)]
