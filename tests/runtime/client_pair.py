@@ -57,8 +57,7 @@ class Pair:
         if self.client.ready.done() and not self.client.ready.cancelled():
             self.client.ready.exception()
         assert self.client._streams == {}
-        assert self.client._pings == {}
-        assert self.client._orders == {}
+        assert self.client._orders.waiting == 0
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         assert len(others) <= 1, others  # the one of `finish`
 

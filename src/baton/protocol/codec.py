@@ -50,7 +50,7 @@ from baton.protocol.handoff import (
     Released,
 )
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
-from baton.protocol.node import Beat, NodeHello, NodeRefused, RouterBeat, RouterHello
+from baton.protocol.node import Beat, ClusterView, NodeHello, NodeRefused, RouterBeat, RouterHello
 from baton.protocol.output import Emit
 from baton.protocol.pool import (
     CreatePool,
@@ -112,6 +112,7 @@ Message = (
     | NodeRefused
     | Beat
     | RouterBeat
+    | ClusterView
 )
 
 _KINDS: Final[dict[int, type[Message]]] = {
@@ -166,6 +167,7 @@ _KINDS: Final[dict[int, type[Message]]] = {
     62: NodeRefused,
     63: Beat,
     64: RouterBeat,
+    65: ClusterView,
 }
 _KIND_OF: Final = {message: kind for kind, message in _KINDS.items()}
 _DECODERS: Final = {kind: msgspec.msgpack.Decoder(message) for kind, message in _KINDS.items()}

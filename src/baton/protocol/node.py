@@ -14,7 +14,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from baton.protocol.control import InstanceReady
+from baton.protocol.control import InstanceReady, InstanceStats
 
 Role = Literal["mixed", "prefill", "decode"]
 
@@ -63,3 +63,32 @@ class Beat(Struct, frozen=True, array_like=True):
 
 class RouterBeat(Struct, frozen=True, array_like=True):
     pass
+
+
+class InstanceView(Struct, frozen=True):
+    """One instance as its router sees it, for people (/v1/cluster, `baton up`)."""
+
+    name: str
+    role: Role
+    state: str
+    "alive, suspect (it gets no new requests), or lost."
+    fault: str = ""
+    health_url: str = ""
+    stats: InstanceStats = InstanceStats()
+    "As it told last."
+
+
+class ClusterView(Struct, frozen=True):
+    """The cluster as one router sees it. The router tells whoever started it, several times a second."""
+
+    router: str
+    mode: str
+    queued: int = 0
+    "Requests that no instance has yet."
+    open: int = 0
+    "Requests that are owed an end, the queued ones among them."
+    instances: tuple[InstanceView, ...] = ()
+    counters: dict[str, int] = {}
+    "Since the router began: hand-offs, replays, losses, and so on."
+    handoff_seconds: float = 0.0
+    "Mean of the hand-offs so far, from the last block computed to the request going on elsewhere."

@@ -1,0 +1,126 @@
+"""Orders and pings to one engine. Each has a number, and whoever gave it waits for the answer to that number, never for a
+state: somebody else may bring that state about, or undo it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import count
+from typing import Any
+
+from baton.errors import CallerError, Unavailable
+from baton.protocol.codec import Message
+from baton.protocol.control import (
+    ClearCache,
+    OrderAnswer,
+    PauseInstance,
+    Ping,
+    Pong,
+    ResumeInstance,
+    SleepInstance,
+    WakeInstance,
+)
+
+Order = PauseInstance | ResumeInstance | SleepInstance | WakeInstance | ClearCache
+
+
+class Orders:
+    def __init__(self, send: Callable[[Message], None], require: Callable[[], None] = lambda: None) -> None:
+        """`require` raises where there is no engine to give orders to."""
+        self._send = send
+        self._require = require
+        self._numbers = count(1)
+        self._pings: dict[int, asyncio.Future[None]] = {}
+        self._answers: dict[int, asyncio.Future[OrderAnswer]] = {}
+        self._drain_seconds: float | None = None
+        "Of the last pause."
+
+    @property
+    def waiting(self) -> int:
+        """Asked and not answered."""
+        return len(self._pings) + len(self._answers)
+
+    def on_pong(self, pong: Pong) -> None:
+        ping = self._pings.pop(pong.number, None)
+        if ping is not None and not ping.done():
+            ping.set_exception(Unavailable(pong.fault)) if pong.fault else ping.set_result(None)
+
+    def on_answer(self, answer: OrderAnswer) -> None:
+        order = self._answers.pop(answer.number, None)
+        if order is not None and not order.done():
+            order.set_result(answer)
+
+    def fail(self, why: str) -> None:
+        """The engine is gone: nobody answers."""
+        waiting: list[asyncio.Future[Any]] = [*self._pings.values(), *self._answers.values()]
+        for asked in waiting:
+            if not asked.done():
+                asked.set_exception(Unavailable(why))
+        self._answers.clear()
+
+    async def ping(self, timeout_seconds: float) -> None:
+        self._require()
+        number = next(self._numbers)
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pings[number] = answer
+        self._send(Ping(number))
+        try:
+            await asyncio.wait_for(answer, timeout_seconds)
+        except TimeoutError:
+            raise Unavailable(f"the engine did not answer within {timeout_seconds:g} s") from None
+        finally:
+            self._pings.pop(number, None)
+
+    async def pause(self, drain_seconds: float | None) -> None:
+        """Waits as long as it takes: the caller knows how long it may."""
+        number = next(self._numbers)
+        answer = self._give(PauseInstance(number, drain_seconds), number)
+        self._drain_seconds = drain_seconds
+        match (await answer).outcome:
+            case "overtaken":
+                raise Unavailable("the engine was resumed before it was paused")
+            case "refused":
+                raise Unavailable("too many pauses are waited for already: one is enough")
+
+    def pause_again(self) -> None:
+        """An engine that follows a paused one pauses too. Nobody waits for its answer."""
+        self._send(PauseInstance(next(self._numbers), self._drain_seconds))
+
+    async def resume(self) -> None:
+        number = next(self._numbers)
+        _require_done(await self._give(ResumeInstance(number), number))
+
+    async def clear_cache(self, *, device: bool, host: bool) -> None:
+        number = next(self._numbers)
+        _require_done(await self._give(ClearCache(number, device, host), number))
+
+    async def sleep(self) -> None:
+        """Of a paused one."""
+        number = next(self._numbers)
+        _require_done(await self._give(SleepInstance(number), number))
+
+    async def wake(self) -> None:
+        """It stays paused."""
+        number = next(self._numbers)
+        _require_done(await self._give(WakeInstance(number), number))
+
+    async def wake_with(self, model: str) -> None:
+        """With other weights. CallerError: they cannot be loaded, and it has the old ones again."""
+        number = next(self._numbers)
+        answer = await self._give(WakeInstance(number, model), number)
+        if answer.outcome != "done":
+            raise CallerError(answer.detail)
+
+    def _give(self, order: Order, number: int) -> Awaitable[OrderAnswer]:
+        """Sends it; gives its answer."""
+        self._require()
+        answer: asyncio.Future[OrderAnswer] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())  # whoever asked may have left
+        self._answers[number] = answer
+        self._send(order)
+        return answer
+
+
+def _require_done(answer: OrderAnswer) -> None:
+    if answer.outcome != "done":
+        raise Unavailable(answer.detail or f"the order was {answer.outcome}")
