@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from baton.protocol.control import InstanceReady, InstanceStats
 
@@ -74,7 +74,7 @@ class InstanceView(Struct, frozen=True):
     "alive, suspect (it gets no new requests), or lost."
     fault: str = ""
     health_url: str = ""
-    stats: InstanceStats = InstanceStats()
+    stats: InstanceStats = field(default_factory=InstanceStats)
     "As it told last."
 
 
