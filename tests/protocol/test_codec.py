@@ -47,7 +47,7 @@ from baton.protocol.control import (
 )
 from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Forget, Offer, PeerOffer, Prefill, Released
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
-from baton.protocol.node import Beat, NodeHello, NodeRefused, RouterBeat, RouterHello
+from baton.protocol.node import Beat, ClusterView, InstanceView, NodeHello, NodeRefused, RouterBeat, RouterHello
 from baton.protocol.output import Emit, Ended
 from baton.protocol.pool import (
     CreatePool,
@@ -116,6 +116,7 @@ KIND = {
     NodeRefused: 62,
     Beat: 63,
     RouterBeat: 64,
+    ClusterView: 65,
 }
 """Written down a second time on purpose: these numbers are on the wire and may not change."""
 
@@ -181,6 +182,7 @@ SAMPLE = {
     NodeRefused: NodeRefused("another model"),
     Beat: Beat("stalled", 0.001),
     RouterBeat: RouterBeat(),
+    ClusterView: ClusterView("r", "serving", 1, 2, (InstanceView("d-0", "decode", "alive"),), {"replays": 1}),
 }
 
 SHAPED = [KIND[kind] for kind in (GenerateRequest, StepPlan, StepResult, BlockMove, MoveResult, Emit)]
