@@ -9,6 +9,7 @@ from baton.native.build import NoCompiler, find_compiler
 from kernel_times import HERE, build, run
 
 
+@pytest.mark.slow
 def test_a_step_is_timed_phase_by_phase(tmp_path):
     try:
         find_compiler()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from test_process_death import Asked
 GREEDY = {"prompt": "The quick brown fox", "max_tokens": 64, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
 
 
-@pytest.mark.parametrize("role", ["worker", "engine"] if os.environ.get("BATON_SLOW") else ["worker"])
+@pytest.mark.parametrize("role", ["worker", pytest.param("engine", marks=pytest.mark.slow)])
 def test_health_is_red_while_a_process_is_stopped_and_green_again_after(tiny: Path, tmp_path: Path, role: str):
     with Server(tiny, tmp_path, orders={"delay": [1, 0.05]}).wait_ready() as server:
         alone = server.ask("/v1/completions", GREEDY).tokens

@@ -4,7 +4,6 @@ of an undisturbed run."""
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -136,7 +135,7 @@ def test_a_warm_file_tier_serves_the_next_server_and_another_one_beside_it(tiny:
         assert "Traceback" not in after.errors
 
 
-@pytest.mark.skipif(not os.environ.get("BATON_SLOW"), reason="make chaos runs it; the real model's is test_tiers_smollm2.py")
+@pytest.mark.slow  # the real model's is test_tiers_smollm2.py
 @pytest.mark.parametrize("policy", ["drop", "host", "storage"])
 def test_preempted_requests_end_as_if_nothing_had_happened(policy: str, tiny: Path, tmp_path: Path, undisturbed):
     tiers: dict[str, Any] = {"kv_host_gib": 0.05} if policy != "storage" else {"kv_storage": f"file:{tmp_path / 'kv'}"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from itertools import product
 
 import pytest
 from command_rig import family, gone
@@ -81,8 +82,14 @@ def family_of(pid, count):
 ENDS = {"SIGHUP": signal.SIGHUP, "SIGTERM": signal.SIGTERM, "SIGKILL": signal.SIGKILL, "the window is closed": None}
 
 
-@pytest.mark.parametrize("moment", ["loading", "at the prompt", "answering"])
-@pytest.mark.parametrize("end", ENDS)
+MOMENTS = ("loading", "at the prompt", "answering")
+QUICK = {("SIGHUP", "loading"), ("SIGTERM", "at the prompt"), ("SIGKILL", "answering"), ("the window is closed", "answering")}
+
+
+@pytest.mark.parametrize(
+    ("end", "moment"),
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in product(ENDS, MOMENTS)],
+)
 def test_chat_takes_its_server_with_it(tiny_model, end, moment):
     with on_terminal("chat", "--model", tiny_model, "--max-tokens", "400") as terminal:
         if moment == "loading":

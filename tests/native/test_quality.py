@@ -78,7 +78,7 @@ def test_the_text_is_one_that_the_model_understands(exact):
     assert 3 < mean(exact) < 20
 
 
-@pytest.mark.parametrize(("quantization", "cost_max"), [("int8", 0.005), ("auto", 0.005)])
+@pytest.mark.parametrize(("quantization", "cost_max"), [pytest.param("int8", 0.005, marks=pytest.mark.slow), ("auto", 0.005)])
 def test_quantised_weights_hardly_cost_anything(opened, windows, exact, quantization, cost_max):
     found = perplexities(load(opened, quantization=quantization, compute="native", threads=2), windows)
     cost = mean(found) / mean(exact) - 1
@@ -93,6 +93,7 @@ def test_of_a_file_of_four_bits_int4_is_auto(opened, windows):
     assert auto == int4
 
 
+@pytest.mark.slow
 def test_our_own_four_bits_are_as_good_as_the_file_s(opened, windows, exact):
     """From float32 to Q4_1 by models/quantise.py."""
     floats = OpenedModel(opened.path, opened.config, AsFloats(opened.weights))

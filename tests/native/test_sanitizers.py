@@ -108,6 +108,7 @@ def run(command: list[str], **environment: str) -> None:
     assert done.returncode == 0, f"{done.stdout[-1000:]}\n{done.stderr[-4000:]}"
 
 
+@pytest.mark.slow
 def test_no_access_is_out_of_bounds_and_nothing_is_undefined(tmp_path):
     command = checked(tmp_path, "address,undefined", HERE / "selftest.c", *best_flags())
     run(command, ASAN_OPTIONS="detect_leaks=0")  # the test's own model goes with the process

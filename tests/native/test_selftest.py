@@ -56,6 +56,8 @@ class Build:
             return "BATON_EMULATE, which make chaos sets: an emulated variant takes minutes"
         if self.emulated:
             return ", ".join(tool for tool in (CROSS_COMPILER, EMULATOR) if not shutil.which(tool))
+        if self.tiles_in_c and "BATON_SLOW" not in os.environ:
+            return "BATON_SLOW, which make chaos sets"
         try:
             find_compiler()
         except NoCompiler as error:
