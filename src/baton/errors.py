@@ -13,6 +13,7 @@ EngineError
   StorageFailed          500   a storage backend of the KV cache does not work; costs hits, never a request
   ProtocolError          500   bytes on a wire that we cannot accept (see protocol/codec.py for the leaves)
     PeerError                  what the peer of a channel sent is no message; never an error of our own
+      LinkFailed               a session between router and instance cannot begin, or cannot go on
   InvariantBroken        500   our fault: stop, do not go on
 """
 
@@ -83,6 +84,33 @@ class ProtocolError(EngineError):
 
 class PeerError(ProtocolError):
     """The other side of a channel sent bytes that are no message. Only this may be blamed on it."""
+
+
+LinkReason = Literal[
+    "secret", "version", "timeout", "closed", "crowded", "mac", "replay", "kind", "too_large", "malformed", "unread"
+]
+"""Why a session did not begin, or was ended. Also the metric's label.
+
+secret      the other side does not prove that it knows the cluster's secret
+version     it speaks another version, or something else
+timeout     the handshake took too long
+closed      it ended the connection in the handshake
+crowded     too many others were in their handshake, or too many sessions are open
+mac         a frame was changed on its way, or is not the peer's
+replay      a frame came again, or one is missing
+kind        a message that this side never sends
+too_large   a frame promises more bytes than are allowed
+malformed   a frame holds something that is no message
+unread      the peer does not read
+"""
+
+
+class LinkFailed(PeerError):
+    """A session over the network (runtime/link.py)."""
+
+    def __init__(self, reason: LinkReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class InvariantBroken(EngineError):

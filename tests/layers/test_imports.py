@@ -13,7 +13,8 @@ BASE = {"protocol", "config", "errors"}
 ALLOWED: dict[str, set[str] | None] = {
     "errors": set(),
     "ranges": {"errors"},
-    "config": {"errors", "ranges"},
+    "addresses": {"errors"},
+    "config": {"addresses", "errors", "ranges"},
     "protocol": {"errors"},
     "core": BASE,
     "models": BASE,
@@ -25,7 +26,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "api": BASE | {"text", "observe"},
     "observe": BASE,
     "sim": BASE | {"core"},
-    "runtime": BASE | {"core", "worker", "kvcache", "kvpool", "api", "observe", "text"},
+    "runtime": BASE | {"addresses", "core", "worker", "kvcache", "kvpool", "api", "observe", "text"},
     "llm": BASE | {"core", "worker", "models", "text"},  # all of it in one process
     "cli": None,  # anything
     "": set(),  # baton/__init__.py

@@ -205,6 +205,16 @@ class MessageTooLarge(CallerError):
     """Our own message does not go in a frame. No fault of the peer, so no ProtocolError."""
 
 
+def kinds_of(*messages: type[Message]) -> frozenset[int]:
+    """Their numbers on the wire."""
+    return frozenset(_KIND_OF[message] for message in messages)
+
+
+def name_of(kind: int) -> str:
+    known = _KINDS.get(kind)
+    return f"kind {kind}" if known is None else known.__name__
+
+
 def encode(message: Message) -> bytes:
     body = _ENCODER.encode(message)
     if len(body) > FRAME_BYTES_MAX:

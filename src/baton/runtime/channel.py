@@ -43,15 +43,20 @@ class Channel:
     loop, with no task or queue between the socket and it, because a token passes here.
     """
 
-    def __init__(self) -> None:
-        self._frames = _Frames()
+    def __init__(self, frames: FrameProtocol) -> None:
+        self._frames = frames
 
     @classmethod
     async def open(cls, sock: socket.socket) -> Channel:
         sock.setblocking(False)
-        channel = cls()
+        channel = Channel(FrameProtocol(FrameBuffer()))
         await asyncio.get_running_loop().create_unix_connection(lambda: channel._frames, sock=sock)
         return channel
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that were sent and that the kernel has not taken yet: the peer is behind."""
+        return self._frames.backlog
 
     def send(self, message: Message) -> None:
         """To a peer that is gone: nothing happens, `receive` tells of the end. MessageTooLarge: nothing was sent."""
@@ -59,7 +64,7 @@ class Channel:
 
     def offer(self, message: Message) -> None:
         """Like `send`, for what can be refused: Unavailable where the peer is far behind."""
-        if self._frames.transport.get_write_buffer_size() > OFFER_BYTES_MAX:
+        if self.backlog > OFFER_BYTES_MAX:
             raise Unavailable("the engine is too far behind to take more requests; try again later")
         self.send(message)
 
@@ -91,7 +96,7 @@ class Channel:
             frames.take = frames.keep  # nothing is told to one who has left
 
     def close(self) -> None:
-        self._frames.transport.close()
+        self._frames.close()
 
     async def finish(self) -> None:
         """Close when the other side has taken everything, or does not take it any more."""
@@ -100,12 +105,14 @@ class Channel:
             await asyncio.wait_for(asyncio.shield(self._frames.lost), LAST_WORDS_SECONDS)
 
 
-class _Frames(asyncio.BufferedProtocol):
-    """Reads into one buffer that is used again and again; a wake-up takes in every whole frame that is there."""
+class FrameProtocol(asyncio.BufferedProtocol):
+    """Reads into one buffer that is used again and again; a wake-up takes in every whole frame that is there.
+
+    runtime/link.py has another one, whose frames are sealed."""
 
     transport: asyncio.Transport
 
-    def __init__(self) -> None:
+    def __init__(self, buffer: FrameBuffer) -> None:
         loop = asyncio.get_running_loop()
         self.inbox: deque[Message] = deque()
         self.take: Callable[[Message], None] = self.keep
@@ -115,7 +122,7 @@ class _Frames(asyncio.BufferedProtocol):
         self.ended.add_done_callback(lambda ended: ended.exception())  # seen, even if nobody asks
         self.lost: asyncio.Future[None] = loop.create_future()
         "The socket is closed: what was written has gone out, or never will."
-        self._buffer = FrameBuffer()
+        self._buffer = buffer
         self._written = 0
         self._unread_timer: asyncio.TimerHandle | None = None
 
@@ -139,9 +146,16 @@ class _Frames(asyncio.BufferedProtocol):
         try:
             return next(messages, None)
         except ProtocolError as error:
-            self._end(PeerError(str(error)))
+            self._end(error if isinstance(error, PeerError) else PeerError(str(error)))
             self.transport.close()
             return None
+
+    @property
+    def backlog(self) -> int:
+        return self.transport.get_write_buffer_size()
+
+    def close(self) -> None:
+        self.transport.close()
 
     def write(self, frame: bytes) -> None:
         if self.transport.is_closing():
@@ -149,8 +163,8 @@ class _Frames(asyncio.BufferedProtocol):
         self._written += len(frame)
         self.transport.write(frame)
         unread = self.transport.get_write_buffer_size()
-        if unread > BACKLOG_BYTES_MAX:
-            self.transport.abort()
+        if unread > self.backlog_bytes_max():
+            self._drop_unread(unread)
         elif unread and self._unread_timer is None:
             self._watch_unread()
 
@@ -162,9 +176,16 @@ class _Frames(asyncio.BufferedProtocol):
             self._unread_timer = None
             unread = self.transport.get_write_buffer_size()
             if unread and not self.transport.is_closing():
-                self._watch_unread() if self._written - unread > taken else self.transport.abort()
+                self._watch_unread() if self._written - unread > taken else self._drop_unread(unread)
 
         self._unread_timer = asyncio.get_running_loop().call_later(UNREAD_SECONDS_MAX, look)
+
+    def backlog_bytes_max(self) -> int:
+        return BACKLOG_BYTES_MAX
+
+    def _drop_unread(self, unread: int) -> None:
+        """The peer does not read any more."""
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._unread_timer is not None:

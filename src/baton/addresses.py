@@ -1,0 +1,45 @@
+"""Where a router listens for instances: a TCP port or a unix socket, as people write it.
+
+tcp://10.0.0.5:9100    10.0.0.5:9100    tcp://[::1]:9100    unix:/run/baton/router.sock
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from baton.errors import InvalidConfig
+
+UNIX_PATH_BYTES_MAX = 107
+"""What the kernel takes."""
+
+
+class Address(NamedTuple):
+    """Either host and port, or a path."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        return f"tcp://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """Raises InvalidConfig with what is wrong and what would be right."""
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:")
+        path = path.removeprefix("//") if path.startswith("///") else path
+        if not path.startswith("/") or "\0" in path or len(path.encode()) > UNIX_PATH_BYTES_MAX:
+            raise InvalidConfig(f"{text!r} is no unix socket: give unix:/PATH, of at most {UNIX_PATH_BYTES_MAX} bytes")
+        return Address(path=path)
+    scheme, separator, rest = text.rpartition("://")
+    if separator and scheme != "tcp":
+        raise InvalidConfig(f"{text!r} is no address of a router's cluster port: give tcp://HOST:PORT or unix:/PATH")
+    host, colon, port = rest.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    well_formed = bool(colon and bare) and bare.isprintable() and " " not in bare and (":" not in bare or host.startswith("["))
+    if not well_formed or not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65_535):
+        raise InvalidConfig(f"{text!r} is no address: give tcp://HOST:PORT, with a port from 1 to 65535, or unix:/PATH")
+    return Address(host=bare, port=int(port))

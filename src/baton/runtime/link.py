@@ -1,0 +1,209 @@
+"""A session between a router and an instance: a channel (channel.py) over a network that is not trusted.
+
+    instance  dial(address, secret) ------------> LinkServer  router
+              Link  <== sealed frames, both ways ==>  Link
+
+Messages come in order and once, from somebody who knows the cluster's secret (handshake.py, seal.py); or the session is over.
+`send` gathers: all messages of one turn of the loop go out in one sealed frame, for the price of one MAC. A peer that does not
+read is given up when too much has piled up. Whether it lives is for others to say: the end of a TCP connection can stay
+unseen for hours, so both sides beat (protocol/node.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Final
+
+from baton.addresses import Address
+from baton.errors import LinkFailed
+from baton.protocol.directions import FROM_INSTANCE, FROM_ROUTER
+from baton.runtime.channel import LAST_WORDS_SECONDS, Channel, FrameProtocol
+from baton.runtime.handshake import ANSWER_BYTES, GREETING_BYTES, PROOF_BYTES, Handshake, SessionKeys, Side, make_greeting
+from baton.runtime.seal import CONTENT_BYTES_MAX, SealedBuffer, Sealer
+from baton.runtime.secret import Secret
+
+HANDSHAKE_SECONDS: Final = 5.0
+BATCH_BYTES: Final = 256 * 1024
+"""What has gathered goes out at once beyond this: the peer need not wait for a large frame to be whole."""
+LINK_BACKLOG_BYTES_MAX: Final = 128 * 1024 * 1024
+"""A peer that lets this much pile up is given up. One frame of the largest size fits twice."""
+
+
+class Link(Channel):
+    """Used like a Channel. What is wrong with the peer is a LinkFailed, with a reason."""
+
+    _frames: SealedFrames
+
+    @property
+    def failure(self) -> LinkFailed | None:
+        """Why it was ended, if something was wrong with the peer."""
+        return self._frames.failure
+
+    async def wait_ended(self) -> None:
+        """Until nothing more comes. Raises nothing: `failure` says what was wrong, if something was."""
+        await asyncio.wait({self._frames.ended})
+
+
+class SealedFrames(FrameProtocol):
+    def __init__(self, keys: SessionKeys, side: Side) -> None:
+        """`side`: which one we are."""
+        ours, theirs = (keys.from_router, keys.from_instance) if side == "router" else (keys.from_instance, keys.from_router)
+        super().__init__(SealedBuffer(theirs, FROM_INSTANCE if side == "router" else FROM_ROUTER))
+        self._sealer = Sealer(ours)
+        self._gathered: list[bytes] = []
+        self._gathered_bytes = 0
+        self._closing: asyncio.TimerHandle | None = None
+
+    @property
+    def failure(self) -> LinkFailed | None:
+        error = self.ended.exception() if self.ended.done() else None
+        return error if isinstance(error, LinkFailed) else None
+
+    @property
+    def backlog(self) -> int:
+        return super().backlog + self._gathered_bytes
+
+    def write(self, frame: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._gathered_bytes + len(frame) > CONTENT_BYTES_MAX:
+            self._flush()
+        if not self._gathered:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._gathered.append(frame)
+        self._gathered_bytes += len(frame)
+        if self._gathered_bytes > BATCH_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._gathered:
+            gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+            super().write(self._sealer.seal(gathered))
+
+    def close(self) -> None:
+        """A peer that does not take the last words keeps no descriptor of ours for that."""
+        self._flush()
+        super().close()
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().call_later(LAST_WORDS_SECONDS, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._gathered, self._gathered_bytes = [], 0
+        if self._closing is not None:
+            self._closing.cancel()
+
+    def backlog_bytes_max(self) -> int:
+        return LINK_BACKLOG_BYTES_MAX
+
+    def _drop_unread(self, unread: int) -> None:
+        self._end(LinkFailed("unread", f"the peer does not read: {unread} bytes wait for it"))
+        super()._drop_unread(unread)
+
+
+# The beginning of a session
+
+
+async def dial(address: Address, secret: Secret, seconds: float | None = None) -> Link:
+    """To a router, as an instance. Raises LinkFailed, or OSError where nobody listens."""
+    limit = HANDSHAKE_SECONDS if seconds is None else seconds
+    try:
+        async with asyncio.timeout(limit):
+            return await _open(await _connected(address), secret, "instance")
+    except TimeoutError:
+        raise LinkFailed("timeout", f"no router answered within {limit:g} s: is it the cluster port?") from None
+
+
+async def welcome(sock: socket.socket, secret: Secret, seconds: float | None = None) -> Link:
+    """Whoever has dialled us, a router. The socket is ours: closed where this raises LinkFailed."""
+    limit = HANDSHAKE_SECONDS if seconds is None else seconds
+    try:
+        async with asyncio.timeout(limit):
+            return await _open(sock, secret, "router")
+    except TimeoutError:
+        raise LinkFailed("timeout", f"the handshake took more than {limit:g} s") from None
+
+
+async def _open(sock: socket.socket, secret: Secret, side: Side) -> Link:
+    with contextlib.ExitStack() as undo:
+        undo.callback(sock.close)
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        keys = await (_prove_as_router if side == "router" else _prove_as_instance)(sock, secret)
+        frames = SealedFrames(keys, side)
+        await asyncio.get_running_loop().create_connection(lambda: frames, sock=sock)
+        undo.pop_all()
+    return Link(frames)
+
+
+async def _prove_as_router(sock: socket.socket, secret: Secret) -> SessionKeys:
+    greeting = make_greeting()
+    await _write(sock, greeting)
+    answer = await _read(sock, ANSWER_BYTES, "the handshake was broken off by who dialled")
+    handshake = Handshake(secret, greeting, answer[:GREETING_BYTES])
+    handshake.check("instance", answer[GREETING_BYTES:])
+    await _write(sock, handshake.proof("router"))
+    return handshake.keys()
+
+
+async def _prove_as_instance(sock: socket.socket, secret: Secret) -> SessionKeys:
+    greeting = await _read(sock, GREETING_BYTES, "what listens there ended the connection: is it the router's cluster port?")
+    reply = make_greeting()
+    handshake = Handshake(secret, greeting, reply)
+    await _write(sock, reply + handshake.proof("instance"))
+    proof = await _read(sock, PROOF_BYTES, "the router broke the handshake off: does it have another cluster secret?")
+    handshake.check("router", proof)
+    return handshake.keys()
+
+
+async def _write(sock: socket.socket, content: bytes) -> None:
+    try:
+        await asyncio.get_running_loop().sock_sendall(sock, content)
+    except OSError as error:
+        raise LinkFailed("closed", f"the connection was lost in the handshake ({error.strerror})") from None
+
+
+async def _read(sock: socket.socket, count: int, at_end: str) -> bytes:
+    """Not one byte more: what follows is for somebody else to read."""
+    content = b""
+    while len(content) < count:
+        try:
+            piece = await asyncio.get_running_loop().sock_recv(sock, count - len(content))
+        except OSError:
+            piece = b""
+        if not piece:
+            raise LinkFailed("closed", at_end)
+        content += piece
+    return content
+
+
+async def _connected(address: Address) -> socket.socket:
+    """Every address of a name is tried in turn."""
+    loop = asyncio.get_running_loop()
+    if address.path:
+        return await _connect(socket.AF_UNIX, address.path)
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except OSError:
+        found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    error: OSError = OSError(f"{address.host} has no address")
+    for family, _, _, _, place in found:
+        try:
+            return await _connect(family, place)
+        except OSError as refused:
+            error = refused
+    raise error
+
+
+async def _connect(family: int, place: object) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, place)  # type: ignore[arg-type]
+    except BaseException:
+        sock.close()
+        raise
+    return sock

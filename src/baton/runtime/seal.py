@@ -1,0 +1,96 @@
+"""Sealed frames: what is sent in one turn of the loop, with a counter and a MAC.
+
+    0            4             12              44
+    | length u32 | counter u64 | HMAC-SHA256   | frames of protocol/codec.py, `length` bytes together
+
+The MAC is over length, counter and content, with the key of this direction of this session. The counter begins at 0 and grows
+by one: a frame that comes twice, or out of order, or after a missing one, is not the next one. The content is not read before
+the MAC is right. It is not encrypted.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from baton.errors import LinkFailed, ProtocolError
+from baton.protocol.codec import FRAME_BYTES_MAX, HEADER_BYTES, Message, decode_body, name_of, read_header
+from baton.protocol.frames import FrameBuffer
+
+_PREFIX: Final = struct.Struct("!IQ")
+_MAC_BYTES: Final = 32
+SEAL_BYTES: Final = _PREFIX.size + _MAC_BYTES
+CONTENT_BYTES_MAX: Final = HEADER_BYTES + FRAME_BYTES_MAX
+
+
+class Sealer:
+    __slots__ = ("_counter", "_mac")
+
+    def __init__(self, key: bytes) -> None:
+        self._mac = hmac.new(key, digestmod="sha256")
+        self._counter = 0
+
+    def seal(self, frames: Sequence[bytes]) -> bytes:
+        content = frames[0] if len(frames) == 1 else b"".join(frames)
+        prefix = _PREFIX.pack(len(content), self._counter)
+        self._counter += 1
+        mac = self._mac.copy()  # with the key in it already: a third less than hmac.digest
+        mac.update(prefix)
+        mac.update(content)
+        return b"".join((prefix, mac.digest(), content))
+
+
+class SealedBuffer(FrameBuffer):
+    """Like the plain one, of sealed frames. Everything that is wrong with them is a LinkFailed, and the end."""
+
+    __slots__ = ("_allowed", "_counter", "_mac")
+
+    def __init__(self, key: bytes, allowed: frozenset[int]) -> None:
+        super().__init__()
+        self._mac = hmac.new(key, digestmod="sha256")
+        self._counter = 0
+        self._allowed = allowed
+
+    def filled(self, count: int) -> Iterator[Message]:
+        view, at, end, needed = self._view, 0, self._filled + count, SEAL_BYTES
+        while end - at >= SEAL_BYTES:
+            length, counter = _PREFIX.unpack_from(view, at)
+            if length > CONTENT_BYTES_MAX:
+                raise LinkFailed("too_large", f"a sealed frame of {length} bytes; {CONTENT_BYTES_MAX} are allowed")
+            needed = SEAL_BYTES + length
+            if end - at < needed:
+                break
+            self._check(view[at : at + needed], counter)
+            at += needed
+            yield from self._messages(view[at - length : at])
+            needed = SEAL_BYTES
+        self._keep(at, end, needed)
+
+    def _check(self, frame: memoryview, counter: int) -> None:
+        mac = self._mac.copy()
+        mac.update(frame[: _PREFIX.size])
+        mac.update(frame[SEAL_BYTES:])
+        if not hmac.compare_digest(mac.digest(), frame[_PREFIX.size : SEAL_BYTES]):
+            raise LinkFailed("mac", f"frame {self._counter} of the session was changed on its way, or is not the peer's")
+        if counter != self._counter:
+            raise LinkFailed("replay", f"frame {counter} of the session came where {self._counter} was due")
+        self._counter += 1
+
+    def _messages(self, content: memoryview) -> Iterator[Message]:
+        at = 0
+        while at < len(content):
+            try:
+                kind, length = read_header(content, at)
+                if kind not in self._allowed:
+                    raise LinkFailed("kind", f"a {name_of(kind)}, which this side of a session never sends")
+                at += HEADER_BYTES + length
+                if at > len(content):
+                    raise LinkFailed("malformed", "a message is longer than its sealed frame")
+                message = decode_body(kind, content[at - length : at])
+            except LinkFailed:
+                raise
+            except ProtocolError as error:
+                raise LinkFailed("malformed", str(error)) from None
+            yield message
