@@ -44,9 +44,11 @@ class Delta(Struct):
 class EngineRefused(EngineError):
     """The engine does not take the request. Raised before the first delta."""
 
-    def __init__(self, refused: Refused) -> None:
+    def __init__(self, refused: Refused, retry_seconds: float | None = None) -> None:
+        """`retry_seconds`: when it may be worth trying again, where that is known."""
         super().__init__(str(refused))
         self.refused = refused
+        self.retry_seconds = retry_seconds
 
 
 class EngineClient(Protocol):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import ceil
 from typing import Any
 
 import orjson
@@ -79,8 +80,10 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineRefused):
-        refused = error.refused
-        return ApiError(_STATUS_OF_REFUSAL[refused.reason], str(refused), code=refused.reason)
+        refused, status = error.refused, _STATUS_OF_REFUSAL[error.refused.reason]
+        known = error.retry_seconds is not None and status in (429, 503)
+        headers = {"retry-after": str(max(1, ceil(error.retry_seconds or 0.0)))} if known else None
+        return ApiError(status, str(refused), code=refused.reason, headers=headers)
     if isinstance(error, CallerError):
         return ApiError(400, str(error), param=_field_named_by(str(error)))
     if isinstance(error, Overloaded | Unavailable):

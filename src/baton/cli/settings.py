@@ -1,4 +1,5 @@
-"""ServeConfig as options and as YAML keys: generated, so that a new field needs no line here.
+"""ServeConfig (and what other commands take besides) as options and as YAML keys: generated, so that a new field needs no
+line here.
 
 order of precedence    example                        a field that is given in both: the upper one counts
 flag                   --slots 32
@@ -14,20 +15,22 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import typer
 
-from baton import config as config_module
 from baton.cli.say import Failed
 from baton.config import ServeConfig
 from baton.errors import InvalidConfig
 from baton.ranges import refusal
+
+ConfigT = TypeVar("ConfigT")
 
 FAMILIAR: dict[str, tuple[str, ...]] = {
     "context_tokens_max": ("max_model_len",),
@@ -89,8 +92,9 @@ SECRET = ("api_key", "admin_api_key")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of ServeConfig, as the command line sees it."""
+    """One field of ServeConfig, or of another class of settings, as the command line sees it."""
 
+    owner: type
     name: str
     hint: Any
     default: Any
@@ -128,7 +132,7 @@ class Setting:
         except msgspec.ValidationError as error:
             shown = "" if self.name in SECRET else f", and it is {value!r}"
             raise Failed(f"{named}: {str(error)[:1].lower()}{str(error)[1:]}{shown}") from None
-        if wrong := refusal(ServeConfig, self.name, read):
+        if wrong := refusal(self.owner, self.name, read):
             raise Failed(f"{named} {wrong}")
         return read
 
@@ -143,7 +147,7 @@ def _is_union(hint: Any) -> bool:
 
 def field_docs(cls: type) -> dict[str, str]:
     """The string under each field of a class, from its source: Python itself throws those away."""
-    tree = ast.parse(inspect.getsource(config_module))
+    tree = ast.parse(inspect.getsource(sys.modules[cls.__module__]))
     (body,) = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__]
     docs = {}
     for node, below in pairwise(body):
@@ -152,28 +156,31 @@ def field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def all_settings() -> list[Setting]:
-    hints, docs = get_type_hints(ServeConfig), field_docs(ServeConfig)
+def all_settings(owner: type = ServeConfig, leave_out: Collection[str] = ()) -> list[Setting]:
+    hints, docs = get_type_hints(owner), field_docs(owner)
     panels = {name: panel for panel, names in PANELS.items() for name in names}
     made = []
-    for field in fields(ServeConfig):
+    for field in fields(owner):
+        if field.name in leave_out:
+            continue
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         help_text = docs.get(field.name, "")
         panel = panels.get(field.name, "More")
-        made.append(Setting(field.name, hints[field.name], default, help_text, panel, FAMILIAR.get(field.name, ())))
+        made.append(Setting(owner, field.name, hints[field.name], default, help_text, panel, FAMILIAR.get(field.name, ())))
     return made
 
 
 # Options
 
 
-def parameters() -> list[inspect.Parameter]:
-    """Everything `baton serve` takes, for its signature. None always means "not given"."""
+def parameters(settings: Sequence[Setting] | None = None) -> list[inspect.Parameter]:
+    """Everything that `baton serve`, or a command with other settings, takes, for its signature. None always means "not
+    given"."""
     made = [
         _parameter("positional", str | None, typer.Argument(metavar="MODEL", help="Same as --model.", show_default=False)),
         _parameter("config", Path | None, typer.Option("--config", metavar="FILE", help="YAML: every option is a key.")),
     ]
-    for setting in all_settings():
+    for setting in all_settings() if settings is None else settings:
         made.append(_option(setting, setting.name))
         made += [_option(setting, name) for name in setting.familiar]
     return made
@@ -198,22 +205,33 @@ def _parameter(name: str, kind: Any, info: Any) -> inspect.Parameter:
 
 def read_config(given: Mapping[str, Any]) -> ServeConfig:
     """From what the command line gave (by parameter name). Raises Failed with what to do."""
-    flags = {name: value for name, value in given.items() if value is not None}
-    file = flags.pop("config", None)
-    positional = flags.pop("positional", None)
-    if positional is not None:
-        if flags.get("model", positional) != positional:
-            raise Failed(f"two models: {positional} and --model {flags['model']}; give one of them")
-        flags["model"] = positional
-    settings = all_settings()
-    from_flags = _by_field(flags, settings, "", parse_text=True)
-    from_file = _by_field(read_yaml(file), settings, str(file)) if file is not None else {}
-    try:
-        return ServeConfig(**{**from_file, **from_flags})
-    except InvalidConfig as error:  # begins with the field's name
-        name, _, rest = str(error).partition(" ")
-        origin = f"{file}: {name}" if name in from_file and name not in from_flags else flag_of(name)
-        raise Failed(f"{origin} {rest}") from None
+    return Given(given, all_settings()).read(ServeConfig)
+
+
+class Given:
+    """What the command line gave (by parameter name), and the file that it names. Raises Failed with what to do."""
+
+    def __init__(self, given: Mapping[str, Any], settings: Sequence[Setting]) -> None:
+        flags = {name: value for name, value in given.items() if value is not None}
+        self._file = flags.pop("config", None)
+        positional = flags.pop("positional", None)
+        if positional is not None:
+            if flags.get("model", positional) != positional:
+                raise Failed(f"two models: {positional} and --model {flags['model']}; give one of them")
+            flags["model"] = positional
+        self._owners = {setting.name: setting.owner for setting in settings}
+        self._from_flags = _by_field(flags, settings, "", parse_text=True)
+        self._from_file = {} if self._file is None else _by_field(read_yaml(self._file), settings, str(self._file))
+
+    def read(self, owner: Callable[..., ConfigT]) -> ConfigT:
+        """The settings of that class."""
+        values = {**self._from_file, **self._from_flags}
+        try:
+            return owner(**{name: value for name, value in values.items() if self._owners[name] is owner})
+        except InvalidConfig as error:  # begins with the field's name
+            name, _, rest = str(error).partition(" ")
+            in_file = name in self._from_file and name not in self._from_flags
+            raise Failed(f"{f'{self._file}: {name}' if in_file else flag_of(name)} {rest}") from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
