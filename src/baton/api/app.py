@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -50,10 +51,18 @@ PAGE = ApiRoute("/", chat_page, methods=["GET"], page=True)
 
 
 def make_app(
-    engine: EngineClient, tokenizer: Tokenizer, chat_template: ChatTemplate, model: ServedModel, config: ApiConfig
+    engine: EngineClient,
+    tokenizer: Tokenizer,
+    chat_template: ChatTemplate,
+    model: ServedModel,
+    config: ApiConfig,
+    *,
+    routes: Sequence[ApiRoute] = (),
+    collector: Collector | None = None,
 ) -> Starlette:
-    """`app.state.front` holds what the routes share. One app for both ports: access.py tells them apart."""
-    front = Front(engine, tokenizer, chat_template, model, config)
+    """`app.state.front` holds what the routes share. One app for both ports: access.py tells them apart. A router has further
+    `routes`, and a `collector` of metrics in place of the engine's."""
+    front = Front(engine, tokenizer, chat_template, model, config, collector)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -61,7 +70,7 @@ def make_app(
         front.close()
 
     app = Starlette(
-        routes=[*ROUTES, *([PAGE] if config.chat_page else [])],
+        routes=[*ROUTES, *routes, *([PAGE] if config.chat_page else [])],
         # CORS outside of access: a browser asks without a key whether it may ask with one.
         middleware=[*_cors(config), Middleware(RequestLog, front=front)],
         exception_handlers={HTTPException: on_error, ApiError: on_error, Exception: on_error},

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from prometheus_client.registry import Collector
 from starlette.requests import Request
 
 from baton.api.auth import Caller
@@ -35,8 +36,15 @@ _LARGE_BYTES = 64 * 1024
 
 class Front:
     def __init__(
-        self, engine: EngineClient, tokenizer: Tokenizer, template: ChatTemplate, model: ServedModel, config: ApiConfig
+        self,
+        engine: EngineClient,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        model: ServedModel,
+        config: ApiConfig,
+        collector: Collector | None = None,
     ) -> None:
+        """`collector`: of the engine's metrics, where they are more than `engine.stats`."""
         self.engine = engine
         self.tokenizer = tokenizer
         self.template = template
@@ -44,7 +52,7 @@ class Front:
         self.config = config
         self.limits = config.limits
         self.schema = Schema(model, config)
-        self.metrics = Metrics(model_name=model.name, engine_stats=engine.stats)
+        self.metrics = Metrics(model_name=model.name, engine_stats=engine.stats, engine=collector)
         self.live = LiveRequests(engine, config)
         self.idempotency = IdempotencyStore(config.limits)
         self.turn = EndOfTurn()

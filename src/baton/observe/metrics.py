@@ -53,7 +53,8 @@ _LABEL_ALIASES: Final = {"reason": "finished_reason"}
 class Metrics:
     """One per app: the front tells it what happens, Prometheus reads it."""
 
-    def __init__(self, *, model_name: str, engine_stats: Callable[[], EngineStats]) -> None:
+    def __init__(self, *, model_name: str, engine_stats: Callable[[], EngineStats], engine: Collector | None = None) -> None:
+        """`engine`: in place of a collector of `engine_stats`."""
         own = self._own = CollectorRegistry(auto_describe=False)
         self._prompt_tokens = Counter("baton:prompt_tokens", "Prompt tokens of ended requests.", registry=own)
         self._cached_tokens = Counter("baton:prompt_tokens_cached", "Of them, found in the cache.", registry=own)
@@ -89,7 +90,7 @@ class Metrics:
         self._request_n = Histogram("baton:request_n", "Sequences asked for.", buckets=(1, 2, 5, 10, 20), registry=own)
         for reason in FinishReason:
             self._ended.labels(reason.value)  # present from the start, so that a rate over it is right from the first
-        own.register(EngineCollector(engine_stats))
+        own.register(EngineCollector(engine_stats) if engine is None else engine)
         self._published = CollectorRegistry(auto_describe=False)
         self._published.register(_WithAliases(own, {"model_name": model_name, "engine": "0"}))
 
