@@ -20,104 +20,19 @@ import argparse
 import json
 import os
 import random
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "kvcache"))  # They know how to start Redis.
 from measuring.goals import markdown
-from measuring.machine import all_stats, tree
-
-SOURCES = Path(__file__).parents[1] / "src"
-START_SECONDS_MAX = 300.0
-ANSWER_SECONDS_MAX = 600.0
-CLOCK = os.sysconf("SC_CLK_TCK")
-
-
-class Server:
-    def __init__(self, scratch: Path, **settings: Any) -> None:
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            self.port = sock.getsockname()[1]
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-        self._log = (scratch / f"server-{self.port}.log").open("wb")
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", "baton.cli.main", "serve", "--port", str(self.port), "--log-level", "warning", *flags],
-            stdout=self._log,
-            stderr=self._log,
-            env={**os.environ, "PYTHONPATH": str(SOURCES)},
-            start_new_session=True,
-        )
-
-    def wait_ready(self) -> Server:
-        deadline = time.monotonic() + START_SECONDS_MAX
-        while time.monotonic() < deadline:
-            try:
-                self.get("/ready")
-                return self
-            except OSError:
-                if self.popen.poll() is not None:
-                    break
-                time.sleep(0.2)
-        raise RuntimeError(f"the server did not start: {Path(self._log.name).read_text()[-2000:]}")
-
-    def get(self, path: str) -> bytes:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
-            content: bytes = answer.read()
-            return content
-
-    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS_MAX) as answer:
-            found: dict[str, Any] = json.loads(answer.read())
-            return found
-
-    def metric(self, name: str) -> float:
-        for line in self.get("/metrics").decode().splitlines():
-            if line.startswith(name):
-                return float(line.rpartition(" ")[2])
-        return 0.0
-
-    @property
-    def cpu_seconds(self) -> float:
-        """Of all its processes."""
-        total = 0
-        for pid in tree([self.popen.pid], all_stats()):
-            try:
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            total += int(fields[11]) + int(fields[12])
-        return total / CLOCK
-
-    def end(self) -> None:
-        self.popen.send_signal(signal.SIGTERM)
-        try:
-            self.popen.wait(60)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.popen.pid, signal.SIGKILL)
-        self._log.close()
-
-
-@contextmanager
-def served(scratch: Path, **settings: Any) -> Iterator[Server]:
-    server = Server(scratch, **settings)
-    try:
-        yield server.wait_ready()
-    finally:
-        server.end()
+from measuring.served import Server, served
 
 
 def prompt(seed: int, tokens: int) -> list[int]:

@@ -1,0 +1,275 @@
+"""Prefill and decode apart, beside one instance that does both: real servers, the default model, the same cores.
+
+    python bench/disagg.py [--streams 4] [--tokens 1500] [--seconds 20] [--only gaps,handoff,kill,router] [--json]
+
+gaps      4 running streams, first alone, then while prompts of 1,500 tokens arrive one after the other: p50 and p99 between
+          tokens of the streams, time to the first token of the prompts. mixed: `baton serve` as it comes (--decode-gap-ms), and
+          with prompts at full speed (--decode-gap-ms 0), and with small chunks; 1P1D: `baton up --prefill 1 --decode 1` on as
+          many threads in all. Goals: p99 beside prompts at most 1.5x that without; at least 5x better than mixed
+handoff   1,000 tokens handed over while nothing else runs, by the router's own clock: the last chunk is computed .. decode has
+          adopted it. Goal: 10 ms
+kill      SIGKILL of the decode instance under the streams: seconds until each has its next token. Goal: 3 s and computing again
+router    CPU seconds of all processes per token, 8 streams: `baton up --mixed 1` against `baton serve`. Goal: at most 3 % more
+
+Two cores allow no more than two threads that compute: prompts and streams have one each in 1P1D, and share two in mixed.
+Machines are noisy: compare rows of one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from measuring.goals import markdown
+from measuring.machine import all_stats, tree
+from measuring.served import Server, served
+
+ANSWER_SECONDS_MAX = 600.0
+WARM_SECONDS = 3.0
+CLUSTER = {"prefill": 1, "decode": 1, "threads": 1}
+
+
+def prompt(seed: int, tokens: int) -> list[int]:
+    drawn = random.Random(seed)
+    return [drawn.randrange(300, 40_000) for _ in range(tokens)]
+
+
+class Stream(threading.Thread):
+    """One answer that goes on until it is told to stop: when each of its tokens came."""
+
+    def __init__(self, server: Server, ids: list[int], tokens: int) -> None:
+        super().__init__(daemon=True)
+        self.times: list[float] = []
+        self.failed = ""
+        self._port, self._ids, self._tokens = server.port, ids, tokens
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_SECONDS_MAX)
+        body = {"prompt": self._ids, "max_tokens": self._tokens, "temperature": 0, "stream": True, "ignore_eos": True}
+        try:
+            connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+            answer = connection.getresponse()
+            if answer.status != 200:
+                self.failed = f"{answer.status} {answer.read()[:200]!r}"
+            for line in answer:
+                if line.startswith(b'data: {"error'):
+                    self.failed = line.decode()
+                if line.startswith(b"data: {"):
+                    self.times.append(time.perf_counter())
+                if self._over.is_set():
+                    break
+        except OSError as error:
+            self.failed = repr(error)
+        finally:
+            connection.close()
+
+    def stop(self) -> None:
+        self._over.set()
+
+
+class Streams:
+    """Several at once. `with Streams(...) as streams`."""
+
+    def __init__(self, server: Server, count: int, tokens: int = 100_000) -> None:
+        context = int(json.loads(server.get("/v1/models"))["data"][0].get("max_model_len", 2048))
+        self.streams = [Stream(server, prompt(seed, 20), min(tokens, context - 40)) for seed in range(count)]
+
+    def __enter__(self) -> Streams:
+        for stream in self.streams:
+            stream.start()
+        deadline = time.monotonic() + 120
+        while any(len(stream.times) < 2 for stream in self.streams):
+            assert time.monotonic() < deadline, [stream.failed for stream in self.streams]
+            time.sleep(0.05)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in self.streams:
+            stream.stop()
+        for stream in self.streams:
+            stream.join(30)
+
+    def gaps(self, begin: float, end: float) -> list[float]:
+        found = []
+        for stream in self.streams:
+            if stream.failed:
+                print(f"a stream failed: {stream.failed}", file=sys.stderr)
+            times = [at for at in list(stream.times) if begin <= at <= end]
+            found += [b - a for a, b in pairwise(times)]
+        return found
+
+
+def p99(values: list[float]) -> float:
+    return quantiles(values, n=100)[-1] if len(values) > 1 else float("nan")
+
+
+# Gaps
+
+
+def gaps(server: Server, options: argparse.Namespace, seed: int) -> dict[str, float]:
+    """Half the time alone, half the time beside prompts."""
+    first_tokens: list[float] = []
+    with Streams(server, options.streams) as streams:
+        time.sleep(WARM_SECONDS)
+        begun = time.perf_counter()
+        time.sleep(options.seconds)
+        middle = time.perf_counter()
+        while time.perf_counter() - middle < options.seconds:
+            asked = time.perf_counter()
+            seed += 1
+            server.post("/v1/completions", {"prompt": prompt(seed, options.tokens), "max_tokens": 1, "temperature": 0})
+            first_tokens.append(time.perf_counter() - asked)
+        end = time.perf_counter()
+        alone, beside = streams.gaps(begun, middle), streams.gaps(middle, end)
+    return {
+        "alone p50 ms": 1000 * median(alone),
+        "alone p99 ms": 1000 * p99(alone),
+        "beside p50 ms": 1000 * median(beside),
+        "beside p99 ms": 1000 * p99(beside),
+        "beside / alone": p99(beside) / p99(alone),
+        "first token s": median(first_tokens),
+        "prompts": len(first_tokens),
+    }
+
+
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixed": ("serve", {"threads": 2}),
+    "mixed, prompts first": ("serve", {"threads": 2, "decode_gap_ms": 0}),
+    "mixed, chunks of 16": ("serve", {"threads": 2, "prefill_tokens_beside_decodes": 16}),
+    "1P1D": ("up", CLUSTER),
+}
+
+
+def compare_gaps(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    rows = {}
+    for number, (name, (command, settings)) in enumerate(WAYS.items()):
+        with served(scratch, command, **settings) as server:
+            rows[name] = gaps(server, options, 1000 * (number + 1))
+    print(
+        markdown(
+            ["way", *next(iter(rows.values()))], [[name, *(f"{v:.3g}" for v in row.values())] for name, row in rows.items()]
+        )
+    )
+    ratio = rows["mixed"]["beside p99 ms"] / rows["1P1D"]["beside p99 ms"]
+    print(
+        f"1P1D beside prompts: {rows['1P1D']['beside / alone']:.2f}x its own p99 (goal 1.5), {ratio:.1f}x better than mixed (goal 5)"
+    )
+    return rows
+
+
+# Hand-off
+
+
+def handoff(options: argparse.Namespace, scratch: Path) -> dict[str, float]:
+    name = "baton:router_handoff_seconds"
+    found = []
+    with served(scratch, "up", **CLUSTER) as server:
+        for seed in range(10):
+            before = server.metric(f"{name}_sum"), server.metric(f"{name}_count")
+            server.post("/v1/completions", {"prompt": prompt(9000 + seed, 1000), "max_tokens": 4, "temperature": 0})
+            after = server.metric(f"{name}_sum"), server.metric(f"{name}_count")
+            if after[1] > before[1]:
+                found.append((after[0] - before[0]) / (after[1] - before[1]))
+    if not found:
+        print("no prompt was handed over", file=sys.stderr)
+        return {}
+    row = {"median ms": 1000 * median(found), "longest ms": 1000 * max(found), "hand-offs": len(found)}
+    print(
+        f"hand-off of 1,000 tokens, idle: {row['median ms']:.1f} ms (longest {row['longest ms']:.1f} of {len(found)}; goal 10)"
+    )
+    return row
+
+
+# A killed decode instance
+
+
+def engines(server: Server, role: str) -> list[int]:
+    """Engine processes of that role, as the router knows them."""
+    found = json.loads(server.get("/v1/cluster"))
+    return [int(one["pid"]) for one in found["instances"] if one["role"] == role and one.get("pid")]
+
+
+def kill(options: argparse.Namespace, scratch: Path) -> dict[str, float]:
+    with served(scratch, "up", **CLUSTER) as server, Streams(server, options.streams) as streams:
+        time.sleep(WARM_SECONDS)
+        victims = engines(server, "decode")
+        stats = all_stats()
+        at = time.perf_counter()
+        for pid in tree(victims, stats):
+            os.kill(pid, signal.SIGKILL)
+        waits = []
+        deadline = time.monotonic() + 120
+        for stream in streams.streams:
+            while (
+                not (after := [t for t in list(stream.times) if t > at + 0.05])
+                and time.monotonic() < deadline
+                and not stream.failed
+            ):
+                time.sleep(0.02)
+            waits.append(after[0] - at if after else float("nan"))
+    row = {"first new token s": max(waits)}
+    print(
+        f"decode instance killed under {options.streams} streams: next token after {', '.join(f'{wait:.2f}' for wait in waits)} s"
+    )
+    return row
+
+
+# What the router costs
+
+
+def cpu_per_token(server: Server, seconds: float) -> float:
+    with Streams(server, 8) as streams:
+        time.sleep(WARM_SECONDS)
+        begun, used = time.perf_counter(), server.cpu_seconds
+        time.sleep(seconds)
+        used, end = server.cpu_seconds - used, time.perf_counter()
+        return used / max(1, len(streams.gaps(begun, end)))
+
+
+def router(options: argparse.Namespace, scratch: Path) -> dict[str, float]:
+    found: dict[str, list[float]] = {"serve": [], "up": []}
+    for _ in range(2):
+        for command, settings in (("serve", {"threads": 2}), ("up", {"mixed": 1, "prefill": 0, "decode": 0, "threads": 2})):
+            with served(scratch, command, **settings) as server:
+                found[command].append(cpu_per_token(server, options.seconds))
+    alone, routed = (min(values) for values in found.values())
+    print(
+        f"CPU per token, ms: serve {1000 * alone:.3f}, router and one instance {1000 * routed:.3f}: {routed / alone:.3f}x (goal 1.03)"
+    )
+    return {"serve": alone, "router": routed, "ratio": routed / alone}
+
+
+PARTS = {"gaps": compare_gaps, "handoff": handoff, "kill": kill, "router": router}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=1500, help="of each prompt that arrives")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for part in options.only.split(","):
+            found[part] = PARTS[part](options, Path(folder))
+    if options.json:
+        print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
