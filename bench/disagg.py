@@ -165,7 +165,8 @@ def compare_gaps(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     )
     ratio = rows["mixed"]["beside p99 ms"] / rows["1P1D"]["beside p99 ms"]
     print(
-        f"1P1D beside prompts: {rows['1P1D']['beside / alone']:.2f}x its own p99 (goal 1.5), {ratio:.1f}x better than mixed (goal 5)"
+        f"1P1D beside prompts: {rows['1P1D']['beside / alone']:.2f}x its own p99 (goal 1.5), "
+        f"{ratio:.1f}x better than mixed (goal 5)"
     )
     return rows
 
@@ -221,9 +222,8 @@ def kill(options: argparse.Namespace, scratch: Path) -> dict[str, float]:
                 time.sleep(0.02)
             waits.append(after[0] - at if after else float("nan"))
     row = {"first new token s": max(waits)}
-    print(
-        f"decode instance killed under {options.streams} streams: next token after {', '.join(f'{wait:.2f}' for wait in waits)} s"
-    )
+    shown = ", ".join(f"{wait:.2f}" for wait in waits)
+    print(f"decode instance killed under {options.streams} streams: next token after {shown} s")
     return row
 
 
@@ -247,7 +247,8 @@ def router(options: argparse.Namespace, scratch: Path) -> dict[str, float]:
                 found[command].append(cpu_per_token(server, options.seconds))
     alone, routed = (min(values) for values in found.values())
     print(
-        f"CPU per token, ms: serve {1000 * alone:.3f}, router and one instance {1000 * routed:.3f}: {routed / alone:.3f}x (goal 1.03)"
+        f"CPU per token, ms: serve {1000 * alone:.3f}, router and one instance {1000 * routed:.3f}: "
+        f"{routed / alone:.3f}x (goal 1.03)"
     )
     return {"serve": alone, "router": routed, "ratio": routed / alone}
 
