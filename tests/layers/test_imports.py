@@ -8,13 +8,14 @@ import pytest
 
 from .rules import SRC, imports, layer_of, set_iterations, sources, wrong_calls, wrong_layers, wrong_modules
 
-BASE = {"protocol", "config", "errors"}
+BASE = {"protocol", "config", "cluster_config", "errors"}
 
 ALLOWED: dict[str, set[str] | None] = {
     "errors": set(),
     "ranges": {"errors"},
     "addresses": {"errors"},
-    "config": {"addresses", "errors", "ranges"},
+    "config": {"addresses", "cluster_config", "errors", "ranges"},
+    "cluster_config": {"errors", "ranges"},
     "protocol": {"errors"},
     "core": BASE,
     "models": BASE,

@@ -1,0 +1,88 @@
+"""Configuration of a router. A leaf beside config.py, with the same habits: frozen, a sentence per field, checked when made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from baton.errors import InvalidConfig
+from baton.ranges import Range, check_values
+
+PlacementPolicy = Literal["prefix", "load", "two_choices", "round_robin"]
+"""How an instance is chosen among those that can take a request (core/cluster/placement.py).
+
+prefix        where the least is left to be computed: its prompt less what is cached there, plus what waits there already
+load          the least loaded, in tokens
+two_choices   the less loaded of two drawn ones: routers that know little of each other do not all choose the same
+round_robin   in turn
+"""
+
+Count = Annotated[int, Range(1, 2**31 - 1)]
+Many = Annotated[int, Range(0, 2**31 - 1)]
+Seconds = Annotated[float, Range(0, 31_536_000, above=True)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterConfig:
+    """What a router lets in, how it chooses instances, and how long it waits for what."""
+
+    policy: PlacementPolicy = "prefix"
+    "How an instance is chosen."
+    order: Literal["priority", "arrival"] = "priority"
+    "Order of waiting requests: by priority (lower is more urgent) and then arrival, or by arrival alone."
+
+    queue_requests_max: Count = 1024
+    "Sequences that wait for their first instance. Over it a request is turned away."
+    queue_tokens_max: Count = 1_000_000
+    "Prompt tokens of those sequences."
+    requests_open_max: Count = 65_536
+    "Requests that are owed something, waiting or not."
+    queue_seconds_max: Seconds = 300.0
+    "A request that no instance had room for in this time is turned away."
+    no_instance_seconds: Seconds = 10.0
+    "A request waits so long while there is no instance that works; then it is turned away, or broken off."
+
+    beat_seconds: Seconds = 0.25
+    "Instances say something at least this often."
+    suspect_seconds: Seconds = 1.0
+    "An instance that said nothing for so long gets no new requests."
+    lapse_seconds: Seconds = 2.0
+    "An instance that said nothing for so long is given up; its requests go on elsewhere."
+    instances_max: Count = 1024
+    "Instances at once. One more is refused."
+
+    waiting_prompts_max: Many = 1
+    "Prompts that an instance is sent beyond those that it can begin at once, so that it never waits for the router."
+    handoff_tokens_min: Many = 128
+    "An uncached part shorter than this is computed where it is decoded."
+    handoff_seconds_start: Seconds = 0.02
+    "What a hand-off takes, before one was measured."
+    migrations_max: Many = 3
+    "Losses of its instance that a request survives. One more breaks it off: it may be what they die of."
+    again_seconds: Seconds = 0.5
+    "An instance that refused or lost a request is not tried again with it before that."
+
+    reserve_seconds_max: Seconds = 2.0
+    "Within this time a decode instance says whether it has room."
+    lease_seconds: Seconds = 10.0
+    "How long a decode instance keeps room without being told again."
+    prefill_seconds_max: Seconds = 600.0
+    "A prompt of which nothing new was computed for so long is computed elsewhere."
+    handing_seconds_max: Seconds = 10.0
+    "From the last computed block until decode goes on."
+    silence_seconds_max: Seconds = 600.0
+    "A request that got no token for so long is sent elsewhere."
+    withdraw_seconds_max: Seconds = 2.0
+    "Within this time an instance says how a withdrawn sequence ended. Then the router says it."
+
+    prefix_memory_blocks: Count = 65_536
+    "Keys of blocks that are remembered for each instance: what it was sent, and so probably has cached."
+    prefix_blocks_max: Count = 1024
+    "Blocks of one prompt that are looked up there."
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        if self.suspect_seconds >= self.lapse_seconds:
+            raise InvalidConfig("suspect_seconds must be less than lapse_seconds")
+        if self.beat_seconds >= self.suspect_seconds:
+            raise InvalidConfig("beat_seconds must be less than suspect_seconds")

@@ -1,0 +1,328 @@
+"""Carries out the table of a trip (core/handoff/table.py): who has which part of it, what they are told, and when to look.
+
+`advance(trip, fact)` is the only way a trip's state changes. Books that go with a state are kept here too: the line, the
+legs of each instance and what it was charged, and the one alarm that every trip has until it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from baton.cluster_config import RouterConfig
+from baton.core.cluster.alarms import Alarms
+from baton.core.cluster.events import BreakOff, ClusterEffect, Deliver, Tell, ToInstance, TurnAway
+from baton.core.cluster.line import Line
+from baton.core.cluster.membership import Member, Membership
+from baton.core.cluster.placement import Choice, Placement
+from baton.core.cluster.stats import RouterStats
+from baton.core.cluster.trip import Trip
+from baton.core.handoff.table import LATE, NEXT, TripAction, TripFact, TripState
+from baton.errors import InvariantBroken
+from baton.protocol.handoff import AskRelease, Expect, Forget, Offer, PeerOffer, Prefill, Released
+from baton.protocol.ids import Instant, RequestId
+from baton.protocol.output import Emit, Ended, EndError
+from baton.protocol.request import FinishReason, Refused
+
+TO_COMPUTE: Final = (TripState.RESERVING, TripState.PREFILLING)
+"""While a prefill instance has its prompt before it."""
+KEEP_MARGIN_SECONDS: Final = 2.0
+"""A prompt is kept longer than decode may take to copy it."""
+
+
+class Coordinator:
+    __slots__ = (
+        "_actions",
+        "_config",
+        "_placement",
+        "alarms",
+        "effects",
+        "line",
+        "membership",
+        "nobody_since",
+        "now",
+        "stats",
+        "trips",
+    )
+
+    def __init__(self, config: RouterConfig, membership: Membership, placement: Placement, stats: RouterStats) -> None:
+        self._config = config
+        self._placement = placement
+        self.membership = membership
+        self.stats = stats
+        self.trips: dict[RequestId, Trip] = {}
+        self.line = Line(config)
+        self.alarms = Alarms()
+        self.effects: list[ClusterEffect] = []
+        self.now = Instant(0.0)
+        self.nobody_since: Instant | None = None
+        "Since when no instance works. None: some do."
+        self._actions: dict[TripAction, Callable[[Trip, Any], None]] = {
+            TripAction.SEND: self._send,
+            TripAction.EXPECT: self._expect,
+            TripAction.PREFILL: self._prefill,
+            TripAction.PASS_OFFER: self._pass_offer,
+            TripAction.PASS_ASK: self._pass_ask,
+            TripAction.PASS_RELEASE: self._pass_release,
+            TripAction.DENY_RELEASE: self._deny_release,
+            TripAction.FORGET_PREFILL: self._forget_prefill,
+            TripAction.FORGET_HOME: self._forget_home,
+            TripAction.COUNT_LOSS: self._count_loss,
+            TripAction.REQUEUE: self._requeue,
+        }
+
+    # A trip's life
+
+    def begin(self, trip: Trip) -> None:
+        self.trips[trip.id] = trip
+        self.line.join(trip)
+        self.arm(trip)
+
+    def place(self, trip: Trip, choice: Choice) -> None:
+        """It is the next one, and this is who gets it."""
+        trip.identity = choice.home.hello.ready.identity
+        trip.mark, trip.base = trip.told, len(trip.open[trip.leader])
+        home, prefill = choice.home, choice.prefill
+        trip.home = home
+        home.legs[trip.id] = trip
+        home.sequences += len(trip.open)
+        home.slots_since -= len(trip.open)
+        home.blocks_since -= choice.blocks
+        if prefill is None:
+            home.tokens_since += choice.uncached
+            if choice.waits:
+                home.overdrawn.append(trip)
+            self.stats.whole += 1
+            self.advance(trip, TripFact.PLACED_WHOLE)
+        else:
+            trip.prefill = prefill
+            prefill.legs[trip.id] = trip
+            prefill.prompts += 1
+            prefill.tokens_since += choice.uncached
+            self.advance(trip, TripFact.PLACED_PAIR)
+
+    def advance(self, trip: Trip, fact: TripFact, message: Offer | Released | None = None) -> None:
+        before = trip.state
+        if (before, fact) in LATE:
+            self.stats.late_facts += 1
+            return
+        following = NEXT.get((before, fact))
+        if following is None:
+            raise InvariantBroken(f"{trip!r}: {fact.value} is not in the table", invariant=36)
+        trip.state, actions = following
+        if before in TO_COMPUTE and trip.state not in TO_COMPUTE and trip.prefill is not None:
+            trip.prefill.prompts -= 1  # it is computed, or nobody wants it any more
+        if before is TripState.QUEUED:
+            self.line.leave(trip)
+        if fact is TripFact.BROKEN:
+            self.stats.broken += 1
+        self._set_clocks(trip, before, fact)
+        for action in actions:
+            self._actions[action](trip, message)
+        if trip.state is TripState.DONE:
+            self._detach_prefill(trip)
+            self._detach_home(trip)
+            self.alarms.clear(trip)
+            self.trips.pop(trip.id, None)
+        else:
+            self.arm(trip)
+
+    def _set_clocks(self, trip: Trip, before: TripState, fact: TripFact) -> None:
+        """Of the state that begins, or in which something new was computed."""
+        state, now, config = trip.state, self.now, self._config
+        match state:
+            case TripState.RESERVING:
+                trip.asked_at = now
+                trip.deadline = Instant(now + config.reserve_seconds_max)
+            case TripState.PREFILLING:
+                if before is not state:
+                    trip.handoff_seconds = now - trip.asked_at
+                    trip.renew_at = Instant(now + config.lease_seconds / 2)
+                if before is not state or fact is TripFact.OFFERED:
+                    trip.deadline = Instant(now + config.prefill_seconds_max)
+            case TripState.HANDING:
+                if before is not state:
+                    trip.asked_at = now
+                    trip.deadline = Instant(now + config.handing_seconds_max)
+            case TripState.SERVING:
+                if before is TripState.HANDING:
+                    self.stats.handoffs += 1
+                    self._placement.measured(trip.handoff_seconds + now - trip.asked_at)
+                trip.deadline = Instant(now + config.silence_seconds_max)
+        if state is not TripState.PREFILLING:
+            trip.renew_at = None
+        if state is not TripState.SERVING:
+            trip.withdraw_by = None
+
+    # Actions
+
+    def _send(self, trip: Trip, _: object) -> None:
+        self._tell(trip.home, trip.for_home(self.now))
+        self._remember(trip.home, trip)
+
+    def _expect(self, trip: Trip, _: object) -> None:
+        self._tell(trip.home, Expect(trip.for_decode(self.now), self._config.lease_seconds))
+
+    def renew(self, trip: Trip) -> None:
+        """Prefill takes its time: decode shall keep the room."""
+        trip.renew_at = Instant(self.now + self._config.lease_seconds / 2)
+        self._expect(trip, None)
+        self.arm(trip)
+
+    def _prefill(self, trip: Trip, _: object) -> None:
+        keep = self._config.handing_seconds_max + KEEP_MARGIN_SECONDS
+        self._tell(trip.prefill, Prefill(trip.for_prefill(self.now), keep))
+        self._remember(trip.prefill, trip)
+
+    def _pass_offer(self, trip: Trip, offer: Offer) -> None:
+        outputs: tuple[int, ...] = ()
+        if offer.last:
+            outputs = tuple(trip.open[trip.leader])
+            if trip.usage is None:
+                trip.led = trip.leader
+                trip.usage = (offer.cached_tokens, offer.host_tokens, offer.storage_tokens)
+        elif trip.renew_at is not None:
+            trip.renew_at = Instant(self.now + self._config.lease_seconds / 2)
+        if trip.prefill is not None:
+            self._tell(trip.home, PeerOffer(offer, trip.prefill.hello.peer, outputs))
+
+    def _pass_ask(self, trip: Trip, _: object) -> None:
+        if trip.prefill is None:
+            self._deny_release(trip, None)
+        else:
+            self._tell(trip.prefill, AskRelease(trip.id, trip.attempt))
+
+    def _pass_release(self, trip: Trip, released: Released) -> None:
+        """Either way prefill has nothing of it any more."""
+        self._tell(trip.home, released)
+        self._detach_prefill(trip)
+
+    def _deny_release(self, trip: Trip, _: object) -> None:
+        self._tell(trip.home, Released(trip.id, trip.attempt, kept=False))
+        self._detach_prefill(trip)
+
+    def _forget_prefill(self, trip: Trip, _: object) -> None:
+        if trip.prefill is not None:
+            self._tell(trip.prefill, Forget(trip.id, trip.attempt))
+            self._detach_prefill(trip)
+        if trip.state is TripState.SERVING:
+            self._remember(trip.home, trip)
+
+    def _forget_home(self, trip: Trip, _: object) -> None:
+        if trip.home is not None:
+            self._tell(trip.home, Forget(trip.id, trip.attempt))
+            self._detach_home(trip)
+
+    def _count_loss(self, trip: Trip, _: object) -> None:
+        trip.losses += 1
+
+    def _requeue(self, trip: Trip, _: object) -> None:
+        """The next attempt. What is over already is told here, because nobody else can."""
+        self._detach_prefill(trip)
+        self._detach_home(trip)
+        trip.attempt += 1
+        trip.first = False
+        trip.queued_at = self.now
+        self.line.join(trip)
+        over: list[tuple[int, FinishReason]] = []
+        for index in trip.open:
+            reason = trip.withdrawn.get(index) or trip.finish(index)
+            if reason is not None:
+                over.append((index, reason))
+        self.end(trip, over)
+        if not trip.open:
+            self.advance(trip, TripFact.CLOSED)
+        elif trip.losses > self._config.migrations_max:
+            self.break_off(trip, "worker_gone", f"{trip.losses} instances were lost or failed while they had this request")
+        else:
+            self.stats.retries += 1
+
+    # Ends
+
+    def end(self, trip: Trip, over: list[tuple[int, FinishReason]]) -> None:
+        """Ends that the router tells by itself. The state stays as it is."""
+        ended: list[Ended] = []
+        for index, reason in over:
+            self.sequence_over(trip, index)
+            ended.append(trip.end(index, reason))
+        if ended:
+            self.effects.append(Deliver(Emit([], ended)))
+
+    def break_off(self, trip: Trip, error: EndError, detail: str) -> None:
+        self.stats.broken_off[error] += 1
+        self.effects.append(BreakOff(trip.id, error, detail))
+        self.advance(trip, TripFact.CLOSED)
+
+    def turn_away(self, trip: Trip, refused: Refused) -> None:
+        """Whoever was told something gets an error instead."""
+        if not trip.untouched:
+            self.break_off(trip, "worker_gone", f"no instance goes on with the request: {refused}")
+            return
+        self.stats.turned_away[refused.reason] += 1
+        self.effects.append(TurnAway(trip.id, refused))
+        self.advance(trip, TripFact.CLOSED)
+
+    def sequence_over(self, trip: Trip, index: int) -> None:
+        """Books of a sequence that is about to leave `trip.open`."""
+        home = trip.home
+        if trip.state is TripState.QUEUED:
+            self.line.resize(trip, 1)
+        elif home is not None:
+            home.sequences -= 1
+            home.slots_since += 1
+            tokens = len(trip.open[index]) + (len(trip.request.prompt) if len(trip.open) == 1 else 0)
+            home.blocks_since += tokens // home.hello.ready.block_size
+
+    def lose(self, member: Member) -> None:
+        """It is gone. What it had goes on elsewhere."""
+        for trip in list(member.legs.values()):
+            trip.avoid(member.name, Instant(self.now + self._config.again_seconds), self.now)
+            self.advance(trip, TripFact.HOME_LOST if trip.home is member else TripFact.PREFILL_LOST)
+        if member.legs:
+            raise InvariantBroken(f"{member!r} is gone and has something", invariant=46)
+
+    # Clocks
+
+    def arm(self, trip: Trip) -> None:
+        """The earliest of what its state waits for, and its own time-out."""
+        if trip.state is TripState.DONE:
+            return
+        if trip.state is TripState.QUEUED:
+            trip.deadline = self.queue_deadline(trip)
+        at = trip.deadline
+        for other in (trip.renew_at, trip.timeout_at, trip.withdraw_by):
+            if other is not None and other < at:
+                at = other
+        self.alarms.set(trip, at)
+
+    def queue_deadline(self, trip: Trip) -> Instant:
+        config = self._config
+        deadline = trip.queued_at + config.queue_seconds_max
+        if self.nobody_since is not None:
+            deadline = min(deadline, max(self.nobody_since, trip.queued_at) + config.no_instance_seconds)
+        return Instant(deadline)
+
+    # Legs
+
+    def _detach_home(self, trip: Trip) -> None:
+        home, trip.home = trip.home, None
+        if home is not None:
+            del home.legs[trip.id]
+            home.sequences -= len(trip.open)
+            home.slots_since += len(trip.open)
+            if trip.open:
+                home.blocks_since += (trip.told + len(trip.request.prompt)) // home.hello.ready.block_size
+
+    def _detach_prefill(self, trip: Trip) -> None:
+        prefill, trip.prefill = trip.prefill, None
+        if prefill is not None:
+            del prefill.legs[trip.id]
+
+    def _remember(self, member: Member | None, trip: Trip) -> None:
+        if member is not None:
+            self._placement.remember(member, trip, trip.request.prompt)
+
+    def _tell(self, member: Member | None, message: ToInstance) -> None:
+        if member is None:
+            raise InvariantBroken(f"{type(message).__name__} for nobody", invariant=36)
+        self.effects.append(Tell(member.session, message))

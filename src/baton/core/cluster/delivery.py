@@ -1,0 +1,178 @@
+"""Tokens and ends on their way from instances to clients: each position once, in order, and only of the present attempt.
+
+Most emits are all right as they are, and are passed on as the same object: a token costs two lookups, two compares and an
+append. The others are sifted row by row.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from baton.core.cluster.coordinator import Coordinator
+from baton.core.cluster.events import Deliver
+from baton.core.cluster.membership import Member
+from baton.core.cluster.placement import Placement
+from baton.core.cluster.trip import Trip
+from baton.core.handoff.table import TripFact, TripState
+from baton.protocol.ids import Instant, RequestId
+from baton.protocol.output import RETRYABLE, Emit, Ended, TokenRow
+from baton.protocol.request import FinishReason
+from baton.protocol.step import RowLogprobs
+
+LogprobRow = tuple[RequestId, int, RowLogprobs]
+
+
+class Delivery:
+    __slots__ = ("_again_seconds", "_coordinator", "_placement")
+
+    def __init__(self, coordinator: Coordinator, placement: Placement, again_seconds: float) -> None:
+        self._coordinator = coordinator
+        self._placement = placement
+        self._again_seconds = again_seconds
+
+    def take(self, member: Member, emit: Emit) -> bool:
+        """Is there more to do than to pass tokens on?"""
+        coordinator = self._coordinator
+        if not emit.ended and not emit.logprobs:
+            trips = coordinator.trips
+            rows = iter(emit.tokens)
+            for row in rows:
+                request, attempt, index, position, token = row
+                trip = trips.get(request)
+                if trip is None:
+                    break
+                told = trip.open.get(index)
+                if told is None or position != len(told) or attempt != trip.attempt:
+                    break
+                told.append(token)
+            else:
+                coordinator.effects.append(Deliver(emit))
+                return False
+            self._sift_rest(member, emit, row, rows)
+            return True
+        self._sift(member, emit)
+        return True
+
+    def _sift_rest(self, member: Member, emit: Emit, row: TokenRow, rows: Iterator[TokenRow]) -> None:
+        """From the first row on that is not the next one of anything."""
+        rest = [row, *rows]
+        fresh = emit.tokens[: len(emit.tokens) - len(rest)]
+        broken: dict[RequestId, Trip] = {}
+        fresh += [row for row in rest if self._takes(member, row, broken)]
+        if fresh:
+            self._coordinator.effects.append(Deliver(Emit(fresh, [])))
+        self._break(broken, member)
+
+    def _sift(self, member: Member, emit: Emit) -> None:
+        broken: dict[RequestId, Trip] = {}
+        owed = self._prompts_owed(member, emit.logprobs)
+        verdicts: dict[tuple[RequestId, int], deque[bool]] = {}
+        fresh: list[TokenRow] = []
+        for row in emit.tokens:
+            taken = self._takes(member, row, broken)
+            if taken:
+                fresh.append(row)
+            verdicts.setdefault((row[0], row[2]), deque()).append(taken)
+        logprobs = [kept for row in emit.logprobs if (kept := _sifted(row, owed, verdicts)) is not None]
+        touched: dict[RequestId, Trip] = {}
+        ended = [told for each in emit.ended if (told := self._end(member, each, broken, touched)) is not None]
+        if fresh or ended or logprobs:
+            same = len(fresh) == len(emit.tokens) and ended == emit.ended and logprobs == emit.logprobs
+            self._coordinator.effects.append(Deliver(emit if same else Emit(fresh, ended, logprobs)))
+        for trip in touched.values():
+            self._after_end(trip, broken)
+        self._break(broken, member)
+
+    def _takes(self, member: Member, row: TokenRow, broken: dict[RequestId, Trip]) -> bool:
+        request, attempt, index, position, token = row
+        trip = self._leg(member, request, attempt)
+        told = None if trip is None else trip.open.get(index)
+        if trip is None or told is None or position < len(told):
+            self._coordinator.stats.stale_rows += 1
+            return False
+        if position > len(told):
+            broken[request] = trip
+            return False
+        told.append(token)
+        return True
+
+    def _leg(self, member: Member, request: RequestId, attempt: int) -> Trip | None:
+        """The trip, if this instance has the present attempt of it."""
+        trip = self._coordinator.trips.get(request)
+        return trip if trip is not None and attempt == trip.attempt and member in (trip.home, trip.prefill) else None
+
+    def _prompts_owed(self, member: Member, rows: list[LogprobRow]) -> dict[RequestId, bool]:
+        """Whose prompt is still to be told, before the tokens of this emit are."""
+        owed = {}
+        for request, _, row in rows:
+            if row.prompt and request not in owed:
+                trip = self._coordinator.trips.get(request)
+                owed[request] = trip is not None and trip.prompt_owed and member in (trip.home, trip.prefill)
+        return owed
+
+    # Ends
+
+    def _end(self, member: Member, ended: Ended, broken: dict[RequestId, Trip], touched: dict[RequestId, Trip]) -> Ended | None:
+        """None: it is not told to the client, or not like this."""
+        trip = self._leg(member, ended.request, ended.attempt)
+        if trip is None or ended.index not in trip.open:
+            self._coordinator.stats.stale_rows += 1
+            return None
+        if trip.id in broken or not self._is_an_end(member, trip, ended):
+            broken[trip.id] = trip
+            return None
+        touched[trip.id] = trip
+        if member is trip.home and len(trip.open[ended.index]) >= member.hello.ready.block_size:
+            self._placement.remember(member, trip, (*trip.request.prompt, *trip.open[ended.index]))
+        self._coordinator.sequence_over(trip, ended.index)
+        return trip.end_as_told(ended)
+
+    @staticmethod
+    def _is_an_end(member: Member, trip: Trip, ended: Ended) -> bool:
+        """False: another instance can go on with it."""
+        if ended.error in RETRYABLE:
+            return False
+        asked, told = ended.index in trip.withdrawn, len(trip.open[ended.index])
+        if ended.output_tokens > told:  # some of them never came
+            return False
+        match ended.reason:
+            case FinishReason.ABORT:
+                return asked
+            case FinishReason.TIMEOUT:
+                return asked or trip.request.timeout_seconds is not None
+            case FinishReason.LENGTH:
+                return member is trip.home or told >= trip.request.sampling.max_tokens
+        return True
+
+    def _after_end(self, trip: Trip, broken: dict[RequestId, Trip]) -> None:
+        if trip.id in broken:
+            return
+        if not trip.open:
+            self._coordinator.advance(trip, TripFact.ENDED)
+        elif trip.state is not TripState.SERVING:  # whom the hand-off was about; the others are begun anew
+            self._coordinator.advance(trip, TripFact.LEADER_OVER)
+
+    def _break(self, broken: dict[RequestId, Trip], member: Member) -> None:
+        now = self._coordinator.now
+        for trip in broken.values():
+            trip.avoid(member.name, Instant(now + self._again_seconds), now)
+            self._coordinator.advance(trip, TripFact.BROKEN)
+
+
+def _sifted(
+    row: LogprobRow, owed: dict[RequestId, bool], verdicts: dict[tuple[RequestId, int], deque[bool]]
+) -> LogprobRow | None:
+    """What the model thought of a token goes with it; what it thought of the prompt is told once."""
+    request, index, thought = row
+    if thought.sampled is not None:
+        verdict = verdicts.get((request, index))
+        if not (verdict and verdict.popleft()):
+            thought = replace(thought, sampled=None)
+    if thought.prompt and not owed.get(request):
+        thought = replace(thought, prompt_from=0, prompt=())
+    if thought is row[2]:
+        return row
+    return (request, index, thought) if thought.sampled is not None or thought.prompt else None

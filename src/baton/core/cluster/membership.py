@@ -1,0 +1,229 @@
+"""Which instances there are, whether they live, and how much room they have.
+
+    Join --fits--> ALIVE --1 s silent, or a fault--> SUSPECT (no new work) --2 s silent--> gone (given up)
+                     ^------ says something ----------'
+    Part, or another Join of the same name: gone at once
+
+A session is one life: what comes from one that is gone is not heard. Room is what the last Beat said, less what was sent
+since, plus what ended since. It is a guess that the next Beat corrects; the instance alone admits.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from baton.cluster_config import RouterConfig
+from baton.core.cluster.events import Session
+from baton.core.cluster.prefix_memory import PrefixMemory
+from baton.errors import InvariantBroken
+from baton.protocol.ids import Instant, RequestId
+from baton.protocol.node import Beat, NodeHello
+
+if TYPE_CHECKING:
+    from baton.core.cluster.trip import Trip
+
+HEALTHY_SECONDS: Final = 30.0
+"""An instance that lived so long is not in a row of losses any more."""
+FREE_LOSSES: Final = 2
+INHIBIT_SECONDS: Final = (1.0, 2.0, 4.0, 8.0)
+"""After the third loss in a row, and so on: it is the last choice for so long after it is back."""
+
+
+class Member:
+    """One session of one instance."""
+
+    __slots__ = (
+        "beat",
+        "blocks_since",
+        "chosen",
+        "heard_at",
+        "held_until",
+        "hello",
+        "inhibited_until",
+        "joined_at",
+        "legs",
+        "memory",
+        "mode",
+        "number",
+        "overdrawn",
+        "prompts",
+        "sequences",
+        "session",
+        "slots_since",
+        "tokens_since",
+    )
+
+    def __init__(self, session: Session, hello: NodeHello, number: int, memory: PrefixMemory, now: Instant) -> None:
+        self.session = session
+        self.hello = hello
+        self.number = number
+        self.heard_at = self.joined_at = now
+        self.beat = Beat(blocks_available=hello.ready.blocks, slots_free=hello.ready.slots)
+        self.mode = "serving"
+        self.memory = memory
+        self.chosen = 0
+        "When it was chosen last, as a counter: round robin, and who goes first among equals."
+        self.held_until = now
+        "Gets no new work before: it has just said that it takes none."
+        self.inhibited_until = now
+        self.legs: dict[RequestId, Trip] = {}
+        "Requests that it has, whole or a part."
+        self.prompts = 0
+        "Hand-offs whose prompt it computes, or will."
+        self.sequences = 0
+        "Sequences that it answers."
+        self.overdrawn: list[Trip] = []
+        "Those that were sent although there was no room; they wait there, and have no token yet."
+        self.blocks_since = self.slots_since = self.tokens_since = 0
+        "What changed since the last beat."
+
+    def __repr__(self) -> str:
+        return f"<{self.hello.role} {self.hello.name}/{self.session} {len(self.legs)} legs>"
+
+    @property
+    def name(self) -> str:
+        return self.hello.name
+
+    # Credits
+
+    @property
+    def blocks_available(self) -> int:
+        return min(self.beat.blocks_available + self.blocks_since, self.hello.ready.blocks)
+
+    @property
+    def slots_free(self) -> int:
+        """Also by our own count, which is exact where we are the only router."""
+        slots = self.hello.ready.slots
+        return min(self.beat.slots_free + self.slots_since, slots - self.sequences)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """To be computed there, before what is sent next."""
+        return max(0, self.beat.waiting_tokens + self.tokens_since)
+
+    @property
+    def held_tokens(self) -> int:
+        ready = self.hello.ready
+        return (ready.blocks - max(0, self.blocks_available)) * ready.block_size
+
+    def on_beat(self, beat: Beat) -> None:
+        self.beat = beat
+        self.blocks_since = self.slots_since = self.tokens_since = 0
+
+    def can_hold(self, tokens: int) -> bool:
+        """Could it ever, with nothing else there?"""
+        ready = self.hello.ready
+        return -(-(tokens - 1) // ready.block_size) <= ready.blocks and not 0 < ready.context_tokens < tokens
+
+    def is_suspect(self, now: Instant, seconds: float) -> bool:
+        return now - self.heard_at >= seconds or bool(self.beat.fault)
+
+
+class Membership:
+    __slots__ = ("_config", "_lapse_at", "_losses", "_numbers", "members", "names")
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+        self.members: dict[Session, Member] = {}
+        self.names: dict[str, Member] = {}
+        self._numbers = count(1)
+        self._lapse_at: Instant | None = None
+        "Nobody has been silent for too long before that. A lower bound: whoever speaks does not move it."
+        self._losses: dict[str, tuple[int, Instant]] = {}
+        "Of a name: losses in a row, and when the last one was. At most instances_max."
+
+    # Who is there
+
+    def misfit(self, hello: NodeHello) -> str:
+        """Why it cannot work beside those that are here. Empty: it can. The first one says what fits."""
+        ready = hello.ready
+        for member in self.members.values():
+            if member.name == hello.name:
+                continue
+            other, theirs = member.hello, member.hello.ready
+            for what, mine, its in (
+                ("identity", ready.identity.hex(), theirs.identity.hex()),
+                ("block size", ready.block_size, theirs.block_size),
+                ("vocabulary", ready.vocab_size, theirs.vocab_size),
+                ("context of the model", ready.model_context_tokens, theirs.model_context_tokens),
+                ("layout of KV blocks", hello.layout.hex(), other.layout.hex()),
+            ):
+                if mine != its:
+                    return f"{what} is {mine}, that of {other.name} is {its}: all instances of a cluster must agree"
+            return ""
+        return "" if len(self.members) < self._config.instances_max else f"there are {len(self.members)} instances already"
+
+    def join(self, session: Session, hello: NodeHello, now: Instant) -> Member:
+        """It fits, and nobody of its name is here."""
+        if session in self.members or hello.name in self.names:
+            raise InvariantBroken(f"session {session} of {hello.name} has joined already", invariant=17)
+        memory = PrefixMemory(min(self._config.prefix_memory_blocks, max(1, hello.ready.blocks)))
+        member = Member(session, hello, next(self._numbers), memory, now)
+        losses, _ = self._losses.get(hello.name, (0, now))
+        if losses > FREE_LOSSES:
+            member.inhibited_until = Instant(now + INHIBIT_SECONDS[min(losses - FREE_LOSSES, len(INHIBIT_SECONDS)) - 1])
+        self.members[session] = self.names[hello.name] = member
+        self._look_again(now)
+        return member
+
+    def remove(self, member: Member, now: Instant) -> None:
+        del self.members[member.session]
+        del self.names[member.name]
+        losses, _ = self._losses.pop(member.name, (0, now))
+        if member.mode == "serving":  # not one that was stopped with care
+            self._losses[member.name] = (1 if now - member.joined_at >= HEALTHY_SECONDS else losses + 1, now)
+        while len(self._losses) > self._config.instances_max:
+            del self._losses[next(iter(self._losses))]
+
+    def hear(self, session: Session, now: Instant) -> Member | None:
+        """Whoever says something lives. None: nobody whom we know."""
+        member = self.members.get(session)
+        if member is not None:
+            member.heard_at = now
+        return member
+
+    # Who may get work
+
+    def usable(self, now: Instant) -> list[Member]:
+        seconds = self._config.suspect_seconds
+        return [
+            member
+            for member in self.members.values()
+            if member.mode == "serving" and member.held_until <= now and not member.is_suspect(now, seconds)
+        ]
+
+    @property
+    def all_paused(self) -> str:
+        """The mode of all, if nobody serves on purpose. Empty: somebody does, or nobody is here."""
+        modes = [member.mode for member in self.members.values()]
+        return modes[0] if modes and "serving" not in modes else ""
+
+    # Time
+
+    def silent(self, now: Instant) -> list[Member]:
+        """Those to be given up."""
+        if self._lapse_at is None or self._lapse_at > now:
+            return []
+        lapse = self._config.lapse_seconds
+        found = [member for member in self.members.values() if member.heard_at + lapse <= now]
+        self._look_again(now)
+        return found
+
+    def next_deadline(self) -> Instant | None:
+        return self._lapse_at
+
+    def _look_again(self, now: Instant) -> None:
+        heard = [member.heard_at for member in self.members.values() if member.heard_at + self._config.lapse_seconds > now]
+        self._lapse_at = Instant(min(heard) + self._config.lapse_seconds) if heard else None
+
+    def check(self) -> None:
+        if len(self.members) != len(self.names) or len(self.members) > self._config.instances_max:
+            raise InvariantBroken("sessions and names of instances do not match", invariant=49)
+        if self.members and self._lapse_at is None:
+            raise InvariantBroken("nobody looks whether instances live", invariant=41)
+        if len(self._losses) > self._config.instances_max:
+            raise InvariantBroken("too many names of lost instances are remembered", invariant=49)
+        for member in self.members.values():
+            if len(member.memory) > member.memory.blocks_max:
+                raise InvariantBroken(f"{member!r} remembers {len(member.memory)} keys", invariant=49)

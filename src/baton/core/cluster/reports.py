@@ -1,0 +1,115 @@
+"""What instances say, as facts of the trip's table. One of an attempt that is over, or from an instance that has no part in
+it, is counted and changes nothing.
+
+A hearer answers whether requests in line may have a better chance now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from baton.cluster_config import RouterConfig
+from baton.core.cluster.coordinator import Coordinator
+from baton.core.cluster.membership import Member
+from baton.core.cluster.trip import Trip
+from baton.core.handoff.table import TripFact, TripState
+from baton.protocol.control import InstanceStats, RefusedRequest
+from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
+from baton.protocol.ids import Instant, RequestId
+from baton.protocol.node import Beat
+
+NEVER: Final = ("never_fits", "never_planned", "never_queued")
+NOT_NOW: Final = ("draining", "paused", "worker_gone")
+"""Refusals that are about the instance, not about the request."""
+
+
+class Reports:
+    __slots__ = ("_config", "_coordinator", "_stats", "hearers")
+
+    def __init__(self, config: RouterConfig, coordinator: Coordinator) -> None:
+        self._config = config
+        self._coordinator = coordinator
+        self._stats = coordinator.stats
+        self.hearers: dict[type[Any], Callable[[Member, Any], bool]] = {
+            Beat: self._on_beat,
+            InstanceStats: self._on_stats,
+            RefusedRequest: self._on_refused,
+            Expecting: self._on_expecting,
+            Offer: self._on_offer,
+            AskRelease: self._on_ask,
+            Released: self._on_released,
+            Adopted: self._on_adopted,
+        }
+
+    def _on_beat(self, member: Member, beat: Beat) -> bool:
+        member.on_beat(beat)
+        return True
+
+    def _on_stats(self, member: Member, stats: InstanceStats) -> bool:
+        changed = member.mode != stats.mode
+        member.mode = stats.mode
+        return changed
+
+    def _on_refused(self, member: Member, message: RefusedRequest) -> bool:
+        trip = self._leg(member, message.request, message.attempt)
+        if trip is None:
+            return False
+        refused, now = message.refused, self._coordinator.now
+        self._stats.refused[refused.reason] += 1
+        until = Instant(now + self._config.again_seconds)
+        if refused.reason in NEVER:
+            trip.unfit[member.name] = None
+            trip.refused = refused
+        else:
+            trip.avoid(member.name, until, now)
+        if refused.reason in NOT_NOW:
+            member.held_until = until
+        if refused.reason == "no_room":  # as it says itself, until the next beat
+            member.blocks_since = min(member.blocks_since, refused.limit - member.beat.blocks_available)
+        self._coordinator.advance(trip, TripFact.REFUSED)
+        return True
+
+    def _on_expecting(self, member: Member, message: Expecting) -> bool:
+        return self._told_by_home(member, message.request, message.attempt, TripFact.RESERVED)
+
+    def _on_ask(self, member: Member, message: AskRelease) -> bool:
+        return self._told_by_home(member, message.request, message.attempt, TripFact.ASKED)
+
+    def _on_adopted(self, member: Member, message: Adopted) -> bool:
+        trip = self._leg(member, message.request, message.attempt)
+        fact = TripFact.ADOPTED
+        if trip is not None and trip.state is TripState.PREFILLING and trip.prompt_owed:
+            fact = TripFact.BROKEN  # nobody would tell what the model thought of the prompt
+        return self._told_by_home(member, message.request, message.attempt, fact)
+
+    def _on_offer(self, member: Member, offer: Offer) -> bool:
+        trip = self._leg(member, offer.request, offer.attempt)
+        if trip is None or member is not trip.prefill:
+            return False
+        if offer.last and trip.state is TripState.PREFILLING and len(trip.open[trip.leader]) <= trip.base:
+            self._coordinator.advance(trip, TripFact.BROKEN)  # its token has not come
+        else:
+            self._coordinator.advance(trip, TripFact.PREFILLED if offer.last else TripFact.OFFERED, offer)
+        return offer.last
+
+    def _on_released(self, member: Member, message: Released) -> bool:
+        trip = self._leg(member, message.request, message.attempt)
+        if trip is not None and member is trip.prefill:
+            self._coordinator.advance(trip, TripFact.RELEASED, message)
+        return False
+
+    def _told_by_home(self, member: Member, request: RequestId, attempt: int, fact: TripFact) -> bool:
+        trip = self._leg(member, request, attempt)
+        if trip is None or member is not trip.home:
+            return False
+        self._coordinator.advance(trip, fact)
+        return trip.state is TripState.QUEUED
+
+    def _leg(self, member: Member, request: RequestId, attempt: int) -> Trip | None:
+        """The trip, if this instance has the present attempt of it."""
+        trip = member.legs.get(request)
+        if trip is not None and trip.attempt == attempt:
+            return trip
+        self._stats.late_facts += 1
+        return None

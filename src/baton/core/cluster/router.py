@@ -1,0 +1,287 @@
+"""A router as a machine: it owns a request from its arrival to its last end, whatever becomes of the instances.
+
+    Arrive -> line -> placed on one instance, or on a pair -> Say(Emit) ... -> Deliver ... last end
+              (line.py)  (placement.py)                       (delivery.py)
+
+Who is there is membership.py; what becomes of a request is the table (core/handoff/table.py), carried out by coordinator.py.
+This file turns events into facts of that table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from baton.cluster_config import RouterConfig
+from baton.core.cluster.checks import check_router
+from baton.core.cluster.coordinator import Coordinator
+from baton.core.cluster.delivery import Delivery
+from baton.core.cluster.dispatch import Dispatch
+from baton.core.cluster.events import (
+    Arrive,
+    CloseDoor,
+    ClusterEffect,
+    ClusterEvent,
+    HangUp,
+    Join,
+    Part,
+    Say,
+    Tell,
+    Tick,
+    TurnAway,
+    Withdraw,
+)
+from baton.core.cluster.membership import Member, Membership
+from baton.core.cluster.placement import Placement
+from baton.core.cluster.reports import Reports
+from baton.core.cluster.stats import RouterStats
+from baton.core.cluster.trip import Trip
+from baton.core.handoff.table import TripFact, TripState
+from baton.protocol.control import AbortRequest
+from baton.protocol.ids import Instant
+from baton.protocol.output import Emit
+from baton.protocol.request import FinishReason, GenerateRequest, Refused
+
+if TYPE_CHECKING:
+    from random import Random
+
+
+class Router:
+    __slots__ = (
+        "_alarms",
+        "_config",
+        "_delivery",
+        "_dispatch",
+        "_handlers",
+        "_hearers",
+        "_numbers",
+        "_placement",
+        "closing",
+        "coordinator",
+        "membership",
+        "stats",
+    )
+
+    def __init__(self, config: RouterConfig, rng: Random) -> None:
+        self._config = config
+        self.stats = RouterStats()
+        self.membership = Membership(config)
+        self._placement = Placement(config, self.membership, rng)
+        self.coordinator = Coordinator(config, self.membership, self._placement, self.stats)
+        self._alarms = self.coordinator.alarms
+        self._delivery = Delivery(self.coordinator, self._placement, config.again_seconds)
+        self._dispatch = Dispatch(self.coordinator, self._placement)
+        self._hearers = Reports(config, self.coordinator).hearers | {Emit: self._delivery.take}
+        self._numbers = count()
+        self.closing = False
+        self._handlers: dict[type[ClusterEvent], Callable[[Any], bool]] = {
+            Arrive: self._on_arrive,
+            Withdraw: self._on_withdraw,
+            Join: self._on_join,
+            Part: self._on_part,
+            Say: self._on_say,
+            CloseDoor: self._on_close_door,
+            Tick: self._on_tick,
+        }
+
+    # The machine
+
+    def handle(self, event: ClusterEvent, now: Instant) -> list[ClusterEffect]:
+        coordinator = self.coordinator
+        if now > coordinator.now:  # a clock may go backwards; time here does not
+            coordinator.now = now
+        changed = self._handlers[type(event)](event)
+        alarm = self._alarms.next_deadline()
+        if alarm is not None and alarm <= coordinator.now:
+            for trip in self._alarms.due(coordinator.now):
+                self._on_alarm(trip)
+            changed = True
+        if changed or (self._dispatch.look_at is not None and self._dispatch.look_at <= coordinator.now):
+            self._dispatch.look()
+        effects, coordinator.effects = coordinator.effects, []
+        return effects
+
+    def next_deadline(self) -> Instant | None:
+        deadline = self._alarms.next_deadline()
+        for other in (self.membership.next_deadline(), self._dispatch.look_at):
+            if other is not None and (deadline is None or other < deadline):
+                deadline = other
+        return deadline
+
+    def check(self) -> None:
+        check_router(self._config, self.coordinator)
+
+    # Questions
+
+    @property
+    def idle(self) -> bool:
+        """Nobody is owed anything, and no instance has anything of a request."""
+        return not self.coordinator.trips
+
+    @property
+    def open_requests(self) -> int:
+        return len(self.coordinator.trips)
+
+    @property
+    def queued(self) -> int:
+        """Sequences in line."""
+        return self.coordinator.line.sequences
+
+    @property
+    def handoff_seconds(self) -> float:
+        """What a hand-off is expected to take, beside the computing."""
+        return self._placement.handoff_seconds
+
+    # Clients
+
+    def _on_arrive(self, event: Arrive) -> bool:
+        request = event.request
+        self.stats.arrived += 1
+        refused = self._refusal(request)
+        if refused is not None:
+            self.stats.turned_away[refused.reason] += 1
+            self.coordinator.effects.append(TurnAway(request.id, refused))
+            return False
+        now = self.coordinator.now
+        priority = request.priority if self._config.order == "priority" else 0
+        order = (priority, now - request.age_seconds, next(self._numbers))
+        self.coordinator.begin(Trip(request, order, now))
+        return True
+
+    def _refusal(self, request: GenerateRequest) -> Refused | None:
+        config, members = self._config, self.membership.members
+        if self.closing:
+            return Refused("draining")
+        if request.id in self.coordinator.trips:
+            return Refused("duplicate_id")
+        if mode := self.membership.all_paused:
+            return Refused("draining" if mode == "draining" else "paused")
+        if len(self.coordinator.trips) >= config.requests_open_max:
+            return Refused("queue_full", len(self.coordinator.trips) + 1, config.requests_open_max)
+        tokens = len(request.prompt) + request.sampling.max_tokens
+        if members and not any(member.can_hold(tokens) for member in members.values()):
+            return self._dispatch.never_fits(tokens)
+        return self.coordinator.line.refusal(request)
+
+    def _on_withdraw(self, event: Withdraw) -> bool:
+        trip = self.coordinator.trips.get(event.request)
+        if trip is not None:
+            self._withdraw(trip, [index for index in trip.open if event.index in (None, index)], event.reason)
+        return trip is not None
+
+    def _withdraw(self, trip: Trip, indices: list[int], reason: FinishReason) -> None:
+        """Whoever serves it tells the end, with the usage. Before that nobody could: the router does."""
+        coordinator = self.coordinator
+        if trip.state is TripState.SERVING:
+            indices = [index for index in indices if index not in trip.withdrawn]
+            whole = len(indices) == len(trip.open)
+            for index in indices:
+                trip.withdrawn[index] = reason
+                if not whole:
+                    self._abort(trip, index, reason)
+            if indices:
+                if whole:
+                    self._abort(trip, None, reason)
+                trip.withdraw_by = Instant(coordinator.now + self._config.withdraw_seconds_max)
+                coordinator.arm(trip)
+            return
+        leader = trip.leader
+        coordinator.end(trip, [(index, reason) for index in indices])
+        if not trip.open:
+            coordinator.advance(trip, TripFact.CLOSED)
+        elif trip.state is not TripState.QUEUED:
+            if leader in indices:
+                coordinator.advance(trip, TripFact.LEADER_OVER)
+            else:
+                for index in indices:
+                    self._abort(trip, index, reason)
+
+    def _abort(self, trip: Trip, index: int | None, reason: FinishReason) -> None:
+        if trip.home is not None:
+            self.coordinator.effects.append(Tell(trip.home.session, AbortRequest(trip.id, index, reason)))
+
+    def _on_close_door(self, event: CloseDoor) -> bool:
+        self.closing = True
+        return False
+
+    # Instances
+
+    def _on_join(self, event: Join) -> bool:
+        hello, now = event.hello, self.coordinator.now
+        earlier = self.membership.names.get(hello.name)
+        if earlier is not None:
+            self._lose(earlier, f"{hello.name} has joined again")
+        why = self.membership.misfit(hello)
+        if why:
+            self.stats.instances_refused += 1
+            self.coordinator.effects.append(HangUp(event.session, why))
+        else:
+            self.membership.join(event.session, hello, now)
+        return True
+
+    def _on_part(self, event: Part) -> bool:
+        member = self.membership.members.get(event.session)
+        if member is not None:
+            self._lose(member)
+        return True
+
+    def _lose(self, member: Member, hang_up: str = "") -> None:
+        """Out of the list first: nothing that follows from the loss is placed there."""
+        self.membership.remove(member, self.coordinator.now)
+        self.stats.instances_lost += 1
+        if hang_up:
+            self.coordinator.effects.append(HangUp(member.session, hang_up))
+        self.coordinator.lose(member)
+
+    def _on_say(self, event: Say) -> bool:
+        member = self.membership.hear(event.session, self.coordinator.now)
+        if member is None:
+            self.stats.late_facts += 1
+            return False
+        return self._hearers[type(event.message)](member, event.message)
+
+    # Time
+
+    def _on_tick(self, event: Tick) -> bool:
+        """Silence of instances is looked at only here: after a pause of the whole process what they said may be here,
+        unread, behind other news (runtime/driver.py)."""
+        silent = self.membership.silent(self.coordinator.now)
+        for member in silent:
+            self._lose(member, f"nothing was heard of it for {self._config.lapse_seconds:g} s")
+        return bool(silent)
+
+    def _on_alarm(self, trip: Trip) -> None:
+        coordinator, now = self.coordinator, self.coordinator.now
+        if trip.state is TripState.DONE:
+            return
+        if trip.timeout_at is not None and trip.timeout_at <= now:
+            trip.timeout_at = None
+            self._withdraw(trip, list(trip.open), FinishReason.TIMEOUT)
+        elif trip.withdraw_by is not None and trip.withdraw_by <= now:
+            trip.withdraw_by = None
+            coordinator.end(trip, list(trip.withdrawn.items()))
+            if not trip.open:
+                coordinator.advance(trip, TripFact.CLOSED)
+        elif trip.deadline <= now:
+            self._on_lapse(trip)
+        elif trip.renew_at is not None and trip.renew_at <= now:
+            coordinator.renew(trip)
+        coordinator.arm(trip)
+
+    def _on_lapse(self, trip: Trip) -> None:
+        """What its state waits for has not come."""
+        coordinator, now, config = self.coordinator, self.coordinator.now, self._config
+        if trip.state is TripState.QUEUED:
+            if coordinator.queue_deadline(trip) <= now:
+                nobody = coordinator.nobody_since is not None
+                coordinator.turn_away(trip, Refused("worker_gone" if nobody else "queue_full", limit=config.queue_requests_max))
+            return
+        if trip.state is TripState.SERVING and trip.told != trip.mark:
+            trip.mark = trip.told
+            trip.deadline = Instant(now + config.silence_seconds_max)
+            return
+        for member in (trip.home, trip.prefill):
+            if member is not None:
+                trip.avoid(member.name, Instant(now + config.again_seconds), now)
+        coordinator.advance(trip, TripFact.BROKEN)

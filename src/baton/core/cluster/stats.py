@@ -1,0 +1,45 @@
+"""Counters of a router, since it began. They never fall."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+
+class RouterStats:
+    __slots__ = (
+        "arrived",
+        "broken",
+        "broken_off",
+        "handoffs",
+        "instances_lost",
+        "instances_refused",
+        "late_facts",
+        "refused",
+        "retries",
+        "stale_rows",
+        "turned_away",
+        "whole",
+    )
+
+    def __init__(self) -> None:
+        self.arrived = 0
+        self.turned_away: Counter[str] = Counter()
+        "By RefusalReason."
+        self.broken_off: Counter[str] = Counter()
+        "By EndError."
+        self.whole = 0
+        "Requests sent to one instance."
+        self.handoffs = 0
+        "Hand-offs that decode adopted."
+        self.retries = 0
+        "Attempts after the first one."
+        self.refused: Counter[str] = Counter()
+        "By RefusalReason, said by instances."
+        self.broken = 0
+        "Attempts in which an instance did not do what it should."
+        self.instances_lost = 0
+        self.instances_refused = 0
+        self.late_facts = 0
+        "Messages that mean nothing any more."
+        self.stale_rows = 0
+        "Tokens and ends that are not the next ones."

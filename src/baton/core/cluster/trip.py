@@ -1,0 +1,231 @@
+"""One request on its way through the cluster: what its client has, who works on it, and how it is asked for again.
+
+What was told is kept, so that another instance can go on from there (a replay). A position is taken once, and only from the
+attempt that is the present one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+from msgspec.structs import replace
+
+from baton.core.cluster.membership import Member
+from baton.core.handoff.table import TripState
+from baton.core.kv.block_hash import BlockHasher
+from baton.protocol.ids import BlockKey, Instant
+from baton.protocol.output import Ended
+from baton.protocol.request import FinishReason, GenerateRequest, Refused
+
+Order = tuple[int, float, int]
+"""Priority, when the first attempt arrived, a counter."""
+
+TIMEOUT_SECONDS_MIN: Final = 0.001
+"""Sent on as the time that is left, where none is."""
+
+
+class Trip:
+    __slots__ = (
+        "alarm",
+        "asked_at",
+        "attempt",
+        "avoided",
+        "base",
+        "begun",
+        "charged",
+        "deadline",
+        "first",
+        "handoff_seconds",
+        "hasher",
+        "home",
+        "id",
+        "identity",
+        "keys",
+        "led",
+        "losses",
+        "mark",
+        "open",
+        "order",
+        "prefill",
+        "queued_at",
+        "refused",
+        "renew_at",
+        "request",
+        "state",
+        "timeout_at",
+        "unfit",
+        "usage",
+        "withdraw_by",
+        "withdrawn",
+    )
+
+    def __init__(self, request: GenerateRequest, order: Order, now: Instant) -> None:
+        self.request = request
+        self.id = request.id
+        self.order = order
+        self.begun = now
+        self.attempt = request.attempt
+        self.state = TripState.QUEUED
+        self.open: dict[int, array[int]] = {index: array("i", request.delivered(index)) for index in request.wanted}
+        "The tokens told of each sequence that has not ended."
+        self.withdrawn: dict[int, FinishReason] = {}
+        "Sequences whose end home was asked for."
+        self.withdraw_by: Instant | None = None
+        "If it has not told them by then, the router does."
+        self.home: Member | None = None
+        "Answers it, or will."
+        self.prefill: Member | None = None
+        "Computes its prompt, or keeps it."
+        self.charged = (0, 0)
+        "Prompt tokens and sequences that home was charged with."
+        self.base = 0
+        "Tokens that the leader had when its prompt was sent off."
+        self.first = True
+        "No instance has had it yet."
+        self.losses = 0
+        self.avoided: dict[str, Instant] = {}
+        "Instances that are not tried again before that."
+        self.unfit: dict[str, None] = {}
+        "Instances that said that they can never take it."
+        self.refused: Refused | None = None
+        "What the last of those said."
+        self.usage: tuple[int, int, int] | None = None
+        "Cached, host and storage tokens of the leader, as the first prefill told."
+        self.led = -1
+        "Which sequence that was."
+        self.identity: bytes | None = None
+        "Of what computed the tokens so far. Others would go on differently."
+        self.hasher: BlockHasher | None = None
+        self.keys: list[BlockKey] = []
+        "Of the prompt's blocks, made by that hasher."
+        self.queued_at = now
+        self.asked_at = now
+        self.handoff_seconds = 0.0
+        self.mark = 0
+        "Tokens told when the silence was last looked at."
+        self.renew_at: Instant | None = None
+        self.deadline = now
+        "Of its state."
+        self.timeout_at = None if request.timeout_seconds is None else Instant(now + request.timeout_seconds)
+        self.alarm: Instant | None = None
+        "When the router looks at it. Kept by core/cluster/alarms.py."
+
+    def __repr__(self) -> str:
+        return f"<Trip {self.id}.{self.attempt} {self.state.value} {list(self.open)} at {self.home!r}, {self.prefill!r}>"
+
+    # Questions
+
+    @property
+    def leader(self) -> int:
+        return next(iter(self.open))
+
+    @property
+    def told(self) -> int:
+        """Tokens of all sequences that have not ended."""
+        return sum(map(len, self.open.values()))
+
+    @property
+    def tokens(self) -> int:
+        """To be computed before the leader's next token."""
+        return len(self.request.prompt) + len(self.open[self.leader])
+
+    @property
+    def tokens_left(self) -> int:
+        """Of the sequence that may become longest."""
+        return self.request.sampling.max_tokens - min(map(len, self.open.values()))
+
+    @property
+    def tokens_max(self) -> int:
+        return len(self.request.prompt) + self.request.sampling.max_tokens
+
+    @property
+    def untouched(self) -> bool:
+        """Its client has nothing of it: it can be turned away as if it had never come."""
+        return len(self.open) == len(self.request.wanted) and self.told == sum(map(len, self.request.outputs))
+
+    @property
+    def prompt_owed(self) -> bool:
+        """Log-probabilities of the prompt: they go with the first token of sequence 0."""
+        return self.request.sampling.prompt_logprobs is not None and 0 in self.open and not self.open[0]
+
+    def avoids(self, member: Member, now: Instant) -> bool:
+        return member.name in self.unfit or self.avoided.get(member.name, now) > now
+
+    def avoid(self, name: str, until: Instant, now: Instant) -> None:
+        self.avoided = {other: at for other, at in self.avoided.items() if at > now}
+        self.avoided[name] = until
+
+    # What instances are sent
+
+    def for_home(self, now: Instant) -> GenerateRequest:
+        """All that is still owed, with all that was told of it."""
+        first, age = self.request, now - self.begun
+        timeout = first.timeout_seconds
+        outputs = tuple(map(tuple, self.open.values())) if self.told else ()
+        sampling = first.sampling
+        if sampling.prompt_logprobs is not None and not self.prompt_owed:
+            sampling = replace(sampling, prompt_logprobs=None)
+        return replace(
+            first,
+            attempt=self.attempt,
+            indices=tuple(self.open) if len(self.open) < first.n else (),
+            outputs=outputs,
+            age_seconds=first.age_seconds + age,
+            timeout_seconds=None if timeout is None else max(timeout - age, TIMEOUT_SECONDS_MIN),
+            sampling=sampling,
+        )
+
+    def for_decode(self, now: Instant) -> GenerateRequest:
+        """Log-probabilities of the prompt come from whoever computes it."""
+        request = self.for_home(now)
+        if request.sampling.prompt_logprobs is None:
+            return request
+        return replace(request, sampling=replace(request.sampling, prompt_logprobs=None))
+
+    def for_prefill(self, now: Instant) -> GenerateRequest:
+        """The leader alone, and one token more than it has."""
+        request, told = self.for_home(now), self.open[self.leader]
+        return replace(
+            request,
+            indices=(self.leader,),
+            outputs=(tuple(told),) if told else (),
+            sampling=replace(request.sampling, max_tokens=len(told) + 1),
+        )
+
+    # Ends
+
+    def finish(self, index: int) -> FinishReason | None:
+        """The end that its tokens are, if they are one: its instance was lost before it could say so."""
+        told, sampling = self.open[index], self.request.sampling
+        if told and len(told) >= sampling.min_tokens and told[-1] in sampling.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(told) >= sampling.max_tokens else None
+
+    def end(self, index: int, reason: FinishReason) -> Ended:
+        """An end that the router tells by itself."""
+        told = self.open.pop(index)
+        self.withdrawn.pop(index, None)
+        cached, host, storage = self.usage if self.usage is not None and index == self.led else (0, 0, 0)
+        prompt = len(self.request.prompt)
+        return Ended(
+            self.id, index, reason, prompt, cached, len(told), 0, attempt=self.attempt, host_tokens=host, storage_tokens=storage
+        )
+
+    def end_as_told(self, ended: Ended) -> Ended:
+        """An end that an instance tells. What a replay found cached are tokens that were paid for before."""
+        told = self.open.pop(ended.index)
+        self.withdrawn.pop(ended.index, None)
+        if self.attempt == self.request.attempt and self.usage is None and ended.output_tokens == len(told):
+            return ended
+        cached, host, storage = ended.cached_tokens, ended.host_tokens, ended.storage_tokens
+        if self.usage is not None and ended.index == self.led:
+            cached, host, storage = self.usage
+        cached = min(cached, max(0, ended.prompt_tokens - 1))
+        return replace(
+            ended,
+            cached_tokens=cached,
+            host_tokens=min(host, cached),
+            storage_tokens=min(storage, cached),
+            output_tokens=len(told),
+        )

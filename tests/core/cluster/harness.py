@@ -1,0 +1,349 @@
+"""A router, scripted instances and clients in one room. Nothing happens but what a test does: `settle` delivers messages until
+nobody has one, `step` lets every instance compute a token, `wait` lets time pass with beats.
+
+A scripted instance answers every message of the protocol, and computes tokens that depend on (prompt, index, position) only,
+so that an undisturbed answer is known.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import count
+from random import Random
+
+from msgspec.structs import replace
+
+from baton.cluster_config import RouterConfig
+from baton.core.cluster.events import (
+    Arrive,
+    BreakOff,
+    Deliver,
+    HangUp,
+    Join,
+    Part,
+    Say,
+    Session,
+    Tell,
+    Tick,
+    TurnAway,
+    Withdraw,
+)
+from baton.core.cluster.router import Router
+from baton.protocol.control import AbortRequest, InstanceReady, RefusedRequest
+from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Forget, Offer, PeerOffer, Prefill, Released
+from baton.protocol.ids import BlockId, Instant, PoolIncarnation, RequestId
+from baton.protocol.node import Beat, NodeHello
+from baton.protocol.output import Emit, Ended
+from baton.protocol.request import FinishReason, GenerateRequest, Refused, SamplingParams
+
+BLOCK = 4
+
+
+def token(prompt, index, position):
+    return (sum(prompt) * 7 + index * 31 + position * 3 + 5) % 1000
+
+
+def request(id="r", tokens=40, max_tokens=4, n=1, **more):
+    sampling = more.pop("sampling", SamplingParams(max_tokens=max_tokens))
+    prompt = more.pop("prompt", tuple(range(1, tokens + 1)))
+    return GenerateRequest(id=RequestId(id), prompt=prompt, sampling=sampling, n=n, **more)
+
+
+def hello(name, role="mixed", *, blocks=64, slots=8, identity=b"m", layout=b"l", incarnation=1, **ready):
+    known = {
+        "blocks": blocks,
+        "block_size": BLOCK,
+        "slots": slots,
+        "vocab_size": 1000,
+        "context_tokens": 4096,
+        "identity": identity,
+    }
+    return NodeHello(name, incarnation, role, InstanceReady(**{**known, **ready}), layout, peer=f"peer-{name}")
+
+
+class Leg:
+    def __init__(self, request, kind):
+        self.request = request
+        self.kind = kind
+        "whole, expected, prefill, kept or adopted"
+        self.outputs = {index: list(request.delivered(index)) for index in request.wanted}
+        self.computed = 0
+
+
+class Scripted:
+    """One instance."""
+
+    def __init__(self, hello):
+        self.hello = hello
+        self.session = None
+        self.legs = {}
+        self.out = deque()
+        self.closed = {}
+        "Highest attempt that is over, by request."
+        self.heard = []
+        "Everything it was told."
+        self.refuse = None
+        "What it says to anything new."
+        self.hold = ()
+        "Kinds of message that it does not answer."
+        self.auto = True
+
+    def _say(self, message):
+        if type(message) not in self.hold:
+            self.out.append(message)
+
+    def hear(self, message):
+        self.heard.append(message)
+        match message:
+            case GenerateRequest():
+                self._begin(message, "whole")
+            case Expect(request):
+                leg = self.legs.get(request.id)
+                if (leg is not None and leg.request.attempt == request.attempt) or self._begin(request, "expected"):
+                    self._say(Expecting(request.id, request.attempt, 0))
+            case Prefill(request):
+                self._begin(request, "prefill")
+            case PeerOffer(offer, _, outputs):
+                leg = self._leg(offer)
+                if leg is not None and leg.kind == "expected" and offer.last:
+                    leg.outputs[next(iter(leg.outputs))] = list(outputs)
+                    self._say(AskRelease(offer.request, offer.attempt))
+            case AskRelease(request, attempt):
+                leg = self._leg(message)
+                kept = leg is not None and leg.kind == "kept"
+                self.legs.pop(request, None)
+                self._say(Released(request, attempt, kept))
+            case Released(request, attempt):
+                leg = self._leg(message)
+                if leg is not None and leg.kind == "expected":
+                    leg.kind = "adopted"
+                    self._say(Adopted(request, attempt, 0))
+            case AbortRequest(request, index, reason):
+                leg = self.legs.get(request)
+                if leg is not None:
+                    self._say(Emit([], [self._end(leg, each, reason) for each in list(leg.outputs) if index in (None, each)]))
+            case Forget(request, attempt):
+                self.closed[request] = max(attempt, self.closed.get(request, 0))
+                leg = self.legs.get(request)
+                if leg is not None and leg.request.attempt <= attempt:
+                    del self.legs[request]
+
+    def _begin(self, request, kind):
+        assert request.attempt > self.closed.get(request.id, 0), "a late message of a closed attempt"
+        if self.refuse is not None:
+            self._say(RefusedRequest(request.id, self.refuse, request.attempt))
+            return False
+        self.legs[request.id] = Leg(request, kind)
+        return True
+
+    def _leg(self, message):
+        leg = self.legs.get(message.request)
+        return leg if leg is not None and leg.request.attempt == message.attempt else None
+
+    def _end(self, leg, index, reason, **more):
+        told = leg.outputs.pop(index)
+        if not leg.outputs:
+            self.legs.pop(leg.request.id, None)
+        return Ended(
+            leg.request.id, index, reason, len(leg.request.prompt), 0, len(told), 0, attempt=leg.request.attempt, **more
+        )
+
+    def step(self):
+        """One token of everything that runs."""
+        rows, ended, offers = [], [], []
+        for leg in list(self.legs.values()):
+            if leg.kind in ("expected", "kept"):
+                continue
+            request = leg.request
+            if leg.kind == "prefill" and not leg.computed:
+                leg.computed = len(request.prompt) // 2
+                offers.append(self._offer(leg, last=False))
+                continue
+            for index in list(leg.outputs):
+                told = leg.outputs[index]
+                value = token(request.prompt, index, len(told))
+                rows.append((request.id, request.attempt, index, len(told), value))
+                told.append(value)
+                if value in request.sampling.stop_token_ids:
+                    ended.append(self._end(leg, index, FinishReason.STOP))
+                elif leg.kind == "prefill":
+                    leg.kind, leg.computed = "kept", len(request.prompt)
+                    offers.append(self._offer(leg, last=True))
+                elif len(told) >= request.sampling.max_tokens:
+                    ended.append(self._end(leg, index, FinishReason.LENGTH))
+        if rows or ended:
+            self._say(Emit(rows, ended))
+        for offer in offers:
+            self._say(offer)
+
+    def _offer(self, leg, last):
+        request = leg.request
+        cached = 8 if last else 0
+        return Offer(
+            request.id, request.attempt, PoolIncarnation(1), 0, (BlockId(1),), leg.computed, last, cached_tokens=cached
+        )
+
+    def fail(self, id, error="worker_gone"):
+        leg = self.legs[id]
+        self._say(Emit([], [self._end(leg, index, FinishReason.ERROR, error=error) for index in list(leg.outputs)]))
+
+    def beat(self):
+        taken = sum(len(leg.outputs) for leg in self.legs.values() if leg.kind in ("whole", "adopted"))
+        return Beat(
+            token_seconds=0.0, blocks_available=self.hello.ready.blocks, slots_free=max(0, self.hello.ready.slots - taken)
+        )
+
+
+class Room:
+    def __init__(self, *roles, config=None, seed=1, **more):
+        self.router = Router(config or RouterConfig(handoff_tokens_min=8), Random(seed))
+        self.now = 100.0
+        self.sessions = count(1)
+        self.live = {}
+        "Instances by session."
+        self.told = {}
+        self.ends = {}
+        self.turned_away = {}
+        self.broken_off = {}
+        self.hung_up = {}
+        self.asked = {}
+        self.emits = []
+        self.prompts = []
+        self.instances = []
+        for number, role in enumerate(roles):
+            self.join(Scripted(hello(f"{role}-{number}", role, **more)))
+
+    def join(self, instance):
+        instance.session = Session(next(self.sessions))
+        self.live[instance.session] = instance
+        if instance not in self.instances:
+            self.instances.append(instance)
+        self.tell(Join(instance.session, instance.hello))
+        return instance
+
+    def tell(self, event):
+        effects = self.router.handle(event, Instant(self.now))
+        for effect in effects:
+            self._do(effect)
+        self.router.check()
+        return effects
+
+    def _do(self, effect):
+        match effect:
+            case Tell(session, message):
+                if session in self.live:
+                    self.live[session].hear(message)
+            case Deliver(emit):
+                self._deliver(emit)
+            case TurnAway(id, refused):
+                assert id not in self.turned_away
+                assert not any(key[0] == id for key in self.told)
+                self.turned_away[id] = refused
+            case BreakOff(id, error):
+                assert id not in self.broken_off
+                self.broken_off[id] = error
+            case HangUp(session, reason):
+                self.hung_up[session] = reason
+                self.live.pop(session, None)
+
+    def _deliver(self, emit):
+        self.emits.append(emit)
+        for id, _, index, position, value in emit.tokens:
+            told = self.told.setdefault((id, index), [])
+            assert (id, index) not in self.ends, "a token after the end"
+            assert id not in self.broken_off
+            assert position == len(told), "not the next token"
+            told.append(value)
+        for id, index, row in emit.logprobs:
+            self.prompts.append((id, index, row))
+        for ended in emit.ended:
+            key = (ended.request, ended.index)
+            assert key not in self.ends, "a second end"
+            assert ended.output_tokens == len(self.told.get(key, []))
+            self.ends[key] = ended
+
+    def arrive(self, request):
+        self.asked[request.id] = request
+        return self.tell(Arrive(request))
+
+    def withdraw(self, id="r", index=None, reason=FinishReason.ABORT):
+        return self.tell(Withdraw(RequestId(id), index, reason))
+
+    def say(self, instance, message):
+        return self.tell(Say(instance.session, message))
+
+    def settle(self):
+        """Until nobody has anything to say."""
+        for _ in range(1000):
+            speakers = [instance for instance in self.live.values() if instance.out]
+            if not speakers:
+                return
+            for instance in speakers:
+                if self.live.get(instance.session) is instance and instance.out:
+                    self.say(instance, instance.out.popleft())
+        raise AssertionError("they talk for ever")
+
+    def step(self, count=1):
+        for _ in range(count):
+            for instance in list(self.live.values()):
+                instance.step()
+            self.settle()
+
+    def wait(self, seconds, silent=()):
+        """Beats come, deadlines are kept."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 0.25)
+            for instance in list(self.live.values()):
+                if instance not in silent and instance.session in self.live:
+                    self.say(instance, instance.beat())
+            deadline = self.router.next_deadline()
+            if deadline is not None and deadline <= self.now:
+                self.tell(Tick())
+            self.settle()
+
+    def kill(self, instance):
+        self.live.pop(instance.session)
+        instance.legs.clear()
+        instance.out.clear()
+        self.tell(Part(instance.session, "it was killed"))
+
+    def restart(self, instance):
+        fresh = Scripted(replace(instance.hello, incarnation=instance.hello.incarnation + 1))
+        self.instances.remove(instance)
+        return self.join(fresh)
+
+    def run(self, steps=60):
+        """To the end."""
+        for _ in range(steps):
+            self.settle()
+            if self.router.idle:
+                break
+            self.step()
+            self.wait(0.3)
+        self.at_rest()
+
+    def at_rest(self):
+        """Nobody is owed anything, nobody has anything."""
+        assert self.router.idle
+        self.settle()
+        for instance in self.live.values():
+            assert not instance.legs, (instance.hello.name, list(instance.legs))
+        for member in self.router.membership.members.values():
+            assert (member.legs, member.prompts, member.sequences) == ({}, 0, 0)
+
+    def assert_right(self, id="r", reason=FinishReason.LENGTH):
+        """The tokens of an undisturbed run, and its end."""
+        request = self.asked[RequestId(id)]
+        for index in request.wanted:
+            expected = [token(request.prompt, index, place) for place in range(request.sampling.max_tokens)]
+            assert self.told[id, index] == expected
+            assert self.ends[id, index].reason is reason
+
+    @property
+    def trip(self):
+        (trip,) = self.router.coordinator.trips.values()
+        return trip
+
+
+NO_ROOM = Refused("no_room", 10, 2)
