@@ -299,6 +299,8 @@ class CacheConfig:
     tiers: TiersConfig = field(default_factory=TiersConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     "Of the worker beside it: a messenger that makes the pool before there is a worker looks there for the layout."
+    peer: str = ""
+    "Address at which its messenger lets other instances read the pool; the engine says it. Empty: there is no messenger."
     log_level: LogLevel
     log_format: LogFormat
 
@@ -312,11 +314,19 @@ class EngineConfig:
     role: Role = "mixed"
     tiers: TiersConfig = field(default_factory=TiersConfig)
     "Without prefix caching they are not used."
+    peer: str = ""
+    "Where other instances may read its pool; the engine finds a place."
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
 
     def cache(self) -> CacheConfig:
-        return CacheConfig(tiers=self.tiers, worker=self.worker, log_level=self.log_level, log_format=self.log_format)
+        return CacheConfig(
+            tiers=self.tiers,
+            worker=self.worker,
+            peer=self.peer,
+            log_level=self.log_level,
+            log_format=self.log_format,
+        )
 
 
 _WORKER, _TIERS, _ENGINE = WorkerConfig(), TiersConfig(), EngineConfig()

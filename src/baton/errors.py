@@ -11,6 +11,7 @@ EngineError
     ModelUnsupported           a whole model, but of a kind that we do not run
     ModelFileBroken            truncated, wrong checksum, or tensors that do not fit the configuration
   StorageFailed          500   a storage backend of the KV cache does not work; costs hits, never a request
+  PeerUnreadable         500   the KV pool of another instance cannot be read; costs computing, never a request
   ProtocolError          500   bytes on a wire that we cannot accept (see protocol/codec.py for the leaves)
     PeerError                  what the peer of a channel sent is no message; never an error of our own
       LinkFailed               a session between router and instance cannot begin, or cannot go on
@@ -76,6 +77,10 @@ class StorageFailed(EngineError):
         super().__init__(message)
         self.reason = reason
         self.done = done
+
+
+class PeerUnreadable(EngineError):
+    """Another instance does not let us read its KV pool, or not the one we asked for."""
 
 
 class ProtocolError(EngineError):

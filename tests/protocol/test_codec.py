@@ -58,6 +58,8 @@ from baton.protocol.pool import (
     PoolDetached,
     PoolReady,
     PoolSized,
+    ReadPool,
+    ReadRefused,
 )
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, Refused, SamplingParams
 from baton.protocol.step import NewSequence, RowFailure, RowLogprobs, Run, StepPlan, StepResult, TokenLogprob
@@ -101,6 +103,8 @@ KIND = {
     PoolDetached: 35,
     CreatePool: 36,
     HostPoolReady: 37,
+    ReadPool: 38,
+    ReadRefused: 39,
     ClearCache: 44,
     Expect: 50,
     Expecting: 51,
@@ -167,6 +171,8 @@ SAMPLE = {
     PoolDetached: PoolDetached(9),
     CreatePool: CreatePool(7, b"{}"),
     HostPoolReady: HostPoolReady(b"f", 9, 7),
+    ReadPool: ReadPool(9, b"f" * 32),
+    ReadRefused: ReadRefused("why"),
     ClearCache: ClearCache(3, host=False),
     Expect: Expect(GenerateRequest(id="a", prompt=(0, 1)), 2.0),
     Expecting: Expecting("a", 1, 16),

@@ -217,7 +217,8 @@ def test_every_wait_has_a_deadline_and_says_what_it_was_for():
         ("size", "worker", "the worker to find out how many KV blocks fit"),
         ("create", "cache", "the cache to make the KV pool"),
         ("attach", "worker", "the worker to attach to the KV pool"),
-        ("ready", "worker", "the worker to take plans"),
+        ("ready", "worker", "the worker to take its work"),
+        ("ready", "cache", "the cache to take its work"),
     ]
 
     class NoChildren:

@@ -42,13 +42,16 @@ def pool_bytes(layout: KVLayout, blocks: int) -> int:
 class KVPool:
     """Made by exactly one process (`create`), seen by others (`attach`)."""
 
-    def __init__(self, layout: KVLayout, blocks: int, fd: int, incarnation: PoolIncarnation) -> None:
+    def __init__(
+        self, layout: KVLayout, blocks: int, fd: int, incarnation: PoolIncarnation, *, read_only: bool = False
+    ) -> None:
         self.layout = layout
         self.blocks = blocks
         self.fd = fd
         self.incarnation = incarnation
         "Which pool this is: a restarted worker that finds the same one may go on with what is in it."
-        self._map: mmap.mmap | None = mmap.mmap(fd, pool_bytes(layout, blocks), mmap.MAP_SHARED)
+        access = mmap.PROT_READ if read_only else mmap.PROT_READ | mmap.PROT_WRITE
+        self._map: mmap.mmap | None = mmap.mmap(fd, pool_bytes(layout, blocks), mmap.MAP_SHARED, access)
         # Arrays hold the mapping, so that closing under a living one is an error and not a crash.
         numbers: NDArray[Any] = np.frombuffer(self._map, NUMPY_TYPES[layout.dtype], offset=HEADER_BYTES)
         heads, dim, size = layout.kv_heads, layout.head_dim, layout.block_size
@@ -80,8 +83,9 @@ class KVPool:
             raise
 
     @classmethod
-    def attach(cls, fd: int, announced: PoolReady) -> KVPool:
-        """The pool behind `fd`, which becomes ours. Refused unless it is the one that was announced."""
+    def attach(cls, fd: int, announced: PoolReady, *, read_only: bool = False) -> KVPool:
+        """The pool behind `fd`, which becomes ours. Refused unless it is the one that was announced. `read_only`: it is a
+        stranger's, so its size must be sealed too: reading a region that was cut short would kill us."""
         layout, blocks, incarnation = _read_header(fd)
         if layout.fingerprint() != announced.fingerprint:
             raise ProtocolError(f"the KV pool has another layout than was announced: {layout}")
@@ -89,7 +93,13 @@ class KVPool:
             raise ProtocolError("this is another KV pool than the one that was announced")
         if os.fstat(fd).st_size != pool_bytes(layout, blocks):
             raise ProtocolError(f"the KV pool says {blocks} blocks and has {os.fstat(fd).st_size} bytes")
-        return cls(layout, blocks, fd, incarnation)
+        if read_only and not _size_is_sealed(fd):
+            raise ProtocolError("the size of the KV pool is not sealed")
+        return cls(layout, blocks, fd, incarnation, read_only=read_only)
+
+    def reading_descriptor(self) -> int:
+        """Another descriptor of the same memory, for somebody who reads: through it nothing can be written, by no mistake."""
+        return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def announcement(self) -> PoolReady:
         return PoolReady(self.layout.fingerprint(), self.incarnation, self.blocks)
@@ -126,6 +136,13 @@ def _read_header(fd: int) -> tuple[KVLayout, int, PoolIncarnation]:
     if layout.fingerprint() != fingerprint:
         raise ProtocolError(f"the header of the KV pool is broken: its layout is not {layout}")
     return layout, blocks, PoolIncarnation(incarnation)
+
+
+def _size_is_sealed(fd: int) -> bool:
+    try:
+        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except (AttributeError, OSError):  # no kernel or no file that knows of seals
+        return False
 
 
 def _anonymous_file(size: int, name: str) -> int:

@@ -61,6 +61,8 @@ from baton.protocol.pool import (
     PoolDetached,
     PoolReady,
     PoolSized,
+    ReadPool,
+    ReadRefused,
 )
 from baton.protocol.request import GenerateBatch, GenerateRequest
 from baton.protocol.step import StepPlan, StepResult
@@ -104,6 +106,8 @@ Message = (
     | DetachPool
     | PoolDetached
     | HostPoolReady
+    | ReadPool
+    | ReadRefused
     | ClearCache
     | CreatePool
     | HandoffMessage
@@ -152,6 +156,8 @@ _KINDS: Final[dict[int, type[Message]]] = {
     35: PoolDetached,
     36: CreatePool,
     37: HostPoolReady,
+    38: ReadPool,
+    39: ReadRefused,
     44: ClearCache,
     50: Expect,
     51: Expecting,

@@ -141,7 +141,7 @@ class WorkerHello(Struct, frozen=True, array_like=True):
 
 
 class CacheHello(Struct, frozen=True, array_like=True):
-    """The cache service has its host memory and its storage, is attached to the pool, and takes moves from now on."""
+    """The cache service has what it was told to have of host memory and storage, is attached to the pool, and takes moves."""
 
     pool: PoolIncarnation
     "Of the device pool that it is attached to."
@@ -150,6 +150,8 @@ class CacheHello(Struct, frozen=True, array_like=True):
     "The host memory is the one that its predecessor had."
     storage: str = ""
     "Scheme of the storage backend; empty: there is none."
+    peer: str = ""
+    "Where other instances may read the pool: the address of its messenger. Empty: nowhere."
 
 
 class CacheStats(Struct, frozen=True, array_like=True):

@@ -1,7 +1,8 @@
 """What passes over a descriptor socket or about what was passed there: sockets of siblings, and the KV pool.
 
 A message on a descriptor socket carries exactly one descriptor (SCM_RIGHTS): PeerSocket that of a socket, PoolReady that of
-the pool's memory. The others go over the control channel.
+the pool's memory. ReadPool and ReadRefused pass between the messengers of two instances (kvcache/pool_server.py). The others go
+over the control channel.
 """
 
 from __future__ import annotations
@@ -49,6 +50,19 @@ class HostPoolReady(Struct, frozen=True, array_like=True):
     fingerprint: bytes
     incarnation: PoolIncarnation
     blocks: int
+
+
+class ReadPool(Struct, frozen=True, array_like=True):
+    """From one messenger to another: let me read that pool. The answer is PoolReady with a descriptor that cannot be written
+    through, or ReadRefused. The connection stays; its end says that the pool is not to be read any more."""
+
+    pool: PoolIncarnation
+    fingerprint: bytes
+    "Of the layout that the reader has."
+
+
+class ReadRefused(Struct, frozen=True, array_like=True):
+    reason: str
 
 
 class PoolAttached(Struct, frozen=True, array_like=True):

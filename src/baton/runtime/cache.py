@@ -8,6 +8,9 @@ It serves one pool at a time, until its control channel ends:
     CreatePool               over the control channel (messenger): make the pool, announce it with PoolReady + descriptor
     DetachPool               over the control channel: unmap that pool, confirm with PoolDetached
 
+With the first pool it has all that it needs: when tiers (if any) are prepared it says CacheHello, and takes moves. Two do them:
+transfer.py between device, host and storage, messenger.py between instances.
+
 The engine sends PoolReady right after this process was started, if there is a pool by then, and again whenever there is another
 (a restarted worker that made one). Whatever goes wrong in here ends the process; the engine starts another and hands it the
 pool again.
@@ -25,6 +28,8 @@ from concurrent.futures import Future
 
 from baton.config import CacheConfig, without_password
 from baton.errors import EngineError, InvalidConfig, PeerError
+from baton.kvcache.messenger import Messenger
+from baton.kvcache.shared_memory import SCHEME, SharedMemory
 from baton.kvcache.storage.backend import LayoutName, StorageBackend
 from baton.kvcache.storage.open import open_backend
 from baton.kvcache.transfer import Transfer
@@ -60,6 +65,9 @@ class CacheProcess:
         self._kept = False
         self._storage: StorageBackend | None = None
         self._transfer: Transfer | None = None
+        self._messenger: Messenger | None = None
+        if config.peer:
+            self._messenger = Messenger({SCHEME: SharedMemory(config.peer)}, self._report)
         self._preparing: asyncio.Task[None] | None = None
         self._counters_due = 0.0
         self._broken: asyncio.Future[None] = self._loop.create_future()
@@ -77,9 +85,14 @@ class CacheProcess:
                 task.cancel()
             if self._transfer is not None:
                 self._transfer.close()
+            if self._messenger is not None:
+                self._messenger.close()
 
     def on_message(self, message: Message) -> None:
         match message:
+            case BlockMove(kind="pull"):
+                if self._messenger is not None:
+                    self._messenger.take(message).add_done_callback(self._taken)
             case BlockMove() | StorageQuery():
                 if self._transfer is not None:
                     self._transfer.take(message).add_done_callback(self._taken)
@@ -107,10 +120,13 @@ class CacheProcess:
     def _attached(self) -> None:
         """The first pool says what a block is: now there can be a host tier, and storage for such blocks."""
         assert self.pool is not None
+        if self._messenger is not None:
+            self._messenger.attach(self.pool)
         if self._transfer is not None:
             self._transfer.attach(self.pool)
-        elif self._config.tiers and self._preparing is None:
-            self._open_storage(self.pool.layout)
+        elif self._preparing is None:
+            if self._config.tiers:
+                self._open_storage(self.pool.layout)
             self._preparing = asyncio.create_task(self._prepare(self.pool.layout))
             self._preparing.add_done_callback(self._prepared)
 
@@ -118,6 +134,8 @@ class CacheProcess:
         """Nothing may be copied from or to it any more."""
         if self._transfer is not None:
             self._transfer.detach()
+        if self._messenger is not None:
+            self._messenger.detach()
         if self.pool is not None:
             self.pool.close()
             self.pool = None
@@ -143,6 +161,8 @@ class CacheProcess:
 
     async def _prepare(self, layout: KVLayout) -> None:
         """The memory is reserved by a thread: gigabytes of it take seconds."""
+        if not self._config.tiers:
+            return  # it is there for hand-offs only
         blocks = self._config.tiers.host_blocks(layout.block_bytes)
         host = self._host
         self._kept = host is not None and host.layout.fingerprint() == layout.fingerprint() and host.blocks == blocks
@@ -162,12 +182,13 @@ class CacheProcess:
         if (error := task.exception()) is not None:
             self._fail(error)
             return
-        assert self._host is not None
         pool = self.pool.incarnation if self.pool is not None else PoolIncarnation(0)
+        blocks = self._transfer.host.blocks if self._transfer is not None else 0
         scheme = self._config.tiers.storage.partition(":")[0]
-        self._control.send(CacheHello(pool, self._host.blocks, self._kept, scheme))
+        peer = self._messenger.address if self._messenger is not None else ""
+        self._control.send(CacheHello(pool, blocks, self._kept, scheme, peer))
 
-    def _taken(self, work: Future[None]) -> None:
+    def _taken(self, work: Future[None] | asyncio.Task[None]) -> None:
         """From any thread. What storage does wrong is in the result; anything else is an error of ours, and is not hidden."""
         if not work.cancelled() and (error := work.exception()) is not None:
             with contextlib.suppress(RuntimeError):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from baton.config import EngineConfig, PoolAccess
+from baton.config import EngineConfig, PoolAccess, TiersConfig
 from baton.core.effects import Effect, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, StopWorker, TellCache
 from baton.core.engine.instance import Instance
 from baton.core.engine.worker_watch import WorkerState
@@ -78,6 +78,7 @@ from baton.runtime.child_set import ChildSet
 from baton.runtime.children import begin_child, freeze_gc_heap
 from baton.runtime.driver import Driver
 from baton.runtime.pool_holder import PoolHolder
+from baton.runtime.private_folder import PrivateFolder
 from baton.runtime.process_table import CONTROL, ENGINE_CHILDREN, Restart
 from baton.runtime.snapshot import snapshot
 from baton.runtime.startup import Startup
@@ -98,11 +99,9 @@ class Engine:
     "Rehearsals put disturbed programs in some of them."
 
     def __init__(self, config: EngineConfig, front: Channel, supervisor: Channel) -> None:
-        self._plan = plan_startup(
-            blocks_given=config.worker.blocks is not None,
-            role=config.role,
-            tiers=bool(config.tiers) and config.instance.kv.prefix_caching,
-        )
+        if not config.instance.kv.prefix_caching:
+            config = replace(config, tiers=TiersConfig())
+        self._plan = plan_startup(blocks_given=config.worker.blocks is not None, role=config.role, tiers=bool(config.tiers))
         self._config = replace(config, worker=replace(config.worker, pool=pool_access(self._plan)))
         self._front = front
         self._supervisor = supervisor
@@ -120,6 +119,7 @@ class Engine:
         self._instance: Instance | None = None
         self._driver: Driver[Event, Effect] | None = None
         self._cache_hello: CacheHello | None = None
+        self._peer_folder: PrivateFolder | None = None
         self._storage_counters: dict[str, int] = {}
         self._stats_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -133,6 +133,7 @@ class Engine:
     async def run(self) -> None:
         """Until the front is gone, or the supervisor."""
         try:
+            self._make_peer_folder()
             self._spawn(self._start())
             self._spawn(self._serve_front())
             self._spawn(self._watch_supervisor())
@@ -147,6 +148,26 @@ class Engine:
             await self._children.end()
             self._pool.close_all()
             self._health.detach()
+            if self._peer_folder is not None:
+                self._peer_folder.remove()
+
+    @property
+    def peer_address(self) -> str:
+        """Where other instances may read our pool: the messenger's, the same in all of its lives. Empty: nowhere."""
+        return self._config.peer
+
+    def _make_peer_folder(self) -> None:
+        """Here and not in the cache service, which may be killed at any moment: the folder outlives it."""
+        if "cache" not in self._plan.processes or sys.platform != "linux":
+            return
+        try:
+            self._peer_folder = PrivateFolder()
+        except OSError as error:
+            if self._plan.creator == "messenger":
+                raise
+            logger.warning("no other instance can read our KV pool: %s", error)
+            return
+        self._config = replace(self._config, peer=f"unix:{self._peer_folder.path}/peer.sock")
 
     async def _start(self) -> None:
         self._begin(await self._startup.run())
@@ -277,6 +298,7 @@ class Engine:
     def _on_cache_hello(self, hello: CacheHello) -> None:
         if self._driver is None:
             self._cache_hello = hello  # it was quicker than the rest
+            self._startup.reach("ready", "cache")
             return
         assert self._instance is not None
         books = self._instance.board.tiers.host.total

@@ -20,7 +20,7 @@ WAITED_FOR: Final[dict[Milestone, str]] = {
     "size": "to find out how many KV blocks fit",
     "create": "to make the KV pool",
     "attach": "to attach to the KV pool",
-    "ready": "to take plans",
+    "ready": "to take its work",
 }
 
 
@@ -54,6 +54,8 @@ class Startup:
                 for step in self._plan.steps:
                     await self._carry_out(step)
                 await self._wait("ready", "worker")
+                if self._plan.creator == "messenger":
+                    await self._wait("ready", "cache")  # an instance of a pair is no use without hand-offs
         except TimeoutError:
             raise Unavailable(f"not ready within {self._seconds:g} s (start_seconds_max): waited for {self._waiting}") from None
         assert self._hello is not None

@@ -150,7 +150,8 @@ class Tiers:
                     self._to_put[key] = None
 
     def _want(self, key: BlockKey, block: BlockId, on_to_storage: bool) -> None:
-        self._to_store[key] = (block, self._cache.pool.generation(block), on_to_storage)
+        if self.enabled:  # else the service is there for hand-offs only
+            self._to_store[key] = (block, self._cache.pool.generation(block), on_to_storage)
 
     def flush(self, now: Instant) -> None:
         """At the end of an event: everything of one kind goes out in one move."""

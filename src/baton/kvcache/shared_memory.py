@@ -1,0 +1,129 @@
+"""The transport between instances of one machine: the peer's pool is mapped, read-only, and read like our own memory.
+
+open    connect to the peer's socket, say which pool (pool_server.py is the other side), get a descriptor, verify, map
+read    one copy a run
+lost    the connection ended: the peer died or has another pool. What is mapped can still be read until it is closed: the
+        memory is there for as long as anybody maps it, and its size is sealed, so a copy never fails midway
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from baton.errors import PeerUnreadable, ProtocolError
+from baton.kvcache.pool_server import PACKET_BYTES_MAX, PoolServer, user_of
+from baton.kvcache.transport import PeerPool, Run
+from baton.kvpool.pool import KVPool
+from baton.protocol.codec import decode, encode
+from baton.protocol.ids import PoolIncarnation
+from baton.protocol.pool import PoolReady, ReadPool, ReadRefused
+
+SCHEME: Final = "unix"
+"""An address is `unix:` and the path of a socket, in a directory that is private and there for as long as its server is."""
+
+
+class SharedMemory:
+    """A Transport (transport.py). Without an address of its own it only reads."""
+
+    def __init__(self, address: str = "") -> None:
+        self._loop = asyncio.get_running_loop()
+        self.address = address
+        self._server = PoolServer(Path(address.removeprefix(f"{SCHEME}:"))) if address else None
+
+    def attach(self, pool: KVPool) -> None:
+        if self._server is not None:
+            self._server.serve(pool)
+
+    def detach(self) -> None:
+        if self._server is not None:
+            self._server.withdraw()
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def open(self, address: str, pool: PoolIncarnation, fingerprint: bytes, on_lost: Callable[[], None]) -> PeerPool:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            sock.setblocking(False)
+            await self._loop.sock_connect(sock, address.removeprefix(f"{SCHEME}:"))
+            if user_of(sock) != os.getuid():
+                raise PeerUnreadable("the KV pool is another user's")
+            await self._loop.sock_sendall(sock, encode(ReadPool(pool, fingerprint)))
+            mapped = _map(*await self._answer(sock), pool, fingerprint)
+        except (OSError, ProtocolError, ValueError) as error:
+            sock.close()
+            raise PeerUnreadable(f"the peer's KV pool cannot be opened: {error or type(error).__name__}") from None
+        except BaseException:
+            sock.close()
+            raise
+        return MappedPool(mapped, sock, on_lost)
+
+    async def _answer(self, sock: socket.socket) -> tuple[bytes, list[int]]:
+        readable = asyncio.Event()
+        self._loop.add_reader(sock, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            self._loop.remove_reader(sock)
+        content, fds, _, _ = socket.recv_fds(sock, PACKET_BYTES_MAX, 1)
+        return content, fds
+
+
+def _map(content: bytes, fds: list[int], pool: PoolIncarnation, fingerprint: bytes) -> KVPool:
+    """What the peer sent, verified: it may have been wrong, or be another program than we think."""
+    try:
+        if not content:
+            raise PeerUnreadable("the peer has hung up")
+        answer = decode(content)
+        if isinstance(answer, ReadRefused):
+            raise PeerUnreadable(answer.reason)
+        if not isinstance(answer, PoolReady) or len(fds) != 1:
+            raise ProtocolError(f"the peer answered with a {type(answer).__name__} and {len(fds)} descriptors")
+        if (answer.incarnation, answer.fingerprint) != (pool, fingerprint):
+            raise PeerUnreadable("this is another KV pool than the one that was asked for")
+        os.set_inheritable(fds[0], False)
+        return KVPool.attach(fds[0], answer, read_only=True)
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+
+
+class MappedPool:
+    """A PeerPool (transport.py)."""
+
+    def __init__(self, pool: KVPool, sock: socket.socket, on_lost: Callable[[], None]) -> None:
+        self._pool = pool
+        self._sock = sock
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self.blocks = pool.blocks
+        self.fingerprint = pool.layout.fingerprint()
+        self._loop.add_reader(sock, self._ended)
+
+    def _ended(self) -> None:
+        """The peer says nothing after its answer, so this is the end of the connection; or something that is not ours."""
+        self._loop.remove_reader(self._sock)
+        self._on_lost()
+
+    def read(self, runs: Sequence[Run], into: KVPool, may_go_on: Callable[[], bool]) -> int:
+        whole, source, target = 0, self._pool.data, into.data
+        for run in runs:
+            if not may_go_on():
+                break
+            np.copyto(target[run.target : run.target + run.blocks], source[run.source : run.source + run.blocks])
+            whole += run.blocks
+        return whole
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._sock)
+        self._sock.close()
+        self._pool.close()

@@ -1,0 +1,65 @@
+"""A directory that only our user can enter, for sockets that need a name, and that is there for as long as this process is.
+
+Whoever makes it holds a lock on it (flock), which the kernel lets go when the process ends, however it ends. So the next one
+that makes such a directory can tell those whose owner was killed from those in use, and removes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+from typing import Final
+
+PREFIX: Final = "baton-peer-"
+PATH_BYTES_MAX: Final = 80
+"""Of the directory: the name of a socket, with all before it, has 107 at most."""
+
+
+class PrivateFolder:
+    def __init__(self, parent: Path | None = None) -> None:
+        parent = parent or usual_parent()
+        remove_abandoned(parent)
+        # Under another name until it is locked: nobody may find it and think that it is abandoned.
+        made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=parent))  # 0700
+        self._fd = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.path = parent / made.name.removeprefix(".")
+        made.rename(self.path)
+
+    def remove(self) -> None:
+        """With the sockets in it. Nobody uses them any more."""
+        if self._fd >= 0:
+            _remove(self.path, self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def usual_parent() -> Path:
+    """Where temporary files go, unless its name is too long for a socket's."""
+    usual = Path(tempfile.gettempdir())
+    return usual if len(os.fsencode(usual)) + len(PREFIX) + 10 <= PATH_BYTES_MAX else Path("/tmp")
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Those whose owner is gone. What cannot be looked into is somebody else's."""
+    for path in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(fd).st_uid == os.getuid():
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove(path, fd)
+            finally:
+                os.close(fd)
+
+
+def _remove(path: Path, fd: int) -> None:
+    """Nothing but sockets is ever in it: what else somebody has put there stays, and so does the directory."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(fd):
+            if name.endswith(".sock"):
+                os.unlink(name, dir_fd=fd)
+        path.rmdir()
