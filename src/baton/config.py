@@ -168,9 +168,16 @@ class TierConfig:
     "A copy in memory that takes longer means that the cache service hangs."
     load_blocks_min: int = 1
     "Fewer are computed rather than loaded."
+    peers: bool = False
+    "The cache service can copy blocks of other instances: a prompt may be computed there (core/handoff/destination.py)."
+    pull_seconds_max: float = 5.0
+    "How long such a copy may take. What is not here by then is computed."
+    release_seconds_max: float = 2.0
+    "How long the other instance may take to say that what was copied is what it offered."
 
     def __post_init__(self) -> None:
         _require(self.host_blocks >= 0 and self.write_hits >= 1 and self.load_blocks_min >= 1, "tiers: a number is too small")
+        _require(self.pull_seconds_max > 0.0 and self.release_seconds_max > 0.0, "tiers: a hand-off needs time")
         _require(0.0 <= self.watermark <= 1.0, "tiers.watermark must be between 0 and 1")
         _require(not self.storage or self.host_blocks > 0, "tiers: storage needs host blocks that its blocks pass through")
         _require(self.preempted == "drop" or self.host_blocks > 0, "tiers.preempted needs a host tier or storage")

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from baton.core.events import LossCause
 from baton.protocol.control import OrderAnswer
+from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
 from baton.protocol.ids import RequestId, WorkerEpoch
 from baton.protocol.moves import BlockMove, StorageQuery
 from baton.protocol.output import Emit
@@ -26,6 +27,7 @@ class Refuse(Struct, frozen=True):
 
     request: RequestId
     refused: Refused
+    attempt: int = 1
 
 
 class RestartWorker(Struct, frozen=True):
@@ -68,4 +70,9 @@ class ModeChanged(Struct, frozen=True):
     mode: Mode
 
 
-Effect = RunStep | Emit | Refuse | RestartWorker | TellCache | RestartCache | ModeChanged | OrderAnswer | StopWorker
+HandoffEffect = Expecting | Offer | AskRelease | Released | Adopted
+"""For the router, in this order and after what clients are told by the same event (protocol/handoff.py)."""
+
+Effect = (
+    RunStep | Emit | Refuse | RestartWorker | TellCache | RestartCache | ModeChanged | OrderAnswer | StopWorker | HandoffEffect
+)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from baton.protocol.handoff import AskRelease, Expect, Forget, PeerOffer, Prefill, Released
 from baton.protocol.ids import PoolIncarnation, RequestId, WorkerEpoch
 from baton.protocol.moves import MoveResult, StorageAnswer
 from baton.protocol.request import FinishReason, GenerateRequest
@@ -138,6 +139,9 @@ class Tick(Struct, frozen=True):
     """Time has passed: look at the deadlines."""
 
 
+HandoffEvent = Expect | Prefill | PeerOffer | AskRelease | Released | Forget
+"""What a router says about a hand-off (protocol/handoff.py)."""
+
 Event = (
     Submit
     | Abort
@@ -157,4 +161,5 @@ Event = (
     | EvictSome
     | ForgetCache
     | Tick
+    | HandoffEvent
 )

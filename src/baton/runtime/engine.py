@@ -265,7 +265,7 @@ class Engine:
         ports: dict[type[Any], Callable[[Any], None]] = {
             RunStep: self._run_step,
             Emit: self._front.send,
-            Refuse: lambda effect: self._front.send(RefusedRequest(effect.request, effect.refused)),
+            Refuse: lambda effect: self._front.send(RefusedRequest(effect.request, effect.refused, effect.attempt)),
             RestartWorker: self._restart_worker,
             ModeChanged: lambda effect: self._front.send(ModeReport(effect.mode.value)),
             OrderAnswer: self._answer_order,

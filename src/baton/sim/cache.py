@@ -13,7 +13,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from baton.core.events import BlocksMoved, CacheLost, CacheReady, Event, StorageAnswered
-from baton.core.kv.tiers import TierStats
+from baton.core.kv.move import TierStats
 from baton.errors import InvariantBroken
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery

@@ -13,8 +13,10 @@ from __future__ import annotations
 from bisect import insort
 
 from baton.config import InstanceConfig
+from baton.core.engine.kept import Kept
 from baton.core.engine.outbox import Outbox
-from baton.core.engine.request import ON_WORKER, OPEN, Fact, Group, Order, Phase, Sequence, by_urgency
+from baton.core.engine.proof import check_board
+from baton.core.engine.request import ON_WORKER, Fact, Group, Order, Phase, Sequence, Stay, by_urgency
 from baton.core.engine.reserve import GrowthReserve
 from baton.core.engine.slots import SlotTable
 from baton.core.engine.stats import Stats
@@ -51,7 +53,9 @@ class Board:
         "drops",
         "folds",
         "groups",
+        "handed_over",
         "hasher",
+        "kept",
         "leased",
         "lined_up",
         "loading",
@@ -86,6 +90,10 @@ class Board:
         "LOADING."
         self.lined_up: list[Sequence] = []
         "Joined the line in this event; lower tiers are looked at for them (loading.py)."
+        self.kept: dict[RequestId, Kept] = {}
+        "Prompts that are computed for another instance. Their blocks are held beyond the life of their sequence. Few."
+        self.handed_over: list[Kept] = []
+        "Of those, the ones whose sequence has ended in this event and goes on elsewhere (handoff/source.py)."
         self.preempting: list[Sequence] = []
         "Given up their blocks, not acknowledged yet. Few."
         self.drops: list[tuple[Slot, Incarnation]] = []
@@ -141,6 +149,8 @@ class Board:
         sequence.advance(Fact.SUSPECTED)
         self.waiting.leave(sequence)
         self.drop_lease(sequence)
+        if sequence.kept is not None:
+            self.drop_kept(sequence.kept)  # those that it is held for may need its blocks
 
     def end(
         self,
@@ -153,6 +163,8 @@ class Board:
     ) -> None:
         """The client is done with it, now and once. Slot and blocks go back as the phase demands."""
         phase = sequence.phase
+        if sequence.kept is not None:
+            silent = self._end_kept(sequence.kept, reason) or silent
         sequence.advance(Fact.ENDED)
         if phase is Phase.WAITING:
             self.waiting.leave(sequence)
@@ -160,8 +172,9 @@ class Board:
             self.vacate_worker(sequence, was=phase)
         elif phase is Phase.PREEMPTING:
             self.preempting.remove(sequence)
-        elif phase is Phase.LOADING:
+        elif phase is Phase.LOADING and sequence.load is not None:
             self.loading -= 1
+            sequence.load.ended()
         sequence.load = None
         self.drop_lease(sequence)
         if self.tiers.up:
@@ -192,7 +205,7 @@ class Board:
 
     # Loading
 
-    def begin_loading(self, sequence: Sequence, load: object) -> None:
+    def begin_loading(self, sequence: Sequence, load: Stay) -> None:
         """Out of line until `load` is over."""
         sequence.advance(Fact.LOAD_BEGUN)
         self.loading += 1
@@ -206,9 +219,10 @@ class Board:
         sequence.load = None
         self.waiting.join(sequence)
 
-    def lease(self, sequence: Sequence) -> None:
-        """It takes all blocks that it needs to be admitted, before it has a slot: what is missing is brought into them."""
-        hit = self._take_blocks(sequence)
+    def lease(self, sequence: Sequence, room: int = 0) -> None:
+        """It takes all blocks that it needs to be admitted, before it has a slot: what is missing is brought into them.
+        `room`: and so many tokens more."""
+        hit = self._take_blocks(sequence, room)
         sequence.computed = hit * self.block_size
         sequence.published = hit
         self.leased.append(sequence)
@@ -221,17 +235,60 @@ class Board:
 
     def revoke_lease(self, behind: Order | None = None) -> bool:
         """Blocks are short: the last in line that holds some without running gives them up. False: there is none."""
-        idle = [s for s in self.leased if s.phase is Phase.WAITING and (behind is None or s.order > behind)]
+        idle = [s for s in self.leased if s.gives_way and (behind is None or s.order > behind)]
         if idle:
             self.drop_lease(max(idle, key=by_urgency))
+        return bool(idle) or (bool(self.kept) and self._revoke_kept(behind))
+
+    # Blocks that are kept for another instance
+
+    def keep_blocks(self, kept: Kept, count: int) -> None:
+        """The first so many blocks of its sequence stay as they are from now on, whatever becomes of the sequence."""
+        table, have = kept.sequence.blocks, len(kept.blocks)
+        if table[:have] != kept.blocks:
+            self.drop_kept(kept)  # it was preempted, and its blocks are others by now
+        else:
+            self.cache.pool.share(table[have:count])
+            kept.blocks += table[have:count]
+
+    def drop_kept(self, kept: Kept) -> None:
+        """Its blocks go back. Whoever copies them finds out when it asks for their release."""
+        self.cache.release(kept.blocks)
+        kept.blocks = []
+        kept.void = True
+        if kept.finished and self.kept.get(kept.sequence.request.id) is kept:
+            del self.kept[kept.sequence.request.id]
+
+    def _revoke_kept(self, behind: Order | None) -> bool:
+        """Of those whose sequence does not hold the same blocks itself, the last in line."""
+        held = [kept.sequence for kept in self.kept.values() if kept.blocks and not kept.sequence.blocks]
+        idle = [sequence for sequence in held if behind is None or sequence.order > behind]
+        if idle:
+            self.drop_kept(self.kept[max(idle, key=by_urgency).request.id])
         return bool(idle)
+
+    def _end_kept(self, kept: Kept, reason: FinishReason) -> bool:
+        """True: it has the one token that was asked for and goes on elsewhere, so this is not its end for the client."""
+        sequence = kept.sequence
+        sequence.kept = None
+        kept.finished = True
+        handed_over = reason is FinishReason.LENGTH and sequence.admissions > 0
+        if handed_over:
+            self.handed_over.append(kept)
+            if not kept.void and sequence.blocks:  # else it was preempted with that token in flight
+                self.keep_blocks(kept, -(-sequence.computed // self.block_size))
+            whole = len(kept.blocks) * self.block_size
+            kept.tokens = min(sequence.computed, whole) if sequence.blocks else whole
+        if not handed_over or not kept.blocks:
+            self.drop_kept(kept)
+        return handed_over
 
     # On and off the worker
 
-    def need(self, sequence: Sequence) -> Need:
+    def need(self, sequence: Sequence, room: int = 0) -> Need:
         if sequence.blocks:
             return Need(0, 0, 0)  # leased
-        known = len(sequence.tokens)
+        known = len(sequence.tokens) + room
         # The last token is always computed: its logits are not stored anywhere. So a full hit ends one block early and the
         # block with the last token is computed into a private one; no shared block is ever written.
         full = (known - 1) // self.block_size
@@ -251,7 +308,8 @@ class Board:
         sequence.scheduled = sequence.computed
         sequence.target = len(sequence.tokens)
         if not sequence.admissions:
-            sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens - 1)
+            cached = sequence.computed - sequence.pulled_tokens  # those were computed for this very request
+            sequence.cached_tokens = max(0, min(cached, sequence.prompt_tokens - 1))
             loaded = min(sequence.loaded_blocks * self.block_size, sequence.cached_tokens)
             sequence.storage_tokens = min(sequence.fetched_blocks * self.block_size, loaded)
             sequence.host_tokens = loaded - sequence.storage_tokens
@@ -263,9 +321,9 @@ class Board:
         self.slots.seat(sequence)
         insort(self.running, sequence, key=by_urgency)
 
-    def _take_blocks(self, sequence: Sequence) -> int:
+    def _take_blocks(self, sequence: Sequence, room: int = 0) -> int:
         """All that it needs to be admitted. How many of them have their content already."""
-        need = self.need(sequence)
+        need = self.need(sequence, room)
         hits = self.cache.acquire(sequence.keys[: need.hit])  # held first, so that `take` cannot evict them
         if self.tiers.up:
             self.tiers.found(sequence.keys[: need.hit], hits)
@@ -328,60 +386,6 @@ class Board:
         self.folds.clear()
         self.decoding = 0
 
-    # Proof. Numbers are those of docs/reliability.md.
-
     def check(self) -> None:
-        held: dict[BlockId, int] = {}
-        for sequence in (*self.running, *self.leased):
-            for block in sequence.blocks:
-                held[block] = held.get(block, 0) + 1
-        self.cache.pool.check(held, self.tiers.pinned())
-        self.tiers.check()
-        self.cache.check()
-        self.slots.check()
-        self._check_running()
-        for sequence in self.running:
-            self._check_table(sequence)
-        self._check_leases()
-        self._check_queue()
-
-    def _check_running(self) -> None:
-        """25: `running` is who computes, in order. 30: the decoding ones are counted right."""
-        working = [s for s in self.slots.occupants if s is not None and s.phase in ON_WORKER]
-        if sorted(working, key=by_urgency) != self.running:
-            raise InvariantBroken("running is not what has a slot and computes, most urgent first", invariant=25)
-        if sum(s.phase is Phase.DECODE for s in working) != self.decoding:
-            raise InvariantBroken(f"{self.decoding} sequences are counted as decoding", invariant=30)
-
-    def _check_leases(self) -> None:
-        """25: only one that waits or loads holds blocks without a slot, and all that it needs."""
-        for sequence in self.leased:
-            enough = sequence.capacity >= len(sequence.tokens) and sequence.capacity == len(sequence.blocks) * self.block_size
-            if sequence.phase not in (Phase.WAITING, Phase.LOADING) or not enough or sequence.slot >= 0:
-                raise InvariantBroken(f"{sequence!r} has a lease that it should not have", invariant=25)
-
-    def _check_table(self, sequence: Sequence) -> None:
-        """6: no hole, no duplicate, long enough. 30: computed <= planned <= known. 4: nothing shared is written."""
-        pool, size = self.cache.pool, self.block_size
-        known, blocks = len(sequence.tokens), sequence.blocks
-        if len(dict.fromkeys(blocks)) != len(blocks) or sequence.capacity != len(blocks) * size:
-            raise InvariantBroken(f"{sequence!r}: a block twice in its table, or a wrong capacity", invariant=6)
-        if sequence.scheduled > sequence.capacity or sequence.capacity - size >= max(sequence.scheduled, sequence.target):
-            raise InvariantBroken(f"{sequence!r}: {len(blocks)} blocks for {sequence.scheduled} tokens", invariant=6)
-        if not sequence.computed <= sequence.scheduled <= known + sequence.in_flight:
-            raise InvariantBroken(f"{sequence!r}: {sequence.scheduled} tokens planned", invariant=30)
-        if sequence.phase is Phase.DECODE and sequence.scheduled != known + sequence.in_flight - 1:
-            raise InvariantBroken(f"{sequence!r}: {sequence.in_flight} in flight", invariant=31)
-        for block in blocks[sequence.computed // size :]:
-            if pool.request_references(block) != 1 or pool.is_cached(block):
-                raise InvariantBroken(f"{sequence!r}: block {block} is shared and will be written", invariant=4)
-
-    def _check_queue(self) -> None:
-        """25 for those that wait, and the counters of the queue (49)."""
-        opened = [s for group in self.groups.values() for s in group.sequences if s.phase in OPEN]
-        self.waiting.check([s for s in opened if s.phase is Phase.WAITING], self.leased)
-        if sum(s.phase is Phase.LOADING for s in opened) != self.loading:
-            raise InvariantBroken(f"{self.loading} are counted as loading", invariant=25)
-        queued = [s for s in opened if s.queued]
-        if (len(queued), sum(s.prompt_tokens for s in queued)) != (self.queued, self.queued_tokens):
-            raise InvariantBroken(f"{len(queued)} queued, {self.queued} counted", invariant=49)
+        """Prove the books from scratch (proof.py)."""
+        check_board(self)

@@ -12,19 +12,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
-from itertools import count
-from typing import Any
+from typing import Any, get_args
 
 from baton.config import InstanceConfig
 from baton.core.effects import Effect, Mode, Refuse, RestartCache, RestartWorker, RunStep, TellCache
 from baton.core.engine.absorb import absorb
-from baton.core.engine.admission import new_bytes
 from baton.core.engine.board import Board
+from baton.core.engine.intake import Intake
 from baton.core.engine.loading import Loader
 from baton.core.engine.pace import StepPace
 from baton.core.engine.recovery import Suspects
-from baton.core.engine.request import OPEN, Group
 from baton.core.engine.scheduler import PlanInFlight, Scheduler
 from baton.core.engine.service_mode import ServiceMode
 from baton.core.engine.sleeping import Sleeping
@@ -39,6 +36,7 @@ from baton.core.events import (
     Event,
     EvictSome,
     ForgetCache,
+    HandoffEvent,
     LossCause,
     Pause,
     PreemptSome,
@@ -53,26 +51,25 @@ from baton.core.events import (
     WorkerReady,
     WorkerStopped,
 )
+from baton.core.handoff.ends import HandoffEnds
 from baton.errors import InvariantBroken, ProtocolError
-from baton.protocol.codec import FRAME_BYTES_MAX
 from baton.protocol.control import OrderAnswer
-from baton.protocol.ids import Instant, PoolIncarnation, RequestId, StepNo
-from baton.protocol.output import EndError
-from baton.protocol.request import FinishReason, GenerateRequest, Refused
+from baton.protocol.ids import Instant, PoolIncarnation, StepNo
+from baton.protocol.request import FinishReason
 from baton.protocol.step import StepResult, read_rows
 
 
 class Instance:
     __slots__ = (
         "_absorbed_at",
-        "_deadlines",
         "_early",
         "_effects",
         "_handlers",
+        "_handoff",
+        "_intake",
         "_loader",
         "_next_step",
         "_now",
-        "_order",
         "_pace",
         "_pool",
         "_scheduler",
@@ -101,13 +98,13 @@ class Instance:
         self.worker = WorkerWatch(config.scheduler)
         self._service = ServiceMode()
         self._sleeping = Sleeping(self.worker)
+        self._intake = Intake(config, self.board, self.worker, self._service)
+        self._handoff = HandoffEnds(config, self.board, self._intake)
         self._pool: PoolIncarnation | None = None
         "The pool that the cache is about. None: no pool that comes can be it."
         self._early: dict[StepNo, StepResult] = {}
         "Results that overtook an older one; never more than steps_in_flight."
         self._next_step = StepNo(1)
-        self._order = count()
-        self._deadlines: list[tuple[Instant, int, RequestId]] = []
         self._now = Instant(0.0)
         self._absorbed_at = Instant(0.0)
         self._effects: list[Effect] = []
@@ -130,6 +127,7 @@ class Instance:
             EvictSome: self._on_evict_some,
             ForgetCache: self._on_forget_cache,
             Tick: self._on_tick,
+            **dict.fromkeys(get_args(HandoffEvent), self._on_handoff),
         }
 
     # The machine
@@ -152,6 +150,10 @@ class Instance:
             for ended in emit.ended:
                 if ended.request in self.board.groups:
                     self.board.forget(ended.request)
+        self._handoff.end_event(self._pool, self._now)
+        if self._handoff.outgoing:
+            self._effects += self._handoff.outgoing
+            self._handoff.outgoing.clear()
         if self.idle and not self.board.slots.taken:
             self._effects += self._service.drained()
         effects, self._effects = self._effects, []
@@ -159,8 +161,13 @@ class Instance:
 
     def next_deadline(self) -> Instant | None:
         deadline = self.worker.deadline
-        timeout = self._deadlines[0][0] if self._deadlines else None
-        for other in (self._service.drain_deadline, timeout, self._loader.next_deadline(), self.board.tiers.next_deadline()):
+        for other in (
+            self._service.drain_deadline,
+            self._intake.next_deadline(),
+            self._loader.next_deadline(),
+            self.board.tiers.next_deadline(),
+            self._handoff.next_deadline(),
+        ):
             if other is not None and (deadline is None or other < deadline):
                 deadline = other
         return deadline
@@ -177,8 +184,8 @@ class Instance:
 
     @property
     def idle(self) -> bool:
-        """Nobody is owed anything, and nothing is out."""
-        return not self.board.groups and not self.in_flight
+        """Nobody is owed anything, and nothing is out. A prompt that is kept for another instance is owed, for its time."""
+        return not self.board.groups and not self.in_flight and not self.board.kept
 
     @property
     def fingerprint(self) -> bytes:
@@ -189,81 +196,19 @@ class Instance:
 
     def _on_submit(self, event: Submit) -> None:
         request = event.request
-        refused = self._refusal(request)
+        refused = self._intake.refusal(request)
         if refused is not None:
             self.stats.refused[refused.reason] += 1
-            self._effects.append(Refuse(request.id, refused))
+            self._effects.append(Refuse(request.id, refused, request.attempt))
             return
-        self._end_lower_attempt(request)
-        deadline = None if request.timeout_seconds is None else Instant(self._now + request.timeout_seconds)
-        # Without prefix caching each request has a name space of its own. Not its id's: a client may use that again.
-        private = b"" if self.config.kv.prefix_caching else b"%d" % next(self._order)
-        group = Group(request, deadline, private)
-        root = self.board.hasher.root(request.salt, private)
-        priority = request.priority if self.config.scheduler.order == "priority" else 0
-        for index in request.wanted:
-            group.add(index, (priority, self._now - request.age_seconds, next(self._order)), root)
-        self.board.join(group)
-        for sequence in reversed(group.sequences):
-            if (finish := sequence.finish) is not None:  # a replay of an answer whose end alone was lost
-                self.board.end(sequence, finish)
-        if deadline is not None:
-            heappush(self._deadlines, (deadline, next(self._order), request.id))
-            if len(self._deadlines) > 2 * len(self.board.groups) + 64:  # most are of requests that have ended
-                self._deadlines = [entry for entry in self._deadlines if not self._is_over(entry)]
-                heapify(self._deadlines)
-
-    def _refusal(self, request: GenerateRequest) -> Refused | None:
-        """Why the request is not taken, from the cheapest question to the dearest; None if it is."""
-        kv, queue, board = self.config.kv, self.config.queue, self.board
-        if self.worker.state is WorkerState.GONE:
-            return Refused("worker_gone", self.worker.losses, self.config.scheduler.worker_restarts_max)
-        if self.mode is not Mode.SERVING:
-            return Refused("draining" if self.mode is Mode.DRAINING else "paused")
-        known = board.groups.get(request.id)
-        if known is not None and known.request.attempt >= request.attempt:
-            return Refused("duplicate_id")
-        worst = -(-(len(request.prompt) + request.sampling.max_tokens - 1) // kv.block_size)
-        if worst > kv.blocks:
-            return Refused("never_fits", worst, kv.blocks)
-        plan = new_bytes(len(request.prompt) + request.sampling.max_tokens, request.sampling)
-        if plan > FRAME_BYTES_MAX // 2:
-            return Refused("never_planned", plan, FRAME_BYTES_MAX // 2)
-        if request.attempt > 1:
-            return None  # its first attempt was let in, somewhere: a replay is not queued again
-        sequences = len(request.wanted)
-        tokens = sequences * len(request.prompt)
-        if sequences > queue.requests_max:
-            return Refused("never_queued", sequences, queue.requests_max)
-        if tokens > queue.tokens_max:
-            return Refused("never_queued", tokens, queue.tokens_max)
-        if board.queued + sequences > queue.requests_max:
-            return Refused("queue_full", board.queued + sequences, queue.requests_max)
-        if board.queued_tokens + tokens > queue.tokens_max:
-            return Refused("queue_tokens_full", board.queued_tokens + tokens, queue.tokens_max)
-        return None
-
-    def _end_lower_attempt(self, request: GenerateRequest) -> None:
-        """Whoever asks again has given the earlier attempt up: nobody is told of its end."""
-        group = self.board.groups.get(request.id)
-        if group is not None:
-            for sequence in reversed(group.sequences):
-                if sequence.phase in OPEN:
-                    self.board.end(sequence, FinishReason.ABORT, silent=True)
-            self.board.forget(request.id)
+        self._intake.end_silently(request.id, request.attempt)  # whoever asks again has given the earlier attempt up
+        self._intake.begin(self._intake.group_of(request, self._now))
 
     def _on_abort(self, event: Abort) -> None:
-        group = self.board.groups.get(event.request)
-        if group is None:
-            return
-        for sequence in reversed(group.sequences):  # siblings before the leader, whose end would let them in line
-            if sequence.phase in OPEN and event.index in (None, sequence.index):
-                self.board.end(sequence, event.reason)
+        self._intake.abort(event)
 
-    def _end_all(self, group: Group, reason: FinishReason, error: EndError | None = None, detail: str = "") -> None:
-        for sequence in reversed(group.sequences):
-            if sequence.phase in OPEN:
-                self.board.end(sequence, reason, error, detail)
+    def _on_handoff(self, event: HandoffEvent) -> None:
+        self._handoff.handle(event, self._now, StepNo(self._next_step - 1))
 
     # Steps
 
@@ -326,6 +271,7 @@ class Instance:
         if not self.worker.ready(event.epoch):
             return
         if event.fingerprint != self.fingerprint or event.pool != self._pool:
+            self._handoff.pool_changed()
             self._loader.pool_changed(event.pool)
         if event.fingerprint != self.fingerprint:
             self.board.reroot(event.fingerprint)
@@ -362,13 +308,14 @@ class Instance:
         if cause == "protocol":
             self._pool = None  # it may have written through a wrong table
             self.board.tiers.void_device_moves()
+            self._handoff.drop_kept()
         delay = self.worker.lose(self._now, counts=evidence and not explained)
         if delay is not None:
             self._effects.append(RestartWorker(self.worker.epoch, cause, reason, delay))
             return
         self._effects += self._sleeping.gone()
         for group in list(self.board.groups.values()):
-            self._end_all(group, FinishReason.ERROR, "worker_gone", "the worker was lost too often in a row")
+            self._intake.end_all(group, FinishReason.ERROR, "worker_gone", "the worker was lost too often in a row")
 
     # The cache service
 
@@ -383,17 +330,25 @@ class Instance:
             tiers.outgoing.clear()
 
     def _on_blocks_moved(self, event: BlocksMoved) -> None:
-        self._loader.moved(event.result, self._now)
+        move = self.board.tiers.complete(event.result, self._now)
+        if move is not None and move.kind == "pull":
+            self._handoff.pulled(move, self._now)
+        elif move is not None:
+            self._loader.moved(move)
 
     def _on_storage_answered(self, event: StorageAnswered) -> None:
         self._loader.answered(event.answer, self._now)
 
     def _on_cache_ready(self, event: CacheReady) -> None:
-        self._loader.service_lost()  # nothing that the one before was told goes on
+        self._end_moves()  # nothing that the one before was told goes on
         self.board.tiers.service_ready(kept=event.kept)
 
     def _on_cache_lost(self, event: CacheLost) -> None:
+        self._end_moves()
+
+    def _end_moves(self) -> None:
         self._loader.service_lost()
+        self._handoff.service_lost(self._now)
 
     # Pause
 
@@ -436,18 +391,12 @@ class Instance:
 
     def _expire(self) -> None:
         now = self._now
-        while self._deadlines and (self._deadlines[0][0] <= now or self._is_over(self._deadlines[0])):
-            _, _, request = entry = heappop(self._deadlines)
-            if not self._is_over(entry):
-                self._end_all(self.board.groups[request], FinishReason.TIMEOUT)
+        self._intake.expire(now)
         drain = self._service.drain_deadline
         if drain is not None and drain <= now:
             self._service.drain_deadline = None
             for group in list(self.board.groups.values()):
-                self._end_all(group, FinishReason.ABORT)
+                self._intake.end_all(group, FinishReason.ABORT)
+            self._handoff.drop_kept()
         self._loader.expire(now)
-
-    def _is_over(self, entry: tuple[Instant, int, RequestId]) -> bool:
-        """The entry is of a request that has ended (its id may be in use again, with another deadline)."""
-        group = self.board.groups.get(entry[2])
-        return group is None or not group.open or group.deadline != entry[0]
+        self._handoff.expire(now)

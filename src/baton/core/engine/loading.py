@@ -19,10 +19,11 @@ from typing import Final
 from baton.core.engine.admission import Room, blocks
 from baton.core.engine.board import Board
 from baton.core.engine.pace import StepPace
-from baton.core.engine.request import Phase, Sequence
+from baton.core.engine.request import Phase, Sequence, Stay
+from baton.core.kv.move import Move
 from baton.core.kv.tiers import Tiers
 from baton.protocol.ids import BlockKey, Instant, MoveId, PoolIncarnation, StepNo
-from baton.protocol.moves import MoveKind, MoveResult, StorageAnswer
+from baton.protocol.moves import MoveKind, StorageAnswer
 
 QUERIES_MAX: Final = 64
 """Questions to storage at once. Those behind in line are asked for as answers come in."""
@@ -41,7 +42,7 @@ class Answer(Enum):
     "It will load when there is room for that."
 
 
-class Load:
+class Load(Stay):
     """One stay of a sequence in LOADING."""
 
     __slots__ = ("begin", "sequence", "waits_for")
@@ -118,7 +119,7 @@ class Loader:
     # At the head of the line
 
     def consider(self, head: Sequence, room: Room, now: Instant, step: StepNo) -> Answer:
-        if not self._may_load(head):
+        if not self._tiers.host.total or not self._may_load(head):
             return Answer.PROCEED
         if not head.tiers_asked and self._ask(head, now):
             return Answer.LEFT
@@ -188,10 +189,8 @@ class Loader:
             load.waits_for = fetch
         self._waiters[fetch] = waiters
 
-    def moved(self, result: MoveResult, now: Instant) -> None:
-        move = self._tiers.complete(result, now)
-        if move is not None:
-            self._end(move.id, len(move.host), fetched=move.kind == "fetch")
+    def moved(self, move: Move) -> None:
+        self._end(move.id, len(move.host), fetched=move.kind == "fetch")
 
     def _end(self, number: MoveId, arrived: int, *, fetched: bool = False) -> None:
         for key in self._keys_of.pop(number, ()):

@@ -17,13 +17,16 @@ DONE        nothing is held, nothing follows
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId, BlockKey, Incarnation, Instant, Slot
 from baton.protocol.request import FinishReason, GenerateRequest, SamplingParams
+
+if TYPE_CHECKING:
+    from baton.core.engine.kept import Kept
 
 
 class Phase(Enum):
@@ -82,6 +85,20 @@ Order = tuple[int, float, int]
 """(priority, arrival, counter): smaller runs first and is preempted last."""
 
 
+class Stay:
+    """Why a sequence is LOADING. One object for each stay: an outcome of an earlier one is known by it."""
+
+    __slots__ = ()
+
+    @property
+    def gives_way(self) -> bool:
+        """May its blocks be taken from it?"""
+        return False
+
+    def ended(self) -> None:
+        """The sequence has ended in it."""
+
+
 class Sequence:
     """Mutable and slotted: one per sequence, touched every step.
 
@@ -105,6 +122,7 @@ class Sequence:
         "in_flight",
         "incarnation",
         "index",
+        "kept",
         "keys",
         "leads",
         "load",
@@ -116,6 +134,7 @@ class Sequence:
         "priority",
         "prompt_tokens",
         "published",
+        "pulled_tokens",
         "queued",
         "request",
         "root",
@@ -171,8 +190,12 @@ class Sequence:
         self.cached_tokens = 0
         "Prompt tokens that the first admission did not have to compute."
         self.preemptions = 0
-        self.load: object | None = None
+        self.load: Stay | None = None
         "While LOADING: which load. An outcome of an earlier one is none of its business."
+        self.kept: Kept | None = None
+        "It computes a prompt for another instance: blocks that stay for that one (handoff/source.py)."
+        self.pulled_tokens = 0
+        "Brought by a hand-off before its first admission (handoff/destination.py)."
         self.tiers_asked = False
         "Since it is in line: storage was asked, or need not be."
         self.loaded_blocks = self.fetched_blocks = 0
@@ -199,6 +222,11 @@ class Sequence:
     def must_compute_prompt(self) -> bool:
         """Its log-probabilities are wanted and not told yet: a cached block has none. One sequence tells them for all."""
         return self.request.sampling.prompt_logprobs is not None and self.outputs == 0 and self is self.group.leader
+
+    @property
+    def gives_way(self) -> bool:
+        """Of one that holds blocks without running: may they be taken from it?"""
+        return self.phase is Phase.WAITING or (self.load is not None and self.load.gives_way)
 
     @property
     def finish(self) -> FinishReason | None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from baton.core.engine.board import Board
 from baton.core.engine.request import Phase, Sequence
 from baton.core.engine.scheduler import PlanInFlight
-from baton.core.kv.tiers import TierStats
+from baton.core.kv.move import TierStats
 from baton.protocol.ids import BlockId, BlockKey, HostBlockId, Incarnation, RequestId, Slot, StepNo
 from baton.protocol.step import StepPlan
 
@@ -35,6 +35,8 @@ class Load(NamedTuple):
     "In flight."
     requests: int
     queued: int
+    kept: int
+    "Prompts whose blocks are kept for another instance, or will be."
 
 
 class InstanceView:
@@ -59,6 +61,7 @@ class InstanceView:
             plans=len(self._in_flight),
             requests=len(board.groups),
             queued=board.queued,
+            kept=len(board.kept),
         )
 
     @property

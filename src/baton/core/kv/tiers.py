@@ -10,6 +10,8 @@ Who holds what while a move is under way:
             slow service costs copies, never blocks.
     load    source and target are pinned; the target's last owner may still be writing, so the move is kept back until no plan
             that was out when the target was taken is in flight (the fence)
+    pull    the target, as with a load. Where it comes from is another instance's pool, and whether that was still what it was
+            offered as, that instance is asked afterwards (handoff/destination.py)
     put     the source is pinned: what is written must be what its key says
     fetch   the target belongs to the move
 
@@ -25,6 +27,7 @@ from typing import Final
 from baton.config import TierConfig
 from baton.core.kv.circuit import Attempt, Circuit
 from baton.core.kv.host_tier import HostTier
+from baton.core.kv.move import Move, Peer, TierStats
 from baton.core.kv.prefix_cache import PrefixCache
 from baton.core.kv.rates import BlockRate
 from baton.errors import InvariantBroken
@@ -40,59 +43,10 @@ PUT_PATIENCE: Final = 10.0
 """A put may take so many times longer than a fetch."""
 
 
-class Move:
-    """A move that is under way, or kept back by its fence."""
-
-    __slots__ = ("attempt", "device", "fence", "generations", "host", "id", "keys", "kind", "on_to_storage", "void")
-
-    def __init__(self, number: MoveId, kind: MoveKind, keys: Sequence[BlockKey], host: list[HostBlockId]) -> None:
-        self.id = number
-        self.kind = kind
-        self.keys = tuple(keys)
-        self.host = host
-        self.device: list[BlockId] = []
-        self.generations: list[Generation] = []
-        "Of the device blocks of a store, as they were."
-        self.on_to_storage: list[bool] = []
-        "Of a store: which blocks are put when they have arrived."
-        self.fence: StepNo | None = None
-        "Of a load: the last plan that may write to its targets."
-        self.attempt: Attempt | None = None
-        "Of a put or fetch: what the circuit of storage calls it."
-        self.void = False
-        "The device pool is another one by now."
-
-
-class TierStats:
-    __slots__ = (
-        "fetched",
-        "loaded",
-        "lost_stores",
-        "put",
-        "put_failures",
-        "skipped_puts",
-        "skipped_stores",
-        "stored",
-        "voided_loads",
-    )
-
-    def __init__(self) -> None:
-        self.stored = self.loaded = self.put = self.fetched = 0
-        "Blocks."
-        self.lost_stores = 0
-        "Copies of blocks that were handed on before the copy was whole."
-        self.skipped_stores = 0
-        self.skipped_puts = 0
-        "Not copied: the service or storage was behind, or all of the host tier in use."
-        self.put_failures = 0
-        self.voided_loads = 0
-        "Loads into a pool that was another one when they ended."
-
-
 class Tiers:
     def __init__(self, config: TierConfig, cache: PrefixCache) -> None:
         self.config = config
-        self.enabled = config.host_blocks > 0
+        self.enabled = config.host_blocks > 0 or config.peers
         self.host = HostTier(config.host_blocks)
         self.stats = TierStats()
         self.rates: dict[MoveKind, BlockRate] = {
@@ -124,17 +78,20 @@ class Tiers:
         self._putting = 0
         self._copies: dict[MoveId, Instant] = {}
         "In memory, and when they are to be over. Oldest first."
+        self._pulls: dict[MoveId, Instant] = {}
+        "The same of pulls, which may take longer."
 
     # What is copied down
 
     def published(self, key: BlockKey, block: BlockId, *, prompt: bool) -> None:
         """A block is computed, and the cache has it under this key."""
-        if self.up and self.config.write == "through" and (prompt or self.config.write_outputs) and key not in self.host:
+        through = self.config.write == "through" and self.host.total > 0
+        if self.up and through and (prompt or self.config.write_outputs) and key not in self.host:
             self._want(key, block, self.config.storage)
 
     def found(self, keys: Sequence[BlockKey], blocks: Sequence[BlockId]) -> None:
         """Blocks of the device are used again."""
-        if self.config.write == "selective":
+        if self.config.write == "selective" and self.host.total:
             for key, block in zip(keys, blocks, strict=True):
                 if key not in self.host and self._cache.hits_of(block) >= self.config.write_hits:
                     self._want(key, block, self.config.storage)
@@ -156,7 +113,7 @@ class Tiers:
     def flush(self, now: Instant) -> None:
         """At the end of an event: everything of one kind goes out in one move."""
         if self.up:
-            if self.config.write == "back" and self._trusted:
+            if self.config.write == "back" and self._trusted and self.host.total:
                 self._clean_ahead()
             if self._to_store:
                 self._store(now)
@@ -241,6 +198,15 @@ class Tiers:
         """From the host to these device blocks, which their owner holds and nobody else knows."""
         move = Move(self._number(), "load", keys, self.host.pin(keys))
         self.host.touch(keys)
+        return self._hold_back(move, targets, fence)
+
+    def pull(self, peer: Peer, targets: Sequence[BlockId], fence: StepNo) -> MoveId:
+        """From another instance to these device blocks, as with a load."""
+        move = Move(self._number(), "pull", (), [])
+        move.peer = peer
+        return self._hold_back(move, targets, fence)
+
+    def _hold_back(self, move: Move, targets: Sequence[BlockId], fence: StepNo) -> MoveId:
         move.device = list(targets)
         move.fence = fence
         self._cache.pin(move.device)
@@ -265,7 +231,8 @@ class Tiers:
             return None
         del self._moves[result.id]
         self._copies.pop(result.id, None)
-        moved = max(0, min(result.moved, len(move.host)))
+        self._pulls.pop(result.id, None)
+        moved = max(0, min(result.moved, len(move.device if move.kind == "pull" else move.host)))
         self.rates[move.kind].moved(moved, result.seconds)
         if move.attempt is not None:
             self._heard(move.attempt, result.error, now)
@@ -297,13 +264,14 @@ class Tiers:
     def _end(self, move: Move, moved: int) -> None:
         if move.kind == "store":
             self._end_store(move, moved)
-        elif move.kind == "load":
+        elif move.kind in ("load", "pull"):
             self.host.unpin(move.host)
             self._cache.unpin(move.device)
             if move.void:
                 self.stats.voided_loads += 1
                 moved = 0
-            self.stats.loaded += moved
+            self.stats.loaded += moved if move.kind == "load" else 0
+            self.stats.pulled += moved if move.kind == "pull" else 0
         elif move.kind == "put":
             self.host.unpin(move.host)
             self._putting -= len(move.host)
@@ -314,6 +282,7 @@ class Tiers:
         else:
             self._insert(move, [place < moved for place in range(len(move.host))], stored=True)
             self.stats.fetched += moved
+        move.whole = moved
         move.host = move.host[:moved]  # what is left are the blocks that are whole
 
     def _end_store(self, move: Move, moved: int) -> None:
@@ -341,7 +310,10 @@ class Tiers:
     # Lives of others
 
     def next_deadline(self) -> Instant | None:
-        return next(iter(self._copies.values()), None) if self.up else None
+        if not self.up:
+            return None
+        copy, pull = next(iter(self._copies.values()), None), next(iter(self._pulls.values()), None)
+        return pull if copy is None else copy if pull is None else min(copy, pull)
 
     def hangs(self, now: Instant) -> bool:
         """A copy in memory took far too long: the service is given up. What it may write to stays held until it is dead."""
@@ -365,6 +337,7 @@ class Tiers:
             self._end(move, 0)
         self._moves.clear()
         self._copies.clear()
+        self._pulls.clear()
         self._fenced.clear()
         self._queries.clear()
         self._to_store.clear()
@@ -399,7 +372,10 @@ class Tiers:
     def _send(self, move: Move, now: Instant) -> None:
         self._moves[move.id] = move
         by_key = move.kind in ("put", "fetch")
-        if not by_key:
+        peer = move.peer
+        if peer is not None:
+            self._pulls[move.id] = Instant(now + self.config.pull_seconds_max + self.config.memory_seconds_max)
+        elif not by_key:
             self._copies[move.id] = Instant(now + self.config.memory_seconds_max)
         self.outgoing.append(
             BlockMove(
@@ -410,6 +386,7 @@ class Tiers:
                 PoolIncarnation(0) if by_key else self._pool,
                 move.keys if by_key else (),
                 self._seconds_max(move.kind),
+                *(peer if peer is not None else ()),
             )
         )
 
@@ -417,13 +394,15 @@ class Tiers:
         """Nobody waits for a put."""
         if kind == "put":
             return PUT_PATIENCE * self.config.storage_seconds_max
+        if kind == "pull":
+            return self.config.pull_seconds_max
         return self.config.storage_seconds_max if kind == "fetch" else 0.0
 
     def pinned(self) -> dict[BlockId, int]:
         """Device blocks that moves hold."""
         held: dict[BlockId, int] = {}
         for move in self._moves.values():
-            if move.kind == "load":
+            if move.kind in ("load", "pull"):
                 for block in move.device:
                     held[block] = held.get(block, 0) + 1
         return held

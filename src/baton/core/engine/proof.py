@@ -1,0 +1,86 @@
+"""Proof of the board's books, from scratch: who holds which block, who is counted where. Numbers are those of
+docs/reliability.md."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from baton.core.engine.request import ON_WORKER, OPEN, Phase, Sequence, by_urgency
+from baton.errors import InvariantBroken
+from baton.protocol.ids import BlockId
+
+if TYPE_CHECKING:
+    from baton.core.engine.board import Board
+
+
+def check_board(board: Board) -> None:
+    held: dict[BlockId, int] = {}
+    tables = [holder.blocks for holder in (*board.running, *board.leased)] + [kept.blocks for kept in board.kept.values()]
+    for table in tables:
+        for block in table:
+            held[block] = held.get(block, 0) + 1
+    board.cache.pool.check(held, board.tiers.pinned())
+    board.tiers.check()
+    board.cache.check()
+    board.slots.check()
+    _check_running(board)
+    for sequence in board.running:
+        _check_table(board, sequence)
+    _check_leases(board)
+    _check_kept(board)
+    _check_queue(board)
+
+
+def _check_running(board: Board) -> None:
+    """25: `running` is who computes, in order. 30: the decoding ones are counted right."""
+    working = [s for s in board.slots.occupants if s is not None and s.phase in ON_WORKER]
+    if sorted(working, key=by_urgency) != board.running:
+        raise InvariantBroken("running is not what has a slot and computes, most urgent first", invariant=25)
+    if sum(s.phase is Phase.DECODE for s in working) != board.decoding:
+        raise InvariantBroken(f"{board.decoding} sequences are counted as decoding", invariant=30)
+
+
+def _check_leases(board: Board) -> None:
+    """25: only one that waits or loads holds blocks without a slot, and all that it needs."""
+    for sequence in board.leased:
+        enough = sequence.capacity >= len(sequence.tokens) and sequence.capacity == len(sequence.blocks) * board.block_size
+        if sequence.phase not in (Phase.WAITING, Phase.LOADING) or not enough or sequence.slot >= 0:
+            raise InvariantBroken(f"{sequence!r} has a lease that it should not have", invariant=25)
+
+
+def _check_kept(board: Board) -> None:
+    """25: what is kept is for a sequence that computes it, or has ended with all of it computed and until a deadline."""
+    for request, kept in board.kept.items():
+        sequence = kept.sequence
+        if sequence.request.id != request or (kept.void and (kept.blocks or kept.finished)):
+            raise InvariantBroken(f"blocks of {request} are kept that were given up", invariant=25)
+        if kept.finished != (sequence.phase not in OPEN) or (sequence.kept is kept) == kept.finished:
+            raise InvariantBroken(f"{sequence!r} and the blocks that are kept of it disagree about its end", invariant=25)
+
+
+def _check_table(board: Board, sequence: Sequence) -> None:
+    """6: no hole, no duplicate, long enough. 30: computed <= planned <= known. 4: nothing shared is written."""
+    pool, size = board.cache.pool, board.block_size
+    known, blocks = len(sequence.tokens), sequence.blocks
+    if len(dict.fromkeys(blocks)) != len(blocks) or sequence.capacity != len(blocks) * size:
+        raise InvariantBroken(f"{sequence!r}: a block twice in its table, or a wrong capacity", invariant=6)
+    if sequence.scheduled > sequence.capacity or sequence.capacity - size >= max(sequence.scheduled, sequence.target):
+        raise InvariantBroken(f"{sequence!r}: {len(blocks)} blocks for {sequence.scheduled} tokens", invariant=6)
+    if not sequence.computed <= sequence.scheduled <= known + sequence.in_flight:
+        raise InvariantBroken(f"{sequence!r}: {sequence.scheduled} tokens planned", invariant=30)
+    if sequence.phase is Phase.DECODE and sequence.scheduled != known + sequence.in_flight - 1:
+        raise InvariantBroken(f"{sequence!r}: {sequence.in_flight} in flight", invariant=31)
+    for block in blocks[sequence.computed // size :]:
+        if pool.request_references(block) != 1 or pool.is_cached(block):
+            raise InvariantBroken(f"{sequence!r}: block {block} is shared and will be written", invariant=4)
+
+
+def _check_queue(board: Board) -> None:
+    """25 for those that wait, and the counters of the queue (49)."""
+    opened = [s for group in board.groups.values() for s in group.sequences if s.phase in OPEN]
+    board.waiting.check([s for s in opened if s.phase is Phase.WAITING], board.leased)
+    if sum(s.phase is Phase.LOADING for s in opened) != board.loading:
+        raise InvariantBroken(f"{board.loading} are counted as loading", invariant=25)
+    queued = [s for s in opened if s.queued]
+    if (len(queued), sum(s.prompt_tokens for s in queued)) != (board.queued, board.queued_tokens):
+        raise InvariantBroken(f"{len(queued)} queued, {board.queued} counted", invariant=49)

@@ -1,0 +1,147 @@
+"""Both ends of hand-offs in one instance: what is asked of it, whether it is new, and whether it is taken.
+
+An instance may be either end, of different requests. Every message names an attempt, and each attempt of a request is begun at
+most once here: the highest one that was begun or forgotten is remembered, so that what comes late or twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from baton.config import InstanceConfig
+from baton.core.effects import Effect, Refuse
+from baton.core.engine.board import Board
+from baton.core.engine.intake import Intake
+from baton.core.engine.request import Phase
+from baton.core.events import HandoffEvent
+from baton.core.handoff.destination import Destination
+from baton.core.handoff.source import Source
+from baton.core.kv.move import Move
+from baton.protocol.handoff import Adopted, AskRelease, Expect, Forget, PeerOffer, Prefill, Released
+from baton.protocol.ids import Instant, PoolIncarnation, RequestId, StepNo
+from baton.protocol.request import GenerateRequest, Refused
+
+ATTEMPTS_MAX: Final = 4096
+"""Requests whose highest attempt is remembered."""
+
+
+class HandoffEnds:
+    __slots__ = ("_attempts", "_board", "_destination", "_handlers", "_intake", "_now", "_source", "_step", "outgoing")
+
+    def __init__(self, config: InstanceConfig, board: Board, intake: Intake) -> None:
+        self._board = board
+        self._intake = intake
+        self.outgoing: list[Effect] = []
+        "What is said at the end of this event, after the tokens."
+        self._source = Source(board, self.outgoing)
+        self._destination = Destination(config.tiers, board, self.outgoing)
+        self._attempts: dict[RequestId, int] = {}
+        "The highest that was begun or forgotten, the oldest first."
+        self._now = Instant(0.0)
+        self._step = StepNo(0)
+        self._handlers: dict[type[HandoffEvent], Callable[[Any], None]] = {
+            Expect: self._on_expect,
+            Prefill: self._on_prefill,
+            PeerOffer: lambda event: self._destination.offered(event, self._now),
+            AskRelease: self._source.asked,
+            Released: self._destination.released,
+            Forget: self._on_forget,
+        }
+
+    def handle(self, event: HandoffEvent, now: Instant, last_step: StepNo) -> None:
+        """`last_step`: of the plans that are out."""
+        self._now, self._step = now, last_step
+        self._handlers[type(event)](event)
+
+    def end_event(self, pool: PoolIncarnation | None, now: Instant) -> None:
+        """What was computed in this event is offered."""
+        if self._board.kept or self._board.handed_over:
+            self._source.offer(pool if pool is not None else PoolIncarnation(0), now)
+
+    # Beginning
+
+    def _on_prefill(self, event: Prefill) -> None:
+        request = event.request
+        kept = self._board.kept.get(request.id)
+        if kept is not None and kept.sequence.attempt == request.attempt:
+            return  # said twice
+        refused = self._refusal(request, in_line=True)
+        if refused is not None:
+            self._refuse(request, refused)
+            return
+        self._intake.end_silently(request.id, request.attempt)
+        self._remember(request.id, request.attempt)
+        group = self._intake.group_of(request, self._now)
+        self._source.keep(group.leader, event.keep_seconds)
+        self._intake.begin(group)
+
+    def _on_expect(self, event: Expect) -> None:
+        request = event.request
+        known = self._board.groups.get(request.id)
+        if known is not None and known.request.attempt == request.attempt:
+            self._destination.renew(request.id, event.lease_seconds, self._now)
+            return
+        refused = self._refusal(request, in_line=False)
+        if refused is None:
+            self._intake.end_silently(request.id, request.attempt)
+            group = self._intake.group_of(request, self._now, in_line=False)
+            refused = self._destination.refusal(group)
+        if refused is not None:
+            self._refuse(request, refused)
+            return
+        self._remember(request.id, request.attempt)
+        self._intake.begin(group)
+        if group.leader.phase is Phase.WAITING:
+            self._destination.reserve(group, event.lease_seconds, self._step, self._now)
+        elif group.open:  # the leader's answer was complete: nothing is computed elsewhere
+            self.outgoing.append(Adopted(request.id, request.attempt, 0))
+
+    def _refusal(self, request: GenerateRequest, *, in_line: bool) -> Refused | None:
+        if request.attempt <= self._attempts.get(request.id, 0):
+            return Refused("duplicate_id")
+        return self._intake.refusal(request, in_line=in_line)
+
+    def _refuse(self, request: GenerateRequest, refused: Refused) -> None:
+        self._board.stats.refused[refused.reason] += 1
+        self.outgoing.append(Refuse(request.id, refused, request.attempt))
+
+    # Ending
+
+    def _on_forget(self, event: Forget) -> None:
+        self._intake.end_silently(event.request, event.attempt)
+        self._remember(event.request, event.attempt)
+
+    def _remember(self, request: RequestId, attempt: int) -> None:
+        self._attempts[request] = max(attempt, self._attempts.pop(request, 0))
+        if len(self._attempts) > ATTEMPTS_MAX:
+            del self._attempts[next(iter(self._attempts))]
+
+    # Time, and lives of others
+
+    def next_deadline(self) -> Instant | None:
+        kept = self._source.next_deadline() if self._board.kept else None
+        reserved = self._destination.next_deadline() if self._destination else None
+        return reserved if kept is None else kept if reserved is None else min(kept, reserved)
+
+    def expire(self, now: Instant) -> None:
+        if self._board.kept:
+            self._source.expire(now)
+        if self._destination:
+            for lapsed in self._destination.expire(now):
+                request = lapsed.sequence.request
+                self._intake.end_silently(request.id, request.attempt)
+
+    def pulled(self, move: Move, now: Instant) -> None:
+        self._destination.pulled(move, now)
+
+    def service_lost(self, now: Instant) -> None:
+        self._destination.service_lost(now)
+
+    def pool_changed(self) -> None:
+        self._source.void()
+        self._destination.pool_changed()
+
+    def drop_kept(self) -> None:
+        """What is in the pool is not to be trusted; or nobody waits for it any longer."""
+        self._source.void()

@@ -1,0 +1,96 @@
+"""The prefill end of a hand-off: an ordinary request whose blocks are kept for the instance that goes on with it.
+
+    Prefill -> in line -> computing    Offer   each time more leading blocks are whole (computed, found or loaded)
+                            |
+              its one token |-- is a stop, or it failed: an ordinary end, and nothing is kept
+                            `-- is not: Emit of the token, then Offer(last), no Ended. The blocks stay for keep_seconds
+
+    AskRelease -> Released(kept)     kept: every block was held from its offer until now, so the copy is what was computed
+
+What is kept is a promise that may be broken at any time, because whoever copies asks at the end (engine/kept.py). It is broken
+when time is up, when blocks are short (Board.revoke_lease), when the pool is lost or not to be trusted, and when its keys
+begin anew.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from baton.core.effects import Effect
+from baton.core.engine.board import Board
+from baton.core.engine.kept import Kept
+from baton.core.engine.request import Sequence
+from baton.protocol.handoff import AskRelease, Offer, Released
+from baton.protocol.ids import Instant, PoolIncarnation
+
+KEPT_MAX: Final = 256
+"""Computed prompts that wait to be copied. One more: the oldest lapses."""
+
+
+class Source:
+    __slots__ = ("_board", "_outgoing")
+
+    def __init__(self, board: Board, outgoing: list[Effect]) -> None:
+        self._board = board
+        self._outgoing = outgoing
+
+    def keep(self, sequence: Sequence, keep_seconds: float) -> None:
+        """What it computes from now on is offered."""
+        sequence.kept = Kept(sequence, keep_seconds)
+        self._board.kept[sequence.request.id] = sequence.kept
+
+    # Offers
+
+    def offer(self, pool: PoolIncarnation, now: Instant) -> None:
+        """At the end of an event: what has become whole in it."""
+        board = self._board
+        for kept in list(board.kept.values()):
+            sequence = kept.sequence
+            if not kept.finished and not kept.void and sequence.published > len(kept.blocks):
+                board.keep_blocks(kept, sequence.published)
+                if not kept.void:
+                    self._offer(kept, pool, len(kept.blocks) * board.block_size)
+        ended, board.handed_over = board.handed_over, []
+        for kept in ended:
+            kept.deadline = Instant(now + kept.keep_seconds)
+            self._offer(kept, pool, kept.tokens, last=True)
+            if kept.sequence.request.id in board.groups:
+                board.forget(kept.sequence.request.id)
+        if ended:
+            self._bound()
+
+    def _offer(self, kept: Kept, pool: PoolIncarnation, tokens: int, *, last: bool = False) -> None:
+        sequence, place = kept.sequence, kept.offered
+        kept.offered = len(kept.blocks)
+        usage = (sequence.cached_tokens, sequence.host_tokens, sequence.storage_tokens) if last else ()
+        blocks = tuple(kept.blocks[place:])
+        offer = Offer(sequence.request.id, sequence.attempt, pool, place if blocks else 0, blocks, tokens, last, *usage)
+        self._outgoing.append(offer)
+
+    def _bound(self) -> None:
+        finished = [kept for kept in self._board.kept.values() if kept.finished]
+        for kept in finished[: max(0, len(finished) - KEPT_MAX)]:
+            self._board.drop_kept(kept)
+
+    # Their end
+
+    def asked(self, message: AskRelease) -> None:
+        """The copy is whole. Whatever the answer is, the blocks are not needed any longer."""
+        kept = self._board.kept.get(message.request)
+        mine = kept is not None and kept.finished and kept.sequence.attempt == message.attempt
+        if kept is not None and mine:
+            self._board.drop_kept(kept)
+        self._outgoing.append(Released(message.request, message.attempt, mine))
+
+    def void(self) -> None:
+        """The pool is another one, or not to be trusted; or there is no more time to wait for anybody."""
+        for kept in list(self._board.kept.values()):
+            self._board.drop_kept(kept)
+
+    def next_deadline(self) -> Instant | None:
+        return min((kept.deadline for kept in self._board.kept.values() if kept.deadline is not None), default=None)
+
+    def expire(self, now: Instant) -> None:
+        for kept in list(self._board.kept.values()):
+            if kept.deadline is not None and kept.deadline <= now:
+                self._board.drop_kept(kept)
