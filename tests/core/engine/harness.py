@@ -29,6 +29,7 @@ from baton.core.engine.request import Phase
 from baton.core.engine.request import Sequence as Scheduled
 from baton.core.events import Abort, Event, LossCause, PreemptSome, StepDone, Submit, Tick, WorkerLost, WorkerReady
 from baton.protocol.control import OrderAnswer
+from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
 from baton.protocol.ids import Instant, PoolIncarnation, RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import GenerateRequest, Refused, SamplingParams
@@ -310,10 +311,15 @@ class Driver:
                 self.orders[number] = outcome
             case TellCache() | RestartCache():
                 self.on_cache_effect(effect)
+            case Expecting() | Offer() | AskRelease() | Released() | Adopted():
+                self.on_handoff_effect(effect)
             case _:
                 raise AssertionError(effect)
 
     def on_cache_effect(self, effect: object) -> None:
+        raise AssertionError(effect)
+
+    def on_handoff_effect(self, effect: object) -> None:
         raise AssertionError(effect)
 
     def _check_plan(self, plan: StepPlan) -> None:
@@ -387,6 +393,9 @@ class Driver:
         assert not self.plans
         assert not instance.in_flight
         assert not instance.board.groups
+        assert not board.kept
+        assert not board.leased
+        assert not board.loading
         assert not board.running
         assert not board.preempting
         assert not board.drops
@@ -427,7 +436,7 @@ def freeze(thing: Any, seen: dict[int, int] | None = None) -> Any:
     if isinstance(thing, (list, tuple, deque)):
         return [freeze(one, seen) for one in thing]
     names = [name for owner in type(thing).__mro__ for name in getattr(owner, "__slots__", ()) if name != "_handlers"]
-    if type(thing).__module__.startswith("baton.core.engine") and names:
+    if type(thing).__module__.startswith(("baton.core.engine", "baton.core.handoff")) and names:
         return [(name, freeze(getattr(thing, name), seen)) for name in names]
     if type(thing).__module__.startswith("baton.core.kv") and names:
         return [(name, freeze(getattr(thing, name), seen)) for name in names if name != "_pack"]

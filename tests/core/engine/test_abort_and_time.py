@@ -267,7 +267,7 @@ def test_deadlines_of_ended_requests_do_not_pile_up():
         while not driver.reason(f"short {number}"):
             driver.step()
     assert driver.reason("long") is None
-    assert len(driver.instance._deadlines) < 100
+    assert len(driver.instance._intake._deadlines) < 100
 
 
 def test_clock_backwards():

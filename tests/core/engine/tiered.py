@@ -78,6 +78,9 @@ class TieredDriver(Driver):
     def forget_device(self) -> None:
         self.tell(EvictSome(10_000))
 
+    def start_cache(self) -> None:
+        self.tell(CacheReady())
+
     def lose_cache(self, *, kept: bool = True) -> None:
         self.told.clear()
         self.tell(CacheLost())

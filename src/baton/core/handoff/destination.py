@@ -166,9 +166,7 @@ class Destination:
             self._board.end(sequence, finish)
             return
         if not offer.tokens or len(sequence.tokens) != reserved:
-            self._give_up(
-                reservation
-            )  # nothing is kept there any more; or another number of tokens came than there is room for
+            self._give_up(reservation)  # nothing is kept there; or other tokens came than there is room for
         self._ask_when_copied(reservation, now)
 
     def _pull(self, reservation: Reservation, message: PeerOffer) -> None:
