@@ -17,6 +17,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from baton.api.errors import ApiError
@@ -185,9 +186,14 @@ class Server(uvicorn.Server):
         yield
 
 
-def make_server(app: Starlette, *, host: str = "127.0.0.1", port: int = 8000, **settings: Any) -> uvicorn.Server:
-    """Loopback unless told otherwise. `settings` go to uvicorn.Config (uds, ssl_keyfile, fd, log_level, ...)."""
-    limits: Limits = app.state.front.limits
+def make_server(
+    app: ASGIApp, *, host: str = "127.0.0.1", port: int = 8000, limits: Limits | None = None, **settings: Any
+) -> uvicorn.Server:
+    """Loopback unless told otherwise. `settings` go to uvicorn.Config (uds, ssl_keyfile, fd, log_level, ...). `limits`: of what
+    is no app of ours, which has its own."""
+    if limits is None:
+        assert isinstance(app, Starlette)
+        limits = app.state.front.limits
     config = uvicorn.Config(
         EndedByShutdown(app),
         **{

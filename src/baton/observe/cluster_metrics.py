@@ -56,8 +56,9 @@ def _of_router(view: ClusterView) -> Iterator[Metric]:
         ("handoffs", "Requests that went on at another instance than the one that computed their prompt."),
         ("replays", "Requests sent again with what their client had, after a loss or a refusal."),
         ("broken_off", "Requests that no instance could go on with."),
-        ("joined", "Sessions of instances that began."),
-        ("lost", "Sessions of instances that ended."),
+        ("instances_joined", "Sessions of instances that began."),
+        ("instances_lost", "Sessions of instances that ended."),
+        ("instances_refused", "Instances that do not fit the others."),
     ):
         yield CounterMetricFamily(f"baton:router_{name}", text, value=view.counters.get(name, 0))
     refused = CounterMetricFamily("baton:router_refused", "Requests turned away by the router.", labels=["reason"])

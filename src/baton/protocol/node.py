@@ -91,4 +91,4 @@ class ClusterView(Struct, frozen=True):
     counters: dict[str, int] = {}
     "Since the router began: hand-offs, replays, losses, and so on."
     handoff_seconds: float = 0.0
-    "Mean of the hand-offs so far, from the last block computed to the request going on elsewhere."
+    "Mean of the last hand-offs, from the last block computed to the request going on elsewhere."

@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -46,7 +47,7 @@ async def serve(config: ServeConfig, sockets: dict[str, socket.socket]) -> None:
     try:
         listeners = listen_on(config)  # before the model is loaded: a port that is taken is reported at once
         template = read_template(config.chat_template) if config.chat_template else None
-        text = await asyncio.to_thread(_load_text, config.model, template)
+        text = await asyncio.to_thread(load_text, config.model, template)
         ready = await _ready(client, config.start_seconds_max)
         app = _app(config, client, text, ready)
 
@@ -66,11 +67,11 @@ async def serve(config: ServeConfig, sockets: dict[str, socket.socket]) -> None:
     stop, hurry = asyncio.Event(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: (hurry if stop.is_set() else stop).set())
     stopping = asyncio.create_task(stop.wait())
-    supervisor_gone = asyncio.create_task(_until_end(supervisor))
+    supervisor_gone = asyncio.create_task(until_end(supervisor))
     freeze_gc_heap()
     supervisor.send(ready)
     await asyncio.wait([serving, engine_gone, stopping, supervisor_gone], return_when=asyncio.FIRST_COMPLETED)
-    await _drain(server, serving, client, 0.0 if engine_gone.done() else config.drain_seconds_max, hurry)
+    await drain(server, serving, client, 0.0 if engine_gone.done() else config.drain_seconds_max, hurry)
     app.state.front.close()
     if engine_gone.done():
         try:
@@ -88,7 +89,7 @@ async def _next_engine(link: socket.socket) -> Channel | None:
     return None if received is None else await Channel.open(socket.socket(fileno=received[1]))
 
 
-def _load_text(model: str, template: str | None) -> ModelText:
+def load_text(model: str, template: str | None) -> ModelText:
     text = load_model_text(model, chat_template=template)
     text.tokenizer.prepare_plain()  # now, and not in the first request that needs it: it takes a fifth of a second
     return text
@@ -109,8 +110,12 @@ async def _ready(client: ChannelClient, seconds: float) -> InstanceReady:
         raise Unavailable(f"the model was not ready within {seconds:g} s (start_seconds_max)") from None
 
 
-async def _drain(
-    server: uvicorn.Server, serving: asyncio.Task[None], client: ChannelClient, seconds: float, hurry: asyncio.Event
+class EndsRequests(Protocol):
+    def end_requests(self, why: Exception) -> None: ...
+
+
+async def drain(
+    server: uvicorn.Server, serving: asyncio.Task[None], client: EndsRequests, seconds: float, hurry: asyncio.Event
 ) -> None:
     """Running requests may finish, so long at most or until the second signal. Then they end with an error that says why."""
     server.should_exit = True
@@ -123,13 +128,22 @@ async def _drain(
     await asyncio.wait({serving}, timeout=ANSWER_SECONDS)
 
 
-async def _until_end(channel: Channel) -> None:
+async def until_end(channel: Channel) -> None:
     while await channel.receive() is not None:
         pass
 
 
 def _app(config: ServeConfig, client: ChannelClient, text: ModelText, ready: InstanceReady) -> Starlette:
-    model = ServedModel(
+    settings = {
+        "serve": shown(config),
+        "instance": {"kv_blocks": ready.blocks, "block_size": ready.block_size, "slots": ready.slots},
+        "plan": ready.plan,
+    }
+    return make_app(client, text.tokenizer, text.chat_template, served_model(config, ready), api_config_of(config, settings))
+
+
+def served_model(config: ServeConfig, ready: InstanceReady) -> ServedModel:
+    return ServedModel(
         name=config.served_model_name or config.model,
         context_tokens=ready.context_tokens,
         head_width=ready.vocab_size,
@@ -137,12 +151,6 @@ def _app(config: ServeConfig, client: ChannelClient, text: ModelText, ready: Ins
         sampling_defaults=ready.sampling_defaults,
         fingerprint=system_fingerprint(config, ready.identity),
     )
-    settings = {
-        "serve": shown(config),
-        "instance": {"kv_blocks": ready.blocks, "block_size": ready.block_size, "slots": ready.slots},
-        "plan": ready.plan,
-    }
-    return make_app(client, text.tokenizer, text.chat_template, model, api_config_of(config, settings))
 
 
 def allow_many_files() -> None:

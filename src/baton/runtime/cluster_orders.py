@@ -1,0 +1,150 @@
+"""Orders to a whole cluster: each goes to all of its instances, and is done when all have done it.
+
+The router itself drains first. It takes nothing new, waits for what is open (hand-offs included, for which both instances must
+be at work), and only then are instances paused. One that joins while the cluster is paused is paused too.
+
+Weights: all instances sleep, all wake with the new ones, and the cluster's identity is the new one when all have them. Where
+one of them cannot load them, those that could are given the old ones again, and the order is refused. An instance that can
+load neither, or is lost on the way, has other weights than the rest when it comes back: then it is refused as unfit until it
+is started with the right ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from baton.errors import CallerError, EngineError, Unavailable
+from baton.protocol.request import Refused
+from baton.runtime.node import Node
+
+if TYPE_CHECKING:
+    from baton.runtime.router_client import RouterClient
+
+logger = logging.getLogger("baton.router")
+
+
+class ClusterOrders:
+    def __init__(self, client: RouterClient, model: str = "") -> None:
+        self._client = client
+        self._model = model
+        "Where the weights are that are served. Empty: not known, and so there is no way back to them."
+        self.mode = "serving"
+        self._stream_ended = asyncio.Event()
+        client.instances.on_joined = self.on_joined
+
+    @property
+    def refusal(self) -> Refused | None:
+        """What a new request is told while the cluster does not serve."""
+        if self.mode == "serving":
+            return None
+        return Refused("draining" if self.mode == "draining" else "paused")
+
+    def on_joined(self, node: Node) -> None:
+        if self.mode not in ("serving", "draining"):
+            node.orders.pause_again()
+
+    def on_stream_ended(self) -> None:
+        self._stream_ended.set()
+
+    async def pause(self, drain_seconds: float | None) -> None:
+        if self.mode == "serving":
+            self.mode = "draining"
+        left = drain_seconds
+        try:
+            async with asyncio.timeout(drain_seconds):
+                await self._drained()
+        except TimeoutError:
+            self._client.withdraw_all()
+            left = 0.0
+        self._require_not_resumed()
+        await self._all(lambda node: node.orders.pause(left))
+        self._require_not_resumed()
+        if self.mode == "draining":
+            self.mode = "paused"
+
+    async def _drained(self) -> None:
+        while self._client.streams_open and self.mode != "serving":
+            self._stream_ended.clear()
+            await self._stream_ended.wait()
+
+    def _require_not_resumed(self) -> None:
+        if self.mode == "serving":
+            raise Unavailable("the cluster was resumed before it was paused")
+
+    async def resume(self) -> None:
+        self.mode = "serving"
+        self._stream_ended.set()  # whoever waits for the drain looks again
+        await self._all(lambda node: node.orders.resume())
+
+    async def clear_cache(self, *, device: bool, host: bool) -> None:
+        await self._all(lambda node: node.orders.clear_cache(device=device, host=host))
+
+    async def sleep(self, drain_seconds: float | None) -> None:
+        await self.pause(drain_seconds)
+        await self._all(lambda node: node.orders.sleep())
+        self.mode = "asleep"
+
+    async def wake(self) -> None:
+        await self._all(lambda node: node.orders.wake())
+        await self.resume()
+
+    async def load_weights(self, model: str, drain_seconds: float | None) -> None:
+        """CallerError: they cannot be loaded, and the old ones are served again."""
+        await self.sleep(drain_seconds)
+        nodes = self._client.nodes
+        outcomes = await self._outcomes(nodes, lambda node: node.orders.wake_with(model))
+        refused = [(node, error) for node, error in zip(nodes, outcomes, strict=True) if isinstance(error, CallerError)]
+        if refused:
+            changed = [node for node, error in zip(nodes, outcomes, strict=True) if error is None]
+            await self._give_back(changed)
+        else:
+            self._model = model
+        self._rejoin(nodes)
+        await self.resume()
+        if refused:
+            raise CallerError("; ".join(f"{node.hello.name}: {error}" for node, error in refused))
+
+    async def _give_back(self, changed: Sequence[Node]) -> None:
+        """To those that have the new weights the old ones."""
+        if not self._model:
+            logger.warning("instances that keep weights which others could not load: %d", len(changed))
+            return
+
+        async def give_back(node: Node) -> None:
+            await node.orders.sleep()
+            await node.orders.wake_with(self._model)
+
+        for node, error in zip(changed, await self._outcomes(changed, give_back), strict=True):
+            if error is not None:
+                logger.warning("instance %s does not get its old weights again: %s", node.hello.name, error)
+
+    def _rejoin(self, nodes: Sequence[Node]) -> None:
+        """First all leave: while one with the old identity is there, none with another fits."""
+        self._client.instances.rejoin(nodes)
+        there = self._client.nodes
+        if there:
+            self._client.on_identity(there[0].hello.ready.identity)
+
+    async def _all(self, order: Callable[[Node], Awaitable[None]]) -> None:
+        """One that is lost on the way has nothing left to do. What another one answers is what all answer."""
+        nodes = self._client.nodes
+        if not nodes:
+            raise Unavailable("no instance is connected: try again later")
+        for node, error in zip(nodes, await self._outcomes(nodes, order), strict=True):
+            if error is not None and node in self._client.nodes:
+                raise error
+        if not self._client.nodes:
+            raise Unavailable("every instance was lost on the way")
+
+    async def _outcomes(self, nodes: Sequence[Node], order: Callable[[Node], Awaitable[None]]) -> list[EngineError | None]:
+        async def outcome(node: Node) -> EngineError | None:
+            try:
+                await order(node)
+            except EngineError as error:
+                return error
+            return None
+
+        return list(await asyncio.gather(*map(outcome, nodes)))

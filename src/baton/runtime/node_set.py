@@ -1,0 +1,161 @@
+"""The instances of a router: sessions from hello to end, beats, and the numbers that they tell."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from typing import Final, Protocol
+
+from msgspec.structs import replace
+
+from baton.cluster_config import RouterConfig
+from baton.core.cluster.events import ClusterEvent, Join, Part, Say, Session
+from baton.errors import PeerError
+from baton.protocol.codec import Message
+from baton.protocol.control import InstanceStats, ModelChanged, ModeReport, OrderAnswer, Pong
+from baton.protocol.node import Beat, NodeHello, RouterBeat, RouterHello
+from baton.runtime.channel import Channel
+from baton.runtime.node import Node, counters_of, summed
+
+logger = logging.getLogger("baton.router")
+
+HELLO_SECONDS: Final = 5.0
+"""Between the handshake of a session and the instance's own hello."""
+
+
+class Owner(Protocol):
+    def tell(self, event: ClusterEvent) -> None:
+        """To the router machine."""
+        ...
+
+    def on_message(self, message: Message) -> None:
+        """An instance says something to the machine."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """Something of ours is wrong: the router must not go on."""
+        ...
+
+
+class NodeSet:
+    def __init__(self, router: str, config: RouterConfig, owner: Owner) -> None:
+        self._config = config
+        self._hello = RouterHello(router, config.beat_seconds, config.lapse_seconds)
+        self._owner = owner
+        self._nodes: dict[Session, Node] = {}
+        self._sessions = count(1)
+        self.joined = 0
+        "Sessions so far."
+        self._gone = InstanceStats()
+        "Counters of instances that are not there any more."
+        self._loop = asyncio.get_running_loop()
+        self._beat_timer: asyncio.TimerHandle | None = None
+        self.first: asyncio.Future[NodeHello] = self._loop.create_future()
+        "There is, or was, an instance."
+        self.on_joined: Callable[[Node], None] = lambda node: None
+
+    @property
+    def nodes(self) -> list[Node]:
+        return list(self._nodes.values())
+
+    def stats(self) -> InstanceStats:
+        return summed([self._gone, *(node.stats for node in self._nodes.values())])
+
+    def send(self, session: Session, message: Message) -> None:
+        """To one that is gone: nothing happens."""
+        if (node := self._nodes.get(session)) is not None:
+            node.send(message)
+
+    async def serve(self, channel: Channel) -> None:
+        """One session, from its hello to its end."""
+        node: Node | None = None
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                hello = await channel.receive()
+            if isinstance(hello, NodeHello):
+                node = self._join(hello, channel)
+                await channel.listen(partial(self._on_message, node))
+        except TimeoutError:
+            logger.warning("an instance said no hello within %g s", HELLO_SECONDS)
+        except PeerError as error:
+            logger.warning("%s: %s", "an instance" if node is None else f"instance {node.hello.name}", error)
+        except Exception as error:
+            self._owner.fail(error)
+        finally:
+            channel.close()
+            if node is not None and node.session in self._nodes:
+                self.lose(node.session, "its session ended")
+                self._owner.tell(Part(node.session, "its session ended"))
+
+    def _join(self, hello: NodeHello, channel: Channel) -> Node:
+        node = Node(Session(next(self._sessions)), hello, channel)
+        self._nodes[node.session] = node
+        self._owner.tell(Join(node.session, hello))
+        if node.session not in self._nodes:
+            return node  # it does not fit, and was told
+        node.welcome(self._hello)
+        logger.info("instance %s (%s) has joined", hello.name, hello.role)
+        self.joined += 1
+        self.on_joined(node)
+        if self._beat_timer is None:
+            self._beat()
+        if not self.first.done():
+            self.first.set_result(hello)
+        return node
+
+    def rejoin(self, nodes: Sequence[Node]) -> None:
+        """They compute with other weights from now on: to the machine they are others. Nothing is under way. First all leave:
+        while one of another identity is there, they do not fit."""
+        there = [node for node in nodes if self._nodes.pop(node.session, None) is not None]
+        for node in there:
+            self._owner.tell(Part(node.session, "other weights"))
+        for node in there:
+            node.session = Session(next(self._sessions))
+            self._nodes[node.session] = node
+            self._owner.tell(Join(node.session, node.hello))
+
+    def lose(self, session: Session, reason: str) -> None:
+        """It is given up, or does not fit, or has left."""
+        node = self._nodes.pop(session, None)
+        if node is None:
+            return
+        logger.warning("instance %s is gone: %s", node.hello.name, reason)
+        self._gone = summed([self._gone, counters_of(node.stats)])
+        node.hang_up(reason)
+
+    def _on_message(self, node: Node, message: Message) -> None:
+        node.heard_at = self._loop.time()
+        match message:
+            case Pong():
+                node.orders.on_pong(message)
+            case OrderAnswer():
+                node.orders.on_answer(message)
+            case ModeReport(mode):
+                node.stats = replace(node.stats, mode=mode)
+                self._owner.tell(Say(node.session, node.stats))
+            case ModelChanged(_, identity):
+                node.hello = replace(node.hello, ready=replace(node.hello.ready, identity=identity))
+            case _:
+                if type(message) is InstanceStats:
+                    node.stats = message
+                elif type(message) is Beat:
+                    node.beat = message
+                self._owner.on_message(message)
+                if node.session in self._nodes:
+                    self._owner.tell(Say(node.session, message))  # type: ignore[arg-type]
+
+    def _beat(self) -> None:
+        for node in self._nodes.values():
+            node.send(RouterBeat())
+        self._beat_timer = self._loop.call_later(self._config.beat_seconds, self._beat)
+
+    def close(self) -> None:
+        if self._beat_timer is not None:
+            self._beat_timer.cancel()
+        for node in self._nodes.values():
+            node.channel.close()
+            node.orders.fail("the router ends")
+        self._nodes.clear()

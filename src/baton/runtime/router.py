@@ -1,0 +1,170 @@
+"""The router process: a front without an instance of its own. HTTP and tokenizer on one side, instances on the other.
+
+    clients --HTTP--> ROUTER <--sessions (link.py)-- instances, which dial
+
+Until the first instance is there it only says that it is not ready: what is served (context, vocabulary, sampling defaults) it
+learns from that one. When all are lost it goes on: /health and /ready are red, requests wait a while and then get 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from dataclasses import asdict, replace
+from random import Random
+from typing import Any
+
+from starlette.applications import Starlette
+
+from baton.addresses import parse_address
+from baton.api.app import make_app
+from baton.api.cluster import cluster_route
+from baton.api.config import api_config_of
+from baton.api.limits import Limits
+from baton.api.reception import Reception
+from baton.api.server import make_server
+from baton.config import shown
+from baton.core.cluster.events import CloseDoor
+from baton.core.cluster.router import Router
+from baton.errors import EngineError, Unavailable
+from baton.observe.cluster_metrics import ClusterCollector
+from baton.observe.logs import configure
+from baton.protocol.control import StartFailed
+from baton.protocol.node import NodeHello
+from baton.runtime.channel import Channel
+from baton.runtime.children import begin_child, freeze_gc_heap
+from baton.runtime.fingerprint import system_fingerprint
+from baton.runtime.front import allow_many_files, drain, listen_on, load_text, served_model, until_end
+from baton.runtime.link import Link
+from baton.runtime.link_server import LinkServer, listen_at
+from baton.runtime.process_table import CONTROL
+from baton.runtime.router_client import RouterClient
+from baton.runtime.router_config import RouterProcessConfig
+from baton.runtime.secret import read_secret
+from baton.text.loading import ModelText, read_template
+
+VIEW_SECONDS = 0.5
+"""How often whoever started the router is told what it sees."""
+
+
+class RouterProcess:
+    def __init__(self, config: RouterProcessConfig, supervisor: Channel) -> None:
+        self._config = config
+        self._supervisor = supervisor
+        self._client = RouterClient(Router(config.router, Random()), config.router, model=config.serve.model)
+        self._sessions: dict[asyncio.Task[None], None] = {}
+        self._view_timer: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        """Raises what was wrong, where it cannot start or go on."""
+        serve, client = self._config.serve, self._client
+        listeners = listen_on(serve)  # before anything is loaded: a port that is taken is reported at once
+        links = LinkServer(listen_at(parse_address(self._config.listen)), read_secret(self._config.secret), self._on_link)
+        template = read_template(serve.chat_template) if serve.chat_template else None
+        reception = Reception("no instance has joined yet: try again later")
+        server = make_server(reception, limits=Limits(), lifespan="off")
+        for sock in listeners:
+            sock.listen(server.config.backlog)
+        serving = asyncio.create_task(server.serve(sockets=listeners))
+        meeting = asyncio.create_task(links.serve())
+        stop, hurry = asyncio.Event(), asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: (hurry if stop.is_set() else stop).set())
+        stopping = asyncio.create_task(stop.wait())
+        gone = asyncio.create_task(until_end(self._supervisor))
+        starting = asyncio.create_task(self._start(reception, template))
+        ends: set[asyncio.Future[Any]] = {serving, meeting, stopping, gone, client.over}
+        try:
+            done, _ = await asyncio.wait({*ends, starting}, return_when=asyncio.FIRST_COMPLETED)
+            if starting in done:
+                starting.result()
+                done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for task in (client.over, meeting):
+                if task in done:
+                    task.result()
+            client.tell(CloseDoor())
+            await drain(server, serving, client, serve.drain_seconds_max, hurry)
+        finally:
+            starting.cancel()
+            meeting.cancel()
+            stopping.cancel()
+            gone.cancel()
+            server.should_exit = server.force_exit = True
+            if self._view_timer is not None:
+                self._view_timer.cancel()
+            client.close()
+            if isinstance(reception.app, Starlette):
+                reception.app.state.front.close()
+            for task in self._sessions:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, EngineError):
+                await meeting
+
+    async def _start(self, reception: Reception, template: str | None) -> None:
+        """From now on there is something to serve."""
+        serve, seconds = self._config.serve, self._config.serve.start_seconds_max
+        text = await asyncio.to_thread(load_text, serve.model, template)
+        try:
+            hello = await asyncio.wait_for(asyncio.shield(self._client.instances.first), seconds)
+        except TimeoutError:
+            raise Unavailable(f"no instance has joined within {seconds:g} s (start_seconds_max)") from None
+        reception.app = self._app(text, hello)
+        freeze_gc_heap()
+        self._supervisor.send(hello.ready)
+        self._send_view()
+
+    def _app(self, text: ModelText, hello: NodeHello) -> Starlette:
+        config, client = self._config, self._client
+        settings = {"serve": shown(config.serve), "router": {**asdict(config.router), "name": client.name}}
+        collector = ClusterCollector(client.view)
+        client.on_handoff = collector.handoff_seconds.observe
+        model = served_model(config.serve, hello.ready)
+        app = make_app(
+            client,
+            text.tokenizer,
+            text.chat_template,
+            model,
+            api_config_of(config.serve, settings),
+            routes=[cluster_route(client.view)],
+            collector=collector,
+        )
+
+        def on_identity(identity: bytes) -> None:
+            front = app.state.front
+            front.model = replace(front.model, fingerprint=system_fingerprint(config.serve, identity))
+
+        client.on_identity = on_identity
+        return app
+
+    def _on_link(self, link: Link, peer: str) -> None:
+        task = asyncio.create_task(self._client.serve_instance(link))
+        self._sessions[task] = None
+        task.add_done_callback(lambda task: self._sessions.pop(task, None))
+
+    def _send_view(self) -> None:
+        self._supervisor.send(self._client.view())
+        self._view_timer = asyncio.get_running_loop().call_later(VIEW_SECONDS, self._send_view)
+
+
+async def serve(config: RouterProcessConfig, sockets: dict[str, socket.socket]) -> None:
+    supervisor = await Channel.open(sockets[CONTROL])
+    try:
+        await RouterProcess(config, supervisor).run()
+    except (EngineError, OSError, ValueError) as error:
+        supervisor.send(StartFailed(str(error) or type(error).__name__))
+        await supervisor.finish()
+        sys.exit(1)
+
+
+def main() -> None:
+    config, sockets = begin_child(RouterProcessConfig)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    configure("router", config.serve.log_level, config.serve.log_format)
+    allow_many_files()
+    asyncio.run(serve(config, sockets))
+
+
+if __name__ == "__main__":
+    main()

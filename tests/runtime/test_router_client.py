@@ -1,0 +1,435 @@
+"""A cluster seen as one engine: the router's client with the real router machine, and tests in the place of instances."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from client_pair import Asked, request
+from cluster_rig import READY, Cluster, FakeInstance
+from msgspec.structs import replace
+from run_loop import finish
+
+from baton.api.engine_client import EngineRefused
+from baton.api.errors import as_api_error
+from baton.errors import CallerError, Unavailable
+from baton.protocol.control import (
+    AbortRequest,
+    ClearCache,
+    InstanceStats,
+    PauseInstance,
+    RefusedRequest,
+    ResumeInstance,
+    SleepInstance,
+    WakeInstance,
+)
+from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Offer, PeerOffer, Prefill, Released
+from baton.protocol.ids import Incarnation, RequestId, Slot
+from baton.protocol.output import Emit, Ended
+from baton.protocol.request import FinishReason, GenerateRequest, Refused
+from baton.protocol.step import RowLogprobs, TokenLogprob
+
+
+def ended(
+    name: RequestId, tokens: int = 1, index: int = 0, reason: FinishReason = FinishReason.LENGTH, attempt: int = 1
+) -> Ended:
+    """After so many tokens: an end that counts others is none."""
+    return Ended(name, index, reason, 3, 0, tokens, 0, attempt=attempt)
+
+
+async def settled(*instances: FakeInstance) -> None:
+    """Everything that they sent has been taken in."""
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+
+
+def test_a_request_runs_on_an_instance_under_another_name():
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(8):
+            one = await cluster.instance("m-0")
+            asked = Asked(cluster.client, request())
+            there = await one.heard(GenerateRequest)
+            assert there.id == f"{cluster.client.name}.a"
+            assert replace(there, id=RequestId("a")) == request()
+            one.send(Emit([(there.id, 1, 0, 0, 5)], []), Emit([(there.id, 1, 0, 1, 6)], [ended(there.id, 2)]))
+            await asked.over
+            assert asked.tokens == [5, 6]
+            assert asked.deltas[-1].ended == ended(RequestId("a"), 2), "by the name that the API knows"
+
+    finish(main())
+
+
+def test_two_routers_never_mean_the_same_request():
+    async def main() -> None:
+        async with Cluster() as one, Cluster() as other:
+            assert one.client.name != other.client.name
+
+    finish(main())
+
+
+async def hand_off(prefill: FakeInstance, decode: FakeInstance) -> RequestId:
+    """The whole trip up to decode going on, with token 5 from prefill."""
+    expect = await decode.heard(Expect)
+    name, attempt = expect.request.id, expect.request.attempt
+    decode.send(Expecting(name, attempt, 0))
+    wanted = await prefill.heard(Prefill)
+    assert wanted.request.sampling.max_tokens == len(wanted.request.delivered(0)) + 1
+    offer = Offer(name, attempt, 9, 0, (3,), 3, last=True, cached_tokens=2)
+    prefill.send(Emit([(name, attempt, 0, 0, 5)], []), offer)
+    assert await decode.heard(PeerOffer) == PeerOffer(offer, "/peer/p-0", (5,))
+    decode.send(AskRelease(name, attempt))
+    assert await prefill.heard(AskRelease) == AskRelease(name, attempt)
+    prefill.send(Released(name, attempt, True))
+    assert (await decode.heard(Released)).kept
+    decode.send(Adopted(name, attempt, 3))
+    return name
+
+
+def test_a_prompt_is_handed_from_one_instance_to_another():
+    async def main() -> None:
+        seconds: list[float] = []
+        async with Cluster() as cluster, asyncio.timeout(8):
+            prefill, decode = await cluster.instance("p-0", "prefill"), await cluster.instance("d-0", "decode")
+            cluster.client.on_handoff = seconds.append
+            asked = Asked(cluster.client, request())
+            name = await hand_off(prefill, decode)
+            decode.send(Emit([(name, 1, 0, 1, 6)], []), Emit([(name, 1, 0, 2, 7)], [ended(name, 3)]))
+            await asked.over
+            assert asked.tokens == [5, 6, 7]
+            last = asked.deltas[-1].ended
+            assert last is not None
+            assert (last.cached_tokens, last.output_tokens) == (2, 3), "of prefill, and counted here"
+            view = cluster.client.view()
+            assert view.counters["handoffs"] == len(seconds) == 1
+            assert [(each.name, each.role, each.state) for each in view.instances] == [
+                ("p-0", "prefill", "alive"),
+                ("d-0", "decode", "alive"),
+            ]
+
+    finish(main())
+
+
+def test_when_an_instance_is_lost_another_goes_on_and_every_token_comes_once():
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(8):
+            one, other = await cluster.instance("m-0"), await cluster.instance("m-1")
+            asked = Asked(cluster.client, request())
+            _, pending = done = await asyncio.wait(
+                [asyncio.create_task(each.heard(GenerateRequest), name=each.hello.name) for each in (one, other)],
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            (first,) = done[0]
+            lost, survivor = (one, other) if first.get_name() == "m-0" else (other, one)
+            name = first.result().id
+            lost.send(Emit([(name, 1, 0, 0, 5), (name, 1, 0, 1, 6)], []))
+            await settled()
+            await lost.leave()
+            (again,) = pending
+            replay = await again
+            assert (replay.attempt, replay.outputs) == (2, ((5, 6),))
+            survivor.send(Emit([(name, 2, 0, 2, 7)], [ended(name, 3, attempt=2)]))
+            await asked.over
+            assert asked.tokens == [5, 6, 7]
+            assert cluster.client.view().counters["replays"] == 1
+
+    finish(main())
+
+
+def test_an_instance_that_falls_silent_is_suspect_then_given_up():
+    async def main() -> None:
+        async with Cluster(suspect_seconds=0.3, lapse_seconds=0.6) as cluster, asyncio.timeout(8):
+            one = await cluster.instance("m-0")
+            await cluster.client.ping(1)
+            one.fall_silent()
+            while cluster.client.nodes:
+                await asyncio.sleep(0.02)
+            with pytest.raises(Unavailable, match="no instance"):
+                await cluster.client.ping(1)
+
+    finish(main())
+
+
+def test_health_is_that_of_the_healthiest():
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(8):
+            one, _ = await cluster.instance("m-0"), await cluster.instance("m-1")
+            one.beat = replace(one.beat, fault="no progress for 3 s")
+            one.send(one.beat)
+            await settled()
+            await cluster.client.ping(1)
+            assert [each.state for each in cluster.client.view().instances] == ["suspect", "alive"]
+            await cluster._instances[1].leave()
+            with pytest.raises(Unavailable, match="m-0: no progress for 3 s"):
+                await cluster.client.ping(1)
+
+    finish(main())
+
+
+def test_a_request_is_turned_away_with_the_time_to_come_back():
+    async def main() -> None:
+        async with Cluster(no_instance_seconds=0.05) as cluster, asyncio.timeout(8):
+            with pytest.raises(EngineRefused) as refused:
+                await Asked(cluster.client, request()).over
+            answer = as_api_error(refused.value)
+            assert answer.http_status == 503
+            assert int(answer.headers["retry-after"]) >= 1
+
+    finish(main())
+
+
+def test_a_request_that_cannot_go_on_breaks_off():
+    async def main() -> None:
+        async with Cluster(no_instance_seconds=0.05) as cluster, asyncio.timeout(8):
+            one = await cluster.instance("m-0")
+            asked = Asked(cluster.client, request())
+            there = await one.heard(GenerateRequest)
+            one.send(Emit([(there.id, 1, 0, 0, 5)], []))
+            await settled()
+            await one.leave()
+            with pytest.raises(Unavailable):
+                await asked.over
+            assert asked.tokens == [5]
+
+    finish(main())
+
+
+def test_a_stop_string_seen_in_the_middle_of_a_delivery_ends_that_sequence():
+    """The API aborts from within `take`, while the machine's effects are being carried out."""
+
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(8):
+            one = await cluster.instance("m-0")
+            asked = Asked(cluster.client, request(n=2))
+            take = asked.take
+            asked.take = take
+            there = await one.heard(GenerateRequest)
+            cluster.client._streams[there.id]._take = lambda delta: (
+                take(delta),
+                delta.tokens == [5] and cluster.client.abort(RequestId("a"), 0, FinishReason.STOP),
+            )
+            one.send(Emit([(there.id, 1, 0, 0, 5), (there.id, 1, 1, 0, 6)], []))
+            assert await one.heard(AbortRequest) == AbortRequest(there.id, 0, FinishReason.STOP)
+            one.send(
+                Emit([], [ended(there.id, 1, 0, FinishReason.STOP)]), Emit([(there.id, 1, 1, 1, 7)], [ended(there.id, 2, 1)])
+            )
+            await asked.over
+            assert asked.tokens == [5, 6, 7]
+
+    finish(main())
+
+
+def test_a_client_that_leaves_withdraws_its_request():
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(8):
+            one = await cluster.instance("m-0")
+            asked = Asked(cluster.client, request())
+            there = await one.heard(GenerateRequest)
+            asked.over.cancel()
+            assert await one.heard(AbortRequest) == AbortRequest(there.id)
+            one.send(Emit([], [ended(there.id, 0, 0, FinishReason.ABORT)]))
+            await settled()
+            assert cluster.machine.idle
+
+    finish(main())
+
+
+def test_what_the_model_thought_comes_through():
+    def row(sampled: TokenLogprob | None, *prompt: TokenLogprob) -> RowLogprobs:
+        return RowLogprobs(Slot(0), Incarnation(1), sampled, 1, prompt)
+
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(8):
+            one = await cluster.instance("m-0")
+            asked = Asked(cluster.client, request(logprobs=0, prompt_logprobs=0))
+            name = (await one.heard(GenerateRequest)).id
+            thoughts = [TokenLogprob(token, -float(token), 1) for token in (2, 3, 5, 6)]
+            one.send(Emit([(name, 1, 0, 0, 5)], [], [(name, 0, row(thoughts[2], *thoughts[:2]))]))
+            one.send(Emit([(name, 1, 0, 1, 6)], [ended(name, 2)], [(name, 0, row(thoughts[3]))]))
+            await asked.over
+            assert asked.deltas[0].prompt_logprobs == [None, *thoughts[:2]]
+            assert [entry for delta in asked.deltas for entry in delta.logprobs] == thoughts[2:]
+
+    finish(main())
+
+
+def test_refusals_of_instances_are_not_the_clients():
+    async def main() -> None:
+        async with Cluster(again_seconds=0.05) as cluster, asyncio.timeout(8):
+            one = await cluster.instance("m-0")
+            asked = Asked(cluster.client, request())
+            there = await one.heard(GenerateRequest)
+            one.send(RefusedRequest(there.id, Refused("queue_full", 2, 1), there.attempt))
+            again = await one.heard(GenerateRequest)
+            assert again.attempt > there.attempt
+            one.send(Emit([(there.id, again.attempt, 0, 0, 5)], [ended(there.id, attempt=again.attempt)]))
+            await asked.over
+            assert asked.tokens == [5]
+
+    finish(main())
+
+
+def test_numbers_are_sums_and_counters_never_fall():
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(8):
+            one, other = await cluster.instance("m-0"), await cluster.instance("m-1")
+            one.send(InstanceStats(running=1, blocks_total=10, output_tokens=100, ended={"stop": 2}))
+            other.send(InstanceStats(running=2, blocks_total=20, output_tokens=50, ended={"stop": 1, "length": 4}))
+            await settled()
+            stats = cluster.client.stats()
+            assert (stats.running, stats.blocks_total, stats.output_tokens) == (3, 30, 150)
+            assert stats.ended == {"stop": 3, "length": 4}
+            await one.leave()
+            stats = cluster.client.stats()
+            assert (stats.running, stats.blocks_total, stats.output_tokens) == (2, 20, 150)
+            assert stats.ended == {"stop": 3, "length": 4}
+
+    finish(main())
+
+
+def test_an_instance_that_does_not_fit_is_told_why():
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(8):
+            await cluster.instance("m-0")
+            odd = await cluster.connect("m-1", ready=replace(READY, identity=b"others"))
+            refused = await cluster.refused(odd)
+            assert "identity" in refused.reason
+            assert len(cluster.client.nodes) == 1
+
+    finish(main())
+
+
+# Orders
+
+
+def test_a_pause_waits_for_what_is_open_then_all_instances_pause():
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(8):
+            one = await cluster.instance("m-0")
+            asked = Asked(cluster.client, request())
+            name = (await one.heard(GenerateRequest)).id
+            pausing = asyncio.create_task(cluster.client.pause(None))
+            await settled()
+            assert cluster.client.stats().mode == "draining"
+            with pytest.raises(EngineRefused, match="draining"):
+                await Asked(cluster.client, request(RequestId("b"))).over
+            one.send(Emit([(name, 1, 0, 0, 5)], [ended(name)]))
+            await asked.over
+            await one.obey(PauseInstance)
+            await pausing
+            assert cluster.client.stats().mode == "paused"
+            late = await cluster.instance("m-1")
+            await late.heard(PauseInstance)
+            resuming = asyncio.create_task(cluster.client.resume())
+            await one.obey(ResumeInstance)
+            await late.obey(ResumeInstance)
+            await resuming
+            assert cluster.client.stats().mode == "serving"
+
+    finish(main())
+
+
+def test_a_pause_with_a_limit_ends_what_is_still_open():
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(8):
+            one = await cluster.instance("m-0")
+            asked = Asked(cluster.client, request())
+            name = (await one.heard(GenerateRequest)).id
+            pausing = asyncio.create_task(cluster.client.pause(0.05))
+            assert await one.heard(AbortRequest) == AbortRequest(name)
+            one.send(Emit([], [ended(name, 0, 0, FinishReason.ABORT)]))
+            await asked.over
+            (order,) = await one.obey(PauseInstance)
+            assert order.drain_seconds_max == 0.0
+            await pausing
+
+    finish(main())
+
+
+def test_a_cluster_that_is_resumed_was_not_paused():
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(8):
+            one = await cluster.instance("m-0")
+            asked = Asked(cluster.client, request())
+            name = (await one.heard(GenerateRequest)).id
+            pausing = asyncio.create_task(cluster.client.pause(None))
+            await settled()
+            resuming = asyncio.create_task(cluster.client.resume())
+            await one.obey(ResumeInstance)
+            await resuming
+            with pytest.raises(Unavailable, match="resumed before"):
+                await pausing
+            one.send(Emit([(name, 1, 0, 0, 5)], [ended(name)]))
+            await asked.over
+
+    finish(main())
+
+
+def test_an_order_without_an_instance_is_refused():
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(8):
+            with pytest.raises(Unavailable, match="no instance"):
+                await cluster.client.clear_cache(device=True, host=True)
+
+    finish(main())
+
+
+def test_an_instance_that_is_lost_on_the_way_does_not_hold_up_an_order():
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(8):
+            one, other = await cluster.instance("m-0"), await cluster.instance("m-1")
+            clearing = asyncio.create_task(cluster.client.clear_cache(device=True, host=False))
+            (order,) = await one.obey(ClearCache)
+            assert (order.device, order.host) == (True, False)
+            await other.leave()
+            await clearing
+
+    finish(main())
+
+
+RELOAD = (PauseInstance, SleepInstance, WakeInstance)
+
+
+def test_other_weights_are_served_when_all_have_them():
+    async def main() -> None:
+        identities: list[bytes] = []
+        async with Cluster() as cluster, asyncio.timeout(8):
+            instances = [await cluster.instance("m-0"), await cluster.instance("m-1")]
+            cluster.client.on_identity = identities.append
+            loading = asyncio.create_task(cluster.client.load_weights("/new", None))
+            done = await asyncio.gather(*(each.obey(*RELOAD, ResumeInstance, identity=b"new") for each in instances))
+            assert [orders[2].model for orders in done] == ["/new", "/new"]
+            await loading
+            assert identities == [b"new"]
+            assert len(cluster.client.nodes) == 2, "they fit each other again"
+            late = await cluster.connect("m-2")
+            assert "identity" in (await cluster.refused(late)).reason
+            assert cluster.client.stats().mode == "serving"
+
+    finish(main())
+
+
+def test_where_one_cannot_load_them_all_have_the_old_ones_again():
+    async def main() -> None:
+        identities: list[bytes] = []
+        async with Cluster(model="/old") as cluster, asyncio.timeout(8):
+            can, cannot = await cluster.instance("m-0"), await cluster.instance("m-1")
+            cluster.client.on_identity = identities.append
+            loading = asyncio.create_task(cluster.client.load_weights("/new", None))
+
+            async def obey_and_go_back() -> None:
+                await can.obey(*RELOAD, identity=b"new")
+                _, back = await can.obey(SleepInstance, WakeInstance, identity=b"weights")
+                assert back.model == "/old"
+                await can.obey(ResumeInstance)
+
+            async def refuse() -> None:
+                await cannot.obey(*RELOAD, refuse="another vocabulary")
+                await cannot.obey(ResumeInstance)
+
+            await asyncio.gather(obey_and_go_back(), refuse())
+            with pytest.raises(CallerError, match="m-1: another vocabulary"):
+                await loading
+            assert identities == [b"weights"]
+            assert len(cluster.client.nodes) == 2
+
+    finish(main())
