@@ -1,62 +1,15 @@
-"""What `baton router` and `baton up` take besides the options of `baton serve`, and what the router process is told."""
+"""What the router process is told."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from baton.cluster_config import PlacementPolicy, RouterConfig
+from baton.cluster_config import RouterConfig
 from baton.config import ServeConfig
-from baton.ranges import Range, check_values
-
-_ROUTER = RouterConfig()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlacementOptions:
-    """How requests are placed on instances. Each field is a flag and a YAML key of `baton router` and `baton up`."""
-
-    placement: PlacementPolicy = _ROUTER.policy
-    """Which instance gets a request. prefix: where the least is left to compute, cached tokens considered. load: the least
-    loaded. two_choices: the less loaded of two drawn at random. round_robin: in turn."""
-    handoff_tokens_min: Annotated[int, Range(0, 2**31 - 1)] = _ROUTER.handoff_tokens_min
-    "A prompt with fewer uncached tokens than this is computed by the instance that decodes it, without a hand-off."
-    migrations_max: Annotated[int, Range(0, 1_000_000)] = _ROUTER.migrations_max
-    "Losses of its instance that a request survives. After one more it ends with an error."
-
-    def __post_init__(self) -> None:
-        check_values(self)
-
-    def router(self, serve: ServeConfig) -> RouterConfig:
-        return RouterConfig(
-            policy=self.placement,
-            order=serve.order,
-            queue_requests_max=serve.queue_requests_max,
-            queue_tokens_max=serve.queue_tokens_max,
-            handoff_tokens_min=self.handoff_tokens_min,
-            migrations_max=self.migrations_max,
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RouterOptions:
-    """Where `baton router` meets its instances. Each field is a flag and a YAML key."""
-
-    cluster_host: str = "127.0.0.1"
-    "Address on which instances are expected. Whoever reaches it needs the secret."
-    cluster_port: Annotated[int, Range(0, 65_535)] = 8100
-    "Port on which instances are expected (baton serve --router tcp://HOST:PORT). 0: one that is free."
-    cluster_secret: str = ""
-    "File with the secret that routers and instances share; only its owner may read it."
-
-    def __post_init__(self) -> None:
-        check_values(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterProcessConfig:
-    """What the router's process is told."""
-
     serve: ServeConfig
     "Model (its tokenizer and template), HTTP, keys, logs, times. What is about an engine is not used."
     router: RouterConfig
