@@ -86,13 +86,16 @@ class Scripted:
         "What it says to anything new."
         self.hold = ()
         "Kinds of message that it does not answer."
-        self.auto = True
+        self.frozen = False
+        "Neither hears nor says anything, nor computes."
 
     def _say(self, message):
         if type(message) not in self.hold:
             self.out.append(message)
 
     def hear(self, message):
+        if self.frozen:
+            return
         self.heard.append(message)
         match message:
             case GenerateRequest():
@@ -150,6 +153,8 @@ class Scripted:
 
     def step(self):
         """One token of everything that runs."""
+        if self.frozen:
+            return
         rows, ended, offers = [], [], []
         for leg in list(self.legs.values()):
             if leg.kind in ("expected", "kept"):
@@ -275,7 +280,7 @@ class Room:
     def settle(self):
         """Until nobody has anything to say."""
         for _ in range(1000):
-            speakers = [instance for instance in self.live.values() if instance.out]
+            speakers = [instance for instance in self.live.values() if instance.out and not instance.frozen]
             if not speakers:
                 return
             for instance in speakers:
@@ -290,7 +295,9 @@ class Room:
             self.settle()
 
     def wait(self, seconds, silent=()):
-        """Beats come, deadlines are kept."""
+        """Beats come, deadlines are kept. Who is silent is frozen meanwhile."""
+        for instance in silent:
+            instance.frozen = True
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + 0.25)
@@ -301,6 +308,8 @@ class Room:
             if deadline is not None and deadline <= self.now:
                 self.tell(Tick())
             self.settle()
+        for instance in silent:
+            instance.frozen = False
 
     def kill(self, instance):
         self.live.pop(instance.session)

@@ -27,8 +27,8 @@ def check_router(config: RouterConfig, coordinator: Coordinator) -> None:
         queued += trip.state is TripState.QUEUED
     if queued != len(coordinator.line):
         raise InvariantBroken(f"{queued} trips are queued, {len(coordinator.line)} are in line", invariant=25)
-    if coordinator.alarms.armed != len(coordinator.trips):
-        raise InvariantBroken(f"{coordinator.alarms.armed} alarms for {len(coordinator.trips)} trips", invariant=41)
+    if coordinator.clocks.alarms.armed != len(coordinator.trips):
+        raise InvariantBroken(f"{coordinator.clocks.alarms.armed} alarms for {len(coordinator.trips)} trips", invariant=41)
     if len(coordinator.trips) > config.requests_open_max:
         raise InvariantBroken(f"{len(coordinator.trips)} requests are open", invariant=49)
     _check_members(config, coordinator)

@@ -1,7 +1,7 @@
 """Carries out the table of a trip (core/handoff/table.py): who has which part of it, what they are told, and when to look.
 
 `advance(trip, fact)` is the only way a trip's state changes. Books that go with a state are kept here too: the line, the
-legs of each instance and what it was charged, and the one alarm that every trip has until it is done.
+legs of each instance and what it was charged; clocks.py has the deadlines.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from baton.cluster_config import RouterConfig
-from baton.core.cluster.alarms import Alarms
+from baton.core.cluster.clocks import Clocks
 from baton.core.cluster.events import BreakOff, ClusterEffect, Deliver, Tell, ToInstance, TurnAway
 from baton.core.cluster.line import Line
 from baton.core.cluster.membership import Member, Membership
@@ -26,6 +26,9 @@ from baton.protocol.request import FinishReason, Refused
 
 TO_COMPUTE: Final = (TripState.RESERVING, TripState.PREFILLING)
 """While a prefill instance has its prompt before it."""
+WAITED_LEARNING: Final = 0.125
+RETRY_SECONDS_MIN: Final = 1.0
+RETRY_SECONDS_MAX: Final = 60.0
 KEEP_MARGIN_SECONDS: Final = 2.0
 """A prompt is kept longer than decode may take to copy it."""
 
@@ -35,14 +38,14 @@ class Coordinator:
         "_actions",
         "_config",
         "_placement",
-        "alarms",
+        "clocks",
         "effects",
         "line",
         "membership",
-        "nobody_since",
         "now",
         "stats",
         "trips",
+        "waited_seconds",
     )
 
     def __init__(self, config: RouterConfig, membership: Membership, placement: Placement, stats: RouterStats) -> None:
@@ -52,11 +55,11 @@ class Coordinator:
         self.stats = stats
         self.trips: dict[RequestId, Trip] = {}
         self.line = Line(config)
-        self.alarms = Alarms()
+        self.clocks = Clocks(config)
         self.effects: list[ClusterEffect] = []
         self.now = Instant(0.0)
-        self.nobody_since: Instant | None = None
-        "Since when no instance works. None: some do."
+        self.waited_seconds = 0.0
+        "How long newcomers wait in line, of late."
         self._actions: dict[TripAction, Callable[[Trip, Any], None]] = {
             TripAction.SEND: self._send,
             TripAction.EXPECT: self._expect,
@@ -76,12 +79,14 @@ class Coordinator:
     def begin(self, trip: Trip) -> None:
         self.trips[trip.id] = trip
         self.line.join(trip)
-        self.arm(trip)
+        self.clocks.arm(trip)
 
     def place(self, trip: Trip, choice: Choice) -> None:
         """It is the next one, and this is who gets it."""
         trip.identity = choice.home.hello.ready.identity
         trip.mark, trip.base = trip.told, len(trip.open[trip.leader])
+        if trip.first:
+            self.waited_seconds += WAITED_LEARNING * (self.now - trip.begun - self.waited_seconds)
         home, prefill = choice.home, choice.prefill
         trip.home = home
         home.legs[trip.id] = trip
@@ -116,43 +121,28 @@ class Coordinator:
             self.line.leave(trip)
         if fact is TripFact.BROKEN:
             self.stats.broken += 1
-        self._set_clocks(trip, before, fact)
+        self._measure(trip, before)
+        self.clocks.set(trip, before, fact, self.now)
         for action in actions:
             self._actions[action](trip, message)
         if trip.state is TripState.DONE:
             self._detach_prefill(trip)
             self._detach_home(trip)
-            self.alarms.clear(trip)
+            self.clocks.alarms.clear(trip)
             self.trips.pop(trip.id, None)
         else:
-            self.arm(trip)
+            self.clocks.arm(trip)
 
-    def _set_clocks(self, trip: Trip, before: TripState, fact: TripFact) -> None:
-        """Of the state that begins, or in which something new was computed."""
-        state, now, config = trip.state, self.now, self._config
-        match state:
-            case TripState.RESERVING:
-                trip.asked_at = now
-                trip.deadline = Instant(now + config.reserve_seconds_max)
-            case TripState.PREFILLING:
-                if before is not state:
-                    trip.handoff_seconds = now - trip.asked_at
-                    trip.renew_at = Instant(now + config.lease_seconds / 2)
-                if before is not state or fact is TripFact.OFFERED:
-                    trip.deadline = Instant(now + config.prefill_seconds_max)
-            case TripState.HANDING:
-                if before is not state:
-                    trip.asked_at = now
-                    trip.deadline = Instant(now + config.handing_seconds_max)
-            case TripState.SERVING:
-                if before is TripState.HANDING:
-                    self.stats.handoffs += 1
-                    self._placement.measured(trip.handoff_seconds + now - trip.asked_at)
-                trip.deadline = Instant(now + config.silence_seconds_max)
-        if state is not TripState.PREFILLING:
-            trip.renew_at = None
-        if state is not TripState.SERVING:
-            trip.withdraw_by = None
+    def _measure(self, trip: Trip, before: TripState) -> None:
+        """What the hand-off costs beside the computing: asking for room, and from the last computed block to the adoption."""
+        match before, trip.state:
+            case (TripState.QUEUED, TripState.RESERVING) | (TripState.PREFILLING, TripState.HANDING):
+                trip.asked_at = self.now
+            case TripState.RESERVING, TripState.PREFILLING:
+                trip.handoff_seconds = self.now - trip.asked_at
+            case TripState.HANDING, TripState.SERVING:
+                self.stats.handoffs += 1
+                self._placement.measured(trip.handoff_seconds + self.now - trip.asked_at)
 
     # Actions
 
@@ -165,9 +155,9 @@ class Coordinator:
 
     def renew(self, trip: Trip) -> None:
         """Prefill takes its time: decode shall keep the room."""
-        trip.renew_at = Instant(self.now + self._config.lease_seconds / 2)
+        self.clocks.renewed(trip, self.now)
         self._expect(trip, None)
-        self.arm(trip)
+        self.clocks.arm(trip)
 
     def _prefill(self, trip: Trip, _: object) -> None:
         keep = self._config.handing_seconds_max + KEEP_MARGIN_SECONDS
@@ -175,14 +165,9 @@ class Coordinator:
         self._remember(trip.prefill, trip)
 
     def _pass_offer(self, trip: Trip, offer: Offer) -> None:
-        outputs: tuple[int, ...] = ()
-        if offer.last:
-            outputs = tuple(trip.open[trip.leader])
-            if trip.usage is None:
-                trip.led = trip.leader
-                trip.usage = (offer.cached_tokens, offer.host_tokens, offer.storage_tokens)
-        elif trip.renew_at is not None:
-            trip.renew_at = Instant(self.now + self._config.lease_seconds / 2)
+        outputs = tuple(trip.open[trip.leader]) if offer.last else ()
+        if not offer.last:  # this renews the lease too
+            self.clocks.renewed(trip, self.now)
         if trip.prefill is not None:
             self._tell(trip.home, PeerOffer(offer, trip.prefill.hello.peer, outputs))
 
@@ -218,11 +203,11 @@ class Coordinator:
 
     def _requeue(self, trip: Trip, _: object) -> None:
         """The next attempt. What is over already is told here, because nobody else can."""
+        trip.withdraw_by = None
         self._detach_prefill(trip)
         self._detach_home(trip)
         trip.attempt += 1
         trip.first = False
-        trip.queued_at = self.now
         self.line.join(trip)
         over: list[tuple[int, FinishReason]] = []
         for index in trip.open:
@@ -259,8 +244,14 @@ class Coordinator:
             self.break_off(trip, "worker_gone", f"no instance goes on with the request: {refused}")
             return
         self.stats.turned_away[refused.reason] += 1
-        self.effects.append(TurnAway(trip.id, refused))
+        self.effects.append(TurnAway(trip.id, refused, self.retry_seconds(refused)))
         self.advance(trip, TripFact.CLOSED)
+
+    def retry_seconds(self, refused: Refused) -> float:
+        """When it may be worth trying again: those that were placed lately waited so long."""
+        if refused.reason == "worker_gone":
+            return self._config.no_instance_seconds
+        return min(max(self.waited_seconds, RETRY_SECONDS_MIN), RETRY_SECONDS_MAX)
 
     def sequence_over(self, trip: Trip, index: int) -> None:
         """Books of a sequence that is about to leave `trip.open`."""
@@ -280,27 +271,6 @@ class Coordinator:
             self.advance(trip, TripFact.HOME_LOST if trip.home is member else TripFact.PREFILL_LOST)
         if member.legs:
             raise InvariantBroken(f"{member!r} is gone and has something", invariant=46)
-
-    # Clocks
-
-    def arm(self, trip: Trip) -> None:
-        """The earliest of what its state waits for, and its own time-out."""
-        if trip.state is TripState.DONE:
-            return
-        if trip.state is TripState.QUEUED:
-            trip.deadline = self.queue_deadline(trip)
-        at = trip.deadline
-        for other in (trip.renew_at, trip.timeout_at, trip.withdraw_by):
-            if other is not None and other < at:
-                at = other
-        self.alarms.set(trip, at)
-
-    def queue_deadline(self, trip: Trip) -> Instant:
-        config = self._config
-        deadline = trip.queued_at + config.queue_seconds_max
-        if self.nobody_since is not None:
-            deadline = min(deadline, max(self.nobody_since, trip.queued_at) + config.no_instance_seconds)
-        return Instant(deadline)
 
     # Legs
 

@@ -34,7 +34,7 @@ class Delivery:
         self._again_seconds = again_seconds
 
     def take(self, member: Member, emit: Emit) -> bool:
-        """Is there more to do than to pass tokens on?"""
+        """Has something ended, so that others may have a chance?"""
         coordinator = self._coordinator
         if not emit.ended and not emit.logprobs:
             trips = coordinator.trips
@@ -51,12 +51,10 @@ class Delivery:
             else:
                 coordinator.effects.append(Deliver(emit))
                 return False
-            self._sift_rest(member, emit, row, rows)
-            return True
-        self._sift(member, emit)
-        return True
+            return self._sift_rest(member, emit, row, rows)
+        return self._sift(member, emit)
 
-    def _sift_rest(self, member: Member, emit: Emit, row: TokenRow, rows: Iterator[TokenRow]) -> None:
+    def _sift_rest(self, member: Member, emit: Emit, row: TokenRow, rows: Iterator[TokenRow]) -> bool:
         """From the first row on that is not the next one of anything."""
         rest = [row, *rows]
         fresh = emit.tokens[: len(emit.tokens) - len(rest)]
@@ -65,8 +63,9 @@ class Delivery:
         if fresh:
             self._coordinator.effects.append(Deliver(Emit(fresh, [])))
         self._break(broken, member)
+        return bool(broken)
 
-    def _sift(self, member: Member, emit: Emit) -> None:
+    def _sift(self, member: Member, emit: Emit) -> bool:
         broken: dict[RequestId, Trip] = {}
         owed = self._prompts_owed(member, emit.logprobs)
         verdicts: dict[tuple[RequestId, int], deque[bool]] = {}
@@ -85,6 +84,7 @@ class Delivery:
         for trip in touched.values():
             self._after_end(trip, broken)
         self._break(broken, member)
+        return bool(touched or broken)
 
     def _takes(self, member: Member, row: TokenRow, broken: dict[RequestId, Trip]) -> bool:
         request, attempt, index, position, token = row

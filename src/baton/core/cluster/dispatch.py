@@ -29,10 +29,14 @@ class Dispatch:
 
     def look(self) -> None:
         self.look_at = None
-        self._note_nobody()
         line = self._coordinator.line
+        if not len(line):
+            return
+        self._note_nobody()
         skipped: list[Trip] = []
-        while self._coordinator.nobody_since is None and len(skipped) <= SKIPPED_MAX and (trip := line.head()) is not None:
+        while (
+            self._coordinator.clocks.nobody_since is None and len(skipped) <= SKIPPED_MAX and (trip := line.head()) is not None
+        ):
             found = self._placement.place(trip, self._coordinator.now)
             if found is Shortage.ROOM:
                 break
@@ -61,13 +65,13 @@ class Dispatch:
             self._coordinator.place(trip, choice)
 
     def _note_nobody(self) -> None:
-        """Whether there is anybody decides how long those in line wait."""
+        """Whether there is anybody decides how long those in line wait. One that is paused on purpose comes back."""
         coordinator = self._coordinator
-        nobody = not coordinator.membership.usable(coordinator.now)
-        if nobody != (coordinator.nobody_since is not None):
-            coordinator.nobody_since = coordinator.now if nobody else None
+        nobody = not coordinator.membership.usable(coordinator.now) and not coordinator.membership.all_paused
+        if nobody != (coordinator.clocks.nobody_since is not None):
+            coordinator.clocks.nobody_since = coordinator.now if nobody else None
             for trip in coordinator.line.trips():
-                coordinator.arm(trip)
+                coordinator.clocks.arm(trip)
 
     def _next_chance(self, skipped: list[Trip]) -> Instant | None:
         now = self._coordinator.now

@@ -138,9 +138,9 @@ class Membership:
     def misfit(self, hello: NodeHello) -> str:
         """Why it cannot work beside those that are here. Empty: it can. The first one says what fits."""
         ready = hello.ready
+        if len(self.members) >= self._config.instances_max:
+            return f"there are {len(self.members)} instances already"
         for member in self.members.values():
-            if member.name == hello.name:
-                continue
             other, theirs = member.hello, member.hello.ready
             for what, mine, its in (
                 ("identity", ready.identity.hex(), theirs.identity.hex()),
@@ -151,8 +151,8 @@ class Membership:
             ):
                 if mine != its:
                     return f"{what} is {mine}, that of {other.name} is {its}: all instances of a cluster must agree"
-            return ""
-        return "" if len(self.members) < self._config.instances_max else f"there are {len(self.members)} instances already"
+            break  # they agree with each other
+        return ""
 
     def join(self, session: Session, hello: NodeHello, now: Instant) -> Member:
         """It fits, and nobody of its name is here."""

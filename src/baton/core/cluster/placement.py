@@ -118,6 +118,8 @@ class Placement:
             home = candidate.member
             blocks = -(-(candidate.uncached + 1) // home.hello.ready.block_size) + len(trip.open) - 1
             room = _has_room(home, blocks)
+            if trip.is_short(home):
+                continue
             if not pairs or home.hello.role != "decode" or self.stays(candidate):
                 if room or self._may_wait(home, trip):
                     return self._chosen(Choice(home, None, candidate.uncached, blocks, not room))
@@ -183,8 +185,8 @@ class Placement:
 
     def _prefill_for(self, trip: Trip, prefills: list[Member], keys: Sequence[BlockKey]) -> Candidate | None:
         limit = 1 + self._config.waiting_prompts_max  # one is computed
-        free = [self._candidate(member, trip, keys) for member in prefills if member.prompts < limit]
-        return self._ordered(free)[0] if free else None
+        free = [member for member in prefills if member.prompts < limit and not trip.is_short(member)]
+        return self._ordered([self._candidate(member, trip, keys) for member in free])[0] if free else None
 
     def stays(self, candidate: Candidate) -> bool:
         """Is it cheaper to compute the prompt where it is decoded than to hand it over?"""

@@ -13,6 +13,7 @@ from baton.cluster_config import RouterConfig
 from baton.core.cluster.coordinator import Coordinator
 from baton.core.cluster.membership import Member
 from baton.core.cluster.trip import Trip
+from baton.core.cluster.withdrawal import Withdrawal
 from baton.core.handoff.table import TripFact, TripState
 from baton.protocol.control import InstanceStats, RefusedRequest
 from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
@@ -20,15 +21,18 @@ from baton.protocol.ids import Instant, RequestId
 from baton.protocol.node import Beat
 
 NEVER: Final = ("never_fits", "never_planned", "never_queued")
+NO_ROOM: Final = ("no_room", "queue_full", "queue_tokens_full")
+"""Tried again when the instance has said anew how much room it has."""
 NOT_NOW: Final = ("draining", "paused", "worker_gone")
 """Refusals that are about the instance, not about the request."""
 
 
 class Reports:
-    __slots__ = ("_config", "_coordinator", "_stats", "hearers")
+    __slots__ = ("_config", "_coordinator", "_stats", "_withdrawal", "hearers")
 
-    def __init__(self, config: RouterConfig, coordinator: Coordinator) -> None:
+    def __init__(self, config: RouterConfig, coordinator: Coordinator, withdrawal: Withdrawal) -> None:
         self._config = config
+        self._withdrawal = withdrawal
         self._coordinator = coordinator
         self._stats = coordinator.stats
         self.hearers: dict[type[Any], Callable[[Member, Any], bool]] = {
@@ -61,12 +65,12 @@ class Reports:
         if refused.reason in NEVER:
             trip.unfit[member.name] = None
             trip.refused = refused
+        elif refused.reason in NO_ROOM:
+            trip.short[member.name] = member.beat
         else:
             trip.avoid(member.name, until, now)
         if refused.reason in NOT_NOW:
             member.held_until = until
-        if refused.reason == "no_room":  # as it says itself, until the next beat
-            member.blocks_since = min(member.blocks_since, refused.limit - member.beat.blocks_available)
         self._coordinator.advance(trip, TripFact.REFUSED)
         return True
 
@@ -87,11 +91,20 @@ class Reports:
         trip = self._leg(member, offer.request, offer.attempt)
         if trip is None or member is not trip.prefill:
             return False
-        if offer.last and trip.state is TripState.PREFILLING and len(trip.open[trip.leader]) <= trip.base:
-            self._coordinator.advance(trip, TripFact.BROKEN)  # its token has not come
-        else:
+        if not offer.last or trip.state is not TripState.PREFILLING:
             self._coordinator.advance(trip, TripFact.PREFILLED if offer.last else TripFact.OFFERED, offer)
-        return offer.last
+            return False
+        if len(trip.open[trip.leader]) <= trip.base:
+            self._coordinator.advance(trip, TripFact.BROKEN)  # its token has not come
+            return True
+        if trip.usage is None:
+            trip.led = trip.leader
+            trip.usage = (offer.cached_tokens, offer.host_tokens, offer.storage_tokens)
+        if trip.withdrawn:  # that was waited for
+            self._withdrawal.end(trip, list(trip.withdrawn.items()))
+        else:
+            self._coordinator.advance(trip, TripFact.PREFILLED, offer)
+        return True
 
     def _on_released(self, member: Member, message: Released) -> bool:
         trip = self._leg(member, message.request, message.attempt)

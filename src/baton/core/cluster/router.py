@@ -27,7 +27,6 @@ from baton.core.cluster.events import (
     Join,
     Part,
     Say,
-    Tell,
     Tick,
     TurnAway,
     Withdraw,
@@ -37,8 +36,8 @@ from baton.core.cluster.placement import Placement
 from baton.core.cluster.reports import Reports
 from baton.core.cluster.stats import RouterStats
 from baton.core.cluster.trip import Trip
+from baton.core.cluster.withdrawal import Withdrawal
 from baton.core.handoff.table import TripFact, TripState
-from baton.protocol.control import AbortRequest
 from baton.protocol.ids import Instant
 from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
@@ -57,6 +56,7 @@ class Router:
         "_hearers",
         "_numbers",
         "_placement",
+        "_withdrawal",
         "closing",
         "coordinator",
         "membership",
@@ -69,10 +69,11 @@ class Router:
         self.membership = Membership(config)
         self._placement = Placement(config, self.membership, rng)
         self.coordinator = Coordinator(config, self.membership, self._placement, self.stats)
-        self._alarms = self.coordinator.alarms
+        self._alarms = self.coordinator.clocks.alarms
         self._delivery = Delivery(self.coordinator, self._placement, config.again_seconds)
         self._dispatch = Dispatch(self.coordinator, self._placement)
-        self._hearers = Reports(config, self.coordinator).hearers | {Emit: self._delivery.take}
+        self._withdrawal = Withdrawal(config, self.coordinator)
+        self._hearers = Reports(config, self.coordinator, self._withdrawal).hearers | {Emit: self._delivery.take}
         self._numbers = count()
         self.closing = False
         self._handlers: dict[type[ClusterEvent], Callable[[Any], bool]] = {
@@ -141,7 +142,7 @@ class Router:
         refused = self._refusal(request)
         if refused is not None:
             self.stats.turned_away[refused.reason] += 1
-            self.coordinator.effects.append(TurnAway(request.id, refused))
+            self.coordinator.effects.append(TurnAway(request.id, refused, self.coordinator.retry_seconds(refused)))
             return False
         now = self.coordinator.now
         priority = request.priority if self._config.order == "priority" else 0
@@ -167,39 +168,8 @@ class Router:
     def _on_withdraw(self, event: Withdraw) -> bool:
         trip = self.coordinator.trips.get(event.request)
         if trip is not None:
-            self._withdraw(trip, [index for index in trip.open if event.index in (None, index)], event.reason)
+            self._withdrawal.withdraw(trip, [index for index in trip.open if event.index in (None, index)], event.reason)
         return trip is not None
-
-    def _withdraw(self, trip: Trip, indices: list[int], reason: FinishReason) -> None:
-        """Whoever serves it tells the end, with the usage. Before that nobody could: the router does."""
-        coordinator = self.coordinator
-        if trip.state is TripState.SERVING:
-            indices = [index for index in indices if index not in trip.withdrawn]
-            whole = len(indices) == len(trip.open)
-            for index in indices:
-                trip.withdrawn[index] = reason
-                if not whole:
-                    self._abort(trip, index, reason)
-            if indices:
-                if whole:
-                    self._abort(trip, None, reason)
-                trip.withdraw_by = Instant(coordinator.now + self._config.withdraw_seconds_max)
-                coordinator.arm(trip)
-            return
-        leader = trip.leader
-        coordinator.end(trip, [(index, reason) for index in indices])
-        if not trip.open:
-            coordinator.advance(trip, TripFact.CLOSED)
-        elif trip.state is not TripState.QUEUED:
-            if leader in indices:
-                coordinator.advance(trip, TripFact.LEADER_OVER)
-            else:
-                for index in indices:
-                    self._abort(trip, index, reason)
-
-    def _abort(self, trip: Trip, index: int | None, reason: FinishReason) -> None:
-        if trip.home is not None:
-            self.coordinator.effects.append(Tell(trip.home.session, AbortRequest(trip.id, index, reason)))
 
     def _on_close_door(self, event: CloseDoor) -> bool:
         self.closing = True
@@ -257,29 +227,26 @@ class Router:
             return
         if trip.timeout_at is not None and trip.timeout_at <= now:
             trip.timeout_at = None
-            self._withdraw(trip, list(trip.open), FinishReason.TIMEOUT)
+            self._withdrawal.withdraw(trip, list(trip.open), FinishReason.TIMEOUT)
         elif trip.withdraw_by is not None and trip.withdraw_by <= now:
-            trip.withdraw_by = None
-            coordinator.end(trip, list(trip.withdrawn.items()))
-            if not trip.open:
-                coordinator.advance(trip, TripFact.CLOSED)
+            self._withdrawal.lapse(trip)
         elif trip.deadline <= now:
             self._on_lapse(trip)
         elif trip.renew_at is not None and trip.renew_at <= now:
             coordinator.renew(trip)
-        coordinator.arm(trip)
+        coordinator.clocks.arm(trip)
 
     def _on_lapse(self, trip: Trip) -> None:
         """What its state waits for has not come."""
         coordinator, now, config = self.coordinator, self.coordinator.now, self._config
         if trip.state is TripState.QUEUED:
-            if coordinator.queue_deadline(trip) <= now:
-                nobody = coordinator.nobody_since is not None
-                coordinator.turn_away(trip, Refused("worker_gone" if nobody else "queue_full", limit=config.queue_requests_max))
+            if coordinator.clocks.nobody_since is not None:
+                coordinator.turn_away(trip, Refused("worker_gone"))
+            else:
+                coordinator.turn_away(trip, Refused("queue_full", coordinator.line.sequences, config.queue_requests_max))
             return
         if trip.state is TripState.SERVING and trip.told != trip.mark:
-            trip.mark = trip.told
-            trip.deadline = Instant(now + config.silence_seconds_max)
+            coordinator.clocks.heard(trip, now)
             return
         for member in (trip.home, trip.prefill):
             if member is not None:

@@ -15,6 +15,7 @@ from baton.core.cluster.membership import Member
 from baton.core.handoff.table import TripState
 from baton.core.kv.block_hash import BlockHasher
 from baton.protocol.ids import BlockKey, Instant
+from baton.protocol.node import Beat
 from baton.protocol.output import Ended
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 
@@ -52,6 +53,7 @@ class Trip:
         "refused",
         "renew_at",
         "request",
+        "short",
         "state",
         "timeout_at",
         "unfit",
@@ -86,6 +88,8 @@ class Trip:
         self.losses = 0
         self.avoided: dict[str, Instant] = {}
         "Instances that are not tried again before that."
+        self.short: dict[str, Beat] = {}
+        "Instances that had no room for it, and what they had last said of their room."
         self.unfit: dict[str, None] = {}
         "Instances that said that they can never take it."
         self.refused: Refused | None = None
@@ -151,6 +155,10 @@ class Trip:
 
     def avoids(self, member: Member, now: Instant) -> bool:
         return member.name in self.unfit or self.avoided.get(member.name, now) > now
+
+    def is_short(self, member: Member) -> bool:
+        """It has said nothing about its room since it had too little for this."""
+        return self.short.get(member.name) is member.beat
 
     def avoid(self, name: str, until: Instant, now: Instant) -> None:
         self.avoided = {other: at for other, at in self.avoided.items() if at > now}

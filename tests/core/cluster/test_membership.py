@@ -1,0 +1,247 @@
+"""Who lives, who is suspected, who is given up, who does not fit."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from baton.cluster_config import RouterConfig
+from baton.core.cluster.events import HangUp, Join, Part, Say, Session, Tick
+from baton.protocol.control import InstanceStats
+from baton.protocol.node import Beat
+
+from .harness import Room, Scripted, hello, request
+
+
+def names(room):
+    return [member.name for member in room.router.membership.usable(room.now)]
+
+
+def test_beats_keep_it_alive():
+    room = Room("mixed")
+    room.wait(30)
+    assert names(room) == ["mixed-0"]
+    assert not room.hung_up
+
+
+def test_silent_for_a_second_is_suspect_and_gets_nothing_new_and_is_welcome_when_it_speaks():
+    room = Room("mixed", "mixed")
+    first, second = room.instances
+    room.wait(1.0, silent=[first])
+    assert names(room) == ["mixed-1"]
+    for number in range(4):
+        room.arrive(request(f"r{number}"))
+    assert not first.legs
+    assert len(second.legs) == 4
+    room.say(first, first.beat())
+    assert len(names(room)) == 2
+
+
+def test_silent_for_two_seconds_is_given_up_and_its_requests_go_on():
+    room = Room("mixed", "mixed")
+    room.arrive(request())
+    room.step()
+    (home,) = [instance for instance in room.instances if instance.legs]
+    room.wait(2.25, silent=[home])
+    assert "2 s" in room.hung_up[home.session]
+    room.run()
+    room.assert_right()
+
+
+def test_any_word_is_a_sign_of_life():
+    room = Room("mixed")
+    (only,) = room.instances
+    for _ in range(20):
+        room.now += 0.5
+        room.say(only, InstanceStats())
+        room.tell(Tick())
+    assert names(room) == ["mixed-0"]
+
+
+def test_silence_is_looked_at_when_time_is_told_and_not_before():
+    """After a pause of the whole router what was said is behind other news."""
+    room = Room("mixed", "mixed")
+    room.now += 10
+    room.arrive(request())
+    for instance in room.instances:
+        room.say(instance, instance.beat())
+    room.tell(Tick())
+    assert not room.hung_up
+    room.run()
+    room.assert_right()
+
+
+def test_a_fault_means_no_new_work_until_it_is_mended():
+    room = Room("mixed")
+    (only,) = room.instances
+    room.say(only, Beat(fault="no progress", blocks_available=64, slots_free=8))
+    room.arrive(request())
+    assert not only.legs
+    room.say(only, only.beat())
+    assert only.legs
+    room.run()
+    room.assert_right()
+
+
+@pytest.mark.parametrize("mode", ["draining", "paused"])
+def test_one_that_does_not_serve_gets_nothing_new(mode):
+    room = Room("mixed", "mixed")
+    first, second = room.instances
+    room.say(first, InstanceStats(mode=mode))
+    for number in range(3):
+        room.arrive(request(f"r{number}"))
+    assert (len(first.legs), len(second.legs)) == (0, 3)
+    room.say(first, InstanceStats(mode="serving"))
+    assert len(names(room)) == 2
+
+
+def test_a_drain_waits_for_its_hand_off():
+    room = Room("prefill", "decode")
+    room.arrive(request())
+    room.settle()
+    room.step()
+    for instance in room.instances:
+        room.say(instance, InstanceStats(mode="draining"))
+    room.run()
+    room.assert_right()
+    assert room.router.stats.handoffs == 1
+
+
+def test_part_is_at_once_and_once():
+    room = Room("mixed")
+    (only,) = room.instances
+    room.kill(only)
+    assert not names(room)
+    assert room.tell(Part(only.session, "again")) == []
+    assert room.router.stats.instances_lost == 1
+
+
+def test_what_an_earlier_session_says_is_not_heard():
+    room = Room("mixed", "mixed")
+    room.arrive(request())
+    (home,) = [instance for instance in room.instances if instance.legs]
+    home.step()
+    late = list(home.out)
+    session = home.session
+    room.kill(home)
+    room.settle()
+    for message in late:
+        assert room.tell(Say(session, message)) == []
+    room.run()
+    room.assert_right()
+
+
+def test_same_name_again_ends_the_earlier_session():
+    room = Room("mixed", "mixed")
+    first, _ = room.instances
+    for number in range(4):
+        room.arrive(request(f"r{number}"))
+    room.step()
+    session = first.session
+    again = Scripted(replace(first.hello, incarnation=2))
+    del room.live[session]
+    room.instances.remove(first)
+    room.join(again)
+    assert room.hung_up == {session: "mixed-0 has joined again"}
+    room.run()
+    for number in range(4):
+        room.assert_right(f"r{number}")
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"identity": b"other"}, "identity"),
+        ({"layout": b"other"}, "layout"),
+        ({"block_size": 8}, "block size"),
+        ({"vocab_size": 7}, "vocabulary"),
+        ({"model_context_tokens": 7}, "context"),
+    ],
+)
+def test_one_that_does_not_fit_is_refused_with_the_reason(change, word):
+    room = Room("mixed")
+    (effect,) = room.tell(Join(Session(77), hello("other", **change)))
+    assert isinstance(effect, HangUp)
+    assert word in effect.reason
+    assert "mixed-0" in effect.reason
+    assert names(room) == ["mixed-0"]
+
+
+def test_pools_of_different_sizes_fit():
+    room = Room("mixed")
+    room.join(Scripted(hello("large", blocks=500, context_tokens=9000)))
+    assert len(names(room)) == 2
+
+
+def test_identity_changes_when_all_are_reloaded():
+    room = Room("mixed", "mixed")
+    first, second = room.instances
+    room.kill(first)
+    new = Scripted(hello("mixed-0", identity=b"new"))
+    room.join(new)
+    assert "identity" in room.hung_up[new.session]
+    room.kill(second)
+    room.join(Scripted(hello("mixed-1", identity=b"new")))
+    room.join(Scripted(hello("mixed-0", identity=b"new")))
+    assert len(names(room)) == 2
+
+
+def test_an_answer_does_not_go_on_with_other_weights():
+    room = Room("mixed")
+    (only,) = room.instances
+    room.arrive(request("begun"))
+    room.step()
+    room.arrive(request("new", prompt=(9,) * 20))
+    room.kill(only)
+    room.join(Scripted(hello("mixed-0", identity=b"new")))
+    room.wait(1)
+    assert room.broken_off == {"begun": "worker_gone"}
+    room.run()
+    room.assert_right("new")
+
+
+def test_too_many_instances_are_refused():
+    room = Room("mixed", "mixed", config=RouterConfig(instances_max=2))
+    extra = room.join(Scripted(hello("extra")))
+    assert "2 instances" in room.hung_up[extra.session]
+
+
+def test_one_that_is_lost_again_and_again_is_the_last_choice():
+    room = Room("mixed", "mixed")
+    crashing, steady = room.instances
+    for _ in range(3):
+        room.kill(crashing)
+        crashing = room.restart(crashing)
+    for number in range(3):
+        room.arrive(request(f"r{number}"))
+    assert (len(crashing.legs), len(steady.legs)) == (0, 3)
+    room.kill(steady)
+    room.wait(0.75)
+    assert len(crashing.legs) == 3, "the last choice is a choice"
+    room.run()
+
+
+def test_one_that_lived_long_is_not_in_a_row_of_losses():
+    room = Room("mixed", "mixed")
+    crashing, steady = room.instances
+    for _ in range(4):
+        room.wait(31)
+        room.kill(crashing)
+        crashing = room.restart(crashing)
+    for number in range(4):
+        room.arrive(request(f"r{number}", prompt=(number,) * 30))
+    assert crashing.legs
+    assert steady.legs
+
+
+def test_room_is_what_the_beat_said_less_what_was_sent_since():
+    room = Room("mixed")
+    (only,) = room.instances
+    (member,) = room.router.membership.members.values()
+    room.say(only, Beat(blocks_available=40, slots_free=5, waiting_tokens=7))
+    room.arrive(request(tokens=40, n=2))
+    assert member.slots_free == 3
+    assert member.blocks_available == 40 - 11 - 1
+    assert member.waiting_tokens == 47
+    room.run()
+    assert member.slots_free == 8
