@@ -323,6 +323,14 @@ class EngineConfig:
     "Without prefix caching they are not used."
     peer: str = ""
     "Where other instances may read its pool; the engine finds a place."
+    routers: tuple[str, ...] = ()
+    "Addresses of the routers that it serves (addresses.py). None: only its front."
+    cluster_secret: str = ""
+    "File with the secret of the cluster. The secret itself is in no configuration."
+    name: str = ""
+    "In the cluster: unique, and the same after a restart."
+    health_url: str = ""
+    "Of the HTTP beside it, for people."
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
 

@@ -54,21 +54,25 @@ class Rig:
         self.workers: list[Process] = []
         self.waits = True
         "Whether entering it waits for the start to be over."
+        self.has_front = True
+        "Without one only its routers reach the engine."
 
     async def __aenter__(self) -> Rig:
         pairs = [socket.socketpair() for _ in range(2)]
         self.front, self.supervisor = [await Channel.open(ours) for ours, _ in pairs]
         self._ends = [await Channel.open(theirs) for _, theirs in pairs]
-        self.engine = self._engine_type(self._config, *self._ends)
+        front, supervisor = self._ends
+        self.engine = self._engine_type(self._config, front if self.has_front else None, supervisor)
         self.running = asyncio.create_task(self.engine.run())
         self._reading = asyncio.create_task(self._read())
-        if self.waits:
+        if self.waits and self.has_front:
             await self.until(lambda: self.saw(InstanceReady))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.front.close()
+        (self.front if self.has_front else self.supervisor).close()
         await asyncio.wait([self.running])
+        self.front.close()
         await asyncio.wait_for(self._reading, 20)
         for channel in (self.supervisor, *self._ends):
             channel.close()

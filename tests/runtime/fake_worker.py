@@ -94,7 +94,7 @@ def main() -> None:
         send_descriptor(sockets[DESCRIPTORS], ProgressShared(WorkerEpoch(config.epoch)), word.fd)
     pool = come_to_pool(config, channel, sockets[DESCRIPTORS])
     gate(orders, "hello")
-    hello = {**pool, "block_size": config.block_size, "vocab_size": 50, "context_tokens": 512}
+    hello = {**pool, "block_size": config.block_size, "vocab_size": 50, "context_tokens": 512, "layout": b"fake"}
     names = json.loads(config.model).get("identities", [""])
     hello["identity"] = names[min(config.epoch, len(names)) - 1].encode()
     channel.send(WorkerHello(epoch=WorkerEpoch(config.epoch), **{**hello, **orders.get("hello", {})}))

@@ -138,6 +138,8 @@ class WorkerHello(Struct, frozen=True, array_like=True):
     "What the digest of the weights took, where it was not kept from an earlier start."
     plan: dict[str, int | float | str] = {}
     "How the size of the pool was found, for people (worker/build.py)."
+    layout: bytes = b""
+    "Fingerprint of a KV block's layout (kvpool/layout.py): between two that are equal blocks can be copied."
 
 
 class CacheHello(Struct, frozen=True, array_like=True):

@@ -1,7 +1,7 @@
-"""The engine process: the instance machine on a real loop, between the front's channel and the worker's.
+"""The engine process: the instance machine on a real loop, between its callers (the front, routers) and its worker.
 
-    front --requests, aborts, pings--> ENGINE --plans--> worker
-          <--tokens, ends, numbers---         <-results-
+    callers --requests, aborts, pings--> ENGINE --plans--> worker
+            <--tokens, ends, numbers---         <-results-
 
 It starts its children as its row of core/startup.py says, and another worker when that one is lost; the machine decides,
 this file acts.
@@ -12,29 +12,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace as replace_fields
 
 from baton.config import EngineConfig, PoolAccess, TiersConfig
 from baton.core.effects import Effect, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, StopWorker, TellCache
 from baton.core.engine.instance import Instance
 from baton.core.engine.worker_watch import WorkerState
 from baton.core.events import (
-    Abort,
     BlocksMoved,
     CacheLost,
     CacheReady,
     Event,
-    ForgetCache,
     Pause,
     Resume,
-    Sleep,
     StepDone,
     StorageAnswered,
-    Submit,
     Tick,
     Wake,
     WorkerLost,
@@ -46,32 +45,28 @@ from baton.errors import EngineError, InvariantBroken, PeerError
 from baton.observe.logs import configure
 from baton.protocol.codec import Message
 from baton.protocol.control import (
-    AbortRequest,
     CacheHello,
     CacheStats,
-    ClearCache,
     InstanceReady,
+    InstanceStats,
     LoadProgress,
     ModelChanged,
     ModeReport,
     OrderAnswer,
-    PauseInstance,
     Ping,
     Pong,
     ProgressShared,
-    RefusedRequest,
-    ResumeInstance,
-    SleepInstance,
     StartFailed,
-    WakeInstance,
     WorkerHello,
 )
+from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
 from baton.protocol.ids import RequestId, WorkerEpoch
 from baton.protocol.moves import MoveResult, StorageAnswer
+from baton.protocol.node import Beat, NodeHello
 from baton.protocol.output import Emit
 from baton.protocol.pool import HostPoolReady, PoolAttached, PoolDetached, PoolReady, PoolSized
-from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest
 from baton.protocol.step import StepResult
+from baton.runtime.callers import Callers
 from baton.runtime.channel import Channel
 from baton.runtime.child import Child, Loss
 from baton.runtime.child_set import ChildSet
@@ -80,7 +75,9 @@ from baton.runtime.driver import Driver
 from baton.runtime.pool_holder import PoolHolder
 from baton.runtime.private_folder import PrivateFolder
 from baton.runtime.process_table import CONTROL, ENGINE_CHILDREN, Restart
-from baton.runtime.snapshot import snapshot
+from baton.runtime.router_links import RouterLinks
+from baton.runtime.secret import read_secret
+from baton.runtime.snapshot import beat_of, snapshot
 from baton.runtime.startup import Startup
 from baton.runtime.weight_reload import WeightReload
 from baton.runtime.worker_health import WorkerHealth
@@ -93,18 +90,27 @@ STATS_SECONDS = 0.2
 CHECK_SECONDS = 10.0
 """An idle engine checks its books at most this often."""
 
+FAULT_EVENTS = (WorkerReady, WorkerLost, Pause, Resume)
+"""After these something may be wrong, or well again. What shows only in time goes with the next beat."""
+
 
 class Engine:
     rows = ENGINE_CHILDREN
     "Rehearsals put disturbed programs in some of them."
 
-    def __init__(self, config: EngineConfig, front: Channel, supervisor: Channel) -> None:
+    def __init__(self, config: EngineConfig, front: Channel | None, supervisor: Channel) -> None:
         if not config.instance.kv.prefix_caching:
             config = replace(config, tiers=TiersConfig())
         self._plan = plan_startup(blocks_given=config.worker.blocks is not None, role=config.role, tiers=bool(config.tiers))
         self._config = replace(config, worker=replace(config.worker, pool=pool_access(self._plan)))
         self._front = front
         self._supervisor = supervisor
+        self._callers = Callers(self)
+        self._links: RouterLinks | None = None
+        if config.routers:
+            self._links = RouterLinks(config.routers, read_secret(config.cluster_secret), self, self._callers)
+        self._incarnation = secrets.randbits(63)
+        self._layout = b""
         scheduler = config.instance.scheduler
         self._children: ChildSet[EngineConfig] = ChildSet(
             self.rows,
@@ -135,7 +141,8 @@ class Engine:
         try:
             self._make_peer_folder()
             self._spawn(self._start())
-            self._spawn(self._serve_front())
+            if self._front is not None:
+                self._spawn(self._serve_front(self._front))
             self._spawn(self._watch_supervisor())
             await self._over
         finally:
@@ -213,21 +220,22 @@ class Engine:
         self._pool.on_lost(child)
         if child.name == "cache":
             self._cache_hello = None
-            self._tell(CacheLost())
+            self.tell(CacheLost())
         if child.row.restart is Restart.ORDERED:
             self._health.detach()
-            self._tell(WorkerLost(WorkerEpoch(child.life), loss.text, loss.cause))
+            self._callers.fail_pings("the worker was lost")
+            self.tell(WorkerLost(WorkerEpoch(child.life), loss.text, loss.cause))
 
     def on_message(self, child: Child, message: Message) -> None:
         if type(message) is StepResult:
-            self._tell(StepDone(message))
+            self.tell(StepDone(message))
         else:
             self._on_rare_message(child, message)
 
     def _on_rare_message(self, child: Child, message: Message) -> None:
         match message:
             case Pong():
-                self._front.send(message)
+                self._callers.pong(message)
             case LoadProgress() if self._driver is None:
                 self._supervisor.send(message)
             case PoolSized():
@@ -237,9 +245,9 @@ class Engine:
                 self._pool.on_attached(child, message.incarnation)
                 self._startup.reach("attach", child.name)
             case MoveResult():
-                self._tell(BlocksMoved(message))
+                self.tell(BlocksMoved(message))
             case StorageAnswer():
-                self._tell(StorageAnswered(message))
+                self.tell(StorageAnswered(message))
             case CacheHello():
                 self._on_cache_hello(message)
             case CacheStats(counters):
@@ -264,10 +272,11 @@ class Engine:
         self._children.start_is_over()
         ports: dict[type[Any], Callable[[Any], None]] = {
             RunStep: self._run_step,
-            Emit: self._front.send,
-            Refuse: lambda effect: self._front.send(RefusedRequest(effect.request, effect.refused, effect.attempt)),
+            Emit: self._callers.emit,
+            Refuse: self._callers.refuse,
+            **dict.fromkeys((Expecting, Offer, AskRelease, Released, Adopted), self._callers.pass_on),
             RestartWorker: self._restart_worker,
-            ModeChanged: lambda effect: self._front.send(ModeReport(effect.mode.value)),
+            ModeChanged: lambda effect: self._callers.send_all(ModeReport(effect.mode.value)),
             OrderAnswer: self._answer_order,
             StopWorker: self._stop_worker,
             TellCache: self._tell_cache,
@@ -286,14 +295,16 @@ class Engine:
             hello.identity,
             self._resolved() | hello.plan,
         )
-        self._ready = ready
-        self._front.send(ready)
+        self._ready, self._layout = ready, hello.layout
+        self._send_front(ready)
         self._supervisor.send(ready)
         if hello.digest_seconds:
             logger.info("digest of the weights: %.1f s beside loading, kept for the next start", hello.digest_seconds)
-        self._tell(WorkerReady(hello.epoch, hello.pool, hello.identity))
+        self.tell(WorkerReady(hello.epoch, hello.pool, hello.identity))
         if self._cache_hello is not None:
             self._on_cache_hello(self._cache_hello)
+        if self._links is not None:
+            self._spawn(self._links.run())
 
     def _on_cache_hello(self, hello: CacheHello) -> None:
         if self._driver is None:
@@ -304,7 +315,7 @@ class Engine:
         books = self._instance.board.tiers.host.total
         if hello.host_blocks != books:
             raise PeerError(f"the cache service has {hello.host_blocks} host blocks, and the books are about {books}")
-        self._tell(CacheReady(hello.kept))
+        self.tell(CacheReady(hello.kept))
 
     def _tell_cache(self, effect: TellCache) -> None:
         cache = self._children.get("cache")
@@ -331,9 +342,14 @@ class Engine:
         if self._reload is not None and self._ready is not None and self._reload.does_not_fit(hello, self._ready):
             worker.process.kill()  # its end is noticed like any other, and another one is started
             return
-        if self._instance is not None and hello.identity != self._instance.fingerprint:
+        before, reload = None if self._instance is None else self._instance.fingerprint, self._reload
+        if hello.identity != before and reload is None:
             logger.warning("the model's files have changed: the next worker computes with others, and the cache begins anew")
-        self._tell(WorkerReady(WorkerEpoch(worker.life), hello.pool, hello.identity))
+        if self._ready is not None:
+            self._ready, self._layout = replace_fields(self._ready, identity=hello.identity), hello.layout
+        self.tell(WorkerReady(WorkerEpoch(worker.life), hello.pool, hello.identity))
+        if hello.identity != before and reload is None and self._links is not None:
+            self._links.identity_changed(ModelChanged(self._config.worker.model, hello.identity))
 
     def _run_step(self, effect: RunStep) -> None:
         if self._worker is not None:
@@ -345,18 +361,18 @@ class Engine:
             if worker is not None:
                 await self._children.stop(worker)
             self._health.detach()
-            self._tell(WorkerStopped())
+            self.tell(WorkerStopped())
 
         self._spawn(stop(self._worker))
 
-    def _on_wake(self, number: int, model: str) -> None:
+    def wake(self, number: int, model: str) -> None:
         if model and self._instance is not None:
             if self._reload is not None or self._instance.worker.state is not WorkerState.ASLEEP:
-                self._front.send(OrderAnswer(number, "refused", "weights are loaded where it is asleep, one set at a time"))
+                self._callers.answer(OrderAnswer(number, "refused", "weights are loaded where it is asleep, one set at a time"))
                 return
             self._reload = WeightReload(number, self._config.worker.model, model)
             self._use_model(model)
-        self._tell(Wake(number))
+        self.tell(Wake(number))
 
     def _use_model(self, model: str) -> None:
         self._config = replace(self._config, worker=replace(self._config.worker, model=model))
@@ -369,9 +385,11 @@ class Engine:
                 answer = OrderAnswer(answer.number, "refused", reload.failure)
             elif answer.outcome == "done" and self._instance is not None:
                 changed = ModelChanged(reload.new, self._instance.fingerprint)
-                self._front.send(changed)
+                self._send_front(changed)
                 self._supervisor.send(changed)
-        self._front.send(answer)
+                if self._links is not None:
+                    self._links.identity_changed(changed, self._callers.who_ordered(answer.number))
+        self._callers.answer(answer)
 
     def _restart_worker(self, effect: RestartWorker) -> None:
         if self._reload is not None and not self._reload.worker_starts(effect.reason):
@@ -385,43 +403,44 @@ class Engine:
 
         self._children.replace("worker", int(effect.epoch), wanted)
 
-    # The front
+    # Callers
 
-    async def _serve_front(self) -> None:
-        await self._front.listen(self._on_front_message)
+    async def _serve_front(self, front: Channel) -> None:
+        caller = self._callers.add(front.send, alone=self._links is None)
+        await front.listen(lambda message: self._callers.on_message(caller, message))
         if not self._over.done():
             self._over.set_result(None)
 
-    def _on_front_message(self, message: Message) -> None:
-        match message:
-            case GenerateRequest():
-                self._tell(Submit(message))
-            case GenerateBatch():
-                for request in message.requests():
-                    self._tell(Submit(request))
-            case AbortRequest(request, index, reason):
-                self._tell(Abort(RequestId(request), index, FinishReason.STOP if reason == "stop" else FinishReason.ABORT))
-            case Ping(number):
-                self._on_ping(number)
-            case PauseInstance(number, seconds):
-                self._tell(Pause(seconds, number))
-            case ClearCache(number, device, host):
-                self._tell(ForgetCache(number, device, host))
-            case ResumeInstance(number):
-                self._tell(Resume(number))
-            case SleepInstance(number):
-                self._tell(Sleep(number))
-            case WakeInstance(number, model):
-                self._on_wake(number, model)
+    def _send_front(self, message: Message) -> None:
+        if self._front is not None:
+            self._front.send(message)
 
-    def _on_ping(self, number: int) -> None:
+    def open_requests(self) -> Iterable[RequestId]:
+        return [] if self._instance is None else self._instance.view.request_ids()
+
+    def ping(self, number: int) -> None:
         if self._instance is None:
             return
         fault, worker = self._health.fault(self._instance, self._loop.time()), self._worker
         if worker is not None and not fault and not (self._instance.in_flight and self._health.known):
             worker.control.send(Ping(number))  # nothing else is asked of it
         else:
-            self._front.send(Pong(number, fault))
+            self._callers.pong(Pong(number, fault))
+
+    # What routers are told
+
+    def hello(self) -> NodeHello:
+        assert self._ready is not None
+        config, ready = self._config, self._ready
+        return NodeHello(config.name, self._incarnation, config.role, ready, self._layout, config.peer, config.health_url)
+
+    def beat(self) -> Beat:
+        assert self._instance is not None
+        return beat_of(self._instance, self._health.fault(self._instance, self._loop.time()))
+
+    def stats(self) -> InstanceStats:
+        assert self._instance is not None
+        return snapshot(self._instance, self._storage_counters)
 
     async def _watch_supervisor(self) -> None:
         while await self._supervisor.receive() is not None:
@@ -431,14 +450,16 @@ class Engine:
 
     def _on_due(self) -> None:
         try:
-            self._tell(Tick())
+            self.tell(Tick())
         except Exception as error:
             self.on_over(error)
 
-    def _tell(self, event: Event) -> None:
+    def tell(self, event: Event) -> None:
         if self._driver is None or self._instance is None:
             return
         self._driver.tell(event)
+        if self._links is not None and type(event) in FAULT_EVENTS:
+            self._links.look_at_fault()
         if self._instance.worker.state is WorkerState.GONE:  # its requests have their error; who runs us may start us again
             self.on_over(EngineError(f"the worker was lost {self._instance.worker.losses} time(s) in a row: the server ends"))
         if self._instance.idle:
@@ -466,7 +487,7 @@ class Engine:
         if self._instance is None:
             return
         self._health.look(self._instance, self._loop.time())
-        self._front.send(snapshot(self._instance, self._storage_counters))
+        self._send_front(self.stats())
         if self._instance.in_flight:  # also while nothing happens: that is when somebody has to look
             self._stats_timer = self._loop.call_later(STATS_SECONDS, self._send_stats)
 
@@ -478,12 +499,13 @@ def pool_access(plan: StartupPlan) -> PoolAccess:
 
 
 async def serve(config: EngineConfig, sockets: dict[str, socket.socket], engine: type[Engine] = Engine) -> None:
-    front, supervisor = await Channel.open(sockets["front"]), await Channel.open(sockets[CONTROL])
+    supervisor = await Channel.open(sockets[CONTROL])
+    front = await Channel.open(sockets["front"]) if "front" in sockets else None
     try:
         await engine(config, front, supervisor).run()
     except (EngineError, OSError) as error:
         supervisor.send(StartFailed(str(error) or type(error).__name__))
-        await asyncio.gather(front.finish(), supervisor.finish())
+        await asyncio.gather(*(channel.finish() for channel in (front, supervisor) if channel is not None))
         sys.exit(1)
 
 

@@ -1,10 +1,11 @@
-"""The instance's numbers, as one message."""
+"""The instance's numbers, as one message; and the few that a router places requests by."""
 
 from __future__ import annotations
 
 from baton.core.engine.instance import Instance
 from baton.core.engine.worker_watch import WorkerState
 from baton.protocol.control import InstanceStats
+from baton.protocol.node import Beat
 
 
 def snapshot(instance: Instance, storage: dict[str, int] | None = None) -> InstanceStats:
@@ -42,5 +43,22 @@ def snapshot(instance: Instance, storage: dict[str, int] | None = None) -> Insta
         ended={reason.value: count for reason, count in stats.ended.items()},
         refused={str(reason): count for reason, count in stats.refused.items()},
         held_back={str(reason): count for reason, count in stats.held_back.items()},
-        mode="asleep" if instance.worker.state is WorkerState.ASLEEP else instance.mode.value,
+        mode=mode_of(instance),
+    )
+
+
+def mode_of(instance: Instance) -> str:
+    return "asleep" if instance.worker.state is WorkerState.ASLEEP else instance.mode.value
+
+
+def beat_of(instance: Instance, fault: str) -> Beat:
+    """`fault`: of its worker. One that is told to take no requests says so too."""
+    board, pool, mode = instance.board, instance.board.cache.pool, mode_of(instance)
+    return Beat(
+        fault=fault or ("" if mode == "serving" else f"it is {mode}"),
+        token_seconds=instance.prompt_token_seconds,
+        blocks_available=pool.free + pool.idle,
+        slots_free=instance.config.scheduler.slots - board.slots.taken,
+        waiting_tokens=board.queued_tokens,
+        decoding=len(board.running),
     )

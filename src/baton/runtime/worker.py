@@ -92,6 +92,7 @@ def serve(config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -
             block_bytes=runner.pool.layout.block_bytes,
             digest_seconds=built.weights_digest.seconds if built.weights_digest.read_bytes else 0.0,
             plan=built.pool_plan,
+            layout=runner.pool.layout.fingerprint(),
         )
     )
     while (message := channel.receive()) is not None:

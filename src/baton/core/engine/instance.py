@@ -192,6 +192,11 @@ class Instance:
         """What the keys of cached blocks begin with: the last worker's."""
         return self.board.hasher.fingerprint
 
+    @property
+    def prompt_token_seconds(self) -> float:
+        """What a prompt token costs, as measured. 0: not known."""
+        return self._pace.price or 0.0
+
     # Requests
 
     def _on_submit(self, event: Submit) -> None:

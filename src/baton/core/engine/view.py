@@ -76,6 +76,10 @@ class InstanceView:
     def open_requests(self) -> int:
         return len(self._board.groups)
 
+    def request_ids(self) -> list[RequestId]:
+        """Of all that hold something here: open, or kept for another instance."""
+        return list(dict.fromkeys([*self._board.groups, *self._board.kept]))
+
     def is_open(self, request: RequestId) -> bool:
         return request in self._board.groups
 

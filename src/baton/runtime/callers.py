@@ -1,0 +1,259 @@
+"""Who asks an engine for something: its own front, and the session of every router (router_links.py).
+
+Callers know nothing of each other: two may use the same request id, or the same number of an order. The engine has its own.
+
+    caller                      engine
+    request "r1"        <-->    "3|r1"      3 is the caller's tag. It says whom an answer is for, so nothing is remembered
+    order 7, ping 7     <-->    42          remembered until it is answered
+
+The tag of a session is never used again. What is still said about requests of a session that is over finds nobody, and the
+same request in the next session is another one to the instance. An engine that has a front and no routers uses ids as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import Final, Protocol
+
+from msgspec.structs import replace
+
+from baton.core.effects import Refuse
+from baton.core.events import Abort, Event, ForgetCache, Pause, Resume, Sleep, Submit
+from baton.protocol.codec import Message
+from baton.protocol.control import (
+    AbortRequest,
+    ClearCache,
+    OrderAnswer,
+    PauseInstance,
+    Ping,
+    Pong,
+    RefusedRequest,
+    ResumeInstance,
+    SleepInstance,
+    WakeInstance,
+)
+from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Forget, Offer, PeerOffer, Prefill, Released
+from baton.protocol.ids import RequestId
+from baton.protocol.output import Emit
+from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest
+
+MARK: Final = "|"
+UNANSWERED_MAX: Final = 256
+"""Orders, or pings, of all callers that wait for their answer."""
+
+ToRouter = Expecting | Offer | AskRelease | Released | Adopted
+"""Effects that go to whoever the request is of, as they are."""
+
+
+class Asked(Protocol):
+    """What of the engine callers reach. The numbers are ours."""
+
+    def tell(self, event: Event) -> None: ...
+
+    def ping(self, number: int) -> None: ...
+
+    def wake(self, number: int, model: str) -> None: ...
+
+    def open_requests(self) -> Iterable[RequestId]:
+        """Of everybody: running, waiting, or kept for another instance."""
+        ...
+
+
+class Caller:
+    __slots__ = ("_prefix", "send", "tag")
+
+    def __init__(self, tag: str, send: Callable[[Message], None]) -> None:
+        self.tag = tag
+        self.send = send
+        self._prefix = f"{tag}{MARK}" if tag else ""
+
+    def ours(self, request: RequestId) -> RequestId:
+        return RequestId(self._prefix + request)
+
+    def owns(self, request: RequestId) -> bool:
+        return request.startswith(self._prefix)
+
+
+class Callers:
+    def __init__(self, engine: Asked) -> None:
+        self._engine = engine
+        self._untagged: Caller | None = None
+        self._tagged: dict[str, Caller] = {}
+        self._tags = count(1)
+        self._orders = Numbers()
+        self._pings = Numbers()
+
+    def add(self, send: Callable[[Message], None], *, alone: bool = False) -> Caller:
+        """`alone`: it is the only one that there will be, and its ids stay as they are."""
+        caller = Caller("" if alone else str(next(self._tags)), send)
+        if alone:
+            self._untagged = caller
+        else:
+            self._tagged[caller.tag] = caller
+        return caller
+
+    def remove(self, caller: Caller) -> None:
+        """It is gone: what it asked for is ended, and nobody is told."""
+        if self._tagged.pop(caller.tag, None) is None:
+            return
+        self._orders.forget(caller)
+        self._pings.forget(caller)
+        for request in [request for request in self._engine.open_requests() if caller.owns(request)]:
+            self._engine.tell(Abort(request))
+
+    def send_all(self, message: Message) -> None:
+        for caller in [*self._tagged.values(), *([self._untagged] if self._untagged is not None else [])]:
+            caller.send(message)
+
+    # In
+
+    def on_message(self, caller: Caller, message: Message) -> None:
+        match message:
+            case GenerateRequest():
+                self._engine.tell(Submit(self._owned(caller, message)))
+            case GenerateBatch():
+                for request in message.requests():
+                    self._engine.tell(Submit(self._owned(caller, request)))
+            case AbortRequest(id_, index, reason):
+                ours = caller.ours(RequestId(id_))
+                self._engine.tell(Abort(ours, index, FinishReason.STOP if reason == "stop" else FinishReason.ABORT))
+            case Expect() | Prefill():
+                self._engine.tell(replace(message, request=self._owned(caller, message.request)))
+            case PeerOffer(offer):
+                self._engine.tell(replace(message, offer=replace(offer, request=caller.ours(offer.request))))
+            case AskRelease() | Released() | Forget():
+                self._engine.tell(replace(message, request=caller.ours(message.request)))
+            case Ping():
+                self._on_ping(caller, message.number)
+            case PauseInstance() | ResumeInstance() | SleepInstance() | WakeInstance() | ClearCache():
+                self._on_order(caller, message)
+
+    def _owned(self, caller: Caller, request: GenerateRequest) -> GenerateRequest:
+        return replace(request, id=caller.ours(request.id)) if caller.tag else request
+
+    def _on_ping(self, caller: Caller, theirs: int) -> None:
+        number = self._pings.add(caller, theirs)
+        if number is None:
+            caller.send(Pong(theirs, "the worker leaves many questions unanswered"))
+        else:
+            self._engine.ping(number)
+
+    def _on_order(
+        self, caller: Caller, order: PauseInstance | ResumeInstance | SleepInstance | WakeInstance | ClearCache
+    ) -> None:
+        number = self._orders.add(caller, order.number)
+        if number is None:
+            caller.send(OrderAnswer(order.number, "refused", "too many orders are under way"))
+            return
+        match order:
+            case PauseInstance(_, seconds):
+                self._engine.tell(Pause(seconds, number))
+            case ResumeInstance():
+                self._engine.tell(Resume(number))
+            case SleepInstance():
+                self._engine.tell(Sleep(number))
+            case ClearCache(_, device, host):
+                self._engine.tell(ForgetCache(number, device, host))
+            case WakeInstance(_, model):
+                self._engine.wake(number, model)
+
+    # Out
+
+    def who_ordered(self, number: int) -> Caller | None:
+        """Of an order that is not answered yet."""
+        return self._orders.asker(number)
+
+    def answer(self, answer: OrderAnswer) -> None:
+        if (asked := self._orders.take(answer.number)) is not None:
+            caller, number = asked
+            caller.send(replace(answer, number=number))
+
+    def pong(self, pong: Pong) -> None:
+        if (asked := self._pings.take(pong.number)) is not None:
+            caller, number = asked
+            caller.send(replace(pong, number=number))
+
+    def fail_pings(self, fault: str) -> None:
+        """The worker that was asked is gone."""
+        for number in self._pings.numbers():
+            self.pong(Pong(number, fault))
+
+    def refuse(self, refuse: Refuse) -> None:
+        found = self._find(refuse.request)
+        if found is not None:
+            caller, request = found
+            caller.send(RefusedRequest(request, refuse.refused, refuse.attempt))
+
+    def pass_on(self, message: ToRouter) -> None:
+        found = self._find(message.request)
+        if found is not None:
+            caller, request = found
+            caller.send(replace(message, request=request))
+
+    def _find(self, ours: RequestId) -> tuple[Caller, RequestId] | None:
+        if self._untagged is not None:
+            return self._untagged, ours
+        tag, _, request = ours.partition(MARK)
+        caller = self._tagged.get(tag)
+        return None if caller is None else (caller, RequestId(request))
+
+    def emit(self, emit: Emit) -> None:
+        """To each what is its. Rows of callers that are gone are dropped."""
+        if self._untagged is not None:
+            self._untagged.send(emit)
+            return
+        parts: dict[str, Emit] = {}
+
+        def part(tag: str) -> Emit:
+            if (known := parts.get(tag)) is None:
+                known = parts[tag] = Emit([], [], [])
+            return known
+
+        last, tokens = "", part("").tokens
+        for ours, attempt, index, position, token in emit.tokens:
+            tag, _, request = ours.partition(MARK)
+            if tag != last:
+                last, tokens = tag, part(tag).tokens
+            tokens.append((RequestId(request), attempt, index, position, token))
+        for ours, index, row in emit.logprobs:
+            tag, _, request = ours.partition(MARK)
+            part(tag).logprobs.append((RequestId(request), index, row))
+        for ended in emit.ended:
+            tag, _, request = ended.request.partition(MARK)
+            part(tag).ended.append(replace(ended, request=RequestId(request)))
+        for tag, told in parts.items():
+            if (caller := self._tagged.get(tag)) is not None:
+                caller.send(told)
+
+
+class Numbers:
+    """Numbers of callers, and ours for them."""
+
+    __slots__ = ("_asked", "_next")
+
+    def __init__(self) -> None:
+        self._asked: dict[int, tuple[Caller, int]] = {}
+        self._next = count(1)
+
+    def add(self, caller: Caller, theirs: int) -> int | None:
+        """None: too many wait for their answer already."""
+        if len(self._asked) >= UNANSWERED_MAX:
+            return None
+        number = next(self._next)
+        self._asked[number] = caller, theirs
+        return number
+
+    def asker(self, number: int) -> Caller | None:
+        asked = self._asked.get(number)
+        return None if asked is None else asked[0]
+
+    def take(self, number: int) -> tuple[Caller, int] | None:
+        return self._asked.pop(number, None)
+
+    def numbers(self) -> list[int]:
+        return list(self._asked)
+
+    def forget(self, caller: Caller) -> None:
+        for number in [number for number, (asker, _) in self._asked.items() if asker is caller]:
+            del self._asked[number]

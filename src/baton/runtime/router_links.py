@@ -1,0 +1,230 @@
+"""The instance's side of the cluster: a session to every router that it was given, for as long as the engine lives.
+
+    dial --> NodeHello --> RouterHello: open --> Beat, RouterBeat, requests, tokens ... --> over --> dial again, forever
+                      `--> NodeRefused: said why, tried again, slowly
+
+A session is over when its connection is, when the router says something that it may not, and when nothing was heard of it for
+as long as it said (lapse_seconds). Then all that it asked for is aborted here; the router, or another one, begins it anew.
+Nothing of another session is touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from baton.addresses import Address, parse_address
+from baton.errors import LinkFailed
+from baton.protocol.codec import Message
+from baton.protocol.control import InstanceStats, ModelChanged
+from baton.protocol.node import Beat, NodeHello, NodeRefused, RouterBeat, RouterHello
+from baton.runtime.callers import Caller, Callers
+from baton.runtime.link import Link, dial
+from baton.runtime.secret import Secret
+
+logger = logging.getLogger("baton.cluster")
+
+BEAT_SECONDS: Final = 0.25
+STATS_BEATS: Final = 4
+"""An InstanceStats goes with every so many beats."""
+HELLO_SECONDS: Final = 5.0
+"""Within this time a router says whether it takes us."""
+LAPSE_SECONDS_MIN: Final = 0.5
+"""A router that asks for less is a router that asks for no sessions."""
+RETRY_SECONDS: Final = 0.1
+RETRY_SECONDS_MAX: Final = 5.0
+REFUSED_SECONDS: Final = 10.0
+"""A router that does not take us will not change its mind soon. With jitter, like all of them."""
+STEADY_SECONDS: Final = 5.0
+"""A session that lasted so long: the next dial is quick again."""
+SAY_AGAIN_SECONDS: Final = 60.0
+"""The same trouble with the same router is logged this often."""
+
+
+class Member(Protocol):
+    """What of the engine routers are told."""
+
+    def hello(self) -> NodeHello: ...
+
+    def beat(self) -> Beat: ...
+
+    def stats(self) -> InstanceStats: ...
+
+
+class RouterSession:
+    """One connection to one router."""
+
+    __slots__ = ("begun", "caller", "heard", "lapse_seconds", "link", "opened", "over", "router")
+
+    def __init__(self, link: Link, caller: Caller, now: float) -> None:
+        self.link = link
+        self.caller = caller
+        self.router = ""
+        self.begun = self.heard = now
+        self.opened: float | None = None
+        "When the router took us."
+        self.lapse_seconds = 0.0
+        self.over = ""
+        "Why, for people. Empty: it is not."
+
+
+class RouterLinks:
+    def __init__(self, routers: Sequence[str], secret: Secret, member: Member, callers: Callers) -> None:
+        self._addresses = [parse_address(router) for router in routers]
+        self._secret = secret
+        self._member = member
+        self._callers = callers
+        self._sessions: dict[RouterSession, None] = {}
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ticks = 0
+        self._ticked = 0.0
+        self._fault = ""
+        "As told last."
+
+    @property
+    def open_sessions(self) -> int:
+        return sum(session.opened is not None for session in self._sessions)
+
+    async def run(self) -> None:
+        """Until it is cancelled. What fails here is ours, and ends the engine."""
+        broken = self._loop.create_future()
+        keeping = [asyncio.create_task(self._keep(address)) for address in self._addresses]
+        self._ticked = self._loop.time()
+        self._timer = self._loop.call_later(BEAT_SECONDS, self._tick, broken)
+        try:
+            done, _ = await asyncio.wait([*keeping, broken], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            self._timer.cancel()
+            for task in keeping:
+                task.cancel()
+            for session in self._sessions:
+                session.link.close()
+
+    # One router
+
+    async def _keep(self, address: Address) -> None:
+        delay, said = RETRY_SECONDS, Said(str(address))
+        while True:
+            try:
+                link = await dial(address, self._secret)
+            except (LinkFailed, OSError) as error:
+                lasted, why, refused = 0.0, str(error) or type(error).__name__, False
+            else:
+                lasted, why, refused = await self._one_session(link, said)
+            said.trouble(why, self._loop.time())
+            delay = RETRY_SECONDS if lasted >= STEADY_SECONDS else min(2 * delay, RETRY_SECONDS_MAX)
+            await asyncio.sleep((REFUSED_SECONDS if refused else delay) * random.uniform(0.5, 1.0))
+
+    async def _one_session(self, link: Link, said: Said) -> tuple[float, str, bool]:
+        """How long it was open, why it ended, and whether we were refused."""
+        session = RouterSession(link, self._callers.add(link.send), self._loop.time())
+        self._sessions[session] = None
+        try:
+            link.send(self._member.hello())
+            await link.listen(lambda message: self._on_message(session, message, said))
+        except LinkFailed as failed:
+            self._end(session, str(failed))
+        finally:
+            self._end(session, "the router ended the session")
+        lasted = 0.0 if session.opened is None else self._loop.time() - session.opened
+        return lasted, session.over, session.opened is None and session.over.startswith(REFUSED)
+
+    def _end(self, session: RouterSession, why: str) -> None:
+        """At once, however long the connection takes to close."""
+        if not session.over:
+            session.over = why
+            del self._sessions[session]
+            session.link.close()
+            self._callers.remove(session.caller)
+
+    def _on_message(self, session: RouterSession, message: Message, said: Said) -> None:
+        if session.over:
+            return
+        session.heard = self._loop.time()
+        match message:
+            case RouterBeat():
+                pass
+            case RouterHello(router, _, lapse_seconds):
+                session.router, session.opened = router, session.heard
+                session.lapse_seconds = max(lapse_seconds, LAPSE_SECONDS_MIN)
+                said.well(f"joined router {router}")
+                session.link.send(self._member.beat())
+                session.link.send(self._member.stats())
+            case NodeRefused(reason):
+                self._end(session, f"{REFUSED}{reason}" if session.opened is None else f"the router has given us up: {reason}")
+            case _ if session.opened is None:
+                self._end(session, f"a {type(message).__name__} came before the router's hello")
+            case _:
+                self._callers.on_message(session.caller, message)
+
+    # All routers
+
+    def _tick(self, broken: asyncio.Future[None]) -> None:
+        try:
+            now = self._loop.time()
+            late, self._ticked = now - self._ticked - BEAT_SECONDS, now
+            self._ticks += 1
+            if late < 2 * BEAT_SECONDS:  # else we were stopped: what routers said meanwhile is perhaps not read yet
+                for session in list(self._sessions):
+                    if session.opened is None and now - session.begun > HELLO_SECONDS:  # whatever else it says
+                        self._end(session, f"the router said no hello within {HELLO_SECONDS:g} s")
+                    elif session.opened is not None and now - session.heard > session.lapse_seconds:
+                        self._end(session, f"nothing was heard for {now - session.heard:.1f} s")
+            self._send_beats(with_stats=self._ticks % STATS_BEATS == 0)
+            self._timer = self._loop.call_later(BEAT_SECONDS, self._tick, broken)
+        except Exception as error:  # the loop would only log it
+            if not broken.done():
+                broken.set_exception(error)
+
+    def _send_beats(self, *, with_stats: bool) -> None:
+        opened = [session for session in self._sessions if session.opened is not None]
+        if not opened:
+            return
+        messages: list[Message] = [beat := self._member.beat()]
+        if with_stats:
+            messages.append(self._member.stats())
+        self._fault = beat.fault
+        for session in opened:
+            for message in messages:
+                session.link.send(message)
+
+    def look_at_fault(self) -> None:
+        """Something may be wrong, or well again: routers hear of it now and not with the next beat."""
+        if self._sessions and self._member.beat().fault != self._fault:
+            self._send_beats(with_stats=False)
+
+    def identity_changed(self, changed: ModelChanged, ordered_by: Caller | None = None) -> None:
+        """A router that ordered other weights expects them. Every other one has promised our blocks to instances that compute
+        with the old ones: it meets us anew."""
+        for session in list(self._sessions):
+            if session.caller is ordered_by:
+                session.link.send(changed)
+            else:
+                self._end(session, "we compute with other weights now")
+
+
+REFUSED: Final = "the router refuses us: "
+
+
+class Said:
+    """What was logged about a router, so that it is not said ten times a minute."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._trouble = ""
+        self._again = 0.0
+
+    def trouble(self, why: str, now: float) -> None:
+        if why != self._trouble or now >= self._again:
+            self._trouble, self._again = why, now + SAY_AGAIN_SECONDS
+            logger.warning("router %s: %s; dialling again", self._address, why)
+
+    def well(self, what: str) -> None:
+        self._trouble = ""
+        logger.info("router %s: %s", self._address, what)
