@@ -280,12 +280,12 @@ def test_a_router_that_says_no_hello_is_given_up(secret_file: Path, monkeypatch:
 def test_a_router_that_breaks_the_protocol_is_hung_up_on(secret_file: Path, garbage: str):
     async def main() -> None:
         async with FakeRouter(SECRET) as router, rig_of(secret_file, router) as rig:
+            visit = await router.visit()
             if garbage == "broken seal":
-                visit = await router.visit()
                 visit.link._frames.transport.write(Sealer(b"x" * 32).seal([encode(Ping(1))]))
             else:
                 router.greets = False
-                (await router.visit()).link.close()
+                visit.link.close()
                 visit = await router.visit(lambda visit: visit.hello is not None)
                 visit.ask("early")
             await rig.until(lambda: visit.over)
