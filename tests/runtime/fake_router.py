@@ -32,6 +32,7 @@ class Visit:
         self.hello: NodeHello | None = None
         self.messages: list[Message] = []
         self.tokens: dict[str, list[int]] = {}
+        self.positions: dict[str, list[int]] = {}
         self.ended: dict[str, Ended] = {}
         self.refused: dict[str, str] = {}
         self.over = False
@@ -45,10 +46,15 @@ class Visit:
                 self.refused[request] = refused.reason
             case Emit(tokens, ended):
                 for request, _, _, position, token in tokens:
-                    told = self.tokens.setdefault(request, [])
-                    assert position == len(told)
-                    told.append(token)
+                    self.positions.setdefault(request, []).append(position)
+                    self.tokens.setdefault(request, []).append(token)
                 self.ended |= {end.request: end for end in ended}
+
+    def tokens_from(self, request: str, position: int) -> list[int]:
+        """All of its tokens, which must be those from that position on, each once."""
+        tokens = self.tokens[request]
+        assert self.positions[request] == list(range(position, position + len(tokens)))
+        return tokens
 
     def all(self, kind: type[Any]) -> list[Any]:
         return [message for message in self.messages if type(message) is kind]

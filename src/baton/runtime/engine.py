@@ -265,7 +265,9 @@ class Engine:
         """Everything is started: now the size of the pool is known, and the instance exists."""
         config = self._config.instance
         kv = replace(config.kv, blocks=hello.blocks, block_size=hello.block_size)
-        tiers = self._config.tiers.machine(hello.block_bytes) if "cache" in self._plan.processes else config.tiers
+        tiers = config.tiers
+        if "cache" in self._plan.processes:
+            tiers = replace(self._config.tiers.machine(hello.block_bytes), peers=bool(self._config.peer))
         instance = self._instance = Instance(replace(config, kv=kv, tiers=tiers))
         worker = replace(self._config.worker, blocks=hello.blocks)  # its successors have as many, or fail
         self._config = replace(self._config, worker=worker)
