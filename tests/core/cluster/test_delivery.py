@@ -1,0 +1,229 @@
+"""Tokens on their way to clients: the same object where all is right, sifted where it is not (reliability.md 4.2)."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.core.cluster.events import Deliver
+from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
+from baton.protocol.ids import PoolIncarnation, RequestId
+from baton.protocol.output import Emit, Ended
+from baton.protocol.request import FinishReason, SamplingParams
+from baton.protocol.step import RowLogprobs, TokenLogprob
+
+from .harness import Room, request, token
+from .test_losses import at_phase, legs
+
+RID = RequestId("r")
+
+
+def row(position, value, *, attempt=1, index=0, id=RID):
+    return (id, attempt, index, position, value)
+
+
+def serving(n=1, max_tokens=9, **more):
+    room = Room("mixed", "mixed")
+    room.arrive(request(n=n, max_tokens=max_tokens, **more))
+    (home,) = [instance for instance in room.instances if instance.legs]
+    return room, home
+
+
+def test_fresh_tokens_are_passed_on_as_the_same_object():
+    room, home = serving(n=2)
+    emit = Emit([row(0, 5), row(0, 6, index=1), row(1, 7)], [])
+    (effect,) = room.say(home, emit)
+    assert effect.emit is emit
+
+
+def test_ends_and_thoughts_that_are_right_are_passed_on_as_the_same_object():
+    room, home = serving(max_tokens=1)
+    thought = RowLogprobs(0, 0, TokenLogprob(5, -0.5, 1))
+    emit = Emit([row(0, 5)], [Ended(RID, 0, FinishReason.LENGTH, 40, 3, 1, 0)], [(RID, 0, thought)])
+    (effect,) = room.say(home, emit)
+    assert effect.emit is emit
+
+
+@pytest.mark.parametrize(
+    "stale",
+    [row(0, 5), row(1, 9, attempt=2), row(1, 9, index=3), row(0, 5, id=RequestId("other"))],
+    ids=["repeated", "other attempt", "no such sequence", "no such request"],
+)
+def test_rows_20_to_23_what_is_not_the_next_token_is_dropped_and_the_rest_is_told(stale):
+    room, home = serving()
+    room.say(home, Emit([row(0, 5)], []))
+    (effect,) = room.say(home, Emit([stale, row(1, 6), stale], []))
+    assert effect == Deliver(Emit([row(1, 6)], []))
+    assert room.router.stats.stale_rows == 2
+    assert room.say(home, Emit([stale], [])) == []
+
+
+def test_row_19_a_lost_token_means_another_attempt():
+    room, home = serving()
+    room.say(home, Emit([row(0, 5)], []))
+    room.say(home, Emit([row(2, 7), row(3, 8)], []))
+    assert room.trip.attempt == 2
+    assert room.told["r", 0] == [5]
+    (other,) = [instance for instance in room.instances if instance.legs]
+    assert other is not home
+    assert other.legs["r"].request.outputs == ((5,),)
+
+
+def test_row_19_an_end_whose_tokens_never_came_is_no_end():
+    room, home = serving()
+    room.say(home, Emit([row(0, 5)], [Ended(RID, 0, FinishReason.STOP, 40, 0, 3, 0)]))
+    assert not room.ends
+    assert room.trip.attempt == 2
+
+
+def test_row_20_a_second_end_is_dropped():
+    room, home = serving(n=2)
+    ended = Ended(RID, 0, FinishReason.STOP, 40, 0, 0, 0)
+    room.say(home, Emit([], [ended, ended]))
+    assert room.say(home, Emit([], [ended])) == []
+    assert list(room.ends) == [("r", 0)]
+
+
+@pytest.mark.parametrize("phase", ["H1", "H2", "H2b", "H3", "H5", "H6", "H7", "H8"])
+def test_rows_20_to_22_every_message_at_the_wrong_time_changes_nothing(phase):
+    """Repeated, early, from the wrong side, of another attempt, of nobody."""
+    room = at_phase(phase, max_tokens=6)
+    trip = room.trip
+    prefill, decode = legs(room)
+    before = (trip.state, trip.attempt)
+    for attempt in (trip.attempt - 1, trip.attempt + 1):
+        for id in (RID, RequestId("nobody")):
+            for instance in room.instances:
+                for message in (
+                    Expecting(id, attempt, 0),
+                    Offer(id, attempt, PoolIncarnation(1), 0, (), 40, last=True),
+                    AskRelease(id, attempt),
+                    Released(id, attempt, True),
+                    Adopted(id, attempt, 40),
+                ):
+                    assert room.say(instance, message) == []
+    others = [instance for instance in room.instances if instance not in (prefill, decode)]
+    for instance in others:
+        for message in (Expecting(RID, trip.attempt, 0), Adopted(RID, trip.attempt, 40), AskRelease(RID, trip.attempt)):
+            assert room.say(instance, message) == []
+    if prefill is not None:
+        for message in (Expecting(RID, trip.attempt, 0), Adopted(RID, trip.attempt, 40), AskRelease(RID, trip.attempt)):
+            assert room.say(prefill, message) == []
+    for message in (Offer(RID, trip.attempt, PoolIncarnation(1), 0, (), 40, last=True), Released(RID, trip.attempt, True)):
+        assert room.say(decode, message) == []
+    assert (trip.state, trip.attempt) == before
+    for instance in room.instances:
+        instance.hold = ()
+    room.wait(11)
+    room.run()
+    room.assert_right()
+
+
+@pytest.mark.parametrize("phase", ["H2", "H2b", "H8"])
+def test_row_20_repeated_answers_change_nothing(phase):
+    room = at_phase(phase, max_tokens=6)
+    trip = room.trip
+    prefill, decode = legs(room)
+    state = trip.state
+    assert room.say(decode, Expecting(RID, trip.attempt, 0)) == []
+    if phase == "H8":
+        for message in (Adopted(RID, trip.attempt, 40), AskRelease(RID, trip.attempt)):
+            assert room.say(decode, message) == []
+    else:
+        assert room.say(decode, AskRelease(RID, trip.attempt)) == []
+        assert room.say(prefill, Released(RID, trip.attempt, True)) == []
+    assert trip.state is state
+    assert room.router.stats.late_facts >= 1
+    room.run()
+    room.assert_right()
+
+
+def test_decode_that_cannot_copy_computes_itself_and_prefill_is_told():
+    room = at_phase("H2", max_tokens=6)
+    prefill, decode = legs(room)
+    decode.legs["r"].kind = "adopted"
+    room.say(decode, Adopted(RID, 1, 0))
+    assert not prefill.legs
+    room.run()
+    room.assert_right()
+
+
+def test_unless_it_was_to_tell_what_the_model_thought_of_the_prompt():
+    room = at_phase("H2", sampling=SamplingParams(max_tokens=6, prompt_logprobs=1))
+    _, decode = legs(room)
+    room.say(decode, Adopted(RID, 1, 0))
+    assert room.trip.attempt == 2
+    room.run()
+    room.assert_right()
+
+
+# What the model thought
+
+
+def thought(value, prompt=()):
+    sampled = None if value is None else TokenLogprob(value, -0.5, 1)
+    return (RID, 0, RowLogprobs(0, 0, sampled, 1, tuple(TokenLogprob(each, -1.0, 1) for each in prompt)))
+
+
+def test_a_thought_goes_with_its_token():
+    room, home = serving()
+    room.say(home, Emit([row(0, 5)], [], [thought(5)]))
+    (effect,) = room.say(home, Emit([row(0, 5), row(1, 6)], [], [thought(5), thought(6)]))
+    assert effect.emit.logprobs == [thought(6)]
+    assert effect.emit.tokens == [row(1, 6)]
+
+
+def test_the_prompt_is_told_until_its_first_token_and_not_after():
+    sampling = SamplingParams(max_tokens=9, prompt_logprobs=1)
+    room, home = serving(sampling=sampling)
+    (first,) = room.say(home, Emit([], [], [thought(None, (1, 2))]))
+    assert first.emit.logprobs
+    (second,) = room.say(home, Emit([row(0, 5)], [], [thought(5, (3,))]))
+    assert second.emit.logprobs == [thought(5, (3,))]
+    assert room.say(home, Emit([], [], [thought(None, (1, 2))])) == []
+    room.kill(home)
+    room.settle()
+    (other,) = [instance for instance in room.instances if instance.legs]
+    assert other.legs["r"].request.sampling.prompt_logprobs is None
+
+
+def test_a_prompt_that_was_not_told_in_full_is_asked_for_again():
+    room, home = serving(sampling=SamplingParams(max_tokens=9, prompt_logprobs=1))
+    room.say(home, Emit([], [], [thought(None, (1, 2))]))
+    room.kill(home)
+    (other,) = [instance for instance in room.instances if instance.legs]
+    assert other.legs["r"].request.sampling.prompt_logprobs == 1
+
+
+# Usage
+
+
+def test_usage_of_a_hand_off_is_that_of_its_prefill():
+    room = at_phase("H8", max_tokens=6, n=2)
+    room.run()
+    assert room.ends["r", 0].cached_tokens == 8
+    assert room.ends["r", 1].cached_tokens == 0, "as its own instance says"
+
+
+def test_what_a_replay_finds_cached_is_never_more_than_the_prompt():
+    room, home = serving()
+    room.say(home, Emit([row(0, 5)], []))
+    room.kill(home)
+    (other,) = [instance for instance in room.instances if instance.legs]
+    room.say(other, Emit([row(1, 6, attempt=2)], [Ended(RID, 0, FinishReason.STOP, 40, 41, 2, 0, attempt=2)]))
+    assert room.ends["r", 0].cached_tokens == 39
+
+
+@pytest.mark.parametrize("siblings", [False, True])
+def test_first_token_ends_the_leader(siblings):
+    """Its siblings go on, on another trip."""
+
+    prompt = tuple(range(1, 41))
+    stop = token(prompt, 0, 0)
+    room = Room("prefill", "decode")
+    room.arrive(request(n=3 if siblings else 1, prompt=prompt, sampling=SamplingParams(max_tokens=4, stop_token_ids=(stop,))))
+    room.run()
+    assert room.ends["r", 0].reason is FinishReason.STOP
+    assert room.told["r", 0] == [stop]
+    if siblings:
+        assert [len(room.told["r", index]) for index in (1, 2)] == [4, 4]
+    assert room.router.stats.broken == 0

@@ -1,0 +1,281 @@
+"""Who is chosen: sort keys over candidates, hand over or stay, and what an instance is believed to have."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from msgspec.structs import replace
+
+from baton.cluster_config import RouterConfig
+from baton.core.cluster.prefix_memory import PrefixMemory
+from baton.errors import InvalidConfig
+from baton.protocol.handoff import Expect, Prefill
+from baton.protocol.ids import BlockKey
+from baton.protocol.node import Beat
+from baton.protocol.request import GenerateRequest, SamplingParams
+
+from .harness import Room, Scripted, hello, request
+
+
+def whole(instance):
+    return [message.id for message in instance.heard if isinstance(message, GenerateRequest)]
+
+
+def expected(instance):
+    return [message.request.id for message in instance.heard if isinstance(message, Expect)]
+
+
+def prefilled(instance):
+    return [message.request.id for message in instance.heard if isinstance(message, Prefill)]
+
+
+# Policies
+
+
+def test_prefix_goes_where_it_is_cached_and_new_ones_where_nothing_waits():
+    room = Room("mixed", "mixed", "mixed", blocks=400)
+    for number in range(3):
+        room.arrive(request(f"a{number}", prompt=(number,) * 80, max_tokens=1))
+        room.run()
+    for number in range(3):
+        room.arrive(request(f"b{number}", prompt=(*(number,) * 80, 5), max_tokens=1))
+        room.run()
+    homes = [whole(instance) for instance in room.instances]
+    assert sorted(homes) == [["a0", "b0"], ["a1", "b1"], ["a2", "b2"]]
+
+
+def test_prefix_does_not_pile_up_on_one():
+    """What waits there weighs as much as what is cached."""
+    room = Room("mixed", "mixed", blocks=4000, slots=64)
+    for number in range(20):
+        room.arrive(request(f"r{number}", prompt=(*range(100), number)))
+    counts = [len(instance.legs) for instance in room.instances]
+    assert min(counts) > 0
+
+
+def test_what_was_answered_is_part_of_the_next_prompt():
+    room = Room("mixed", "mixed", blocks=400)
+    first = request("first", tokens=40, max_tokens=40)
+    room.arrive(first)
+    room.run()
+    (home,) = [instance for instance in room.instances if instance.heard]
+    follow = (*first.prompt, *room.told["first", 0], 1, 2, 3)
+    (member,) = [member for member in room.router.membership.members.values() if member.session == home.session]
+    room.arrive(request("second", prompt=follow))
+    assert "second" in home.legs
+    assert member.memory.leading(room.trip.keys) >= 79 // 4
+    room.run()
+
+
+def test_tenants_share_nothing():
+    room = Room("mixed", blocks=400)
+    room.arrive(request("a", salt=b"one"))
+    room.arrive(request("b", salt=b"two"))
+    first, second = room.router.coordinator.trips.values()
+    assert set(first.keys).isdisjoint(second.keys)
+    assert len(first.keys) == 10
+    room.run()
+
+
+def test_load_is_in_tokens():
+    room = Room("mixed", "mixed", config=RouterConfig(policy="load"), blocks=4000, slots=64)
+    first, second = room.instances
+    room.arrive(request("long", prompt=(1,) * 400))
+    for number in range(4):
+        room.arrive(request(f"short{number}", prompt=(number,) * 40))
+    assert {len(first.legs), len(second.legs)} == {1, 4}
+
+
+def test_round_robin_takes_turns():
+    room = Room("mixed", "mixed", "mixed", config=RouterConfig(policy="round_robin"))
+    for number in range(6):
+        room.arrive(request(f"r{number}", prompt=(1,) * (8 + 8 * (number % 2))))
+    assert [len(instance.legs) for instance in room.instances] == [2, 2, 2]
+
+
+def test_two_choices_are_drawn_by_the_chance_it_was_given():
+    def chosen(seed):
+        room = Room(*["mixed"] * 6, config=RouterConfig(policy="two_choices"), seed=seed)
+        for number in range(12):
+            room.arrive(request(f"r{number}", prompt=(number,) * 16))
+        return [tuple(instance.legs) for instance in room.instances]
+
+    assert chosen(1) == chosen(1)
+    assert len({tuple(chosen(seed)) for seed in range(5)}) > 1
+    assert max(len(legs) for legs in chosen(3)) <= 5
+
+
+# Hand over or stay
+
+
+def test_short_prompts_stay_on_decode_and_long_ones_are_handed_over():
+    room = Room("prefill", "decode")
+    prefill, decode = room.instances
+    room.arrive(request("short", tokens=7))
+    room.arrive(request("long", prompt=(9,) * 8))
+    room.run()
+    assert (whole(decode), expected(decode), prefilled(prefill)) == (["short"], ["long"], ["long"])
+
+
+def test_what_is_cached_on_decode_stays_there():
+    room = Room("prefill", "decode", blocks=400)
+    _, decode = room.instances
+    room.arrive(request("a", tokens=80))
+    room.run()
+    room.arrive(request("b", prompt=(*range(1, 81), 3, 4, 5)))
+    room.run()
+    assert (whole(decode), expected(decode)) == (["b"], ["a"])
+
+
+def test_stays_where_computing_is_cheaper_than_the_measured_hand_off():
+    room = Room("prefill", "decode", blocks=400)
+    _, decode = room.instances
+    room.say(decode, Beat(token_seconds=0.0001, blocks_available=400, slots_free=8))
+    room.arrive(request("cheap", prompt=(1,) * 100))
+    room.say(decode, Beat(token_seconds=0.01, blocks_available=400, slots_free=8))
+    room.arrive(request("dear", prompt=(2,) * 100))
+    assert (whole(decode), expected(decode)) == (["cheap"], ["dear"])
+    room.run()
+
+
+def test_the_cost_of_a_hand_off_is_learned():
+    room = Room("prefill", "decode", blocks=400)
+    before = room.router.handoff_seconds
+    for number in range(5):
+        room.arrive(request(f"r{number}", prompt=(number,) * 40))
+        room.run()
+    assert room.router.handoff_seconds < before, "no time passed"
+
+
+def test_one_token_is_all_prefill_is_for():
+    room = Room("prefill", "decode")
+    prefill, decode = room.instances
+    room.arrive(request("one", max_tokens=1))
+    room.arrive(request("several", max_tokens=1, n=3))
+    room.arrive(request("two", max_tokens=2))
+    room.run()
+    assert whole(prefill) == ["one", "several"]
+    assert expected(decode) == ["two"]
+
+
+def test_one_token_left_after_a_loss():
+    room = Room("prefill", "decode", "decode")
+    room.arrive(request(max_tokens=4))
+    while len(room.told.get(("r", 0), [])) < 3:
+        room.step()
+    (home,) = [instance for instance in room.instances if any(leg.kind == "adopted" for leg in instance.legs.values())]
+    room.kill(home)
+    room.run()
+    room.assert_right()
+    assert whole(room.instances[0]) == ["r"]
+
+
+def test_decode_is_asked_only_for_what_it_lacks_the_prompt_logprobs_of():
+    room = Room("prefill", "decode")
+    prefill, decode = room.instances
+    room.arrive(request(sampling=SamplingParams(max_tokens=4, prompt_logprobs=2, min_tokens=3, seed=9)))
+    room.settle()
+    (expect,) = [message.request for message in decode.heard]
+    (prompt,) = [message.request for message in prefill.heard]
+    assert expect.sampling.prompt_logprobs is None
+    assert prompt.sampling.prompt_logprobs == 2
+    assert (prompt.sampling.max_tokens, prompt.sampling.min_tokens, prompt.sampling.seed) == (1, 3, 9)
+    assert prompt.indices == (0,)
+
+
+# A role is a preference
+
+
+def test_degrades_and_recovers():
+    room = Room("prefill", "decode")
+    prefill, decode = room.instances
+    room.kill(prefill)
+    room.arrive(request("a"))
+    room.run()
+    assert whole(decode) == ["a"]
+    prefill = room.restart(prefill)
+    room.kill(decode)
+    room.arrive(request("b"))
+    room.run()
+    assert whole(prefill) == ["b"]
+    decode = room.restart(decode)
+    room.arrive(request("c"))
+    room.run()
+    assert expected(decode) == ["c"]
+
+
+def test_prefill_that_nobody_can_read_from_is_not_part_of_a_pair():
+
+    room = Room("decode")
+    (decode,) = room.instances
+    closed = room.join(Scripted(replace(hello("closed", "prefill"), peer="")))
+    room.arrive(request())
+    room.run()
+    assert whole(decode) == ["r"]
+    assert not closed.heard
+
+
+def test_mixed_takes_over_when_prefill_instances_are_busy():
+    room = Room("prefill", "decode", "mixed", blocks=400)
+    for number in range(6):
+        room.arrive(request(f"r{number}", prompt=(number,) * 40))
+    assert room.instances[2].legs
+    room.run()
+    for number in range(6):
+        room.assert_right(f"r{number}")
+
+
+# What is remembered
+
+
+def keys(*names):
+    return [BlockKey(name.encode()) for name in names]
+
+
+def test_memory_is_a_leading_run_and_forgets_the_oldest_and_the_ends_first():
+    memory = PrefixMemory(4)
+    memory.add(keys("a", "b", "c"))
+    assert memory.leading(keys("a", "b", "x")) == 2
+    assert memory.leading(keys("b")) == 1
+    memory.add(keys("d", "e"))
+    assert len(memory) == 4
+    assert memory.leading(keys("a", "b", "c")) == 2, "the end of a chain is forgotten first"
+    assert memory.leading(keys("d", "e")) == 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_memory_is_bounded(seed):
+    rng, memory = Random(seed), PrefixMemory(16)
+    for _ in range(200):
+        memory.add(keys(*(str(rng.randrange(60)) for _ in range(rng.randrange(30)))))
+        assert len(memory) <= 16
+
+
+def test_a_new_life_of_an_instance_has_nothing_cached():
+    room = Room("mixed", "mixed")
+    room.arrive(request("a"))
+    room.run()
+    (home,) = [instance for instance in room.instances if instance.heard]
+    room.kill(home)
+    room.restart(home)
+    members = list(room.router.membership.members.values())
+    assert [len(member.memory) for member in members if member.name == home.hello.name] == [0]
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"suspect_seconds": 2.0},
+        {"beat_seconds": 1.0},
+        {"policy": "best"},
+        {"queue_requests_max": 0},
+        {"lease_seconds": 0.0},
+    ],
+)
+def test_settings_that_make_no_sense(wrong):
+    with pytest.raises(InvalidConfig):
+        RouterConfig(**wrong)

@@ -1,0 +1,415 @@
+"""What is turned away, what waits, in what order, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.cluster_config import RouterConfig
+from baton.core.cluster.events import CloseDoor, Tick
+from baton.core.handoff.table import TripState
+from baton.protocol.control import InstanceStats
+from baton.protocol.handoff import Adopted, Expect, Expecting, Offer, Prefill
+from baton.protocol.node import Beat
+from baton.protocol.output import Emit
+from baton.protocol.request import FinishReason, Refused
+
+from .harness import NO_ROOM, Room, Scripted, hello, request
+from .test_losses import at_phase, legs
+
+
+def reason(room, id="r"):
+    return room.turned_away[id].reason
+
+
+# Turned away
+
+
+def test_queue_full_in_sequences():
+    room = Room(config=RouterConfig(queue_requests_max=4))
+    room.arrive(request("a", n=3))
+    room.arrive(request("b", n=2))
+    assert room.turned_away == {"b": Refused("queue_full", 5, 4)}
+    room.arrive(request("c"))
+    assert room.router.queued == 4
+    room.arrive(request("d", n=5))
+    assert reason(room, "d") == "never_queued"
+
+
+def test_queue_full_in_tokens():
+    room = Room(config=RouterConfig(queue_tokens_max=100))
+    room.arrive(request("a", tokens=60))
+    room.arrive(request("b", tokens=60))
+    assert room.turned_away == {"b": Refused("queue_tokens_full", 120, 100)}
+    room.arrive(request("c", tokens=101))
+    assert reason(room, "c") == "never_queued"
+
+
+def test_retry_after_is_what_others_waited_lately():
+    room = Room(config=RouterConfig(queue_requests_max=1, no_instance_seconds=60.0))
+    room.arrive(request("a"))
+    (away,) = room.arrive(request("b"))
+    assert away.retry_seconds == 1.0
+    room.wait(40)
+    room.join(Scripted(hello("m")))
+    assert 1.0 < room.router.coordinator.retry_seconds(Refused("queue_full")) <= 60.0
+
+
+def test_open_requests_are_bounded():
+    room = Room(config=RouterConfig(requests_open_max=2))
+    for name in "abc":
+        room.arrive(request(name))
+    assert room.turned_away == {"c": Refused("queue_full", 3, 2)}
+
+
+def test_duplicate():
+    room = Room("mixed")
+    room.arrive(request())
+    room.arrive(request())
+    assert reason(room) == "duplicate_id"
+    room.turned_away.clear()
+    room.run()
+    room.assert_right()
+
+
+def test_closed_door_lets_those_inside_finish():
+    room = Room("mixed")
+    room.arrive(request("inside"))
+    room.tell(CloseDoor())
+    room.arrive(request("outside"))
+    assert reason(room, "outside") == "draining"
+    room.run()
+    room.assert_right("inside")
+
+
+@pytest.mark.parametrize(("mode", "word"), [("paused", "paused"), ("draining", "draining")])
+def test_all_are_paused(mode, word):
+    room = Room("mixed", "mixed")
+    for instance in room.instances:
+        room.say(instance, InstanceStats(mode=mode))
+    room.arrive(request())
+    assert reason(room) == word
+
+
+def test_those_in_line_wait_for_the_end_of_a_pause():
+    room = Room("mixed", slots=1, config=RouterConfig(waiting_prompts_max=0))
+    (only,) = room.instances
+    room.arrive(request("a"))
+    room.arrive(request("b"))
+    room.say(only, InstanceStats(mode="draining"))
+    for _ in range(6):
+        room.step()
+    room.say(only, InstanceStats(mode="paused"))
+    room.wait(60)
+    assert not room.turned_away
+    room.say(only, InstanceStats(mode="serving"))
+    room.run()
+    room.assert_right("b")
+
+
+def test_never_fits_any():
+    room = Room("mixed", blocks=10)
+    room.arrive(request(tokens=40, max_tokens=2))
+    assert room.turned_away == {"r": Refused("never_fits", 11, 10)}
+
+
+def test_never_fits_the_context_of_any():
+    room = Room("mixed", context_tokens=40)
+    room.arrive(request(tokens=40, max_tokens=2))
+    assert room.turned_away == {"r": Refused("never_fits", 11, 10)}
+
+
+def test_goes_where_it_fits():
+    room = Room("mixed", blocks=10)
+    large = room.join(Scripted(hello("large", blocks=50)))
+    for number in range(3):
+        room.arrive(request(f"r{number}", tokens=60))
+    assert len(large.legs) == 3
+    room.run()
+
+
+def test_those_that_came_before_the_first_instance_are_turned_away_if_they_never_fit():
+    room = Room()
+    room.arrive(request(tokens=400))
+    room.join(Scripted(hello("small", blocks=10)))
+    assert reason(room) == "never_fits"
+    room.at_rest()
+
+
+def test_instances_that_say_never_are_not_asked_again_and_the_last_one_decides():
+    room = Room("mixed", "mixed")
+    refused = Refused("never_planned", 9, 8)
+    for instance in room.instances:
+        instance.refuse = refused
+    room.arrive(request())
+    room.settle()
+    assert room.turned_away == {"r": refused}
+    assert [len(instance.heard) for instance in room.instances] == [1, 1]
+    room.at_rest()
+
+
+def test_no_instance_at_all():
+    room = Room()
+    room.arrive(request())
+    room.wait(9.5)
+    assert not room.turned_away
+    room.wait(1)
+    assert reason(room) == "worker_gone"
+    room.at_rest()
+
+
+def test_nobody_works_although_some_are_there():
+    room = Room("mixed")
+    (only,) = room.instances
+    only.beat = lambda: Beat(fault="broken")
+    room.wait(0.25)
+    room.arrive(request())
+    room.wait(10.5)
+    assert reason(room) == "worker_gone"
+
+
+def test_no_room_for_ever_ends_too():
+    room = Room("mixed", slots=1, config=RouterConfig(queue_seconds_max=20.0, waiting_prompts_max=0))
+    room.arrive(request("a", max_tokens=200, tokens=10))
+    room.arrive(request("b"))
+    room.wait(21)
+    assert reason(room, "b") == "queue_full"
+
+
+# Deadlines
+
+
+def test_timeout_in_line():
+    room = Room()
+    room.arrive(request(timeout_seconds=3.0))
+    room.wait(3.25)
+    assert room.ends["r", 0].reason is FinishReason.TIMEOUT
+    assert room.ends["r", 0].output_tokens == 0
+    room.at_rest()
+
+
+@pytest.mark.parametrize("phase", ["H1", "H2", "H2b", "H5", "H6", "H8"])
+def test_timeout_in_each_phase(phase):
+    room = at_phase(phase, n=2, max_tokens=60, timeout_seconds=4.0)
+    room.wait(1.5)
+    assert not room.ends
+    room.wait(3)
+    assert {ended.reason for ended in room.ends.values()} == {FinishReason.TIMEOUT}
+    assert len(room.ends) == 2
+    room.at_rest()
+
+
+def test_an_instance_may_say_first_that_time_is_over():
+    room = Room("mixed")
+    (only,) = room.instances
+    room.arrive(request(timeout_seconds=4.0))
+    leg = only.legs["r"]
+    only.out.append(Emit([], [only._end(leg, 0, FinishReason.TIMEOUT)]))
+    room.settle()
+    assert room.ends["r", 0].reason is FinishReason.TIMEOUT
+    room.at_rest()
+
+
+@pytest.mark.parametrize(
+    ("phase", "hold", "seconds"),
+    [("H1", (Expecting,), 2.5), ("H2", (Offer, Emit), 601), ("H5", (Adopted,), 10.5), ("H8", (Emit,), 1201)],
+)
+def test_every_state_lapses_and_another_attempt_is_made(phase, hold, seconds):
+    room = at_phase(phase, max_tokens=6)
+    silent = [each for each in legs(room) if each is not None]
+    for instance in silent:
+        instance.hold = (*hold, *instance.hold)
+    room.wait(seconds)
+    assert room.router.stats.broken == 1
+    for instance in room.instances:
+        instance.hold = ()
+    room.run()
+    room.assert_right()
+
+
+def test_a_long_answer_is_no_silence():
+    room = Room("mixed", config=RouterConfig(silence_seconds_max=5.0))
+    room.arrive(request(max_tokens=20))
+    for _ in range(20):
+        room.step()
+        room.wait(2)
+    assert room.router.stats.broken == 0
+    room.assert_right()
+
+
+def test_a_long_prefill_renews_the_lease_at_decode():
+    room = at_phase("H2")
+    _, decode = legs(room)
+    room.wait(21)
+    expects = [message for message in decode.heard if isinstance(message, Expect)]
+    assert len(expects) == 1 + 4
+    assert {(expect.request.attempt, expect.lease_seconds) for expect in expects} == {(1, 10.0)}
+    room.run()
+    room.assert_right()
+
+
+def test_a_tick_too_early_changes_nothing():
+    room = at_phase("H2")
+    assert room.tell(Tick()) == []
+
+
+# Refusals of instances
+
+
+def test_refused_reservation_tries_the_next_decode_instance():
+    room = Room("prefill", "decode", "decode")
+    _, first, second = room.instances
+    first.refuse = second.refuse = NO_ROOM
+    room.arrive(request())
+    room.settle()
+    assert len(first.heard) == len(second.heard) == 1, "each once, until it says more of its room"
+    assert room.trip.state is TripState.QUEUED
+    second.refuse = None
+    room.wait(0.25)
+    room.run()
+    room.assert_right()
+    assert not any(isinstance(message, Prefill) for message in room.instances[0].heard[1:]), "computed once"
+
+
+def test_a_prompt_is_never_computed_for_nobody():
+    room = Room("prefill", "decode")
+    prefill, decode = room.instances
+    decode.refuse = NO_ROOM
+    room.arrive(request())
+    room.wait(3)
+    assert prefill.heard == []
+    assert len(decode.heard) <= 14, "once a beat"
+
+
+@pytest.mark.parametrize("word", ["draining", "paused", "worker_gone"])
+def test_one_that_takes_nothing_now_is_left_alone_for_a_while(word):
+    room = Room("mixed", "mixed")
+    first, _ = room.instances
+    first.refuse = Refused(word)
+    for number in range(4):
+        room.arrive(request(f"r{number}", prompt=(number,) * 20))
+        room.settle()
+    assert len(first.heard) == 1
+    room.run()
+    for number in range(4):
+        room.assert_right(f"r{number}")
+
+
+def test_refused_by_the_only_one_waits_and_is_tried_again():
+    room = Room("mixed")
+    (only,) = room.instances
+    only.refuse = Refused("duplicate_id")
+    room.arrive(request())
+    room.settle()
+    assert len(only.heard) == 1
+    room.wait(0.25)
+    assert len(only.heard) == 1, "not at once"
+    only.refuse = None
+    room.run()
+    room.assert_right()
+
+
+def test_prefill_refuses_and_decode_is_told():
+    room = Room("prefill", "prefill", "decode")
+    first, second, _ = room.instances
+    first.refuse = second.refuse = Refused("draining")
+    room.arrive(request())
+    room.settle()
+    first.refuse = second.refuse = None
+    room.wait(1)
+    room.run()
+    room.assert_right()
+
+
+# Order
+
+
+def test_order_is_priority_then_arrival_and_a_replay_keeps_its_place():
+    room = Room("mixed", slots=1, config=RouterConfig(waiting_prompts_max=0))
+    (only,) = room.instances
+    room.arrive(request("running"))
+    for name, priority in (("late", 5), ("normal", 0), ("second", 0), ("urgent", -5)):
+        room.arrive(request(name, priority=priority))
+    room.kill(only)
+    fresh = room.restart(only)
+    order = []
+    for _ in range(100):
+        room.wait(0.3)
+        order += [id for id in fresh.legs if id not in order]
+        room.step()
+        if room.router.idle:
+            break
+    assert order == ["urgent", "running", "normal", "second", "late"]
+
+
+def test_order_by_arrival_alone():
+    room = Room(config=RouterConfig(order="arrival"))
+    for name, priority in (("a", 5), ("b", -5)):
+        room.arrive(request(name, priority=priority))
+    assert room.router.coordinator.line.head().id == "a"
+
+
+def test_nobody_overtakes_one_that_waits_for_room():
+    room = Room("mixed", blocks=20, config=RouterConfig(waiting_prompts_max=0))
+    (only,) = room.instances
+    only.beat = lambda: Beat(blocks_available=8 if only.legs else 20, slots_free=7)
+    room.arrive(request("running", tokens=40))
+    room.wait(0.25)
+    room.arrive(request("large", prompt=(7,) * 60))
+    for number in range(3):
+        room.arrive(request(f"small{number}", tokens=4))
+    assert list(only.legs) == ["running"]
+    room.step(5)
+    assert next(iter(only.legs)) == "large"
+    room.run()
+
+
+def test_who_waits_for_a_prefill_instance_does_not_hold_up_who_needs_none():
+    room = Room("prefill", "decode", blocks=400)
+    _, decode = room.instances
+    for number in range(5):
+        room.arrive(request(f"long{number}", prompt=(number,) * 40))
+    room.arrive(request("short", tokens=4))
+    assert "short" in decode.legs
+    room.run()
+
+
+def test_a_prefill_instance_has_at_most_one_waiting_prompt():
+    room = Room("prefill", "decode", blocks=400)
+    prefill, _ = room.instances
+    for number in range(8):
+        room.arrive(request(f"r{number}", prompt=(number,) * 40))
+    for _ in range(40):
+        room.settle()
+        (member, _) = room.router.membership.members.values()
+        assert member.prompts <= 2
+        assert sum(leg.kind == "prefill" for leg in prefill.legs.values()) <= 2
+        if room.router.idle:
+            break
+        room.step()
+        room.wait(0.25)
+    room.at_rest()
+    assert room.router.stats.handoffs == 8
+
+
+def test_an_instance_is_sent_what_it_can_begin_and_one_more():
+    room = Room("mixed", slots=3)
+    (only,) = room.instances
+    for number in range(8):
+        room.arrive(request(f"r{number}", tokens=8))
+    assert len(only.legs) == 4
+    room.wait(2)
+    assert len(only.legs) == 4
+    room.run()
+    for number in range(8):
+        room.assert_right(f"r{number}")
+
+
+def test_who_is_more_urgent_need_not_wait_behind_who_waits_there():
+    room = Room("mixed", slots=1)
+    (only,) = room.instances
+    room.arrive(request("runs"))
+    room.arrive(request("waits"))
+    room.arrive(request("queued"))
+    room.arrive(request("urgent", priority=-1))
+    assert list(only.legs) == ["runs", "waits", "urgent"]
+    room.run()
