@@ -274,6 +274,7 @@ class Board:
         kept.finished = True
         handed_over = reason is FinishReason.LENGTH and sequence.admissions > 0
         if handed_over:
+            self.stats.handed_over += 1
             self.handed_over.append(kept)
             if not kept.void and sequence.blocks:  # else it was preempted with that token in flight
                 self.keep_blocks(kept, -(-sequence.computed // self.block_size))

@@ -12,11 +12,15 @@ HeldBack = Literal["budget", "slots", "order", "plan", "blocks", "loading"]
 
 class Stats:
     __slots__ = (
+        "adopted",
         "cached_tokens",
         "crash_ends",
         "ended",
         "folded_blocks",
+        "handed_over",
         "held_back",
+        "not_adopted",
+        "not_kept",
         "output_tokens",
         "preemptions",
         "prompt_tokens",
@@ -43,6 +47,12 @@ class Stats:
         self.worker_losses = 0
         self.crash_ends = 0
         "Sequences given up as poison (recovery.py)."
+        self.handed_over = 0
+        "Prompts that were computed for another instance (handoff/source.py)."
+        self.not_kept = 0
+        "Of those, the ones whose blocks had been given up when their release was asked for."
+        self.adopted = self.not_adopted = 0
+        "Prompts that another instance computed: its blocks were believed; or they were not, and it was computed here."
         self.ended: dict[FinishReason, int] = dict.fromkeys(FinishReason, 0)
         self.refused: dict[RefusalReason, int] = dict.fromkeys(get_args(RefusalReason), 0)
         self.held_back: dict[HeldBack, int] = dict.fromkeys(get_args(HeldBack), 0)

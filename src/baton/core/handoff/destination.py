@@ -220,8 +220,10 @@ class Destination:
         board, sequence = self._board, reservation.sequence
         self._close(reservation)
         if kept and sequence.blocks:
+            board.stats.adopted += 1
             self._adopt(reservation)
         else:
+            board.stats.not_adopted += 1
             board.drop_lease(sequence)
         board.end_loading(sequence)
         tokens = sequence.computed
@@ -241,7 +243,8 @@ class Destination:
         full = tokens // size
         board.hasher.extend(sequence.keys, sequence.root, sequence.tokens, full)
         for place in range(begin, full):
-            board.cache.publish(sequence.keys, sequence.blocks, place)
+            if board.cache.publish(sequence.keys, sequence.blocks, place):
+                board.tiers.adopted(sequence.keys[place], sequence.blocks[place])
         sequence.computed, sequence.published = tokens, full
         sequence.pulled_tokens = tokens - begin * size
 

@@ -6,8 +6,7 @@ most once here: the highest one that was begun or forgotten is remembered, so th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from baton.config import InstanceConfig
 from baton.core.effects import Effect, Refuse
@@ -27,7 +26,7 @@ ATTEMPTS_MAX: Final = 4096
 
 
 class HandoffEnds:
-    __slots__ = ("_attempts", "_board", "_destination", "_handlers", "_intake", "_now", "_source", "_step", "outgoing")
+    __slots__ = ("_attempts", "_board", "_destination", "_intake", "_source", "outgoing")
 
     def __init__(self, config: InstanceConfig, board: Board, intake: Intake) -> None:
         self._board = board
@@ -38,21 +37,22 @@ class HandoffEnds:
         self._destination = Destination(config.tiers, board, self.outgoing)
         self._attempts: dict[RequestId, int] = {}
         "The highest that was begun or forgotten, the oldest first."
-        self._now = Instant(0.0)
-        self._step = StepNo(0)
-        self._handlers: dict[type[HandoffEvent], Callable[[Any], None]] = {
-            Expect: self._on_expect,
-            Prefill: self._on_prefill,
-            PeerOffer: lambda event: self._destination.offered(event, self._now),
-            AskRelease: self._source.asked,
-            Released: self._destination.released,
-            Forget: self._on_forget,
-        }
 
     def handle(self, event: HandoffEvent, now: Instant, last_step: StepNo) -> None:
         """`last_step`: of the plans that are out."""
-        self._now, self._step = now, last_step
-        self._handlers[type(event)](event)
+        match event:
+            case PeerOffer():
+                self._destination.offered(event, now)
+            case AskRelease():
+                self._source.asked(event)
+            case Released():
+                self._destination.released(event)
+            case Expect():
+                self._on_expect(event, now, last_step)
+            case Prefill():
+                self._on_prefill(event, now)
+            case Forget():
+                self._on_forget(event)
 
     def end_event(self, pool: PoolIncarnation | None, now: Instant) -> None:
         """What was computed in this event is offered."""
@@ -61,7 +61,7 @@ class HandoffEnds:
 
     # Beginning
 
-    def _on_prefill(self, event: Prefill) -> None:
+    def _on_prefill(self, event: Prefill, now: Instant) -> None:
         request = event.request
         kept = self._board.kept.get(request.id)
         if kept is not None and kept.sequence.attempt == request.attempt:
@@ -72,20 +72,20 @@ class HandoffEnds:
             return
         self._intake.end_silently(request.id, request.attempt)
         self._remember(request.id, request.attempt)
-        group = self._intake.group_of(request, self._now)
+        group = self._intake.group_of(request, now)
         self._source.keep(group.leader, event.keep_seconds)
         self._intake.begin(group)
 
-    def _on_expect(self, event: Expect) -> None:
+    def _on_expect(self, event: Expect, now: Instant, last_step: StepNo) -> None:
         request = event.request
         known = self._board.groups.get(request.id)
         if known is not None and known.request.attempt == request.attempt:
-            self._destination.renew(request.id, event.lease_seconds, self._now)
+            self._destination.renew(request.id, event.lease_seconds, now)
             return
         refused = self._refusal(request, in_line=False)
         if refused is None:
             self._intake.end_silently(request.id, request.attempt)
-            group = self._intake.group_of(request, self._now, in_line=False)
+            group = self._intake.group_of(request, now, in_line=False)
             refused = self._destination.refusal(group)
         if refused is not None:
             self._refuse(request, refused)
@@ -93,7 +93,7 @@ class HandoffEnds:
         self._remember(request.id, request.attempt)
         self._intake.begin(group)
         if group.leader.phase is Phase.WAITING:
-            self._destination.reserve(group, event.lease_seconds, self._step, self._now)
+            self._destination.reserve(group, event.lease_seconds, last_step, now)
         elif group.open:  # the leader's answer was complete: nothing is computed elsewhere
             self.outgoing.append(Adopted(request.id, request.attempt, 0))
 

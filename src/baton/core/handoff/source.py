@@ -80,6 +80,7 @@ class Source:
         mine = kept is not None and kept.finished and kept.sequence.attempt == message.attempt
         if kept is not None and mine:
             self._board.drop_kept(kept)
+        self._board.stats.not_kept += not mine
         self._outgoing.append(Released(message.request, message.attempt, mine))
 
     def void(self) -> None:

@@ -89,6 +89,11 @@ class Tiers:
         if self.up and through and (prompt or self.config.write_outputs) and key not in self.host:
             self._want(key, block, self.config.storage)
 
+    def adopted(self, key: BlockKey, block: BlockId) -> None:
+        """A block that another instance computed: it puts it on storage, too, if anybody does."""
+        if self.up and self.host.total and self.config.write == "through" and key not in self.host:
+            self._want(key, block, False)
+
     def found(self, keys: Sequence[BlockKey], blocks: Sequence[BlockId]) -> None:
         """Blocks of the device are used again."""
         if self.config.write == "selective" and self.host.total:
