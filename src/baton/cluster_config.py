@@ -53,6 +53,8 @@ class RouterConfig:
 
     waiting_prompts_max: Many = 1
     "Prompts that an instance is sent beyond those that it can begin at once, so that it never waits for the router."
+    handoff: Literal["auto", "always", "never"] = "auto"
+    "Whether prompts are handed over from prefill to decode instances. auto: where that is cheaper than computing them there."
     handoff_tokens_min: Many = 128
     "An uncached part shorter than this is computed where it is decoded."
     handoff_seconds_start: Seconds = 0.02

@@ -26,6 +26,9 @@ HELD_SHARE: Final = 16
 """So many tokens whose KV is held weigh as much as one that is to be computed: they make a step longer, not by much."""
 LEARNING: Final = 0.125
 """How much one hand-off counts in what the next is expected to take."""
+TRY_AGAIN: Final = 32
+"""After so many prompts that were cheaper to compute where they are decoded one is handed over all the same: what is never
+done is never measured again, and a hand-off that was slow once would have been the last."""
 OVERDRAWN_MAX: Final = 8
 """Requests that wait at one instance for room, whatever their priorities are."""
 
@@ -83,7 +86,7 @@ KEYS: Final[dict[PlacementPolicy, SortKey]] = {
 
 
 class Placement:
-    __slots__ = ("_config", "_hasher", "_key", "_membership", "_rng", "_turn", "handoff_seconds")
+    __slots__ = ("_config", "_hasher", "_key", "_membership", "_not_worth", "_rng", "_turn", "handoff_seconds")
 
     def __init__(self, config: RouterConfig, membership: Membership, rng: Random) -> None:
         self._config = config
@@ -91,6 +94,7 @@ class Placement:
         self._rng = rng
         self._key = KEYS[config.policy]
         self._turn = 0
+        self._not_worth = 0
         self._hasher: BlockHasher | None = None
         self.handoff_seconds = config.handoff_seconds_start
         "What a hand-off costs beside the computing, as measured."
@@ -190,8 +194,14 @@ class Placement:
 
     def stays(self, candidate: Candidate) -> bool:
         """Is it cheaper to compute the prompt where it is decoded than to hand it over?"""
+        policy = self._config.handoff
+        if policy != "auto" or candidate.uncached < self._config.handoff_tokens_min:
+            return policy != "always"
         seconds = candidate.uncached * candidate.member.beat.token_seconds
-        return candidate.uncached < self._config.handoff_tokens_min or 0 < seconds < self.handoff_seconds
+        if not 0 < seconds < self.handoff_seconds:
+            return False
+        self._not_worth += 1
+        return self._not_worth % TRY_AGAIN != 0
 
     # Room
 
