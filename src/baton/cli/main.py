@@ -27,6 +27,7 @@ def baton() -> None:
     \b
     Examples:
       [bold]baton serve[/bold]                  serve a small model, with a chat page
+      [bold]baton up --prefill 1 --decode 1[/bold]  a cluster on this machine
       [bold]baton chat[/bold]                   talk to a model here
       [bold]baton run MODEL PROMPT[/bold]       one answer, without a server
       [bold]baton bench serve[/bold]            measure a server
@@ -52,7 +53,7 @@ def _add_group(name: str) -> None:
     app.add_typer(module.app, name=name, help=module.HELP)
 
 
-COMMANDS = ("serve", "chat", "run", "models", "bench", "kv", "simulate")
+COMMANDS = ("serve", "up", "router", "chat", "run", "models", "bench", "kv", "simulate")
 GROUPS = {"bench": "baton.cli.bench.command", "kv": "baton.cli.kv"}
 # Where one is named only that one is imported: 0.12 s in place of 0.17 s, and 2 MiB less that a server keeps.
 for _name in sys.argv[1:2] if sys.argv[1:2] and sys.argv[1] in COMMANDS else COMMANDS:

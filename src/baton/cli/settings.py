@@ -45,6 +45,17 @@ FAMILIAR: dict[str, tuple[str, ...]] = {
 """Names that users of other engines type. Those that are the same here (block_size, api_key, ...) need no line."""
 
 PANELS: dict[str, tuple[str, ...]] = {
+    "Cluster": (
+        "prefill",
+        "decode",
+        "mixed",
+        "cluster_host",
+        "cluster_port",
+        "cluster_secret",
+        "placement",
+        "handoff_tokens_min",
+        "migrations_max",
+    ),
     "Model": (
         "model",
         "served_model_name",

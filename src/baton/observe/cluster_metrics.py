@@ -21,7 +21,7 @@ class ClusterCollector(Collector):
     def __init__(self, view: Callable[[], ClusterView]) -> None:
         self._view = view
         self.handoff_seconds = Histogram(
-            "baton:handoff_seconds",
+            "baton:router_handoff_seconds",
             "From the last block of a prompt computed to its request going on at another instance.",
             buckets=_HANDOFF_SECONDS,
             registry=None,

@@ -1,4 +1,5 @@
-"""A directory that only our user can enter, for sockets that need a name, and that is there for as long as this process is.
+"""A directory that only our user can enter, for sockets that need a name (and the secret of `baton up`), there for as long as
+its process is.
 
 Whoever makes it holds a lock on it (flock), which the kernel lets go when the process ends, however it ends. So the next one
 that makes such a directory can tell those whose owner was killed from those in use, and removes them.
@@ -57,9 +58,9 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def _remove(path: Path, fd: int) -> None:
-    """Nothing but sockets is ever in it: what else somebody has put there stays, and so does the directory."""
+    """Nothing but sockets and a secret is ever in it: what else somebody has put there stays, and so does the directory."""
     with contextlib.suppress(OSError):
         for name in os.listdir(fd):
-            if name.endswith(".sock"):
+            if name.endswith((".sock", ".secret")):
                 os.unlink(name, dir_fd=fd)
         path.rmdir()

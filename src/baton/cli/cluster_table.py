@@ -1,0 +1,184 @@
+"""`baton up` in a terminal: a table that is drawn again and again, with lines above it.
+
+Children write their log lines into a pipe of ours (they inherit it as stderr), and the lines are printed above the table: two
+who write to one terminal would tear it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from time import monotonic
+from typing import IO, TYPE_CHECKING
+
+from baton.cli.cluster_view import PlainReporter, summary_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from baton.protocol.control import InstanceReady, LoadProgress
+    from baton.protocol.node import ClusterView, InstanceView
+
+
+class LiveReporter(PlainReporter):
+    """The same lines, above a table. `with reporter.drawing()` around all of it."""
+
+    def __init__(
+        self,
+        command: str,
+        ready_text: Callable[[InstanceReady, float], str],
+        *,
+        drain_seconds: float,
+        names: Sequence[str],
+    ) -> None:
+        super().__init__(command, ready_text, drain_seconds=drain_seconds)
+        self._names = names
+        self._rates = Rates()
+        self._restarts = dict.fromkeys((*names, "router"), 0)
+        self._progress: dict[str, float] = {}
+        self._view: ClusterView | None = None
+        self._print: Callable[[str], None] = print
+        self._draw: Callable[[Table], None] = lambda table: None
+
+    def say(self, text: str) -> None:
+        self._print(f"baton {self._command}: {text}")
+
+    def show(self, text: str) -> None:
+        self._print(text)
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """To be entered on the loop, which reads what children write."""
+        from rich.console import Console
+        from rich.live import Live
+
+        loop = asyncio.get_running_loop()
+        with ExitStack() as stack:
+            pipe, terminal = stack.enter_context(stderr_in_a_pipe())
+            console = Console(file=terminal, highlight=False)
+            live = stack.enter_context(Live(console=console, auto_refresh=False))
+            self._print = lambda text: console.print(text, markup=False, soft_wrap=True)
+            self._draw = lambda table: live.update(table, refresh=True)
+            lines = LineReader(pipe, self._print)
+            loop.add_reader(pipe, lines.read)
+            stack.callback(lines.read)  # what was said last
+            stack.callback(loop.remove_reader, pipe)
+            self._draw_again()
+            yield
+
+    def on_progress(self, name: str, progress: LoadProgress) -> None:
+        self._progress[name] = progress.done / max(progress.total, 1)
+        self._draw_again()
+
+    def on_instance_ready(self, name: str) -> None:
+        self._progress.pop(name, None)
+
+    def on_lost(self, name: str, why: str) -> None:
+        super().on_lost(name, why)
+        self._progress.pop(name, None)
+        self._restarts[name] = self._restarts.get(name, 0) + 1
+
+    def say_summary(self, view: ClusterView) -> None:
+        """It is below the table."""
+        self._rates.take(view)
+        self._view = view
+        self._draw_again()
+
+    def _draw_again(self) -> None:
+        away = {name: f"loading {self._progress[name]:.0%}" if name in self._progress else "starting" for name in self._names}
+        self._draw(table_of(self._view, away, self._rates, self._restarts))
+
+
+class LineReader:
+    """Bytes of a pipe as whole lines. Nothing is waited for."""
+
+    def __init__(self, fd: int, take: Callable[[str], None]) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._take = take
+        self._rest = b""
+
+    def read(self) -> None:
+        try:
+            data = os.read(self._fd, 1 << 16)
+        except BlockingIOError:
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._take(line.decode(errors="replace"))
+
+
+@contextmanager
+def stderr_in_a_pipe() -> Iterator[tuple[int, IO[str]]]:
+    """(the pipe's reading end, the terminal). Whatever is written to stderr, by us or by children, comes out of the pipe."""
+    terminal = os.dup(2)
+    reading, writing = os.pipe()
+    os.dup2(writing, 2)
+    os.close(writing)
+    shown = os.fdopen(terminal, "w", encoding="utf-8")
+    try:
+        yield reading, shown
+    finally:
+        shown.flush()
+        os.dup2(terminal, 2)
+        os.close(reading)
+        shown.close()
+
+
+class Rates:
+    """Tokens per second of each instance, from what it told last and before."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[float, int, float]] = {}
+
+    def take(self, view: ClusterView) -> None:
+        now = monotonic()
+        for instance in view.instances:
+            tokens = instance.stats.output_tokens
+            at, before, rate = self._seen.get(instance.name, (now, tokens, 0.0))
+            if tokens != before or now - at > 2.0:
+                rate = max(0, tokens - before) / (now - at) if now > at else 0.0
+                self._seen[instance.name] = (now, tokens, rate)
+            elif instance.name not in self._seen:
+                self._seen[instance.name] = (now, tokens, 0.0)
+
+    def of(self, name: str) -> float:
+        return self._seen.get(name, (0.0, 0, 0.0))[2]
+
+
+TITLES = ("instance", "state", "running", "waiting", "KV blocks", "tiers", "tokens/s", "preempted", "workers lost", "restarts")
+
+
+def table_of(view: ClusterView | None, away: dict[str, str], rates: Rates, restarts: dict[str, int]) -> Table:
+    """A row per instance, and the router's numbers below. `away`: what is told of those that have not joined."""
+    from rich.table import Table
+
+    caption = "router: starting" if view is None else f"router: {view.mode}; {summary_text(view)}"
+    table = Table(caption=caption, caption_justify="left", expand=False)
+    for title in TITLES:
+        table.add_column(title, justify="left" if title in ("instance", "state", "tiers") else "right")
+    there = {} if view is None else {instance.name: instance for instance in view.instances}
+    for name in dict.fromkeys((*away, *there)):
+        instance = there.get(name)
+        cells = [name, away[name], *[""] * 7] if instance is None else _cells(instance, rates)
+        table.add_row(*cells, str(restarts.get(name, 0)))
+    return table
+
+
+def _cells(instance: InstanceView, rates: Rates) -> list[str]:
+    stats = instance.stats
+    moved = stats.tiers
+    state = stats.mode if instance.state == "alive" else f"{instance.state}: {instance.fault[:40]}"
+    return [
+        instance.name,
+        state,
+        str(stats.running),
+        str(stats.waiting + stats.preempted),
+        f"{stats.blocks_held}+{stats.blocks_cached} of {stats.blocks_total}",
+        f"{moved.get('stored', 0)} down, {moved.get('loaded', 0)} up" if moved else "",
+        f"{rates.of(instance.name):.0f}",
+        str(stats.preemptions),
+        str(stats.worker_losses),
+    ]

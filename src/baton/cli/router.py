@@ -1,0 +1,127 @@
+"""`baton router`: settings, ports, tokenizer; then the router runs, and this file prints what it reports."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from inspect import Parameter, Signature
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from baton import __version__
+from baton.cli.cluster_options import PlacementOptions, RouterOptions
+from baton.cli.say import INTERRUPTED, Failed, complaints, require_packages, resolve_model, served_name
+from baton.cli.serve import base_url, checked_port
+from baton.cli.settings import PANELS, Given, Setting, all_settings, parameters
+from baton.config import ServeConfig
+
+if TYPE_CHECKING:
+    from baton.protocol.control import InstanceReady
+
+HELP = """Serve the API in front of instances that other commands start: it has no model of its own to compute with.
+
+\b
+Examples:
+  (umask 077; head -c 32 /dev/urandom | base64 > secret)
+  baton router --cluster-secret secret
+  baton serve --role prefill --router tcp://127.0.0.1:8100 --cluster-secret secret --port 8001
+  baton serve --role decode --router tcp://127.0.0.1:8100 --cluster-secret secret --port 8002
+
+The model is needed for its tokenizer and chat template; it must be the one that the instances serve. Until
+the first instance has joined, requests get 503. Ctrl-C lets running requests finish.
+"""
+
+OURS = (
+    *("model", "served_model_name", "chat_template", "order", "drain_seconds_max", "start_seconds_max"),
+    *PANELS["Listening"],
+    *PANELS["Administration"],
+    *PANELS["Queue"],
+)
+"""Options of `baton serve` that are not about an engine."""
+
+
+def settings() -> list[Setting]:
+    served = [setting for setting in all_settings(ServeConfig) if setting.name in OURS]
+    return [*all_settings(RouterOptions), *all_settings(PlacementOptions), *served]
+
+
+def router(*, quiet: bool, **given: Any) -> None:
+    with complaints("router"):
+        require_packages()
+        read = Given(given, settings())
+        options, placement, asked = read.read(RouterOptions), read.read(PlacementOptions), read.read(ServeConfig)
+        require_secret(options)
+        serve = replace(asked, port=checked_port(asked), log_level="error" if quiet else asked.log_level)
+        options = replace(options, cluster_port=checked_cluster_port(options, serve))
+        path = resolve_model(serve.model, quiet=quiet)
+        serve = replace(serve, model=str(path), served_model_name=serve.served_model_name or served_name(asked.model))
+        if not run_router(serve, placement, options, quiet=quiet):
+            raise typer.Exit(INTERRUPTED)
+
+
+def _own_options() -> list[Parameter]:
+    quiet = typer.Option("--quiet", help="Print nothing but errors.")
+    return [Parameter("quiet", Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, quiet])]
+
+
+_PARAMETERS = [*parameters(settings()), *_own_options()]
+router.__signature__ = Signature(_PARAMETERS)  # type: ignore[attr-defined]
+router.__annotations__ = {parameter.name: parameter.annotation for parameter in _PARAMETERS}
+
+
+def require_secret(options: RouterOptions) -> None:
+    from baton.runtime.secret import read_secret
+
+    if not options.cluster_secret:
+        raise Failed(
+            "--cluster-secret FILE is missing; make one with: (umask 077; head -c 32 /dev/urandom | base64 > FILE), "
+            "and give all of the cluster the same"
+        )
+    read_secret(options.cluster_secret)
+
+
+def checked_cluster_port(options: RouterOptions, serve: ServeConfig) -> int:
+    from baton.runtime.listener import usable_port
+
+    if options.cluster_port and options.cluster_port in (serve.port, serve.admin_port):
+        raise Failed(f"--cluster-port {options.cluster_port} is the port of the API: give another one")
+    return usable_port(options.cluster_host, options.cluster_port, "cluster-")
+
+
+def run_router(serve: ServeConfig, placement: PlacementOptions, options: RouterOptions, *, quiet: bool) -> bool:
+    """Until Ctrl-C. False: it came before an instance was there."""
+    from baton.addresses import Address
+    from baton.cli.cluster_view import PlainReporter
+    from baton.runtime.router_config import RouterProcessConfig
+    from baton.runtime.up import UpConfig, UpGroup
+
+    address = str(Address(host=options.cluster_host.strip("[]"), port=options.cluster_port))
+
+    def text(ready: InstanceReady, seconds: float) -> str:
+        return ready_text(serve, address, ready)
+
+    reporter = PlainReporter("router", text, drain_seconds=serve.drain_seconds_max, quiet=quiet)
+    secret = options.cluster_secret
+    config = RouterProcessConfig(serve=serve, router=placement.router(serve), listen=address, secret=secret)
+
+    async def run() -> None:
+        await UpGroup(UpConfig(router=config, engines={}), reporter).run()
+
+    reporter.say(f"instances are expected at {address}: baton serve --role ROLE --router {address} --cluster-secret {secret}")
+    asyncio.run(run())
+    if reporter.was_ready and not quiet:
+        typer.echo("baton router: stopped", err=True)
+    return reporter.was_ready
+
+
+def ready_text(serve: ServeConfig, address: str, ready: InstanceReady) -> str:
+    url = base_url(serve.host, serve.port)
+    rows = (
+        ("chat page", f"{url}/"),
+        ("API", f"{url}/v1"),
+        ("cluster", f"{url}/v1/cluster; instances join at {address}"),
+        ("model", f"{serve.served_model_name} ({ready.context_tokens:,} tokens of context)"),
+    )
+    lines = [f"Baton {__version__} routes to instances, and the first one has joined"]
+    return "\n".join([*lines, *(f"  {what:<10} {value}" for what, value in rows), "Ctrl-C ends it."])

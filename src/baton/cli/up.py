@@ -1,0 +1,177 @@
+"""`baton up`: settings, port, model; then one process runs a router and instances on this machine, and this file prints.
+
+Every instance is given the options of `baton serve`. The router has the port and the keys; it meets the instances on a socket
+in a private directory, with a secret made for this run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from inspect import Parameter, Signature
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from baton import __version__
+from baton.cli.cluster_options import PlacementOptions, UpOptions
+from baton.cli.say import INTERRUPTED, Failed, complaints, require_packages, resolve_model, served_name
+from baton.cli.serve import base_url, checked_port
+from baton.cli.settings import Given, all_settings, parameters
+from baton.config import EngineConfig, Role, ServeConfig
+
+if TYPE_CHECKING:
+    from baton.protocol.control import InstanceReady
+
+HELP = """Start a cluster on this machine: a router, and instances that compute prompts, generate, or do both.
+
+\b
+Examples:
+  baton up --prefill 1 --decode 1             prompts on one instance, streams on another
+  baton up --mixed 2 --port 8001              two instances that do both
+  baton up ./model.gguf --prefill 2 --decode 2 --kv-storage file:/tmp/kv
+  baton up --config up.yaml --plain           options as keys; lines in place of the table
+
+The options of `baton serve` apply to every instance; port, keys and queue are the router's. An instance
+that dies is started again, and its requests go on elsewhere. Ctrl-C lets running requests finish and then
+ends every process.
+"""
+
+NOT_OURS = ("role", "router", "routers", "cluster_secret", "instance_name")
+"""Options of `baton serve` that are about an instance of somebody else's cluster."""
+
+
+def settings() -> list[Any]:
+    return [*all_settings(UpOptions), *all_settings(PlacementOptions), *all_settings(ServeConfig, NOT_OURS)]
+
+
+def up(*, plain: bool, quiet: bool, **given: Any) -> None:
+    with complaints("up"):
+        require_packages()
+        read = Given(given, settings())
+        options, placement, asked = read.read(UpOptions), read.read(PlacementOptions), read.read(ServeConfig)
+        require_divisible(options, asked)
+        serve = replace(asked, port=checked_port(asked), log_level="error" if quiet else asked.log_level)
+        path = resolve_model(serve.model, quiet=quiet)
+        serve = replace(serve, model=str(path), served_model_name=serve.served_model_name or served_name(asked.model))
+        if not run_cluster(serve, placement, engines_of(options, serve), plain=plain, quiet=quiet):
+            raise typer.Exit(INTERRUPTED)
+
+
+def _own_options() -> list[Parameter]:
+    """What is about this process alone: no key of the file."""
+    options = {
+        "plain": typer.Option("--plain", help="Print lines, and no table. Also where stdout or stderr is no terminal."),
+        "quiet": typer.Option("--quiet", help="Print nothing but errors."),
+    }
+    return [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, it]) for name, it in options.items()
+    ]
+
+
+_PARAMETERS = [*parameters(settings()), *_own_options()]
+up.__signature__ = Signature(_PARAMETERS)  # type: ignore[attr-defined]
+up.__annotations__ = {parameter.name: parameter.annotation for parameter in _PARAMETERS}
+
+
+def roles_of(options: UpOptions) -> dict[str, Role]:
+    """Instances by name."""
+    counts: tuple[tuple[Role, int], ...] = (
+        ("prefill", options.prefill),
+        ("decode", options.decode),
+        ("mixed", options.mixed),
+    )
+    return {f"{role}-{number}": role for role, count in counts for number in range(count)}
+
+
+def require_divisible(options: UpOptions, serve: ServeConfig) -> None:
+    if serve.memory_utilization is not None and len(roles_of(options)) > 1:
+        raise Failed("--memory-utilization measures what one instance leaves free: give --kv-memory-gib, which is per instance")
+
+
+def shares_of_cores(names: list[str], cores: int) -> dict[str, int]:
+    """Compute threads of each, where nobody said how many: the cores divided, what is left over for the first ones, which
+    compute prompts. At least one each: more instances than cores share them."""
+    each, over = divmod(cores, len(names))
+    return {name: max(1, each + (place < over)) for place, name in enumerate(names)}
+
+
+def engines_of(options: UpOptions, serve: ServeConfig) -> dict[str, EngineConfig]:
+    """Without where the router is: that is known later."""
+    from baton.worker.platforms.cpu import usable_cores
+
+    roles = roles_of(options)
+    threads = dict.fromkeys(roles, serve.threads) if serve.threads else shares_of_cores(list(roles), usable_cores())
+    return {name: replace(replace(serve, threads=threads[name]).engine(), role=role, name=name) for name, role in roles.items()}
+
+
+def run_cluster(
+    serve: ServeConfig, placement: PlacementOptions, engines: Mapping[str, EngineConfig], *, plain: bool, quiet: bool
+) -> bool:
+    """Until Ctrl-C. False: it came before everything was ready."""
+    from baton.cli.cluster_table import LiveReporter
+    from baton.cli.cluster_view import PlainReporter
+    from baton.runtime.private_folder import PrivateFolder
+    from baton.runtime.router_config import RouterProcessConfig
+    from baton.runtime.secret import create_secret
+    from baton.runtime.up import UpConfig, UpGroup
+
+    def text(ready: InstanceReady, seconds: float) -> str:
+        return ready_text(serve, engines, ready, seconds)
+
+    drain = serve.drain_seconds_max
+    lines = plain or quiet or not (sys.stdout.isatty() and sys.stderr.isatty())
+    reporter = (
+        PlainReporter("up", text, drain_seconds=drain, quiet=quiet)
+        if lines
+        else LiveReporter("up", text, drain_seconds=drain, names=list(engines))
+    )
+    folder = PrivateFolder()
+    try:
+        secret, address = folder.path / "cluster.secret", f"unix:{folder.path / 'router.sock'}"
+        create_secret(secret)
+        router = RouterProcessConfig(serve=serve, router=placement.router(serve), listen=address, secret=str(secret))
+        dialling = {name: replace(engine, routers=(address,), cluster_secret=str(secret)) for name, engine in engines.items()}
+
+        async def run() -> None:
+            with reporter.drawing() if isinstance(reporter, LiveReporter) else nullcontext():
+                await UpGroup(UpConfig(router=router, engines=dialling), reporter).run()
+
+        asyncio.run(run())
+    finally:
+        folder.remove()
+    if reporter.was_ready and not quiet:
+        typer.echo("baton up: stopped", err=True)
+    return reporter.was_ready
+
+
+def ready_text(serve: ServeConfig, engines: Mapping[str, EngineConfig], ready: InstanceReady, seconds: float) -> str:
+    url, name = base_url(serve.host, serve.port), serve.served_model_name
+    body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
+    key = " -H 'Authorization: Bearer KEY'" if serve.api_key else ""
+    rows = (
+        ("chat page", f"{url}/"),
+        ("API", f"{url}/v1"),
+        ("cluster", f"{url}/v1/cluster"),
+        ("model", f"{serve.model} ({ready.context_tokens:,} tokens of context)"),
+        ("instances", ", ".join(engines)),
+        ("threads", threads_text(engines)),
+        ("KV cache", f"of each instance {ready.blocks:,} blocks of {ready.block_size} tokens; {ready.slots} sequences at once"),
+        ("try", f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"),
+    )
+    lines = [f"Baton {__version__} serves {name} with {len(engines)} instances, ready in {seconds:.1f} s"]
+    return "\n".join([*lines, *(f"  {what:<10} {value}" for what, value in rows), "Ctrl-C ends it."])
+
+
+def threads_text(engines: Mapping[str, EngineConfig]) -> str:
+    """Who computes on how many cores. They slow each other down where there are too few."""
+    from baton.worker.platforms.cpu import usable_cores
+
+    cores, threads = usable_cores(), {name: engine.worker.threads for name, engine in engines.items()}
+    words = ", ".join(f"{name} {count}" for name, count in threads.items())
+    over = sum(threads.values()) - cores
+    return f"{words}; {cores} cores" + (", which the instances share: streams wait for prompts" if over > 0 else "")

@@ -1,0 +1,126 @@
+"""`baton up`: a cluster on one machine. One process starts a router and the instances that dial it, and keeps them running.
+
+    up
+     |-- prefill-0, decode-0, ...   engines without a front; started again, with backoff, however they end
+     `-- router                     HTTP and the router machine; started again where it was killed
+
+`baton router` is the same without engines. The last row ends first: the router drains while its instances still work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from baton.config import EngineConfig
+from baton.protocol.codec import Message
+from baton.protocol.control import InstanceReady, LoadProgress, ModelChanged
+from baton.protocol.node import ClusterView
+from baton.runtime.child import Child, Loss
+from baton.runtime.process_group import ProcessGroup
+from baton.runtime.process_table import KILL_SECONDS, ChildRow, Restart
+from baton.runtime.router_config import RouterProcessConfig
+
+ROUTER = "router"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpConfig:
+    router: RouterProcessConfig
+    engines: Mapping[str, EngineConfig]
+    "By name."
+
+
+def up_children(names: tuple[str, ...]) -> tuple[ChildRow[UpConfig], ...]:
+    def engine_config(name: str, up: UpConfig, life: int) -> object:
+        return up.engines[name]
+
+    engines = (
+        ChildRow[UpConfig](
+            name=name,
+            module="baton.runtime.engine",
+            config=partial(engine_config, name),
+            restart=Restart.ALWAYS,
+            end_seconds=lambda up: KILL_SECONDS,
+        )
+        for name in names
+    )
+    router = ChildRow[UpConfig](
+        name=ROUTER,
+        module="baton.runtime.router",
+        config=lambda up, life: up.router,
+        restart=Restart.IF_KILLED,
+        terminated=True,
+        end_seconds=lambda up: up.router.serve.drain_seconds_max + KILL_SECONDS,
+        hurry_seconds=6.0,  # it ends its requests with an error
+    )
+    return (*engines, router)
+
+
+class UpReporter:
+    """What whoever runs a cluster is told. This one prints nothing."""
+
+    def on_progress(self, name: str, progress: LoadProgress) -> None:
+        pass
+
+    def on_instance_ready(self, name: str) -> None:
+        pass
+
+    def on_lost(self, name: str, why: str) -> None:
+        """Another one is started."""
+
+    def on_ready(self, ready: InstanceReady) -> None:
+        """Every instance has joined, and requests are taken. Once."""
+
+    def on_view(self, view: ClusterView) -> None:
+        """Several times a second."""
+
+    def on_stopping(self) -> None:
+        pass
+
+
+class UpGroup(ProcessGroup[UpConfig]):
+    def __init__(self, config: UpConfig, reporter: UpReporter, rows: tuple[ChildRow[UpConfig], ...] | None = None) -> None:
+        """`rows`: rehearsals put disturbed programs in some of them."""
+        self._config = config
+        self._reporter = reporter
+        self._ready: InstanceReady | None = None
+        serve = config.router.serve
+        scheduler = serve.engine().instance.scheduler
+        super().__init__(
+            up_children(tuple(config.engines)) if rows is None else rows,
+            lambda: self._config,
+            start_seconds_max=serve.start_seconds_max,
+            restarts_max=scheduler.worker_restarts_max,
+            backoff_seconds_max=scheduler.restart_backoff_seconds_max,
+        )
+
+    def on_message(self, child: Child, message: Message) -> None:
+        match message:
+            case LoadProgress():
+                self._reporter.on_progress(child.name, message)
+            case ModelChanged(model):  # another engine begins with these weights
+                engine = self._config.engines[child.name]
+                changed = replace(engine, worker=replace(engine.worker, model=model))
+                self._config = replace(self._config, engines={**self._config.engines, child.name: changed})
+            case InstanceReady():
+                child.mark_ready()
+                if child.name == ROUTER:
+                    self._ready = message
+                else:
+                    self._reporter.on_instance_ready(child.name)
+            case ClusterView():
+                self._on_view(message)
+
+    def _on_view(self, view: ClusterView) -> None:
+        there = {instance.name for instance in view.instances}
+        if self._ready is not None and all(name in there for name in self._config.engines) and self.start_is_over():
+            self._reporter.on_ready(self._ready)
+        self._reporter.on_view(view)
+
+    def on_lost(self, child: Child, loss: Loss) -> None:
+        self._reporter.on_lost(child.name, loss.text)
+
+    def on_stopping(self) -> None:
+        self._reporter.on_stopping()
