@@ -9,7 +9,7 @@ import pytest
 from command_rig import baton, said
 
 COMMANDS = ["", "serve", "chat", "run", "models", "bench", "bench offline", "bench latency", "bench serve", "simulate"]
-COMMANDS += ["kv", "kv ls", "kv stat", "kv verify", "kv clear"]
+COMMANDS += ["up", "router", "kv", "kv ls", "kv stat", "kv verify", "kv clear"]
 HEAVY = ("torch", "numpy", "transformers", "starlette", "uvicorn", "tokenizers", "yaml")
 
 

@@ -32,6 +32,8 @@ class NodeHello(Struct, frozen=True, array_like=True):
     "Where its messenger lets others read its pool. Empty: nowhere."
     health_url: str = ""
     "Of its own HTTP, for people."
+    pid: int = 0
+    "Of its engine, for people on the same machine."
 
 
 class RouterHello(Struct, frozen=True, array_like=True):
@@ -74,6 +76,7 @@ class InstanceView(Struct, frozen=True):
     "alive, suspect (it gets no new requests), or lost."
     fault: str = ""
     health_url: str = ""
+    pid: int = 0
     stats: InstanceStats = field(default_factory=InstanceStats)
     "As it told last."
 

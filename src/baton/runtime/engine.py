@@ -434,7 +434,8 @@ class Engine:
     def hello(self) -> NodeHello:
         assert self._ready is not None
         config, ready = self._config, self._ready
-        return NodeHello(config.name, self._incarnation, config.role, ready, self._layout, config.peer, config.health_url)
+        about = (config.peer, config.health_url, os.getpid())
+        return NodeHello(config.name, self._incarnation, config.role, ready, self._layout, *about)
 
     def beat(self) -> Beat:
         assert self._instance is not None
@@ -513,7 +514,7 @@ async def serve(config: EngineConfig, sockets: dict[str, socket.socket], engine:
 
 def main(engine: type[Engine] = Engine) -> None:
     config, sockets = begin_child(EngineConfig)
-    configure("engine", config.log_level, config.log_format)
+    configure(config.name or "engine", config.log_level, config.log_format)
     asyncio.run(serve(config, sockets, engine))
 
 

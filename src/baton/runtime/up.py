@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -32,12 +32,12 @@ class UpConfig:
     "By name."
 
 
-def up_children(names: tuple[str, ...]) -> tuple[ChildRow[UpConfig], ...]:
+def up_children(names: Iterable[str]) -> tuple[ChildRow[UpConfig], ...]:
     def engine_config(name: str, up: UpConfig, life: int) -> object:
         return up.engines[name]
 
-    engines = (
-        ChildRow[UpConfig](
+    engines: list[ChildRow[UpConfig]] = [
+        ChildRow(
             name=name,
             module="baton.runtime.engine",
             config=partial(engine_config, name),
@@ -45,8 +45,8 @@ def up_children(names: tuple[str, ...]) -> tuple[ChildRow[UpConfig], ...]:
             end_seconds=lambda up: KILL_SECONDS,
         )
         for name in names
-    )
-    router = ChildRow[UpConfig](
+    ]
+    router: ChildRow[UpConfig] = ChildRow(
         name=ROUTER,
         module="baton.runtime.router",
         config=lambda up, life: up.router,
@@ -89,7 +89,7 @@ class UpGroup(ProcessGroup[UpConfig]):
         serve = config.router.serve
         scheduler = serve.engine().instance.scheduler
         super().__init__(
-            up_children(tuple(config.engines)) if rows is None else rows,
+            up_children(config.engines) if rows is None else rows,
             lambda: self._config,
             start_seconds_max=serve.start_seconds_max,
             restarts_max=scheduler.worker_restarts_max,
@@ -115,9 +115,9 @@ class UpGroup(ProcessGroup[UpConfig]):
 
     def _on_view(self, view: ClusterView) -> None:
         there = {instance.name for instance in view.instances}
+        self._reporter.on_view(view)
         if self._ready is not None and all(name in there for name in self._config.engines) and self.start_is_over():
             self._reporter.on_ready(self._ready)
-        self._reporter.on_view(view)
 
     def on_lost(self, child: Child, loss: Loss) -> None:
         self._reporter.on_lost(child.name, loss.text)

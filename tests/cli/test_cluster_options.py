@@ -1,0 +1,114 @@
+"""`baton up` and `baton router`: their options, what they divide, and what they refuse before anything is started."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from typer.testing import CliRunner
+
+from baton.cli import router as router_command
+from baton.cli import up as up_command
+from baton.cli.cluster_options import PlacementOptions, RouterOptions, UpOptions
+from baton.cli.main import app
+from baton.cli.say import Failed
+from baton.cli.settings import PANELS, Given, all_settings
+from baton.config import ServeConfig
+
+
+def read(**given):
+    values = Given(given, up_command.settings())
+    return values.read(UpOptions), values.read(PlacementOptions), values.read(ServeConfig)
+
+
+def test_options_of_serve_apply_to_every_instance():
+    options, _, serve = read(prefill=2, decode=1, slots=5, kv_blocks=77, threads=3)
+    engines = up_command.engines_of(options, serve)
+    assert {name: engine.role for name, engine in engines.items()} == {
+        "prefill-0": "prefill",
+        "prefill-1": "prefill",
+        "decode-0": "decode",
+    }
+    for name, engine in engines.items():
+        assert (engine.name, engine.worker.slots, engine.worker.blocks, engine.worker.threads) == (name, 5, 77, 3)
+
+
+@pytest.mark.parametrize(
+    ("instances", "cores", "expected"),
+    [(2, 2, [1, 1]), (2, 5, [3, 2]), (3, 2, [1, 1, 1]), (1, 4, [4]), (3, 8, [3, 3, 2])],
+)
+def test_cores_are_divided(instances, cores, expected):
+    names = [f"mixed-{number}" for number in range(instances)]
+    assert list(up_command.shares_of_cores(names, cores).values()) == expected
+
+
+def test_settings_of_placement_reach_the_router():
+    _, placement, serve = read(decode=1, placement="load", handoff_tokens_min=7, migrations_max=1, queue_requests_max=9)
+    config = placement.router(serve)
+    assert (config.policy, config.handoff_tokens_min, config.migrations_max) == ("load", 7, 1)
+    assert (config.queue_requests_max, config.order) == (9, "priority")
+
+
+def test_a_file_has_the_same_keys(tmp_path):
+    file = tmp_path / "up.yaml"
+    file.write_text("prefill: 1\ndecode: 2\nplacement: round_robin\nslots: 4\n")
+    options, placement, serve = read(config=file, decode=3)
+    assert (options.prefill, options.decode, placement.placement, serve.slots) == (1, 3, "round_robin", 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"prefill": 1}, "--decode is 0, and so is mixed"),
+        ({}, "--decode is 0"),
+        ({"decode": 65}, "--decode"),
+        ({"decode": 1, "placement": "best"}, "--placement"),
+    ],
+)
+def test_what_cannot_be_is_refused(given, words):
+    with pytest.raises(Failed, match=words):
+        read(**given)
+
+
+def test_memory_that_one_instance_would_measure_is_refused_for_several():
+    options, _, serve = read(prefill=1, decode=1, memory_utilization=0.5)
+    with pytest.raises(Failed, match="--kv-memory-gib"):
+        up_command.require_divisible(options, serve)
+    options, _, serve = read(mixed=1, memory_utilization=0.5)
+    up_command.require_divisible(options, serve)
+
+
+@pytest.mark.parametrize("owner", [UpOptions, PlacementOptions, RouterOptions])
+def test_every_option_is_explained(owner):
+    settings = {setting.name: setting for setting in all_settings(owner)}
+    assert set(settings) == {field.name for field in fields(owner)}
+    for setting in settings.values():
+        assert setting.help
+        assert setting.panel in PANELS
+
+
+def test_a_router_takes_nothing_that_is_about_an_engine():
+    names = {setting.name for setting in router_command.settings()}
+    assert {"model", "port", "api_key", "cluster_port", "cluster_secret", "placement", "queue_requests_max"} <= names
+    assert not names & {"kv_blocks", "slots", "threads", "quantization", "kv_storage", "role", "router", "routers"}
+
+
+def test_a_router_without_a_secret_says_how_to_make_one():
+    ran = CliRunner().invoke(app, ["router", "--port", "0"])
+    assert ran.exit_code == 1
+    assert "--cluster-secret FILE is missing" in ran.output
+    assert "head -c 32 /dev/urandom" in ran.output
+
+
+def test_a_secret_that_others_can_read_is_refused(tmp_path):
+    file = tmp_path / "secret"
+    file.write_text("x" * 40)
+    file.chmod(0o644)
+    ran = CliRunner().invoke(app, ["router", "--cluster-secret", str(file)])
+    assert ran.exit_code == 1
+    assert "chmod 600" in ran.output
+
+
+def test_the_cluster_port_is_not_that_of_the_api(tmp_path):
+    with pytest.raises(Failed, match="port of the API"):
+        router_command.checked_cluster_port(RouterOptions(cluster_port=8000), ServeConfig(port=8000))
