@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from client_pair import Asked, request
@@ -145,6 +146,23 @@ def test_an_instance_that_falls_silent_is_suspect_then_given_up():
                 await asyncio.sleep(0.02)
             with pytest.raises(Unavailable, match="no instance"):
                 await cluster.client.ping(1)
+
+    finish(main())
+
+
+def test_a_router_that_was_stopped_itself_gives_nobody_up_for_it():
+    """On a machine with too few cores all processes stand still together, and the router may be the first to go on."""
+
+    async def main() -> None:
+        async with Cluster(suspect_seconds=0.3, lapse_seconds=0.6) as cluster, asyncio.timeout(8):
+            one = await cluster.instance("m-0")
+            time.sleep(1.0)  # the loop stands still, and with it the instance
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert len(cluster.client.nodes) == 1
+            one.fall_silent()
+            while cluster.client.nodes:
+                await asyncio.sleep(0.02)
 
     finish(main())
 

@@ -22,6 +22,8 @@ from baton.runtime.node import Node, counters_of, summed
 
 logger = logging.getLogger("baton.router")
 
+STALL_SECONDS: Final = 0.5
+"""A beat that is so late means that the router itself was stopped."""
 HELLO_SECONDS: Final = 5.0
 """Between the handshake of a session and the instance's own hello."""
 
@@ -53,6 +55,7 @@ class NodeSet:
         "Counters of instances that are not there any more."
         self._loop = asyncio.get_running_loop()
         self._beat_timer: asyncio.TimerHandle | None = None
+        self._beat_due = self._loop.time()
         self.first: asyncio.Future[NodeHello] = self._loop.create_future()
         "There is, or was, an instance."
         self.on_joined: Callable[[Node], None] = lambda node: None
@@ -101,6 +104,7 @@ class NodeSet:
         self.joined += 1
         self.on_joined(node)
         if self._beat_timer is None:
+            self._beat_due = self._loop.time()
             self._beat()
         if not self.first.done():
             self.first.set_result(hello)
@@ -148,9 +152,14 @@ class NodeSet:
                     self._owner.tell(Say(node.session, message))  # type: ignore[arg-type]
 
     def _beat(self) -> None:
-        for node in self._nodes.values():
+        now = self._loop.time()
+        stalled, self._beat_due = now - self._beat_due > STALL_SECONDS, now + self._config.beat_seconds
+        for node in self.nodes:
             node.send(RouterBeat())
-        self._beat_timer = self._loop.call_later(self._config.beat_seconds, self._beat)
+            if stalled:  # we were: a machine that stops us stops others too, and nobody is given up for that
+                node.heard_at = now
+                self._owner.tell(Say(node.session, node.beat))
+        self._beat_timer = self._loop.call_at(self._beat_due, self._beat)
 
     def close(self) -> None:
         if self._beat_timer is not None:
