@@ -173,7 +173,7 @@ class Server:
     def errors(self) -> str:
         return self._err.read_text(errors="replace")
 
-    def _remember(self) -> dict[str, int]:
+    def _found(self) -> dict[str, int]:
         found = {"supervisor": self.popen.pid}
         family = (("supervisor", ("front", "engine")), ("front", ("templates",)), ("engine", ("worker", "cache")))
         for parent, expected in family:
@@ -181,6 +181,10 @@ class Server:
                 role = role_of(pid)  # between fork and exec a child looks like its parent
                 if role in expected:
                     found[role] = pid
+        return found
+
+    def _remember(self) -> dict[str, int]:
+        found = self._found()
         for role, pid in found.items():
             if role in self.seen and self.seen[role].pid == pid:
                 continue
