@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from math import ceil
 from typing import Annotated, Literal
 
+from baton.addresses import parse_address
 from baton.errors import InvalidConfig
 from baton.ranges import Range, check_values
 
@@ -30,6 +31,7 @@ LogFormat = Literal["text", "json"]
 
 API_KEY_CHARACTERS_MAX = 1024
 SERVED_NAME_CHARACTERS_MAX = 256
+NODE_NAME_CHARACTERS_MAX = 64
 
 
 def _require(ok: bool, message: str) -> None:
@@ -457,9 +459,20 @@ class ServeConfig:
     "How long running requests may take to finish after Ctrl-C. Those that do not are ended with an error."
     start_seconds_max: Seconds = _WORKER.start_seconds_max
     "How long loading may take, from the start of the processes. A download of the model comes before and is not counted."
+    router: tuple[str, ...] = ()
+    """Cluster port of a router (tcp://HOST:PORT or unix:/PATH) whose requests this instance serves. Its own HTTP then has
+    health, metrics and administration only. Give the option again, or a list with commas, for more routers."""
+    role: Role = _ENGINE.role
+    """What the instance does for its routers. prefill: computes prompts, which others go on with. decode: goes on with prompts
+    that others have computed, and computes short ones. mixed: serves requests from beginning to end."""
+    cluster_secret: str = _ENGINE.cluster_secret
+    "File with the secret that routers and instances of a cluster share; only its owner may read it."
+    name: str = _ENGINE.name
+    "Name of the instance in the cluster. No two may have the same. Without it: host name and port."
 
     def __post_init__(self) -> None:
         check_values(self)
+        self._check_cluster()
         for name in ("model", "host", "admin_host"):
             _require(bool(getattr(self, name).strip()), f"{name} is empty")
         served = self.served_model_name
@@ -482,6 +495,33 @@ class ServeConfig:
         )
         self._tiers()
         _require(self.admin_port is None or self.admin_port != self.port, "admin_port is the same as port: give another one")
+
+    def _check_cluster(self) -> None:
+        for address in self.routers:
+            try:
+                parse_address(address)
+            except InvalidConfig as error:
+                raise InvalidConfig(f"router {error}") from None
+        _require(not self.router or bool(self.routers), "router is empty: give tcp://HOST:PORT or unix:/PATH")
+        _require(
+            self.role == "mixed" or bool(self.routers),
+            f"role is {self.role}: such an instance gets its requests from a router; give --router and --cluster-secret too",
+        )
+        _require(
+            bool(self.routers) == bool(self.cluster_secret),
+            "router needs a cluster_secret: a file that routers and instances share"
+            if self.routers
+            else "cluster_secret is for an instance that has a --router",
+        )
+        name = self.name
+        _require(
+            not name or (name.isascii() and name.isprintable() and " " not in name and len(name) <= NODE_NAME_CHARACTERS_MAX),
+            f"name must be up to {NODE_NAME_CHARACTERS_MAX} printable ASCII characters without spaces",
+        )
+
+    @property
+    def routers(self) -> tuple[str, ...]:
+        return tuple(address for text in self.router for address in text.split(",") if address)
 
     def engine(self) -> EngineConfig:
         worker = WorkerConfig(
@@ -518,7 +558,16 @@ class ServeConfig:
             queue=QueueConfig(requests_max=self.queue_requests_max, tokens_max=self.queue_tokens_max),
         )
         return EngineConfig(
-            instance=instance, worker=worker, tiers=self._tiers(), log_level=self.log_level, log_format=self.log_format
+            instance=instance,
+            worker=worker,
+            role=self.role,
+            tiers=self._tiers(),
+            routers=self.routers,
+            cluster_secret=self.cluster_secret,
+            name=self.name,
+            health_url=f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}" if self.routers else "",
+            log_level=self.log_level,
+            log_format=self.log_format,
         )
 
     def _tiers(self) -> TiersConfig:

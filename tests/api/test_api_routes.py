@@ -313,3 +313,20 @@ def test_the_cache_is_cleared_on_the_tiers_that_are_named(server, http):
     assert server.engine.cleared == (True, False)
     for wrong in ("device", [], ["storage"], [1]):
         assert http.post(server.url + "/v1/cache/clear", json={"tiers": wrong}).status_code == 400
+
+
+# An instance of a cluster
+
+
+def test_an_instance_of_a_cluster_generates_nothing_for_clients_and_says_where_its_router_is(text, http):
+    config = ApiConfig(routers=("tcp://router:8100",), chat_page=False)
+    with serving(text, config) as server:
+        for path in ("/health", "/live", "/ready", "/version", "/metrics", "/config"):
+            assert http.get(server.url + path).status_code == 200
+        assert http.post(server.url + "/v1/pause", json={}).status_code == 200
+        assert http.post(server.url + "/v1/resume").status_code == 200
+        for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/abort"):
+            answer = http.post(server.url + path, json={"model": "smol", "prompt": "x"})
+            assert answer.status_code == 404
+            assert "tcp://router:8100" in answer.json()["error"]["message"]
+        assert http.get(server.url + "/").status_code == http.get(server.url + "/v1/models").status_code == 404

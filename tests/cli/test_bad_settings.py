@@ -151,3 +151,47 @@ def test_every_setting_that_is_secret_is_kept_out_of_messages(tmp_path):
     with pytest.raises(Failed) as wrong:
         read_config({"config": file})
     assert "hunter2" not in str(wrong.value)
+
+
+# An instance of a cluster
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"role": "prefill"}, "--role is prefill: such an instance gets its requests from a router"),
+        ({"role": "decode", "cluster_secret": "x"}, "--role is decode"),
+        ({"router": ["tcp://a:1"]}, "--router needs a cluster_secret"),
+        ({"cluster_secret": "x"}, "--cluster-secret is for an instance that has a --router"),
+        (
+            {"router": ["http://a:8000"], "cluster_secret": "x"},
+            "--router 'http://a:8000' is no address of a router's cluster port",
+        ),
+        ({"router": ["tcp://a:1,tcp://b"], "cluster_secret": "x"}, "--router 'tcp://b' is no address"),
+        ({"router": [","], "cluster_secret": "x"}, "--router is empty"),
+        ({"name": "two words"}, "--name must be up to 64"),
+        ({"name": "x" * 65}, "--name must be up to 64"),
+    ],
+)
+def test_settings_of_an_instance_fit_together(given, words):
+    with pytest.raises(Failed) as wrong:
+        read_config(given)
+    assert words in str(wrong.value)
+
+
+def test_routers_may_be_given_with_commas():
+    config = read_config({"router": ["tcp://a:1,b:2", "unix:/c"], "cluster_secret": "x", "role": "decode", "name": "d0"})
+    assert config.routers == ("tcp://a:1", "b:2", "unix:/c")
+    engine = config.engine()
+    assert (engine.routers, engine.role, engine.name, engine.cluster_secret) == (config.routers, "decode", "d0", "x")
+    assert engine.health_url == "http://127.0.0.1:8000"
+
+
+def test_a_secret_that_others_can_read_is_refused_before_anything_starts(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("s" * 40)
+    secret.chmod(0o644)
+    ran = baton("serve", "--router", "127.0.0.1:1", "--cluster-secret", str(secret), "--port", "0")
+    assert ran.returncode == 1
+    assert f"chmod 600 {secret}" in said(ran)
+    assert "sss" not in said(ran)

@@ -19,10 +19,21 @@ SETTINGS = {setting.name: setting for setting in all_settings()}
 FIELDS = [field.name for field in fields(ServeConfig)]
 
 
+ROUTERS = ["tcp://a:1", "b:2"]
+BESIDE = {
+    "router": {"cluster_secret": "file"},
+    "cluster_secret": {"router": ROUTERS},
+    "role": {"router": ROUTERS, "cluster_secret": "file"},
+}
+"""Settings that are nothing without others."""
+
+
 def other_value(name):
     """Some value that is not the default, as YAML would give it."""
     setting = SETTINGS[name]
     kind = setting.kind
+    if name == "router":
+        return ROUTERS
     if get_origin(kind) is Literal:
         return get_args(kind)[-1]
     return {bool: not setting.default, int: 7, float: 0.75, str: "x", list[str]: ["a", "b"]}[kind]
@@ -33,6 +44,10 @@ def as_flags(name, value):
     if isinstance(value, bool):
         return [flag if value else f"--no-{flag[2:]}"]
     return [part for each in (value if isinstance(value, list) else [value]) for part in (flag, str(each))]
+
+
+def as_config(values):
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def given_by(arguments, monkeypatch):
@@ -49,20 +64,18 @@ def _stop():
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_field_is_a_flag(name, monkeypatch):
-    value = other_value(name)
-    config = given_by(as_flags(name, value), monkeypatch)
-    expected = tuple(value) if isinstance(value, list) else value
-    assert asdict(config) == {**asdict(ServeConfig()), name: expected}
+    values = {name: other_value(name), **BESIDE.get(name, {})}
+    config = given_by([part for each, value in values.items() for part in as_flags(each, value)], monkeypatch)
+    assert asdict(config) == {**asdict(ServeConfig()), **as_config(values)}
 
 
 @pytest.mark.parametrize("name", FIELDS)
 @pytest.mark.parametrize("spelling", ["_", "-"])
 def test_every_field_is_a_yaml_key(name, spelling, tmp_path):
-    value = other_value(name)
+    values = {name: other_value(name), **BESIDE.get(name, {})}
     file = tmp_path / "serve.yaml"
-    file.write_text(f"{name.replace('_', spelling)}: {json.dumps(value)}\n")
-    expected = tuple(value) if isinstance(value, list) else value
-    assert asdict(read_config({"config": file})) == {**asdict(ServeConfig()), name: expected}
+    file.write_text("".join(f"{each.replace('_', spelling)}: {json.dumps(value)}\n" for each, value in values.items()))
+    assert asdict(read_config({"config": file})) == {**asdict(ServeConfig()), **as_config(values)}
 
 
 @pytest.mark.parametrize("name", FIELDS)

@@ -45,7 +45,7 @@ def test_one_that_is_too_short_or_no_secret_is_refused(tmp_path: Path, content: 
 def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe", 0o600)
     for place in (tmp_path / "pipe", tmp_path, tmp_path / "nothing", "a\0b"):
-        with pytest.raises(InvalidConfig, match="cluster_secret"):
+        with pytest.raises(InvalidConfig, match="cluster secret"):
             read_secret(place)
 
 

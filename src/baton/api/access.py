@@ -56,13 +56,14 @@ async def no_route(scope: Scope, receive: Receive, send: Send) -> None:
     """The router's answer where no route matches. It needs a key too: a stranger learns nothing of what is here."""
     access: Access = scope["app"].state.access
     access.require(scope, "key")
-    raise not_found()
+    raise not_found(access.routers)
 
 
 class Access:
     """Raises what a request is refused with, or sets scope["state"]["caller"]. Before a byte of the body is read."""
 
     def __init__(self, config: ApiConfig) -> None:
+        self.routers = config.routers
         self._keys = Keys(config)
         self._admin_port = config.admin_port
         self._cross_site = CrossSite(config)

@@ -49,6 +49,9 @@ ROUTES: Sequence[ApiRoute] = (
 )
 PAGE = ApiRoute("/", chat_page, methods=["GET"], page=True)
 
+MEMBER_ROUTES = [route for route in ROUTES if route.right != "key" or route.path == "/version"]
+"""Of an instance that a router sends its requests to: health, numbers, administration."""
+
 
 def make_app(
     engine: EngineClient,
@@ -70,7 +73,7 @@ def make_app(
         front.close()
 
     app = Starlette(
-        routes=[*ROUTES, *routes, *([PAGE] if config.chat_page else [])],
+        routes=[*(MEMBER_ROUTES if config.routers else ROUTES), *routes, *([PAGE] if config.chat_page else [])],
         # CORS outside of access: a browser asks without a key whether it may ask with one.
         middleware=[*_cors(config), Middleware(RequestLog, front=front)],
         exception_handlers={HTTPException: on_error, ApiError: on_error, Exception: on_error},

@@ -80,6 +80,8 @@ class ApiConfig:
     text_threads: int = 2
     "Threads that parse, render and tokenise large requests, so that streams of others go on."
     limits: Limits = field(default_factory=Limits)
+    routers: tuple[str, ...] = ()
+    "Of an instance of a cluster: where its requests come from. It has no routes that generate, and no page."
     settings: Mapping[str, Any] = field(default_factory=dict)
     "Resolved settings of the other parts, shown at /config. Must hold no secrets."
 
@@ -122,6 +124,8 @@ def api_config_of(serve: ServeConfig, settings: Mapping[str, Any]) -> ApiConfig:
         allowed_origins=serve.allowed_origins,
         unknown_fields=serve.unknown_fields,
         client_priority_min=serve.client_priority_min,
+        chat_page=not serve.routers,
+        routers=serve.routers,
         settings=settings,
     )
 

@@ -70,8 +70,14 @@ def bad(message: str, param: str | None = None, code: str | None = None) -> ApiE
     return ApiError(400, message, param=param, code=code)
 
 
-def not_found() -> ApiError:
+def not_found(routers: Sequence[str] = ()) -> ApiError:
+    """`routers`: of an instance that serves them, and nobody else."""
     message = "no such route: try POST /v1/chat/completions, POST /v1/completions or GET /v1/models"
+    if routers:
+        message = (
+            "no such route: this is an instance of a cluster, with /health, /ready, /metrics and the like; requests go to its "
+            f"router, whose cluster port is {' or '.join(routers)}"
+        )
     return ApiError(404, message, code="not_found")
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from inspect import Parameter, Signature
+from socket import gethostname
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +27,7 @@ import typer
 from baton import __version__
 from baton.cli.say import INTERRUPTED, bar, complaints, require_packages, resolve_model, served_name
 from baton.cli.settings import parameters, read_config
-from baton.config import ServeConfig, lowered_context
+from baton.config import NODE_NAME_CHARACTERS_MAX, ServeConfig, lowered_context
 
 if TYPE_CHECKING:
     from baton.protocol.control import InstanceReady, LoadProgress
@@ -42,6 +43,12 @@ Examples:
   baton serve --config serve.yaml             options as keys; flags win
   baton serve --host 0.0.0.0 --api-key KEY    for other machines
 
+\b
+As an instance of a cluster (baton router; baton up starts all of it on one machine):
+  (umask 077; head -c 32 /dev/urandom | base64 > secret)     once; every process gets the same file
+  baton serve MODEL --role prefill --router tcp://HOST:8100 --cluster-secret secret --port 8001
+  baton serve MODEL --role decode  --router tcp://HOST:8100 --cluster-secret secret --port 8002
+
 Ctrl-C lets running requests finish and then ends every process. Settings come from options and the file
 alone, never from environment variables.
 """
@@ -52,6 +59,8 @@ def serve(*, quiet: bool, until_stdin_ends: bool, **given: Any) -> None:
         require_packages()
         asked = read_config(given)
         config = replace(asked, port=checked_port(asked), log_level="error" if quiet else asked.log_level)
+        if config.routers and not config.name:
+            config = replace(config, name=node_name(config.port))
         path = resolve_model(config.model, quiet=quiet)
         config = replace(config, model=str(path), served_model_name=config.served_model_name or served_name(asked.model))
         if not run_server(config, quiet=quiet, until_stdin_ends=until_stdin_ends):
@@ -77,15 +86,24 @@ def checked_port(config: ServeConfig) -> int:
     """Everything that can be known to be wrong before a model is fetched and processes start. Returns the port to listen on."""
     from baton.api.config import api_config_of
     from baton.runtime.listener import usable_port
+    from baton.runtime.secret import read_secret
     from baton.text.loading import read_template
 
     config.engine()
+    if config.cluster_secret:
+        read_secret(config.cluster_secret)
     api_config_of(config, {})
     if config.chat_template:
         read_template(config.chat_template)
     if config.admin_port is not None:
         usable_port(config.admin_host, config.admin_port, "admin-")
     return usable_port(config.host, config.port)
+
+
+def node_name(port: int) -> str:
+    """The same after a restart, and no other instance's."""
+    host = "".join(each for each in gethostname() if each.isascii() and each.isprintable() and each != " ")
+    return f"{host[: NODE_NAME_CHARACTERS_MAX - 6]}-{port}"
 
 
 def run_server(config: ServeConfig, *, quiet: bool = False, until_stdin_ends: bool = False) -> bool:
@@ -167,14 +185,15 @@ def ready_text(config: ServeConfig, ready: InstanceReady, seconds: float) -> str
     body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
     key = " -H 'Authorization: Bearer KEY'" if config.api_key else ""
     tokens = ready.blocks * ready.block_size
+    member = bool(config.routers)
     rows = (
-        ("chat page", f"{url}/"),
-        ("API", f"{url}/v1"),
+        *([("instance", f"{config.name} ({config.role}), of router {', '.join(config.routers)}")] if member else ()),
+        *([("health", f"{url}/health")] if member else [("chat page", f"{url}/"), ("API", f"{url}/v1")]),
         *([("admin", f"{base_url(config.admin_host, config.admin_port)}/metrics")] if config.admin_port is not None else ()),
         ("model", f"{config.model} ({config.dtype}, {ready.context_tokens:,} tokens of context)"),
         ("KV cache", f"{ready.blocks:,} blocks of {ready.block_size} tokens ({tokens:,}); {ready.slots} sequences at once"),
         *([("plan", plan_text(ready))] if ready.plan else ()),
-        ("try", f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"),
+        *([] if member else [("try", f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'")]),
     )
     lines = [f"Baton {__version__} serves {name}, ready in {seconds:.1f} s"]
     return "\n".join([*lines, *(f"  {what:<10} {value}" for what, value in rows), "Ctrl-C ends it."])

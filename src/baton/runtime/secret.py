@@ -47,22 +47,22 @@ def read_secret(path: str | Path) -> Secret:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise InvalidConfig(f"cluster_secret {path}: cannot be read ({why}); {_HOW}") from None
+        raise InvalidConfig(f"cluster secret {path}: cannot be read ({why}); {_HOW}") from None
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise InvalidConfig(f"cluster_secret {path}: is no file; {_HOW}")
+            raise InvalidConfig(f"cluster secret {path}: is no file; {_HOW}")
         if status.st_mode & 0o077:
             mode = stat.S_IMODE(status.st_mode)
-            raise InvalidConfig(f"cluster_secret {path}: others may read or write it (mode {mode:04o}); do: chmod 600 {path}")
+            raise InvalidConfig(f"cluster secret {path}: others may read or write it (mode {mode:04o}); do: chmod 600 {path}")
         if status.st_uid not in (os.geteuid(), 0):
-            raise InvalidConfig(f"cluster_secret {path}: belongs to another user (uid {status.st_uid})")
+            raise InvalidConfig(f"cluster secret {path}: belongs to another user (uid {status.st_uid})")
         key = os.read(fd, SECRET_BYTES_MAX + 1).strip()
     finally:
         os.close(fd)
     if not SECRET_BYTES_MIN <= len(key) <= SECRET_BYTES_MAX:
         bounds = f"{len(key)} bytes; {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} are wanted"
-        raise InvalidConfig(f"cluster_secret {path}: holds {bounds}; {_HOW}")
+        raise InvalidConfig(f"cluster secret {path}: holds {bounds}; {_HOW}")
     return Secret(key)
 
 
