@@ -46,6 +46,9 @@ FAMILIAR: dict[str, tuple[str, ...]] = {
 
 PANELS: dict[str, tuple[str, ...]] = {
     "Cluster": (
+        "router",
+        "role",
+        "name",
         "prefill",
         "decode",
         "mixed",
@@ -94,12 +97,11 @@ PANELS: dict[str, tuple[str, ...]] = {
     ),
     "Queue": ("queue_requests_max", "queue_tokens_max"),
     "Times": ("step_seconds_max", "drain_seconds_max", "start_seconds_max"),
-    "Cluster": ("router", "role", "cluster_secret", "name"),
 }
 """How --help groups the fields; one that is not named here is under "More"."""
 
-MEMBER = PANELS["Cluster"]
-"""Of an instance of a cluster: not for commands that start a router."""
+MEMBER = ("router", "role", "cluster_secret", "name")
+"""Fields of ServeConfig that are about an instance of a cluster: not for commands that start a router."""
 
 SECRET = ("api_key", "admin_api_key")
 """Values that no message repeats."""

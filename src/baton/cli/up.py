@@ -21,7 +21,7 @@ from baton import __version__
 from baton.cli.cluster_options import PlacementOptions, UpOptions
 from baton.cli.say import INTERRUPTED, Failed, complaints, require_packages, resolve_model, served_name
 from baton.cli.serve import base_url, checked_port
-from baton.cli.settings import Given, all_settings, parameters
+from baton.cli.settings import MEMBER, Given, all_settings, parameters
 from baton.config import EngineConfig, Role, ServeConfig
 
 if TYPE_CHECKING:
@@ -41,12 +41,9 @@ that dies is started again, and its requests go on elsewhere. Ctrl-C lets runnin
 ends every process.
 """
 
-NOT_OURS = ("role", "router", "routers", "cluster_secret", "instance_name")
-"""Options of `baton serve` that are about an instance of somebody else's cluster."""
-
 
 def settings() -> list[Any]:
-    return [*all_settings(UpOptions), *all_settings(PlacementOptions), *all_settings(ServeConfig, NOT_OURS)]
+    return [*all_settings(UpOptions), *all_settings(PlacementOptions), *all_settings(ServeConfig, MEMBER)]
 
 
 def up(*, plain: bool, quiet: bool, **given: Any) -> None:
