@@ -79,7 +79,7 @@ class RouterConfig:
 
     prefix_memory_blocks: Count = 65_536
     "Keys of blocks that are remembered for each instance: what it was sent, and so probably has cached."
-    prefix_blocks_max: Count = 1024
+    prefix_blocks_max: Count = 8192
     "Blocks of one prompt that are looked up there."
 
     def __post_init__(self) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from baton.core.cluster.events import Deliver
-from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
+from baton.protocol.control import Ping
+from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Prefill, Released
 from baton.protocol.ids import PoolIncarnation, RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason, SamplingParams
@@ -227,3 +228,16 @@ def test_first_token_ends_the_leader(siblings):
     if siblings:
         assert [len(room.told["r", index]) for index in (1, 2)] == [4, 4]
     assert room.router.stats.broken == 0
+
+
+def test_who_breaks_a_leg_is_not_tried_again_at_once():
+    room, home = serving()
+    room.say(home, Emit([row(3, 7)], []))
+    assert home.hello.name in room.trip.avoided
+
+
+def test_what_no_instance_should_say_is_not_heard():
+    room, home = serving()
+    assert room.say(home, Prefill(request(), 1.0)) == []
+    assert room.say(home, Ping(1)) == []
+    assert room.router.stats.late_facts == 2

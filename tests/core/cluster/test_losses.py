@@ -25,9 +25,9 @@ def legs(room):
     return prefill, by_session[trip.home.session]
 
 
-def at_phase(phase, roles=ROLES, **more):
+def at_phase(phase, roles=ROLES, config=None, **more):
     """A room in which the one request is in a phase of the hand-off."""
-    room = Room(*roles)
+    room = Room(*roles, config=config)
     for instance in room.instances:
         instance.hold = {"H1": (Expecting,), "H5": (AskRelease,), "H6": (Released,), "H7": (Adopted,)}.get(phase, ())
     room.arrive(request(**more))

@@ -279,3 +279,16 @@ def test_a_new_life_of_an_instance_has_nothing_cached():
 def test_settings_that_make_no_sense(wrong):
     with pytest.raises(InvalidConfig):
         RouterConfig(**wrong)
+
+
+def test_a_small_prefill_instance_computes_prompts_of_long_answers():
+    """It need not hold the answer."""
+    room = Room("decode", blocks=100)
+    small = room.join(Scripted(hello("small", "prefill", blocks=12)))
+    room.arrive(request("fits", tokens=40, max_tokens=40))
+    room.run()
+    assert prefilled(small) == ["fits"]
+    room.arrive(request("long", prompt=(7,) * 60))
+    room.run()
+    assert prefilled(small) == ["fits"]
+    room.assert_right("long")

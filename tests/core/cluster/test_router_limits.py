@@ -211,10 +211,13 @@ def test_an_instance_may_say_first_that_time_is_over():
 
 @pytest.mark.parametrize(
     ("phase", "hold", "seconds"),
-    [("H1", (Expecting,), 2.5), ("H2", (Offer, Emit), 601), ("H5", (Adopted,), 10.5), ("H8", (Emit,), 1201)],
+    [("H1", (Expecting,), 2.5), ("H2", (Offer, Emit), 6.5), ("H5", (Adopted,), 4.5), ("H8", (Emit,), 10.5)],
 )
 def test_every_state_lapses_and_another_attempt_is_made(phase, hold, seconds):
-    room = at_phase(phase, max_tokens=6)
+    config = RouterConfig(
+        handoff_tokens_min=8, prefill_seconds_max=6.0, handing_seconds_max=4.0, silence_seconds_max=5.0, lease_seconds=20.0
+    )
+    room = at_phase(phase, config=config, max_tokens=6)
     silent = [each for each in legs(room) if each is not None]
     for instance in silent:
         instance.hold = (*hold, *instance.hold)

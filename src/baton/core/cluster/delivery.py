@@ -17,7 +17,7 @@ from baton.core.cluster.membership import Member
 from baton.core.cluster.placement import Placement
 from baton.core.cluster.trip import Trip
 from baton.core.handoff.table import TripFact, TripState
-from baton.protocol.ids import Instant, RequestId
+from baton.protocol.ids import RequestId
 from baton.protocol.output import RETRYABLE, Emit, Ended, TokenRow
 from baton.protocol.request import FinishReason
 from baton.protocol.step import RowLogprobs
@@ -26,12 +26,11 @@ LogprobRow = tuple[RequestId, int, RowLogprobs]
 
 
 class Delivery:
-    __slots__ = ("_again_seconds", "_coordinator", "_placement")
+    __slots__ = ("_coordinator", "_placement")
 
-    def __init__(self, coordinator: Coordinator, placement: Placement, again_seconds: float) -> None:
+    def __init__(self, coordinator: Coordinator, placement: Placement) -> None:
         self._coordinator = coordinator
         self._placement = placement
-        self._again_seconds = again_seconds
 
     def take(self, member: Member, emit: Emit) -> bool:
         """Has something ended, so that others may have a chance?"""
@@ -156,10 +155,8 @@ class Delivery:
             self._coordinator.advance(trip, TripFact.LEADER_OVER)
 
     def _break(self, broken: dict[RequestId, Trip], member: Member) -> None:
-        now = self._coordinator.now
         for trip in broken.values():
-            trip.avoid(member.name, Instant(now + self._again_seconds), now)
-            self._coordinator.advance(trip, TripFact.BROKEN)
+            self._coordinator.break_leg(trip, member)
 
 
 def _sifted(

@@ -107,10 +107,10 @@ class Placement:
         members = self._membership.members.values()
         if members and not any(self._could(member, trip) for member in members):
             return Shortage.NEVER
-        usable = [member for member in self._membership.usable(now) if self._could(member, trip)]
-        if not usable:
-            return Shortage.NOBODY
+        usable = self._membership.usable(now)
         homes, prefills = self._roles(trip, usable)
+        if not homes:
+            return Shortage.NOBODY
         homes = _settled([member for member in homes if not trip.avoids(member, now)], now)
         if not homes:
             return Shortage.AVOIDED
@@ -164,16 +164,19 @@ class Placement:
     def _could(member: Member, trip: Trip) -> bool:
         return member.name not in trip.unfit and member.can_hold(trip.tokens_max)
 
-    @staticmethod
-    def _roles(trip: Trip, usable: list[Member]) -> tuple[list[Member], list[Member]]:
+    def _roles(self, trip: Trip, usable: list[Member]) -> tuple[list[Member], list[Member]]:
         """Whom to choose a home from, and whom a prefill instance. Where one kind is missing, the other does all."""
         prefills = [member for member in usable if member.hello.role == "prefill"]
-        homes = [member for member in usable if member.hello.role != "prefill"]
-        if trip.tokens_left <= 1 and prefills:
-            return [*prefills, *(member for member in homes if member.hello.role == "mixed")], []
+        alone = [member for member in prefills if self._could(member, trip)]
+        homes = [member for member in usable if member.hello.role != "prefill" and self._could(member, trip)]
+        if trip.tokens_left <= 1 and alone:
+            return [*alone, *(member for member in homes if member.hello.role == "mixed")], []
         if not homes:
-            return prefills, []
-        return homes, [member for member in prefills if member.hello.peer]
+            return alone, []
+        size = trip.tokens + 1
+        return homes, [
+            member for member in prefills if member.hello.peer and member.can_hold(size) and member.name not in trip.unfit
+        ]
 
     def _candidate(self, member: Member, trip: Trip, keys: Sequence[BlockKey]) -> Candidate:
         cached = member.memory.leading(keys) * member.hello.ready.block_size

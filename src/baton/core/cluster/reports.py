@@ -81,11 +81,12 @@ class Reports:
         return self._told_by_home(member, message.request, message.attempt, TripFact.ASKED)
 
     def _on_adopted(self, member: Member, message: Adopted) -> bool:
-        trip = self._leg(member, message.request, message.attempt)
-        fact = TripFact.ADOPTED
-        if trip is not None and trip.state is TripState.PREFILLING and trip.prompt_owed:
-            fact = TripFact.BROKEN  # nobody would tell what the model thought of the prompt
-        return self._told_by_home(member, message.request, message.attempt, fact)
+        trip = member.legs.get(message.request)
+        early = trip is not None and trip.state is TripState.PREFILLING and trip.prompt_owed
+        if trip is None or not early or member is not trip.home or message.attempt != trip.attempt:
+            return self._told_by_home(member, message.request, message.attempt, TripFact.ADOPTED)
+        self._coordinator.break_leg(trip, member)  # nobody would tell what the model thought of the prompt
+        return True
 
     def _on_offer(self, member: Member, offer: Offer) -> bool:
         trip = self._leg(member, offer.request, offer.attempt)
@@ -95,7 +96,7 @@ class Reports:
             self._coordinator.advance(trip, TripFact.PREFILLED if offer.last else TripFact.OFFERED, offer)
             return False
         if len(trip.open[trip.leader]) <= trip.base:
-            self._coordinator.advance(trip, TripFact.BROKEN)  # its token has not come
+            self._coordinator.break_leg(trip, member)  # its token has not come
             return True
         if trip.usage is None:
             trip.led = trip.leader

@@ -37,7 +37,7 @@ from baton.core.cluster.reports import Reports
 from baton.core.cluster.stats import RouterStats
 from baton.core.cluster.trip import Trip
 from baton.core.cluster.withdrawal import Withdrawal
-from baton.core.handoff.table import TripFact, TripState
+from baton.core.handoff.table import TripState
 from baton.protocol.ids import Instant
 from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
@@ -70,7 +70,7 @@ class Router:
         self._placement = Placement(config, self.membership, rng)
         self.coordinator = Coordinator(config, self.membership, self._placement, self.stats)
         self._alarms = self.coordinator.clocks.alarms
-        self._delivery = Delivery(self.coordinator, self._placement, config.again_seconds)
+        self._delivery = Delivery(self.coordinator, self._placement)
         self._dispatch = Dispatch(self.coordinator, self._placement)
         self._withdrawal = Withdrawal(config, self.coordinator)
         self._hearers = Reports(config, self.coordinator, self._withdrawal).hearers | {Emit: self._delivery.take}
@@ -206,10 +206,11 @@ class Router:
 
     def _on_say(self, event: Say) -> bool:
         member = self.membership.hear(event.session, self.coordinator.now)
-        if member is None:
+        hearer = self._hearers.get(type(event.message))
+        if member is None or hearer is None:  # of a session that is over, or nothing that an instance should say
             self.stats.late_facts += 1
             return False
-        return self._hearers[type(event.message)](member, event.message)
+        return hearer(member, event.message)
 
     # Time
 
@@ -248,7 +249,4 @@ class Router:
         if trip.state is TripState.SERVING and trip.told != trip.mark:
             coordinator.clocks.heard(trip, now)
             return
-        for member in (trip.home, trip.prefill):
-            if member is not None:
-                trip.avoid(member.name, Instant(now + config.again_seconds), now)
-        coordinator.advance(trip, TripFact.BROKEN)
+        coordinator.break_leg(trip, trip.prefill if trip.state is TripState.PREFILLING else trip.home)
