@@ -17,9 +17,7 @@ class Somebody:
 
 
 def stays(placement: Placement, uncached: int) -> bool:
-    candidate = Candidate.__new__(Candidate)
-    candidate.member, candidate.uncached = Somebody(), uncached
-    return placement.stays(candidate)
+    return placement.stays(Candidate(Somebody(), uncached))
 
 
 def placement(**settings) -> Placement:

@@ -173,10 +173,12 @@ class Placement:
             return [*alone, *(member for member in homes if member.hello.role == "mixed")], []
         if not homes:
             return alone, []
-        size = trip.tokens + 1
-        return homes, [
-            member for member in prefills if member.hello.peer and member.can_hold(size) and member.name not in trip.unfit
-        ]
+        return homes, [member for member in prefills if self._could_prefill(member, trip)]
+
+    @staticmethod
+    def _could_prefill(member: Member, trip: Trip) -> bool:
+        """It holds the prompt and one token, and others can read from it."""
+        return bool(member.hello.peer) and member.name not in trip.unfit and member.can_hold(trip.tokens + 1)
 
     def _candidate(self, member: Member, trip: Trip, keys: Sequence[BlockKey]) -> Candidate:
         cached = member.memory.leading(keys) * member.hello.ready.block_size
