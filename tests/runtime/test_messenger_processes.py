@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import tempfile
 from collections.abc import Iterator
 from itertools import count
@@ -18,11 +19,13 @@ from engine_rig import Rig
 from fake_worker import expected
 from run_loop import finish
 
-from baton.config import KVConfig, TiersConfig
+from baton.config import CacheConfig, KVConfig, TiersConfig
 from baton.core.events import BlocksMoved, CacheLost, CacheReady
 from baton.kvpool.pool import KVPool
 from baton.protocol.ids import MoveId
 from baton.protocol.moves import BlockMove, MoveResult
+from baton.runtime.cache import CacheProcess
+from baton.runtime.channel import Channel
 from baton.runtime.private_folder import PREFIX
 
 pytestmark = pytest.mark.usefixtures("child_path")
@@ -53,13 +56,13 @@ class Instance(Rig):
     async def __aenter__(self) -> Instance:
         waits, self.waits = self.waits, False
         await super().__aenter__()
-        tell = self.engine._tell
+        tell = self.engine.tell
 
         def heard(event: Any) -> None:
             self.told.append(event)
             tell(event)
 
-        self.engine._tell = heard
+        self.engine.tell = heard
         if waits:
             await self.until(lambda: any(type(event) is CacheReady for event in self.told))
         return self
@@ -134,7 +137,7 @@ def test_blocks_go_from_one_instance_to_the_other(tiers: TiersConfig):
             path = Path(prefill.engine.peer_address.removeprefix("unix:"))
             assert path.is_socket()
             assert path.parent.stat().st_mode & 0o777 == 0o700
-            assert decode.stats.cache_service
+            await decode.until(lambda: decode.stats.cache_service)
             sent, blocks = fill(prefill, 1), [3, 4, 5, 40, 7]
             result = await decode.pull(prefill, blocks)
             assert (result.moved, result.error) == (5, None)
@@ -162,7 +165,8 @@ def test_without_prefix_caching_an_instance_of_a_pair_has_a_messenger_and_no_tie
     async def main() -> None:
         options: dict[str, Any] = {"kv": KVConfig(prefix_caching=False), "engine": {"tiers": TIERS}}
         async with Instance("prefill", **options) as prefill, Instance("decode", **options) as decode:
-            assert (decode.stats.host_blocks, decode.stats.cache_service) == (0, True)
+            await decode.until(lambda: decode.stats.cache_service)
+            assert decode.stats.host_blocks == 0
             assert (await decode.pull(prefill, [1])).moved == 1
 
     finish(main())
@@ -267,5 +271,22 @@ def test_without_a_place_for_its_socket_a_mixed_instance_serves_and_one_of_a_pai
         async with rig:
             with pytest.raises(OSError, match="nowhere"):
                 await asyncio.wait_for(rig.running, 30)
+
+    finish(main())
+
+
+def test_a_pull_that_nobody_can_carry_out_is_answered():
+    """A cache service without a messenger: else whoever waits for it would wait for its deadline."""
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        link, other = socket.socketpair()
+        config = CacheConfig(log_level="warning", log_format="text")
+        end, control = await Channel.open(ours), await Channel.open(theirs)
+        CacheProcess(config, control, link).on_message(BlockMove(MoveId(7), "pull", ()))
+        assert await end.receive() == MoveResult(MoveId(7), 0, error="there is no messenger")
+        for one in (end, control, link, other):
+            one.close()
+        await asyncio.sleep(0)
 
     finish(main())

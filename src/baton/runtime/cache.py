@@ -93,6 +93,8 @@ class CacheProcess:
             case BlockMove(kind="pull"):
                 if self._messenger is not None:
                     self._messenger.take(message).add_done_callback(self._taken)
+                else:
+                    self._control.send(MoveResult(message.id, 0, error="there is no messenger"))
             case BlockMove() | StorageQuery():
                 if self._transfer is not None:
                     self._transfer.take(message).add_done_callback(self._taken)

@@ -73,7 +73,7 @@ from baton.runtime.child_set import ChildSet
 from baton.runtime.children import begin_child, freeze_gc_heap
 from baton.runtime.driver import Driver
 from baton.runtime.pool_holder import PoolHolder
-from baton.runtime.private_folder import PrivateFolder
+from baton.runtime.private_folder import PrivateFolder, peer_folder
 from baton.runtime.process_table import CONTROL, ENGINE_CHILDREN, Restart
 from baton.runtime.router_links import RouterLinks
 from baton.runtime.secret import read_secret
@@ -164,17 +164,11 @@ class Engine:
         return self._config.peer
 
     def _make_peer_folder(self) -> None:
-        """Here and not in the cache service, which may be killed at any moment: the folder outlives it."""
-        if "cache" not in self._plan.processes or sys.platform != "linux":
-            return
-        try:
-            self._peer_folder = PrivateFolder()
-        except OSError as error:
-            if self._plan.creator == "messenger":
-                raise
-            logger.warning("no other instance can read our KV pool: %s", error)
-            return
-        self._config = replace(self._config, peer=f"unix:{self._peer_folder.path}/peer.sock")
+        """By us and not by the cache service, which may be killed at any moment: the folder outlives it."""
+        if "cache" in self._plan.processes:
+            self._peer_folder = peer_folder(needed=self._plan.creator == "messenger")
+        if self._peer_folder is not None:
+            self._config = replace(self._config, peer=self._peer_folder.address)
 
     async def _start(self) -> None:
         self._begin(await self._startup.run())
@@ -317,6 +311,8 @@ class Engine:
         books = self._instance.board.tiers.host.total
         if hello.host_blocks != books:
             raise PeerError(f"the cache service has {hello.host_blocks} host blocks, and the books are about {books}")
+        if hello.peer != self._config.peer:
+            raise PeerError("the cache service lets others read our pool elsewhere than it was told")
         self.tell(CacheReady(hello.kept))
 
     def _tell_cache(self, effect: TellCache) -> None:

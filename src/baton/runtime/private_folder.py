@@ -2,17 +2,24 @@
 its process is.
 
 Whoever makes it holds a lock on it (flock), which the kernel lets go when the process ends, however it ends. So the next one
-that makes such a directory can tell those whose owner was killed from those in use, and removes them.
+that makes such a directory can tell those whose owner was killed from those in use, and removes them. Programs that tidy up
+where temporary files lie (systemd-tmpfiles) leave a locked one alone, too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Final
+
+from baton.errors import InvalidConfig
+
+logger = logging.getLogger("baton.engine")
 
 PREFIX: Final = "baton-peer-"
 PATH_BYTES_MAX: Final = 80
@@ -30,12 +37,32 @@ class PrivateFolder:
         self.path = parent / made.name.removeprefix(".")
         made.rename(self.path)
 
+    @property
+    def address(self) -> str:
+        """Of the one socket that is to be in it (kvcache/shared_memory.py)."""
+        return f"unix:{self.path}/peer.sock"
+
     def remove(self) -> None:
         """With the sockets in it. Nobody uses them any more."""
         if self._fd >= 0:
             _remove(self.path, self._fd)
             os.close(self._fd)
             self._fd = -1
+
+
+def peer_folder(*, needed: bool) -> PrivateFolder | None:
+    """For the socket at which others may read our pool. None: there is no place for it, and it is not needed."""
+    if sys.platform != "linux":
+        if needed:
+            raise InvalidConfig("the roles prefill and decode need Linux: instances share memory")
+        return None
+    try:
+        return PrivateFolder()
+    except OSError as error:
+        if needed:
+            raise
+        logger.warning("no other instance can read our KV pool: %s", error)
+        return None
 
 
 def usual_parent() -> Path:

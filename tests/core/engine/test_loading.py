@@ -337,3 +337,18 @@ def test_a_lease_is_given_up_when_a_running_sequence_needs_the_block():
     driver.settle()
     driver.assert_answered()
     driver.assert_at_rest()
+
+
+@pytest.mark.parametrize("peers", [True, False])
+@pytest.mark.parametrize("write", ["through", "selective", "back"])
+def test_a_service_without_a_host_tier_is_told_of_no_block_and_nothing_piles_up(write: str, peers: bool):
+    """It is there for hand-offs. What was published used to be noted for a store that never came."""
+    driver = TieredDriver(host_blocks=0, peers=peers, write=write)
+    for turn in range(5):
+        driver.submit(f"r{turn}", PROMPT, max_tokens=12)
+        driver.settle()
+    driver.assert_answered()
+    assert not driver.told
+    assert not driver.instance.board.tiers._to_store
+    assert driver.instance.board.tiers.stats.skipped_stores == 0, "nothing was to be stored"
+    driver.assert_at_rest()

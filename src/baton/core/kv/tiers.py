@@ -112,7 +112,7 @@ class Tiers:
                     self._to_put[key] = None
 
     def _want(self, key: BlockKey, block: BlockId, on_to_storage: bool) -> None:
-        if self.enabled:  # else the service is there for hand-offs only
+        if self.host.total:  # else the service is there for hand-offs only
             self._to_store[key] = (block, self._cache.pool.generation(block), on_to_storage)
 
     def flush(self, now: Instant) -> None:
