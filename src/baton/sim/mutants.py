@@ -109,7 +109,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "the worker is not told of a preemption"),
     Mutant("abort-keeps-blocks", "core.engine.board", "elif phase in ON_WORKER:", "elif phase is Phase.DECODE:",
            "an abort in prefill frees nothing"),
-    Mutant("abort-stays-queued", "core.engine.board", "        if sequence.queued:\n            self._leave_queue(sequence)\n        if sequence.admissions:", "        if sequence.admissions:",
+    Mutant("abort-stays-queued", "core.engine.board", "        if sequence.queued:\n            self._leave_queue(sequence)\n        if sequence.admissions and", "        if sequence.admissions and",
            "an aborted request counts against the queue for ever"),
     Mutant("siblings-forgotten", "core.engine.board", "        if sequence is group.leader and len(group.sequences) > 1:\n            self.release_siblings(group)\n", "",
            "siblings wait for a leader that has failed"),

@@ -1,10 +1,11 @@
 """A hand-off between two real instances: whatever happens, the client has the tokens of an undisturbed run."""
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
 
-from baton.core.events import Abort
+from baton.core.events import Abort, EvictSome
 from baton.protocol.ids import RequestId
 
 from .harness import stop_at
@@ -354,3 +355,55 @@ def test_many_requests_in_small_pools_in_any_order():
                 pair.replay(name)
         pair.assert_answered()
         pair.assert_at_rest()
+
+
+def _faults(pair: Pair, rng: Random) -> list[Callable[[], None]]:
+    """Things that may go wrong at any moment. None of them may be seen in an answer."""
+    node = rng.choice((pair.prefill, pair.decode))
+
+    def lose_worker() -> None:
+        node.lose_worker("killed")
+        node.restart_worker(pool_kept=rng.random() < 0.5)
+
+    def lose_cache() -> None:
+        node.lose_cache()
+        node.start_cache()
+
+    def replay() -> None:
+        pair.replay(rng.choice(list(pair.trips)), whole=rng.choice((None, pair.prefill, pair.decode)))
+
+    return [
+        lose_worker,
+        lose_cache,
+        replay,
+        node.preempt,
+        lambda: node.tell(EvictSome(rng.randrange(8))),
+        lambda: pair.prefill.instance._handoff.drop_kept(),
+        lambda: pair.advance(rng.choice((0.5, 3.0, 20.0))),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_anything_may_go_wrong_at_any_time(seed):
+    rng = Random(seed)
+    settings = {"blocks": rng.choice((9, 14, 24)), "slots": 3, "tokens_per_step": 16, "step_seconds_max": 1e6}
+    pair = Pair(chunk_tokens_max=rng.choice((2, 5, 16)), steps_in_flight=rng.choice((1, 2, 3)), **settings)
+    pair.rng = rng
+    for number in range(6):
+        length = rng.randrange(1, 24)
+        pair.start(f"r{number}", range(number, number + length), max_tokens=rng.randrange(1, 9), n=rng.choice((1, 1, 2)))
+        for _ in range(rng.randrange(30)):
+            pair.act()
+            if rng.random() < 0.05:
+                rng.choice(_faults(pair, rng))()
+    for _ in range(40):
+        pair.run()
+        open_ = [name for name, trip in pair.trips.items() if len(trip.ended) < len(trip.tokens)]
+        if not open_:
+            break
+        for name in open_:
+            pair.replay(name)
+            pair.run()
+    pair.assert_answered()
+    pair.advance(KEEP)
+    pair.assert_at_rest()

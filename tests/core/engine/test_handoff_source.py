@@ -250,6 +250,14 @@ def test_a_token_in_flight_when_nothing_was_offered_yet():
     node.assert_at_rest()
 
 
+def test_the_growth_reserve_learns_nothing_from_it():
+    """It had the one token that was asked for: that says nothing about answers."""
+    node = Prefiller(reserve_start=0.5, reserve_learning=0.5)
+    node.prefill()
+    node.run()
+    assert node.instance.board.reserve.ratio == 0.5
+
+
 # The pool
 
 

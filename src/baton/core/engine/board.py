@@ -163,8 +163,7 @@ class Board:
     ) -> None:
         """The client is done with it, now and once. Slot and blocks go back as the phase demands."""
         phase = sequence.phase
-        if sequence.kept is not None:
-            silent = self._end_kept(sequence.kept, reason) or silent
+        handed_over = sequence.kept is not None and self._end_kept(sequence.kept, reason)
         sequence.advance(Fact.ENDED)
         if phase is Phase.WAITING:
             self.waiting.leave(sequence)
@@ -181,14 +180,14 @@ class Board:
             self.tiers.host.touch(sequence.keys)
         if sequence.queued:
             self._leave_queue(sequence)
-        if sequence.admissions:
+        if sequence.admissions and not handed_over:
             self.reserve.sequence_ended(sequence)
         group = sequence.group
         if sequence is group.leader and len(group.sequences) > 1:
             self.release_siblings(group)
         group.open -= 1
         self.stats.ended[reason] += 1
-        if not silent:
+        if not silent and not handed_over:
             self.out.end(sequence, reason, error, detail)
 
     def forget(self, request: RequestId) -> None:
@@ -244,12 +243,9 @@ class Board:
 
     def keep_blocks(self, kept: Kept, count: int) -> None:
         """The first so many blocks of its sequence stay as they are from now on, whatever becomes of the sequence."""
-        table, have = kept.sequence.blocks, len(kept.blocks)
-        if table[:have] != kept.blocks:
-            self.drop_kept(kept)  # it was preempted, and its blocks are others by now
-        else:
-            self.cache.pool.share(table[have:count])
-            kept.blocks += table[have:count]
+        more = kept.sequence.blocks[len(kept.blocks) : count]
+        self.cache.pool.share(more)
+        kept.blocks += more
 
     def drop_kept(self, kept: Kept) -> None:
         """Its blocks go back. Whoever copies them finds out when it asks for their release."""

@@ -48,8 +48,7 @@ class Source:
             sequence = kept.sequence
             if not kept.finished and not kept.void and sequence.published > len(kept.blocks):
                 board.keep_blocks(kept, sequence.published)
-                if not kept.void:
-                    self._offer(kept, pool, len(kept.blocks) * board.block_size)
+                self._offer(kept, pool, len(kept.blocks) * board.block_size)
         ended, board.handed_over = board.handed_over, []
         for kept in ended:
             kept.deadline = Instant(now + kept.keep_seconds)
