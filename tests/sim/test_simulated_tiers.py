@@ -62,7 +62,7 @@ class Run:
 
 
 def of_the_slow_one(made: Scenario) -> Callable[[StorageQuery], bool]:
-    keys = World(made).node.tiers.chain("", next(c.prompt for c in made.clients if c.id == SLOW))
+    keys = World(made).node.tiers.contents.chain("", next(c.prompt for c in made.clients if c.id == SLOW))
     return lambda asked: any(key in keys for key in asked.keys)
 
 

@@ -69,6 +69,7 @@ class Order:
     trace: bool
     perfetto: Path | None
     shrink: Path | None
+    cluster: bool = False
 
 
 def simulate(
@@ -77,6 +78,9 @@ def simulate(
     scenario: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Run this scenario (JSON), as --shrink writes it.")
     ] = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Clusters: routers, prefill and decode nodes. Seeds of their own.")
+    ] = False,
     mutants: Annotated[
         bool, typer.Option("--mutants", help="Plant known bugs, one at a time, and report whether each is found.")
     ] = False,
@@ -94,7 +98,7 @@ def simulate(
 ) -> None:
     order = Order(
         seeds=seeds, seed=seed, scenario=scenario, mutants=mutants, jobs=jobs,
-        as_json=as_json, trace=trace, perfetto=perfetto, shrink=shrink,
+        as_json=as_json, trace=trace, perfetto=perfetto, shrink=shrink, cluster=cluster,
     )  # fmt: skip
     raise typer.Exit(_obey(order))
 
@@ -164,7 +168,10 @@ def read_scenario(path: Path) -> Scenario:
 
     try:
         scenario = Scenario.load(path)
-        scenario.config()
+        for number in range(len(scenario.cluster.nodes)) if scenario.cluster is not None else ():
+            scenario.of_node(number).config()
+        if scenario.cluster is None:
+            scenario.config()
         for client in scenario.clients:  # sent over the wire, it would be checked there
             msgspec.convert(msgspec.to_builtins(client.request()), GenerateRequest)
     except OSError as error:
@@ -186,11 +193,13 @@ def _campaign(order: Order) -> int:
 
     seeds = read_range(order.seeds or SEEDS)
     with _bar(order, "seeds", len(seeds)) as advance:
-        campaign = run_campaign(seeds, order.jobs or cores(), lambda done, found: advance(done, f"{found} violations"))
+        campaign = run_campaign(
+            seeds, order.jobs or cores(), lambda done, found: advance(done, f"{found} violations"), cluster=order.cluster
+        )
     if order.as_json:
         _print_json(campaign)
     else:
-        _print_summary(campaign)
+        _print_summary(campaign, "--cluster " if order.cluster else "")
     if campaign.interrupted:
         typer.echo(f"interrupted after {campaign.seeds:,} of {len(seeds):,} seeds", err=True)
         return INTERRUPTED
@@ -198,7 +207,7 @@ def _campaign(order: Order) -> int:
     return 0 if campaign.ok else FOUND
 
 
-def _print_summary(campaign: Campaign) -> None:
+def _print_summary(campaign: Campaign, options: str) -> None:
     typer.echo(f"seeds      {campaign.seeds:,} in {campaign.seconds:.1f} s with {campaign.jobs} jobs")
     typer.echo(f"requests   {campaign.requests:,}")
     rate = f"{campaign.events_per_second:,.0f} per second and core"
@@ -208,7 +217,7 @@ def _print_summary(campaign: Campaign) -> None:
     typer.echo(f"violations {len(campaign.violations)}")
     for violation in campaign.violations[:SHOWN]:
         typer.echo(f"  seed {violation.seed}: {violation.message}")
-        typer.echo(f"    replay: baton simulate --seed {violation.seed} --trace")
+        typer.echo(f"    replay: baton simulate {options}--seed {violation.seed} --trace")
     if len(campaign.violations) > SHOWN:
         typer.echo(f"  ... and {len(campaign.violations) - SHOWN} more (--json tells all)")
     _print_sometimes(campaign)
@@ -239,17 +248,19 @@ def _print_sometimes(campaign: Campaign) -> None:
 
 def _one_run(order: Order) -> int:
     from baton.sim.campaign import part_of, violations_of
-    from baton.sim.world import World
+    from baton.sim.run import run
 
     scenario = _scenario(order)
-    tracer, picture = _tracers(order)
+    if scenario.cluster is not None and order.perfetto is not None:
+        raise WrongUsage("--perfetto draws a single node: use --trace for a cluster")
+    tracer, picture = _tracers(order, cluster=scenario.cluster is not None)
     begin = process_time()
-    outcome = World(scenario, tracer).run()
+    outcome = run(scenario, tracer)
     seconds = process_time() - begin
     if picture is not None and order.perfetto is not None:
         picture.save(order.perfetto, outcome)
     if order.as_json:
-        _print_json(part_of(outcome, seconds).campaign(seconds, jobs=1))
+        _print_json(part_of(outcome, seconds, cluster=scenario.cluster is not None).campaign(seconds, jobs=1))
     else:
         _print_outcome(order, outcome)
     _shrink(order, scenario, violations_of(outcome))
@@ -257,29 +268,30 @@ def _one_run(order: Order) -> int:
 
 
 def _scenario(order: Order) -> Scenario:
-    from baton.sim.generate import generate
+    from baton.sim.run import make
 
     if order.scenario is not None:
         return read_scenario(order.scenario)
     assert order.seed is not None
-    return generate(order.seed)
+    return make(order.seed, cluster=order.cluster)
 
 
-def _tracers(order: Order) -> tuple[Tracer | None, PerfettoTrace | None]:
+def _tracers(order: Order, *, cluster: bool) -> tuple[Tracer | None, PerfettoTrace | None]:
     """What the run is to be watched by, and the part of it that is to be saved afterwards."""
-    from baton.sim.trace import ColumnTrace, PerfettoTrace, Tee
+    from baton.sim.trace import ColumnTrace, LineTrace, PerfettoTrace, Tee
 
     picture = PerfettoTrace() if order.perfetto is not None else None
     if not order.trace:
         return picture, picture
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends the run, as it ends any other program
-    columns = ColumnTrace(typer.echo)
+    columns = LineTrace(typer.echo) if cluster else ColumnTrace(typer.echo)
     return (columns if picture is None else Tee([columns, picture])), picture
 
 
 def _print_outcome(order: Order, outcome: Outcome) -> None:
     what = f"seed {order.seed}" if order.seed is not None else f"scenario {order.scenario}"
-    again = f"--seed {order.seed}" if order.seed is not None else f"--scenario {order.scenario}"
+    kind = "--cluster " if order.cluster else ""
+    again = f"{kind}--seed {order.seed}" if order.seed is not None else f"--scenario {order.scenario}"
     typer.echo(f"{what}: {'ok' if outcome.invariant is None else 'VIOLATION'}")
     typer.echo(f"requests   {outcome.requests:,}")
     typer.echo(f"events     {outcome.events:,} counted, {outcome.heap_events:,} on the heap")
@@ -298,10 +310,10 @@ def _print_outcome(order: Order, outcome: Outcome) -> None:
 
 def _shrink_seeds(order: Order, violations: Sequence[Violation]) -> None:
     """The first seed of each invariant: a thousand seeds that found one bug are one bug."""
-    from baton.sim.generate import generate
+    from baton.sim.run import make
 
     for violation in {violation.invariant: violation for violation in reversed(violations)}.values():
-        _shrink(order, generate(violation.seed), [violation])
+        _shrink(order, make(violation.seed, cluster=order.cluster), [violation])
 
 
 def _shrink(order: Order, scenario: Scenario, violations: Sequence[Violation]) -> None:
@@ -311,7 +323,8 @@ def _shrink(order: Order, scenario: Scenario, violations: Sequence[Violation]) -
     from baton.sim.shrink import shrink
 
     for violation in violations:
-        name = f"invariant-{violation.invariant}-seed-{violation.seed}"
+        kind = "cluster-" if scenario.cluster is not None else ""
+        name = f"{kind}invariant-{violation.invariant}-seed-{violation.seed}"
         small = shrink(scenario, violation.invariant, lambda text, name=name: typer.echo(f"{name}: {text}", err=True))  # type: ignore[misc]
         small.fails = None  # that is for kept mutants: what fails here must pass once it is mended
         small.note = f"seed {violation.seed}: {violation.message}"

@@ -9,7 +9,7 @@ fails as its faults say.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from zlib import crc32
 
 from baton.core.events import BlocksMoved, CacheLost, CacheReady, Event, StorageAnswered
@@ -18,6 +18,7 @@ from baton.errors import InvariantBroken
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
 from baton.sim.noise import noise
+from baton.sim.pull import Pull
 from baton.sim.scenario import CacheFault, Scenario
 from baton.sim.tags import TAG_BYTES
 from baton.sim.tiers_watch import TierWatch
@@ -50,18 +51,53 @@ class StoredObject(NamedTuple):
         return self.key == key and len(self.payload) == length and crc32(self.payload) == self.checksum
 
 
+class Peers(Protocol):
+    """The cache services of other nodes, by the address that their instances tell."""
+
+    remote: bool
+    "They are on other machines: what is dead cannot be read."
+
+    def find(self, address: str) -> CacheService | None: ...
+
+
+class NoPeers:
+    remote = False
+
+    def find(self, address: str) -> CacheService | None:
+        return None
+
+
+NO_PEERS = NoPeers()
+
+
 class CacheService:
-    def __init__(self, scenario: Scenario, timeline: Timeline, watch: TierWatch, saw: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        timeline: Timeline,
+        watch: TierWatch,
+        saw: Callable[[str], None],
+        storage: dict[bytes, StoredObject] | None = None,
+        peers: Peers = NO_PEERS,
+        label: str = "cache",
+    ) -> None:
+        """`storage`: what it shares with other nodes. `peers`: whose pools it may read. `label`: its name in a trace."""
+        self._label = label
         self._scenario = scenario
         self._timeline = timeline
         self._watch = watch
         self._saw = saw
         self._block_bytes = TAG_BYTES * scenario.block_size
         self.host: Pool = [bytearray(self._block_bytes) for _ in range(scenario.host_blocks)]
-        self.storage: dict[bytes, StoredObject] = {}
+        self.storage: dict[bytes, StoredObject] = {} if storage is None else storage
         self._taken_by_storage: dict[bytes, None] = {}
         "Keys of what it took or brought, if only for a moment."
         self._pools: dict[PoolIncarnation, Pool] = {}
+        self._peers = peers
+        self._mapped: dict[tuple[str, PoolIncarnation], Pool] = {}
+        "Pools of peers: memory that stays as long as somebody has it."
+        self._gone = False
+        "Its whole node is dead."
         self._newest = PoolIncarnation(0)
         self._tell: Callable[[Event], None]
         self._life = 0
@@ -87,7 +123,7 @@ class CacheService:
         """An engine before this one has left the prompts' blocks on storage; some of them have rotted since."""
         rot = self._scenario.storage_rot
         for client in self._scenario.clients:
-            for key, payload in self._watch.chain(client.salt, client.prompt).items():
+            for key, payload in self._watch.contents.chain(client.salt, client.prompt).items():
                 self.storage[key] = StoredObject(key, crc32(payload), payload)
         for number, (key, whole) in enumerate(self.storage.items()):
             if rot and number % rot == rot - 1:
@@ -113,16 +149,34 @@ class CacheService:
         self._newest = incarnation
         self._pools[incarnation] = pool
 
+    def vanish(self) -> None:
+        """With its whole node: nobody hears of it, and nothing that was under way goes on."""
+        self._life += self._life % 2
+        self._gone = True
+        self._stuck.clear()
+        self._mapped.clear()
+
+    def pool_for_peer(self, incarnation: PoolIncarnation) -> Pool | None:
+        """The memory that a peer asks for, if it is here and somebody is there to pass it on."""
+        answers = self.is_alive and not self._hung and incarnation == self._newest
+        return self._pools[incarnation] if answers else None
+
+    @property
+    def is_alive(self) -> bool:
+        return self._life % 2 == 1
+
     # Lives
 
     def _ready(self, kept: bool) -> None:
+        if self._gone:
+            return
         self._life += 1
         self._hung = False
         if not kept:
             self._untold = True
             for number, block in enumerate(self.host):
                 block[:] = bytes([0x5A ^ number & 0xFF]) * len(block)
-        self._timeline.note("cache", f"ready, memory {'kept' if kept else 'lost'}")
+        self._timeline.note(self._label, f"ready, memory {'kept' if kept else 'lost'}")
         self._tell(CacheReady(kept))
 
     def crash(self, *, kept: bool = True) -> None:
@@ -131,8 +185,9 @@ class CacheService:
             return
         self._life += 1
         self._stuck.clear()
+        self._mapped.clear()
         self._saw("the cache service died")
-        self._timeline.note("cache", "dies")
+        self._timeline.note(self._label, "dies")
         self._timeline.at(self._timeline.now + RESTART_SECONDS, self._ready, kept)
         self._tell(CacheLost())
 
@@ -180,7 +235,7 @@ class CacheService:
         self._taken += 1
         fault = None if self._healed else self._faults.get(self._taken)
         what = message.kind if isinstance(message, BlockMove) else "ask"
-        self._timeline.note("cache", f"{what} {message.id}" + (f" ({fault.kind})" if fault is not None else ""))
+        self._timeline.note(self._label, f"{what} {message.id}" + (f" ({fault.kind})" if fault is not None else ""))
         if isinstance(message, StorageQuery):
             self._query(message, fault)
         else:
@@ -201,29 +256,50 @@ class CacheService:
         answer = StorageAnswer(query.id, found, "EIO" if failed else None)
         if seconds > query.seconds_max:
             seconds, answer = query.seconds_max, StorageAnswer(query.id, 0, "timeout")
-        self._later(seconds, lambda: self._tell(StorageAnswered(answer)))
+        self.later(seconds, lambda: self._tell(StorageAnswered(answer)))
 
     def _move(self, move: BlockMove, fault: CacheFault | None) -> None:
+        if move.kind == "pull":
+            seconds = self._seconds(len(move.device), COPY_SECONDS, fault)
+            Pull(self, move, fault).begin(seconds)
+            return
         slow = move.kind in ("put", "fetch")
         seconds = self._seconds(len(move.host), STORAGE_SECONDS if slow else COPY_SECONDS, fault)
         if slow:
             late = seconds > move.seconds_max
             seconds = min(seconds, move.seconds_max)
-            self._later(seconds, lambda: self._storage_move(move, "timeout" if late else None, fault, seconds))
+            self.later(seconds, lambda: self._storage_move(move, "timeout" if late else None, fault, seconds))
             return
-        self._later(seconds * 0.3, lambda: self._copy_half(move, 0), copies=True)
-        self._later(seconds * 0.9, lambda: self._copy_half(move, 1), copies=True)
+        self.later(seconds * 0.3, lambda: self._copy_half(move, 0), copies=True)
+        self.later(seconds * 0.9, lambda: self._copy_half(move, 1), copies=True)
         moved = len(move.host)
         if fault is not None and fault.kind == "error":
             moved //= 2  # the rest could not be copied, though it may have been written to
-        self._later(seconds, lambda: self._done(move, MoveResult(move.id, moved, seconds), fault))
+        self.later(seconds, lambda: self.done(move, MoveResult(move.id, moved, seconds), fault))
 
-    def _copy_half(self, move: BlockMove, half: int) -> None:
+    def target(self, move: BlockMove) -> Pool:
+        """The device pool that a move is about, which is the present one or nobody's any more."""
         pool = self._pools.get(move.pool)
         if pool is None:
             raise InvariantBroken(f"a move is about pool {move.pool}, which it was never given", invariant=17)
         if move.pool == self._newest:
             self._watch.copies(move)
+        return pool
+
+    def map_peer(self, peer: str, incarnation: PoolIncarnation) -> Pool | None:
+        """The peer's memory as it is now. Mapped once, it can be read when the peer is dead; over a network it cannot."""
+        service = self._peers.find(peer)
+        if service is not None and (found := service.pool_for_peer(incarnation)) is not None:
+            self._mapped[peer, incarnation] = found
+        if self._peers.remote and (service is None or not service.is_alive):
+            return None
+        return self._mapped.get((peer, incarnation))
+
+    def saw(self, what: str) -> None:
+        self._saw(what)
+
+    def _copy_half(self, move: BlockMove, half: int) -> None:
+        pool = self.target(move)
         middle = self._block_bytes // 2
         part = slice(0, middle) if half == 0 else slice(middle, None)
         for host, device in zip(move.host, move.device, strict=True):
@@ -244,7 +320,7 @@ class CacheService:
                 break
             self._taken_by_storage[key] = None
             moved += 1
-        self._done(move, MoveResult(move.id, moved, seconds, error), fault)
+        self.done(move, MoveResult(move.id, moved, seconds, error), fault)
 
     def _put(self, key: bytes, payload: bytes, fault: CacheFault | None, place: int) -> None:
         self._watch.put(key, payload)
@@ -276,16 +352,16 @@ class CacheService:
             return False
         return True
 
-    def _done(self, move: BlockMove, result: MoveResult, fault: CacheFault | None) -> None:
+    def done(self, move: BlockMove, result: MoveResult, fault: CacheFault | None) -> None:
         self._timeline.record(result)
-        self._timeline.note("cache", f"{result.id}: {result.moved} moved")
+        self._timeline.note(self._label, f"{result.id}: {result.moved} moved")
         self._tell(BlocksMoved(result))
         if not self._untold:
             self._watch.entries(move.host, self.host)
         if fault is not None and fault.kind == "repeat":
-            self._later(fault.seconds, lambda: self._tell(BlocksMoved(result)))
+            self.later(fault.seconds, lambda: self._tell(BlocksMoved(result)))
 
-    def _later(self, seconds: float, action: Callable[[], None], *, copies: bool = False) -> None:
+    def later(self, seconds: float, action: Callable[[], None], *, copies: bool = False) -> None:
         self._timeline.at(self._timeline.now + seconds, self._act, (self._life, action, copies))
 
     def _act(self, entry: tuple[int, Callable[[], None], bool]) -> None:

@@ -21,8 +21,9 @@ from time import perf_counter, process_time
 import msgspec
 from msgspec import Struct, field
 
-from baton.sim.generate import generate
-from baton.sim.world import Outcome, World
+from baton.sim.cluster.sometimes import CLUSTER_SOMETIMES
+from baton.sim.outcome import Outcome
+from baton.sim.run import make, run
 
 SOMETIMES: tuple[str, ...] = (
     # Prefix cache
@@ -176,6 +177,8 @@ class Part(Struct):
     digest: bytes = bytes(16)
     violations: list[Violation] = field(default_factory=list)
     sometimes: dict[str, int] = field(default_factory=dict)
+    cluster: bool = False
+    "Of clusters, which have rare states of their own."
 
     def add(self, other: Part) -> None:
         self.seeds += other.seeds
@@ -190,6 +193,10 @@ class Part(Struct):
         for name, seeds in other.sometimes.items():
             self.sometimes[name] = self.sometimes.get(name, 0) + seeds
 
+    @property
+    def _declared(self) -> tuple[str, ...]:
+        return CLUSTER_SOMETIMES if self.cluster else SOMETIMES
+
     def campaign(self, seconds: float, jobs: int, interrupted: bool = False) -> Campaign:
         return Campaign(
             seeds=self.seeds,
@@ -202,25 +209,24 @@ class Part(Struct):
             cpu_seconds=self.cpu_ns / 1e9,
             events_per_second=self.events / (self.cpu_ns / 1e9) if self.cpu_ns else 0.0,
             violations=sorted(self.violations, key=lambda violation: violation.seed),
-            sometimes=_in_declared_order(self.sometimes),
-            missing=_missing(self.sometimes, self.seeds),
+            sometimes=_in_declared_order(self.sometimes, self._declared),
+            missing=[name for name in self._declared if 1_000 * self.sometimes.get(name, 0) < self.seeds],
             digest=self.digest.hex(),
             jobs=jobs,
             interrupted=interrupted,
         )
 
 
-def check_seed(seed: int) -> Outcome:
+def check_seed(seed: int, cluster: bool = False) -> Outcome:
     """One seed, from scratch. A scenario that cannot even be built is a finding too, and must not stop the other seeds."""
     try:
-        world = World(generate(seed))
+        return run(make(seed, cluster=cluster))
     except Exception as error:
         message = f"no world: {type(error).__name__}: {error}"
         return Outcome(seed, 0, 0, 0, 0.0, "0" * 32, {}, invariant=0, violation=message)
-    return world.run()
 
 
-def part_of(outcome: Outcome, cpu_seconds: float = 0.0) -> Part:
+def part_of(outcome: Outcome, cpu_seconds: float = 0.0, *, cluster: bool = False) -> Part:
     """One outcome as the smallest part of a campaign."""
     return Part(
         seeds=1,
@@ -233,6 +239,7 @@ def part_of(outcome: Outcome, cpu_seconds: float = 0.0) -> Part:
         digest=bytes.fromhex(outcome.digest),
         violations=violations_of(outcome),
         sometimes=dict.fromkeys(outcome.sometimes, 1),
+        cluster=cluster,
     )
 
 
@@ -240,14 +247,14 @@ def violations_of(outcome: Outcome) -> list[Violation]:
     return [] if outcome.invariant is None else [Violation(outcome.seed, outcome.invariant, outcome.violation)]
 
 
-def run_campaign(seeds: range, jobs: int | None = None, progress: Progress | None = None) -> Campaign:
+def run_campaign(seeds: range, jobs: int | None = None, progress: Progress | None = None, *, cluster: bool = False) -> Campaign:
     """Run the seeds in `jobs` processes (None: one a core). On Ctrl-C: the sum of what was done, nothing left running."""
     begin = perf_counter()
-    total, interrupted = Part(), False
+    total, interrupted = Part(cluster=cluster), False
     chunks = [seeds[place : place + CHUNK] for place in range(0, len(seeds), CHUNK)]
     jobs = max(1, min(jobs or cores(), len(chunks)))
     try:
-        with closing(_parts(chunks, jobs)) as parts:
+        with closing(_parts(chunks, jobs, cluster)) as parts:
             for part in parts:
                 total.add(part)
                 if progress is not None:
@@ -265,11 +272,11 @@ def cores() -> int:
 # Processes
 
 
-def _parts(chunks: Sequence[range], jobs: int) -> Generator[Part]:
+def _parts(chunks: Sequence[range], jobs: int, cluster: bool) -> Generator[Part]:
     """The chunks' sums, as they come in. One job needs no process of its own."""
     if jobs == 1:
         for chunk in chunks:
-            yield _run_chunk(chunk)
+            yield _run_chunk(chunk, cluster)
         return
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
     running: set[Future[bytes]] = set()
@@ -277,7 +284,7 @@ def _parts(chunks: Sequence[range], jobs: int) -> Generator[Part]:
     try:
         while True:
             for _, chunk in zip(range(2 * jobs - len(running)), left, strict=False):
-                running.add(_submit(pool, chunk))
+                running.add(_submit(pool, chunk, cluster))
             if not running:
                 return
             done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -287,9 +294,9 @@ def _parts(chunks: Sequence[range], jobs: int) -> Generator[Part]:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _submit(pool: ProcessPoolExecutor, chunk: range) -> Future[bytes]:
+def _submit(pool: ProcessPoolExecutor, chunk: range, cluster: bool) -> Future[bytes]:
     with _no_interrupts():  # a submission may start a process
-        return pool.submit(_send_chunk, chunk.start, chunk.stop, chunk.step)
+        return pool.submit(_send_chunk, chunk.start, chunk.stop, chunk.step, cluster)
 
 
 @contextmanager
@@ -303,16 +310,16 @@ def _no_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _send_chunk(start: int, stop: int, step: int) -> bytes:
-    return msgspec.msgpack.encode(_run_chunk(range(start, stop, step)))
+def _send_chunk(start: int, stop: int, step: int, cluster: bool = False) -> bytes:
+    return msgspec.msgpack.encode(_run_chunk(range(start, stop, step), cluster))
 
 
-def _run_chunk(seeds: range) -> Part:
+def _run_chunk(seeds: range, cluster: bool) -> Part:
     """CPU time is taken around the seeds, so that loading the modules is not counted."""
     total = Part()
     begin = process_time()
     for seed in seeds:
-        total.add(part_of(check_seed(seed)))
+        total.add(part_of(check_seed(seed, cluster) if cluster else check_seed(seed)))
     total.cpu_ns = round((process_time() - begin) * 1e9)
     return total
 
@@ -325,11 +332,7 @@ def _sum(one: bytes, other: bytes) -> bytes:
     return (int.from_bytes(one) + int.from_bytes(other) & (1 << 128) - 1).to_bytes(16)
 
 
-def _in_declared_order(reached: Mapping[str, int]) -> dict[str, int]:
+def _in_declared_order(reached: Mapping[str, int], names: Sequence[str]) -> dict[str, int]:
     """Every declared state, reached or not; then what nobody has declared."""
-    declared = {name: reached.get(name, 0) for name in SOMETIMES}
+    declared = {name: reached.get(name, 0) for name in names}
     return declared | {name: reached[name] for name in sorted(reached) if name not in declared}
-
-
-def _missing(reached: Mapping[str, int], seeds: int) -> list[str]:
-    return [name for name in SOMETIMES if 1_000 * reached.get(name, 0) < seeds]

@@ -65,7 +65,7 @@ def generate(seed: int) -> Scenario:
     _size_pool(scenario, kind, rng)
     last = max(client.at for client in scenario.clients)
     _client_faults(scenario, faults, stream(seed, "client faults"))
-    _step_faults(scenario, faults, stream(seed, "step faults"))
+    scenario.steps += step_faults(faults, scenario.step_seconds_max, stream(seed, "step faults"))
     _nudges(scenario, faults, last, stream(seed, "nudges"))
     if kind != "tight":
         _tiers(scenario, last, stream(seed, "tiers"))
@@ -121,7 +121,7 @@ def _clients(seed: int, scenario: Scenario, kind: Kind, swarm: Random) -> list[C
     count = swarm.choice((3, 8, 15, 30, 60, 120))
     if kind == "long":
         count, long_output, spread = swarm.randint(500, 700), min(long_output, 12), min(spread, 0.03)
-    tree = _PromptTree(stream(seed, "prompts"), scenario.block_size)
+    tree = PromptTree(stream(seed, "prompts"), scenario.block_size)
     clients: list[Client] = []
     at = 0.0
     for number in range(count):
@@ -158,7 +158,7 @@ def _burst(seed: int) -> list[Client]:
     ]
 
 
-class _PromptTree:
+class PromptTree:
     """Three levels: a few openings, a few continuations, own words. Lengths like to end on a block's edge."""
 
     def __init__(self, rng: Random, block_size: int) -> None:
@@ -202,32 +202,33 @@ def _client_faults(scenario: Scenario, faults: list[str], rng: Random) -> None:
             client.nan_at = rng.randint(0, 3)
 
 
-def _step_faults(scenario: Scenario, faults: list[str], rng: Random) -> None:
-    """The first few hundred steps each have a chance; the rate is drawn once a kind."""
+def step_faults(faults: list[str], long: float, rng: Random) -> list[StepFault]:
+    """The first few hundred steps each have a chance; the rate is drawn once a kind. `long`: what a step may take."""
     rates = {fault: 10 ** rng.uniform(-2.5, -0.7) for fault in FAULTS}
-    long = scenario.step_seconds_max
+    steps: list[StepFault] = []
     for step in range(1, 400):
         for fault in faults:
             if rng.random() >= rates[fault]:
                 continue
             match fault:
                 case "slow":
-                    scenario.steps.append(StepFault(step, "slow", rng.uniform(0.0, 0.3)))
+                    steps.append(StepFault(step, "slow", rng.uniform(0.0, 0.3)))
                 case "late" | "repeat":
-                    scenario.steps.append(StepFault(step, fault, rng.uniform(0.0, 0.1)))
+                    steps.append(StepFault(step, fault, rng.uniform(0.0, 0.1)))
                 case "ghost":
-                    scenario.steps.append(StepFault(step, "ghost"))
+                    steps.append(StepFault(step, "ghost"))
                 case "stall" if rng.random() < 0.2:
-                    scenario.steps.append(StepFault(step, "slow", long * rng.uniform(1.01, 3.0)))
+                    steps.append(StepFault(step, "slow", long * rng.uniform(1.01, 3.0)))
                 case "garble" if rng.random() < 0.2:
-                    scenario.steps.append(StepFault(step, "garble", rng.randrange(5)))
+                    steps.append(StepFault(step, "garble", rng.randrange(5)))
                 case "hang" | "lose_result" | "lose_plan" if rng.random() < 0.05:
-                    scenario.steps.append(StepFault(step, fault))
+                    steps.append(StepFault(step, fault))
                 case "oom" if rng.random() < 0.1:
-                    scenario.steps.append(StepFault(step, "oom", rng.choice((0.0, 0.3, 1.5))))
+                    steps.append(StepFault(step, "oom", rng.choice((0.0, 0.3, 1.5))))
                 case "crash" if rng.random() < 0.4:
                     kinds: tuple[StepFaultKind, ...] = ("crash_before", "crash_amid", "crash_after")
-                    scenario.steps.append(StepFault(step, rng.choice(kinds)))
+                    steps.append(StepFault(step, rng.choice(kinds)))
+    return steps
 
 
 def _nudges(scenario: Scenario, faults: list[str], last: float, rng: Random) -> None:

@@ -21,6 +21,7 @@ from types import ModuleType
 import msgspec
 from msgspec import Struct
 
+from baton.sim.cluster.mutants import CLUSTER_MUTANTS
 from baton.sim.tier_mutants import TIER_MUTANTS
 
 SEEDS = 2_000
@@ -36,6 +37,8 @@ class Mutant(Struct, frozen=True):
     "What a developer would have got wrong."
     tiers: bool = False
     "Only a scenario with a cache service can kill it: the others are not run."
+    cluster: bool = False
+    "The seeds are those of clusters."
 
     @property
     def file(self) -> str:
@@ -250,6 +253,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("deadline-of-former-user", "core.engine.intake", "not group.open or group.deadline != entry[0]", "not group.open",
            "a request ends at the deadline of an earlier one with its id"),
     *(Mutant(*row, tiers=True) for row in TIER_MUTANTS),
+    *(Mutant(*row, cluster=True) for row in CLUSTER_MUTANTS),
 )  # fmt: skip
 
 
@@ -294,14 +298,13 @@ def apply(mutant: Mutant) -> None:
 
 def hunt(mutant: Mutant, seeds: int) -> MutantResult:
     """Run seeds until one fails. In a process that runs the mutant."""
-    from baton.sim.generate import generate
-    from baton.sim.world import World
+    from baton.sim.run import make, run
 
     for seed in range(seeds):
-        scenario = generate(seed)
+        scenario = make(seed, cluster=mutant.cluster)
         if mutant.tiers and not scenario.host_blocks:
             continue
-        outcome = World(scenario).run()
+        outcome = run(scenario)
         if outcome.invariant is not None:
             return MutantResult(
                 mutant.name, mutant.file, mutant.fault, seed, seed + 1, outcome.invariant, outcome.violation[:200]
@@ -333,21 +336,21 @@ def run_mutants(
 
 def keep(result: MutantResult, path: Path) -> None:
     """Shrink the scenario that killed the mutant and keep it. In a process that runs the mutant."""
-    from baton.sim.generate import generate
+    from baton.sim.run import make
     from baton.sim.shrink import shrink
 
     if result.killed_by_seed is not None and result.invariant is not None:
-        scenario = shrink(generate(result.killed_by_seed), result.invariant)
+        scenario = shrink(make(result.killed_by_seed, cluster=find(result.name).cluster), result.invariant)
         scenario.note = f"kills the mutant {result.name}: {result.fault}"
         scenario.save(path)
 
 
 def replay(mutant: Mutant, path: Path) -> MutantResult:
     """Does a kept scenario still kill it? In a process that runs the mutant."""
+    from baton.sim.run import run
     from baton.sim.scenario import Scenario
-    from baton.sim.world import World
 
-    outcome = World(Scenario.load(path)).run()
+    outcome = run(Scenario.load(path))
     killed = None if outcome.invariant is None else outcome.seed
     return MutantResult(mutant.name, mutant.file, mutant.fault, killed, 1, outcome.invariant, outcome.violation[:200])
 

@@ -15,9 +15,9 @@ from baton.errors import InvariantBroken
 from baton.protocol.codec import decode, encode
 from baton.protocol.ids import Incarnation, WorkerEpoch
 from baton.protocol.step import PREEMPTED_TOKEN_ID, RowLogprobs, StepPlan, StepResult, TokenLogprob
+from baton.sim.onlooker import Onlooker
 from baton.sim.scenario import Scenario, StepFault
 from baton.sim.timeline import Timeline
-from baton.sim.watch import Watch
 
 Wired = TypeVar("Wired", StepPlan, StepResult)
 
@@ -25,7 +25,7 @@ Wired = TypeVar("Wired", StepPlan, StepResult)
 class Network:
     """Between one instance and its worker."""
 
-    def __init__(self, scenario: Scenario, timeline: Timeline, watch: Watch) -> None:
+    def __init__(self, scenario: Scenario, timeline: Timeline, watch: Onlooker) -> None:
         self._scenario = scenario
         self._timeline = timeline
         self._watch = watch

@@ -20,7 +20,7 @@ from baton.sim.cache import CacheService
 from baton.sim.network import Network
 from baton.sim.process import WorkerProcess
 from baton.sim.scenario import Scenario
-from baton.sim.tiers_watch import TierWatch
+from baton.sim.tiers_watch import KeyContents, TierWatch
 from baton.sim.timeline import Timeline
 from baton.sim.watch import Watch
 
@@ -43,7 +43,8 @@ class Node:
         self.instance = instance
         self.watch = watch
         self.network = Network(scenario, timeline, watch)
-        self.tiers = TierWatch(scenario, instance.view, watch.plans, watch.all_trips)
+        contents = KeyContents(scenario.block_size, watch.all_trips)
+        self.tiers = TierWatch(instance.view, watch.plans, contents)
         self.cache = CacheService(scenario, timeline, self.tiers, watch.saw) if scenario.host_blocks else None
         self.process = WorkerProcess(scenario, timeline, watch, self.network, self.cache)
         self.network.connect(self.process.take, self.receive)

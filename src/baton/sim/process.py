@@ -14,9 +14,9 @@ from baton.protocol.step import StepPlan
 from baton.sim.cache import CacheService
 from baton.sim.network import Network
 from baton.sim.noise import noise
+from baton.sim.onlooker import Onlooker
 from baton.sim.scenario import Scenario, StepFault
 from baton.sim.timeline import Timeline
-from baton.sim.watch import Watch
 from baton.sim.worker import SimWorker, WorkerDied
 
 NO_EPOCH = WorkerEpoch(-1)
@@ -25,10 +25,20 @@ NO_EPOCH = WorkerEpoch(-1)
 
 class WorkerProcess:
     def __init__(
-        self, scenario: Scenario, timeline: Timeline, watch: Watch, network: Network, cache: CacheService | None
+        self,
+        scenario: Scenario,
+        timeline: Timeline,
+        watch: Onlooker,
+        network: Network,
+        cache: CacheService | None,
+        first_pool: int = 0,
+        label: str = "worker",
     ) -> None:
+        """`first_pool`: incarnations of its pools come after it, which no other node's may be. `label`: its name in a trace."""
+        self._label = label
         self.epoch = WorkerEpoch(1)
-        self.worker = SimWorker(scenario.blocks, scenario.block_size, watch.plans.client_of)
+        self.worker = SimWorker(scenario.blocks, scenario.block_size, watch.client_of)
+        self._first_pool = first_pool
         self._scenario = scenario
         self._timeline = timeline
         self._watch = watch
@@ -71,12 +81,12 @@ class WorkerProcess:
             return
         if self._restarts_to_fail and epoch > 1 and not self._healed:
             self._restarts_to_fail -= 1
-            self._timeline.note("worker", f"epoch {epoch} does not start")
+            self._timeline.note(self._label, f"epoch {epoch} does not start")
             self._watch.saw("a restart failed")
             self._tell(WorkerLost(epoch, "did not start"))
             return
-        self._timeline.note("worker", f"ready, epoch {epoch}")
-        pool = PoolIncarnation(1 if self._scenario.pool_kept else int(epoch))
+        self._timeline.note(self._label, f"ready, epoch {epoch}")
+        pool = PoolIncarnation(self._first_pool + (1 if self._scenario.pool_kept else int(epoch)))
         if self._cache is not None:
             self._cache.attach(pool, self.worker.pool)
         self._tell(WorkerReady(epoch, pool))
@@ -87,7 +97,7 @@ class WorkerProcess:
 
     def restart(self, order: RestartWorker) -> None:
         """Whatever the old one does, it is killed now."""
-        self._timeline.note("worker", f"killed ({order.reason}); starting epoch {order.epoch}")
+        self._timeline.note(self._label, f"killed ({order.reason}); starting epoch {order.epoch}")
         self.worker.die(self._scenario.pool_kept)
         self._begin_life(order.epoch)
         self._busy_until = self._timeline.now
@@ -110,12 +120,16 @@ class WorkerProcess:
         self._last_step, self._life_steps = self._network.last_step, 0
 
     def crash(self, when: str, cause: LossCause = "died") -> None:
-        self._timeline.note("worker", f"dies {when}")
+        self._timeline.note(self._label, f"dies {when}")
         self._watch.worker_dies()
         self.worker.die(self._scenario.pool_kept)
         dead, self.epoch = self.epoch, NO_EPOCH  # nothing it had queued is executed
         self._network.flush(dead)
         self._tell(WorkerLost(dead, f"died {when}", cause))
+
+    def vanish(self) -> None:
+        """With its whole node: nobody hears of it, and nothing that was queued is executed."""
+        self.epoch = NO_EPOCH
 
     def fail_restarts(self, times: int) -> None:
         self._restarts_to_fail += times

@@ -115,6 +115,75 @@ class Nudge(Struct, omit_defaults=True, forbid_unknown_fields=True):
     in which the engine process does nothing; crash_loop: lives of the worker that end in their second step."""
 
 
+NodeRole = Literal["prefill", "decode", "mixed"]
+Stage = Literal["H0", "H1", "H2", "H3", "H4", "H5", "H6", "H7", "H8", "H9"]
+"""Of a hand-off: H0 arrived at the router, H1 sent to prefill, H2 a chunk is computed, H3 all is computed and the first token
+sampled, H4 decode keeps room, H5 it pulls, H6 it asks for the release, H7 that was granted, H8 it goes on by itself, H9 the end
+is on its way."""
+
+ClusterFaultKind = Literal[
+    "kill", "freeze", "worker", "worker_hang", "cache", "cache_hang", "drain", "preempt", "evict",
+    "cut", "stall_up", "stall_down", "stall", "leave",
+]  # fmt: skip
+"""kill, freeze: the whole process (engine or router). worker, cache: these processes of a node die, or hang. cut: a session
+ends. stall: nothing gets through for a while, towards the router (up), from it (down), or both ways. leave: a client goes."""
+
+
+class ClusterFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """Something goes wrong at a time, or the n-th time that a request comes to a stage: then with one of its own parties."""
+
+    kind: ClusterFaultKind
+    at: float | None = None
+    stage: Stage | None = None
+    nth: int = 1
+    party: Literal["prefill", "decode", "router"] = "decode"
+    "With a stage: whose. Stalls and cuts are of its session with the request's router."
+    target: int = 0
+    "With a time: number of the node; those of routers come after them."
+    router: int = 0
+    "With a time: the other end of a stall or a cut."
+    seconds: float = 0.5
+    "How long it lasts. A cut: what arrives later than so is lost. preempt, evict: how many."
+    unseen: bool = False
+    "A cut: neither side is told; each finds out by not hearing the other."
+
+
+class NodeSpec(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    role: NodeRole
+    blocks: int
+    slots: int
+    tokens_per_step: int
+    chunk_tokens_max: int | None = None
+    host_blocks: int = 0
+    speed: float = 1.0
+    steps: list[StepFault] = []
+    cache_faults: list[CacheFault] = []
+
+
+class Cluster(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """Routers, and nodes that dial all of them. What a scenario says beside this is true of every node."""
+
+    nodes: list[NodeSpec]
+    routers: int = 1
+    delay: float = 0.0005
+    "Of a message, at least; up to `jitter` times longer."
+    jitter: float = 1.0
+    remote: bool = False
+    "The memory of a dead node cannot be read."
+    skew: bool = False
+    "Clocks begin at other times, and run at other speeds (1 %)."
+    measured: bool = False
+    "Nodes tell what a prompt token costs them; short prompts are then not handed over."
+    faults: list[ClusterFault] = []
+    policy: Literal["prefix", "load", "two_choices", "round_robin"] = "prefix"
+    handoff_tokens_min: int = 0
+    waiting_prompts_max: int = 1
+    migrations_max: int = 3
+    router_queue_max: int = 1024
+    lease_seconds: float = 10.0
+    handing_seconds_max: float = 10.0
+
+
 class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     seed: int
     blocks: int
@@ -154,6 +223,8 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     storage_rot: int = 0
     "Every so many-th of those is damaged. 0: none."
     cache_faults: list[CacheFault] = []
+    cluster: Cluster | None = None
+    "Several nodes behind routers, each with sizes of its own. Of the faults above only those of clients are looked at."
     fails: int | None = None
     "For a kept scenario of a mutant: the invariant that fails there. None: it must pass."
     note: str = ""
@@ -196,7 +267,33 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
             sum(fault is not None for fault in (c.abort_at, c.abort_in, c.again_at, c.stop_string_at, c.poison_at, c.nan_at))
             for c in self.clients
         )
-        return len(self.steps) + len(self.nudges) + len(self.cache_faults) + odd
+        own = len(self.steps) + len(self.nudges) + len(self.cache_faults) + odd
+        if self.cluster is None:
+            return own
+        return own + len(self.cluster.faults) + sum(len(node.steps) + len(node.cache_faults) for node in self.cluster.nodes)
+
+    def of_node(self, number: int) -> Scenario:
+        """What a node of the cluster sees of it."""
+        assert self.cluster is not None
+        spec = self.cluster.nodes[number]
+        return msgspec.structs.replace(
+            self,
+            cluster=None,
+            seed=self.seed + 10 * number,
+            blocks=spec.blocks,
+            slots=spec.slots,
+            tokens_per_step=spec.tokens_per_step,
+            chunk_tokens_max=spec.chunk_tokens_max,
+            host_blocks=spec.host_blocks,
+            storage=self.storage and spec.host_blocks > 0,
+            preempted=self.preempted if spec.host_blocks else "drop",
+            step_seconds=self.step_seconds * spec.speed,
+            token_seconds=self.token_seconds * spec.speed,
+            pool_kept=spec.role != "mixed",
+            steps=spec.steps,
+            cache_faults=spec.cache_faults,
+            nudges=[],
+        )
 
     def save(self, path: Path) -> None:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from baton.sim.scenario import Client, Scenario
-from baton.sim.world import World
+from baton.sim.run import run
+from baton.sim.scenario import Client, Cluster, Scenario
 
 TRIALS_MAX = 6_000
 
@@ -36,8 +36,11 @@ class Shrinker:
             raise ValueError(f"the scenario does not fail invariant {self.invariant}")
         before = None
         while before != (before := msgspec.json.encode(self.best)) and self.trials < TRIALS_MAX:
-            for name in ("steps", "nudges", "cache_faults", "clients"):
-                self._thin(name)
+            for name in ("steps", "nudges", "cache_faults"):
+                self._thin(lambda s, n=name: getattr(s, n))  # type: ignore[misc]
+            if self.best.cluster is not None:
+                self._simplify_cluster()
+            self._thin(lambda s: s.clients)
             self._simplify_clients()
             self._simplify_instance()
             self._focus()
@@ -49,7 +52,7 @@ class Shrinker:
     def _fails(self, candidate: Scenario) -> bool:
         self.trials += 1
         try:
-            return World(candidate).run().invariant == self.invariant
+            return run(candidate).invariant == self.invariant
         except Exception:  # a candidate that is not a legal configuration is no candidate
             return False
 
@@ -64,13 +67,13 @@ class Shrinker:
         self.best = candidate
         return True
 
-    def _thin(self, name: str) -> None:
+    def _thin(self, entries: Callable[[Scenario], list[Any]]) -> None:
         """Delta debugging: take out halves, then quarters, ... then single entries."""
-        size = len(getattr(self.best, name))
+        size = len(entries(self.best))
         while size := size // 2 if size > 1 else 0 if size == 0 else 1:
             place = 0
-            while place < len(getattr(self.best, name)):
-                if not self._offer(lambda s, at=place, n=size: _cut(getattr(s, name), at, n)):  # type: ignore[misc]
+            while place < len(entries(self.best)):
+                if not self._offer(lambda s, at=place, n=size: _cut(entries(s), at, n)):  # type: ignore[misc]
                     place += size
             if size == 1:
                 return
@@ -92,13 +95,30 @@ class Shrinker:
     def _simplify_instance(self) -> None:
         for field, value in _SIMPLER_INSTANCE:
             self._offer(lambda s, f=field, v=value: setattr(s, f, v))  # type: ignore[misc]
-        for field in ("blocks", "slots", "tokens_per_step", "block_size"):
+        sizes = ("blocks", "slots", "tokens_per_step", "block_size") if self.best.cluster is None else ("block_size",)
+        for field in sizes:
             self._lower(lambda s: s, field, 1)
         for place in range(len(self.best.steps)):
             self._offer(lambda s, at=place: setattr(s.steps[at], "every", True))  # type: ignore[misc]
             self._lower(lambda s, at=place: s.steps[at], "step", 1)  # type: ignore[misc]
         for place in range(len(self.best.nudges)):
             self._offer(lambda s, at=place: setattr(s.nudges[at], "at", 0.0))  # type: ignore[misc]
+
+    def _simplify_cluster(self) -> None:
+        """Faults, nodes, what a network and its nodes can do, sizes."""
+        self._thin(lambda s: _cluster(s).faults)
+        self._thin(lambda s: _cluster(s).nodes)
+        for field, value in _SIMPLER_CLUSTER:
+            self._offer(lambda s, f=field, v=value: setattr(_cluster(s), f, v))  # type: ignore[misc]
+        for place in range(len(_cluster(self.best).nodes)):
+            self._thin(lambda s, at=place: _cluster(s).nodes[at].steps)  # type: ignore[misc]
+            self._thin(lambda s, at=place: _cluster(s).nodes[at].cache_faults)  # type: ignore[misc]
+            for field, value in (("chunk_tokens_max", None), ("host_blocks", 0), ("speed", 1.0)):
+                self._offer(lambda s, at=place, f=field, v=value: setattr(_cluster(s).nodes[at], f, v))  # type: ignore[misc]
+            for field in ("blocks", "slots", "tokens_per_step"):
+                self._lower(lambda s, at=place: _cluster(s).nodes[at], field, 1)  # type: ignore[misc]
+        for place in range(len(_cluster(self.best).faults)):
+            self._lower(lambda s, at=place: _cluster(s).faults[at], "nth", 1)  # type: ignore[misc]
 
     def _focus(self) -> None:
         """One client and one step fault, aimed anew: a fault counts steps, so it misses when the clients before it go."""
@@ -136,6 +156,27 @@ _SIMPLER_INSTANCE: tuple[tuple[str, Any], ...] = (
     ("write", "through"),
     ("host_blocks", 0),
 )
+
+
+_SIMPLER_CLUSTER: tuple[tuple[str, Any], ...] = (
+    ("routers", 1),
+    ("skew", False),
+    ("remote", False),
+    ("jitter", 0.0),
+    ("delay", 0.001),
+    ("policy", "prefix"),
+    ("handoff_tokens_min", 0),
+    ("waiting_prompts_max", 1),
+    ("migrations_max", 3),
+    ("router_queue_max", 1024),
+    ("lease_seconds", 10.0),
+    ("handing_seconds_max", 10.0),
+)
+
+
+def _cluster(scenario: Scenario) -> Cluster:
+    assert scenario.cluster is not None
+    return scenario.cluster
 
 
 def _simpler_client(client: Client) -> Iterator[tuple[str, Any]]:

@@ -14,8 +14,7 @@ from baton.core.kv.block_hash import BlockHasher
 from baton.errors import InvariantBroken
 from baton.protocol.ids import HostBlockId
 from baton.protocol.moves import BlockMove, StorageQuery
-from baton.sim.plans import PlanWatch
-from baton.sim.scenario import Scenario
+from baton.sim.onlooker import PlansSeen
 from baton.sim.tags import first_tag, next_tag, tag_bytes
 from baton.sim.trip import Trip
 
@@ -28,27 +27,20 @@ STORES_MAX = 100
 """In a row, with no step between them. Evictions from outside, and a service that was away, cause a few."""
 
 
-class TierWatch:
-    def __init__(self, scenario: Scenario, view: InstanceView, plans: PlanWatch, trips: list[Trip]) -> None:
-        self._size = scenario.block_size
-        self._view = view
-        self._plans = plans
-        self._trips = trips
-        self._hasher = BlockHasher(b"", scenario.block_size)
+class KeyContents:
+    """What each key says: it follows from the prompts and the undisturbed outputs of all clients."""
+
+    def __init__(self, block_size: int, trips: list[Trip]) -> None:
+        self.trips = trips
+        self._size = block_size
+        self._hasher = BlockHasher(b"", block_size)
         self._known = 0
         self._contents: dict[bytes, bytes] = {}
-        self._stores = self._steps = 0
-        self._sent: dict[int, float] = {}
-        "Questions to storage, puts and fetches without an answer that counts: when they were sent."
-        self._failed: list[float] = []
-        "When those were sent that failed since the last success."
 
-    # What a key says
-
-    def content(self, key: bytes) -> bytes | None:
+    def of(self, key: bytes) -> bytes | None:
         """None: no client's tokens give this key."""
-        while key not in self._contents and self._known < len(self._trips):
-            self._learn(self._trips[self._known])
+        while key not in self._contents and self._known < len(self.trips):
+            self._learn(self.trips[self._known])
             self._known += 1
         return self._contents.get(key)
 
@@ -69,6 +61,20 @@ class TierWatch:
             found[bytes(parent)] = content
         return found
 
+
+class TierWatch:
+    def __init__(self, view: InstanceView, plans: PlansSeen, contents: KeyContents) -> None:
+        self._view = view
+        self._plans = plans
+        self.contents = contents
+        self._stores = self._steps = 0
+        self._sent: dict[int, float] = {}
+        "Questions to storage, puts and fetches without an answer that counts: when they were sent."
+        self._failed: list[float] = []
+        "When those were sent that failed since the last success."
+
+    # What a key says
+
     def entries(self, blocks: Sequence[HostBlockId], memory: Sequence[bytearray]) -> None:
         """11, 12: those of these host blocks that can be found hold what their keys say."""
         for block in blocks:
@@ -80,7 +86,7 @@ class TierWatch:
         self._holds(key, payload, "what is put on storage")
 
     def _holds(self, key: bytes, payload: bytes | bytearray, what: str) -> None:
-        content = self.content(key)
+        content = self.contents.of(key)
         if content is None:
             raise InvariantBroken(f"{what} has a key that no tokens give", invariant=11)
         if content != payload:
@@ -90,8 +96,8 @@ class TierWatch:
 
     def told(self, message: BlockMove | StorageQuery, now: float, *, worker_ready: bool) -> None:
         """16: a load waits for every plan that may read or write its targets. 45: storage that fails is left alone."""
-        if isinstance(message, BlockMove) and message.kind in ("store", "load"):
-            if message.kind == "load":
+        if isinstance(message, BlockMove) and message.kind in ("store", "load", "pull"):
+            if message.kind != "store":
                 self._load(message, worker_ready)
             else:
                 self._store()
@@ -110,11 +116,11 @@ class TierWatch:
 
     def _load(self, move: BlockMove, worker_ready: bool) -> None:
         if not worker_ready:
-            raise InvariantBroken(f"load {move.id} goes out while a lost worker may still write", invariant=16)
+            raise InvariantBroken(f"{move.kind} {move.id} goes out while a lost worker may still write", invariant=16)
         oldest = self._view.oldest_step
         for block in move.device:
             if oldest is not None and self._plans.last_use(block) >= oldest:
-                raise InvariantBroken(f"load {move.id} goes out while a plan uses block {block}", invariant=16)
+                raise InvariantBroken(f"{move.kind} {move.id} goes out while a plan uses block {block}", invariant=16)
 
     def answered(self, number: int, error: str | None) -> None:
         """The instance has read how a question, put or fetch ended."""
@@ -133,9 +139,9 @@ class TierWatch:
 
     def copies(self, move: BlockMove) -> None:
         """15: a block that is brought is held by its load, and nobody can find it."""
-        for block in move.device if move.kind == "load" else ():
+        for block in move.device if move.kind != "store" else ():
             if not self._view.is_held(block) or self._view.is_cached(block):
-                raise InvariantBroken(f"load {move.id} writes to block {block}, which it does not hold", invariant=15)
+                raise InvariantBroken(f"{move.kind} {move.id} writes to block {block}, which it does not hold", invariant=15)
 
     # The instance
 
@@ -147,7 +153,7 @@ class TierWatch:
 
     def quiet(self) -> None:
         """35: nothing is to come any more, so nobody may wait for a lower tier."""
-        for trip in self._trips:
+        for trip in self.contents.trips:
             if any(sequence.phase is Phase.LOADING for sequence in trip.sequences):
                 raise InvariantBroken(f"{trip.name} loads, and nothing will end that", invariant=35)
 

@@ -88,6 +88,22 @@ class Timeline:
             if self.heap_events > EVENTS_MAX:
                 raise InvariantBroken(f"not quiet after {EVENTS_MAX} events", invariant=35)
 
+    def run_until(self, condition: Callable[[], bool], limit: float, after_each: Callable[[], None]) -> bool:
+        """Until the condition holds, or that time is over: then False. For worlds that are never quiet."""
+        digest, heap = self._digest.update, self._heap
+        while not condition():
+            if not heap or heap[0][0] > limit:
+                return False
+            self.now, _, action, argument = heappop(heap)
+            self.heap_events += 1
+            digest(_PACK_TIME(self.now) + action.__name__.encode())
+            action(argument)
+            after_each()
+            heap = self._heap
+            if self.heap_events > EVENTS_MAX:
+                raise InvariantBroken(f"not over after {EVENTS_MAX} events", invariant=35)
+        return True
+
     def record(self, message: Any) -> None:
         """Part of what is said in this run."""
         self._digest.update(_ENCODE(message))

@@ -71,6 +71,19 @@ class LiveTrips:
         self._live = [trip for trip in live if not is_over(trip)]
 
 
+class LineTrace:
+    """A line a happening: time, actor, text. For a cluster, which has more actors than a line has columns."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+
+    def note(self, now: float, actor: str, text: str) -> None:
+        self._write(f"{now:{TIME_WIDTH}.6f} | {actor:10} | {text}")
+
+    def after(self, now: float, world: World) -> None:
+        """Nobody calls it: the world of a cluster is another one."""
+
+
 # Columns
 
 TIME_WIDTH = 11

@@ -15,8 +15,9 @@ from baton.errors import InvariantBroken
 from baton.protocol.ids import RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason
-from baton.protocol.step import StepPlan, StepResult, TokenLogprob
+from baton.protocol.step import StepPlan, StepResult
 from baton.sim.line import Line
+from baton.sim.logprob_watch import LogprobWatch
 from baton.sim.plans import PlanWatch
 from baton.sim.reference import Reference
 from baton.sim.scenario import Client, Scenario
@@ -35,6 +36,7 @@ class Watch:
         "By id: the present user of it."
         self.all_trips = list(self.trips.values())
         self.reference = Reference(scenario)
+        self._logprobs = LogprobWatch(self.trips, self.saw)
         self.sometimes: dict[str, int] = {}
         "Rare states that were reached."
         self.line = Line()
@@ -85,7 +87,7 @@ class Watch:
     def emitted(self, emit: Emit, now: float) -> None:
         """21: tokens are a prefix of the undisturbed output. 22, 23, 26: one end, with the right reason and usage."""
         self.deliveries += len(emit.tokens) + len(emit.ended)
-        told = self._logprobs(emit) if emit.logprobs else {}
+        told = self._logprobs.told(emit) if emit.logprobs else {}
         for request, _, index, position, token in emit.tokens:
             trip = self.trips[request]
             delivered = trip.delivered[index]
@@ -99,7 +101,7 @@ class Watch:
                 )
             if trip.client.logprobs is not None or trip.client.prompt_logprobs is not None:
                 entries = told.get((request, index))
-                self._expect_logprobs(trip, index, position, entries.pop(0) if entries else None)
+                self._logprobs.expect(trip, index, position, entries.pop(0) if entries else None)
             delivered.append(token)
             trip.thrash[index] = 0
             if not index and position == 0:
@@ -114,40 +116,6 @@ class Watch:
         self.take_in()
         for ended in emit.ended:
             self._ended(ended, now)
-
-    def _logprobs(self, emit: Emit) -> dict[tuple[str, int], list[TokenLogprob]]:
-        """51: what is told of prompts is true, and only those who asked are told. Returns what is told of tokens, in order."""
-        told: dict[tuple[str, int], list[TokenLogprob]] = {}
-        for request, index, row in emit.logprobs:
-            trip = self.trips[request]
-            prompt, oracle = trip.client.prompt, trip.oracles[index]
-            if row.sampled is not None:
-                told.setdefault((request, index), []).append(row.sampled)
-            if row.prompt:
-                self._expect(trip.client.prompt_logprobs is not None, 51, f"{request} did not ask about its prompt")
-            for place, entry in enumerate(row.prompt, row.prompt_from):
-                known = 0 < place < len(prompt)
-                if not known or (entry.token, entry.logprob) != (prompt[place], oracle.logprob(place)):
-                    raise InvariantBroken(f"{request}.{index}: the log-probability of prompt token {place}", invariant=51)
-                trip.prompt_places[place] = True
-        for (request_id, index), entries in told.items():
-            tokens = [row[4] for row in emit.tokens if (row[0], row[2]) == (request_id, index)]
-            self._expect(tokens == [e.token for e in entries], 51, f"{request_id}.{index}: log-probabilities of other tokens")
-        return told
-
-    def _expect_logprobs(self, trip: Trip, index: int, position: int, told: TokenLogprob | None) -> None:
-        """51: each token comes with its own, if that was asked for, and the first one after the whole prompt's."""
-        client, oracle = trip.client, trip.oracles[index]
-        wanted = None
-        if client.logprobs is not None:
-            if not position:
-                self.saw("a log-probability was told")
-            wanted = (oracle.tokens[position], oracle.logprob(len(client.prompt) + position))
-        if (told and (told.token, told.logprob)) != wanted:
-            raise InvariantBroken(f"{trip.name}.{index}: token {position} comes with {told}, not {wanted}", invariant=51)
-        if client.prompt_logprobs is not None and index == 0 and position == 0:
-            self.saw("a prompt's log-probabilities were told")
-            self._expect(all(trip.prompt_places[1:]), 51, f"{trip.name}: part of its prompt's log-probabilities is missing")
 
     def _ended(self, ended: Ended, now: float) -> None:
         trip = self.trips[ended.request]
@@ -233,6 +201,9 @@ class Watch:
         suspects = {(trip.client.id, index): None for plan in oldest for trip, index in self.plans.places_of(plan)}
         for suspect in suspects:
             self._losses[suspect] = self._losses.get(suspect, 0) + 1
+
+    def client_of(self, slot: int, incarnation: int) -> Client:
+        return self.plans.client_of(slot, incarnation)
 
     def worker_dies(self) -> None:
         """The process is dead; the instance does not know yet."""

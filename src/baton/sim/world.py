@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from msgspec import Struct
-
 from baton.core.engine.instance import Instance
 from baton.core.events import EvictSome, Pause, PreemptSome, Resume
 from baton.errors import InvariantBroken
 from baton.sim.clients import Clients
 from baton.sim.node import Node
+from baton.sim.outcome import Outcome as Outcome
 from baton.sim.scenario import Nudge, Scenario
 from baton.sim.timeline import Actor, Timeline
 from baton.sim.watch import Watch
@@ -31,20 +30,6 @@ class Tracer(Protocol):
 
     def note(self, now: float, actor: str, text: str) -> None: ...
     def after(self, now: float, world: World) -> None: ...
-
-
-class Outcome(Struct):
-    seed: int
-    events: int
-    requests: int
-    tokens: int
-    virtual_seconds: float
-    digest: str
-    sometimes: dict[str, int]
-    invariant: int | None = None
-    "The invariant that failed; 0 for an exception of another kind."
-    violation: str = ""
-    heap_events: int = 0
 
 
 class World:

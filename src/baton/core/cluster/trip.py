@@ -223,7 +223,9 @@ class Trip:
     def end_as_told(self, ended: Ended) -> Ended:
         """An end that an instance tells. What a replay found cached are tokens that were paid for before."""
         told = self.open.pop(ended.index)
-        self.withdrawn.pop(ended.index, None)
+        why = self.withdrawn.pop(ended.index, None)
+        if why is not None and ended.reason is FinishReason.ABORT:  # instances know no other word for a withdrawal
+            ended = replace(ended, reason=why)
         if self.attempt == self.request.attempt and self.usage is None and ended.output_tokens == len(told):
             return ended
         cached, host, storage = ended.cached_tokens, ended.host_tokens, ended.storage_tokens

@@ -106,6 +106,11 @@ class InstanceView:
             return []
         return [s for group in self._board.groups.values() for s in group.sequences if s.phase is Phase.LOADING]
 
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens of those that were never admitted."""
+        return self._board.queued_tokens
+
     # Plans
 
     def plans(self) -> list[StepPlan]:
@@ -135,6 +140,10 @@ class InstanceView:
         """By a request or by a move."""
         pool = self._board.cache.pool
         return pool.request_references(block) > 0 or pool.is_pinned(block)
+
+    def device_index(self) -> dict[BlockKey, BlockId]:
+        """What can be found in the device's cache."""
+        return self._board.cache.index()
 
     def host_index(self) -> dict[BlockKey, HostBlockId]:
         """What can be found in the host tier."""

@@ -92,6 +92,10 @@ class PrefixCache:
         """The blocks of these cached keys."""
         return [self._block_of[key] for key in keys]
 
+    def index(self) -> dict[BlockKey, BlockId]:
+        """All that can be found."""
+        return dict(self._block_of)
+
     def key_of(self, block: BlockId) -> BlockKey | None:
         return self._key_of[block]
 

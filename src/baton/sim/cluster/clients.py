@@ -1,0 +1,268 @@
+"""The clients of a cluster: each speaks with one router, and holds what it is told against the undisturbed answer."""
+
+from __future__ import annotations
+
+from baton.core.cluster.events import Arrive, BreakOff, TurnAway, Withdraw
+from baton.errors import InvariantBroken
+from baton.protocol.ids import RequestId
+from baton.protocol.output import Emit, Ended
+from baton.protocol.request import FinishReason
+from baton.sim.cluster.router import RouterProcess
+from baton.sim.cluster.watch import ClusterWatch
+from baton.sim.logprob_watch import LogprobWatch
+from baton.sim.scenario import VOCAB, Client, Scenario
+from baton.sim.timeline import Timeline
+from baton.sim.trip import Trip
+
+FRESH = 4
+AFTERMATH_SECONDS = 10.0
+TIMEOUT_MARGIN = 1.1
+"""Clocks may differ by a hundredth, and an instance that times out tells its router, which tells the client."""
+
+
+class Begun:
+    """What a client remembers of the moment when it came."""
+
+    __slots__ = ("at", "broken", "router")
+
+    def __init__(self, router: int, at: float) -> None:
+        self.router = router
+        self.at = at
+        self.broken = False
+        "Its router died: it hears nothing more, and nobody is to blame."
+
+
+class ClusterClients:
+    def __init__(self, scenario: Scenario, timeline: Timeline, watch: ClusterWatch, routers: list[RouterProcess]) -> None:
+        assert scenario.cluster is not None
+        self.open = 0
+        "Requests that are owed an answer."
+        self.to_come = len(scenario.clients)
+        self.tokens = self.deliveries = 0
+        self._scenario = scenario
+        self._cluster = scenario.cluster
+        self._timeline = timeline
+        self._watch = watch
+        self._routers = routers
+        self._logprobs = LogprobWatch(watch.trips, watch.saw)
+        self._begun: dict[str, Begun] = {}
+        self._fresh: list[Trip] = []
+        self._quiet = not scenario.faults
+        self._rough = sum(len(node.steps) + len(node.cache_faults) for node in self._cluster.nodes)
+        "Faults of workers and copies, whenever they come."
+
+    def begin(self) -> None:
+        for number, trip in enumerate(self._watch.all_trips):
+            self._timeline.at(trip.client.at, self._submit, (trip, number % len(self._routers)))
+            if trip.client.abort_at is not None:
+                self._timeline.at(trip.client.abort_at, self._leave_at, trip)
+
+    # What they do
+
+    def _submit(self, entry: tuple[Trip, int]) -> None:
+        trip, router = entry
+        self.to_come -= 1
+        for other in (*range(router, len(self._routers)), *range(router)):  # whoever finds no router tries the next
+            if self._routers[other].machine is not None:
+                self._ask(trip, other)
+                return
+        self._watch.saw("no router was there")
+        trip.refused = "nobody"
+
+    def _ask(self, trip: Trip, router: int) -> None:
+        request = trip.client.id
+        self._note(f"{request} asks router {router}: {len(trip.client.prompt)} + {trip.client.max_tokens} x {trip.client.n}")
+        trip.submitted = True
+        self.open += 1
+        self._begun[request] = Begun(router, self._timeline.now)
+        self._watch.arrives(request, router)
+        process = self._routers[router]
+        if process.machine is not None:
+            process.submit(Arrive(trip.request))
+        elif not self._begun[request].broken:
+            self.router_died(router)  # in the very moment of its arrival
+
+    def _leave_at(self, trip: Trip) -> None:
+        self.leave(trip.client.id)
+
+    def leave(self, request: str) -> None:
+        """The client is gone."""
+        trip = self._watch.trips[request]
+        if not trip.submitted or trip.is_answered or trip.aborted:
+            return
+        trip.aborted = True
+        self._watch.saw("a client left")
+        self._withdraw(trip, Withdraw(RequestId(request)))
+
+    def _withdraw(self, trip: Trip, event: Withdraw) -> None:
+        process = self._routers[self._begun[trip.client.id].router]
+        if process.machine is not None:
+            process.submit(event)
+
+    def _stop_string(self, trip: Trip) -> None:
+        if not trip.is_answered and trip.ended[-1] is None:
+            self._watch.saw("a stop string ended one sequence")
+            if trip.client.id in self._watch.replayed:
+                self._watch.saw("a stop string after a replay")
+            self._withdraw(trip, Withdraw(RequestId(trip.client.id), trip.client.n - 1, FinishReason.STOP))
+
+    # What they are told
+
+    def delivered(self, emit: Emit) -> None:
+        """21: tokens are a prefix of the undisturbed output. 22, 23, 26: one end, with the right reason and usage."""
+        self.deliveries += len(emit.tokens) + len(emit.ended)
+        told = self._logprobs.told(emit) if emit.logprobs else {}
+        for request, _, index, position, token in emit.tokens:
+            trip = self._watch.trips[request]
+            delivered = trip.delivered[index]
+            if position != len(delivered):
+                raise InvariantBroken(f"{request}.{index}: token {position} after {len(delivered)}", invariant=21)
+            if trip.ended[index] is not None or trip.refused or self._begun[request].broken:
+                raise InvariantBroken(f"{request}.{index} gets a token after its end", invariant=22)
+            if trip.oracles[index].token(position) != token:
+                raise InvariantBroken(f"{request}.{index}: token {position} is {token}, not the undisturbed one", invariant=21)
+            if trip.client.logprobs is not None or trip.client.prompt_logprobs is not None:
+                entries = told.get((request, index))
+                self._logprobs.expect(trip, index, position, entries.pop(0) if entries else None)
+            delivered.append(token)
+            if len(delivered) == trip.client.stop_string_at and index == trip.client.n - 1:
+                self._timeline.at(self._timeline.now, self._stop_string, trip)
+        self.tokens += len(emit.tokens)
+        for ended in emit.ended:
+            self._ended(ended)
+
+    def _ended(self, ended: Ended) -> None:
+        trip = self._watch.trips[ended.request]
+        index, client, delivered = ended.index, trip.client, trip.delivered[ended.index]
+        self._note(f"{ended.request}.{index} ends: {ended.reason} {ended.detail}")
+        if trip.ended[index] is not None or trip.refused:
+            raise InvariantBroken(f"{ended.request}.{index} ends twice", invariant=22)
+        trip.ended[index] = ended.reason
+        if (ended.prompt_tokens, ended.output_tokens) != (len(client.prompt), len(delivered)):
+            raise InvariantBroken(f"{ended.request}.{index}: usage is {ended}", invariant=23)
+        if not 0 <= ended.host_tokens + ended.storage_tokens <= ended.cached_tokens < len(client.prompt):
+            raise InvariantBroken(f"{ended.request}.{index}: usage is {ended}", invariant=23)
+        match ended.reason:
+            case FinishReason.STOP if self._by_stop_string(trip, index):
+                pass
+            case FinishReason.STOP | FinishReason.LENGTH:
+                if delivered != trip.oracles[index].complete() or ended.reason != trip.oracles[index].reason:
+                    raise InvariantBroken(f"{ended.request}.{index} ends by {ended.reason} too early or wrongly", invariant=26)
+            case FinishReason.ABORT if not trip.aborted:
+                raise InvariantBroken(f"{ended.request}.{index} is aborted by nobody", invariant=22)
+            case FinishReason.TIMEOUT:
+                self._timed_out(trip)
+            case FinishReason.ERROR:
+                self._failed(trip, index, ended)
+        self._answered(trip)
+
+    def _by_stop_string(self, trip: Trip, index: int) -> bool:
+        wanted = trip.client.stop_string_at
+        ours = wanted is not None and index == trip.client.n - 1 and len(trip.delivered[index]) >= wanted
+        return ours and trip.delivered[index] != trip.oracles[index].complete()
+
+    def _timed_out(self, trip: Trip) -> None:
+        timeout, waited = trip.client.timeout, self._timeline.now - self._begun[trip.client.id].at
+        if timeout is None or waited < timeout / TIMEOUT_MARGIN:
+            raise InvariantBroken(f"{trip.name} times out after {waited:.3f} s, not {timeout}", invariant=22)
+        self._watch.saw("a request timed out")
+
+    def _failed(self, trip: Trip, index: int, ended: Ended) -> None:
+        outputs, client = len(trip.delivered[index]), trip.client
+        if client.nan_at == outputs and ended.error == "row_failed":
+            self._watch.saw("one row failed, alone")
+        elif ended.error == "poison" and (client.poison_at is not None or self._disturbances(trip) > 1):
+            self._watch.saw("a poisonous request was given up")
+        else:
+            raise InvariantBroken(f"{ended.request}.{index} fails for nothing: {ended.error} {ended.detail}", invariant=22)
+
+    def turned_away(self, effect: TurnAway) -> None:
+        trip = self._watch.trips[effect.request]
+        if any(trip.delivered) or any(trip.ended) or trip.refused:
+            raise InvariantBroken(f"{effect.request} is turned away after it was answered", invariant=22)
+        self._note(f"{effect.request} is turned away: {effect.refused.reason}")
+        self._watch.saw(f"turned away: {effect.refused.reason}")
+        trip.refused = effect.refused.reason
+        self._earned(trip, effect.refused.reason)
+        self._answered(trip)
+
+    def _earned(self, trip: Trip, reason: str) -> None:
+        """22: nobody is turned away without a reason that is true."""
+        cluster, client, size = self._cluster, trip.client, self._scenario.block_size
+        needed = -(-(len(client.prompt) + client.max_tokens - 1) // size)
+        fits = [node for node in cluster.nodes if node.blocks >= needed]
+        calm = not self._disturbances(trip)
+        match reason:
+            case "never_fits":
+                ok = not fits or not calm or self._routers[self._begun[client.id].router].sessions < len(cluster.nodes)
+            case "queue_full" | "queue_tokens_full" | "never_queued":
+                ok = cluster.router_queue_max < 1024 or not calm
+            case _:
+                ok = not calm
+        if not ok:
+            raise InvariantBroken(f"{trip.name} is turned away for nothing: {reason}", invariant=22)
+
+    def broken_off(self, effect: BreakOff) -> None:
+        """An error is allowed where instances were lost again and again, or nobody was there for long."""
+        trip, begun = self._watch.trips[effect.request], self._begun[effect.request]
+        self._note(f"{effect.request} is broken off: {effect.detail}")
+        waited, lost = self._timeline.now - begun.at, self._disturbances(trip)
+        if effect.error != "worker_gone" or not (lost > self._cluster.migrations_max or (lost and waited > 9.0)):
+            raise InvariantBroken(f"{trip.name} is broken off for nothing: {effect.detail}", invariant=22)
+        self._watch.saw("a request was broken off")
+        self._end_all(trip)
+
+    def router_died(self, router: int) -> None:
+        for request, begun in self._begun.items():
+            trip = self._watch.trips[request]
+            if begun.router == router and not begun.broken and not trip.is_answered:
+                begun.broken = True
+                self._watch.saw("a stream broke with its router")
+                self._end_all(trip)
+
+    def _end_all(self, trip: Trip) -> None:
+        trip.ended = [reason or FinishReason.ERROR for reason in trip.ended]
+        self._answered(trip)
+
+    def _answered(self, trip: Trip) -> None:
+        if trip.is_answered:
+            self.open -= 1
+
+    def _disturbances(self, trip: Trip) -> int:
+        """Since its request came, or so shortly before that they may still show."""
+        return self._rough + self._watch.disturbances_since(self._begun[trip.client.id].at - AFTERMATH_SECONDS)
+
+    # Afterwards
+
+    def heal(self) -> None:
+        """Fresh requests, of which some are worth a hand-off: they must succeed."""
+        size = self._scenario.block_size
+        blocks = min(node.blocks for node in self._cluster.nodes)
+        for number in range(FRESH):
+            length = min(1 + number * size, max(1, (blocks - 1) * size))
+            prompt = [(7 * number + place) % VOCAB for place in range(length)]
+            outputs = min(1 + number, blocks * size - length + 1)
+            trip = Trip(Client(id=f"fresh{number}", at=self._timeline.now, prompt=prompt, max_tokens=outputs, seed=number))
+            self._watch.add(trip)
+            self._fresh.append(trip)
+            self._ask(trip, number % len(self._routers))
+
+    def check_fresh(self) -> None:
+        for trip in self._fresh:
+            if not all(reason in ("stop", "length") for reason in trip.ended):
+                raise InvariantBroken(f"{trip.name}: {trip.refused or trip.ended} after everything was healed", invariant=35)
+
+    def at_rest(self) -> None:
+        """22: everyone was answered; without faults, everything that fits succeeded."""
+        for trip in self._watch.all_trips:
+            if trip.submitted and not trip.is_answered:
+                raise InvariantBroken(f"{trip.name} was never answered", invariant=22)
+            calm = self._quiet and trip.client.timeout is None and trip.refused is None
+            if calm and not all(reason in ("stop", "length") for reason in trip.ended):
+                raise InvariantBroken(f"{trip.name} did not succeed", invariant=22)
+
+    def unanswered(self) -> list[str]:
+        return [trip.name for trip in self._watch.all_trips if trip.submitted and not trip.is_answered]
+
+    def _note(self, text: str) -> None:
+        self._timeline.note("clients", text)

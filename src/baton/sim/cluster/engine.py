@@ -1,0 +1,255 @@
+"""One life of a node's engine process: a real instance, its worker process, its cache service, the pool that these share.
+
+What the instance wants of the outside (answers to clients and routers) goes to the node (node.py). A dead one's memory may
+still be read by who has mapped it; nothing else is left of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from baton.config import InstanceConfig
+from baton.core.effects import Effect, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, TellCache
+from baton.core.engine.instance import Instance
+from baton.core.events import Event, Resume, StepDone, Tick, WorkerReady
+from baton.errors import InvariantBroken
+from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
+from baton.protocol.ids import Instant
+from baton.protocol.moves import BlockMove
+from baton.protocol.output import Emit
+from baton.protocol.step import StepResult
+from baton.sim.cache import CacheService, Peers, StoredObject
+from baton.sim.cluster.clock import Clock
+from baton.sim.cluster.plans import NodePlans
+from baton.sim.cluster.watch import ClusterWatch
+from baton.sim.network import Network
+from baton.sim.process import NO_EPOCH, WorkerProcess
+from baton.sim.scenario import NodeRole, Scenario
+from baton.sim.tiers_watch import TierWatch
+from baton.sim.timeline import Timeline
+
+Outward = Emit | Refuse | Expecting | Offer | AskRelease | Released | Adopted | ModeChanged
+POOLS_EACH = 1_000
+"""Pool incarnations of one life of one node: no other has the same."""
+
+
+class Engine:
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        role: NodeRole,
+        scenario: Scenario,
+        timeline: Timeline,
+        clock: Clock,
+        watch: ClusterWatch,
+        storage: dict[bytes, StoredObject],
+        peers: Peers,
+        first_pool: int,
+    ) -> None:
+        self.instance = Instance(config_of(scenario, role))
+        self.plans = NodePlans(scenario, self.instance.view, watch.trips, watch.saw)
+        self.network = Network(scenario, timeline, self.plans)
+        self.tiers = TierWatch(self.instance.view, self.plans, watch.contents)
+        self.cache: CacheService | None = None
+        if role != "mixed" or scenario.host_blocks:
+            self.cache = CacheService(scenario, timeline, self.tiers, watch.saw, storage, peers, f"{name} cache")
+            self.cache.connect(self.hear)
+        self.process = WorkerProcess(scenario, timeline, self.plans, self.network, self.cache, first_pool, f"{name} worker")
+        self.process.connect(self.hear)
+        self.network.connect(self.process.take, self._receive)
+        self._shares = scenario.prefix_caching
+        "Otherwise each request has keys of its own."
+        self.results = 0
+        self.was_ready = False
+        "Its worker was, once."
+        self.dead = False
+        self.frozen = False
+        self._number = number
+        self._name = name
+        self._timeline = timeline
+        self._clock = clock
+        self._watch = watch
+        self._inbox: list[Event] = []
+        "What came while it was frozen."
+        self._broken = False
+        self._armed: float | None = None
+        self.outward: Callable[[list[Outward]], None]
+
+    def begin(self) -> None:
+        self.process.begin()
+        if self.cache is not None:
+            self.cache.begin()
+
+    def die(self) -> None:
+        """With its children. Peers that have mapped its pool keep that memory."""
+        self.dead = True
+        self.process.vanish()
+        if self.cache is not None:
+            self.cache.vanish()
+
+    def heal(self) -> None:
+        self.network.heal()
+        self.process.heal()
+        if self.cache is not None:
+            self.cache.heal()
+        if self.instance.worker.state.value == "ready" and self.process.epoch == NO_EPOCH:
+            self.process.epoch = self.instance.worker.epoch
+            self.process.crash("at last", "killed")
+        if self.instance.worker.state.value == "gone":
+            self.process.replace(self.instance.worker.epoch)
+        self.tell(Resume())
+
+    # The instance
+
+    def hear(self, event: Event) -> None:
+        """Of its children."""
+        if self.dead:
+            return
+        if self.frozen:
+            self._inbox.append(event)
+        else:
+            self.tell(event)
+
+    def tell(self, event: Event, at_least: float = 0.0) -> None:
+        instance = self.instance
+        if self.cache is not None:
+            self.cache.heard(event)
+        now = self._clock.now()
+        effects = instance.handle(event, Instant(max(now, at_least)))
+        if type(event) is WorkerReady:
+            self.was_ready = True
+        outward: list[Outward] = []
+        for effect in effects:
+            self._perform(effect, outward)
+        if self.cache is not None:
+            self.tiers.after()
+        self._arm()
+        if outward:
+            self.outward(outward)
+
+    def _perform(self, effect: Effect, outward: list[Outward]) -> None:
+        self._timeline.record(effect)
+        match effect:
+            case RunStep(plan):
+                self.plans.check(plan)
+                self.network.send_plan(plan)
+            case Emit() | Refuse() | Expecting() | Offer() | AskRelease() | Released() | Adopted() | ModeChanged():
+                outward.append(effect)
+            case RestartWorker():
+                self._note(f"restarts its worker: {effect.reason}")
+                if effect.cause == "protocol":
+                    if not self._broken:
+                        raise InvariantBroken(f"a worker that kept to the protocol is restarted: {effect.reason}", invariant=46)
+                    self.process.scribble()
+                self.process.restart(effect)
+            case TellCache(message) if self.cache is not None:
+                ready = self.instance.worker.state.value == "ready"
+                self.tiers.told(message, self._clock.now(), worker_ready=ready)
+                if isinstance(message, BlockMove) and message.kind == "pull":
+                    self._watch.pulls(self._number)
+                self.cache.take(message)
+            case RestartCache() if self.cache is not None:
+                self.cache.restart(excused=False)
+
+    def _receive(self, result: StepResult) -> None:
+        if self.dead:
+            return
+        self.results += 1
+        self._timeline.record(result)
+        self._broken |= self.network.is_broken(result)
+        self.tell(StepDone(self.network.unpack(result)))
+
+    # Time
+
+    def freeze(self, until: float) -> None:
+        self.frozen = True
+        self.network.freeze(until)
+
+    def thaw(self) -> None:
+        """What came meanwhile is read first, then the timer is looked at."""
+        self.frozen = False
+        self.network.freeze(None)
+        inbox, self._inbox = self._inbox, []
+        for event in inbox:
+            self.tell(event)
+        self._armed = None
+        self._timeline.at(self._timeline.now, self._rearm)
+
+    def _rearm(self, _: None) -> None:
+        if not self.dead:
+            self._arm()
+
+    def _arm(self) -> None:
+        deadline = self.instance.next_deadline()
+        if deadline is None:
+            return
+        due = max(self._timeline.now, self._clock.virtual(deadline))
+        if self._armed is None or due < self._armed:
+            self._armed = due
+            self._timeline.at(due, self._tick, due)
+
+    def _tick(self, due: float) -> None:
+        if self._armed != due or self.frozen or self.dead:
+            return
+        self._armed = None
+        deadline = self.instance.next_deadline()
+        if deadline is None:
+            return
+        if self._clock.virtual(deadline) <= self._timeline.now + 1e-9:
+            self.tell(Tick(), at_least=deadline)
+            armed = self.instance.next_deadline()
+            if armed is not None and armed <= deadline:
+                raise InvariantBroken(f"{self._name}: a deadline that is over is still armed", invariant=35)
+        else:
+            self._arm()
+
+    # What is done to it
+
+    def kill_worker(self) -> None:
+        if self.process.epoch == self.instance.worker.epoch and self.instance.worker.state.value == "ready":
+            self.process.crash("from outside", "killed")
+
+    def hang_worker(self) -> None:
+        """It does nothing more, and says nothing."""
+        if self.process.epoch == self.instance.worker.epoch:
+            self._watch.saw("the worker hung")
+            self.process.epoch = NO_EPOCH
+
+    # Questions
+
+    @property
+    def is_drained(self) -> bool:
+        instance = self.instance
+        return instance.mode.value == "paused" and not any(instance.view.load()[2:]) and instance.next_deadline() is None
+
+    def full_check(self) -> None:
+        """12: what can be found in the device's cache is what its key says."""
+        self.instance.check()
+        if self.instance.worker.state.value == "ready":
+            memory = self.process.worker.pool
+            for key, block in self.instance.view.device_index().items():
+                if self._shares and self._watch.contents.of(key) != bytes(memory[block]):
+                    raise InvariantBroken(f"{self._name}: block {block} does not hold what its key says", invariant=12)
+        if self.cache is not None:
+            self.cache.full_check()
+
+    def at_rest(self) -> None:
+        """9: nothing is held and no deadline is armed."""
+        load = self.instance.view.load()
+        if any(load[2:]):
+            raise InvariantBroken(f"{self._name} at rest: {load}", invariant=9)
+        if self.instance.next_deadline() is not None:
+            raise InvariantBroken(f"{self._name} at rest, and a deadline is armed", invariant=9)
+        self.full_check()
+        if self.cache is not None:
+            self.cache.note_what_happened(self.instance.view.tier_stats)
+
+    def _note(self, text: str) -> None:
+        self._timeline.note(self._name, text)
+
+
+def config_of(scenario: Scenario, role: NodeRole) -> InstanceConfig:
+    config = scenario.config()
+    return replace(config, tiers=replace(config.tiers, peers=role != "mixed"))

@@ -1,0 +1,150 @@
+"""What goes wrong in a cluster, and when: at a time, or when the n-th request comes to a stage of its hand-off."""
+
+from __future__ import annotations
+
+from baton.sim.cluster.clients import ClusterClients
+from baton.sim.cluster.node import ClusterNode
+from baton.sim.cluster.router import RouterProcess
+from baton.sim.cluster.watch import ClusterWatch
+from baton.sim.cluster.wires import Wires
+from baton.sim.scenario import Cluster, ClusterFault, Stage
+from baton.sim.timeline import Timeline
+
+
+class Faults:
+    def __init__(
+        self,
+        cluster: Cluster,
+        timeline: Timeline,
+        watch: ClusterWatch,
+        wires: Wires,
+        nodes: list[ClusterNode],
+        routers: list[RouterProcess],
+        clients: ClusterClients,
+    ) -> None:
+        self._timeline = timeline
+        self._watch = watch
+        self._wires = wires
+        self._nodes = nodes
+        self._routers = routers
+        self._clients = clients
+        self._timed = [fault for fault in cluster.faults if fault.at is not None]
+        self._waiting: dict[Stage, list[ClusterFault]] = {}
+        for fault in cluster.faults:
+            if fault.stage is not None:
+                self._waiting.setdefault(fault.stage, []).append(fault)
+        self._reached: dict[Stage, int] = {}
+        self._healed = False
+        self.last = max((fault.at for fault in self._timed if fault.at is not None), default=0.0)
+        "When the last one that has a time begins."
+        self.longest = max((fault.seconds for fault in cluster.faults), default=0.0)
+
+    def begin(self) -> None:
+        for fault in self._timed:
+            if fault.at is not None:
+                self._timeline.at(fault.at, self._at_time, fault)
+
+    def heal(self) -> None:
+        self._healed = True
+        self._wires.heal()
+        for router in self._routers:
+            router.heal()
+        for node in self._nodes:
+            node.heal()
+
+    # When
+
+    def at_stage(self, stage: Stage, request: str) -> None:
+        self._watch.saw(f"a hand-off at {stage}")
+        waiting = self._waiting.get(stage)
+        if not waiting or self._healed:
+            return
+        reached = self._reached[stage] = self._reached.get(stage, 0) + 1
+        for fault in waiting:
+            if fault.nth == reached:  # after what is being done now
+                self._timeline.at(self._timeline.now, self._at_party, (fault, request))
+
+    def _at_time(self, fault: ClusterFault) -> None:
+        if not self._healed:
+            self._strike(fault, fault.target % (len(self._nodes) + len(self._routers)), fault.router % len(self._routers))
+
+    def _at_party(self, entry: tuple[ClusterFault, str]) -> None:
+        fault, request = entry
+        parties = self._watch.parties.get(request)
+        if parties is None or self._healed:
+            return
+        if fault.kind == "leave":
+            self._timeline.note("world", f"{fault.stage}: {request} leaves")
+            self._watch.saw(f"a client left at {fault.stage}")
+            self._clients.leave(request)
+            return
+        party = {"prefill": parties.prefill, "decode": parties.decode, "router": len(self._nodes) + parties.router}[fault.party]
+        if party is None and fault.party == "prefill":  # chosen, and not told yet: any of them
+            party = next((node.number for node in self._nodes if node.role == "prefill"), None)
+        if party is not None:
+            self._watch.saw(f"{fault.party} struck at {fault.stage}")
+            self._strike(fault, party, parties.router)
+
+    # What
+
+    def _strike(self, fault: ClusterFault, target: int, router: int) -> None:
+        self._timeline.note("world", f"{fault.stage or ''} {fault.kind} {target} {fault.seconds:.2f}")
+        self._watch.disturbed(self._timeline.now)
+        self._timeline.at(self._timeline.now + fault.seconds, self._after)
+        if target >= len(self._nodes):
+            process = self._routers[target - len(self._nodes)]
+            if fault.kind == "kill":
+                process.kill(fault.seconds)
+            elif fault.kind == "freeze":
+                process.freeze(fault.seconds)
+            elif fault.kind in ("cut", "stall", "stall_up", "stall_down"):
+                for node in self._nodes:
+                    self._strike_path(fault, node, target - len(self._nodes))
+            return
+        node = self._nodes[target]
+        match fault.kind:
+            case "kill":
+                node.kill(fault.seconds)
+                if all(other.engine is None for other in self._nodes):
+                    self._watch.saw("no instance was left")
+            case "freeze":
+                node.freeze(fault.seconds)
+            case "drain":
+                node.drain(fault.seconds)
+            case "preempt" | "evict":
+                node.press(fault.kind, max(1, int(fault.seconds)))
+            case "cut" | "stall" | "stall_up" | "stall_down":
+                self._strike_path(fault, node, router)
+            case _:
+                self._strike_child(fault, node)
+
+    def _after(self, _: None) -> None:
+        """What follows from a fault may be told as long as it lasts, and a while after it."""
+        self._watch.disturbed(self._timeline.now)
+
+    def _strike_child(self, fault: ClusterFault, node: ClusterNode) -> None:
+        engine = node.engine
+        if engine is None:
+            return
+        match fault.kind:
+            case "worker":
+                engine.kill_worker()
+            case "worker_hang":
+                engine.hang_worker()
+            case "cache" if engine.cache is not None:
+                engine.cache.crash(kept=not fault.unseen)
+            case "cache_hang" if engine.cache is not None:
+                engine.cache.hang()
+
+    def _strike_path(self, fault: ClusterFault, node: ClusterNode, router: int) -> None:
+        path = self._wires.path(node.number, router)
+        if fault.kind == "cut":
+            self._watch.saw("a session was cut")
+            if (wire := node.links[router].wire) is not None:
+                wire.cut(fault.seconds, unseen=fault.unseen)
+        elif fault.kind == "stall":
+            self._watch.saw("a path stalled both ways")
+            self._wires.stall(path, fault.seconds, "up", "down")
+        else:
+            self._watch.saw("a path stalled one way")
+            self._wires.stall(path, fault.seconds, "up" if fault.kind == "stall_up" else "down")

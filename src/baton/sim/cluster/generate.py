@@ -1,0 +1,194 @@
+"""One seed -> one cluster. As for a single node (sim/generate.py): a swarm of features, few kinds of faults, tiny sizes.
+
+One in eight has no fault at all; the others one to three kinds, of which each strikes a few times: at a stage of a hand-off (so
+that the short ones are hit too) or at any time.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import get_args
+
+from baton.sim.generate import PromptTree, step_faults, stream
+from baton.sim.scenario import (
+    VOCAB,
+    CacheFault,
+    CacheFaultKind,
+    Client,
+    Cluster,
+    ClusterFault,
+    ClusterFaultKind,
+    NodeRole,
+    NodeSpec,
+    Scenario,
+    Stage,
+)
+
+KINDS: tuple[ClusterFaultKind, ...] = get_args(ClusterFaultKind)
+STAGES: tuple[Stage, ...] = get_args(Stage)
+STEP_FAULTS = ("slow", "crash", "late", "repeat", "ghost", "garble", "hang", "lose_result", "lose_plan")
+CLIENT_FAULTS = ("poison", "nan", "stop_string", "abort")
+FEATURES = ("n", "priority", "stop", "min", "timeout", "salt", "burst", "logprobs")
+LONG_ENOUGH = 2.5
+"""Seconds after which both sides of a session give each other up."""
+
+
+def generate_cluster(seed: int) -> Scenario:
+    rng = stream(seed, "cluster")
+    scenario = Scenario(
+        seed=seed,
+        blocks=0,
+        block_size=rng.choice((1, 2, 3, 4, 4, 8, 16)),
+        slots=0,
+        tokens_per_step=0,
+        clients=[],
+        steps_in_flight=rng.choice((1, 2, 2, 3)),
+        order="priority" if rng.random() < 0.8 else "arrival",
+        prefix_caching=rng.random() < 0.8,
+        eviction="lru" if rng.random() < 0.7 else "lfu",
+        reserve_start=rng.choice((0.0, 0.05, 0.4)),
+        worker_restarts_max=rng.choice((1, 5, 5)),
+        noise=rng.choice((0.0, 0.5, 2.0)),
+        restart_seconds=rng.choice((0.05, 0.5, 1.5)),
+        step_seconds_max=rng.choice((1.0, 5.0)),
+    )
+    scenario.clients = _clients(seed, scenario, rng)
+    scenario.cluster = _cluster(scenario, rng)
+    kinds = _chosen(rng)
+    if not kinds:
+        scenario.cluster.lease_seconds = scenario.cluster.handing_seconds_max = 10.0
+    _faults(scenario, scenario.cluster, [kind for kind in KINDS if kind in kinds], stream(seed, "cluster faults"))
+    _node_faults(scenario, scenario.cluster, kinds, stream(seed, "node faults"))
+    _client_faults(scenario, kinds, stream(seed, "client faults"))
+    return scenario
+
+
+def _chosen(rng: Random) -> list[str]:
+    everything = (*KINDS, *STEP_FAULTS, *CLIENT_FAULTS, "move")
+    roll = rng.random()
+    if roll < 0.125:
+        return []
+    if roll < 0.2:
+        return [kind for kind in everything if rng.random() < 0.3]
+    if roll < 0.8:
+        return rng.sample(KINDS, rng.randint(1, 3))
+    return rng.sample(everything, rng.randint(1, 3))
+
+
+def _clients(seed: int, scenario: Scenario, swarm: Random) -> list[Client]:
+    features = {name: swarm.random() < 0.4 for name in FEATURES}
+    spread = 0.0 if features["burst"] else 10 ** swarm.uniform(-2.5, -0.5)
+    long_output = swarm.choice((2, 4, 12, 30))
+    tree = PromptTree(stream(seed, "prompts"), scenario.block_size)
+    clients: list[Client] = []
+    at = 0.0
+    for number in range(swarm.choice((4, 10, 24, 40, 60, 80))):
+        rng = stream(seed, f"client {number}")
+        at += rng.expovariate(1.0) * spread
+        most = rng.randint(1, long_output)
+        client = Client(f"r{number}", at, tree.prompt(rng), most, seed=rng.choice((0, rng.randrange(1000))))
+        client.n = rng.choice((1, 1, 2, 3)) if features["n"] else 1
+        client.priority = rng.choice((-1, 0, 0, 5)) if features["priority"] else 0
+        client.min_tokens = min(most, rng.randint(0, 3)) if features["min"] else 0
+        client.stop = [rng.randrange(VOCAB)] if features["stop"] else []
+        client.timeout = rng.uniform(0.01, 4.0) if features["timeout"] and rng.random() < 0.3 else None
+        client.salt = rng.choice(("", "a")) if features["salt"] else ""
+        if features["logprobs"]:
+            client.logprobs, client.prompt_logprobs = rng.choice((None, 0, 2)), rng.choice((None, None, 0))
+        clients.append(client)
+    return clients
+
+
+def _cluster(scenario: Scenario, rng: Random) -> Cluster:
+    counts: dict[NodeRole, int] = {
+        "prefill": rng.randint(1, 3),
+        "decode": rng.randint(1, 3),
+        "mixed": rng.choice((0, 0, 0, 1, 2)),
+    }
+    if rng.random() < 0.05:
+        counts["prefill" if rng.random() < 0.5 else "decode"] = 0
+    worst = max(-(-(len(c.prompt) + c.max_tokens - 1) // scenario.block_size) for c in scenario.clients)
+    tiers = scenario.prefix_caching and rng.random() < 0.3
+    if tiers:
+        scenario.storage = rng.random() < 0.6
+        scenario.write = rng.choice(("through", "through", "selective", "back"))
+        scenario.preempted = rng.choice(("host", "drop"))
+    nodes = [_node(role, worst, tiers, rng) for role, count in counts.items() for _ in range(count)]
+    if not nodes:
+        nodes = [_node("mixed", worst, tiers, rng)]
+    return Cluster(
+        nodes,
+        routers=rng.choice((1, 1, 2)),
+        delay=10 ** rng.uniform(-4.0, -1.7),
+        jitter=rng.choice((0.0, 1.0, 5.0)),
+        remote=rng.random() < 0.3,
+        skew=rng.random() < 0.5,
+        measured=rng.random() < 0.2,
+        policy=rng.choice(("prefix", "prefix", "load", "two_choices", "round_robin")),
+        handoff_tokens_min=rng.choice((0, 0, 0, 0, 4, 12)),
+        waiting_prompts_max=rng.choice((0, 1, 1, 3)),
+        migrations_max=rng.choice((0, 1, 3, 3, 3)),
+        router_queue_max=rng.choice((4, 1024, 1024, 1024)),
+        lease_seconds=rng.choice((0.5, 10.0, 10.0)),
+        handing_seconds_max=rng.choice((0.3, 10.0, 10.0)),
+    )
+
+
+def _node(role: NodeRole, worst: int, tiers: bool, rng: Random) -> NodeSpec:
+    slots = rng.choice((1, 2, 4, 8))
+    factor = rng.choice((1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0))
+    blocks = max(1, round(worst * factor) + rng.choice((0, 0, 1)))
+    if rng.random() < 0.05:
+        blocks = max(1, blocks // 2)
+    return NodeSpec(
+        role,
+        blocks,
+        slots,
+        tokens_per_step=slots + rng.choice((0, 1, 5, 16, 64)),
+        chunk_tokens_max=rng.choice((None, None, 1, 3, 7, 16)),
+        host_blocks=rng.choice((0, 4, 16, 2 * blocks)) if tiers else 0,
+        speed=rng.choice((0.3, 1.0, 1.0, 3.0)),
+    )
+
+
+def _faults(scenario: Scenario, cluster: Cluster, kinds: list[ClusterFaultKind], rng: Random) -> None:
+    end = max(client.at for client in scenario.clients) + 1.0
+    for kind in kinds:
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            seconds = rng.choice((rng.uniform(0.0, 0.2), rng.uniform(0.2, LONG_ENOUGH), rng.uniform(LONG_ENOUGH, 5.0)))
+            if kind == "cut":
+                seconds = rng.choice((0.0, 0.001, 0.02, 0.5))
+            elif kind in ("preempt", "evict"):
+                seconds = rng.randint(1, 20)
+            fault = ClusterFault(kind, seconds=seconds, unseen=rng.random() < 0.3)
+            if kind == "leave" or rng.random() < 0.7:
+                fault.stage, fault.nth = rng.choice(STAGES), rng.choice((1, 1, 2, 3, rng.randint(1, 20)))
+                fault.party = rng.choice(("prefill", "decode", "router") if rng.random() < 0.4 else ("prefill", "decode"))
+            else:
+                fault.at, fault.router = rng.uniform(0.0, end), rng.randrange(cluster.routers)
+                fault.target = rng.randrange(len(cluster.nodes) + (cluster.routers if rng.random() < 0.3 else 0))
+            cluster.faults.append(fault)
+
+
+def _node_faults(scenario: Scenario, cluster: Cluster, kinds: list[str], rng: Random) -> None:
+    for node in cluster.nodes:
+        chosen = [kind for kind in kinds if kind in STEP_FAULTS]
+        if chosen and rng.random() < 0.7:
+            node.steps = step_faults(chosen, scenario.step_seconds_max, rng)
+        if "move" in kinds:
+            faults: tuple[CacheFaultKind, ...] = ("slow", "error", "repeat")
+            rate = 10 ** rng.uniform(-1.5, -0.2)
+            moves = [move for move in range(1, 200) if rng.random() < rate]
+            node.cache_faults = [CacheFault(move, rng.choice(faults), rng.uniform(0.0, 0.4)) for move in moves]
+
+
+def _client_faults(scenario: Scenario, kinds: list[str], rng: Random) -> None:
+    for client in scenario.clients:
+        if "abort" in kinds and rng.random() < 0.4:
+            client.abort_at = client.at + 10 ** rng.uniform(-3.0, 0.3)
+        if "stop_string" in kinds and rng.random() < 0.4:
+            client.stop_string_at = rng.randint(1, 6)
+        if "poison" in kinds and rng.random() < 0.1:
+            client.poison_at = rng.randint(0, 3)
+        if "nan" in kinds and rng.random() < 0.1:
+            client.nan_at = rng.randint(0, 3)

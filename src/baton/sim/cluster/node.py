@@ -1,0 +1,319 @@
+"""A node of a cluster as its routers see it: it dials, beats, passes on what its instance says, and aborts for the lost ones.
+
+This models runtime/callers.py and router_links.py: to the instance a request's id is that of its router behind the tag of the
+session ("3|r1"), and a session that is over takes its requests with it. An engine process lives, freezes, dies and is started
+again; each life has an instance of its own (engine.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from baton.core.effects import ModeChanged, Refuse
+from baton.core.events import Abort, EvictSome, Pause, PreemptSome, Resume, Submit
+from baton.errors import InvariantBroken
+from baton.protocol.control import AbortRequest, InstanceReady, InstanceStats, RefusedRequest
+from baton.protocol.handoff import AskRelease, Expect, Forget, PeerOffer, Prefill, Released
+from baton.protocol.ids import RequestId
+from baton.protocol.node import Beat, NodeHello, NodeRefused, RouterBeat, RouterHello
+from baton.protocol.output import Emit
+from baton.protocol.request import FinishReason, GenerateRequest
+from baton.sim.cluster.engine import Engine, Outward
+from baton.sim.cluster.watch import MARK, ClusterWatch, untagged
+from baton.sim.cluster.wires import HANGUP, Wire
+from baton.sim.scenario import VOCAB, NodeSpec, Scenario
+from baton.sim.timeline import Timeline
+
+REDIAL_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8)
+
+
+class Link:
+    """What a node knows of one router."""
+
+    __slots__ = ("beat_seconds", "failures", "heard_at", "lapse_seconds", "tag", "wire")
+
+    def __init__(self) -> None:
+        self.wire: Wire | None = None
+        self.heard_at = 0.0
+        self.beat_seconds = 0.25
+        self.lapse_seconds = 2.0
+        self.tag = ""
+        "What its requests are called here. Of this session alone."
+        self.failures = 0
+        "To reach it, in a row."
+
+
+class ClusterNode:
+    def __init__(
+        self,
+        number: int,
+        spec: NodeSpec,
+        scenario: Scenario,
+        timeline: Timeline,
+        watch: ClusterWatch,
+        dial: Callable[[ClusterNode, int], Wire | None],
+        start: Callable[[ClusterNode], Engine],
+        routers: int,
+    ) -> None:
+        self.number = number
+        self.name = f"{spec.role[0]}{number}"
+        self.spec = spec
+        self.role = spec.role
+        self.engine: Engine | None = None
+        self.lives = 0
+        self.links = [Link() for _ in range(routers)]
+        self._scenario = scenario
+        self._measured = scenario.cluster is not None and scenario.cluster.measured
+        self._timeline = timeline
+        self._watch = watch
+        self._dial = dial
+        self._start_engine = start
+        self._inbox: list[tuple[Wire, Any]] = []
+        self._frozen_until = 0.0
+        self._beats = 0
+
+    @property
+    def address(self) -> str:
+        """Of the messenger of this life."""
+        return f"{self.name}#{self.lives}"
+
+    # Lives
+
+    def start(self, _: None = None) -> None:
+        if self.engine is None:
+            self.lives += 1
+            self._note(f"starts, life {self.lives}")
+            self.engine = engine = self._start_engine(self)
+            engine.outward = self._say
+            engine.begin()
+            self._timeline.at(self._timeline.now, self._beat, engine)
+
+    def kill(self, down_seconds: float) -> None:
+        if self.engine is None:
+            return
+        self._note("is killed")
+        self._watch.saw("an engine was killed")
+        self.engine.die()
+        self.engine = None
+        self._inbox.clear()
+        for link in self.links:
+            if link.wire is not None:
+                link.wire.close("up", in_order=False)
+                link.wire = None
+            link.failures = 0
+        self._timeline.at(self._timeline.now + down_seconds, self.start)
+
+    def freeze(self, seconds: float) -> None:
+        if self.engine is not None and not self.engine.frozen:
+            self._note(f"freezes for {seconds:.2f} s")
+            self._watch.saw("an engine froze")
+            self._frozen_until = self._timeline.now + seconds
+            self.engine.freeze(self._frozen_until)
+            self._timeline.at(self._frozen_until, self._thaw, self.engine)
+
+    def _thaw(self, engine: Engine) -> None:
+        if engine is not self.engine or not engine.frozen:
+            return
+        self._note("goes on")
+        engine.thaw()
+        inbox, self._inbox = self._inbox, []
+        for wire, message in inbox:
+            self.arrived(wire, message)
+        self._beat(engine)
+
+    def drain(self, seconds: float) -> None:
+        if self.engine is not None and not self.engine.frozen:
+            self._watch.saw("an instance drained")
+            self.engine.tell(Pause(seconds / 2))
+            self._timeline.at(self._timeline.now + seconds, self._resume, self.engine)
+
+    def _resume(self, engine: Engine) -> None:
+        if engine is self.engine and not engine.frozen:
+            engine.tell(Resume())
+
+    def press(self, kind: str, amount: int) -> None:
+        if self.engine is not None and not self.engine.frozen:
+            self.engine.tell(PreemptSome(amount) if kind == "preempt" else EvictSome(amount))
+
+    def full_check(self) -> None:
+        if self.engine is not None:
+            self.engine.full_check()
+
+    def at_rest(self) -> None:
+        if self.engine is None:
+            raise InvariantBroken(f"{self.name} was never started again", invariant=35)
+        self.engine.at_rest()
+
+    def heal(self) -> None:
+        if self.engine is None:
+            self.start()
+            return
+        if self.engine.frozen:
+            self._thaw(self.engine)
+        self.engine.heal()
+
+    # Sessions
+
+    def connect(self, router: int) -> None:
+        """Dials, again and again."""
+        engine, link = self.engine, self.links[router]
+        if engine is None or link.wire is not None:
+            return
+        wire = None if engine.frozen else self._dial(self, router)
+        if wire is None:
+            wait = REDIAL_SECONDS[min(link.failures, len(REDIAL_SECONDS) - 1)]
+            link.failures += 1
+            self._timeline.at(self._timeline.now + wait, self._redial, (engine, router))
+            return
+        link.wire, link.heard_at, link.failures = wire, self._timeline.now, 0
+        link.tag = f"{wire.number}{MARK}"
+        wire.send("up", self._hello())
+
+    def _redial(self, entry: tuple[Engine, int]) -> None:
+        if entry[0] is self.engine:
+            self.connect(entry[1])
+
+    def _hello(self) -> NodeHello:
+        spec = self.spec
+        ready = InstanceReady(
+            spec.blocks, self._scenario.block_size, spec.slots, VOCAB, spec.blocks * self._scenario.block_size
+        )
+        peer = self.address if self.role != "mixed" else ""
+        return NodeHello(self.name, self.lives, self.role, ready, b"layout", peer)
+
+    def arrived(self, wire: Wire, message: Any) -> None:
+        engine = self.engine
+        router = next((place for place, link in enumerate(self.links) if link.wire is wire), None)
+        if engine is None:
+            return
+        if router is None:
+            self._watch.saw("a message of an earlier session reached a node")
+            return
+        if engine.frozen:
+            self._inbox.append((wire, message))
+            return
+        link = self.links[router]
+        link.heard_at = self._timeline.now
+        if message is HANGUP or type(message) is NodeRefused:
+            self._session_over(router, "the router hung up")
+        elif type(message) is RouterHello:
+            link.beat_seconds, link.lapse_seconds = message.beat_seconds, message.lapse_seconds
+            self._send_stats(wire)
+        elif type(message) is not RouterBeat:
+            self._take(engine, link.tag, message)
+
+    def _take(self, engine: Engine, tag: str, message: Any) -> None:
+        self._watch.told_node(self.number, engine, message)
+        match message:
+            case GenerateRequest():
+                engine.tell(Submit(replace(message, id=RequestId(tag + message.id))))
+            case AbortRequest():
+                stop = message.reason is FinishReason.STOP
+                ours = RequestId(tag + message.request)
+                engine.tell(Abort(ours, message.index, FinishReason.STOP if stop else FinishReason.ABORT))
+            case Expect(request=request) | Prefill(request=request):
+                engine.tell(replace(message, request=replace(request, id=RequestId(tag + request.id))))
+            case PeerOffer(offer=offer):
+                engine.tell(replace(message, offer=replace(offer, request=RequestId(tag + offer.request))))
+            case AskRelease() | Released() | Forget():
+                engine.tell(replace(message, request=RequestId(tag + message.request)))
+
+    def _session_over(self, router: int, why: str) -> None:
+        """What it was asked for in there is asked for no more."""
+        self._note(f"has lost router {router}: {why}")
+        link = self.links[router]
+        tag, link.wire, link.tag = link.tag, None, ""
+        if self.engine is not None:
+            for request in self.engine.instance.view.request_ids():
+                if request.startswith(tag):
+                    self.engine.tell(Abort(request))
+            self._timeline.at(self._timeline.now + REDIAL_SECONDS[0], self._redial, (self.engine, router))
+
+    # What it says
+
+    def _say(self, effects: list[Outward]) -> None:
+        for effect in effects:
+            match effect:
+                case Emit():
+                    self._watch.emitted(effect)
+                    self._send_emit(effect)
+                case Refuse():
+                    self._watch.saw(f"an instance refused: {effect.refused.reason}")
+                    request = untagged(effect.request)
+                    self._send(effect.request, RefusedRequest(request, effect.refused, effect.attempt))
+                case ModeChanged():
+                    for link in self.links:
+                        if link.wire is not None and self.engine is not None:
+                            link.wire.send("up", self._state(self.engine))
+                            self._send_stats(link.wire)
+                case _:
+                    bare = replace(effect, request=untagged(effect.request))
+                    self._watch.said(self.engine, bare)
+                    self._send(effect.request, bare)
+
+    def _send(self, request: RequestId, message: Any) -> None:
+        for link in self.links:
+            if link.wire is not None and request.startswith(link.tag):
+                link.wire.send("up", message)
+
+    def _send_emit(self, emit: Emit) -> None:
+        """Each router hears of its own requests."""
+        for link in self.links:
+            if link.wire is None:
+                continue
+            tag, cut = link.tag, len(link.tag)
+            part = Emit(
+                [(RequestId(row[0][cut:]), *row[1:]) for row in emit.tokens if row[0].startswith(tag)],
+                [replace(end, request=RequestId(end.request[cut:])) for end in emit.ended if end.request.startswith(tag)],
+                [(RequestId(entry[0][cut:]), *entry[1:]) for entry in emit.logprobs if entry[0].startswith(tag)],
+            )
+            if part.tokens or part.ended or part.logprobs:
+                link.wire.send("up", part)
+
+    # Beats
+
+    def _beat(self, engine: Engine) -> None:
+        """Several a second; also when it looks whether its routers still speak."""
+        if engine is not self.engine or engine.frozen:
+            return
+        self._beats += 1
+        if engine.was_ready:
+            for router, link in enumerate(self.links):
+                if link.wire is None:
+                    if not link.failures:
+                        self.connect(router)
+                elif self._timeline.now - link.heard_at > link.lapse_seconds:
+                    self._watch.saw("a router lapsed")
+                    link.wire.close("up")
+                    self._session_over(router, "nothing was heard")
+                else:
+                    link.wire.send("up", self._state(engine))
+        self._timeline.at(self._timeline.now + self.links[0].beat_seconds * 0.9, self._beat_again, (engine, self._beats))
+
+    def _beat_again(self, entry: tuple[Engine, int]) -> None:
+        if entry[1] == self._beats:
+            self._beat(entry[0])
+
+    def _state(self, engine: Engine) -> Beat:
+        view = engine.instance.view
+        load = view.load()
+        state, mode = engine.instance.worker.state.value, engine.instance.mode.value
+        fault = f"the worker is {state}" if state != "ready" else f"it is {mode}" if mode != "serving" else ""
+        return Beat(
+            fault,
+            engine.instance.prompt_token_seconds if self._measured else 0.0,
+            load.blocks_free + load.blocks_idle,
+            self.spec.slots - load.slots_taken,
+            view.queued_tokens,
+            load.running,
+        )
+
+    def _send_stats(self, wire: Wire) -> None:
+        if self.engine is not None:
+            wire.send("up", InstanceStats(mode=self.engine.instance.mode.value))
+
+    def _note(self, text: str) -> None:
+        self._timeline.note(self.name, text)

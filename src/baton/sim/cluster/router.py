@@ -1,0 +1,294 @@
+"""A router process: the real machine, its sessions and its clock. It freezes, dies and is started anew, and knows nothing then.
+
+Looks at what the machine tells instances: one attempt at a time, and nobody who has been silent for long gets new work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, Protocol
+
+from baton.cluster_config import RouterConfig
+from baton.core.cluster.events import (
+    Arrive,
+    BreakOff,
+    ClusterEvent,
+    Deliver,
+    HangUp,
+    Join,
+    Part,
+    Say,
+    Session,
+    Tell,
+    Tick,
+    TurnAway,
+    Withdraw,
+)
+from baton.core.cluster.router import Router
+from baton.errors import InvariantBroken
+from baton.protocol.control import RefusedRequest
+from baton.protocol.handoff import Expect, Forget, Prefill, Released
+from baton.protocol.ids import Instant
+from baton.protocol.node import NodeHello, NodeRefused, RouterBeat, RouterHello
+from baton.protocol.output import Emit
+from baton.protocol.request import GenerateRequest
+from baton.sim.cluster.clock import Clock
+from baton.sim.cluster.watch import ClusterWatch
+from baton.sim.cluster.wires import HANGUP, Wire
+from baton.sim.timeline import Timeline
+
+SILENT_MARGIN = 0.01
+
+
+class Hearers(Protocol):
+    """The clients of routers."""
+
+    def delivered(self, emit: Emit) -> None: ...
+    def turned_away(self, effect: TurnAway) -> None: ...
+    def broken_off(self, effect: BreakOff) -> None: ...
+    def router_died(self, router: int) -> None: ...
+
+
+class RouterProcess:
+    def __init__(
+        self, number: int, config: RouterConfig, seed: int, timeline: Timeline, clock: Clock, watch: ClusterWatch
+    ) -> None:
+        self.number = number
+        self.name = f"router{number}"
+        self.config = config
+        self.machine: Router | None = None
+        self.frozen = False
+        self.events = 0
+        self.hearers: Hearers
+        self._seed = seed
+        self._timeline = timeline
+        self._clock = clock
+        self._watch = watch
+        self._lives = 0
+        self._wires: dict[Session, Wire] = {}
+        self._dialled: dict[Session, Wire] = {}
+        "No word has come yet."
+        self._heard: dict[Session, float] = {}
+        self._legs: dict[str, dict[Session, int]] = {}
+        "Of a request: who was given which attempt of it, and was not told to forget it."
+        self._inbox: list[Callable[[], None]] = []
+        self._armed: float | None = None
+
+    # Lives
+
+    def start(self, _: None = None) -> None:
+        if self.machine is None:
+            self._lives += 1
+            self._note(f"starts, life {self._lives}")
+            self.machine = Router(self.config, Random(f"baton/{self._seed}/router {self.number} {self._lives}"))
+            self._timeline.at(self._timeline.now, self._beat, self._lives)
+
+    def kill(self, down_seconds: float) -> None:
+        if self.machine is None:
+            return
+        self._note("is killed")
+        self._watch.saw("a router was killed")
+        self.machine = None
+        self.frozen = False
+        self._inbox.clear()
+        self._legs.clear()
+        self._armed = None
+        for wire in (*self._wires.values(), *self._dialled.values()):
+            wire.close("down", in_order=False)
+        self._wires.clear()
+        self._dialled.clear()
+        self.hearers.router_died(self.number)
+        self._timeline.at(self._timeline.now + down_seconds, self.start)
+
+    def freeze(self, seconds: float) -> None:
+        if self.machine is not None and not self.frozen:
+            self._note(f"freezes for {seconds:.2f} s")
+            self._watch.saw("a router froze")
+            self.frozen = True
+            self._timeline.at(self._timeline.now + seconds, self._thaw, self._lives)
+
+    def heal(self) -> None:
+        self.start()
+        self._thaw(self._lives)
+
+    def _thaw(self, life: int) -> None:
+        """What came meanwhile is read first."""
+        if life != self._lives or not self.frozen:
+            return
+        self._note("goes on")
+        self.frozen = False
+        inbox, self._inbox = self._inbox, []
+        for action in inbox:
+            action()
+        self._armed = None
+        self._beat(life)
+        self._timeline.at(self._timeline.now, self._rearm, life)
+
+    def _rearm(self, life: int) -> None:
+        if life == self._lives and self.machine is not None:
+            self._arm()
+
+    def accepts(self) -> bool:
+        return self.machine is not None and not self.frozen
+
+    def dialled(self, wire: Wire) -> None:
+        self._dialled[wire.number] = wire
+
+    # Clients
+
+    def submit(self, event: Arrive | Withdraw) -> None:
+        """The process lives. What is sent to a frozen one waits."""
+        if self.frozen:
+            self._inbox.append(lambda: self.submit(event))
+        else:
+            self._tell(event)
+
+    # Sessions
+
+    def arrived(self, wire: Wire, message: Any) -> None:
+        if self.machine is None or (wire.number not in self._wires and wire.number not in self._dialled):
+            if self.machine is not None and message is not HANGUP and type(message) is not NodeHello:
+                if self.frozen:
+                    self._inbox.append(lambda: self.arrived(wire, message))
+                    return
+                self._watch.saw("a message of an earlier session reached a router")
+                self._tell(Say(wire.number, message))
+            return
+        if self.frozen:
+            self._inbox.append(lambda: self.arrived(wire, message))
+            return
+        if message is HANGUP:
+            self._lose(wire.number)
+            self._tell(Part(wire.number, "the session is over"))
+            return
+        self._heard[wire.number] = self._timeline.now
+        if type(message) is NodeHello:
+            self._wires[wire.number] = self._dialled.pop(wire.number)
+            self._tell(Join(wire.number, message))
+            if wire.number in self._wires:
+                wire.send("down", RouterHello(self.name, self.config.beat_seconds, self.config.lapse_seconds))
+            return
+        if type(message) in (RefusedRequest, Released):  # it has nothing of it any more
+            self._legs.get(message.request, {}).pop(wire.number, None)
+        self._tell(Say(wire.number, message))
+
+    def _lose(self, session: Session) -> None:
+        self._wires.pop(session, None)
+        self._dialled.pop(session, None)
+        for legs in self._legs.values():
+            legs.pop(session, None)
+
+    def _beat(self, life: int) -> None:
+        if life == self._lives and self.machine is not None and not self.frozen:
+            for wire in list(self._wires.values()):
+                wire.send("down", RouterBeat())
+            self._timeline.at(self._timeline.now + self.config.beat_seconds * 0.9, self._beat, life)
+
+    # The machine
+
+    def _tell(self, event: ClusterEvent, at_least: float = 0.0) -> None:
+        machine = self.machine
+        if machine is None:
+            return
+        self.events += 1
+        for effect in machine.handle(event, Instant(max(self._clock.now(), at_least))):
+            self._timeline.record(effect)
+            match effect:
+                case Tell(session, message):
+                    self._look(session, message)
+                    if (wire := self._wires.get(session)) is not None:
+                        wire.send("down", message)
+                case Deliver(emit):
+                    self.hearers.delivered(emit)
+                case TurnAway():
+                    self._legs.pop(effect.request, None)
+                    self.hearers.turned_away(effect)
+                case BreakOff():
+                    self.hearers.broken_off(effect)
+                case HangUp(session, reason):
+                    self._hang_up(session, reason)
+        if machine.open_requests and machine.next_deadline() is None:
+            raise InvariantBroken(f"{self.name}: requests are open, and no deadline is armed", invariant=41)
+        self._arm()
+
+    def _hang_up(self, session: Session, reason: str) -> None:
+        self._note(f"hangs up on session {session}: {reason}")
+        if "nothing was heard" in reason:
+            self._watch.saw("an instance lapsed")
+        if "joined again" in reason:
+            self._watch.saw("an instance was back before its earlier session was over")
+        if (wire := self._wires.get(session)) is not None:
+            if "must agree" in reason:
+                wire.send("down", NodeRefused(reason))
+            wire.close("down")
+            self._lose(session)
+
+    def _look(self, session: Session, message: Any) -> None:
+        """43: the attempt before is over, or is told so, before the next begins. 46: the silent get nothing new."""
+        match message:
+            case Forget():
+                self._legs.get(message.request, {}).pop(session, None)
+                return
+            case GenerateRequest():
+                request = message
+            case Expect(request=request) | Prefill(request=request):
+                pass
+            case _:
+                return
+        legs = self._legs.setdefault(request.id, {})
+        for other, attempt in legs.items():
+            if attempt > request.attempt or (attempt < request.attempt and other != session):
+                raise InvariantBroken(
+                    f"{request.id}: attempt {request.attempt} begins, {attempt} is still with session {other}", invariant=43
+                )
+        silent = self._timeline.now - self._heard[session]
+        if session not in legs and silent > self.config.suspect_seconds * 1.02 + SILENT_MARGIN:
+            raise InvariantBroken(f"{request.id} is given to one that was silent for {silent:.2f} s", invariant=46)
+        legs[session] = request.attempt
+
+    def _arm(self) -> None:
+        deadline = self.machine.next_deadline() if self.machine is not None else None
+        if deadline is None:
+            return
+        due = max(self._timeline.now, self._clock.virtual(deadline))
+        if self._armed is None or due < self._armed:
+            self._armed = due
+            self._timeline.at(due, self._tick, (due, self._lives))
+
+    def _tick(self, entry: tuple[float, int]) -> None:
+        due, life = entry
+        if life != self._lives or self._armed != due or self.frozen or self.machine is None:
+            return
+        self._armed = None
+        deadline = self.machine.next_deadline()
+        if deadline is None:
+            return
+        if self._clock.virtual(deadline) <= self._timeline.now + 1e-9:
+            self._tell(Tick(), at_least=deadline)
+            armed = self.machine.next_deadline()
+            if armed is not None and armed <= deadline:
+                raise InvariantBroken(f"{self.name}: a deadline that is over is still armed", invariant=35)
+        else:
+            self._arm()
+
+    # Questions
+
+    @property
+    def sessions(self) -> int:
+        return len(self._wires)
+
+    @property
+    def is_whole(self) -> bool:
+        """It works, and none of its sessions is over without its knowing."""
+        return self.accepts() and all(wire.open for wire in self._wires.values())
+
+    def at_rest(self) -> None:
+        if self.machine is None:
+            raise InvariantBroken(f"{self.name} was never started again", invariant=35)
+        self.machine.check()
+        if not self.machine.idle:
+            raise InvariantBroken(f"{self.name} at rest: {self.machine.open_requests} requests", invariant=9)
+
+    def _note(self, text: str) -> None:
+        self._timeline.note(self.name, text)

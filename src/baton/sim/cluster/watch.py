@@ -1,0 +1,211 @@
+"""The checks of a cluster beside those of its machines: what is offered is there, what is released was kept, an attempt is over
+before the next begins. Also who is where in its hand-off, so that faults can strike at a stage. Numbers are those of
+docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from baton.errors import InvariantBroken
+from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Offer, PeerOffer, Prefill, Released
+from baton.protocol.ids import BlockId, RequestId
+from baton.protocol.output import Emit
+from baton.protocol.request import GenerateRequest
+from baton.sim.scenario import Scenario, Stage
+from baton.sim.tags import TAG_BYTES, tag_bytes
+from baton.sim.tiers_watch import KeyContents
+from baton.sim.trip import Trip
+
+if TYPE_CHECKING:
+    from baton.sim.cluster.engine import Engine
+
+MARK = "|"
+"""Behind the tag of a session, in the ids of an instance."""
+Attempt = tuple[str, int]
+
+
+def untagged(request: RequestId) -> RequestId:
+    return RequestId(request.partition(MARK)[2])
+
+
+class Kept:
+    """A prompt that a prefill instance has offered."""
+
+    __slots__ = ("blocks", "index", "life")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.life: object = None
+        self.blocks: list[tuple[BlockId, int]] = []
+        "With the generation that each had when it was offered."
+
+
+class Parties:
+    """Who works on a request."""
+
+    __slots__ = ("decode", "prefill", "router")
+
+    def __init__(self, router: int) -> None:
+        self.router = router
+        self.prefill: int | None = None
+        self.decode: int | None = None
+
+
+class ClusterWatch:
+    def __init__(self, scenario: Scenario) -> None:
+        self.trips: dict[str, Trip] = {client.id: Trip(client) for client in scenario.clients}
+        self.all_trips = list(self.trips.values())
+        self.contents = KeyContents(scenario.block_size, self.all_trips)
+        self.sometimes: dict[str, int] = {}
+        self.parties: dict[str, Parties] = {}
+        self.disturbances: list[float] = []
+        "When things went wrong: what an error must be earned by."
+        self.replayed: dict[str, None] = {}
+        self.handoffs = 0
+        "Prompts that were adopted."
+        self.at_stage: Callable[[Stage, str], None] = lambda stage, request: None
+        self._size = scenario.block_size
+        self._kept: dict[Attempt, Kept] = {}
+        self._adopted: dict[Attempt, None] = {}
+        self._granted: dict[Attempt, None] = {}
+        self._intact = False
+        "What a node is being asked about was kept until now."
+        self._pulling: dict[int, str] = {}
+        "Of a node: whose blocks it was offered last."
+
+    def saw(self, what: str) -> None:
+        self.sometimes[what] = self.sometimes.get(what, 0) + 1
+
+    def add(self, trip: Trip) -> None:
+        self.trips[trip.client.id] = trip
+        self.all_trips.append(trip)
+
+    def disturbed(self, now: float) -> None:
+        self.disturbances.append(now)
+
+    def disturbances_since(self, then: float) -> int:
+        return sum(at >= then for at in self.disturbances)
+
+    def arrives(self, request: str, router: int) -> None:
+        self.parties[request] = Parties(router)
+        self.at_stage("H0", request)
+
+    # What routers tell nodes
+
+    def told_node(self, node: int, engine: Engine, message: Any) -> None:
+        """It reads this now."""
+        match message:
+            case GenerateRequest():
+                self.parties[message.id].decode = node
+                if message.attempt > 1:
+                    self.replayed[message.id] = None
+                    self.saw("a replay")
+                    if any(message.outputs):
+                        self.saw("a replay with tokens")
+            case Expect(request=request):
+                self.parties[request.id].decode = node
+                if request.attempt > 1:
+                    self.saw("a hand-off was tried again")
+            case Prefill(request=request):
+                self.parties[request.id].prefill = node
+                self._kept[request.id, request.attempt] = Kept(request.wanted[0])
+                self.at_stage("H1", request.id)
+            case PeerOffer(offer=offer):
+                self._pulling[node] = offer.request
+            case AskRelease():  # before it is read: then blocks may be handed on
+                self._intact = self._is_intact(engine, (message.request, message.attempt))
+            case Released():
+                self._granted[message.request, message.attempt] = None
+                if not message.kept:
+                    self.saw("a release was denied")
+
+    # What nodes say
+
+    def said(self, engine: Engine | None, effect: Any) -> None:
+        match effect:
+            case Expecting():
+                self.at_stage("H4", effect.request)
+            case Offer() if engine is not None:
+                self._offered(engine, effect)
+                if effect.last:
+                    self.saw("a whole prompt was offered")
+                    self.at_stage("H3", effect.request)
+                else:
+                    self.saw("a chunk was offered")
+                    self.at_stage("H2", effect.request)
+            case AskRelease():
+                self.at_stage("H6", effect.request)
+            case Released() if engine is not None:
+                self._released(effect)
+            case Adopted():
+                self._adoption(effect)
+
+    def _offered(self, engine: Engine, offer: Offer) -> None:
+        """38: what is offered is computed, all of it."""
+        kept = self._kept.get((offer.request, offer.attempt))
+        if kept is None:
+            raise InvariantBroken(f"{offer.request} is offered, and nobody asked for it", invariant=36)
+        kept.life = engine
+        if not offer.tokens or (offer.last and not offer.blocks and len(kept.blocks) * self._size < offer.tokens):
+            self.saw("what was offered could not be kept")
+            return
+        if offer.blocks and offer.place != len(kept.blocks):
+            raise InvariantBroken(f"{offer.request} is offered from {offer.place} on, after {len(kept.blocks)}", invariant=39)
+        generations = engine.instance.view.generations()
+        kept.blocks += [(block, generations[block]) for block in offer.blocks]
+        if len(kept.blocks) != -(-offer.tokens // self._size):
+            raise InvariantBroken(f"{offer.request}: {len(kept.blocks)} blocks for {offer.tokens} tokens", invariant=39)
+        self._content(engine, offer.request, kept, offer.place, offer.tokens)
+
+    def _content(self, engine: Engine, request: str, kept: Kept, begin: int, tokens: int) -> None:
+        memory, oracle = engine.process.worker.pool, self.trips[request].oracles[kept.index]
+        for place in range(begin, len(kept.blocks)):
+            first, last = place * self._size, min((place + 1) * self._size, tokens)
+            wanted = b"".join(tag_bytes(oracle.tag(position)) for position in range(first, last))
+            if memory[kept.blocks[place][0]][: (last - first) * TAG_BYTES] != wanted:
+                raise InvariantBroken(f"{request}: block {place} is offered, and is not computed", invariant=38)
+
+    def _is_intact(self, engine: Engine, attempt: Attempt) -> bool:
+        kept = self._kept.get(attempt)
+        generations = engine.instance.view.generations()
+        return (
+            kept is not None
+            and kept.life is engine
+            and all(generations[block] == generation for block, generation in kept.blocks)
+        )
+
+    def _released(self, released: Released) -> None:
+        """37: what is said to have been kept has been kept."""
+        if not released.kept:
+            self.saw("a lease had lapsed")
+        elif not self._intact:
+            raise InvariantBroken(f"{released.request} is released, and was not kept until now", invariant=37)
+        else:
+            self.at_stage("H7", released.request)
+
+    def _adoption(self, adopted: Adopted) -> None:
+        """36: once for each attempt."""
+        attempt = adopted.request, adopted.attempt
+        if attempt in self._adopted:
+            raise InvariantBroken(f"{adopted.request}.{adopted.attempt} is adopted twice", invariant=36)
+        self._adopted[attempt] = None
+        if attempt in self._granted and adopted.tokens:
+            self.handoffs += 1
+            self.saw("a prompt was handed over")
+            if adopted.tokens % self._size:
+                self.saw("a part of a block was handed over")
+        else:
+            self.saw("adopted without a release")
+        self.at_stage("H8", adopted.request)
+
+    def pulls(self, node: int) -> None:
+        request = self._pulling.get(node)
+        self.saw("blocks were pulled")
+        if request is not None:
+            self.at_stage("H5", request)
+
+    def emitted(self, emit: Emit) -> None:
+        for ended in emit.ended:
+            self.at_stage("H9", untagged(ended.request))

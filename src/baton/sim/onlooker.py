@@ -1,0 +1,32 @@
+"""Who looks on while a worker process lives and dies: the watch of one node (watch.py), or of a node in a cluster."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from baton.protocol.ids import BlockId
+from baton.sim.scenario import Client
+
+
+class Onlooker(Protocol):
+    def saw(self, what: str) -> None:
+        """A rare state was reached."""
+
+    def client_of(self, slot: int, incarnation: int) -> Client:
+        """Whose request it is that has the slot."""
+
+    def worker_dies(self) -> None:
+        """The process is dead; the instance does not know yet."""
+
+    def poisoned(self, client: Client | None) -> None:
+        """A worker died of this client's request, or of none."""
+
+
+class PlansSeen(Protocol):
+    """What is remembered of the plans that a worker was sent."""
+
+    @property
+    def rows(self) -> int: ...
+
+    def last_use(self, block: BlockId) -> int:
+        """The last step that was planned to read or write it."""

@@ -1,0 +1,19 @@
+"""What came of one run."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Outcome(Struct):
+    seed: int
+    events: int
+    requests: int
+    tokens: int
+    virtual_seconds: float
+    digest: str
+    sometimes: dict[str, int]
+    invariant: int | None = None
+    "The invariant that failed; 0 for an exception of another kind."
+    violation: str = ""
+    heap_events: int = 0

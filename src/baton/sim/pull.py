@@ -1,0 +1,61 @@
+"""A pull, modelled: blocks of a peer's pool are read as they are at that moment, some early, some late, one of them torn.
+
+    now ----- even places, whole ----- odd places, first halves ----- odd places, second halves ----- the result
+
+A peer that hands a block on meanwhile gives something else: the copy is worth nothing unless the peer says afterwards that
+its blocks were kept all the time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from baton.protocol.moves import BlockMove, MoveResult
+from baton.sim.scenario import CacheFault
+
+if TYPE_CHECKING:
+    from baton.sim.cache import CacheService
+
+
+class Pull:
+    __slots__ = ("_fault", "_move", "_moved", "_service", "_whole")
+
+    def __init__(self, service: CacheService, move: BlockMove, fault: CacheFault | None) -> None:
+        self._service = service
+        self._move = move
+        self._fault = fault
+        self._whole = True
+        "Everything could be read so far."
+        self._moved = 0
+
+    def begin(self, seconds: float) -> None:
+        allowed = self._move.seconds_max
+        late = bool(allowed) and seconds > allowed
+        later = self._service.later
+        for part, share in enumerate((0.1, 0.5, 0.9)):
+            if not late or seconds * share <= allowed:
+                later(seconds * share, lambda part=part: self._read(part), copies=True)  # type: ignore[misc]
+        ends = allowed if late else seconds
+        later(ends, lambda: self._end(ends, late))
+
+    def _read(self, part: int) -> None:
+        move = self._move
+        theirs, ours = self._service.map_peer(move.peer, move.peer_pool), self._service.target(move)
+        if theirs is None or not self._whole:
+            self._whole = False
+            return
+        for place in range(1 if part else 0, len(move.device), 2):
+            source, target = theirs[move.peer_blocks[place]], ours[move.device[place]]
+            middle = len(source) // 2
+            piece = (slice(None), slice(0, middle), slice(middle, None))[part]
+            target[piece] = source[piece]
+        self._moved = len(move.device) if part == 2 or len(move.device) == 1 else 1
+
+    def _end(self, seconds: float, late: bool) -> None:
+        error = "timeout" if late else None if self._whole else "the peer cannot be read"
+        moved = self._moved
+        if self._fault is not None and self._fault.kind == "error":
+            moved, error = moved // 2, "EIO"
+        if moved < len(self._move.device):
+            self._service.saw("a pull fell short")
+        self._service.done(self._move, MoveResult(self._move.id, moved, seconds, error), self._fault)
