@@ -232,6 +232,25 @@ def test_a_router_that_goes_silent_lapses_and_one_that_beats_does_not(secret_fil
     finish(main())
 
 
+def test_no_router_is_given_up_for_a_silence_in_which_we_stood_still(secret_file: Path):
+    """On a machine that had no time for anybody every session ended, and all that was under way with them."""
+
+    async def main() -> None:
+        async with FakeRouter(SECRET) as router, rig_of(secret_file, router) as rig:
+            await router.visit()
+            links = rig.engine._links
+            (session,) = links._sessions
+            for stood_still in (True, False):
+                links._timer.cancel()
+                now = links._loop.time()
+                session.heard = now - 60
+                links._ticked = now - (60 if stood_still else 0)
+                links._tick(links._loop.create_future())
+                assert bool(session.over) is not stood_still
+
+    finish(main())
+
+
 def test_a_router_that_is_stopped_lapses_and_is_joined_again_when_it_goes_on(secret_file: Path):
     """Its kernel still takes what we send: only silence tells."""
 
@@ -270,7 +289,10 @@ def test_a_router_that_says_no_hello_is_given_up(secret_file: Path, monkeypatch:
         async with FakeRouter(SECRET) as router, rig_of(secret_file, router) as rig:
             router.greets = False  # but it beats
             await rig.until(lambda: len(router.visits) >= 3)
+            monkeypatch.setattr(router_links, "HELLO_SECONDS", 30.0)
             router.greets = True
+            for visit in router.open:
+                visit.link.close()  # it asked while nobody answered
             await router.visit()
 
     finish(main())

@@ -30,6 +30,8 @@ logger = logging.getLogger("baton.cluster")
 BEAT_SECONDS: Final = 0.25
 STATS_BEATS: Final = 4
 """An InstanceStats goes with every so many beats."""
+STALL_SECONDS: Final = 0.5
+"""A beat of ours that is so late means that we were stopped ourselves."""
 HELLO_SECONDS: Final = 5.0
 """Within this time a router says whether it takes us."""
 LAPSE_SECONDS_MIN: Final = 0.5
@@ -168,14 +170,15 @@ class RouterLinks:
     def _tick(self, broken: asyncio.Future[None]) -> None:
         try:
             now = self._loop.time()
-            late, self._ticked = now - self._ticked - BEAT_SECONDS, now
+            stalled, self._ticked = now - self._ticked > BEAT_SECONDS + STALL_SECONDS, now
             self._ticks += 1
-            if late < 2 * BEAT_SECONDS:  # else we were stopped: what routers said meanwhile is perhaps not read yet
-                for session in list(self._sessions):
-                    if session.opened is None and now - session.begun > HELLO_SECONDS:  # whatever else it says
-                        self._end(session, f"the router said no hello within {HELLO_SECONDS:g} s")
-                    elif session.opened is not None and now - session.heard > session.lapse_seconds:
-                        self._end(session, f"nothing was heard for {now - session.heard:.1f} s")
+            for session in list(self._sessions):
+                if stalled:  # we were: a machine that stops us stops routers too, and what they said is perhaps not read yet
+                    session.begun = session.heard = now
+                elif session.opened is None and now - session.begun > HELLO_SECONDS:  # whatever else it says
+                    self._end(session, f"the router said no hello within {HELLO_SECONDS:g} s")
+                elif session.opened is not None and now - session.heard > session.lapse_seconds:
+                    self._end(session, f"nothing was heard for {now - session.heard:.1f} s")
             self._send_beats(with_stats=self._ticks % STATS_BEATS == 0)
             self._timer = self._loop.call_later(BEAT_SECONDS, self._tick, broken)
         except Exception as error:  # the loop would only log it
