@@ -126,6 +126,13 @@ class Cluster:
 
         return until(joined, f"{name} has joined")
 
+    def router(self) -> Process:
+        """Its process is the one that runs that module."""
+        for pid in children(self.popen.pid):
+            if b"baton.runtime.router" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return Process(pid)
+        raise AssertionError("there is no router")
+
     def wait_idle(self) -> dict[str, Any]:
         """Until nobody holds anything."""
 

@@ -117,6 +117,21 @@ def test_a_killed_instance_is_started_again_while_the_rest_serves(cluster: Clust
     assert told(cluster.ask("/v1/completions", body_of(REQUESTS["greedy"])).json) == expected["greedy"]
 
 
+def test_a_killed_router_is_started_again_and_instances_find_it(cluster: Cluster, expected: dict[str, Any]):
+    def ready() -> bool:
+        try:
+            return cluster.ask("/ready").status == 200
+        except (OSError, EOFError):
+            return False
+
+    cluster.router().send(signal.SIGKILL)
+    until(lambda: "router process was killed by SIGKILL: starting another" in cluster.errors, "the loss is noticed")
+    until(ready, "another router is ready")
+    for name in ("prefill-0", "decode-0"):
+        cluster.engine(name)
+    assert told(cluster.ask("/v1/completions", body_of(REQUESTS["two sequences"])).json) == expected["two sequences"]
+
+
 def test_it_ends_in_order_and_leaves_nothing(cluster: Cluster):
     """The last one: SIGTERM drains. What must be gone is looked at by the rig, directories and sockets included."""
     assert cluster.stop() == 0

@@ -148,37 +148,44 @@ class Rates:
         return self._seen.get(name, (0.0, 0, 0.0))[2]
 
 
-TITLES = ("instance", "state", "running", "waiting", "KV blocks", "tiers", "tokens/s", "preempted", "workers lost", "restarts")
+TITLES = ("instance", "state", "run", "wait", "KV blocks", "tok/s", "preempt", "lost", "restarts")
+"""lost: workers. KV blocks: held + cached of all."""
+TIERS = "tiers"
 
 
 def table_of(view: ClusterView | None, away: dict[str, str], rates: Rates, restarts: dict[str, int]) -> Table:
-    """A row per instance, and the router's numbers below. `away`: what is told of those that have not joined."""
+    """A row per instance, and the router's numbers below. `away`: what is told of those that have not joined. Narrow enough for
+    80 columns, without tiers."""
     from rich.table import Table
 
-    caption = "router: starting" if view is None else f"router: {view.mode}; {summary_text(view)}"
-    table = Table(caption=caption, caption_justify="left", expand=False)
-    for title in TITLES:
-        table.add_column(title, justify="left" if title in ("instance", "state", "tiers") else "right")
     there = {} if view is None else {instance.name: instance for instance in view.instances}
+    tiers = any(instance.stats.tiers.get(way) for instance in there.values() for way in ("stored", "loaded"))
+    caption = "router: starting" if view is None else f"router: {view.mode}; {summary_text(view)}"
+    table = Table(caption=caption, caption_justify="left", box=None, pad_edge=False)
+    for title in (*TITLES, *([TIERS] if tiers else [])):
+        table.add_column(title, justify="left" if title in ("instance", "state", TIERS) else "right", no_wrap=True)
     for name in dict.fromkeys((*away, *there)):
         instance = there.get(name)
-        cells = [name, away[name], *[""] * 7] if instance is None else _cells(instance, rates)
-        table.add_row(*cells, str(restarts.get(name, 0)))
+        cells = [name, away[name], *[""] * 6] if instance is None else _cells(instance, rates)
+        moved = "" if instance is None else _tiers_text(instance)
+        table.add_row(*cells, str(restarts.get(name, 0)), *([moved] if tiers else []))
     return table
 
 
 def _cells(instance: InstanceView, rates: Rates) -> list[str]:
     stats = instance.stats
-    moved = stats.tiers
-    state = stats.mode if instance.state == "alive" else f"{instance.state}: {instance.fault[:40]}"
     return [
         instance.name,
-        state,
+        stats.mode if instance.state == "alive" else f"{instance.state}: {instance.fault[:30]}",
         str(stats.running),
         str(stats.waiting + stats.preempted),
         f"{stats.blocks_held}+{stats.blocks_cached} of {stats.blocks_total}",
-        f"{moved.get('stored', 0)} down, {moved.get('loaded', 0)} up" if moved else "",
         f"{rates.of(instance.name):.0f}",
         str(stats.preemptions),
         str(stats.worker_losses),
     ]
+
+
+def _tiers_text(instance: InstanceView) -> str:
+    moved = instance.stats.tiers
+    return f"{moved.get('stored', 0)} down, {moved.get('loaded', 0)} up" if moved else ""

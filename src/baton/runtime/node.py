@@ -14,16 +14,15 @@ from baton.protocol.node import Beat, InstanceView, NodeHello, NodeRefused, Rout
 from baton.runtime.channel import Channel
 from baton.runtime.orders import Orders
 
-SUSPECT_SECONDS = 1.0
-"""An instance that says nothing for so long is not counted on (core/cluster/membership.py)."""
-
 
 class Node:
-    def __init__(self, session: Session, hello: NodeHello, channel: Channel) -> None:
+    def __init__(self, session: Session, hello: NodeHello, channel: Channel, suspect_seconds: float) -> None:
+        """`suspect_seconds`: one that says nothing for so long is not counted on (core/cluster/membership.py)."""
         self.session = session
         self.hello = hello
         self.channel = channel
         self.orders = Orders(self.send)
+        self._suspect_seconds = suspect_seconds
         self.stats = InstanceStats()
         self.beat = Beat()
         self.heard_at = asyncio.get_running_loop().time()
@@ -51,7 +50,7 @@ class Node:
     def fault(self) -> str:
         """What is wrong with it now. Empty: nothing."""
         silent = asyncio.get_running_loop().time() - self.heard_at
-        return self.beat.fault or (f"nothing heard for {silent:.1f} s" if silent > SUSPECT_SECONDS else "")
+        return self.beat.fault or (f"nothing heard for {silent:.1f} s" if silent > self._suspect_seconds else "")
 
     def view(self) -> InstanceView:
         hello, fault = self.hello, self.fault

@@ -17,6 +17,7 @@ from baton.errors import PeerError
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceStats, ModelChanged, ModeReport, OrderAnswer, Pong
 from baton.protocol.node import Beat, NodeHello, RouterBeat, RouterHello
+from baton.protocol.output import Emit
 from baton.runtime.channel import Channel
 from baton.runtime.node import Node, counters_of, summed
 
@@ -94,7 +95,7 @@ class NodeSet:
                 self._owner.tell(Part(node.session, "its session ended"))
 
     def _join(self, hello: NodeHello, channel: Channel) -> Node:
-        node = Node(Session(next(self._sessions)), hello, channel)
+        node = Node(Session(next(self._sessions)), hello, channel, self._config.suspect_seconds)
         self._nodes[node.session] = node
         self._owner.tell(Join(node.session, hello))
         if node.session not in self._nodes:
@@ -132,6 +133,10 @@ class NodeSet:
 
     def _on_message(self, node: Node, message: Message) -> None:
         node.heard_at = self._loop.time()
+        if type(message) is Emit:  # nearly all of them
+            if node.session in self._nodes:
+                self._owner.tell(Say(node.session, message))
+            return
         match message:
             case Pong():
                 node.orders.on_pong(message)

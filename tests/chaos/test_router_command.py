@@ -1,0 +1,79 @@
+"""`baton router` and `baton serve --router`, started by hand: who waits for whom, and what clients are told meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from chaos_server import SOURCES, Reply, ask, free_port, until
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCES)}
+BODY = {"prompt": "Over and over again the same prompt", "max_tokens": 6, "temperature": 0, "return_token_ids": True}
+START_SECONDS = 180.0
+
+
+@contextmanager
+def running(log: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as file:
+        command = [sys.executable, "-m", "baton.cli.main", *map(str, arguments)]
+        popen = subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, env=ENVIRONMENT)
+    try:
+        yield popen
+    finally:
+        if popen.poll() is None:
+            popen.terminate()
+        try:
+            popen.wait(60)
+        except subprocess.TimeoutExpired:
+            popen.kill()
+            popen.wait(30)
+            raise
+
+
+def get(port: int, path: str, body: object = None) -> Reply | None:
+    """None: nobody listens yet."""
+    try:
+        return asyncio.run(ask(port, path, body))
+    except (OSError, EOFError):
+        return None
+
+
+def status(port: int, path: str, body: object = None) -> int | None:
+    reply = get(port, path, body)
+    return None if reply is None else reply.status
+
+
+def test_a_router_waits_for_instances_and_outlives_them(tiny: Path, tmp_path: Path):
+    secret, port, cluster_port, own_port = tmp_path / "secret", free_port(), free_port(), free_port()
+    secret.touch(0o600)
+    secret.write_text("0123456789abcdef" * 4)
+    common = ("--cluster-secret", secret, "--served-model-name", "tiny")
+    member = ("--router", f"tcp://127.0.0.1:{cluster_port}", "--name", "one", "--threads", 1, "--kv-blocks", 64)
+    with running(tmp_path / "router", "router", tiny, "--port", port, "--cluster-port", cluster_port, *common) as router:
+        until(lambda: status(port, "/live") == 200, "the router lives", START_SECONDS)
+        early = get(port, "/v1/completions", BODY)
+        assert early is not None
+        assert (early.status, early.json["error"]["code"]) == (503, "not_ready")
+        assert status(port, "/ready") == 503
+        with running(tmp_path / "serve", "serve", tiny, "--port", own_port, *member, *common) as serve:
+            until(lambda: status(port, "/ready") == 200, "the instance has joined", START_SECONDS)
+            answer = get(port, "/v1/completions", BODY)
+            assert answer is not None
+            assert len(answer.tokens[0]) == 6
+            assert status(own_port, "/v1/completions", BODY) in (403, 404), "an instance of a cluster answers no clients"
+            assert status(own_port, "/health") == 200
+            serve.terminate()
+            assert serve.wait(60) == 0
+        until(lambda: status(port, "/ready") == 503, "nobody is left")
+        assert status(port, "/live") == 200
+        router.send_signal(signal.SIGINT)
+        assert router.wait(60) == 0
+    said = (tmp_path / "router").read_text()
+    assert "one has left the cluster" in said or "instance one is gone" in said
+    assert "Traceback" not in said
