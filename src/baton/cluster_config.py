@@ -17,6 +17,8 @@ two_choices   the less loaded of two drawn ones: routers that know little of eac
 round_robin   in turn
 """
 
+HandoffPolicy = Literal["auto", "always", "never"]
+
 Count = Annotated[int, Range(1, 2**31 - 1)]
 Many = Annotated[int, Range(0, 2**31 - 1)]
 Seconds = Annotated[float, Range(0, 31_536_000, above=True)]
@@ -53,7 +55,7 @@ class RouterConfig:
 
     waiting_prompts_max: Many = 1
     "Prompts that an instance is sent beyond those that it can begin at once, so that it never waits for the router."
-    handoff: Literal["auto", "always", "never"] = "auto"
+    handoff: HandoffPolicy = "auto"
     "Whether prompts are handed over from prefill to decode instances. auto: where that is cheaper than computing them there."
     handoff_tokens_min: Many = 128
     "An uncached part shorter than this is computed where it is decoded."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from baton.cluster_config import PlacementPolicy, RouterConfig
+from baton.cluster_config import HandoffPolicy, PlacementPolicy, RouterConfig
 from baton.config import ServeConfig
 from baton.errors import InvalidConfig
 from baton.ranges import Range, check_values
@@ -20,6 +20,9 @@ class PlacementOptions:
     placement: PlacementPolicy = _ROUTER.policy
     """Which instance gets a request. prefix: where the least is left to compute, cached tokens considered. load: the least
     loaded. two_choices: the less loaded of two drawn at random. round_robin: in turn."""
+    handoff: HandoffPolicy = _ROUTER.handoff
+    """Whether prompts go from prefill to decode instances. auto: where that is cheaper than computing them there, as
+    measured. always. never: each instance computes the prompts that it decodes."""
     handoff_tokens_min: Annotated[int, Range(0, 2**31 - 1)] = _ROUTER.handoff_tokens_min
     "A prompt with fewer uncached tokens than this is computed by the instance that decodes it, without a hand-off."
     migrations_max: Annotated[int, Range(0, 1_000_000)] = _ROUTER.migrations_max
@@ -34,6 +37,7 @@ class PlacementOptions:
             order=serve.order,
             queue_requests_max=serve.queue_requests_max,
             queue_tokens_max=serve.queue_tokens_max,
+            handoff=self.handoff,
             handoff_tokens_min=self.handoff_tokens_min,
             migrations_max=self.migrations_max,
         )

@@ -56,6 +56,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "cluster_port",
         "cluster_secret",
         "placement",
+        "handoff",
         "handoff_tokens_min",
         "migrations_max",
     ),
