@@ -245,3 +245,14 @@ def test_room_is_what_the_beat_said_less_what_was_sent_since():
     assert member.waiting_tokens == 47
     room.run()
     assert member.slots_free == 8
+
+
+def test_one_that_joins_does_not_put_off_the_end_of_one_that_is_silent():
+    room = Room("mixed")
+    (silent,) = room.instances
+    room.now += 2.5
+    late = room.join(Scripted(hello("late")))
+    assert room.router.next_deadline() <= room.now
+    room.tell(Tick())
+    assert list(room.hung_up) == [silent.session]
+    assert names(room) == [late.hello.name]

@@ -426,3 +426,28 @@ def test_who_is_more_urgent_need_not_wait_behind_who_waits_there():
     room.arrive(request("urgent", priority=-1))
     assert list(only.legs) == ["runs", "waits", "urgent"]
     room.run()
+
+
+def test_an_answer_that_was_unread_while_the_router_stood_still_is_in_time():
+    room = at_phase("H1")
+    _, decode = legs(room)
+    room.now += 60
+    for instance in room.instances:
+        room.say(instance, instance.beat())
+    room.say(decode, Expecting("r", 1, 0))
+    room.tell(Tick())
+    assert room.trip.state is TripState.PREFILLING
+    assert room.router.stats.broken == 0
+
+
+def test_an_alarm_that_was_put_off_does_not_end_the_later_one():
+    """A stale entry of the heap is for nobody."""
+    room = Room("mixed", config=RouterConfig(silence_seconds_max=20.0))
+    room.arrive(request(timeout_seconds=5.0, max_tokens=30))
+    room.withdraw(index=7)
+    room.step()
+    room.wait(4)
+    assert not room.ends
+    room.wait(1.25)
+    assert room.ends["r", 0].reason is FinishReason.TIMEOUT
+    room.at_rest()

@@ -10,6 +10,7 @@ since, plus what ended since. It is a guess that the next Beat corrects; the ins
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
@@ -164,7 +165,7 @@ class Membership:
         if losses > FREE_LOSSES:
             member.inhibited_until = Instant(now + INHIBIT_SECONDS[min(losses - FREE_LOSSES, len(INHIBIT_SECONDS)) - 1])
         self.members[session] = self.names[hello.name] = member
-        self._look_again(now)
+        self._look_again()
         return member
 
     def remove(self, member: Member, now: Instant) -> None:
@@ -207,14 +208,14 @@ class Membership:
             return []
         lapse = self._config.lapse_seconds
         found = [member for member in self.members.values() if member.heard_at + lapse <= now]
-        self._look_again(now)
+        self._look_again(found)
         return found
 
     def next_deadline(self) -> Instant | None:
         return self._lapse_at
 
-    def _look_again(self, now: Instant) -> None:
-        heard = [member.heard_at for member in self.members.values() if member.heard_at + self._config.lapse_seconds > now]
+    def _look_again(self, gone: Sequence[Member] = ()) -> None:
+        heard = [member.heard_at for member in self.members.values() if member not in gone]
         self._lapse_at = Instant(min(heard) + self._config.lapse_seconds) if heard else None
 
     def check(self) -> None:

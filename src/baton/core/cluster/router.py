@@ -92,13 +92,7 @@ class Router:
         coordinator = self.coordinator
         if now > coordinator.now:  # a clock may go backwards; time here does not
             coordinator.now = now
-        changed = self._handlers[type(event)](event)
-        alarm = self._alarms.next_deadline()
-        if alarm is not None and alarm <= coordinator.now:
-            for trip in self._alarms.due(coordinator.now):
-                self._on_alarm(trip)
-            changed = True
-        if changed or (self._dispatch.look_at is not None and self._dispatch.look_at <= coordinator.now):
+        if self._handlers[type(event)](event):
             self._dispatch.look()
         effects, coordinator.effects = coordinator.effects, []
         return effects
@@ -215,12 +209,13 @@ class Router:
     # Time
 
     def _on_tick(self, event: Tick) -> bool:
-        """Silence of instances is looked at only here: after a pause of the whole process what they said may be here,
-        unread, behind other news (runtime/driver.py)."""
-        silent = self.membership.silent(self.coordinator.now)
-        for member in silent:
+        """Deadlines are looked at only here: after a pause of the whole process what was waited for may be here, unread,
+        behind other news (runtime/driver.py)."""
+        for member in self.membership.silent(self.coordinator.now):
             self._lose(member, f"nothing was heard of it for {self._config.lapse_seconds:g} s")
-        return bool(silent)
+        for trip in self._alarms.due(self.coordinator.now):
+            self._on_alarm(trip)
+        return True
 
     def _on_alarm(self, trip: Trip) -> None:
         coordinator, now = self.coordinator, self.coordinator.now
@@ -239,7 +234,7 @@ class Router:
 
     def _on_lapse(self, trip: Trip) -> None:
         """What its state waits for has not come."""
-        coordinator, now, config = self.coordinator, self.coordinator.now, self._config
+        coordinator, config = self.coordinator, self._config
         if trip.state is TripState.QUEUED:
             if coordinator.clocks.nobody_since is not None:
                 coordinator.turn_away(trip, Refused("worker_gone"))
@@ -247,6 +242,6 @@ class Router:
                 coordinator.turn_away(trip, Refused("queue_full", coordinator.line.sequences, config.queue_requests_max))
             return
         if trip.state is TripState.SERVING and trip.told != trip.mark:
-            coordinator.clocks.heard(trip, now)
+            coordinator.clocks.heard(trip, coordinator.now)
             return
         coordinator.break_leg(trip, trip.prefill if trip.state is TripState.PREFILLING else trip.home)
