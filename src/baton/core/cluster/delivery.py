@@ -34,24 +34,23 @@ class Delivery:
 
     def take(self, member: Member, emit: Emit) -> bool:
         """Has something ended, so that others may have a chance?"""
-        coordinator = self._coordinator
-        if not emit.ended and not emit.logprobs:
-            trips = coordinator.trips
-            rows = iter(emit.tokens)
+        if emit.ended or emit.logprobs:
+            return self._sift(member, emit)
+        trips, rows = self._coordinator.trips, iter(emit.tokens)
+        try:
             for row in rows:
                 request, attempt, index, position, token = row
-                trip = trips.get(request)
-                if trip is None:
-                    break
-                told = trip.open.get(index)
-                if told is None or position != len(told) or attempt != trip.attempt:
+                trip = trips[request]
+                told = trip.open[index]
+                if position != len(told) or attempt != trip.attempt:
                     break
                 told.append(token)
             else:
-                coordinator.effects.append(Deliver(emit))
+                self._coordinator.effects.append(Deliver(emit))
                 return False
-            return self._sift_rest(member, emit, row, rows)
-        return self._sift(member, emit)
+        except KeyError:  # of a request or a sequence that is over
+            pass
+        return self._sift_rest(member, emit, row, rows)
 
     def _sift_rest(self, member: Member, emit: Emit, row: TokenRow, rows: Iterator[TokenRow]) -> bool:
         """From the first row on that is not the next one of anything."""
