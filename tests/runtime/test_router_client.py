@@ -26,6 +26,7 @@ from baton.protocol.control import (
 )
 from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Offer, PeerOffer, Prefill, Released
 from baton.protocol.ids import Incarnation, RequestId, Slot
+from baton.protocol.node import NodeRefused
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 from baton.protocol.step import RowLogprobs, TokenLogprob
@@ -378,6 +379,37 @@ def test_a_cluster_that_is_resumed_was_not_paused():
                 await pausing
             one.send(Emit([(name, 1, 0, 0, 5)], [ended(name)]))
             await asked.over
+
+    finish(main())
+
+
+def test_a_cluster_without_instances_can_be_paused_and_whoever_joins_is():
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(8):
+            await cluster.client.pause(1.0)
+            assert cluster.client.stats().mode == "paused"
+            late = await cluster.instance("m-0")
+            await late.heard(PauseInstance)
+            resuming = asyncio.create_task(cluster.client.resume())
+            await late.obey(ResumeInstance)
+            await resuming
+
+    finish(main())
+
+
+def test_one_that_joins_with_old_weights_while_others_reload_is_the_one_that_does_not_fit():
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(8):
+            one = await cluster.instance("m-0")
+            loading = asyncio.create_task(cluster.client.load_weights("/new", None))
+            await one.obey(PauseInstance, SleepInstance)
+            late = await cluster.instance("m-1")
+            await late.heard(PauseInstance)
+            await one.obey(WakeInstance, identity=b"new")
+            assert "identity" in (await late.heard(NodeRefused)).reason
+            await one.obey(ResumeInstance)
+            await loading
+            assert [node.hello.name for node in cluster.client.nodes] == ["m-0"]
 
     finish(main())
 

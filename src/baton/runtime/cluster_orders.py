@@ -60,7 +60,7 @@ class ClusterOrders:
             self._client.withdraw_all()
             left = 0.0
         self._require_not_resumed()
-        await self._all(lambda node: node.orders.pause(left))
+        await self._there(lambda node: node.orders.pause(left))
         self._require_not_resumed()
         if self.mode == "draining":
             self.mode = "paused"
@@ -77,7 +77,7 @@ class ClusterOrders:
     async def resume(self) -> None:
         self.mode = "serving"
         self._stream_ended.set()  # whoever waits for the drain looks again
-        await self._all(lambda node: node.orders.resume())
+        await self._there(lambda node: node.orders.resume())
 
     async def clear_cache(self, *, device: bool, host: bool) -> None:
         await self._all(lambda node: node.orders.clear_cache(device=device, host=host))
@@ -129,15 +129,19 @@ class ClusterOrders:
             self._client.on_identity(there[0].hello.ready.identity)
 
     async def _all(self, order: Callable[[Node], Awaitable[None]]) -> None:
+        """Somebody must be there to do it."""
+        if not self._client.nodes:
+            raise Unavailable("no instance is connected: try again later")
+        await self._there(order)
+        if not self._client.nodes:
+            raise Unavailable("every instance was lost on the way")
+
+    async def _there(self, order: Callable[[Node], Awaitable[None]]) -> None:
         """One that is lost on the way has nothing left to do. What another one answers is what all answer."""
         nodes = self._client.nodes
-        if not nodes:
-            raise Unavailable("no instance is connected: try again later")
         for node, error in zip(nodes, await self._outcomes(nodes, order), strict=True):
             if error is not None and node in self._client.nodes:
                 raise error
-        if not self._client.nodes:
-            raise Unavailable("every instance was lost on the way")
 
     async def _outcomes(self, nodes: Sequence[Node], order: Callable[[Node], Awaitable[None]]) -> list[EngineError | None]:
         async def outcome(node: Node) -> EngineError | None:

@@ -41,6 +41,10 @@ class Node:
         for message in (hello, *unsent):
             self.channel.send(message)
 
+    @property
+    def welcomed(self) -> bool:
+        return self._unsent is None
+
     def hang_up(self, reason: str) -> None:
         self.channel.send(NodeRefused(reason))
         self.channel.close()  # when that has gone out

@@ -111,11 +111,12 @@ class NodeSet:
             self.first.set_result(hello)
         return node
 
-    def rejoin(self, nodes: Sequence[Node]) -> None:
-        """They compute with other weights from now on: to the machine they are others. Nothing is under way. First all leave:
-        while one of another identity is there, they do not fit."""
-        there = [node for node in nodes if self._nodes.pop(node.session, None) is not None]
+    def rejoin(self, first: Sequence[Node]) -> None:
+        """These compute with other weights from now on: to the machine they are others. Nothing is under way. First all leave:
+        while one of another identity is there, they do not fit. Then they come before those that joined meanwhile."""
+        there = sorted(self.nodes, key=lambda node: node not in first)
         for node in there:
+            del self._nodes[node.session]
             self._owner.tell(Part(node.session, "other weights"))
         for node in there:
             node.session = Session(next(self._sessions))
@@ -127,7 +128,7 @@ class NodeSet:
         node = self._nodes.pop(session, None)
         if node is None:
             return
-        logger.warning("instance %s is gone: %s", node.hello.name, reason)
+        logger.warning("instance %s is %s: %s", node.hello.name, "gone" if node.welcomed else "refused", reason)
         self._gone = summed([self._gone, counters_of(node.stats)])
         node.hang_up(reason)
 

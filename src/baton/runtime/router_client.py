@@ -57,6 +57,8 @@ HELLO_SECONDS: Final = 5.0
 """Between the handshake of a session and the instance's own hello."""
 
 
+CHECK_SECONDS: Final = 10.0
+"""An idle router checks its books at most this often."""
 HANDOFFS_SHOWN: Final = 100
 """So many of the last ones are shown to people, as a mean."""
 
@@ -97,6 +99,7 @@ class RouterClient:
         self._driver: Driver[ClusterEvent, ClusterEffect] = Driver(machine, ports, lambda: self.tell(Tick()))
         self._events: deque[ClusterEvent] = deque()
         self._telling = False
+        self._check_due = 0.0
         self._streams: dict[RequestId, RoutedStream] = {}
         "By the name on the wire."
         self._loop = asyncio.get_running_loop()
@@ -172,6 +175,9 @@ class RouterClient:
         try:
             while self._events:
                 self._driver.tell(self._events.popleft())
+            if self._machine.idle and self._loop.time() >= self._check_due:
+                self._check_due = self._loop.time() + CHECK_SECONDS
+                self._machine.check()  # nobody waits for us now
         except Exception as error:
             self.fail(error)
         finally:

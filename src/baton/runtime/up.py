@@ -100,10 +100,12 @@ class UpGroup(ProcessGroup[UpConfig]):
         match message:
             case LoadProgress():
                 self._reporter.on_progress(child.name, message)
-            case ModelChanged(model):  # another engine begins with these weights
-                engine = self._config.engines[child.name]
-                changed = replace(engine, worker=replace(engine.worker, model=model))
-                self._config = replace(self._config, engines={**self._config.engines, child.name: changed})
+            case ModelChanged(model):  # all are given the same, one after the other; whoever is started again begins with these
+                engines = {
+                    name: replace(engine, worker=replace(engine.worker, model=model))
+                    for name, engine in self._config.engines.items()
+                }
+                self._config = replace(self._config, engines=engines)
             case InstanceReady():
                 child.mark_ready()
                 if child.name == ROUTER:
