@@ -85,18 +85,17 @@ class Tiers:
 
     def published(self, key: BlockKey, block: BlockId, *, prompt: bool) -> None:
         """A block is computed, and the cache has it under this key."""
-        through = self.config.write == "through" and self.host.total > 0
-        if self.up and through and (prompt or self.config.write_outputs) and key not in self.host:
+        if self.up and self.config.write == "through" and (prompt or self.config.write_outputs) and key not in self.host:
             self._want(key, block, self.config.storage)
 
     def adopted(self, key: BlockKey, block: BlockId) -> None:
         """A block that another instance computed: it puts it on storage, too, if anybody does."""
-        if self.up and self.host.total and self.config.write == "through" and key not in self.host:
+        if self.up and self.config.write == "through" and key not in self.host:
             self._want(key, block, False)
 
     def found(self, keys: Sequence[BlockKey], blocks: Sequence[BlockId]) -> None:
         """Blocks of the device are used again."""
-        if self.config.write == "selective" and self.host.total:
+        if self.config.write == "selective":
             for key, block in zip(keys, blocks, strict=True):
                 if key not in self.host and self._cache.hits_of(block) >= self.config.write_hits:
                     self._want(key, block, self.config.storage)
@@ -118,7 +117,7 @@ class Tiers:
     def flush(self, now: Instant) -> None:
         """At the end of an event: everything of one kind goes out in one move."""
         if self.up:
-            if self.config.write == "back" and self._trusted and self.host.total:
+            if self.config.write == "back" and self._trusted:
                 self._clean_ahead()
             if self._to_store:
                 self._store(now)
