@@ -286,14 +286,15 @@ def test_a_router_that_says_no_hello_is_given_up(secret_file: Path, monkeypatch:
     monkeypatch.setattr(router_links, "HELLO_SECONDS", 0.4)
 
     async def main() -> None:
-        async with FakeRouter(SECRET) as router, rig_of(secret_file, router) as rig:
+        async with FakeRouter(SECRET) as router:
             router.greets = False  # but it beats
-            await rig.until(lambda: len(router.visits) >= 3)
-            monkeypatch.setattr(router_links, "HELLO_SECONDS", 30.0)
-            router.greets = True
-            for visit in router.open:
-                visit.link.close()  # it asked while nobody answered
-            await router.visit()
+            async with rig_of(secret_file, router) as rig:
+                await rig.until(lambda: len(router.visits) >= 3)
+                monkeypatch.setattr(router_links, "HELLO_SECONDS", 30.0)
+                router.greets = True
+                for visit in router.open:
+                    visit.link.close()  # it asked while nobody answered
+                await router.visit()
 
     finish(main())
 
@@ -368,6 +369,20 @@ def test_routers_hear_at_once_that_the_worker_is_lost_and_that_it_is_back(secret
             await rig.until(lambda: visit.beats[-1].fault == "")
             await rig.until(lambda: "a" in visit.ended)
             assert visit.tokens["a"] == expected(5, 200)
+
+    finish(main())
+
+
+def test_routers_hear_of_a_worker_that_was_stopped_while_it_had_nothing_to_do(secret_file: Path):
+    async def main() -> None:
+        async with FakeRouter(SECRET) as router, rig_of(secret_file, router) as rig:
+            visit = await router.visit()
+            rig.engine._worker.process.send_signal(signal.SIGSTOP)
+            await rig.until(lambda: "has not answered" in visit.beats[-1].fault)
+            rig.engine._worker.process.send_signal(signal.SIGCONT)
+            await rig.until(lambda: visit.beats[-1].fault == "")
+            visit.ask("a")
+            await rig.until(lambda: "a" in visit.ended)
 
     finish(main())
 

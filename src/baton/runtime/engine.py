@@ -80,7 +80,7 @@ from baton.runtime.secret import read_secret
 from baton.runtime.snapshot import beat_of, snapshot
 from baton.runtime.startup import Startup
 from baton.runtime.weight_reload import WeightReload
-from baton.runtime.worker_health import WorkerHealth
+from baton.runtime.worker_health import PROBE, IdleProbe, WorkerHealth
 
 logger = logging.getLogger("baton.engine")
 
@@ -130,6 +130,7 @@ class Engine:
         self._stats_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._health = WorkerHealth()
+        self._probe = IdleProbe()
         self._ready: InstanceReady | None = None
         self._reload: WeightReload | None = None
         self._check_due = 0.0
@@ -217,6 +218,7 @@ class Engine:
             self.tell(CacheLost())
         if child.row.restart is Restart.ORDERED:
             self._health.detach()
+            self._probe = IdleProbe()
             self._callers.fail_pings("the worker was lost")
             self.tell(WorkerLost(WorkerEpoch(child.life), loss.text, loss.cause))
 
@@ -228,6 +230,8 @@ class Engine:
 
     def _on_rare_message(self, child: Child, message: Message) -> None:
         match message:
+            case Pong(number) if number == PROBE:
+                self._probe.answered(self._loop.time())
             case Pong():
                 self._callers.pong(message)
             case LoadProgress() if self._driver is None:
@@ -435,7 +439,12 @@ class Engine:
 
     def beat(self) -> Beat:
         assert self._instance is not None
-        return beat_of(self._instance, self._health.fault(self._instance, self._loop.time()))
+        now, instance, worker = self._loop.time(), self._instance, self._worker
+        fault = self._health.fault(instance, now)
+        if not fault and worker is not None:
+            idle = instance.worker.state is WorkerState.READY and not instance.in_flight
+            fault = self._probe.look(now, idle=idle, ask=lambda: worker.control.send(Ping(PROBE)))
+        return beat_of(instance, fault)
 
     def stats(self) -> InstanceStats:
         assert self._instance is not None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 from baton.core.engine.instance import Instance
 from baton.core.engine.progress_watch import ProgressWatch
 from baton.core.engine.worker_watch import WorkerState
@@ -42,3 +45,33 @@ class WorkerHealth:
         self.look(instance, now)
         stalled = self._watch.stalled_seconds(Instant(now))
         return f"the worker has made no progress for {stalled:.1f} s" if stalled else ""
+
+
+PROBE: Final = 0
+"""Number of the ping by which the engine itself asks its worker. Those of callers begin at 1."""
+PROBE_SECONDS: Final = 1.0
+ANSWER_SECONDS: Final = 1.0
+
+
+class IdleProbe:
+    """A worker without work shows no progress, so it is asked whether it is there: about once a second, for the routers, which
+    are to know before they send it something."""
+
+    def __init__(self) -> None:
+        self._asked_at: float | None = None
+        self._next = 0.0
+
+    def answered(self, now: float) -> None:
+        self._asked_at, self._next = None, now + PROBE_SECONDS
+
+    def look(self, now: float, *, idle: bool, ask: Callable[[], None]) -> str:
+        """To be called several times per second. What is wrong; empty: nothing, as far as is known."""
+        if not idle:
+            self._asked_at = None  # its progress is watched
+        elif self._asked_at is None:
+            if now >= self._next:
+                self._asked_at = now
+                ask()
+        elif now - self._asked_at > ANSWER_SECONDS:
+            return f"the worker has not answered for {now - self._asked_at:.1f} s"
+        return ""
