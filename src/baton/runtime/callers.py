@@ -174,8 +174,8 @@ class Callers:
             caller, number = asked
             caller.send(replace(pong, number=number))
 
-    def fail_pings(self, fault: str) -> None:
-        """The worker that was asked is gone."""
+    def answer_pings(self, fault: str) -> None:
+        """All of them: the worker that was asked is gone."""
         for number in self._pings.numbers():
             self.pong(Pong(number, fault))
 

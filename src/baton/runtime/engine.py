@@ -218,8 +218,6 @@ class Engine:
             self.tell(CacheLost())
         if child.row.restart is Restart.ORDERED:
             self._health.detach()
-            self._probe = IdleProbe()
-            self._callers.fail_pings("the worker was lost")
             self.tell(WorkerLost(WorkerEpoch(child.life), loss.text, loss.cause))
 
     def on_message(self, child: Child, message: Message) -> None:
@@ -363,6 +361,7 @@ class Engine:
             if worker is not None:
                 await self._children.stop(worker)
             self._health.detach()
+            self._callers.answer_pings("")
             self.tell(WorkerStopped())
 
         self._spawn(stop(self._worker))
@@ -397,6 +396,8 @@ class Engine:
         if self._reload is not None and not self._reload.worker_starts(effect.reason):
             self._use_model(self._reload.old)
         logger.warning("starting another worker (%s)", effect.reason)
+        self._probe = IdleProbe()
+        self._callers.answer_pings("the worker was lost and is being started again")
 
         async def wanted() -> bool:
             await self._pool.release("worker")
