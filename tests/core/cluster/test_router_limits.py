@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.cluster_config import RouterConfig
+from baton.core.cluster.alarms import Alarms
 from baton.core.cluster.events import CloseDoor, Tick
 from baton.core.cluster.trip import Trip
 from baton.core.handoff.table import TripState
@@ -451,3 +452,50 @@ def test_an_alarm_that_was_put_off_does_not_end_the_later_one():
     room.wait(1.25)
     assert room.ends["r", 0].reason is FinishReason.TIMEOUT
     room.at_rest()
+
+
+def test_answers_to_renewals_are_no_progress_of_the_prefill():
+    config = RouterConfig(handoff_tokens_min=8, lease_seconds=2.0, prefill_seconds_max=6.0)
+    room = at_phase("H2", config=config)
+    prefill, _ = legs(room)
+    room.wait(6.5)
+    assert room.router.stats.broken == 1
+    assert prefill.hello.name in room.trip.avoided
+    room.run()
+    room.assert_right()
+
+
+def test_a_replay_begins_to_wait_anew():
+    config = RouterConfig(queue_seconds_max=20.0, no_instance_seconds=60.0)
+    room = Room("mixed", config=config)
+    (only,) = room.instances
+    room.arrive(request(max_tokens=9))
+    room.step()
+    room.wait(30)
+    room.kill(only)
+    room.wait(15)
+    assert not room.broken_off
+    room.restart(only)
+    room.run()
+    room.assert_right()
+
+
+def test_who_was_told_an_end_is_not_turned_away():
+    """No token, but one sequence has ended: that is an answer, and it breaks off."""
+    room = Room()
+    room.arrive(request(n=2))
+    room.withdraw(index=1)
+    room.wait(10.5)
+    assert not room.turned_away
+    assert room.broken_off == {"r": "worker_gone"}
+    room.at_rest()
+
+
+def test_an_alarm_that_was_put_off_is_due_when_it_was_put_off_to():
+    alarms, trip = Alarms(), Trip(request(), (0, 0.0, 0), 0.0)
+    alarms.set(trip, 5.0)
+    alarms.set(trip, 10.0)
+    assert alarms.due(6.0) == []
+    assert alarms.next_deadline() == 10.0
+    assert alarms.due(10.0) == [trip]
+    assert alarms.armed == 0
