@@ -218,7 +218,12 @@ class ClusterNode:
                 engine.tell(replace(message, request=replace(request, id=RequestId(tag + request.id))))
             case PeerOffer(offer=offer):
                 engine.tell(replace(message, offer=replace(offer, request=RequestId(tag + offer.request))))
-            case AskRelease() | Released() | Forget():
+            case Forget():
+                ours = RequestId(tag + message.request)
+                engine.tell(Forget(ours, message.attempt))
+                if ours in engine.instance.view.request_ids():
+                    raise InvariantBroken(f"{self.name}: {message.request} is to be forgotten, and is not", invariant=43)
+            case AskRelease() | Released():
                 engine.tell(replace(message, request=RequestId(tag + message.request)))
 
     def _session_over(self, router: int, why: str) -> None:

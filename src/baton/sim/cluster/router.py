@@ -72,6 +72,7 @@ class RouterProcess:
         self._heard: dict[Session, float] = {}
         self._legs: dict[str, dict[Session, int]] = {}
         "Of a request: who was given which attempt of it, and was not told to forget it."
+        self._attempts: dict[str, int] = {}
         self._inbox: list[Callable[[], None]] = []
         self._armed: float | None = None
 
@@ -93,6 +94,7 @@ class RouterProcess:
         self.frozen = False
         self._inbox.clear()
         self._legs.clear()
+        self._attempts.clear()
         self._armed = None
         for wire in (*self._wires.values(), *self._dialled.values()):
             wire.close("down", in_order=False)
@@ -200,6 +202,7 @@ class RouterProcess:
                     if (wire := self._wires.get(session)) is not None:
                         wire.send("down", message)
                 case Deliver(emit):
+                    self._look_at_rows(emit)
                     self.hearers.delivered(emit)
                 case TurnAway():
                     self._legs.pop(effect.request, None)
@@ -224,6 +227,12 @@ class RouterProcess:
             wire.close("down")
             self._lose(session)
 
+    def _look_at_rows(self, emit: Emit) -> None:
+        """44: nothing is taken from an attempt once the next has begun."""
+        for request, attempt, *_ in emit.tokens:
+            if attempt < self._attempts[request]:
+                raise InvariantBroken(f"{request}: a token of attempt {attempt} is taken", invariant=44)
+
     def _look(self, session: Session, message: Any) -> None:
         """43: the attempt before is over, or is told so, before the next begins. 46: the silent get nothing new."""
         match message:
@@ -237,13 +246,18 @@ class RouterProcess:
             case _:
                 return
         legs = self._legs.setdefault(request.id, {})
+        self._attempts[request.id] = request.attempt
+        for index in request.wanted:
+            if list(request.delivered(index)) != self._watch.trips[request.id].delivered[index]:
+                raise InvariantBroken(f"{request.id}.{index} is sent with other tokens than its client has", invariant=32)
         for other, attempt in legs.items():
             if attempt > request.attempt or (attempt < request.attempt and other != session):
                 raise InvariantBroken(
                     f"{request.id}: attempt {request.attempt} begins, {attempt} is still with session {other}", invariant=43
                 )
         silent = self._timeline.now - self._heard[session]
-        if session not in legs and silent > self.config.suspect_seconds * 1.02 + SILENT_MARGIN:
+        chosen_now = not isinstance(message, Prefill) and session not in legs
+        if chosen_now and silent > self.config.suspect_seconds * 1.02 + SILENT_MARGIN:
             raise InvariantBroken(f"{request.id} is given to one that was silent for {silent:.2f} s", invariant=46)
         legs[session] = request.attempt
 

@@ -33,11 +33,12 @@ def untagged(request: RequestId) -> RequestId:
 class Kept:
     """A prompt that a prefill instance has offered."""
 
-    __slots__ = ("blocks", "index", "life")
+    __slots__ = ("blocks", "index", "life", "tokens")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.life: object = None
+        self.tokens = 0
         self.blocks: list[tuple[BlockId, int]] = []
         "With the generation that each had when it was offered."
 
@@ -117,9 +118,10 @@ class ClusterWatch:
             case AskRelease():  # before it is read: then blocks may be handed on
                 self._intact = self._is_intact(engine, (message.request, message.attempt))
             case Released():
-                self._granted[message.request, message.attempt] = None
                 if not message.kept:
                     self.saw("a release was denied")
+                elif (message.request, message.attempt) not in self._granted:
+                    raise InvariantBroken(f"{message.request} is told to be released, and nobody said so", invariant=37)
 
     # What nodes say
 
@@ -157,15 +159,19 @@ class ClusterWatch:
         kept.blocks += [(block, generations[block]) for block in offer.blocks]
         if len(kept.blocks) != -(-offer.tokens // self._size):
             raise InvariantBroken(f"{offer.request}: {len(kept.blocks)} blocks for {offer.tokens} tokens", invariant=39)
-        self._content(engine, offer.request, kept, offer.place, offer.tokens)
+        kept.tokens = offer.tokens
+        if not self._has_content(engine, offer.request, kept, offer.place):
+            raise InvariantBroken(f"{offer.request} is offered from {offer.place} on, and is not computed", invariant=38)
 
-    def _content(self, engine: Engine, request: str, kept: Kept, begin: int, tokens: int) -> None:
+    def _has_content(self, engine: Engine, request: str, kept: Kept, begin: int = 0) -> bool:
+        """Its blocks from there on hold what its tokens imply."""
         memory, oracle = engine.process.worker.pool, self.trips[request].oracles[kept.index]
         for place in range(begin, len(kept.blocks)):
-            first, last = place * self._size, min((place + 1) * self._size, tokens)
+            first, last = place * self._size, min((place + 1) * self._size, kept.tokens)
             wanted = b"".join(tag_bytes(oracle.tag(position)) for position in range(first, last))
             if memory[kept.blocks[place][0]][: (last - first) * TAG_BYTES] != wanted:
-                raise InvariantBroken(f"{request}: block {place} is offered, and is not computed", invariant=38)
+                return False
+        return True
 
     def _is_intact(self, engine: Engine, attempt: Attempt) -> bool:
         kept = self._kept.get(attempt)
@@ -174,6 +180,7 @@ class ClusterWatch:
             kept is not None
             and kept.life is engine
             and all(generations[block] == generation for block, generation in kept.blocks)
+            and self._has_content(engine, attempt[0], kept)
         )
 
     def _released(self, released: Released) -> None:
@@ -183,6 +190,7 @@ class ClusterWatch:
         elif not self._intact:
             raise InvariantBroken(f"{released.request} is released, and was not kept until now", invariant=37)
         else:
+            self._granted[released.request, released.attempt] = None
             self.at_stage("H7", released.request)
 
     def _adoption(self, adopted: Adopted) -> None:
@@ -196,6 +204,8 @@ class ClusterWatch:
             self.saw("a prompt was handed over")
             if adopted.tokens % self._size:
                 self.saw("a part of a block was handed over")
+        elif adopted.tokens % self._size:  # what is found in a cache are whole blocks
+            raise InvariantBroken(f"{adopted.request} is adopted, and was not released", invariant=37)
         else:
             self.saw("adopted without a release")
         self.at_stage("H8", adopted.request)
