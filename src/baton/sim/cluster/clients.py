@@ -49,7 +49,8 @@ class ClusterClients:
         self._fresh: list[Trip] = []
         self._quiet = not scenario.faults
         self._rough = sum(len(node.steps) + len(node.cache_faults) for node in self._cluster.nodes)
-        "Faults of workers and copies, whenever they come."
+        self._rough += 10 * sum(client.poison_at is not None for client in scenario.clients)
+        "Faults of workers and copies, whenever they come. Poison takes several workers with it."
 
     def begin(self) -> None:
         for number, trip in enumerate(self._watch.all_trips):

@@ -99,6 +99,7 @@ class Faults:
                 process.freeze(fault.seconds)
             elif fault.kind in ("cut", "stall", "stall_up", "stall_down"):
                 for node in self._nodes:
+                    self._watch.disturbed(self._timeline.now)  # each of these sessions may be lost
                     self._strike_path(fault, node, target - len(self._nodes))
             return
         node = self._nodes[target]

@@ -179,7 +179,7 @@ class ClusterNode:
     def _hello(self) -> NodeHello:
         spec = self.spec
         ready = InstanceReady(
-            spec.blocks, self._scenario.block_size, spec.slots, VOCAB, spec.blocks * self._scenario.block_size
+            spec.blocks, self._scenario.block_size, spec.slots, VOCAB, spec.blocks * self._scenario.block_size + 1
         )
         peer = self.address if self.role != "mixed" else ""
         return NodeHello(self.name, self.lives, self.role, ready, b"layout", peer)
