@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chaos_disturbed import DisturbedCluster
-from chaos_server import Reply, Server, ask, until
+from chaos_server import PATIENCE_SECONDS, Reply, Server, ask, until
 
 INSTANCES = {"prefill-0": "prefill", "decode-0": "decode"}
 PHASES: dict[str, tuple[str, str, int]] = {
@@ -81,25 +82,32 @@ def cluster(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Di
         yield cluster
 
 
-async def disturbed(cluster: DisturbedCluster, phase: str, victim: str, number: str, request: dict[str, Any]) -> Reply:
-    """Asks; when the phase is reached the victim gets its signal. One that was stopped goes on when the answer is there."""
-    with cluster.held(*PHASES[phase]) as reached:
-        asked = asyncio.create_task(ask(cluster.port, "/v1/completions", request))
-        await asyncio.to_thread(until, lambda: reached.exists() or asked.done(), f"{phase} is reached")
-        assert not asked.done(), f"{phase} was not reached: {asked.result().content[-300:]!r}"
-        process = cluster.process(victim)
-        process.send(getattr(signal, number))
-    try:
-        return await asked
-    finally:
-        process.send(signal.SIGCONT)
+async def disturbed(cluster: DisturbedCluster, phase: str, victim: str, number: str) -> tuple[dict[str, Any], Reply]:
+    """Asks; when the phase is reached the victim gets its signal. One that was stopped goes on when the answer is there.
+
+    An instance that was lost a moment ago is left alone for a while: a request that is not handed over is followed by
+    another."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        request = body(next(NUMBERS))
+        with cluster.held(*PHASES[phase]) as reached:
+            asked = asyncio.create_task(ask(cluster.port, "/v1/completions", request))
+            await asyncio.to_thread(until, lambda reached=reached, asked=asked: reached.exists() or asked.done(), phase)
+            if asked.done():
+                continue
+            process = cluster.process(victim)
+            process.send(getattr(signal, number))
+        try:
+            return request, await asked
+        finally:
+            process.send(signal.SIGCONT)
+    raise AssertionError(f"in vain: {phase} is reached")
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("phase", "victim", "number"), CASES)
 def test_a_hand_off_survives(cluster: DisturbedCluster, alone: Server, phase: str, victim: str, number: str):
-    request = body(next(NUMBERS))
-    reply = asyncio.run(disturbed(cluster, phase, victim, number, request))
+    request, reply = asyncio.run(disturbed(cluster, phase, victim, number))
     assert told(reply) == told(alone.ask("/v1/completions", request))
     cluster.open_all()
     cluster.wait_all_there()
