@@ -93,8 +93,11 @@ class Network:
             self._arrive(result)
 
     def freeze(self, until: float | None) -> None:
-        """The engine reads nothing until then."""
-        self._frozen_until = until
+        """The engine reads nothing until then. None: it reads again, and that may be earlier than was said."""
+        said, self._frozen_until = self._frozen_until, until
+        if until is None and said is not None and self._timeline.now < said:
+            for time, result in self._timeline.withdraw(self._arrive):
+                self._timeline.at(self._timeline.now if time == said else time, self._arrive, result)
 
     def has_unread(self, epoch: WorkerEpoch, step: int) -> bool:
         """Was the answer to this plan here before the engine looked?"""

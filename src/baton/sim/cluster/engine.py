@@ -85,6 +85,7 @@ class Engine:
     def die(self) -> None:
         """With its children. Peers that have mapped its pool keep that memory."""
         self.dead = True
+        self.network.freeze(None)  # what waits to be read comes to nobody
         self.process.vanish()
         if self.cache is not None:
             self.cache.vanish()

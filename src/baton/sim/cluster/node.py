@@ -73,6 +73,7 @@ class ClusterNode:
         self._start_engine = start
         self._inbox: list[tuple[Wire, Any]] = []
         self._frozen_until = 0.0
+        self._healed = False
         self._beats = 0
 
     @property
@@ -131,7 +132,7 @@ class ClusterNode:
             self._timeline.at(self._timeline.now + seconds, self._resume, self.engine)
 
     def _resume(self, engine: Engine) -> None:
-        if engine is self.engine and not engine.frozen:
+        if engine is self.engine and not engine.frozen and not self._healed:
             engine.tell(Resume())
 
     def press(self, kind: str, amount: int) -> None:
@@ -148,6 +149,7 @@ class ClusterNode:
         self.engine.at_rest()
 
     def heal(self) -> None:
+        self._healed = True
         if self.engine is None:
             self.start()
             return
