@@ -55,7 +55,8 @@ def generate_cluster(seed: int) -> Scenario:
     scenario.clients = _clients(seed, scenario, rng)
     scenario.cluster = _cluster(scenario, rng)
     kinds = _chosen(rng)
-    if not kinds:
+    slow = scenario.cluster.delay * (1 + scenario.cluster.jitter) > 0.01
+    if not kinds or slow:  # a hand-off takes several messages: it must have the time
         scenario.cluster.lease_seconds = scenario.cluster.handing_seconds_max = 10.0
     _faults(scenario, scenario.cluster, [kind for kind in KINDS if kind in kinds], stream(seed, "cluster faults"))
     _node_faults(scenario, scenario.cluster, kinds, stream(seed, "node faults"))
@@ -168,6 +169,9 @@ def _faults(scenario: Scenario, cluster: Cluster, kinds: list[ClusterFaultKind],
                 fault.at, fault.router = rng.uniform(0.0, end), rng.randrange(cluster.routers)
                 fault.target = rng.randrange(len(cluster.nodes) + (cluster.routers if rng.random() < 0.3 else 0))
             cluster.faults.append(fault)
+    if "kill" in kinds and rng.random() < 0.1:  # nobody is left, for longer than a request waits for that
+        at = rng.uniform(0.0, end)
+        cluster.faults += [ClusterFault("kill", at=at, target=node, seconds=12.0) for node in range(len(cluster.nodes))]
 
 
 def _node_faults(scenario: Scenario, cluster: Cluster, kinds: list[str], rng: Random) -> None:

@@ -139,6 +139,10 @@ class ClusterNode:
         if self.engine is not None and not self.engine.frozen:
             self.engine.tell(PreemptSome(amount) if kind == "preempt" else EvictSome(amount))
 
+    @property
+    def is_ready(self) -> bool:
+        return self.engine is not None and self.engine.instance.worker.state.value == "ready"
+
     def full_check(self) -> None:
         if self.engine is not None:
             self.engine.full_check()

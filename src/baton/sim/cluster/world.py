@@ -172,7 +172,7 @@ class ClusterWorld:
 
     def _all_joined(self) -> bool:
         whole = all(router.sessions == len(self.nodes) and router.is_whole for router in self.routers)
-        return whole and self.wires.flow
+        return whole and self.wires.flow and all(node.is_ready for node in self.nodes)
 
     def _must(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
         if not self._run(condition, self.timeline.now + seconds):
