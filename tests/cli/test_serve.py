@@ -154,7 +154,7 @@ def test_keys_ports_origins_and_logs_of_a_real_server(tiny_model):
         assert ask(server.url, "/v1/completions", key="client-secret", body={**body, "foo": 1})[0] == 400
         assert ask(server.url, "/v1/completions", key="client-secret", body=body, Origin="http://evil.example")[0] == 403
         assert ask(server.url, "/v1/completions", key="client-secret", body=body, Origin="https://ui.example")[0] == 200
-        assert ask(admin, "/config", key="admin-secret")[1].count(b"secret") == 0
+        assert ask(admin, "/config", key="admin-secret")[1].count(b"-secret") == 0
         code, err = server.interrupt()
     assert code == 0
     lines = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
