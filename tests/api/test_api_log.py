@@ -74,10 +74,9 @@ def test_a_client_that_leaves(server, http, lines):
     assert line["completion_tokens"] == 0
 
 
-def test_a_stream_that_breaks(server, http, lines):
-    server.engine.script = Script(fail_after=2, error=Unavailable("the engine is gone"))
-    fields = {"ignore_eos": True, "logprobs": 1, "skip_special_tokens": False}  # so that each token is sent at once
-    http.post(server.url + TEXT, json={"prompt": "x", "stream": True, **fields})
+def test_a_stream_that_breaks(server, http, text, lines):
+    server.engine.script = Script(reply=says(text, "a b c d"), fail_after=2, error=Unavailable("the engine is gone"))
+    http.post(server.url + TEXT, json={"prompt": "x", "stream": True})
     (line,) = lines()
     assert (line["status"], line["end"]) == (200, "failed")
 

@@ -111,15 +111,12 @@ def test_ends_by_reason(counted, http, script, fields, reason):
     assert moved.by[f"vllm:request_success_total[finished_reason={reason}]"] == 1
 
 
-def test_refused_and_broken(counted, http):
-    counted.engine.script = Script(fail_after=2, error=Unavailable("gone"))
+def test_refused_and_broken(counted, http, text):
+    counted.engine.script = Script(reply=says(text, "a b c d"), fail_after=2, error=Unavailable("gone"))
     with Moves(counted, http) as moved:
         http.post(counted.url + TEXT, json={"prompt": "x", "n": 99})
         http.post(counted.url + TEXT, json={"model": "other", "prompt": "x"})
-        http.post(
-            counted.url + TEXT,
-            json={"prompt": "x", "stream": True, "ignore_eos": True, "logprobs": 1, "skip_special_tokens": False},
-        )
+        http.post(counted.url + TEXT, json={"prompt": "x", "stream": True})
         http.get(counted.url + "/no/such/route")
     assert moved.by["baton:requests_refused_total[code=400]"] == 1
     assert moved.by["baton:requests_refused_total[code=model_not_found]"] == 1

@@ -42,7 +42,7 @@ class Run:
             stalls = stalled(asked)
             self.stalls += stalls
             answer = StorageAnswered(StorageAnswer(asked.id, 0, None))
-            cache._later(STALL if stalls else 0.0, lambda: node._hear(answer))
+            cache.later(STALL if stalls else 0.0, lambda: node._hear(answer))
 
         def plan(issued: object) -> None:
             self.plans.append(issued)
