@@ -2,7 +2,7 @@
 
     python bench/disagg.py [--streams 4] [--tokens 1500] [--seconds 20] [--only gaps,handoff,kill,router] [--json]
 
-gaps      4 running streams, first alone, then while prompts of 1,500 tokens arrive one after the other: p50 and p99 between
+gaps      4 running streams, alone and while prompts of 1,500 tokens arrive one after the other: p50 and p99 between
           tokens of the streams, time to the first token of the prompts. mixed: `baton serve` as it comes (--decode-gap-ms), and
           with prompts at full speed (--decode-gap-ms 0), and with small chunks; 1P1D: `baton up --prefill 1 --decode 1` on as
           many threads in all. Goals: p99 beside prompts at most 1.5x that without; at least 5x better than mixed
@@ -18,114 +18,36 @@ Machines are noisy: compare rows of one run.
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
-import random
 import signal
 import sys
 import tempfile
-import threading
 import time
-from itertools import pairwise
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 from measuring.goals import markdown
 from measuring.machine import all_stats, tree
 from measuring.served import Server, served
+from measuring.streams import Streams, p99, prompt
 
 ANSWER_SECONDS_MAX = 600.0
 WARM_SECONDS = 3.0
 CLUSTER = {"prefill": 1, "decode": 1, "threads": 1}
 
 
-def prompt(seed: int, tokens: int) -> list[int]:
-    drawn = random.Random(seed)
-    return [drawn.randrange(300, 40_000) for _ in range(tokens)]
-
-
-class Stream(threading.Thread):
-    """One answer that goes on until it is told to stop: when each of its tokens came."""
-
-    def __init__(self, server: Server, ids: list[int], tokens: int) -> None:
-        super().__init__(daemon=True)
-        self.times: list[float] = []
-        self.failed = ""
-        self._port, self._ids, self._tokens = server.port, ids, tokens
-        self._over = threading.Event()
-
-    def run(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_SECONDS_MAX)
-        body = {"prompt": self._ids, "max_tokens": self._tokens, "temperature": 0, "stream": True, "ignore_eos": True}
-        try:
-            connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-            answer = connection.getresponse()
-            if answer.status != 200:
-                self.failed = f"{answer.status} {answer.read()[:200]!r}"
-            for line in answer:
-                if line.startswith(b'data: {"error'):
-                    self.failed = line.decode()
-                if line.startswith(b"data: {"):
-                    self.times.append(time.perf_counter())
-                if self._over.is_set():
-                    break
-        except OSError as error:
-            self.failed = repr(error)
-        finally:
-            connection.close()
-
-    def stop(self) -> None:
-        self._over.set()
-
-
-class Streams:
-    """Several at once. `with Streams(...) as streams`."""
-
-    def __init__(self, server: Server, count: int, tokens: int = 100_000) -> None:
-        context = int(json.loads(server.get("/v1/models"))["data"][0].get("max_model_len", 2048))
-        self.streams = [Stream(server, prompt(seed, 20), min(tokens, context - 40)) for seed in range(count)]
-
-    def __enter__(self) -> Streams:
-        for stream in self.streams:
-            stream.start()
-        deadline = time.monotonic() + 120
-        while any(len(stream.times) < 2 for stream in self.streams):
-            assert time.monotonic() < deadline, [stream.failed for stream in self.streams]
-            time.sleep(0.05)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for stream in self.streams:
-            stream.stop()
-        for stream in self.streams:
-            stream.join(30)
-
-    def gaps(self, begin: float, end: float) -> list[float]:
-        found = []
-        for stream in self.streams:
-            if stream.failed:
-                print(f"a stream failed: {stream.failed}", file=sys.stderr)
-            times = [at for at in list(stream.times) if begin <= at <= end]
-            found += [b - a for a, b in pairwise(times)]
-        return found
-
-
-def p99(values: list[float]) -> float:
-    return quantiles(values, n=100)[-1] if len(values) > 1 else float("nan")
-
-
 # Gaps
 
 
 def gaps(server: Server, options: argparse.Namespace, seed: int) -> dict[str, float]:
-    """Half the time alone, half the time beside prompts."""
+    """Alone, beside prompts, alone again: contexts grow, and with them what a token costs."""
     first_tokens: list[float] = []
     with Streams(server, options.streams) as streams:
         time.sleep(WARM_SECONDS)
         begun = time.perf_counter()
-        time.sleep(options.seconds)
+        time.sleep(options.seconds / 2)
         middle = time.perf_counter()
         while time.perf_counter() - middle < options.seconds:
             asked = time.perf_counter()
@@ -133,7 +55,9 @@ def gaps(server: Server, options: argparse.Namespace, seed: int) -> dict[str, fl
             server.post("/v1/completions", {"prompt": prompt(seed, options.tokens), "max_tokens": 1, "temperature": 0})
             first_tokens.append(time.perf_counter() - asked)
         end = time.perf_counter()
-        alone, beside = streams.gaps(begun, middle), streams.gaps(middle, end)
+        time.sleep(options.seconds / 2)
+        alone = streams.gaps(begun, middle) + streams.gaps(end, time.perf_counter())
+        beside = streams.gaps(middle, end)
     return {
         "alone p50 ms": 1000 * median(alone),
         "alone p99 ms": 1000 * p99(alone),

@@ -1,6 +1,6 @@
 """What lower tiers bring and cost, on real servers with the default model.
 
-    python bench/tiers.py [--tokens 2000] [--rounds 5] [--only first,preempted,overcommit,idle] [--json]
+    python bench/tiers.py [--tokens 2000] [--rounds 5] [--only first,preempted,overcommit,idle,stall] [--json]
 
 first        time to the first token of a prompt of 2,000 tokens: computed, found on the device, in the host tier, in files
              (warm, and cold: dropped from the page cache), in Redis, in Mooncake, where they are installed. One server a
@@ -9,6 +9,8 @@ first        time to the first token of a prompt of 2,000 tokens: computed, foun
 preempted    1,500 tokens of prompt and output found again against computed again: what resuming costs. Goal: 3x cheaper
 overcommit   twice as many sequences as the pool holds, their KV parked in the host tier, against a cap on how many run:
              throughput, and preemptions per completion. Goal: at least 95 %
+stall        4 running streams and prompts that ask storage (Redis), for 10 s as it is and for 10 s while Redis is stopped: the
+             longest gap of the streams. Goal: at most 2x
 idle         tiers on and nothing to hit, against no tiers: CPU seconds of all processes per token. Goal: at most 3 % more
 
 Times are medians over the rounds. A machine that does other things as well shows in all of them.
@@ -19,7 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
+import signal
 import sys
 import tempfile
 import threading
@@ -33,11 +35,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "kvcache"))  # They know how to start Redis.
 from measuring.goals import markdown
 from measuring.served import Server, served
-
-
-def prompt(seed: int, tokens: int) -> list[int]:
-    drawn = random.Random(seed)
-    return [drawn.randrange(300, 40_000) for _ in range(tokens)]
+from measuring.streams import Streams, p99, prompt
 
 
 def first_token(server: Server, ids: list[int]) -> tuple[float, dict[str, Any], str]:
@@ -52,6 +50,9 @@ def settle(server: Server, names: tuple[str, ...]) -> None:
     while (now := [server.metric(f'baton:kv_blocks_moved_total{{way="{name}"}}') for name in names]) != before:
         before = now
         time.sleep(0.5)
+
+
+STALL_SECONDS = 10.0
 
 
 # First token
@@ -253,11 +254,49 @@ def measure_idle(scratch: Path, rounds: int) -> dict[str, Any]:
     }
 
 
+def measure_stall(scratch: Path) -> dict[str, Any]:
+    from redis_server import SERVER, RedisServer
+
+    if SERVER is None:
+        return {"skipped": "no redis-server"}
+    redis = RedisServer(scratch)
+    try:
+        with (
+            served(scratch, kv_memory_gib=0.5, kv_storage=f"redis://127.0.0.1:{redis.port}") as server,
+            Streams(server, 4) as streams,
+        ):
+            time.sleep(3)
+            healthy = gaps_beside_prompts(server, streams, 8000)
+            redis.process.send_signal(signal.SIGSTOP)
+            stalled = gaps_beside_prompts(server, streams, 9000)
+            redis.process.send_signal(signal.SIGCONT)
+            healed = gaps_beside_prompts(server, streams, 10_000)
+    finally:
+        redis.stop()
+    usual = max(max(healthy), max(healed))
+    return {
+        "longest gap ms, storage well": 1000 * usual,
+        "longest gap ms, storage stopped": 1000 * max(stalled),
+        "p99 ms, storage well": 1000 * p99(healthy + healed),
+        "p99 ms, storage stopped": 1000 * p99(stalled),
+        "times": max(stalled) / usual,
+    }
+
+
+def gaps_beside_prompts(server: Server, streams: Streams, seed: int) -> list[float]:
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < STALL_SECONDS:
+        seed += 1
+        first_token(server, prompt(seed, 500))
+        time.sleep(0.5)
+    return streams.gaps(begun, time.perf_counter())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="first,preempted,overcommit,idle")
+    parser.add_argument("--only", default="first,preempted,overcommit,idle,stall")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     wanted = options.only.split(",")
@@ -272,6 +311,8 @@ def main() -> None:
             figures["overcommit"] = measure_overcommit(scratch, max(1, options.rounds // 2))
         if "idle" in wanted:
             figures["idle"] = measure_idle(scratch, 2 * options.rounds)
+        if "stall" in wanted:
+            figures["stall"] = measure_stall(scratch)
     if options.json:
         print(json.dumps(figures, indent=1))
         return

@@ -1,13 +1,14 @@
 """Everybody is killed, stopped or ended in every phase of a hand-off: the client gets the tokens of an undisturbed run, once.
 
 Short phases are held open by disturbed workers and messengers (chaos_gates.py). A fast part runs everywhere, all of it with
-BATON_SLOW (make chaos).
+BATON_SLOW, and on the real model with BATON_REAL_MODEL (make chaos runs it so).
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -44,12 +45,15 @@ CASES = [
     pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow, id=" ".join(case))
     for case in itertools.product(PHASES, VICTIMS, ("SIGKILL", "SIGSTOP", "SIGTERM"))
 ]
+REAL_MODEL = bool(os.environ.get("BATON_REAL_MODEL"))
+REPEATS = 12 if REAL_MODEL else 3
+"""Of a sentence: a prompt of three chunks, and of the tiny model every byte is a token."""
 NUMBERS = itertools.count()
 """A prompt of its own for each: one that is cached is not handed over."""
 
 
 def body(number: int, **changes: Any) -> dict[str, Any]:
-    prompt = f"{number:04d} " + "the quick brown fox jumps over the lazy dog; " * 3
+    prompt = f"{number:04d} " + "the quick brown fox jumps over the lazy dog; " * REPEATS
     settings = {"max_tokens": 40, "temperature": 1.0, "seed": number, "return_token_ids": True, "ignore_eos": True}
     return {"prompt": prompt, "stream": True, "logprobs": 1, "stream_options": {"include_usage": True}, **settings, **changes}
 
@@ -69,16 +73,22 @@ def told(reply: Reply) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def alone(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def model(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.getfixturevalue("smollm2_path" if REAL_MODEL else "tiny")
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The undisturbed run: one instance, no router."""
-    with Server(tiny, tmp_path_factory.mktemp("alone")).wait_ready() as server:
+    with Server(model, tmp_path_factory.mktemp("alone")).wait_ready() as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def cluster(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DisturbedCluster]:
+def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DisturbedCluster]:
     settings = {"tokens_per_step": 64, "decode_gap_ms": 0.0, "prefill_tokens_beside_decodes": 64}
-    with DisturbedCluster(tiny, tmp_path_factory.mktemp("cluster"), INSTANCES, **settings).wait_ready() as cluster:
+    with DisturbedCluster(model, tmp_path_factory.mktemp("cluster"), INSTANCES, **settings).wait_ready() as cluster:
         yield cluster
 
 
