@@ -33,7 +33,7 @@ serve: $(VENV)/.serve   ## serve the default model
 	$(BIN)/baton serve
 
 test: lint       ## lint, types, unit tests, kept scenarios (one for every mutant), fresh seeds
-	$(QUIET) $(BIN)/python -m pytest -n $$(( ($$(nproc) * 3 + 1) / 2 ))   # many tests wait for a process to start
+	$(QUIET) $(BIN)/python -m pytest --dist loadgroup -n $$(( ($$(nproc) * 3 + 1) / 2 ))   # many tests wait for a process to start
 	first=$$(date +%s)000 && $(BIN)/baton simulate --seeds $$first:$$((first + 80))   # fresh ones every time
 
 lint: $(VENV)/.ready    ## ruff and mypy --strict

@@ -114,7 +114,7 @@ class Crowd:
         return all(end or n >= place for n, place, end in zip(self.events, places, self.ended, strict=True))
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize("chunk", [1, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in (7, 64))])
 def test_every_token_is_that_of_the_undisturbed_run(tiny: Path, tmp_path: Path, expected: list[dict], chunk: int):
     requests = make_requests()
     settings = {"kv_blocks": 30, "tokens_per_step": 64 if chunk == 64 else 16, "chunk_tokens_max": chunk}

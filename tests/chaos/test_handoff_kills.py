@@ -33,10 +33,8 @@ PHASES: dict[str, tuple[str, str, int]] = {
 """Who is held where, and how many pass before."""
 VICTIMS = ("prefill-0", "decode-0", "prefill-0/worker", "decode-0/worker", "prefill-0/cache", "decode-0/cache")
 QUICK = {
-    ("H2 in the second chunk", "prefill-0", "SIGKILL"),
     ("H3 prompt computed, nothing copied", "prefill-0", "SIGKILL"),
     ("H5 second chunk copied", "decode-0", "SIGKILL"),
-    ("H5 second chunk copied", "decode-0/cache", "SIGKILL"),
     ("H6 copied, not released", "prefill-0", "SIGSTOP"),
     ("H7 released, nobody knows", "decode-0", "SIGTERM"),
     ("H8 about to decode", "decode-0/worker", "SIGKILL"),

@@ -24,7 +24,10 @@ def post(server: Server, path: str, body: dict | None = None) -> dict:
     return reply.json
 
 
-@pytest.mark.parametrize("settings", [{}, {"kv_host_gib": 0.01}], ids=["alone", "with a cache service"])
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param({}, marks=pytest.mark.slow, id="alone"), pytest.param({"kv_host_gib": 0.01}, id="with a cache service")],
+)
 def test_a_server_that_slept_answers_as_before(tiny: Path, tmp_path: Path, settings: dict):
     with Server(tiny, tmp_path, **settings).wait_ready() as server:
         before, worker = tokens(server), server.process("worker")
