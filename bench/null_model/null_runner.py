@@ -31,6 +31,7 @@ from baton.protocol.progress import ProgressWord
 from baton.protocol.request import OPENAI_SAMPLING
 from baton.worker.arrays import Floats, Int64s
 from baton.worker.draws import Draws, choose
+from baton.worker.executors.stepwise import Stepwise
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
@@ -122,7 +123,7 @@ class NullRunner(ModelRunner):
     def __init__(self, config: WorkerConfig) -> None:
         self.notes = Notes()
         pool = KVPool.create(kv_layout(MODEL, config.block_size, "float32"), BLOCKS)
-        super().__init__(NullForward(config.slots, self.notes), pool, slots=config.slots)
+        super().__init__(Stepwise(NullForward(config.slots, self.notes)), pool, slots=config.slots)
 
 
 def build_null(config: WorkerConfig) -> SimpleNamespace:

@@ -15,9 +15,12 @@ class NullSupervisor(Supervisor):
     rows = with_modules(SUPERVISOR_CHILDREN, engine="null_engine")
 
 
+async def serve(config: ServeConfig) -> None:
+    await NullSupervisor(config, on_ready=lambda ready: print("READY", flush=True)).run()
+
+
 def main() -> None:
-    config = ServeConfig(**json.loads(sys.argv[1]))
-    asyncio.run(NullSupervisor(config, on_ready=lambda ready: print("READY", flush=True)).run())
+    asyncio.run(serve(ServeConfig(**json.loads(sys.argv[1]))))
 
 
 if __name__ == "__main__":

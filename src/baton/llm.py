@@ -23,7 +23,7 @@ from math import inf
 from secrets import randbits
 from threading import Lock
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import ValidationError, msgpack, structs
 
@@ -42,6 +42,9 @@ from baton.text.chat_prompt import render_chat
 from baton.text.loading import load_model_text
 
 __all__ = ["LLM", "Answer", "Output", "SamplingParams"]
+
+if TYPE_CHECKING:  # numpy comes with the model
+    from baton.worker.ticket import Ticket
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +130,8 @@ class LLM:
     def _begin(self) -> None:
         """A machine without requests and a runner with empty slots. The model and the memory of the pool stay."""
         self._plans: deque[StepPlan] = deque()
+        self._tickets: deque[Ticket] = deque()
+        "Steps under way."
         self._answers: dict[RequestId, Answer] = {}
         self._refused: dict[RequestId, str] = {}
         self._runner.clear()
@@ -226,8 +231,10 @@ class LLM:
 
     def _run(self, count: int, progress: Callable[[int, int], None] | None) -> None:
         done = -1
-        while self._plans:
-            self._tell(StepDone(self._runner.execute(self._plans.popleft())))
+        while self._plans or self._tickets:
+            while self._plans and not self._runner.must_wait(self._plans[0]):
+                self._tickets.append(self._runner.submit(self._plans.popleft()))
+            self._tell(StepDone(self._runner.collect(self._tickets.popleft())))
             if progress is not None and count - len(self.instance.board.groups) != done:
                 done = count - len(self.instance.board.groups)
                 progress(done, count)

@@ -28,8 +28,10 @@ from baton.protocol.ids import Instant, PoolIncarnation, RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.protocol.step import RowLogprobs, StepPlan, StepResult, TokenLogprob
+from baton.worker.executors.base import LoadedExecutor
+from baton.worker.executors.stepwise import Stepwise
 from baton.worker.flat_batch import FlatBatch, Spans
-from baton.worker.forward.base import Forward, LoadedForward
+from baton.worker.forward.base import Forward
 from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
 from baton.worker.platforms.cpu import CpuPlatform
@@ -60,7 +62,7 @@ class RigModel:
     """Weights that are loaded once, for any number of rigs."""
 
     config: ModelConfig
-    loaded: LoadedForward
+    loaded: LoadedExecutor
 
 
 def load(opened: OpenedModel, *, quantization: Quantization = "none", threads: int = 1, **settings: Any) -> RigModel:
@@ -104,7 +106,9 @@ def make_runner(model: RigModel, pool: KVPool, *, slots: int) -> ModelRunner:
 
 
 def forward_of(model: RigModel) -> Forward:
-    return model.loaded.with_pool(make_pool(model, blocks=16, block_size=4))
+    executor = model.loaded.with_pool(make_pool(model, blocks=16, block_size=4))
+    assert isinstance(executor, Stepwise)
+    return executor.forward
 
 
 def one_step(sequences: list[list[int]], block_size: int = 4) -> FlatBatch:

@@ -45,7 +45,7 @@ def prompts(count: int, seed: int = 0) -> dict[str, list[int]]:
 
 def answers(rig: Rig) -> dict[tuple[str, int], list]:
     """Tokens, and in C what the model thought of them, to the last bit: torch sums in another order in another company."""
-    if rig.runner.forward.name == "torch":
+    if rig.runner.executor.name == "torch":
         return dict(rig.tokens)
     sampled = {key: [row.sampled for row in rows if row.sampled is not None] for key, rows in rig.logprobs.items()}
     assert {key: [word.token for word in words] for key, words in sampled.items()} == rig.tokens

@@ -10,13 +10,15 @@ from rig import SEQUENCES, TINY, TINY_SEED, RigModel, forward_of, generate, make
 from baton.models.load import dummy_model
 from baton.models.reference import all_logits
 from baton.worker.attention.gathered import GatheredAttention
+from baton.worker.executors.stepwise import stepwise
 from baton.worker.forward.base import LoadedForward
 from baton.worker.forward.torch_forward import TorchForward
 
 
 def half_model() -> RigModel:
     decoder = dummy_model(TINY, seed=TINY_SEED, dtype=torch.bfloat16)
-    return RigModel(TINY, LoadedForward("bfloat16", lambda pool: TorchForward(decoder, GatheredAttention(TINY, pool))))
+    loaded = LoadedForward("bfloat16", lambda pool: TorchForward(decoder, GatheredAttention(TINY, pool)))
+    return RigModel(TINY, stepwise(loaded))
 
 
 @pytest.fixture(scope="module")

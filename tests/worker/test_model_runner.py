@@ -138,14 +138,14 @@ def test_only_a_row_whose_likeliest_token_is_forbidden_needs_all_its_logits(mode
 
     def run(**more: Any) -> tuple[dict[tuple[str, int], list[int]], int]:
         rig, rows = Rig(model), 0
-        logits = rig.runner.forward.logits
+        logits = rig.runner.executor.forward.logits
 
         def counted(hidden: np.ndarray) -> np.ndarray:
             nonlocal rows
             rows += len(hidden)
             return logits(hidden)
 
-        rig.runner.forward.logits = counted
+        rig.runner.executor.forward.logits = counted
         for name, prompt in prompts.items():
             rig.submit(name, prompt, max_tokens=12, **forbids[name], **more)
         return rig.run(), rows
@@ -274,14 +274,14 @@ def logits_of(runner_model, parts, companions: bool, chunk: int | None = None) -
     """Logits of sequence 0 at each of its samples, alone or with neighbours."""
     seen: list[np.ndarray] = []
     rig = Rig(runner_model, chunk=chunk)
-    inner = rig.runner.forward.logits
+    inner = rig.runner.executor.forward.logits
 
     def spy(hidden):
         logits = inner(hidden)
         seen.append(logits[:1].copy())
         return logits
 
-    rig.runner.forward.logits = spy
+    rig.runner.executor.forward.logits = spy
     rig.submit("a", parts[0], max_tokens=6)
     if companions:
         for i, prompt in enumerate(parts[1:]):
@@ -326,7 +326,7 @@ def test_the_pool_can_be_another_process_s(model):
     assert second.execute(plan(9, new=(new(0, tokens, computed=6),), run=[(0, 1)])).values == expected
     other = platform.create_pool(dataclasses.replace(layout, layers=1), 16)
     with pytest.raises(ProtocolError, match="is not what a pool of this model looks like"):
-        ModelRunner(second.forward, other, slots=2)
+        ModelRunner(second.executor, other, slots=2)
 
 
 def test_bad_words_of_one_request_are_made_once(runner):
@@ -334,7 +334,7 @@ def test_bad_words_of_one_request_are_made_once(runner):
     settings = (SamplingParams(bad_words=((7,), (8, 9))), SamplingParams())
     result = runner.execute(plan(1, new=news, sampling=settings, run=[(slot, 2) for slot in range(4)]))
     assert 7 not in result.values[:2]
-    first, second, *others = [sampling.bad_words for sampling in runner._sampling]
+    first, second, *others = [sampling.bad_words for sampling in runner.sampling.states]
     assert first is second is not None
     assert others == [None, None]
 

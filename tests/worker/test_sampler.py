@@ -14,7 +14,9 @@ from naive_sampler import naive_kept, naive_sample, naive_uniform
 
 from baton.protocol.request import SamplingParams
 from baton.worker.draws import draw_from_best, uniforms
-from baton.worker.sampler import NOT_FINITE, NOTHING_LEFT, SampleRow, sample
+from baton.worker.sampler import NOT_FINITE, NOTHING_LEFT, Chosen, SampleRow
+from baton.worker.sampler import sample as sample_drawn
+from baton.worker.sampling_columns import SamplingColumns
 from baton.worker.sampling_state import SequenceSampling
 
 VOCAB = 24
@@ -26,6 +28,15 @@ def make_row(params: SamplingParams, prompt=(), outputs=(), index=0, vocab=VOCAB
     for token in outputs:
         state.sampled(token)
     return SampleRow(state, np.array(outputs, np.int32))
+
+
+def sample(logits: np.ndarray, rows: list[SampleRow]) -> Chosen:
+    """As in a step where row i sits in slot i."""
+    columns = SamplingColumns(len(rows))
+    for slot, row in enumerate(rows):
+        columns.seat(slot, row.state)
+    positions = np.array([row.outputs.size for row in rows])
+    return sample_drawn(logits, rows, columns.draws_at(np.arange(len(rows)), positions))
 
 
 def grid_logits(rng: random.Random, vocab: int = VOCAB) -> list[float]:

@@ -215,6 +215,14 @@ class BlockingChannel:
         self._buffer = FrameBuffer()
         self._inbox: deque[Message] = deque()
 
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def has_message(self) -> bool:
+        """Whether receive() has one at hand, and need not look at the socket."""
+        return bool(self._inbox)
+
     def send(self, message: Message) -> None:
         self._socket.sendall(encode(message))
 

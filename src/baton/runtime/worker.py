@@ -1,4 +1,4 @@
-"""The worker process: plans in, results out, one after the other, until the engine closes the channel.
+"""The worker process: loads the model, says hello, then runs plans (step_loop.py) until the engine closes the channel.
 
 Whatever goes wrong in here ends the process: the engine sees the end of the channel at once, and the core takes it from there.
 """
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from baton.config import WorkerConfig
 from baton.errors import EngineError, ProtocolError
-from baton.protocol.control import LoadProgress, Ping, Pong, ProgressShared, StartFailed, WorkerHello
+from baton.protocol.control import LoadProgress, ProgressShared, StartFailed, WorkerHello
 from baton.protocol.ids import WorkerEpoch
 from baton.protocol.pool import PoolAttached, PoolReady, PoolSized
 from baton.protocol.progress import ProgressWord
-from baton.protocol.step import StepPlan
 from baton.runtime.channel import BlockingChannel
 from baton.runtime.children import begin_child, freeze_gc_heap
 from baton.runtime.descriptors import send_descriptor, wait_for_descriptor
 from baton.runtime.process_table import CONTROL, DESCRIPTORS
+from baton.runtime.step_loop import StepLoop
 
 if TYPE_CHECKING:  # numpy comes with the model
     from baton.kvpool.layout import KVLayout
@@ -95,12 +95,7 @@ def serve(config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -
             layout=runner.pool.layout.fingerprint(),
         )
     )
-    while (message := channel.receive()) is not None:
-        if type(message) is StepPlan:
-            channel.send(runner.execute(message))
-            progress.advance()
-        elif type(message) is Ping:
-            channel.send(Pong(message.number))
+    StepLoop(runner, channel, progress).run()
 
 
 def main() -> None:

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from baton.worker.arrays import Bools, Int32s, Int64s
+
+FEEDBACK = -1
+"""In place of a token id: the token that this slot sampled in the step before, which the host does not know yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,7 @@ class FlatBatch:
 
     spans: Spans
     token_ids: Int32s
-    "[tokens]"
+    "[tokens], or FEEDBACK: never where steps_ahead is 1 (executors/base.py)."
     positions: Int64s
     "[tokens] each counted from the start of its sequence."
     due: Bools
@@ -41,3 +46,9 @@ class FlatBatch:
     def last_rows(self) -> Int64s:
         """[sequences] the row of each sequence's last token."""
         return self.spans.starts[1:] - 1
+
+    @property
+    def feedback_slots(self) -> Int64s:
+        """[tokens] the slot whose last token a row runs, where its token id is FEEDBACK."""
+        spans = self.spans
+        return spans.slots if len(spans.slots) == len(self.token_ids) else np.repeat(spans.slots, np.diff(spans.starts))

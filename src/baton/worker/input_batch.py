@@ -8,6 +8,9 @@ tokens    |----- prompt -----|-- outputs --|     lengths
 computed  |---- in the pool ----|
 run                             |-count-|        at the end of the tokens: a new one is sampled
 
+Lengths do not wait for values: when a step is launched, each sequence that is due grows by a token whose value is FEEDBACK
+until the step is collected. A step that runs such a token says so, and what computes has it.
+
 A plan that contradicts what is here is a ProtocolError: one side has lost track, and the engine restarts the worker.
 """
 
@@ -21,7 +24,7 @@ from baton.errors import ProtocolError
 from baton.protocol.ids import BlockId, Incarnation, Slot
 from baton.protocol.step import NewSequence, Run
 from baton.worker.arrays import Bools, Int32s, Int64s
-from baton.worker.flat_batch import FlatBatch, Spans
+from baton.worker.flat_batch import FEEDBACK, FlatBatch, Spans
 
 EMPTY = -1
 """Incarnation of an empty slot."""
@@ -141,15 +144,21 @@ class InputBatch:
             flat.positions[:], flat.token_ids[:], flat.due[:] = contexts, token_ids, due
         return flat
 
-    def advance(self, lineup: Lineup) -> None:
-        """The step is computed."""
+    def advance(self, lineup: Lineup, due: Int64s) -> Int64s:
+        """The step is launched: these are computed, and the slots in `due` have a token more. Where it belongs."""
         self.computed[lineup.slots] += lineup.counts
+        places = self.lengths[due]
+        self.tokens[due, places] = FEEDBACK
+        self.lengths[due] = places + 1
+        return places
 
-    def append(self, slots: Int64s, tokens: Int64s) -> None:
-        """One sampled token for each of these slots."""
-        places = self.lengths[slots]
+    def learn(self, slots: Int64s, places: Int64s, tokens: Int64s) -> None:
+        """The values of tokens for which there was a place already."""
         self.tokens[slots, places] = tokens
-        self.lengths[slots] = places + 1
+
+    def output_counts(self, slots: Int64s) -> Int64s:
+        counts: Int64s = self.lengths[slots] - self.prompt_tokens[slots]
+        return counts
 
     def outputs(self, slot: int) -> Int32s:
         return self.tokens[slot, self.prompt_tokens[slot] : self.lengths[slot]]

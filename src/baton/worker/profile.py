@@ -21,7 +21,7 @@ from baton.kvpool.pool import KVPool, pool_bytes
 from baton.protocol.ids import BlockId, Incarnation, Slot, StepNo, WorkerEpoch
 from baton.protocol.request import SamplingParams
 from baton.protocol.step import NewSequence, Run, StepPlan
-from baton.worker.forward.base import Forward
+from baton.worker.executors.base import Executor
 from baton.worker.model_runner import ModelRunner
 from baton.worker.platforms.base import Platform
 
@@ -43,7 +43,7 @@ class MemoryProfile:
 
 
 def measure(
-    platform: Platform, with_pool: Callable[[KVPool], Forward], layout: KVLayout, config: WorkerConfig, context: int
+    platform: Platform, with_pool: Callable[[KVPool], Executor], layout: KVLayout, config: WorkerConfig, context: int
 ) -> MemoryProfile:
     plan = largest_step(config, min(context, CONTEXT_TOKENS_MAX))
     pool = platform.create_pool(layout, sum(len(new.blocks) for new in plan.new))

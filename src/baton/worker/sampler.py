@@ -6,7 +6,7 @@ adjust     bad words, min_tokens, bias, penalties: all rows' changes in one inde
 choose     the likeliest, or a draw: draws.py says what that is, and the forward pass does it (Forward.choose)
 
 Where every row is plain greedy, the common case, the likeliest tokens are all that is needed, and no logits are stored; a row
-whose likeliest token is forbidden is looked at again (model_runner.py). The order of adjustments and what each counts
+whose likeliest token is forbidden is looked at again (executors/stepwise.py). The order of adjustments and what each counts
 (repetition: prompt and output; presence and frequency: output) are vLLM's.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from baton.protocol.step import TokenLogprob
 from baton.worker.arrays import Floats, Int32s, Int64s
-from baton.worker.draws import DRAW, NOT_FINITE_ID, Draws, Ids, uniforms
+from baton.worker.draws import NOT_FINITE_ID, Draws, Ids
 from baton.worker.draws import choose as choose_in_numpy
 from baton.worker.logprobs import describe_rows, log_softmax
 from baton.worker.sampling_state import SequenceSampling
@@ -40,23 +40,25 @@ class SampleRow:
 
 
 @dataclass(slots=True)
-class Sampled:
+class Chosen:
+    """By row."""
+
     tokens: Ids
-    "By row; of a row that failed, nothing."
+    "Of a row that failed, nothing."
     failed: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     "For rows that asked."
 
 
-def plain(tokens: Int64s) -> Sampled:
+def plain(tokens: Int64s) -> Chosen:
     """What plain greedy rows get: the likeliest, as Forward.likeliest gave them."""
     if tokens.min() != NOT_FINITE_ID:
-        return Sampled(tokens)
-    return Sampled(tokens, dict.fromkeys(np.flatnonzero(tokens == NOT_FINITE_ID).tolist(), NOT_FINITE))
+        return Chosen(tokens)
+    return Chosen(tokens, dict.fromkeys(np.flatnonzero(tokens == NOT_FINITE_ID).tolist(), NOT_FINITE))
 
 
-def sample(logits: Floats, rows: Sequence[SampleRow], choose: Choose = choose_in_numpy) -> Sampled:
-    """logits: float32 [rows, vocabulary], which this may change."""
+def sample(logits: Floats, rows: Sequence[SampleRow], draws: Draws, choose: Choose = choose_in_numpy) -> Chosen:
+    """logits: float32 [rows, vocabulary], which this may change. `draws`: of each row (SamplingColumns.draws_at)."""
     asked = [i for i, row in enumerate(rows) if row.state.params.logprobs is not None]
     touched = [i for i, row in enumerate(rows) if row.state.adjusted]
     failed, raw = {}, []
@@ -64,22 +66,11 @@ def sample(logits: Floats, rows: Sequence[SampleRow], choose: Choose = choose_in
         failed = {i: NOT_FINITE for i in {*asked, *touched} if not np.isfinite(logits[i]).all()}
         raw = [(i, rows[i].state.params.logprobs or 0, log_softmax(logits[i : i + 1])) for i in asked if i not in failed]
         _adjust(logits, rows, [i for i in touched if i not in failed])
-    tokens = choose(logits, _draws(rows))
+    tokens = choose(logits, draws)
     for i in np.flatnonzero(tokens < 0).tolist():
         failed.setdefault(i, NOT_FINITE if tokens[i] == NOT_FINITE_ID else NOTHING_LEFT)
     logprobs = {i: row for i, row in describe_rows(raw, tokens).items() if i not in failed}
-    return Sampled(tokens, failed, logprobs)
-
-
-def _draws(rows: Sequence[SampleRow]) -> Draws:
-    draws = np.array([row.state.draw for row in rows], DRAW)
-    if any(row.state.random for row in rows):
-        draws["uniform"] = uniforms(
-            np.array([row.state.seed for row in rows], np.uint64),
-            np.array([row.state.index for row in rows], np.uint64),
-            np.array([row.outputs.size for row in rows], np.uint64),
-        )
-    return draws
+    return Chosen(tokens, failed, logprobs)
 
 
 # Adjusting

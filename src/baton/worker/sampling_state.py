@@ -83,7 +83,7 @@ class SequenceSampling:
     """Of one sequence. Ids outside the vocabulary are left out here: they could only harm a neighbour's row."""
 
     __slots__ = (
-        *("adjusted", "bad_words", "bias_ids", "bias_values", "draw", "excluded", "index", "params", "plain", "random"),
+        *("adjusted", "bad_words", "bias_ids", "bias_values", "draw", "excluded", "index", "on_host", "params", "plain"),
         *("seed", "stop_ids", "tally"),
     )
 
@@ -109,7 +109,6 @@ class SequenceSampling:
         self.tally: Tally | None = None
         if repeats or params.presence_penalty or params.frequency_penalty:
             self.tally = Tally(prompt, outputs, with_prompt=repeats)
-        self.random = params.temperature > 0.0
         self.excluded = self.bad_words.ever() if self.bad_words is not None else set[int]()
         "Ids that are forbidden now or at other times."
         if params.min_tokens:
@@ -119,8 +118,9 @@ class SequenceSampling:
         top_k = min(params.top_k, vocab_size)  # any number may be asked for
         self.draw = (0.0, params.top_p, params.min_p, params.temperature, top_k, self.adjusted, 0)
         "draws.DRAW, but for the uniform number."
-        self.plain = not (self.random or bias or self.tally) and params.logprobs is None
+        self.plain = not (params.temperature > 0.0 or bias or self.tally) and params.logprobs is None
         "The likeliest token is all it wants, unless that is one of `excluded`."
+        self.on_host = sampled_on_host(params)
 
     def forbidden(self, outputs: NDArray[np.int32]) -> Ids:
         """Token ids that may not come next. No stop id is drawn until min_tokens are out."""
@@ -134,3 +134,17 @@ class SequenceSampling:
     def sampled(self, token: int) -> None:
         if self.tally is not None:
             self.tally.add(token)
+
+
+def sampled_on_host(params: SamplingParams) -> bool:
+    """Whether logits are looked at on the host, whatever computes them. The next step must wait for the token of this one."""
+    return bool(
+        params.logit_bias
+        or params.bad_words
+        or params.min_tokens
+        or params.repetition_penalty != 1.0
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.logprobs is not None
+        or params.prompt_logprobs is not None
+    )

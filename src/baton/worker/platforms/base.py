@@ -17,7 +17,7 @@ from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress
 from baton.models.open import OpenedModel
 from baton.protocol.pool import PoolReady
-from baton.worker.forward.base import LoadedForward
+from baton.worker.executors.base import LoadedExecutor
 
 
 class Platform(Protocol):
@@ -27,7 +27,7 @@ class Platform(Protocol):
         """What the pool will hold. Asked before load(): a pool that is too small should be said before weights are read."""
         ...
 
-    def load(self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None) -> LoadedForward:
+    def load(self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None) -> LoadedExecutor:
         """Reads the weights, and chooses what computes on them."""
         ...
 

@@ -19,7 +19,9 @@ from baton.models.open import OpenedModel
 from baton.native.build import NoCompiler
 from baton.native.library import Library, load_best
 from baton.protocol.pool import PoolReady
-from baton.worker.forward.base import LoadedForward, torch_kv_dtype
+from baton.worker.executors.base import LoadedExecutor
+from baton.worker.executors.stepwise import stepwise
+from baton.worker.forward.base import torch_kv_dtype
 from baton.worker.forward.native_forward import kv_dtype_for, load_native
 
 log = logging.getLogger(__name__)
@@ -41,12 +43,12 @@ class CpuPlatform:
             return kv_dtype_for(self._library, model, settings)
         return torch_kv_dtype(settings)
 
-    def load(self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> LoadedForward:
+    def load(self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> LoadedExecutor:
         settings = replace(settings, threads=settings.threads or usable_cores())
         why = ""
         if settings.compute != "torch":
             if isinstance(self._library, Library):
-                return load_native(self._library, opened, settings, progress)
+                return stepwise(load_native(self._library, opened, settings, progress))
             if settings.compute == "native":
                 raise self._library
             why = str(self._library)
@@ -61,7 +63,7 @@ class CpuPlatform:
             ) from error
         if why:
             log.warning("the model runs in torch, which is several times slower: %s", why)
-        return load_torch(opened, settings, progress)
+        return stepwise(load_torch(opened, settings, progress))
 
     def memory(self) -> MemoryFacts:
         return main_memory()

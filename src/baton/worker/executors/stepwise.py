@@ -1,0 +1,127 @@
+"""An Executor made of a forward pass on the host (../forward/): hidden states, logits of the rows that need them, tokens.
+
+Everything has happened when launch returns, so nothing ever runs ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+
+from baton.protocol.progress import ProgressWord
+from baton.worker.arrays import Floats, Int64s
+from baton.worker.executors.base import Launched, LoadedExecutor, Sampled
+from baton.worker.executors.host_logprobs import describe_prompts
+from baton.worker.flat_batch import FlatBatch
+from baton.worker.forward.base import Forward, LoadedForward
+from baton.worker.sampler import NOT_FINITE, Chosen, SampleRow, plain, sample
+from baton.worker.sampling_batch import SamplingBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A step that is over."""
+
+    sampled: Sampled
+
+    def wait(self) -> None:
+        pass
+
+
+def stepwise(loaded: LoadedForward) -> LoadedExecutor:
+    return LoadedExecutor(loaded.kv_dtype, lambda pool: Stepwise(loaded.with_pool(pool)))
+
+
+class Stepwise:
+    steps_ahead = 1
+
+    def __init__(self, forward: Forward) -> None:
+        self.name = forward.name
+        self.arithmetic = forward.arithmetic
+        self.config = forward.config
+        self.forward = forward
+        self._advance: Callable[[], None] = lambda: None
+
+    def launch(self, batch: FlatBatch, sampling: SamplingBatch) -> Computed:
+        self._advance()
+        hidden = self.forward.hidden(batch)
+        self._advance()
+        failed = not_finite(batch, hidden)
+        prompts = {}
+        if sampling.asks_prompts:
+            prompts = describe_prompts(batch, sampling, failed, lambda begin, end: self._logits(hidden[begin:end]))
+        sampled = self._sample(batch, sampling, hidden, failed)
+        sampled.prompts = prompts
+        self._advance()
+        return Computed(sampled)
+
+    def collect(self, launched: Launched) -> Sampled:
+        assert type(launched) is Computed
+        return launched.sampled
+
+    def report_progress(self, word: ProgressWord) -> None:
+        self._advance = word.advance
+        self.forward.report_progress(word)
+
+    def close(self) -> None:
+        self.forward.close()
+
+    def _logits(self, hidden: Floats) -> Floats:
+        self._advance()
+        return self.forward.logits(hidden)
+
+    # Sampling
+
+    def _sample(self, batch: FlatBatch, sampling: SamplingBatch, hidden: Floats, failed: dict[int, str]) -> Sampled:
+        due = batch.due
+        if failed:
+            due = due.copy()
+            due[list(failed)] = False
+        if due.all():
+            chosen = self._choose(sampling, None, hidden if len(hidden) == len(due) else hidden[batch.last_rows])
+            return Sampled(chosen.tokens, chosen.failed, chosen.logprobs)
+        places, tokens = np.flatnonzero(due), np.zeros(len(due), np.int64)
+        if not places.size:
+            return Sampled(tokens, failed)
+        chosen = self._choose(sampling, places, hidden[batch.last_rows[places]])
+        tokens[places] = chosen.tokens
+        at = places.tolist()
+        failed.update((at[row], why) for row, why in chosen.failed.items())
+        return Sampled(tokens, failed, {at[row]: word for row, word in chosen.logprobs.items()})
+
+    def _choose(self, sampling: SamplingBatch, places: Int64s | None, hidden: Floats) -> Chosen:
+        """A token for each row of `hidden`. `places`: whose they are; None: everybody's, in order."""
+        if not sampling.plain:
+            return self._sampled(sampling, np.arange(len(hidden)) if places is None else places, hidden)
+        chosen = plain(self.forward.likeliest(hidden))
+        if sampling.excludes:
+            self._choose_again(sampling, np.arange(len(hidden)) if places is None else places, hidden, chosen)
+        return chosen
+
+    def _sampled(self, sampling: SamplingBatch, places: Int64s, hidden: Floats) -> Chosen:
+        slots, states, outputs = sampling.slots[places], sampling.states, sampling.sequences.outputs
+        rows = [SampleRow(states[place], outputs(slot)) for place, slot in zip(places.tolist(), slots.tolist(), strict=True)]
+        return sample(self.forward.logits(hidden), rows, sampling.draws_of(slots), self.forward.choose)
+
+    def _choose_again(self, sampling: SamplingBatch, places: Int64s, hidden: Floats, chosen: Chosen) -> None:
+        """The likeliest of all is the likeliest of those allowed, or it is forbidden: seldom, and then all are needed."""
+        likeliest = zip(chosen.tokens.tolist(), places.tolist(), strict=True)
+        rows = [row for row, (token, place) in enumerate(likeliest) if token in sampling.states[place].excluded]
+        if rows:
+            again = self._sampled(sampling, places[rows], hidden[rows])
+            chosen.tokens[rows] = again.tokens
+            chosen.failed.update((rows[place], why) for place, why in again.failed.items())
+
+
+def not_finite(batch: FlatBatch, hidden: Floats) -> dict[int, str]:
+    """The sequences whose hidden states are not all finite. A chunk that is not the last is judged too: what it left in the
+    pool must not be published."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        if isfinite(hidden.sum()):
+            return {}
+        finite = np.isfinite(hidden.sum(-1))
+    whole = np.logical_and.reduceat(finite, batch.spans.starts[:-1])
+    return dict.fromkeys(np.flatnonzero(~whole).tolist(), NOT_FINITE)

@@ -1,0 +1,33 @@
+"""How the sequences of a step are sampled, in the order of the flat batch: what an executor is given besides the batch."""
+
+from __future__ import annotations
+
+from baton.worker.arrays import Int64s
+from baton.worker.draws import Draws
+from baton.worker.input_batch import InputBatch
+from baton.worker.sampling_columns import SamplingColumns
+from baton.worker.sampling_state import SequenceSampling
+
+
+class SamplingBatch:
+    """The same object for all steps in which the same sequences run."""
+
+    __slots__ = ("asks_prompts", "columns", "excludes", "on_host", "plain", "sequences", "slots", "states", "tallied")
+
+    def __init__(self, slots: Int64s, columns: SamplingColumns, sequences: InputBatch) -> None:
+        """`slots`: taken ones."""
+        self.slots = slots
+        self.columns = columns
+        self.sequences = sequences
+        "What is known of each slot: for who must look at tokens."
+        self.states: list[SequenceSampling] = [state for slot in slots.tolist() if (state := columns.states[slot]) is not None]
+        self.plain = all(state.plain for state in self.states)
+        "The likeliest token is all that anybody wants, unless it is excluded."
+        self.excludes = any(state.excluded for state in self.states)
+        self.asks_prompts = any(state.params.prompt_logprobs is not None for state in self.states)
+        self.on_host = any(state.on_host for state in self.states)
+        self.tallied = [(place, state) for place, state in enumerate(self.states) if state.tally is not None]
+
+    def draws_of(self, slots: Int64s) -> Draws:
+        """How the next token of these is drawn."""
+        return self.columns.draws_at(slots, self.sequences.output_counts(slots))

@@ -1,0 +1,44 @@
+"""How the sequence in each slot is sampled: columns by slot, written when it takes the slot.
+
+A step takes its rows out of them by indexing. What cannot be a number in a column (words, biases, counts of tokens) is in the
+slot's SequenceSampling.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from baton.worker.arrays import Bools, Int64s
+from baton.worker.draws import DRAW, Draws, Words, uniforms
+from baton.worker.sampling_state import SequenceSampling
+
+
+class SamplingColumns:
+    __slots__ = ("draws", "indices", "on_host", "seeds", "states")
+
+    def __init__(self, slots: int) -> None:
+        self.draws: Draws = np.zeros(slots, DRAW)
+        "Temperature, top_k, top_p, min_p. The uniform number is another one for each token: draws_at."
+        self.seeds: Words = np.zeros(slots, np.uint64)
+        self.indices: Words = np.zeros(slots, np.uint64)
+        self.on_host: Bools = np.zeros(slots, np.bool_)
+        "Whether its logits are looked at on the host."
+        self.states: list[SequenceSampling | None] = [None] * slots
+
+    def seat(self, slot: int, state: SequenceSampling) -> None:
+        self.states[slot] = state
+        self.draws[slot] = state.draw
+        self.seeds[slot] = state.seed
+        self.indices[slot] = state.index
+        self.on_host[slot] = state.on_host
+
+    def drop(self, slot: int) -> None:
+        self.states[slot] = None
+        self.on_host[slot] = False
+
+    def draws_at(self, slots: Int64s, positions: Int64s) -> Draws:
+        """Of the next token of each; `positions`: how many it has already."""
+        draws: Draws = self.draws[slots]
+        if draws["temperature"].any():
+            draws["uniform"] = uniforms(self.seeds[slots], self.indices[slots], positions.astype(np.uint64))
+        return draws

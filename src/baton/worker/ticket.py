@@ -1,0 +1,106 @@
+"""A step under way: who runs in it, who gets a token, and in the end its result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from baton.protocol.ids import Incarnation
+from baton.protocol.step import PREEMPTED_TOKEN_ID, RowFailure, RowLogprobs, Run, StepPlan, StepResult
+from baton.worker.arrays import Int64s
+from baton.worker.executors.base import Launched, Sampled
+from baton.worker.input_batch import InputBatch, Lineup
+from baton.worker.sampling_batch import SamplingBatch
+from baton.worker.sampling_columns import SamplingColumns
+
+NOBODY: Int64s = np.zeros(0, np.int64)
+
+
+class Crew:
+    """Who runs in a step, and what follows from that alone: worked out once for all steps in which the same ones run."""
+
+    __slots__ = ("failed", "incarnations", "lineup", "occupants", "run", "sampling")
+
+    def __init__(self, run: Run, batch: InputBatch, sampling: SamplingColumns, failed: Mapping[int, str]) -> None:
+        """`run` as checked."""
+        self.run = run
+        self.incarnations = tuple([Incarnation(n) for n in batch.incarnations[list(run.slots)].tolist()])
+        self.failed: dict[int, str] = {slot: failed[slot] for slot in run.slots if slot in failed} if failed else {}
+        "Those that had failed before: they are not computed any more."
+        sound = [(slot, count) for slot, count in zip(run.slots, run.counts, strict=True) if slot not in self.failed]
+        self.lineup = Lineup(np.array([slot for slot, _ in sound], np.int64), np.array([count for _, count in sound], np.int64))
+        self.occupants: Int64s = batch.incarnations[self.lineup.slots]
+        "Incarnations, in the order of the line-up."
+        self.sampling = SamplingBatch(self.lineup.slots, sampling, batch)
+
+
+class Ticket:
+    __slots__ = ("crew", "due", "failed", "launched", "places", "plan", "sampled")
+
+    def __init__(self, plan: StepPlan, crew: Crew) -> None:
+        self.plan = plan
+        self.crew = crew
+        self.launched: Launched | None = None
+        "None: nothing was to be computed."
+        self.due: Int64s | None = None
+        "Which sequences of the line-up get a token. None: all."
+        self.places = NOBODY
+        "Where their tokens belong (InputBatch.learn)."
+        self.sampled = Sampled(NOBODY)
+        self.failed: dict[int, str] = {}
+        "Slots that were found to have failed since the step was launched, by this step or by one before it."
+
+    def wait(self) -> None:
+        """Until collecting it takes no time. From any thread."""
+        if self.launched is not None:
+            self.launched.wait()
+
+    def runs(self, slot: int, incarnation: int) -> bool:
+        return any(pair == (slot, incarnation) for pair in zip(self.crew.run.slots, self.crew.incarnations, strict=True))
+
+    def of_due(self, column: Int64s) -> Int64s:
+        """What a column of the line-up says of the sequences that get a token."""
+        return column if self.due is None else column[self.due]
+
+    def result(self) -> StepResult:
+        """Rows in the plan's order: what ran, then what was dropped."""
+        plan, crew, sampled = self.plan, self.crew, self.sampled
+        ran, incarnations, values = plan.run.slots, crew.incarnations, tuple(self.of_due(sampled.tokens).tolist())
+        failed = crew.failed | self.failed
+        lengths = (1,) * len(ran)
+        if failed or len(values) != len(ran):
+            tokens = dict(zip(self.of_due(crew.lineup.slots).tolist(), values, strict=True))
+            tokens = {slot: token for slot, token in tokens.items() if slot not in failed}
+            lengths = tuple([int(slot in tokens) for slot in ran])
+            values = tuple([tokens[slot] for slot in ran if slot in tokens])
+        if plan.drops:
+            incarnations += tuple(incarnation for _, incarnation in plan.drops)
+            lengths += (1,) * len(plan.drops)
+            values += (PREEMPTED_TOKEN_ID,) * len(plan.drops)
+        return StepResult(
+            step=plan.step,
+            epoch=plan.epoch,
+            slots=plan.rows,
+            incarnations=incarnations,
+            lengths=lengths,
+            values=values,
+            failures=tuple(self._failures(failed)) if failed else (),
+            logprobs=tuple(self._logprobs()) if sampled.logprobs or sampled.prompts else (),
+        )
+
+    def _failures(self, failed: Mapping[int, str]) -> Iterator[RowFailure]:
+        for slot, incarnation in zip(self.crew.run.slots, self.crew.incarnations, strict=True):
+            if slot in failed:
+                yield RowFailure(slot, incarnation, failed[slot])
+
+    def _logprobs(self) -> Iterator[RowLogprobs]:
+        crew, sampled = self.crew, self.sampled
+        place_of = {slot: place for place, slot in enumerate(crew.lineup.slots.tolist())}
+        for slot, incarnation in zip(crew.run.slots, crew.incarnations, strict=True):
+            place = place_of.get(slot)
+            if place is None or slot in self.failed:
+                continue
+            word, (prompt_from, prompt) = sampled.logprobs.get(place), sampled.prompts.get(place, (0, ()))
+            if word is not None or prompt:
+                yield RowLogprobs(slot, incarnation, word, prompt_from, prompt)

@@ -1,0 +1,146 @@
+"""The worker's loop with steps that are done late: results in order, pings, the end."""
+
+from __future__ import annotations
+
+import socket
+from threading import Thread
+
+import pytest
+from late_executor import DEADLINE_SECONDS, LateExecutor, expected
+from rig import TINY
+from test_model_runner import new, plan
+
+from baton.kvpool.pool import KVPool
+from baton.protocol.control import Ping, Pong
+from baton.protocol.progress import ProgressWord
+from baton.protocol.request import SamplingParams
+from baton.runtime.channel import BlockingChannel
+from baton.runtime.step_loop import StepLoop
+from baton.worker.kv_layout import kv_layout
+from baton.worker.model_runner import ModelRunner
+
+
+class Worker:
+    """The loop in a thread, the engine's end of its channel, and the executor."""
+
+    def __init__(self, executor: LateExecutor) -> None:
+        ours, theirs = socket.socketpair()
+        ours.settimeout(DEADLINE_SECONDS)
+        self.executor = executor
+        self.engine = BlockingChannel(ours)
+        ours.settimeout(DEADLINE_SECONDS)  # a BlockingChannel has none
+        self._sockets = ours, theirs
+        self.runner = ModelRunner(executor, KVPool.create(kv_layout(TINY, 4, "float32"), 16), slots=4)
+        self.word = ProgressWord.create()
+        self.error: BaseException | None = None
+        channel = BlockingChannel(theirs)
+        self._thread = Thread(target=self._run, args=(StepLoop(self.runner, channel, self.word),), daemon=True)
+        self._thread.start()
+
+    def _run(self, loop: StepLoop) -> None:
+        try:
+            loop.run()
+        except BaseException as error:
+            self.error = error
+            self._sockets[1].close()
+
+    def quiet(self) -> bool:
+        """Nothing comes by itself: what was to come has come."""
+        self.engine.send(Ping(99))
+        return self.engine.receive() == Pong(99)
+
+    def end(self) -> None:
+        self._sockets[0].close()
+        self._thread.join(DEADLINE_SECONDS)
+        assert not self._thread.is_alive()
+        self.runner.close()
+
+
+@pytest.fixture(params=[1, 2])
+def prompt_worker(request):
+    """Steps are done at once."""
+    worker = Worker(LateExecutor(request.param, at_once=True))
+    yield worker
+    worker.end()
+
+
+@pytest.fixture
+def worker():
+    worker = Worker(LateExecutor(2))
+    yield worker
+    for late in worker.executor.launched:
+        late.done.set()
+    worker.end()
+
+
+def test_results_come_in_order_however_many_are_ahead(prompt_worker):
+    answers = expected([1, 2, 3], 9)
+    prompt_worker.engine.send(plan(1, new=(new(0, [1, 2, 3]),), run=[(0, 3)]))
+    for step in range(2, 10):
+        prompt_worker.engine.send(plan(step, run=[(0, 1)]))
+    results = [prompt_worker.engine.receive() for _ in range(9)]
+    assert [result.step for result in results] == list(range(1, 10))
+    assert [result.values[0] for result in results] == answers
+
+
+def test_a_plan_is_launched_while_the_one_before_is_computed(worker):
+    first, second, third = expected([5], 3)
+    for step in (1, 2, 3):
+        worker.engine.send(plan(step, new=(new(0, [5]),) if step == 1 else (), run=[(0, 1)]))
+    worker.executor.launches.wait(2)
+    assert worker.executor.collected == 0
+    worker.executor.launched[0].done.set()
+    assert worker.engine.receive().values == (first,)
+    worker.executor.launches.wait(3)
+    worker.executor.launched[1].done.set()
+    worker.executor.launched[2].done.set()
+    assert [worker.engine.receive().values for _ in range(2)] == [(second,), (third,)]
+    assert [late.fed_back for late in worker.executor.launched] == [[], [0], [0]]
+
+
+def test_the_younger_step_that_is_done_first_waits_for_the_older(worker):
+    first, second = expected([5], 2)
+    worker.engine.send(plan(1, new=(new(0, [5]),), run=[(0, 1)]))
+    worker.engine.send(plan(2, run=[(0, 1)]))
+    worker.executor.launches.wait(2)
+    worker.executor.launched[1].done.set()
+    worker.executor.launched[0].done.set()
+    assert [worker.engine.receive().values for _ in range(2)] == [(first,), (second,)]
+
+
+def test_a_result_is_sent_without_another_plan(worker):
+    worker.engine.send(plan(1, new=(new(0, [5]),), run=[(0, 1)]))
+    worker.executor.launches.wait(1)
+    assert worker.quiet(), "a ping is answered while a step is under way"
+    worker.executor.launched[0].done.set()
+    assert worker.engine.receive().values == (expected([5], 1)[0],)
+    assert worker.quiet()
+
+
+def test_sampling_on_the_host_is_not_run_ahead(worker):
+    settings = (SamplingParams(presence_penalty=0.5),)
+    worker.executor.at_once = True
+    worker.engine.send(plan(1, new=(new(0, [5]),), sampling=settings, run=[(0, 1)]))
+    worker.engine.send(plan(2, sampling=(), run=[(0, 1)]))
+    worker.engine.send(plan(3, sampling=(), run=[(0, 1)]))
+    assert [worker.engine.receive().values[0] for _ in range(3)] == expected([5], 3)
+    assert [late.fed_back for late in worker.executor.launched] == [[], [], []]
+
+
+def test_the_end_of_the_channel_while_steps_are_under_way(worker):
+    worker.engine.send(plan(1, new=(new(0, [5]),), run=[(0, 1)]))
+    worker.executor.launches.wait(1)
+    worker.executor.launched[0].done.set()
+    worker.end()
+    assert worker.error is None or isinstance(worker.error, (BrokenPipeError, ConnectionResetError))
+    assert worker.executor.closed
+
+
+def test_an_error_of_a_step_ends_the_loop(worker):
+    def broken() -> None:
+        raise RuntimeError("device lost")
+
+    worker.executor.on_wait = broken
+    worker.engine.send(plan(1, new=(new(0, [5]),), run=[(0, 1)]))
+    assert worker.engine.receive() is None, "the channel is closed"
+    assert "device lost" in str(worker.error)
