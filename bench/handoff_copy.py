@@ -43,7 +43,8 @@ GOAL = 0.5
 
 
 def layout_of(dtype: str) -> KVLayout:
-    return KVLayout(layers=30, kv_heads=3, head_dim=64, block_size=16, dtype=dtype)  # type: ignore[arg-type]
+    form = "int8-fours" if dtype == "int8" else "turned"
+    return KVLayout(layers=30, kv_heads=3, head_dim=64, block_size=16, dtype=dtype, format=form)  # type: ignore[arg-type]
 
 
 async def serve(address: str, dtype: str, blocks: int) -> None:

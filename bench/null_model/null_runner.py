@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from baton.config import WorkerConfig
+from baton.kvpool.layout import KVKind
 from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig, RopeConfig
 from baton.protocol.progress import ProgressWord
@@ -122,7 +123,7 @@ class NullForward:
 class NullRunner(ModelRunner):
     def __init__(self, config: WorkerConfig) -> None:
         self.notes = Notes()
-        pool = KVPool.create(kv_layout(MODEL, config.block_size, "float32"), BLOCKS)
+        pool = KVPool.create(kv_layout(MODEL, config.block_size, KVKind("float32")), BLOCKS)
         super().__init__(Stepwise(NullForward(config.slots, self.notes)), pool, slots=config.slots)
 
 

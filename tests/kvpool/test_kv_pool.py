@@ -107,7 +107,7 @@ def test_the_picture_in_the_docstring():
 
 def test_another_layout_is_refused():
     pool = KVPool.create(LAYOUT, 2)
-    for change in ({"block_size": 4}, {"dtype": "bfloat16"}, {"dtype": "bfloat16-pairs"}, {"layers": 1}):
+    for change in ({"block_size": 4}, {"dtype": "bfloat16"}, {"format": "amx-pairs"}, {"layers": 1}):
         with pytest.raises(ProtocolError, match="another layout"):
             KVPool.attach(pool.fd, announced(pool.incarnation, 2, replace(LAYOUT, **change)))
     pool.close()
@@ -174,11 +174,19 @@ def test_more_than_there_is_fails_at_once():
 
 def test_pairs_are_not_shown_as_if_they_lay_one_by_one():
     """The kernels for tiles store pairs of numbers: a view of single ones would show other numbers than are there."""
-    layout = KVLayout(layers=1, kv_heads=1, head_dim=64, block_size=16, dtype="bfloat16-pairs")
+    layout = KVLayout(layers=1, kv_heads=1, head_dim=64, block_size=16, dtype="bfloat16", format="amx-pairs")
     pool = KVPool.create(layout, 1)
     assert not hasattr(pool, "keys")
     assert not hasattr(pool, "values")
     assert pool.data.shape == (1, layout.block_numbers)
     pool.close()
-    fingerprints = {replace(layout, dtype=dtype).fingerprint() for dtype in ("float16", "bfloat16", "bfloat16-pairs")}
-    assert len(fingerprints) == 3
+
+
+def test_the_same_numbers_in_another_order_have_another_fingerprint():
+    """A GPU's bfloat16 blocks and those of a processor with tiles are of one size, and mean nothing to each other."""
+    layout = KVLayout(layers=1, kv_heads=1, head_dim=64, block_size=16, dtype="bfloat16")
+    kinds = [("float16", "turned"), ("bfloat16", "turned"), ("bfloat16", "amx-pairs"), ("bfloat16", "token-major")]
+    layouts = [replace(layout, dtype=dtype, format=form) for dtype, form in kinds]
+    assert len({one.block_bytes for one in layouts}) == 1
+    assert len({one.fingerprint() for one in layouts}) == len(kinds)
+    assert [KVLayout.decode(one.encode()) for one in layouts] == layouts

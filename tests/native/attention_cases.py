@@ -9,7 +9,7 @@ import torch
 from kernels import Team
 from steps import Paged, Part
 
-from baton.kvpool.layout import KVDtype
+from baton.kvpool.layout import KVDtype, KVFormat, KVKind
 from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig, RopeConfig, Traits
 from baton.native.library import Shape as CShape
@@ -27,6 +27,7 @@ class Shape:
     block_size: int = 16
     window: int | None = None
     dtype: KVDtype = "float32"
+    format: KVFormat = "turned"
 
     def config(self) -> ModelConfig:
         return ModelConfig(
@@ -58,7 +59,9 @@ class History(Paged):
         self.v = [torch.randn(n, shape.kv_heads, shape.head_dim, generator=generator) for n in lengths]
 
     def pool(self) -> KVPool:
-        pool = KVPool.create(kv_layout(self.shape.config(), self.shape.block_size, self.shape.dtype), self.blocks)
+        pool = KVPool.create(
+            kv_layout(self.shape.config(), self.shape.block_size, KVKind(self.shape.dtype, self.shape.format)), self.blocks
+        )
         pool.data.view(np.uint8).fill(0xFF)  # not-a-number, in every type
         return pool
 
@@ -103,7 +106,7 @@ class KernelAttention:
             scale=config.attention_scale,
         )
         address = self._pool.data.ctypes.data + layer * 2 * layout.half * layout.itemsize
-        kind, window = KV_KINDS[layout.dtype], config.window(layer) or 0
+        kind, window = KV_KINDS[layout.kind], config.window(layer) or 0
         failed = self._team.library.attention(
             self._team.runner, step, shape, address, qkv.ctypes.data, window, kind, out.ctypes.data
         )

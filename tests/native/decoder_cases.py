@@ -91,7 +91,7 @@ class Conversation(Paged):
 
     def forward(self, loaded: LoadedForward) -> Forward:
         """On a pool of its own, full of junk."""
-        layout = kv_layout(self.config, BLOCK_SIZE, loaded.kv_dtype)
+        layout = kv_layout(self.config, BLOCK_SIZE, loaded.kv)
         self._pool = KVPool.create(layout, self.blocks)  # the forward pass knows its address only
         self._pool.data.view(np.uint8).fill(0xFF)
         return loaded.with_pool(self._pool)

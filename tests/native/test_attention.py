@@ -13,7 +13,7 @@ from kernels import Team
 from product_oracle import mixing_matrix
 from steps import random_steps
 
-from baton.kvpool.layout import KVDtype
+from baton.kvpool.layout import KVDtype, KVFormat
 from baton.native.library import Library
 from baton.worker.attention.gathered import GatheredAttention
 
@@ -56,9 +56,9 @@ def test_on_tiles_it_is_torch_with_rounded_numbers(tiled, seed):
     """Torch gets what the tiles get: queries, keys and values in bfloat16. Then only the weights of tokens are rounded here and
     not there, each by one unit at most, and so is no more than the same share of the largest value that they are to mix."""
     rng = random.Random(seed)
-    shape = replace(random_shape(rng), head_dim=rng.choice([64, 128, 192]), block_size=16, dtype="bfloat16-pairs")
+    shape = replace(random_shape(rng), head_dim=rng.choice([64, 128, 192]), block_size=16, dtype="bfloat16", format="amx-pairs")
     history = History(shape, [rng.randint(1, 200) for _ in range(rng.randint(1, 4))], seed)
-    exact = History(replace(shape, dtype="float32"), history.lengths, seed)
+    exact = History(replace(shape, dtype="float32", format="turned"), history.lengths, seed)
     config = shape.config()
     exact.q = [(q * config.attention_scale).bfloat16() / config.attention_scale for q in history.q]
     exact.k, exact.v = ([x.bfloat16().float() for x in every] for every in (history.k, history.v))
@@ -112,9 +112,9 @@ def test_in_bytes_it_is_torch_with_rounded_numbers(library, seed):
     """Torch gets queries, keys and values as bytes have them. Weights then have 14 bits of the largest of their segment: they
     are rounded to less than a ten-thousandth."""
     rng = random.Random(seed)
-    shape = replace(random_shape(rng), head_dim=rng.choice([64, 128, 192]), block_size=16, dtype="int8")
+    shape = replace(random_shape(rng), head_dim=rng.choice([64, 128, 192]), block_size=16, dtype="int8", format="int8-fours")
     history = History(shape, [rng.randint(1, 400) for _ in range(rng.randint(1, 4))], seed)
-    exact = History(replace(shape, dtype="float32"), history.lengths, seed)
+    exact = History(replace(shape, dtype="float32", format="turned"), history.lengths, seed)
     exact.q, exact.k = ([in_mixed_bytes(x) for x in every] for every in (history.q, history.k))
     exact.v = [in_bytes(x) for x in history.v]
     config, bound = shape.config(), 5e-4 * max(float(v.abs().max()) for v in history.v)
@@ -129,7 +129,7 @@ def test_in_bytes_it_is_torch_with_rounded_numbers(library, seed):
 def test_one_token_that_gets_nearly_everything_leaves_the_others_their_share(library):
     """The first token of a text often gets nearly all; what the other 600 say together must not be rounded away. Those of its
     own segment are, here: each loses less than half a unit of the largest weight."""
-    history = History(Shape(head_dim=64, dtype="int8"), [600])
+    history = History(Shape(head_dim=64, dtype="int8", format="int8-fours"), [600])
     history.q[0][:], history.k[0][:] = 0.5, 0.0
     history.k[0][0] = 1.0  # a score of 4: e^4 to 1 each
     history.q[0] *= 2.6  # of 10.4: about 33,000 to 599
@@ -142,7 +142,7 @@ def test_one_token_that_gets_nearly_everything_leaves_the_others_their_share(lib
 
 @pytest.mark.parametrize("window", [None, 20])
 def test_a_query_of_zeros_sees_the_mean(library, window):
-    history = History(Shape(head_dim=64, dtype="int8", window=window), [150])
+    history = History(Shape(head_dim=64, dtype="int8", format="int8-fours", window=window), [150])
     history.q[0][:] = 0.0
     with Team(library) as team:
         backend = KernelAttention(team, history.shape.config(), history.pool())
@@ -182,21 +182,21 @@ def test_a_sequence_gets_the_same_bits_in_any_chunks_and_company(library, shape,
 @pytest.mark.parametrize("shape", [Shape(), Shape(heads=14, window=30), Shape(heads=1, kv_heads=1), Shape(heads=3, kv_heads=3)])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_so_it_does_on_tiles(tiled, shape, head_dim):
-    assert_same_bits_in_any_company(tiled, replace(shape, head_dim=head_dim, dtype="bfloat16-pairs"))
+    assert_same_bits_in_any_company(tiled, replace(shape, head_dim=head_dim, dtype="bfloat16", format="amx-pairs"))
 
 
 @pytest.mark.parametrize("shape", [Shape(), Shape(heads=14, window=30), Shape(heads=1, kv_heads=1), Shape(heads=3, kv_heads=3)])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_so_it_does_in_bytes(library, shape, head_dim):
     """On a processor with tiles: few rows on vectors and many on tiles, the same bits."""
-    assert_same_bits_in_any_company(library, replace(shape, head_dim=head_dim, dtype="int8"))
+    assert_same_bits_in_any_company(library, replace(shape, head_dim=head_dim, dtype="int8", format="int8-fours"))
 
 
 @pytest.mark.parametrize("window", [None, 700])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_long_sequence_that_the_team_shares_gets_the_same_bits(library, threads, window):
     """Decoded alone, its spans go to all members; in a prompt, one member goes through them after each other."""
-    shape = Shape(heads=3, kv_heads=1, head_dim=64, dtype="int8", window=window)
+    shape = Shape(heads=3, kv_heads=1, head_dim=64, dtype="int8", format="int8-fours", window=window)
     history = History(shape, [1300, 520, 40])
     expected = alone(library, history)
     with Team(library, threads) as team:
@@ -210,14 +210,14 @@ def test_a_long_sequence_that_the_team_shares_gets_the_same_bits(library, thread
             assert torch.equal(out, expected[sequence][1][at : at + count])
 
 
-def assert_extreme_scores_are_right(library: Library, dtype: KVDtype, tolerance: float) -> None:
-    history = History(Shape(head_dim=64, dtype=dtype), [90])
+def assert_extreme_scores_are_right(library: Library, dtype: KVDtype, tolerance: float, form: KVFormat = "turned") -> None:
+    history = History(Shape(head_dim=64, dtype=dtype, format=form), [90])
     history.q[0] *= 100.0
     history.q[0], history.k[0] = history.q[0].bfloat16().float(), history.k[0].bfloat16().float()
     parts, config = [(0, 0, 90)], history.shape.config()
     with Team(library) as team:
         ours = history.run(KernelAttention(team, config, history.pool()), parts, 0)[0]
-    exact = History(replace(history.shape, dtype="float32"), [90]).pool()
+    exact = History(replace(history.shape, dtype="float32", format="turned"), [90]).pool()
     assert ours.isfinite().all()
     torch.testing.assert_close(ours, history.run(GatheredAttention(config, exact), parts, 0)[0], atol=tolerance, rtol=0)
 
@@ -228,13 +228,13 @@ def test_extreme_scores_stay_finite_and_right(library, dtype, tolerance):
 
 
 def test_so_they_do_on_tiles(tiled):
-    assert_extreme_scores_are_right(tiled, "bfloat16-pairs", 2e-2)
+    assert_extreme_scores_are_right(tiled, "bfloat16", 2e-2, "amx-pairs")
 
 
 def test_so_they_do_in_bytes(library):
-    history = History(Shape(head_dim=64, dtype="int8"), [90])
+    history = History(Shape(head_dim=64, dtype="int8", format="int8-fours"), [90])
     history.q[0] *= 100.0
-    exact = History(replace(history.shape, dtype="float32"), [90])
+    exact = History(replace(history.shape, dtype="float32", format="turned"), [90])
     exact.q, exact.k, exact.v = [in_mixed_bytes(history.q[0])], [in_mixed_bytes(history.k[0])], [in_bytes(history.v[0])]
     parts, config = [(0, 0, 90)], history.shape.config()
     with Team(library) as team:
@@ -244,8 +244,10 @@ def test_so_they_do_in_bytes(library):
     torch.testing.assert_close(ours, expected, atol=5e-2, rtol=0)
 
 
-def assert_poison_stays_in_its_sequence(library: Library, dtype: KVDtype, poison: float, where: str) -> None:
-    history = History(Shape(dtype=dtype, head_dim=64), [40, 40])
+def assert_poison_stays_in_its_sequence(
+    library: Library, dtype: KVDtype, poison: float, where: str, form: KVFormat = "turned"
+) -> None:
+    history = History(Shape(dtype=dtype, format=form, head_dim=64), [40, 40])
     getattr(history, where)[0][3] = poison
     with Team(library) as team:
         sick, well = history.run(KernelAttention(team, history.shape.config(), history.pool()), history.all_at_once(), 0)
@@ -253,10 +255,10 @@ def assert_poison_stays_in_its_sequence(library: Library, dtype: KVDtype, poison
     assert well.isfinite().all()
 
 
-def assert_what_is_not_seen_changes_no_bit(library: Library, dtype: KVDtype) -> None:
+def assert_what_is_not_seen_changes_no_bit(library: Library, dtype: KVDtype, form: KVFormat = "turned") -> None:
     """Later tokens of the same step, with huge values where the earlier ones have none: no weight, however small, may meet
     them."""
-    history = History(Shape(dtype=dtype, head_dim=64), [100])
+    history = History(Shape(dtype=dtype, format=form, head_dim=64), [100])
     history.v[0][:60, :, :32], history.v[0][60:] = 0.0, 1e30
     config = history.shape.config()
     with Team(library) as team:
@@ -271,11 +273,11 @@ def test_what_is_not_seen_changes_no_bit(library, dtype):
 
 
 def test_nor_does_it_in_bfloat16(tiled):
-    assert_what_is_not_seen_changes_no_bit(tiled, "bfloat16-pairs")
+    assert_what_is_not_seen_changes_no_bit(tiled, "bfloat16", "amx-pairs")
 
 
 def test_nor_does_it_in_int8(library):
-    assert_what_is_not_seen_changes_no_bit(library, "int8")
+    assert_what_is_not_seen_changes_no_bit(library, "int8", "int8-fours")
 
 
 @DTYPES
@@ -288,10 +290,10 @@ def test_what_is_no_number_stays_in_its_own_sequence(library, dtype, poison, whe
 @POISONS
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 def test_so_it_does_in_bfloat16(tiled, poison, where):
-    assert_poison_stays_in_its_sequence(tiled, "bfloat16-pairs", poison, where)
+    assert_poison_stays_in_its_sequence(tiled, "bfloat16", poison, where, "amx-pairs")
 
 
 @POISONS
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 def test_so_it_does_in_int8(library, poison, where):
-    assert_poison_stays_in_its_sequence(library, "int8", poison, where)
+    assert_poison_stays_in_its_sequence(library, "int8", poison, where, "int8-fours")

@@ -14,6 +14,7 @@ import pytest
 from rig import TINY, TINY_SEED, generate, make_pool, tiny_model
 
 from baton.config import WorkerConfig
+from baton.kvpool.layout import KVKind
 from baton.models.loaders.dummy import DummyWeights
 from baton.models.open import OpenedModel
 from baton.native import build, build_cache
@@ -192,7 +193,7 @@ def test_torch_does_it_where_nothing_can_be_compiled(hopeless, caplog):
         loaded = CpuPlatform().load(opened(), WorkerConfig(quantization="none", threads=1))
     assert "the model runs in torch" in caplog.text
     assert hopeless in caplog.text
-    assert loaded.kv_dtype == "float32"
+    assert loaded.kv == KVKind("float32")
     prompts = {"a": [1, 2, 3, 4, 5], "b": [9, 8]}
     in_torch = generate(tiny_model(compute="torch"), prompts, max_tokens=4)
     assert generate(tiny_model(), prompts, max_tokens=4) == in_torch

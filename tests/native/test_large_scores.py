@@ -20,12 +20,12 @@ from baton.worker.attention.gathered import GatheredAttention
 SCORES = pytest.mark.parametrize("score", [300.0, 900.0, 1100.0, 4000.0, 1e5, 1e8])
 """To base 2, of the largest."""
 TOKENS = 90
-SHAPE = Shape(heads=4, kv_heads=2, head_dim=64, dtype="int8")
+SHAPE = Shape(heads=4, kv_heads=2, head_dim=64, dtype="int8", format="int8-fours")
 
 
 def kernel_and_float32(library: Library, history: History) -> tuple[torch.Tensor, torch.Tensor]:
     """The kernel's answers, and what float32 makes of the same bytes."""
-    exact = History(replace(history.shape, dtype="float32"), history.lengths)
+    exact = History(replace(history.shape, dtype="float32", format="turned"), history.lengths)
     exact.q, exact.k = ([in_mixed_bytes(x) for x in every] for every in (history.q, history.k))
     exact.v = [in_bytes(x) for x in history.v]
     config, parts = history.shape.config(), history.all_at_once()

@@ -123,7 +123,7 @@ def test_what_the_pool_holds_can_be_chosen(library, kv_dtype):
     for quantization in ("none", "int4"):
         talk = Conversation(QUANTISED_CASES["plain"], STRANGERS[:20])
         loaded = load(library, talk.config, quantization=quantization, kv_dtype=kv_dtype)
-        assert loaded.kv_dtype == kv_dtype
+        assert loaded.kv.dtype == kv_dtype
         forward = talk.forward(loaded)
         ours = talk.run(forward, [talk.all_at_once()])
         forward.close()

@@ -292,7 +292,7 @@ def test_the_password_of_a_store_is_not_in_its_errors(monkeypatch: pytest.Monkey
         process = CacheProcess(config, await Channel.open(ours), theirs)
         monkeypatch.setattr("baton.runtime.cache.open_backend", lambda url, name: ByTokens())
         with pytest.raises(InvalidConfig, match="by tokens") as refused:
-            process._open_storage(KVLayout(layers=1, kv_heads=1, head_dim=4, block_size=4, dtype="int8"))
+            process._open_storage(KVLayout(layers=1, kv_heads=1, head_dim=4, block_size=4, dtype="int8", format="int8-fours"))
         assert "secret" not in str(refused.value)
         theirs.close()
 

@@ -96,7 +96,7 @@ def tiny_oracle(config: ModelConfig = TINY) -> Decoder:
 
 
 def make_pool(model: RigModel, *, blocks: int, block_size: int) -> KVPool:
-    pool = KVPool.create(kv_layout(model.config, block_size, model.loaded.kv_dtype), blocks)
+    pool = KVPool.create(kv_layout(model.config, block_size, model.loaded.kv), blocks)
     pool.data.view(np.uint8).fill(0xFF)  # not-a-number in every type: who reads what nobody has written is found out
     return pool
 

@@ -10,7 +10,7 @@ from baton.kvpool.layout import KVLayout
 from baton.kvpool.memory import GIB
 from baton.worker.build import fit_pool
 
-LLAMA_8B = KVLayout(layers=32, kv_heads=8, head_dim=128, block_size=16, dtype="int8")
+LLAMA_8B = KVLayout(layers=32, kv_heads=8, head_dim=128, block_size=16, dtype="int8", format="int8-fours")
 MODEL_CONTEXT = 131_072
 
 

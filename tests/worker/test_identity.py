@@ -15,6 +15,7 @@ from chaos_model import make_model
 
 from baton.config import WorkerConfig
 from baton.errors import ModelFileBroken
+from baton.kvpool.layout import KVKind
 from baton.kvpool.pool import KVPool
 from baton.models.open import open_model
 from baton.native import build_cache
@@ -122,7 +123,7 @@ def test_every_variant_of_the_kernels_has_its_own_arithmetic(model):
     names = []
     for variant in variants:
         opened = open_model(model)
-        pool = KVPool.create(kv_layout(opened.config, 16, "float32"), 2)
+        pool = KVPool.create(kv_layout(opened.config, 16, KVKind("float32")), 2)
         forward = load_native(load_variant(variant), opened, config).with_pool(pool)
         names.append(forward.arithmetic)
         forward.close()

@@ -9,9 +9,10 @@ from rig import TINY, Rig, tiny_model
 
 from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
+from baton.kvpool.layout import INT8_FOURS, KVKind
 from baton.native.library import load_best
 from baton.native.variants import VARIANTS
-from baton.worker.forward.native_forward import kv_dtype_for
+from baton.worker.forward.native_forward import kv_kind_for
 
 WIDE = dataclasses.replace(TINY, head_dim=64)
 
@@ -22,6 +23,10 @@ class Machine:
     def __init__(self, tiles: bool, variant: str = "amx") -> None:
         self.variant = next(each for each in VARIANTS if each.name == variant)
         self.has_tiles = lambda: int(tiles)
+
+
+def kind_named(name: str) -> KVKind:
+    return INT8_FOURS if name == "int8" else KVKind(*name.split())
 
 
 @pytest.mark.parametrize(
@@ -36,18 +41,18 @@ class Machine:
         (True, WIDE, {"kv_dtype": "float16"}, "float16"),
         (True, WIDE, {"kv_dtype": "float32"}, "float32"),
         (False, WIDE, {"quantization": "none", "kv_dtype": "float16"}, "float16"),
-        (True, WIDE, {"quantization": "none", "kv_dtype": "bfloat16"}, "bfloat16-pairs"),
+        (True, WIDE, {"quantization": "none", "kv_dtype": "bfloat16"}, "bfloat16 amx-pairs"),
         (False, WIDE, {"quantization": "none", "kv_dtype": "int8"}, "int8"),
     ],
 )
 def test_what_the_pool_holds(tiles, config, settings, expected):
-    assert kv_dtype_for(Machine(tiles), config, WorkerConfig(**settings)) == expected
+    assert kv_kind_for(Machine(tiles), config, WorkerConfig(**settings)) == kind_named(expected)
 
 
 @pytest.mark.parametrize("variant", ["dotprod", "i8mm", "plain"])
 def test_what_nobody_has_timed_is_no_default(variant):
-    assert kv_dtype_for(Machine(False, variant), WIDE, WorkerConfig()) == "float16"
-    assert kv_dtype_for(Machine(False, variant), WIDE, WorkerConfig(kv_dtype="int8")) == "int8"
+    assert kv_kind_for(Machine(False, variant), WIDE, WorkerConfig()) == KVKind("float16")
+    assert kv_kind_for(Machine(False, variant), WIDE, WorkerConfig(kv_dtype="int8")) == INT8_FOURS
 
 
 @pytest.mark.parametrize(
@@ -60,12 +65,12 @@ def test_what_nobody_has_timed_is_no_default(variant):
 )
 def test_bfloat16_where_it_cannot_be_is_refused(tiles, config, settings, why):
     with pytest.raises(InvalidConfig, match=why):
-        kv_dtype_for(Machine(tiles), config, WorkerConfig(kv_dtype="bfloat16", **settings))
+        kv_kind_for(Machine(tiles), config, WorkerConfig(kv_dtype="bfloat16", **settings))
 
 
 def test_int8_where_it_cannot_be_is_refused():
     with pytest.raises(InvalidConfig, match=r"int8 needs block_size 16 .* here it is 8 and 64: take float16"):
-        kv_dtype_for(Machine(False), WIDE, WorkerConfig(kv_dtype="int8", block_size=8))
+        kv_kind_for(Machine(False), WIDE, WorkerConfig(kv_dtype="int8", block_size=8))
 
 
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])

@@ -13,6 +13,7 @@ import pytest
 from rig import TINY, TINY_SEED, Rig, RigModel, generate, make_pool, make_runner, tiny_model, tiny_oracle
 
 from baton.errors import ProtocolError
+from baton.kvpool.layout import KVKind
 from baton.models.loaders.dummy import DummyWeights
 from baton.models.raw_tensor import RawTensor
 from baton.models.reference import all_logits
@@ -313,7 +314,7 @@ def test_in_torch_they_differ_by_rounding():
 
 def test_the_pool_can_be_another_process_s(model):
     platform = CpuPlatform()
-    layout = kv_layout(TINY, 4, "float32")
+    layout = kv_layout(TINY, 4, KVKind("float32"))
     pool = platform.create_pool(layout, 16)
     attached = platform.attach_pool(os.dup(pool.fd), pool.announcement())
     first = make_runner(model, attached, slots=2)

@@ -20,7 +20,7 @@ from baton.worker.kv_layout import kv_layout
 from baton.worker.platforms.cpu import CpuPlatform
 from baton.worker.profile import MemoryProfile, blocks_that_fit, largest_step, measure
 
-LLAMA_8B = KVLayout(layers=32, kv_heads=8, head_dim=128, block_size=16, dtype="int8")
+LLAMA_8B = KVLayout(layers=32, kv_heads=8, head_dim=128, block_size=16, dtype="int8", format="int8-fours")
 PROFILE = MemoryProfile(16 * GIB, 9 * GIB, GIB // 2)
 
 
@@ -37,7 +37,7 @@ def test_the_largest_step_has_as_many_sequences_and_tokens_as_there_may_be(slots
 @pytest.mark.parametrize("compute", ["native", "torch"])
 def test_it_runs_on_a_throw_away_pool_and_gives_everything_back(compute: str):
     model = tiny_model(compute=compute)
-    layout = kv_layout(TINY, 4, model.loaded.kv_dtype)
+    layout = kv_layout(TINY, 4, model.loaded.kv)
     config = WorkerConfig(slots=4, tokens_per_step=64, block_size=4)
     descriptors = len(os.listdir("/proc/self/fd"))
     profile = measure(CpuPlatform(), model.loaded.with_pool, layout, config, 100)
@@ -58,7 +58,7 @@ def test_what_is_in_use_does_not_count_the_throw_away_pool():
             return 12345
 
     model = tiny_model()
-    layout = kv_layout(TINY, 4, model.loaded.kv_dtype)
+    layout = kv_layout(TINY, 4, model.loaded.kv)
     config = WorkerConfig(slots=2, tokens_per_step=16, block_size=4)
     profile = measure(Measured(), model.loaded.with_pool, layout, config, 40)
     blocks = sum(len(new.blocks) for new in largest_step(config, 40).new)

@@ -10,6 +10,7 @@ from late_executor import DEADLINE_SECONDS, LateExecutor, expected
 from rig import TINY
 from test_model_runner import new, plan
 
+from baton.kvpool.layout import KVKind
 from baton.kvpool.pool import KVPool
 from baton.protocol.control import Ping, Pong
 from baton.protocol.progress import ProgressWord
@@ -30,7 +31,7 @@ class Worker:
         self.engine = BlockingChannel(ours)
         ours.settimeout(DEADLINE_SECONDS)  # a BlockingChannel has none
         self._sockets = ours, theirs
-        self.runner = ModelRunner(executor, KVPool.create(kv_layout(TINY, 4, "float32"), 16), slots=4)
+        self.runner = ModelRunner(executor, KVPool.create(kv_layout(TINY, 4, KVKind("float32")), 16), slots=4)
         self.word = ProgressWord.create()
         self.error: BaseException | None = None
         channel = BlockingChannel(theirs)

@@ -8,6 +8,7 @@ from rig import TINY
 from test_model_runner import new, plan
 
 from baton.errors import InvariantBroken
+from baton.kvpool.layout import KVKind
 from baton.kvpool.pool import KVPool
 from baton.protocol.ids import BlockId, Incarnation, Slot
 from baton.protocol.request import SamplingParams
@@ -23,7 +24,7 @@ def executor():
 
 @pytest.fixture
 def runner(executor):
-    runner = ModelRunner(executor, KVPool.create(kv_layout(TINY, 4, "float32"), 16), slots=4)
+    runner = ModelRunner(executor, KVPool.create(kv_layout(TINY, 4, KVKind("float32")), 16), slots=4)
     yield runner
     runner.close()
 

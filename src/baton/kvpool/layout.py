@@ -9,15 +9,18 @@ A block holds `size` tokens of every layer and is one run of bytes: to move it t
 copy. Keys are turned (head_dim outside, token inside): attention then works out the scores of neighbouring tokens in
 the lanes of one vector, in place. Values are not, for the same reason: there the output's dimensions are the lanes.
 
-In bfloat16-pairs they lie in pairs, for processors that multiply tiles (native/csrc/attention_tiles.h). In int8 they lie in
-fours, and behind those of a head come the scales of its tokens; its keys are rotated (native/csrc/attention_bytes.h).
+That is the format "turned". Others fit what computes on them: the same numbers of the same dtype lie in another order.
+
+amx-pairs     in pairs, for processors that multiply tiles (native/csrc/attention_tiles.h)
+int8-fours    in fours, and behind those of a head come the scales of its tokens; keys are rotated (native/csrc/attention_bytes.h)
+token-major   keys as values, a token after the other: what a GPU reads in runs (worker/cuda/)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,25 +30,33 @@ from baton.errors import ProtocolError
 VERSION = "batonKV2"
 """Of the order within a block. Blocks of another one are never read."""
 
-KVDtype = Literal["float32", "float16", "bfloat16", "bfloat16-pairs", "int8"]
+KVDtype = Literal["float32", "float16", "bfloat16", "int8"]
+KVFormat = Literal["turned", "amx-pairs", "int8-fours", "token-major"]
 NUMPY_TYPES: dict[KVDtype, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(np.uint16),  # numpy has none: its arrays show the bits
-    "bfloat16-pairs": np.dtype(np.uint16),
     "int8": np.dtype(np.int8),
 }
-TURNED = "k(head,dim,token) v(head,token,dim)"
-ORDERS: dict[KVDtype, str] = {
-    "float32": TURNED,
-    "float16": TURNED,
-    "bfloat16": TURNED,
-    "bfloat16-pairs": "k(head,dim/2,token,2) v(head,token/2,dim,2)",
-    "int8": "k(head,rotated dim/4,token,4; scales) v(head,token/4,dim,4; scales)",
+ORDERS: dict[KVFormat, str] = {
+    "turned": "k(head,dim,token) v(head,token,dim)",
+    "amx-pairs": "k(head,dim/2,token,2) v(head,token/2,dim,2)",
+    "int8-fours": "k(head,rotated dim/4,token,4; scales) v(head,token/4,dim,4; scales)",
+    "token-major": "k(head,token,dim) v(head,token,dim)",
 }
-"""How a block's numbers lie in a layer: native/csrc/attention.h, attention_tiles.h, attention_bytes.h."""
+"""How a block's numbers lie in a layer."""
 SCALE_BYTES = 4
 """Of the float32 that multiplies a head's numbers of one token, with int8."""
+
+
+class KVKind(NamedTuple):
+    """What a pool holds, of whatever shape."""
+
+    dtype: KVDtype
+    format: KVFormat = "turned"
+
+
+INT8_FOURS = KVKind("int8", "int8-fours")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +69,11 @@ class KVLayout:
     block_size: int
     "Tokens."
     dtype: KVDtype
+    format: KVFormat = "turned"
+
+    @property
+    def kind(self) -> KVKind:
+        return KVKind(self.dtype, self.format)
 
     @property
     def itemsize(self) -> int:
@@ -66,7 +82,7 @@ class KVLayout:
     @property
     def half(self) -> int:
         """Numbers in the keys of one block of one layer, and again in its values. Scales count as the bytes they take."""
-        scale = SCALE_BYTES if self.dtype == "int8" else 0
+        scale = SCALE_BYTES if self.format == "int8-fours" else 0
         return self.kv_heads * (self.head_dim + scale) * self.block_size
 
     @property
@@ -79,7 +95,7 @@ class KVLayout:
 
     def fingerprint(self) -> bytes:
         words = (self.layers, self.kv_heads, self.head_dim, self.block_size, self.dtype)
-        return sha256(f"{VERSION} block layer {ORDERS[self.dtype]} {words}".encode()).digest()
+        return sha256(f"{VERSION} block layer {ORDERS[self.format]} {words}".encode()).digest()
 
     def encode(self) -> bytes:
         """For a process that passes it on without looking into it."""

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.errors import InvalidConfig, InvariantBroken, ProtocolError
-from baton.kvpool.layout import NUMPY_TYPES, ORDERS, TURNED, KVLayout
+from baton.kvpool.layout import NUMPY_TYPES, KVLayout
 from baton.kvpool.memory import GIB, main_memory
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.pool import PoolReady
@@ -57,9 +57,9 @@ class KVPool:
         heads, dim, size = layout.kv_heads, layout.head_dim, layout.block_size
         self.data = numbers.reshape(blocks, layout.block_numbers)
         "[block, everything]: what movers copy."
-        if ORDERS[layout.dtype] == TURNED:
+        if layout.format == "turned":
             self.keys = numbers.reshape(blocks, layout.layers, 2, heads, dim, size)[:, :, 0]
-            "[block, layer, kv_head, head_dim, token]. Not of pairs and int8: these lie as only the kernels read them."
+            "[block, layer, kv_head, head_dim, token]. Not of other formats: these lie as only their kernels read them."
             self.values = numbers.reshape(blocks, layout.layers, 2, heads, size, dim)[:, :, 1]
             "[block, layer, kv_head, token, head_dim]."
 

@@ -57,7 +57,7 @@ def own_pool(platform: Platform, layout: KVLayout, blocks: int) -> KVPool:
 def layout_of(config: WorkerConfig) -> KVLayout:
     """What a worker with these settings will compute on. Reads no weights."""
     opened = open_model(resolve(config.model))
-    return kv_layout(opened.config, config.block_size, CpuPlatform().kv_dtype(opened.config, config))
+    return kv_layout(opened.config, config.block_size, CpuPlatform().kv_kind(opened.config, config))
 
 
 def build_worker(config: WorkerConfig, progress: Progress | None = None, pool_source: PoolSource = own_pool) -> BuiltWorker:
@@ -65,7 +65,7 @@ def build_worker(config: WorkerConfig, progress: Progress | None = None, pool_so
     platform = CpuPlatform()
     opened = open_model(resolve(config.model, progress=progress))
     defaults = sampling_defaults(opened.recommended, config.generation_config, str(opened.path))
-    layout = kv_layout(opened.config, config.block_size, platform.kv_dtype(opened.config, config))
+    layout = kv_layout(opened.config, config.block_size, platform.kv_kind(opened.config, config))
     size = fit_pool(config, layout, opened.config.context_tokens_max)  # a profile can only be had with weights: see below
     with DigestInProgress(opened.files, config.threads or usable_cores()) as digesting:
         loaded = platform.load(opened, config, progress)

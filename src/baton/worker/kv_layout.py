@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from baton.kvpool.layout import KVDtype, KVLayout
+from baton.kvpool.layout import KVKind, KVLayout
 from baton.models.config import ModelConfig
 
 
-def kv_layout(config: ModelConfig, block_size: int, dtype: KVDtype) -> KVLayout:
+def kv_layout(config: ModelConfig, block_size: int, kind: KVKind) -> KVLayout:
     return KVLayout(
-        layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim, block_size=block_size, dtype=dtype
+        layers=config.layers,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        block_size=block_size,
+        dtype=kind.dtype,
+        format=kind.format,
     )

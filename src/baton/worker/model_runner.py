@@ -35,7 +35,7 @@ class ModelRunner:
     def __init__(self, executor: Executor, pool: KVPool, *, slots: int) -> None:
         """`pool`: the one that `executor` is bound to. Both are closed with the runner."""
         layout = pool.layout
-        if layout != kv_layout(executor.config, layout.block_size, layout.dtype):
+        if layout != kv_layout(executor.config, layout.block_size, layout.kind):
             raise ProtocolError(f"{layout} is not what a pool of this model looks like")
         self.config = executor.config
         self.executor = executor

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from baton.kvpool.layout import KVDtype
+from baton.kvpool.layout import KVKind
 from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig
 from baton.protocol.progress import ProgressWord
@@ -78,6 +78,6 @@ class Executor(Protocol):
 class LoadedExecutor:
     """A model whose weights are loaded. The pool comes after them: only then is it known what memory is left for it."""
 
-    kv_dtype: KVDtype
+    kv: KVKind
     "What it wants the pool to hold."
     with_pool: Callable[[KVPool], Executor]

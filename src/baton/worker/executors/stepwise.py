@@ -32,7 +32,7 @@ class Computed:
 
 
 def stepwise(loaded: LoadedForward) -> LoadedExecutor:
-    return LoadedExecutor(loaded.kv_dtype, lambda pool: Stepwise(loaded.with_pool(pool)))
+    return LoadedExecutor(loaded.kv, lambda pool: Stepwise(loaded.with_pool(pool)))
 
 
 class Stepwise:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
-from baton.kvpool.layout import KVDtype
+from baton.kvpool.layout import KVKind
 from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig
 from baton.protocol.progress import ProgressWord
@@ -57,13 +57,13 @@ class Forward(Protocol):
 class LoadedForward:
     """A model whose weights are loaded. The pool comes after them: only then is it known what memory is left for it."""
 
-    kv_dtype: KVDtype
+    kv: KVKind
     "What it wants the pool to hold."
     with_pool: Callable[[KVPool], Forward]
 
 
-def torch_kv_dtype(settings: WorkerConfig) -> KVDtype:
+def torch_kv_kind(settings: WorkerConfig) -> KVKind:
     """Here and not with the torch forward: that it cannot be is said without importing torch."""
     if settings.kv_dtype in ("bfloat16", "int8"):
         raise InvalidConfig(f"kv_dtype {settings.kv_dtype} needs the native kernels: take float16")
-    return "float32" if settings.kv_dtype == "auto" else settings.kv_dtype
+    return KVKind("float32" if settings.kv_dtype == "auto" else settings.kv_dtype)

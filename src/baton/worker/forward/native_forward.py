@@ -8,7 +8,7 @@ import numpy as np
 
 from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
-from baton.kvpool.layout import KVDtype
+from baton.kvpool.layout import INT8_FOURS, KVKind
 from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress, RawWeights
@@ -24,7 +24,14 @@ from baton.worker.draws import Draws
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import LoadedForward
 
-KV_KINDS: dict[KVDtype, int] = {"float32": KV_FLOAT, "float16": KV_HALF, "bfloat16-pairs": KV_PAIRS, "int8": KV_BYTES}
+AMX_PAIRS = KVKind("bfloat16", "amx-pairs")
+KV_KINDS: dict[KVKind, int] = {
+    KVKind("float32"): KV_FLOAT,
+    KVKind("float16"): KV_HALF,
+    AMX_PAIRS: KV_PAIRS,
+    INT8_FOURS: KV_BYTES,
+}
+"""What the library calls them."""
 
 
 def load_native(
@@ -34,11 +41,11 @@ def load_native(
     packed = PackedModel(library, opened.config, RawWeights(opened.weights, opened.config, progress), settings.quantization)
     balance(library, packed)
     return LoadedForward(
-        kv_dtype_for(library, opened.config, settings), lambda pool: NativeForward(library, packed, pool, settings.threads)
+        kv_kind_for(library, opened.config, settings), lambda pool: NativeForward(library, packed, pool, settings.threads)
     )
 
 
-def kv_dtype_for(library: Library, model: ModelConfig, settings: WorkerConfig) -> KVDtype:
+def kv_kind_for(library: Library, model: ModelConfig, settings: WorkerConfig) -> KVKind:
     """As settings say; else what is fastest and does not show beside the rounding of the weights."""
     regular = settings.block_size == KV_BLOCK and model.head_dim % KV_WIDTH == 0
     needs = f"block_size {KV_BLOCK} and heads whose width is a multiple of {KV_WIDTH}"
@@ -50,13 +57,15 @@ def kv_dtype_for(library: Library, model: ModelConfig, settings: WorkerConfig) -
     if settings.kv_dtype == "int8" and not regular:
         raise InvalidConfig(f"kv_dtype int8 needs {needs}; here it is {here}")
     if settings.kv_dtype == "bfloat16":
-        return "bfloat16-pairs"
+        return AMX_PAIRS
+    if settings.kv_dtype == "int8":
+        return INT8_FOURS
     if settings.kv_dtype != "auto":
-        return settings.kv_dtype
+        return KVKind(settings.kv_dtype)
     if settings.quantization == "none":
-        return "float32"
+        return KVKind("float32")
     # Elsewhere int8 works as well, but nobody has timed it there.
-    return "int8" if regular and library.variant.machine == "x86_64" else "float16"
+    return INT8_FOURS if regular and library.variant.machine == "x86_64" else KVKind("float16")
 
 
 class NativeForward:
@@ -71,7 +80,7 @@ class NativeForward:
             pool=pool.data.ctypes.data,
             block_size=layout.block_size,
             half_block=layout.half,
-            kv_kind=KV_KINDS[layout.dtype],
+            kv_kind=KV_KINDS[layout.kind],
             threads=threads,
         )
         self._pool: KVPool | None = pool  # the library has its address alone

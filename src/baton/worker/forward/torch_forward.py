@@ -17,7 +17,7 @@ from baton.worker.attention.base import AttentionBackend
 from baton.worker.attention.gathered import GatheredAttention
 from baton.worker.draws import Draws, choose, likeliest
 from baton.worker.flat_batch import FlatBatch
-from baton.worker.forward.base import LoadedForward, torch_kv_dtype
+from baton.worker.forward.base import LoadedForward, torch_kv_kind
 
 
 def load_torch(opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> LoadedForward:
@@ -25,7 +25,7 @@ def load_torch(opened: OpenedModel, settings: WorkerConfig, progress: Progress |
     torch.set_num_threads(settings.threads)
     dtype: torch.dtype = getattr(torch, settings.dtype)
     decoder = build_model(opened.config, opened.weights, dtype=dtype, quantization=settings.quantization, progress=progress)
-    return LoadedForward(torch_kv_dtype(settings), lambda pool: TorchForward(decoder, GatheredAttention(opened.config, pool)))
+    return LoadedForward(torch_kv_kind(settings), lambda pool: TorchForward(decoder, GatheredAttention(opened.config, pool)))
 
 
 class TorchForward:

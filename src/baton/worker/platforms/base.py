@@ -1,6 +1,6 @@
 """What the worker asks of hardware. One model runner serves every platform; it never asks what it runs on.
 
-A start goes: kv_dtype() -> load() -> memory_of_step() and memory(), where nobody says how many blocks -> create_pool(), or
+A start goes: kv_kind() -> load() -> memory_of_step() and memory(), where nobody says how many blocks -> create_pool(), or
 attach_pool() where another process made it.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from baton.config import WorkerConfig
-from baton.kvpool.layout import KVDtype, KVLayout
+from baton.kvpool.layout import KVKind, KVLayout
 from baton.kvpool.memory import MemoryFacts
 from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig
@@ -23,7 +23,7 @@ from baton.worker.executors.base import LoadedExecutor
 class Platform(Protocol):
     name: str
 
-    def kv_dtype(self, model: ModelConfig, settings: WorkerConfig) -> KVDtype:
+    def kv_kind(self, model: ModelConfig, settings: WorkerConfig) -> KVKind:
         """What the pool will hold. Asked before load(): a pool that is too small should be said before weights are read."""
         ...
 

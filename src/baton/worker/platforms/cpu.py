@@ -10,7 +10,7 @@ from functools import cached_property
 
 from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
-from baton.kvpool.layout import KVDtype, KVLayout
+from baton.kvpool.layout import KVKind, KVLayout
 from baton.kvpool.memory import MemoryFacts, main_memory, transient_bytes
 from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig
@@ -21,8 +21,8 @@ from baton.native.library import Library, load_best
 from baton.protocol.pool import PoolReady
 from baton.worker.executors.base import LoadedExecutor
 from baton.worker.executors.stepwise import stepwise
-from baton.worker.forward.base import torch_kv_dtype
-from baton.worker.forward.native_forward import kv_dtype_for, load_native
+from baton.worker.forward.base import torch_kv_kind
+from baton.worker.forward.native_forward import kv_kind_for, load_native
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +38,10 @@ class CpuPlatform:
         except NoCompiler as error:
             return error
 
-    def kv_dtype(self, model: ModelConfig, settings: WorkerConfig) -> KVDtype:
+    def kv_kind(self, model: ModelConfig, settings: WorkerConfig) -> KVKind:
         if settings.compute != "torch" and isinstance(self._library, Library):
-            return kv_dtype_for(self._library, model, settings)
-        return torch_kv_dtype(settings)
+            return kv_kind_for(self._library, model, settings)
+        return torch_kv_kind(settings)
 
     def load(self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> LoadedExecutor:
         settings = replace(settings, threads=settings.threads or usable_cores())
