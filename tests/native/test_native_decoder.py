@@ -109,7 +109,7 @@ def assert_same_bits_near_the_oracle(library, quantization, kv_dtype):
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_so_it_does_on_tiles(tiled, quantization):
-    assert_same_bits_near_the_oracle(tiled, quantization, "bfloat16-pairs")
+    assert_same_bits_near_the_oracle(tiled, quantization, "bfloat16")
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
