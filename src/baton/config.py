@@ -19,6 +19,10 @@ Quantization = Literal["auto", "int8", "int4", "none"]
 KVCacheType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 """What the KV cache holds. bfloat16 needs a processor with tiles (AMX), int8 heads whose width is a multiple of 64."""
 Compute = Literal["auto", "native", "torch"]
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "float32", "bfloat16"]
+"""Of activations, and on a GPU of weights and KV cache too."""
+LoadFormat = Literal["auto", "dummy"]
 GenerationConfig = Literal["auto", "none"]
 """Whether requests that do not say are sampled as the model's files recommend (models/generation.py)."""
 Role = Literal["mixed", "prefill", "decode"]
@@ -206,8 +210,14 @@ class WorkerConfig:
 
     model: str = "smollm2"
     "A folder, a .gguf file, a Hugging Face id, or an alias."
-    dtype: Literal["float32"] = "float32"
+    device: Device = "auto"
+    "What computes (worker/platforms/choose.py)."
+    dtype: Dtype = "auto"
     "Data type of activations."
+    load_format: LoadFormat = "auto"
+    "Where weights come from: the model's files, or chance."
+    model_shape: str = ""
+    "With dummy weights: a name of models/shapes.py instead of the model's own shape."
     quantization: Quantization = "auto"
     "How weights are kept and computed on."
     kv_dtype: KVCacheType = "auto"
@@ -224,8 +234,8 @@ class WorkerConfig:
     "KV blocks. None: as many as memory_utilization leaves room for, or kv_memory_gib holds."
     memory_utilization: Share | None = None
     "Share of the memory for weights, steps and KV pool together; how much of it the pool gets is measured (worker/profile.py)."
-    kv_memory_gib: Gibibytes = 2.0
-    "Memory for the KV pool, where neither of them is given."
+    kv_memory_gib: Gibibytes | None = None
+    "Memory for the KV pool, where neither of them is given. None: 2 on a CPU; on a GPU memory_utilization is 0.9 then."
     memory_reserved_gib: Annotated[float, Range(0, 1_000_000)] = 0.0
     "Memory that is taken after the KV pool: of memory_utilization the pool leaves so much."
     block_size: BlockSize = _KV.block_size
@@ -388,8 +398,16 @@ class ServeConfig:
     "Lines of the log as text, or as JSON objects."
     chat_template: str | None = None
     "File with a chat template (Jinja) to use instead of the model's own."
-    dtype: Literal["float32"] = _WORKER.dtype
-    "Data type of activations."
+    device: Device = _WORKER.device
+    """What computes. cuda: an NVIDIA GPU, with torch. cpu: C kernels. auto: a GPU if torch sees one and the model is no GGUF
+    file."""
+    dtype: Dtype = _WORKER.dtype
+    "Data type of activations, and on a GPU of weights and KV cache. auto: float32 on a CPU, bfloat16 on a GPU."
+    load_format: LoadFormat = _WORKER.load_format
+    "Where weights come from. auto: the model's files. dummy: random numbers, to measure speed."
+    model_shape: str = _WORKER.model_shape
+    """With --load-format dummy: shape of a well-known model instead of the model's own (llama-3-8b, qwen3-8b, ...). Text is
+    still the model's."""
     quantization: Quantization = _WORKER.quantization
     """How weights are stored and multiplied. auto: 4-bit weights as the file has them, all others in 8 bits.
     int8: all in 8 bits; fastest for prompts and many requests at once. int4: all in 4 bits, but embedding and output head in 8
@@ -413,8 +431,9 @@ class ServeConfig:
     memory_utilization: Share | None = _WORKER.memory_utilization
     """Share of the memory of the machine (or container) that may be in use once the server is ready, by whomever: weights,
     steps and KV cache are measured, and the KV cache gets what is left. Without it: kv_memory_gib."""
-    kv_memory_gib: Gibibytes = _WORKER.kv_memory_gib
-    "Memory for the KV cache in GiB, if neither kv_blocks nor memory_utilization is given."
+    kv_memory_gib: Gibibytes | None = _WORKER.kv_memory_gib
+    """Memory for the KV cache in GiB, if neither kv_blocks nor memory_utilization is given. Without it: 2 on a CPU; on a GPU
+    memory_utilization is 0.9."""
     block_size: BlockSize = _WORKER.block_size
     "Tokens per KV block."
     prefix_caching: bool = _KV.prefix_caching
@@ -526,7 +545,10 @@ class ServeConfig:
     def engine(self) -> EngineConfig:
         worker = WorkerConfig(
             model=self.model,
+            device=self.device,
             dtype=self.dtype,
+            load_format=self.load_format,
+            model_shape=self.model_shape,
             quantization=self.quantization,
             kv_dtype=self.kv_dtype,
             compute=self.compute,
@@ -601,7 +623,7 @@ def lowered_context(config: ServeConfig, context_tokens: int, model_context_toke
     elif config.memory_utilization is not None:
         option = "--memory-utilization"
     else:
-        option = f"--kv-memory-gib {ceil(100 * config.kv_memory_gib * model_context_tokens / context_tokens) / 100:g}"
+        option = f"--kv-memory-gib {ceil(100 * (config.kv_memory_gib or 2.0) * model_context_tokens / context_tokens) / 100:g}"
     return (
         f"the context is lowered to the {context_tokens:,} tokens that the KV pool holds; the model was made for "
         f"{model_context_tokens:,}: raise it with {option}, or choose it with --context-tokens-max"

@@ -12,6 +12,7 @@ EngineError
     ModelFileBroken            truncated, wrong checksum, or tensors that do not fit the configuration
   StorageFailed          500   a storage backend of the KV cache does not work; costs hits, never a request
   PeerUnreadable         500   the KV pool of another instance cannot be read; costs computing, never a request
+  DeviceError            500   a GPU, or its driver, did not do what it was asked
   ProtocolError          500   bytes on a wire that we cannot accept (see protocol/codec.py for the leaves)
     PeerError                  what the peer of a channel sent is no message; never an error of our own
       LinkFailed               a session between router and instance cannot begin, or cannot go on
@@ -81,6 +82,10 @@ class StorageFailed(EngineError):
 
 class PeerUnreadable(EngineError):
     """Another instance does not let us read its KV pool, or not the one we asked for."""
+
+
+class DeviceError(EngineError):
+    """What the driver of a GPU said no to."""
 
 
 class ProtocolError(EngineError):

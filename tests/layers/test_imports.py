@@ -50,7 +50,8 @@ IMPURE_CALLS = {"open", "print", "input", "id", "hash", "vars", "globals", "brea
 
 TORCH_FILES = (
     *("models/decoder.py", "models/layers/*.py", "models/load.py", "models/reference.py", "models/torch_weights.py"),
-    *("worker/attention/*.py", "worker/forward/torch_*.py"),
+    *("worker/attention/*.py", "worker/forward/torch_*.py", "worker/platforms/cuda.py", "worker/cuda/*.py"),
+    "worker/cuda/*/*.py",
 )
 """Which files may import torch. What a process needs of them it imports late, so that one without torch never pays for it
 (test_torch_free.py)."""

@@ -15,7 +15,7 @@ MODULES = {
     "front": ["baton.runtime.front", "baton.api.app", "baton.text.loading"],
     "engine": ["baton.runtime.engine"],
     "supervisor": ["baton.runtime.supervisor"],
-    "worker": ["baton.runtime.worker", "baton.worker.build", "baton.worker.model_runner", "baton.worker.platforms.cpu"],
+    "worker": ["baton.runtime.worker", "baton.worker.build", "baton.worker.model_runner", "baton.worker.platforms.choose"],
     "llm": ["baton.llm"],
     "native": ["baton.native.decoder", "baton.native.library", "baton.worker.forward.native_forward"],
     "models": ["baton.models.open", "baton.models.quantise", "baton.models.rotary", "baton.models.loaders.dummy"],

@@ -172,29 +172,29 @@ class Stop(Exception): ...
 
 
 @pytest.mark.parametrize("error", [Stop, KeyboardInterrupt, MemoryError])
-@pytest.mark.parametrize("place", ["progress", "execute", "after execute"])
+@pytest.mark.parametrize("place", ["progress", "submit", "after submit"])
 @pytest.mark.parametrize("step", [1, 3])
 def test_an_exception_anywhere_leaves_the_model_as_new(llm: LLM, monkeypatch: pytest.MonkeyPatch, error, place: str, step: int):
     prompts = ["abcdef", "ghi", "jklmnopqrs"]
     expected = [answer.outputs[0].token_ids for answer in llm.generate(prompts, GREEDY)]
-    steps, execute = 0, llm._runner.execute
+    steps, submit = 0, llm._runner.submit
 
     def failing(plan):
         nonlocal steps
         steps += 1
-        if steps == step and place == "execute":
+        if steps == step and place == "submit":
             raise error
-        result = execute(plan)
-        if steps == step and place == "after execute":
+        ticket = submit(plan)
+        if steps == step and place == "after submit":
             raise error
-        return result
+        return ticket
 
     def progress(done: int, total: int) -> None:
         if place == "progress":
             raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(llm._runner, "execute", failing)
+        patched.setattr(llm._runner, "submit", failing)
         with pytest.raises(error):
             llm.generate(prompts, GREEDY, n=2, progress=progress)
     assert [answer.outputs[0].token_ids for answer in llm.generate(prompts, GREEDY)] == expected

@@ -7,6 +7,7 @@ import pytest
 import torch
 from rig import SEQUENCES, TINY, TINY_SEED, RigModel, forward_of, generate, make_pool, one_step, tiny_model, tiny_oracle
 
+from baton.kvpool.layout import KVKind
 from baton.models.load import dummy_model
 from baton.models.reference import all_logits
 from baton.worker.attention.gathered import GatheredAttention
@@ -17,7 +18,7 @@ from baton.worker.forward.torch_forward import TorchForward
 
 def half_model() -> RigModel:
     decoder = dummy_model(TINY, seed=TINY_SEED, dtype=torch.bfloat16)
-    loaded = LoadedForward("bfloat16", lambda pool: TorchForward(decoder, GatheredAttention(TINY, pool)))
+    loaded = LoadedForward(KVKind("bfloat16"), lambda pool: TorchForward(decoder, GatheredAttention(TINY, pool)))
     return RigModel(TINY, stepwise(loaded))
 
 

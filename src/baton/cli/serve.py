@@ -190,13 +190,18 @@ def ready_text(config: ServeConfig, ready: InstanceReady, seconds: float) -> str
         *([("instance", f"{config.name} ({config.role}), of router {', '.join(config.routers)}")] if member else ()),
         *([("health", f"{url}/health")] if member else [("chat page", f"{url}/"), ("API", f"{url}/v1")]),
         *([("admin", f"{base_url(config.admin_host, config.admin_port)}/metrics")] if config.admin_port is not None else ()),
-        ("model", f"{config.model} ({config.dtype}, {ready.context_tokens:,} tokens of context)"),
+        ("model", f"{config.model} ({dtype_text(config, ready)}, {ready.context_tokens:,} tokens of context)"),
         ("KV cache", f"{ready.blocks:,} blocks of {ready.block_size} tokens ({tokens:,}); {ready.slots} sequences at once"),
         *([("plan", plan_text(ready))] if ready.plan else ()),
         *([] if member else [("try", f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'")]),
     )
     lines = [f"Baton {__version__} serves {name}, ready in {seconds:.1f} s"]
     return "\n".join([*lines, *(f"  {what:<10} {value}" for what, value in rows), "Ctrl-C ends it."])
+
+
+def dtype_text(config: ServeConfig, ready: InstanceReady) -> str:
+    plan = {"dtype": config.dtype, "device": config.device, **ready.plan}
+    return f"{plan['dtype']} on {plan['device']}"
 
 
 def plan_text(ready: InstanceReady) -> str:

@@ -34,6 +34,16 @@ class CreatePool(Struct, frozen=True, array_like=True):
     "As PoolSized says it. Empty: no worker has said it; it follows from the worker's settings."
 
 
+class DeviceMemory(Struct, frozen=True, array_like=True):
+    """A pool in the memory of a GPU: who has this can open it."""
+
+    handle: bytes
+    "What the driver gave for it (CUDA IPC)."
+    layout: bytes
+    "KVLayout.encode()."
+    device: int = 0
+
+
 class PoolReady(Struct, frozen=True, array_like=True):
     """The pool exists; its descriptor comes with this message. Its creator says it once, the engine passes it on."""
 
@@ -41,6 +51,8 @@ class PoolReady(Struct, frozen=True, array_like=True):
     "Of the layout. An attacher that expects another one refuses the pool."
     incarnation: PoolIncarnation
     blocks: int
+    memory: DeviceMemory | None = None
+    "None: the pool is what the descriptor leads to. Else it is there, and the descriptor leads to nothing."
 
 
 class HostPoolReady(Struct, frozen=True, array_like=True):

@@ -23,8 +23,8 @@ from baton.runtime.process_table import CONTROL, DESCRIPTORS
 from baton.runtime.step_loop import StepLoop
 
 if TYPE_CHECKING:  # numpy comes with the model
+    from baton.kvpool.base import Pool
     from baton.kvpool.layout import KVLayout
-    from baton.kvpool.pool import KVPool
     from baton.worker.platforms.base import Platform
 
 
@@ -50,7 +50,7 @@ class WorkerPool:
         self._channel = channel
         self._link = link
 
-    def __call__(self, platform: Platform, layout: KVLayout, blocks: int) -> KVPool:
+    def __call__(self, platform: Platform, layout: KVLayout, blocks: int) -> Pool:
         if self._config.blocks is None:
             self._channel.send(PoolSized(blocks, layout.encode()))
         if self._config.pool == "attached":
@@ -60,7 +60,7 @@ class WorkerPool:
             send_descriptor(self._link, pool.announcement(), pool.fd)
         return pool
 
-    def _attach(self, platform: Platform, layout: KVLayout, blocks: int) -> KVPool:
+    def _attach(self, platform: Platform, layout: KVLayout, blocks: int) -> Pool:
         ready, fd = wait_for_descriptor(self._link, self._config.start_seconds_max, "the KV pool")
         if type(ready) is not PoolReady or (ready.fingerprint, ready.blocks) != (layout.fingerprint(), blocks):
             raise ProtocolError(f"the KV pool that was handed over is not one of {blocks} blocks with {layout}")

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
+from baton.kvpool.base import Pool
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.memory import GIB
-from baton.kvpool.pool import KVPool, pool_bytes
+from baton.kvpool.pool import pool_bytes
 from baton.models.generation import sampling_defaults
+from baton.models.loaders.dummy import DummyWeights
 from baton.models.loaders.weights import Progress
 from baton.models.names import resolve
-from baton.models.open import open_model
+from baton.models.open import OpenedModel, open_model
+from baton.models.shapes import SHAPES
 from baton.worker.identity import identity_of
 from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
 from baton.worker.platforms.base import Platform
-from baton.worker.platforms.cpu import CpuPlatform, usable_cores
+from baton.worker.platforms.choose import CPU_KV_GIB, choose
+from baton.worker.platforms.cpu import usable_cores
 from baton.worker.profile import MemoryProfile, blocks_that_fit, measure
 from baton.worker.weights_digest import Digest, DigestInProgress
 
@@ -46,24 +51,42 @@ class PoolSize:
     context_tokens: int
 
 
-PoolSource = Callable[[Platform, KVLayout, int], KVPool]
+PoolSource = Callable[[Platform, KVLayout, int], Pool]
 """Makes the pool of so many blocks, or comes to it in another way."""
 
 
-def own_pool(platform: Platform, layout: KVLayout, blocks: int) -> KVPool:
+def own_pool(platform: Platform, layout: KVLayout, blocks: int) -> Pool:
     return platform.create_pool(layout, blocks)
 
 
 def layout_of(config: WorkerConfig) -> KVLayout:
     """What a worker with these settings will compute on. Reads no weights."""
-    opened = open_model(resolve(config.model))
-    return kv_layout(opened.config, config.block_size, CpuPlatform().kv_kind(opened.config, config))
+    path = resolve(config.model)
+    platform, config = choose(config, path)
+    opened = opened_as(config, path)
+    return kv_layout(opened.config, config.block_size, platform.kv_kind(opened.config, config))
+
+
+def opened_as(config: WorkerConfig, path: Path) -> OpenedModel:
+    """The model's files, or what stands for them."""
+    opened = open_model(path)
+    if config.load_format == "auto":
+        if config.model_shape:
+            raise InvalidConfig("--model-shape is for random weights: give --load-format dummy too")
+        return opened
+    shape = opened.config
+    if config.model_shape:
+        if config.model_shape not in SHAPES:
+            raise InvalidConfig(f"--model-shape {config.model_shape}: no such shape; there are {', '.join(SHAPES)}")
+        shape = replace(SHAPES[config.model_shape], bos_id=shape.bos_id, eos_ids=shape.eos_ids)
+    return replace(opened, config=shape, weights=DummyWeights(shape), files=())
 
 
 def build_worker(config: WorkerConfig, progress: Progress | None = None, pool_source: PoolSource = own_pool) -> BuiltWorker:
     """What is wrong with the settings is said before any weights are read."""
-    platform = CpuPlatform()
-    opened = open_model(resolve(config.model, progress=progress))
+    path = resolve(config.model, progress=progress)
+    platform, config = choose(config, path)
+    opened = opened_as(config, path)
     defaults = sampling_defaults(opened.recommended, config.generation_config, str(opened.path))
     layout = kv_layout(opened.config, config.block_size, platform.kv_kind(opened.config, config))
     size = fit_pool(config, layout, opened.config.context_tokens_max)  # a profile can only be had with weights: see below
@@ -81,8 +104,10 @@ def build_worker(config: WorkerConfig, progress: Progress | None = None, pool_so
     return BuiltWorker(runner, size.context_tokens, defaults, identity, weights, pool_plan(config, runner.pool, profile))
 
 
-def pool_plan(config: WorkerConfig, pool: KVPool, profile: MemoryProfile | None) -> dict[str, int | float | str]:
+def pool_plan(config: WorkerConfig, pool: Pool, profile: MemoryProfile | None) -> dict[str, int | float | str]:
     plan: dict[str, int | float | str] = {
+        "device": config.device,
+        "dtype": config.dtype,
         "kv_blocks": pool.blocks,
         "kv_blocks_by": knob_of(config),
         "kv_dtype": pool.layout.dtype,
@@ -114,8 +139,9 @@ def fit_pool(config: WorkerConfig, layout: KVLayout, model_context: int, profile
     if option == "kv_blocks":
         fit, given = config.blocks or 0, f"kv_blocks is {config.blocks}"
     elif option == "kv_memory_gib":
-        fit = int(config.kv_memory_gib * GIB) // layout.block_bytes
-        given = f"kv_memory_gib is {config.kv_memory_gib:g}: that is {fit} KV blocks"
+        gib = config.kv_memory_gib or CPU_KV_GIB
+        fit = int(gib * GIB) // layout.block_bytes
+        given = f"kv_memory_gib is {gib:g}: that is {fit} KV blocks"
     elif profiled is None:
         return PoolSize(0, asked or model_context)
     else:

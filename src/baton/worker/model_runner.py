@@ -19,7 +19,7 @@ from collections.abc import Callable
 import numpy as np
 
 from baton.errors import InvariantBroken, ProtocolError
-from baton.kvpool.pool import KVPool
+from baton.kvpool.base import Pool
 from baton.protocol.progress import ProgressWord
 from baton.protocol.request import SamplingParams
 from baton.protocol.step import NewSequence, Run, StepPlan, StepResult
@@ -32,7 +32,7 @@ from baton.worker.ticket import Crew, Ticket
 
 
 class ModelRunner:
-    def __init__(self, executor: Executor, pool: KVPool, *, slots: int) -> None:
+    def __init__(self, executor: Executor, pool: Pool, *, slots: int) -> None:
         """`pool`: the one that `executor` is bound to. Both are closed with the runner."""
         layout = pool.layout
         if layout != kv_layout(executor.config, layout.block_size, layout.kind):

@@ -15,9 +15,10 @@ from typing import Final
 
 from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
+from baton.kvpool.base import Pool
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.memory import GIB
-from baton.kvpool.pool import KVPool, pool_bytes
+from baton.kvpool.pool import pool_bytes
 from baton.protocol.ids import BlockId, Incarnation, Slot, StepNo, WorkerEpoch
 from baton.protocol.request import SamplingParams
 from baton.protocol.step import NewSequence, Run, StepPlan
@@ -43,7 +44,7 @@ class MemoryProfile:
 
 
 def measure(
-    platform: Platform, with_pool: Callable[[KVPool], Executor], layout: KVLayout, config: WorkerConfig, context: int
+    platform: Platform, with_pool: Callable[[Pool], Executor], layout: KVLayout, config: WorkerConfig, context: int
 ) -> MemoryProfile:
     plan = largest_step(config, min(context, CONTEXT_TOKENS_MAX))
     pool = platform.create_pool(layout, sum(len(new.blocks) for new in plan.new))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.kvpool.pool import KVPool
+from baton.kvpool.base import Pool
 from baton.models.config import ModelConfig
 from baton.models.layers.attention import AttentionContext
 from baton.worker.attention.pool_tensors import PoolTensors, pool_tensors
@@ -18,7 +18,7 @@ from baton.worker.flat_batch import Spans
 class GatheredAttention:
     name = "gathered"
 
-    def __init__(self, config: ModelConfig, pool: KVPool) -> None:
+    def __init__(self, config: ModelConfig, pool: Pool) -> None:
         self.config = config
         self.block_size = pool.layout.block_size
         self.pool = pool_tensors(pool)
@@ -33,7 +33,7 @@ class _Step:
         self.pool = pool
         self.size = block_size
         self.spans = [
-            (begin, end, context, torch.from_numpy(spans.tables[slot, : -(-(context + end - begin) // self.size)]).long())
+            (begin, end, context, self._table(spans, slot, context + end - begin))
             for slot, begin, end, context in zip(
                 spans.slots.tolist(),
                 spans.starts[:-1].tolist(),
@@ -43,15 +43,18 @@ class _Step:
             )
         ]
 
+    def _table(self, spans: Spans, slot: int, tokens: int) -> Tensor:
+        return torch.from_numpy(spans.tables[slot, : -(-tokens // self.size)]).to(self.pool.keys.device, torch.int64)
+
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
-        out = torch.empty(q.shape[0], self.config.q_size, dtype=q.dtype)
+        out = torch.empty(q.shape[0], self.config.q_size, dtype=q.dtype, device=q.device)
         for begin, end, context, table in self.spans:
             self._store(layer, k[begin:end], v[begin:end], context, table)
             out[begin:end] = self._attend(layer, q[begin:end], context, table)
         return out
 
     def _store(self, layer: int, k: Tensor, v: Tensor, context: int, table: Tensor) -> None:
-        position = torch.arange(context, context + k.shape[0])
+        position = torch.arange(context, context + k.shape[0], device=k.device)
         blocks, places = table[position // self.size], position % self.size
         self.pool.keys[blocks, layer, :, :, places] = k.to(self.pool.keys.dtype)
         self.pool.values[blocks, layer, :, places] = v.to(self.pool.values.dtype)
@@ -66,8 +69,8 @@ class _Step:
             1, 2, 0, 3
         )  # [kv_head, head of group, row, head_dim]
         scores = (grouped @ keys[:, None]).float() * config.attention_scale
-        seen = torch.arange(total)
-        at = torch.arange(context, total)[:, None]
+        seen = torch.arange(total, device=q.device)
+        at = torch.arange(context, total, device=q.device)[:, None]
         hidden = seen > at
         window = config.window(layer)
         if window is not None:

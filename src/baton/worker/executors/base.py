@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from baton.kvpool.base import Pool
 from baton.kvpool.layout import KVKind
-from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig
 from baton.protocol.progress import ProgressWord
 from baton.protocol.step import TokenLogprob
@@ -80,4 +80,4 @@ class LoadedExecutor:
 
     kv: KVKind
     "What it wants the pool to hold."
-    with_pool: Callable[[KVPool], Executor]
+    with_pool: Callable[[Pool], Executor]

@@ -11,6 +11,7 @@ from math import isfinite
 
 import numpy as np
 
+from baton.kvpool.base import Pool
 from baton.protocol.progress import ProgressWord
 from baton.worker.arrays import Floats, Int64s
 from baton.worker.executors.base import Launched, LoadedExecutor, Sampled
@@ -32,7 +33,10 @@ class Computed:
 
 
 def stepwise(loaded: LoadedForward) -> LoadedExecutor:
-    return LoadedExecutor(loaded.kv, lambda pool: Stepwise(loaded.with_pool(pool)))
+    def with_pool(pool: Pool) -> Stepwise:
+        return Stepwise(loaded.with_pool(pool))
+
+    return LoadedExecutor(loaded.kv, with_pool)
 
 
 class Stepwise:

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
+from baton.kvpool.base import Pool
 from baton.kvpool.layout import KVKind
-from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig
 from baton.protocol.progress import ProgressWord
 from baton.worker.arrays import Floats, Int64s
@@ -59,7 +59,7 @@ class LoadedForward:
 
     kv: KVKind
     "What it wants the pool to hold."
-    with_pool: Callable[[KVPool], Forward]
+    with_pool: Callable[[Pool], Forward]
 
 
 def torch_kv_kind(settings: WorkerConfig) -> KVKind:

@@ -8,6 +8,7 @@ import numpy as np
 
 from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
+from baton.kvpool.base import Pool
 from baton.kvpool.layout import INT8_FOURS, KVKind
 from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig
@@ -40,9 +41,12 @@ def load_native(
     """Reads the weights. `settings.threads` is a number of threads here: somebody has counted the cores."""
     packed = PackedModel(library, opened.config, RawWeights(opened.weights, opened.config, progress), settings.quantization)
     balance(library, packed)
-    return LoadedForward(
-        kv_kind_for(library, opened.config, settings), lambda pool: NativeForward(library, packed, pool, settings.threads)
-    )
+
+    def with_pool(pool: Pool) -> NativeForward:
+        assert isinstance(pool, KVPool)
+        return NativeForward(library, packed, pool, settings.threads)
+
+    return LoadedForward(kv_kind_for(library, opened.config, settings), with_pool)
 
 
 def kv_kind_for(library: Library, model: ModelConfig, settings: WorkerConfig) -> KVKind:

@@ -23,29 +23,32 @@ from baton.worker.forward.base import LoadedForward, torch_kv_kind
 def load_torch(opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> LoadedForward:
     """Reads the weights. `settings.threads` is a number of threads here: somebody has counted the cores."""
     torch.set_num_threads(settings.threads)
-    dtype: torch.dtype = getattr(torch, settings.dtype)
-    decoder = build_model(opened.config, opened.weights, dtype=dtype, quantization=settings.quantization, progress=progress)
+    decoder = build_model(opened.config, opened.weights, quantization=settings.quantization, progress=progress)
     return LoadedForward(torch_kv_kind(settings), lambda pool: TorchForward(decoder, GatheredAttention(opened.config, pool)))
 
 
 class TorchForward:
-    name = "torch"
-    arithmetic = f"torch {torch.__version__} {platform.machine()}"
+    """On whatever device the decoder is."""
 
     def __init__(self, decoder: Decoder, attention: AttentionBackend) -> None:
+        device = decoder.device
+        self.name = "torch" if device.type == "cpu" else f"torch ({device.type})"
+        machine = platform.machine() if device.type == "cpu" else torch.cuda.get_device_name(device)
+        self.arithmetic = f"torch {torch.__version__} {machine}"
         self.config = decoder.config
         self.decoder = decoder
         self.attention = attention
 
     @torch.inference_mode()
     def hidden(self, flat: FlatBatch) -> Floats:
-        token_ids, positions = torch.from_numpy(flat.token_ids), torch.from_numpy(flat.positions)
-        hidden: Floats = self.decoder.forward(token_ids, positions, self.attention.begin(flat.spans)).float().numpy()
+        token_ids, positions = (torch.from_numpy(column).to(self.decoder.device) for column in (flat.token_ids, flat.positions))
+        hidden: Floats = self.decoder.forward(token_ids, positions, self.attention.begin(flat.spans)).float().cpu().numpy()
         return hidden
 
     @torch.inference_mode()
     def logits(self, hidden: Floats) -> Floats:
-        logits: Floats = self.decoder.logits(torch.from_numpy(hidden).to(self.decoder.dtype)).float().numpy()
+        rows = torch.from_numpy(hidden).to(self.decoder.device, self.decoder.dtype)
+        logits: Floats = self.decoder.logits(rows).float().cpu().numpy()
         return logits
 
     def likeliest(self, hidden: Floats) -> Int64s:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from baton.config import WorkerConfig
+from baton.kvpool.base import Pool
 from baton.kvpool.layout import KVKind, KVLayout
 from baton.kvpool.memory import MemoryFacts
-from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress
 from baton.models.open import OpenedModel
@@ -37,8 +37,8 @@ class Platform(Protocol):
         """Runs it, and says how many bytes it needed while it ran, besides what is still there afterwards."""
         ...
 
-    def create_pool(self, layout: KVLayout, blocks: int) -> KVPool: ...
+    def create_pool(self, layout: KVLayout, blocks: int) -> Pool: ...
 
-    def attach_pool(self, fd: int, announced: PoolReady) -> KVPool:
+    def attach_pool(self, fd: int, announced: PoolReady) -> Pool:
         """A pool that another process made and announced. Its descriptor was passed to us and is ours."""
         ...

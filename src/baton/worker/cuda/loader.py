@@ -1,0 +1,82 @@
+"""Weights from files straight to the device: bytes as they are stored, through a ring of pinned buffers, cast on the device.
+
+mapped file --threads copy--> pinned buffer --DMA--> device (-- cast, if it is stored in another type -->)
+                              while one buffer is filled, the others are on their way
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.errors import ModelUnsupported
+from baton.models.loaders.weights import RawWeights
+from baton.models.raw_tensor import Bytes, RawTensor
+from baton.models.torch_weights import PLAIN_TYPES, Weights
+
+BUFFER_BYTES = 64 << 20
+BUFFERS = 3
+THREADS = 8
+"""That copy out of the mapped file: one alone is slower than the bus."""
+
+
+class DeviceWeights(Weights):
+    """To be used as a context: its buffers and threads end with it, and then all copies have arrived."""
+
+    def __init__(self, raw: RawWeights, dtype: Literal["auto", "float32", "bfloat16"]) -> None:
+        super().__init__(raw, dtype=torch.float32 if dtype == "float32" else torch.bfloat16, device="cuda")
+        self._ring = [_Buffer() for _ in range(BUFFERS)]
+        self._next = 0
+        self._threads = ThreadPoolExecutor(THREADS, "weights")
+
+    def __enter__(self) -> DeviceWeights:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        torch.cuda.synchronize()
+        self._ring.clear()
+
+    def stacked(self, parts: Sequence[RawTensor]) -> Tensor:
+        rows = [raw.shape[0] for raw in parts]
+        out = torch.empty((sum(rows), *parts[0].shape[1:]), dtype=self.dtype, device=self.device)
+        for raw, place in zip(parts, torch.split(out, rows), strict=True):
+            stored = PLAIN_TYPES.get(raw.type)
+            if stored is None:
+                raise ModelUnsupported(f"weights of type {raw.type.name} are not computed on a GPU: take --device cpu")
+            if stored == out.dtype:
+                self._send(raw.data.reshape(-1), place)
+            else:
+                as_stored = torch.empty(raw.shape, dtype=stored, device=self.device)
+                self._send(raw.data.reshape(-1), as_stored)
+                place.copy_(as_stored)
+        return out
+
+    def _send(self, content: Bytes, target: Tensor) -> None:
+        arrived = target.view(-1).view(torch.uint8)
+        for at in range(0, len(content), BUFFER_BYTES):
+            buffer = self._ring[self._next]
+            self._next = (self._next + 1) % BUFFERS
+            part = content[at : at + BUFFER_BYTES]
+            buffer.fill(part, self._threads)
+            arrived[at : at + len(part)].copy_(buffer.pinned[: len(part)], non_blocking=True)
+            buffer.sent.record()
+
+
+class _Buffer:
+    def __init__(self) -> None:
+        self.pinned = torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True)
+        self.sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def fill(self, content: Bytes, threads: ThreadPoolExecutor) -> None:
+        self.sent.synchronize()  # what was in it has left
+        target: Bytes = self.pinned.numpy()
+        piece = -(-len(content) // THREADS)
+        ends = [(at, min(at + piece, len(content))) for at in range(0, len(content), piece)]
+        for copied in [threads.submit(np.copyto, target[begin:end], content[begin:end]) for begin, end in ends]:
+            copied.result()

@@ -1,0 +1,93 @@
+"""Which hardware computes, and what "auto" means there. Everything below this file is told, and asks no more.
+
+--device   cuda   an NVIDIA GPU, or an error that says what is missing
+           cpu    no torch is looked for
+           auto   cuda where torch sees a GPU and the model is no GGUF file (its blocks are computed on as they are by a CPU)
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from baton.config import WorkerConfig
+from baton.errors import InvalidConfig
+from baton.worker.platforms.base import Platform
+from baton.worker.platforms.cpu import CpuPlatform
+
+log = logging.getLogger(__name__)
+
+GPU_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
+"""One of them is there where a driver is. Looked for first: to ask torch takes seconds."""
+CPU_KV_GIB = 2.0
+GPU_MEMORY_SHARE = 0.9
+
+
+def choose(config: WorkerConfig, path: Path) -> tuple[Platform, WorkerConfig]:
+    """The platform, and the settings without "auto". `path`: of the model's files."""
+    device, why = config.device, "as was asked"
+    if device == "auto":
+        why = no_cuda_for(path)
+        device, why = ("cpu", why) if why else ("cuda", "torch sees an NVIDIA GPU")
+    elif device == "cuda" and path.is_file():
+        raise InvalidConfig(
+            "--device cuda: a GGUF file is computed on a CPU only; give a folder with safetensors, or take --device cpu"
+        )
+    if device == "cuda":
+        platform, resolved = _cuda(config)
+    else:
+        platform, resolved = CpuPlatform(), _for_cpu(config)
+    log.log(logging.DEBUG if why == NO_DRIVER else logging.INFO, "device %s: %s", device, why)
+    return platform, resolved
+
+
+NO_DRIVER = "there is no NVIDIA driver here"
+
+
+def no_cuda_for(path: Path) -> str:
+    """Why a GPU is not taken. Empty: it is."""
+    if not any(Path(name).exists() for name in GPU_FILES):
+        return NO_DRIVER
+    if path.is_file():
+        return "a GGUF file is computed on a CPU"
+    return missing_for_cuda()
+
+
+def missing_for_cuda() -> str:
+    """What a GPU needs and is not here. Empty: nothing."""
+    try:
+        from baton.worker.platforms.cuda import missing_gpu
+    except ModuleNotFoundError as error:
+        return f"{error.name} is not installed: pip install torch"
+    return missing_gpu()
+
+
+def _cuda(config: WorkerConfig) -> tuple[Platform, WorkerConfig]:
+    missing = missing_for_cuda()
+    if missing:
+        raise InvalidConfig(f"--device cuda: {missing}; or take --device cpu")
+    if config.quantization in ("int8", "int4"):
+        raise InvalidConfig(
+            f"--quantization {config.quantization} is for CPUs: on a GPU weights are kept in --dtype; leave it out, or take "
+            "--device cpu"
+        )
+    if config.compute == "native":
+        raise InvalidConfig("--compute native is for CPUs; leave it out, or take --device cpu")
+    from baton.worker.platforms.cuda import CudaPlatform
+
+    dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+    if config.kv_dtype not in ("auto", dtype):
+        raise InvalidConfig(f"--kv-dtype {config.kv_dtype}: on a GPU the KV cache has the data type of activations, {dtype}")
+    share = config.memory_utilization
+    if config.blocks is None and share is None and config.kv_memory_gib is None:
+        share = GPU_MEMORY_SHARE
+    return CudaPlatform(), replace(config, device="cuda", dtype=dtype, quantization="none", memory_utilization=share)
+
+
+def _for_cpu(config: WorkerConfig) -> WorkerConfig:
+    if config.dtype == "bfloat16":
+        raise InvalidConfig(
+            "--dtype bfloat16 is for GPUs: a CPU computes in float32; leave it out (--quantization says how weights are kept)"
+        )
+    return replace(config, device="cpu", dtype="float32", kv_memory_gib=config.kv_memory_gib or CPU_KV_GIB)

@@ -1,0 +1,72 @@
+"""An NVIDIA GPU: weights, KV pool and steps in its memory. torch must be installed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import torch
+
+from baton.config import WorkerConfig
+from baton.errors import InvalidConfig
+from baton.kvpool.device_pool import DevicePool
+from baton.kvpool.layout import KVDtype, KVKind, KVLayout
+from baton.kvpool.memory import MemoryFacts
+from baton.models.config import ModelConfig
+from baton.models.loaders.weights import Progress
+from baton.models.open import OpenedModel
+from baton.protocol.pool import PoolReady
+from baton.worker.cuda.plain_executor import load_plain
+from baton.worker.executors.base import LoadedExecutor
+
+DEVICE = 0
+"""One rank, one GPU: CUDA_VISIBLE_DEVICES says which it is."""
+
+
+def missing_gpu() -> str:
+    """Why nothing can be computed on a GPU. Empty: it can."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} was built without CUDA: install a build for NVIDIA GPUs (see pytorch.org)"
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} sees no NVIDIA GPU: check nvidia-smi, the driver and CUDA_VISIBLE_DEVICES"
+    return ""
+
+
+class CudaPlatform:
+    name = "cuda"
+
+    def kv_kind(self, model: ModelConfig, settings: WorkerConfig) -> KVKind:
+        return KVKind(kv_dtype(settings), "token-major")
+
+    def load(self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> LoadedExecutor:
+        torch.cuda.set_device(DEVICE)
+        return load_plain(opened, settings, self.kv_kind(opened.config, settings), progress)
+
+    def memory(self) -> MemoryFacts:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # what torch keeps for later is free
+        free, total = torch.cuda.mem_get_info(DEVICE)
+        return MemoryFacts(total, free)
+
+    def memory_of_step(self, run: Callable[[], object]) -> int:
+        """The most that torch reserved meanwhile, which is more than it used: pieces do not fit everywhere."""
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(DEVICE)
+        run()
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_reserved(DEVICE)
+        torch.cuda.empty_cache()
+        return max(0, peak - torch.cuda.memory_reserved(DEVICE))
+
+    def create_pool(self, layout: KVLayout, blocks: int) -> DevicePool:
+        return DevicePool.create(layout, blocks, DEVICE)
+
+    def attach_pool(self, fd: int, announced: PoolReady) -> DevicePool:
+        os.close(fd)  # it leads to nothing
+        return DevicePool.attach(announced)
+
+
+def kv_dtype(settings: WorkerConfig) -> KVDtype:
+    if settings.dtype == "auto":
+        raise InvalidConfig("dtype is auto: platforms/choose.py says what it means")
+    return settings.dtype

@@ -1,0 +1,145 @@
+"""--device: which platform, what "auto" means there, and errors that say what to do."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from baton.config import WorkerConfig
+from baton.errors import InvalidConfig
+from baton.models.shapes import SHAPES
+from baton.worker.build import build_worker, layout_of
+from baton.worker.platforms import choose as choosing
+from baton.worker.platforms.choose import choose
+
+FOLDER = Path("/")
+GGUF = Path(__file__)
+"""A file, as a GGUF is."""
+
+
+class FakeCuda:
+    name = "cuda"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """As on a machine with one, up to where it would be used."""
+    import baton.worker.platforms.cuda as cuda
+
+    monkeypatch.setattr(choosing, "GPU_FILES", ("/",))
+    monkeypatch.setattr(choosing, "missing_for_cuda", lambda: "")
+    monkeypatch.setattr(cuda, "CudaPlatform", FakeCuda)
+
+
+def test_without_a_driver_auto_is_the_cpu_and_torch_is_not_asked(monkeypatch):
+    monkeypatch.setattr(choosing, "GPU_FILES", ("/no/such/file",))
+    monkeypatch.setattr(choosing, "missing_for_cuda", lambda: pytest.fail("torch was asked"))
+    platform, config = choose(WorkerConfig(), FOLDER)
+    assert (platform.name, config.device, config.dtype, config.kv_memory_gib) == ("cpu", "cpu", "float32", 2.0)
+
+
+def test_a_gpu_that_torch_sees_is_taken_and_the_log_says_why(gpu, caplog):
+    with caplog.at_level(logging.INFO):
+        platform, config = choose(WorkerConfig(), FOLDER)
+    assert (platform.name, config.device, config.dtype) == ("cuda", "cuda", "bfloat16")
+    assert (config.memory_utilization, config.quantization) == (0.9, "none")
+    assert "device cuda: torch sees an NVIDIA GPU" in caplog.text
+
+
+def test_a_gguf_file_stays_on_the_cpu(gpu, caplog):
+    with caplog.at_level(logging.INFO):
+        platform, _ = choose(WorkerConfig(), GGUF)
+    assert platform.name == "cpu"
+    assert "a GGUF file is computed on a CPU" in caplog.text
+    with pytest.raises(InvalidConfig, match="GGUF file is computed on a CPU only; give a folder with safetensors"):
+        choose(WorkerConfig(device="cuda"), GGUF)
+
+
+def test_a_driver_without_a_torch_for_it_is_said_in_the_log(monkeypatch, caplog):
+    monkeypatch.setattr(choosing, "GPU_FILES", ("/",))
+    monkeypatch.setattr(choosing, "missing_for_cuda", lambda: "torch 2.9 was built without CUDA")
+    with caplog.at_level(logging.INFO):
+        assert choose(WorkerConfig(), FOLDER)[0].name == "cpu"
+    assert "device cpu: torch 2.9 was built without CUDA" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("torch is not installed: pip install torch", "pip install torch; or take --device cpu"),
+        ("torch 2.9 sees no NVIDIA GPU: check nvidia-smi", "--device cuda: torch 2.9 sees no NVIDIA GPU"),
+    ],
+)
+def test_cuda_without_what_it_needs_is_refused_with_what_to_do(monkeypatch, missing, words):
+    monkeypatch.setattr(choosing, "missing_for_cuda", lambda: missing)
+    with pytest.raises(InvalidConfig, match=words):
+        choose(WorkerConfig(device="cuda"), FOLDER)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"device": "cuda", "quantization": "int8"}, "--quantization int8 is for CPUs"),
+        ({"device": "cuda", "compute": "native"}, "--compute native is for CPUs"),
+        ({"device": "cuda", "kv_dtype": "int8"}, "--kv-dtype int8: on a GPU the KV cache has the data type of activations"),
+        ({"device": "cpu", "dtype": "bfloat16"}, "--dtype bfloat16 is for GPUs"),
+    ],
+)
+def test_settings_of_the_other_device_are_refused(gpu, settings, words):
+    with pytest.raises(InvalidConfig, match=words):
+        choose(WorkerConfig(**settings), FOLDER)
+
+
+@pytest.mark.parametrize("settings", [{"blocks": 7}, {"memory_utilization": 0.5}, {"kv_memory_gib": 3.0}])
+def test_a_pool_whose_size_is_given_is_not_measured(gpu, settings):
+    _, config = choose(WorkerConfig(**settings), FOLDER)
+    assert config.memory_utilization == settings.get("memory_utilization")
+
+
+def test_this_machine_says_what_is_missing():
+    """Whatever it is: a GPU machine runs the rest of this in tests/gpu."""
+    missing = choosing.missing_for_cuda()
+    if not missing:
+        pytest.skip("nothing is missing here")
+    with pytest.raises(InvalidConfig, match="or take --device cpu"):
+        choose(WorkerConfig(device="cuda"), FOLDER)
+
+
+# Random weights
+
+
+def test_dummy_weights_of_a_named_shape(smollm2_path):
+    config = WorkerConfig(model=str(smollm2_path), load_format="dummy", model_shape="llama-3-8b", device="cpu")
+    layout = layout_of(config)
+    assert (layout.layers, layout.kv_heads, layout.head_dim) == (32, 8, 128)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model_shape": "llama-3-8b"}, "give --load-format dummy too"),
+        ({"load_format": "dummy", "model_shape": "llama-9"}, "no such shape; there are llama-3-8b, "),
+    ],
+)
+def test_shapes_that_make_no_sense_are_refused(smollm2_path, settings, words):
+    with pytest.raises(InvalidConfig, match=words):
+        build_worker(WorkerConfig(model=str(smollm2_path), **settings))
+
+
+def test_shapes_are_as_large_as_their_names_say():
+    from math import prod
+
+    from baton.models.parameters import expected_shapes
+
+    billions = {name: sum(map(prod, expected_shapes(shape).values())) / 1e9 for name, shape in SHAPES.items()}
+    assert {name: round(size, 1) for name, size in billions.items()} == {
+        "llama-3-8b": 8.0,
+        "llama-3.1-8b": 8.0,
+        "llama-3.2-1b": 1.2,
+        "llama-3.2-3b": 3.2,
+        "qwen3-0.6b": 0.6,
+        "qwen3-4b": 4.0,
+        "qwen3-8b": 8.2,
+    }
