@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from baton.config import InstanceConfig, KVConfig, Quantization, SchedulerConfig
 from baton.core.effects import Refuse, RestartWorker, RunStep
 from baton.core.engine.instance import Instance
 from baton.core.events import Event, StepDone, Submit, WorkerLost, WorkerReady
+from baton.kvpool.base import Pool
 from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig, RopeConfig
 from baton.models.decoder import Decoder
@@ -34,7 +35,9 @@ from baton.worker.flat_batch import FlatBatch, Spans
 from baton.worker.forward.base import Forward
 from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
+from baton.worker.platforms.base import Platform
 from baton.worker.platforms.cpu import CpuPlatform
+from baton.worker.ticket import Ticket
 
 STEPS_MAX = 5000
 
@@ -63,6 +66,7 @@ class RigModel:
 
     config: ModelConfig
     loaded: LoadedExecutor
+    platform: Platform = field(default_factory=CpuPlatform)
 
 
 def load(opened: OpenedModel, *, quantization: Quantization = "none", threads: int = 1, **settings: Any) -> RigModel:
@@ -95,13 +99,19 @@ def tiny_oracle(config: ModelConfig = TINY) -> Decoder:
     return dummy_model(config, seed=TINY_SEED)
 
 
-def make_pool(model: RigModel, *, blocks: int, block_size: int) -> KVPool:
-    pool = KVPool.create(kv_layout(model.config, block_size, model.loaded.kv), blocks)
-    pool.data.view(np.uint8).fill(0xFF)  # not-a-number in every type: who reads what nobody has written is found out
+def make_pool(model: RigModel, *, blocks: int, block_size: int) -> Any:
+    """Full of not-a-number, whatever the type: who reads what nobody has written is found out."""
+    pool = model.platform.create_pool(kv_layout(model.config, block_size, model.loaded.kv), blocks)
+    if isinstance(pool, KVPool):
+        pool.data.view(np.uint8).fill(0xFF)
+    else:
+        from baton.worker.attention.pool_tensors import device_tensor
+
+        device_tensor(pool).fill_(float("nan"))
     return pool
 
 
-def make_runner(model: RigModel, pool: KVPool, *, slots: int) -> ModelRunner:
+def make_runner(model: RigModel, pool: Pool, *, slots: int) -> ModelRunner:
     return ModelRunner(model.loaded.with_pool(pool), pool, slots=slots)
 
 
@@ -141,6 +151,7 @@ class Rig:
         self._new_runner = lambda: make_runner(model, make_pool(model, blocks=blocks, block_size=block_size), slots=slots)
         self.runner = self._new_runner()
         self.plans: deque[StepPlan] = deque()
+        self.tickets: deque[Ticket] = deque()
         self.prompts: dict[str, list[int]] = {}
         self.history: list[tuple[StepPlan, StepResult]] = []
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -169,6 +180,7 @@ class Rig:
     def kill_worker(self) -> None:
         """It dies with the plans that it was given; its successor knows nothing and starts with another pool."""
         self.plans.clear()
+        self.tickets.clear()
         self.runner.close()
         self.runner = self._new_runner()
         self._dying = True
@@ -182,12 +194,14 @@ class Rig:
         self.tell(Submit(GenerateRequest(id=RequestId(name), prompt=tuple(prompt), sampling=params, n=n, priority=priority)))
 
     def step(self) -> bool:
-        """Execute the oldest plan and take its result in. False: there is none."""
-        if not self.plans:
+        """As many steps as may be ahead are launched, and the result of the oldest is taken in. False: there is none."""
+        while self.plans and not self.runner.must_wait(self.plans[0]):
+            self.tickets.append(self.runner.submit(self.plans.popleft()))
+        if not self.tickets:
             return False
-        plan = self.plans.popleft()
-        result = decode(encode(self.runner.execute(plan)))
-        self.history.append((plan, result))
+        ticket = self.tickets.popleft()
+        result = decode(encode(self.runner.collect(ticket)))
+        self.history.append((ticket.plan, result))
         self.tell(StepDone(result))
         return True
 

@@ -28,6 +28,7 @@ from baton.worker.flat_batch import FEEDBACK, FlatBatch, Spans
 
 EMPTY = -1
 """Incarnation of an empty slot."""
+NONE: Int64s = np.zeros(0, np.int64)
 
 
 class Lineup:
@@ -58,6 +59,8 @@ class InputBatch:
         self.tables: Int32s = np.zeros((slots, 8), np.int32)
         self.rooms: Int64s = np.zeros(slots, np.int64)
         "Tokens that the blocks of each hold; `tokens` is wide enough for them and one more."
+        self._table_changes: dict[int, int] = {}
+        "Slot -> the first place of its table that was changed and not taken."
 
     # What a plan changes, in its order
 
@@ -78,6 +81,7 @@ class InputBatch:
         self._make_room(slot, held)
         self.tokens[slot, :known] = new.tokens
         self.tables[slot, :held] = new.blocks
+        self._table_changes[slot] = 0
         self.incarnations[slot] = new.incarnation
         self.lengths[slot] = known
         self.prompt_tokens[slot] = new.prompt_tokens
@@ -88,6 +92,7 @@ class InputBatch:
         place = self._held(slot)
         self._make_room(slot, place + 1)
         self.tables[slot, place] = block
+        self._note_change(slot, place)
 
     def fold(self, slot: Slot, place: int, block: BlockId) -> None:
         self._check_blocks(slot, (block,))
@@ -95,6 +100,23 @@ class InputBatch:
         if not 0 <= place < held:
             raise ProtocolError(f"the plan folds entry {place} of slot {slot}, which has {held} blocks")
         self.tables[slot, place] = block
+        self._note_change(slot, place)
+
+    def take_table_changes(self) -> tuple[Int64s, Int64s, Int64s]:
+        """Slots, places and blocks of all entries that were changed since this was asked last: for who has a copy."""
+        slots, places, blocks = [], [], []
+        for slot, first in self._table_changes.items():
+            held = int(self.rooms[slot]) // self.block_size
+            slots.append(np.full(held - first, slot))
+            places.append(np.arange(first, held))
+            blocks.append(self.tables[slot, first:held])
+        self._table_changes.clear()
+        if not slots:
+            return NONE, NONE, NONE
+        return np.concatenate(slots), np.concatenate(places), np.concatenate(blocks).astype(np.int64)
+
+    def _note_change(self, slot: Slot, place: int) -> None:
+        self._table_changes[slot] = min(place, self._table_changes.get(slot, place))
 
     def _make_room(self, slot: Slot, blocks: int) -> None:
         tokens = blocks * self.block_size

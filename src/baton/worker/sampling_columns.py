@@ -14,7 +14,7 @@ from baton.worker.sampling_state import SequenceSampling
 
 
 class SamplingColumns:
-    __slots__ = ("draws", "indices", "on_host", "seeds", "states")
+    __slots__ = ("_changed", "draws", "indices", "on_host", "seeds", "states")
 
     def __init__(self, slots: int) -> None:
         self.draws: Draws = np.zeros(slots, DRAW)
@@ -24,6 +24,7 @@ class SamplingColumns:
         self.on_host: Bools = np.zeros(slots, np.bool_)
         "Whether its logits are looked at on the host."
         self.states: list[SequenceSampling | None] = [None] * slots
+        self._changed: dict[int, None] = {}
 
     def seat(self, slot: int, state: SequenceSampling) -> None:
         self.states[slot] = state
@@ -31,10 +32,17 @@ class SamplingColumns:
         self.seeds[slot] = state.seed
         self.indices[slot] = state.index
         self.on_host[slot] = state.on_host
+        self._changed[slot] = None
 
     def drop(self, slot: int) -> None:
         self.states[slot] = None
         self.on_host[slot] = False
+
+    def take_changed(self) -> Int64s:
+        """Slots whose columns were written since this was asked last: for who has a copy."""
+        slots = np.array(list(self._changed), np.int64)
+        self._changed.clear()
+        return slots
 
     def draws_at(self, slots: Int64s, positions: Int64s) -> Draws:
         """Of the next token of each; `positions`: how many it has already."""
