@@ -20,6 +20,7 @@ from messenger_rig import BLOCKS, Rig, Served, finish, mapped, until
 
 from baton.kvcache import messenger, peers, shared_memory
 from baton.kvcache.transport import runs_of
+from baton.kvpool import copies
 from baton.kvpool.pool import KVPool
 
 
@@ -49,7 +50,7 @@ def before_copy(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], No
             act(next(number))
             np.copyto(target, source)
 
-        monkeypatch.setattr(shared_memory, "np", SimpleNamespace(copyto=copyto))
+        monkeypatch.setattr(copies, "np", SimpleNamespace(copyto=copyto))
 
     return use
 

@@ -23,7 +23,7 @@ from baton.errors import PeerUnreadable
 from baton.kvcache.peers import Peers
 from baton.kvcache.storage.backend import Deadline
 from baton.kvcache.transport import PeerPool, Transport, runs_of
-from baton.kvpool.pool import KVPool
+from baton.kvpool.base import Pool
 from baton.protocol.moves import BlockMove, MoveResult
 
 RUN_BYTES: Final = 16 << 20
@@ -37,7 +37,7 @@ class Messenger:
         self._transports = transports
         self._report = report
         self._loop = asyncio.get_running_loop()
-        self._device: KVPool | None = None
+        self._device: Pool | None = None
         self._fingerprint = b""
         self._copier = ThreadPoolExecutor(1, "baton-pull")
         self._peers = Peers(transports, self._after_copies)
@@ -48,7 +48,7 @@ class Messenger:
         """Where others may read our pool."""
         return next((transport.address for transport in self._transports.values() if transport.address), "")
 
-    def attach(self, pool: KVPool) -> None:
+    def attach(self, pool: Pool) -> None:
         self._device, self._fingerprint = pool, pool.layout.fingerprint()
         for transport in self._transports.values():
             transport.attach(pool)
@@ -122,7 +122,7 @@ def _nothing() -> None:
     return None
 
 
-def _verify(move: BlockMove, peer: PeerPool, device: KVPool) -> None:
+def _verify(move: BlockMove, peer: PeerPool, device: Pool) -> None:
     """A peer's block ids come from another instance: one that is not there must not become a read of something else."""
     if peer.fingerprint != device.layout.fingerprint():
         raise PeerUnreadable("the peer's KV pool has another layout")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from baton.errors import ProtocolError
-from baton.kvpool.pool import KVPool
+from baton.kvpool.base import Pool
 from baton.protocol.codec import decode, encode
 from baton.protocol.pool import PoolReady, ReadPool, ReadRefused
 
@@ -55,7 +55,7 @@ class PoolServer:
             raise
         self._accepting = asyncio.create_task(self._accept())
 
-    def serve(self, pool: KVPool) -> None:
+    def serve(self, pool: Pool) -> None:
         self.withdraw()
         self._fd, self._ready = pool.reading_descriptor(), pool.announcement()
 

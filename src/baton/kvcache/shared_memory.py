@@ -1,4 +1,5 @@
-"""The transport between instances of one machine: the peer's pool is mapped, read-only, and read like our own memory.
+"""The transport between instances of one machine: the peer's pool is mapped, read-only, and read like our own memory. A pool on
+a GPU is opened by its handle (CUDA IPC) instead of its descriptor.
 
 open    connect to the peer's socket, say which pool (pool_server.py is the other side), get a descriptor, verify, map
 read    one copy a run
@@ -15,12 +16,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from baton.errors import PeerUnreadable, ProtocolError
 from baton.kvcache.pool_server import PACKET_BYTES_MAX, PoolServer, user_of
-from baton.kvcache.transport import PeerPool, Run
-from baton.kvpool.pool import KVPool
+from baton.kvcache.transport import PeerPool
+from baton.kvpool.base import Pool
+from baton.kvpool.copies import Run, copy_runs
+from baton.kvpool.open import attach_pool
 from baton.protocol.codec import decode, encode
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.pool import PoolReady, ReadPool, ReadRefused
@@ -37,7 +38,7 @@ class SharedMemory:
         self.address = address
         self._server = PoolServer(Path(address.removeprefix(f"{SCHEME}:"))) if address else None
 
-    def attach(self, pool: KVPool) -> None:
+    def attach(self, pool: Pool) -> None:
         if self._server is not None:
             self._server.serve(pool)
 
@@ -77,7 +78,7 @@ class SharedMemory:
         return content, fds
 
 
-def _map(content: bytes, fds: list[int], pool: PoolIncarnation, fingerprint: bytes) -> KVPool:
+def _map(content: bytes, fds: list[int], pool: PoolIncarnation, fingerprint: bytes) -> Pool:
     """What the peer sent, verified: it may have been wrong, or be another program than we think."""
     try:
         if not content:
@@ -90,7 +91,7 @@ def _map(content: bytes, fds: list[int], pool: PoolIncarnation, fingerprint: byt
         if (answer.incarnation, answer.fingerprint) != (pool, fingerprint):
             raise PeerUnreadable("this is another KV pool than the one that was asked for")
         os.set_inheritable(fds[0], False)
-        return KVPool.attach(fds[0], answer, read_only=True)
+        return attach_pool(fds[0], answer, read_only=True)
     except BaseException:
         for fd in fds:
             os.close(fd)
@@ -100,7 +101,7 @@ def _map(content: bytes, fds: list[int], pool: PoolIncarnation, fingerprint: byt
 class MappedPool:
     """A PeerPool (transport.py)."""
 
-    def __init__(self, pool: KVPool, sock: socket.socket, on_lost: Callable[[], None]) -> None:
+    def __init__(self, pool: Pool, sock: socket.socket, on_lost: Callable[[], None]) -> None:
         self._pool = pool
         self._sock = sock
         self._on_lost = on_lost
@@ -114,14 +115,8 @@ class MappedPool:
         self._loop.remove_reader(self._sock)
         self._on_lost()
 
-    def read(self, runs: Sequence[Run], into: KVPool, may_go_on: Callable[[], bool]) -> int:
-        whole, source, target = 0, self._pool.data, into.data
-        for run in runs:
-            if not may_go_on():
-                break
-            np.copyto(target[run.target : run.target + run.blocks], source[run.source : run.source + run.blocks])
-            whole += run.blocks
-        return whole
+    def read(self, runs: Sequence[Run], into: Pool, may_go_on: Callable[[], bool]) -> int:
+        return copy_runs(self._pool, into, runs, may_go_on)
 
     def close(self) -> None:
         self._loop.remove_reader(self._sock)

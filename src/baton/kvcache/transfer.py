@@ -18,6 +18,8 @@ from typing import Final
 
 from baton.errors import StorageFailed
 from baton.kvcache.storage.backend import Deadline, StorageBackend
+from baton.kvpool.base import Pool
+from baton.kvpool.copies import TierCopies, tier_copies
 from baton.kvpool.pool import KVPool
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
 
@@ -33,21 +35,26 @@ class Transfer:
         self.host = host
         self.storage = storage
         self._report = report
-        self._device: KVPool | None = None
+        self._device: Pool | None = None
+        self._copies: TierCopies | None = None
+        "Of the memory thread."
         self._memory = ThreadPoolExecutor(1, "baton-copy")
         self._slow = ThreadPoolExecutor(STORAGE_THREADS, "baton-storage")
 
-    def attach(self, pool: KVPool) -> None:
+    def attach(self, pool: Pool) -> None:
         """Moves name the pool that they are about; one about another pool copies nothing."""
         self._memory.submit(self._set_device, pool).result()
 
-    def detach(self) -> KVPool | None:
+    def detach(self) -> Pool | None:
         """When this returns nothing is copied from or to the pool any more."""
-        gone: KVPool | None = self._memory.submit(self._set_device, None).result()
+        gone: Pool | None = self._memory.submit(self._set_device, None).result()
         return gone
 
-    def _set_device(self, pool: KVPool | None) -> KVPool | None:
+    def _set_device(self, pool: Pool | None) -> Pool | None:
+        if self._copies is not None:
+            self._copies.close()
         old, self._device = self._device, pool
+        self._copies = None if pool is None else tier_copies(pool, self.host)
         return old
 
     def take(self, message: BlockMove | StorageQuery) -> Future[None]:
@@ -59,6 +66,8 @@ class Transfer:
 
     def close(self) -> None:
         self._memory.shutdown(cancel_futures=True)
+        if self._copies is not None:
+            self._copies.close()
         self._slow.shutdown(wait=False, cancel_futures=True)
         if self.storage is not None:
             self.storage.close()
@@ -66,17 +75,15 @@ class Transfer:
     # Memory
 
     def _copy(self, move: BlockMove) -> None:
-        pool, host = self._device, self.host.data
-        if pool is None or pool.incarnation != move.pool:
+        pool, copies = self._device, self._copies
+        if pool is None or copies is None or pool.incarnation != move.pool:
             self._report(MoveResult(move.id, 0, error="another pool is attached"))
             return
-        begun, device = perf_counter(), pool.data
+        begun = perf_counter()
         if move.kind == "store":
-            for to, source in zip(move.host, move.device, strict=True):
-                host[to] = device[source]
+            copies.store(move.device, move.host)
         else:
-            for kept, target in zip(move.host, move.device, strict=True):
-                device[target] = host[kept]
+            copies.load(move.host, move.device)
         self._report(MoveResult(move.id, len(move.host), perf_counter() - begun))
 
     # Storage

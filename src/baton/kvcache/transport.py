@@ -29,18 +29,11 @@ back, so their `read` waits for its end beyond the deadline, as rule 2 says.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from baton.kvpool.pool import KVPool
+from baton.kvpool.base import Pool
+from baton.kvpool.copies import Run
 from baton.protocol.ids import PoolIncarnation
-
-
-class Run(NamedTuple):
-    """Blocks that lie side by side in both pools: one copy."""
-
-    source: int
-    target: int
-    blocks: int
 
 
 def runs_of(sources: Sequence[int], targets: Sequence[int], blocks_max: int) -> Iterator[Run]:
@@ -69,7 +62,7 @@ class PeerPool(Protocol):
         """Of the layout of its blocks."""
         ...
 
-    def read(self, runs: Sequence[Run], into: KVPool, may_go_on: Callable[[], bool]) -> int:
+    def read(self, runs: Sequence[Run], into: Pool, may_go_on: Callable[[], bool]) -> int:
         """In a thread that may wait. How many leading blocks are whole now. `may_go_on` is asked before every run."""
         ...
 
@@ -86,7 +79,7 @@ class Transport(Protocol):
         """Where others find what we serve: `scheme:...`. Empty: we only read."""
         ...
 
-    def attach(self, pool: KVPool) -> None:
+    def attach(self, pool: Pool) -> None:
         """It is ours: `read` writes to it, and others may read it from now on."""
         ...
 

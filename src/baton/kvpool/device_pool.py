@@ -70,6 +70,9 @@ class DevicePool:
             self._exported = DeviceMemory(cuda_driver.export(self.address), self.layout.encode(), self.device)
         return PoolReady(self.layout.fingerprint(), self.incarnation, self.blocks, self._exported)
 
+    def reading_descriptor(self) -> int:
+        return os.dup(self.fd)
+
     def close(self) -> None:
         """Give the memory back. Tensors made of the pool must be gone."""
         if not self.address:

@@ -33,7 +33,9 @@ from baton.kvcache.shared_memory import SCHEME, SharedMemory
 from baton.kvcache.storage.backend import LayoutName, StorageBackend
 from baton.kvcache.storage.open import open_backend
 from baton.kvcache.transfer import Transfer
+from baton.kvpool.base import Pool
 from baton.kvpool.layout import KVLayout
+from baton.kvpool.open import attach_pool, create_pool
 from baton.kvpool.pool import KVPool
 from baton.observe.logs import configure
 from baton.protocol.codec import Message
@@ -60,7 +62,7 @@ class CacheProcess:
         self._control = control
         self._link = link
         self._loop = asyncio.get_running_loop()
-        self.pool: KVPool | None = None
+        self.pool: Pool | None = None
         self._host: KVPool | None = None
         self._kept = False
         self._storage: StorageBackend | None = None
@@ -109,13 +111,13 @@ class CacheProcess:
 
     def create(self, order: CreatePool) -> None:
         self.detach()
-        self.pool = KVPool.create(self._layout(order), order.blocks)
+        self.pool = create_pool(self._layout(order), order.blocks)
         send_descriptor(self._link, self.pool.announcement(), self.pool.fd)
         self._attached()
 
     def attach(self, ready: PoolReady, fd: int) -> None:
         self.detach()
-        self.pool = KVPool.attach(fd, ready)
+        self.pool = attach_pool(fd, ready)
         self._attached()
         self._control.send(PoolAttached(ready.incarnation))
 

@@ -1,0 +1,123 @@
+"""Copies of blocks between pools: device and host (tiers), device and device (hand-off).
+
+in shared memory   one memory copy a block or run
+on a GPU           one DMA a block or run, all queued at once on a stream of their own; then one wait for all of them
+
+A copy on a GPU needs no event of the worker: who orders it knows that the steps before it are over, and a step that needs what
+was copied is planned when the copy is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from baton.errors import InvariantBroken
+from baton.kvpool import cuda_driver
+from baton.kvpool.base import Pool
+from baton.kvpool.device_pool import DevicePool
+from baton.kvpool.pool import KVPool
+
+
+class Run(NamedTuple):
+    """Blocks that lie side by side in both pools: one copy."""
+
+    source: int
+    target: int
+    blocks: int
+
+
+class TierCopies(Protocol):
+    """Between one device pool and one host pool. For one thread at a time."""
+
+    def store(self, device: Sequence[int], host: Sequence[int]) -> None: ...
+
+    def load(self, host: Sequence[int], device: Sequence[int]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def tier_copies(device: Pool, host: KVPool) -> TierCopies:
+    if isinstance(device, DevicePool):
+        return _DeviceCopies(device, host)
+    assert isinstance(device, KVPool)
+    return _MemoryCopies(device, host)
+
+
+class _MemoryCopies:
+    def __init__(self, device: KVPool, host: KVPool) -> None:
+        self._device, self._host = device, host
+
+    def store(self, device: Sequence[int], host: Sequence[int]) -> None:
+        source, target = self._device.data, self._host.data
+        for block, place in zip(device, host, strict=True):
+            target[place] = source[block]
+
+    def load(self, host: Sequence[int], device: Sequence[int]) -> None:
+        source, target = self._host.data, self._device.data
+        for place, block in zip(host, device, strict=True):
+            target[block] = source[place]
+
+    def close(self) -> None:
+        pass
+
+
+class _DeviceCopies:
+    """The host pool's memory is pinned while this lives: else a copy would pass through a buffer of the driver's."""
+
+    def __init__(self, device: DevicePool, host: KVPool) -> None:
+        cuda_driver.use_device(device.device)
+        self._device, self._bytes = device, device.layout.block_bytes
+        self._host = host.data.ctypes.data
+        self._stream = cuda_driver.CopyStream()
+        cuda_driver.register_host(self._host, host.data.nbytes)
+
+    def store(self, device: Sequence[int], host: Sequence[int]) -> None:
+        size, base = self._bytes, self._device.address
+        for block, place in zip(device, host, strict=True):
+            self._stream.to_host(self._host + place * size, base + block * size, size)
+        self._stream.wait()
+
+    def load(self, host: Sequence[int], device: Sequence[int]) -> None:
+        size, base = self._bytes, self._device.address
+        for place, block in zip(host, device, strict=True):
+            self._stream.to_device(base + block * size, self._host + place * size, size)
+        self._stream.wait()
+
+    def close(self) -> None:
+        cuda_driver.use_device(self._device.device)  # another thread than the one that copied may close
+        self._stream.wait()
+        cuda_driver.unregister_host(self._host)
+        self._stream.close()
+
+
+def copy_runs(source: Pool, target: Pool, runs: Sequence[Run], may_go_on: Callable[[], bool]) -> int:
+    """How many leading blocks are whole now. `may_go_on` is asked before every run."""
+    if isinstance(source, DevicePool) and isinstance(target, DevicePool):
+        return _copy_on_device(source, target, runs, may_go_on)
+    if not (isinstance(source, KVPool) and isinstance(target, KVPool)):
+        raise InvariantBroken("blocks of a GPU's pool are not those of a pool in shared memory")
+    whole, data, into = 0, source.data, target.data
+    for run in runs:
+        if not may_go_on():
+            break
+        np.copyto(into[run.target : run.target + run.blocks], data[run.source : run.source + run.blocks])
+        whole += run.blocks
+    return whole
+
+
+def _copy_on_device(source: DevicePool, target: DevicePool, runs: Sequence[Run], may_go_on: Callable[[], bool]) -> int:
+    cuda_driver.use_device(target.device)
+    stream, whole, size = cuda_driver.CopyStream(), 0, source.layout.block_bytes
+    try:
+        for run in runs:
+            if not may_go_on():
+                break
+            stream.on_device(target.address + run.target * size, source.address + run.source * size, run.blocks * size)
+            whole += run.blocks
+        stream.wait()
+    finally:
+        stream.close()
+    return whole

@@ -1,0 +1,29 @@
+"""A pool by its layout or announcement, wherever its memory is: for processes that copy blocks and do not compute."""
+
+from __future__ import annotations
+
+import os
+
+from baton.kvpool.base import Pool
+from baton.kvpool.layout import KVLayout
+from baton.kvpool.pool import KVPool
+from baton.protocol.pool import PoolReady
+
+
+def create_pool(layout: KVLayout, blocks: int) -> Pool:
+    """On a GPU, if that is whose format the layout has."""
+    if layout.format != "token-major":
+        return KVPool.create(layout, blocks)
+    from baton.kvpool.device_pool import DevicePool
+
+    return DevicePool.create(layout, blocks)
+
+
+def attach_pool(fd: int, announced: PoolReady, *, read_only: bool = False) -> Pool:
+    """`fd` becomes ours. A pool on a GPU cannot be opened for reading alone: there the reader's word counts."""
+    if announced.memory is None:
+        return KVPool.attach(fd, announced, read_only=read_only)
+    from baton.kvpool.device_pool import DevicePool
+
+    os.close(fd)
+    return DevicePool.attach(announced)
