@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 from typing import Final
 
-from baton.errors import PeerUnreadable
+from baton.errors import DeviceError, PeerUnreadable
 from baton.kvcache.peers import Peers
 from baton.kvcache.storage.backend import Deadline
 from baton.kvcache.transport import PeerPool, Transport, runs_of
@@ -102,7 +102,7 @@ class Messenger:
                 error = None
             else:
                 error = "it took too long" if self._device is device else "the pool was detached"
-        except PeerUnreadable as failed:
+        except (DeviceError, PeerUnreadable) as failed:
             error = str(failed)
         return MoveResult(move.id, moved, perf_counter() - begun, error)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from baton.errors import PeerUnreadable, ProtocolError
+from baton.errors import DeviceError, PeerUnreadable, ProtocolError
 from baton.kvcache.pool_server import PACKET_BYTES_MAX, PoolServer, user_of
 from baton.kvcache.transport import PeerPool
 from baton.kvpool.base import Pool
@@ -59,7 +59,7 @@ class SharedMemory:
                 raise PeerUnreadable("the KV pool is another user's")
             await self._loop.sock_sendall(sock, encode(ReadPool(pool, fingerprint)))
             mapped = _map(*await self._answer(sock), pool, fingerprint)
-        except (OSError, ProtocolError, ValueError) as error:
+        except (OSError, DeviceError, ProtocolError, ValueError) as error:
             sock.close()
             raise PeerUnreadable(f"the peer's KV pool cannot be opened: {error or type(error).__name__}") from None
         except BaseException:

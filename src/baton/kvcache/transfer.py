@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 from typing import Final
 
-from baton.errors import StorageFailed
+from baton.errors import DeviceError, StorageFailed
 from baton.kvcache.storage.backend import Deadline, StorageBackend
 from baton.kvpool.base import Pool
 from baton.kvpool.copies import TierCopies, tier_copies
@@ -80,11 +80,15 @@ class Transfer:
             self._report(MoveResult(move.id, 0, error="another pool is attached"))
             return
         begun = perf_counter()
-        if move.kind == "store":
-            copies.store(move.device, move.host)
+        try:
+            if move.kind == "store":
+                copies.store(move.device, move.host)
+            else:
+                copies.load(move.host, move.device)
+        except DeviceError as error:
+            self._report(MoveResult(move.id, 0, error=str(error)))
         else:
-            copies.load(move.host, move.device)
-        self._report(MoveResult(move.id, len(move.host), perf_counter() - begun))
+            self._report(MoveResult(move.id, len(move.host), perf_counter() - begun))
 
     # Storage
 

@@ -58,7 +58,9 @@ class DevicePool:
             raise ProtocolError(f"the KV pool has another layout than was announced: {layout}")
         cuda_driver.use_device(memory.device)
         address = cuda_driver.open_exported(memory.handle)
-        return cls(layout, announced.blocks, address, announced.incarnation, memory.device, opened=True)
+        pool = cls(layout, announced.blocks, address, announced.incarnation, memory.device, opened=True)
+        pool._exported = memory  # what was opened cannot be exported again; its own handle is as good for the next one
+        return pool
 
     @property
     def nbytes(self) -> int:
