@@ -218,15 +218,20 @@ def measure_overcommit(scratch: Path, rounds: int) -> dict[str, Any]:
     ):
         servers = {"capped": capped, "parked": parked, "dropped": dropped}
         seconds: dict[str, list[float]] = {name: [] for name in servers}
-        for _ in range(rounds):
+        for _ in range(rounds + 1):
             for name, server in servers.items():
                 server.post("/v1/cache/clear", {})
                 seconds[name].append(run_all(server, 16, 64, 192))
-        preemptions = {name: server.metric("baton:preemptions_total") / (16 * rounds) for name, server in servers.items()}
+        requests = 16 * (rounds + 1)
+        preemptions = {name: server.metric("baton:preemptions_total") / requests for name, server in servers.items()}
+        steps = {name: server.metric("baton:steps_total") / (rounds + 1) for name, server in servers.items()}
+    for each in seconds.values():
+        del each[0]  # they warm up
     ratio = median(c / p for c, p in zip(seconds["capped"], seconds["parked"], strict=True))
     return {
         **{f"{name}, s": median(each) for name, each in seconds.items()},
         "throughput of parked, of capped": ratio,
+        **{f"steps, {name}": count for name, count in steps.items()},
         **{f"preemptions per completion, {name}": value for name, value in preemptions.items() if name != "capped"},
     }
 
@@ -308,7 +313,7 @@ def main() -> None:
         if "preempted" in wanted:
             figures["preempted"] = measure_preempted(scratch, options.rounds)
         if "overcommit" in wanted:
-            figures["overcommit"] = measure_overcommit(scratch, max(1, options.rounds // 2))
+            figures["overcommit"] = measure_overcommit(scratch, 2 * options.rounds)
         if "idle" in wanted:
             figures["idle"] = measure_idle(scratch, 2 * options.rounds)
         if "stall" in wanted:
