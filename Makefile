@@ -19,6 +19,8 @@ $(VENV)/.ready: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,oracle]'
 	@# a store to test against, where its wheel exists; without it those tests skip and say so
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[mooncake]'
+	@# Triton, whose interpreter runs the GPU kernels without a GPU; where there is no wheel, those tests skip and say so
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[kernels]'
 	@touch $@
 
 # What serving needs, and no more. torch computes only where there is no C compiler.

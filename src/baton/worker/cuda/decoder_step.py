@@ -1,0 +1,205 @@
+"""One forward pass over a flat batch on the device, and a token for every sequence that is due. Nothing waits for the host.
+
+embed -> layers -> last norm (due rows) -> head -> likeliest -> draws
+          |
+          norm, qkv, rope_store, attention, o, add_norm, gate_up, silu_mul, down          with cuBLAS's products
+          norm+qkv, rope_store, attention, o+residual, norm+gate_up+silu_mul, down+residual    where there is one row
+
+All memory is allocated when this is made. So the same calls can be recorded in a CUDA graph (graphs.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.models.config import ModelConfig
+from baton.models.rotary import rotary_frequencies
+from baton.worker.cuda.kernels.add_norm import add_norm
+from baton.worker.cuda.kernels.argmax import argmax
+from baton.worker.cuda.kernels.attention_decode import FIXED_TUNING, DecodeScratch, attend_decode
+from baton.worker.cuda.kernels.attention_prefill import attend_prefill, rows_per_tile
+from baton.worker.cuda.kernels.embed import embed
+from baton.worker.cuda.kernels.fixed_gemm import fixed_gemm
+from baton.worker.cuda.kernels.gemv import gemv
+from baton.worker.cuda.kernels.judge import judge
+from baton.worker.cuda.kernels.rope_store import rope_store
+from baton.worker.cuda.kernels.sample import SampleScratch, SamplingColumns, sample
+from baton.worker.cuda.kernels.silu_mul import silu_mul
+from baton.worker.cuda.step_inputs import StepInputs
+from baton.worker.cuda.weights import DecoderWeights, LayerWeights, LinearWeights
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepLimits:
+    rows: int
+    "Of one step, prompts and decode together."
+    sequences: int
+    "Of one step; as many slots there are."
+    context_tokens: int
+    "Positions go up to this."
+
+
+class DecoderStep:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        pool: Tensor,
+        limits: StepLimits,
+        *,
+        deterministic: bool = False,
+    ) -> None:
+        """pool: [blocks, layers, 2, kv_heads, block_size, head_dim]. deterministic: the bits of a row do not depend on the
+        other rows of a step."""
+        self.config, self.weights, self.pool, self.limits = config, weights, pool, limits
+        self.deterministic = deterministic
+        self.rows_per_tile = rows_per_tile(config.heads, config.kv_heads)
+        device, dtype = weights.embedding.device, weights.embedding.dtype
+        rows, sequences, block_size = limits.rows, limits.sequences, pool.shape[4]
+
+        def buffer(count: int, width: int, kind: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(count, width, dtype=kind, device=device)
+
+        def column(count: int) -> Tensor:
+            return torch.zeros(count, dtype=torch.int32, device=device)
+
+        self._residual, self._normed, self._added = (buffer(rows, config.hidden_size) for _ in range(3))
+        self._qkv = buffer(rows, config.q_size + 2 * config.kv_size)
+        self._attended = buffer(rows, config.q_size)
+        self._gate_up, self._activated = buffer(rows, 2 * config.intermediate_size), buffer(rows, config.intermediate_size)
+        self._logits = buffer(sequences, config.vocab_size, torch.float32)
+        self._tokens, self._broken = column(sequences), column(rows)
+        self.tables = torch.zeros(sequences, -(-limits.context_tokens // block_size), dtype=torch.int32, device=device)
+        "[slots, width] block numbers; whoever plans writes them."
+        self.last_tokens = column(sequences)
+        "[slots] what each sampled last."
+        self.sampling = SamplingColumns.empty(sequences, device)
+        self._angles = _angles(config, limits.context_tokens, device)
+        tunings = [FIXED_TUNING] if deterministic else None
+        self._decode_scratch = DecodeScratch(sequences, config.heads, config.kv_heads, config.head_dim, device, tunings)
+        self._sample_scratch = SampleScratch(sequences, config.vocab_size, device)
+
+    def run(self, inputs: StepInputs) -> None:
+        """Queues the step. `logits`, `tokens` and `broken` are there when the stream gets to it."""
+        rows = len(inputs.token_ids)
+        residual = self._residual[:rows]
+        embed(inputs.token_ids, inputs.row_slots, self.last_tokens, self.weights.embedding, residual)
+        if rows == 1 and not self.deterministic:
+            self._run_one_row(inputs, residual)
+            return
+        added = None
+        for number, layer in enumerate(self.weights.layers):
+            added = self._layer(number, layer, inputs, residual, added)
+        if added is None:
+            raise ValueError("a model without layers")
+        if inputs.tiles is not None:
+            judge(residual, added, self._broken[:rows])
+        due = len(inputs.due_slots)
+        if due:
+            normed = self._normed[:due]
+            add_norm(residual, added, self.weights.final_norm, self.config.norm_eps, normed, inputs.due_rows)
+            self._head(normed, self._logits[:due])
+            self._choose(inputs)
+
+    def logits(self, due: int) -> Tensor:
+        """float32 [due, vocabulary] of the last step."""
+        return self._logits[:due]
+
+    def tokens(self, due: int) -> Tensor:
+        """int32 [due] of the last step: argmax.NOT_FINITE_ID for a row that failed."""
+        return self._tokens[:due]
+
+    def broken(self, rows: int) -> Tensor:
+        """int32 [rows] of the last step with prompts: 1 for a row with a number that is none."""
+        return self._broken[:rows]
+
+    def _layer(self, number: int, layer: LayerWeights, inputs: StepInputs, residual: Tensor, added: Tensor | None) -> Tensor:
+        rows, eps = len(residual), self.config.norm_eps
+        normed, qkv, attended = self._normed[:rows], self._qkv[:rows], self._attended[:rows]
+        gate_up, activated = self._gate_up[:rows], self._activated[:rows]
+        add_norm(residual, added, layer.attention_norm, eps, normed)
+        self._linear(normed, layer.qkv, qkv)
+        self._attention(number, layer, inputs, qkv, attended)
+        added = self._added[:rows]
+        self._linear(attended, layer.output, added)
+        add_norm(residual, added, layer.mlp_norm, eps, normed)
+        self._linear(normed, layer.gate_up, gate_up)
+        silu_mul(gate_up, activated)
+        self._linear(activated, layer.down, added)
+        return added
+
+    def _attention(self, number: int, layer: LayerWeights, inputs: StepInputs, qkv: Tensor, out: Tensor) -> None:
+        config, tables = self.config, self.tables
+        window, heads, scale = config.window(number), config.heads, config.attention_scale
+        rope_store(
+            *(qkv, layer.head_norms, config.norm_eps, self._angles, inputs.positions, inputs.row_slots),
+            *(tables, self.pool, number),
+            heads=heads,
+        )
+        if len(inputs.order):
+            attend_decode(
+                *(qkv, self.pool, number, tables, inputs.row_slots, inputs.positions, inputs.order, inputs.split_tokens),
+                *(self._decode_scratch, out),
+                heads=heads,
+                scale=scale,
+                window=window,
+                tuning=FIXED_TUNING if self.deterministic else None,
+            )
+        if inputs.tiles is not None and len(inputs.tiles):
+            if inputs.slots is None or inputs.starts is None or inputs.contexts is None:
+                raise ValueError("tiles need slots, starts and contexts")
+            attend_prefill(
+                *(qkv, self.pool, number, tables, inputs.slots, inputs.starts, inputs.contexts, inputs.tiles, out),
+                heads=heads,
+                scale=scale,
+                window=window,
+            )
+
+    def _run_one_row(self, inputs: StepInputs, residual: Tensor) -> None:
+        """Six kernels per layer: all that is not attention is inside the products."""
+        eps, weights = self.config.norm_eps, self.weights
+        qkv, attended, activated = self._qkv[:1], self._attended[:1], self._activated[:1]
+        for number, layer in enumerate(weights.layers):
+            gemv(residual, layer.qkv.weight, qkv, bias=layer.qkv.bias, norm=layer.attention_norm, eps=eps)
+            self._attention(number, layer, inputs, qkv, attended)
+            gemv(attended, layer.output.weight, residual, bias=layer.output.bias, residual=residual)
+            up = layer.gate_up
+            gemv(residual, up.weight, activated, bias=up.bias, norm=layer.mlp_norm, eps=eps, paired=True)
+            gemv(activated, layer.down.weight, residual, bias=layer.down.bias, residual=residual)
+        if inputs.tiles is not None:
+            judge(residual, self._added[:1].zero_(), self._broken[:1])
+        if len(inputs.due_slots):
+            gemv(residual, weights.head, self._logits[:1], norm=weights.final_norm, eps=eps)
+            self._choose(inputs)
+
+    def _choose(self, inputs: StepInputs) -> None:
+        due = len(inputs.due_slots)
+        logits, tokens, scratch = self._logits[:due], self._tokens[:due], self._sample_scratch
+        argmax(logits, inputs.due_slots, scratch.argmax, tokens, self.last_tokens)
+        sample(logits, inputs.due_slots, inputs.outputs, self.sampling, scratch, tokens, self.last_tokens)
+
+    def _linear(self, x: Tensor, linear: LinearWeights, out: Tensor) -> None:
+        if self.deterministic:
+            fixed_gemm(x, linear.weight, out, linear.bias)
+        elif linear.bias is None:
+            torch.mm(x, linear.weight.t(), out=out)
+        else:
+            torch.addmm(linear.bias, x, linear.weight.t(), out=out)
+
+    def _head(self, x: Tensor, out: Tensor) -> None:
+        """Logits are float32 also where the model is not: rounded to bfloat16 the likeliest tokens would often be equal."""
+        if self.deterministic:
+            fixed_gemm(x, self.weights.head, out)
+        elif x.dtype == out.dtype:
+            torch.mm(x, self.weights.head.t(), out=out)
+        else:
+            torch.mm(x, self.weights.head.t(), out_dtype=out.dtype, out=out)
+
+
+def _angles(config: ModelConfig, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    frequencies, factor = rotary_frequencies(config.rope, config.head_dim)
+    turns = torch.arange(positions, dtype=torch.float32)[:, None] * torch.from_numpy(frequencies)
+    return turns.cos().mul_(factor).to(device), turns.sin().mul_(factor).to(device)

@@ -1,0 +1,150 @@
+"""Steps on the device, launched without waiting: decode steps as recorded graphs, one per padded batch size.
+
+host     pack | copy, replay, copy back |  pack | copy, replay, ...            launch() returns when all that is queued
+device        |--------- step n --------|--------- step n + 1 ---------|
+host                                     collect(n): its event has passed
+
+Step n + 1 may be launched before the tokens of step n are known here: rows whose token is FEEDBACK take it from the device.
+Inputs are copied in the order of the stream, so one buffer on the device serves all steps; the host has a ring of pinned ones.
+Steps with prompts are launched call by call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from baton.worker.cuda.decoder_step import DecoderStep
+from baton.worker.cuda.step_inputs import (
+    Packing,
+    StepBatch,
+    StepInputs,
+    decode_views,
+    ints_needed,
+    mixed_views,
+    pack_decode,
+    pack_mixed,
+)
+
+RING = 4
+"""Steps whose pinned buffers may be in use: more than are ever launched and not collected."""
+BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+
+
+@dataclass(slots=True)
+class Launched:
+    done: torch.cuda.Event
+    tokens: Tensor
+    "int32 [due] in pinned memory, once `done` has passed and until RING more steps are launched."
+    broken: Tensor | None
+    "int32 [rows], likewise; None for a decode step."
+
+
+class _Pinned:
+    """Of one step in flight."""
+
+    def __init__(self, ints: int, rows: int, sequences: int) -> None:
+        self.inputs = torch.empty(ints, dtype=torch.int32, pin_memory=True)
+        self.packed: NDArray[np.int32] = self.inputs.numpy()
+        self.tokens = torch.empty(sequences, dtype=torch.int32, pin_memory=True)
+        self.broken = torch.empty(rows, dtype=torch.int32, pin_memory=True)
+        self.done = torch.cuda.Event()
+
+
+class DeviceSteps:
+    def __init__(self, step: DecoderStep, buckets: Sequence[int] = BUCKETS) -> None:
+        limits = step.limits
+        self.step = step
+        self.stream = torch.cuda.Stream()
+        fitting = [bucket for bucket in buckets if bucket < limits.sequences]
+        self.buckets = [*fitting, limits.sequences]
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._memory: tuple[int, int] | None = None
+        ints = ints_needed(limits.rows, limits.sequences, step.rows_per_tile)
+        self._inputs = torch.zeros(ints, dtype=torch.int32, device="cuda")
+        self._ring = [_Pinned(ints, limits.rows, limits.sequences) for _ in range(RING)]
+        self._next = 0
+
+    def capture(self) -> None:
+        """Compiles and records all decode steps, the largest first: smaller ones then find all the memory they need."""
+        for bucket in reversed(self.buckets):
+            self._capture(bucket)
+
+    def warm_up_mixed(self, rows: int) -> None:
+        """Compiles what steps with prompts need and graphs do not."""
+        batch = StepBatch(
+            token_ids=np.zeros(rows, np.int32),
+            slots=np.zeros(1, np.int32),
+            starts=np.array([0, rows]),
+            contexts=np.zeros(1, np.int64),
+            due=np.ones(1, np.bool_),
+            outputs=np.zeros(1, np.int32),
+        )
+        self.launch(batch).done.synchronize()
+
+    def launch(self, batch: StepBatch) -> Launched:
+        pinned = self._ring[self._next]
+        self._next = (self._next + 1) % RING
+        pinned.done.synchronize()  # of RING steps ago: it has been collected
+        with torch.cuda.stream(self.stream):
+            due = self._queue_decode(batch, pinned) if batch.decodes else self._queue_mixed(batch, pinned)
+            tokens, broken = pinned.tokens[:due], None
+            tokens.copy_(self.step.tokens(due), non_blocking=True)
+            if not batch.decodes:
+                broken = pinned.broken[: len(batch.token_ids)]
+                broken.copy_(self.step.broken(len(batch.token_ids)), non_blocking=True)
+            pinned.done.record()
+        return Launched(pinned.done, tokens, broken)
+
+    def write_tables(self, slots: NDArray[np.integer], places: NDArray[np.integer], blocks: NDArray[np.integer]) -> None:
+        """tables[slot, place] = block, for the steps that are launched after this."""
+        with torch.cuda.stream(self.stream):
+            width = self.step.tables.shape[1]
+            entries = np.stack((np.asarray(slots, np.int64) * width + places, np.asarray(blocks, np.int64)))
+            on_device = torch.from_numpy(entries).pin_memory().to("cuda", non_blocking=True)
+            self.step.tables.view(-1).index_copy_(0, on_device[0], on_device[1].to(torch.int32))
+
+    def _queue_decode(self, batch: StepBatch, pinned: _Pinned) -> int:
+        sequences = len(batch.slots)
+        bucket = next(bucket for bucket in self.buckets if bucket >= sequences)
+        if bucket not in self._graphs:
+            self._capture(bucket)
+        self._send(pinned, self._packed(batch, bucket, pinned.packed))
+        self._graphs[bucket].replay()
+        return sequences
+
+    def _queue_mixed(self, batch: StepBatch, pinned: _Pinned) -> int:
+        step = self.step
+        kv_heads = step.config.kv_heads
+        packing = pack_mixed(batch, pinned.packed, kv_heads, step.rows_per_tile, fixed=step.deterministic)
+        self._send(pinned, packing)
+        step.run(mixed_views(packing, self._inputs))
+        return int(batch.due.sum())
+
+    def _packed(self, batch: StepBatch, bucket: int, run: NDArray[np.int32]) -> Packing:
+        return pack_decode(batch, bucket, run, self.step.config.kv_heads, fixed=self.step.deterministic)
+
+    def _send(self, pinned: _Pinned, packing: Packing) -> None:
+        self._inputs[: packing.size].copy_(pinned.inputs[: packing.size], non_blocking=True)
+
+    def _capture(self, bucket: int) -> None:
+        nobody = np.zeros(0, np.int32)
+        batch = StepBatch(nobody, nobody, np.zeros(1, np.int32), nobody, np.zeros(0, np.bool_), nobody)
+        run = np.empty(len(self._inputs), np.int32)
+        packing = self._packed(batch, bucket, run)  # all rows are padding: nothing is written to the pool
+        inputs: StepInputs = decode_views(packing, self._inputs)
+        self.stream.synchronize()
+        with torch.cuda.stream(self.stream):
+            self._inputs[: packing.size].copy_(torch.from_numpy(run[: packing.size]))
+            self.step.run(inputs)  # compiles, and lets cuBLAS allocate its work space outside the graph
+        self.stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory, stream=self.stream):
+            self.step.run(inputs)
+        self._memory = graph.pool()
+        self._graphs[bucket] = graph

@@ -1,0 +1,122 @@
+"""Products of one row, with what stands before and behind them in a decoder layer: the whole layer is six kernels then.
+
+    norm -> qkv          norm -> gate, up -> silu(gate) * up          norm -> head          attention -> o -> + residual
+
+A batch of one reads every weight once and computes next to nothing: memory is the limit, and each launch that is saved counts.
+A program has a few rows of the matrix; sums are float32 and are not split, so results have the same bits on every run. The norm
+of x is worked out by every program on the way: its factor comes in at the end, sum(w * x * scale) / rms(x).
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+
+class GemvTuning(NamedTuple):
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+# Measured on an H200 (docs/notes/gpu-kernels.md): what is best differs with the number of outputs.
+WIDE, TALL, NARROW, PAIRED = (
+    GemvTuning(4, 2048, 4, 3),
+    GemvTuning(16, 256, 4, 6),
+    GemvTuning(8, 512, 4, 3),
+    GemvTuning(4, 512, 2, 6),
+)
+
+
+def gemv_tuning(outputs: int, inputs: int, *, paired: bool) -> GemvTuning:
+    if paired:
+        return PAIRED
+    if outputs >= 32768:
+        return WIDE
+    return NARROW if outputs == inputs else TALL
+
+
+@triton.jit
+def _gemv(
+    x, norm, weight, bias, residual, out, eps,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    PAIRED: tl.constexpr, SOME_OUTPUTS: tl.constexpr, SOME_INPUTS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    output = tl.program_id(0) * SOME_OUTPUTS + tl.arange(0, SOME_OUTPUTS)
+    EVEN: tl.constexpr = INPUTS % SOME_INPUTS == 0 and OUTPUTS % SOME_OUTPUTS == 0
+    line = weight + output.to(tl.int64)[:, None] * INPUTS
+    sums = tl.zeros([SOME_OUTPUTS, SOME_INPUTS], tl.float32)
+    up_sums = tl.zeros([SOME_OUTPUTS, SOME_INPUTS], tl.float32)
+    squares = tl.zeros([SOME_INPUTS], tl.float32)
+    for start in tl.range(0, INPUTS, SOME_INPUTS, num_stages=STAGES):
+        at = start + tl.arange(0, SOME_INPUTS)
+        if EVEN:
+            values = tl.load(line + at[None, :])
+            inputs = tl.load(x + at).to(tl.float32)
+        else:
+            inside = (output < OUTPUTS)[:, None] & (at < INPUTS)[None, :]
+            values = tl.load(line + at[None, :], mask=inside, other=0.0)
+            inputs = tl.load(x + at, mask=at < INPUTS, other=0.0).to(tl.float32)
+        if NORM:
+            squares += inputs * inputs
+            inputs *= tl.load(norm + at, mask=at < INPUTS, other=0.0).to(tl.float32)
+        sums += values.to(tl.float32) * inputs[None, :]
+        if PAIRED:
+            if EVEN:
+                ups = tl.load(line + OUTPUTS * INPUTS + at[None, :])
+            else:
+                ups = tl.load(line + OUTPUTS * INPUTS + at[None, :], mask=inside, other=0.0)
+            up_sums += ups.to(tl.float32) * inputs[None, :]
+    result, up = tl.sum(sums, 1), tl.sum(up_sums, 1)
+    if NORM:
+        factor = tl.rsqrt(tl.sum(squares, 0) / INPUTS + eps)
+        result *= factor
+        up *= factor
+    if BIAS:
+        result += tl.load(bias + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)
+        if PAIRED:
+            up += tl.load(bias + OUTPUTS + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)
+    if PAIRED:
+        result = result / (1.0 + tl.exp(-result)) * up
+    if RESIDUAL:
+        result += tl.load(residual + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)
+    tl.store(out + output, result.to(out.dtype.element_ty), mask=output < OUTPUTS)
+
+
+def gemv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+    residual: torch.Tensor | None = None,
+    paired: bool = False,
+    tuning: GemvTuning | None = None,
+) -> None:
+    """x: [1, inputs], weight: [outputs, inputs] -> out [1, outputs].
+
+    norm: weights of the RMS norm that x gets first. residual: [1, outputs], added; may be `out`. paired: the first half of the
+    outputs are gates, the second half are multiplied with their silu: out [1, outputs / 2].
+    """
+    outputs, inputs = weight.shape
+    if paired:
+        outputs //= 2
+    some_outputs, some_inputs, warps, stages = tuning or gemv_tuning(outputs, inputs, paired=paired)
+    some_inputs = min(some_inputs, triton.next_power_of_2(inputs))
+    _gemv[(triton.cdiv(outputs, some_outputs),)](
+        *(x, x if norm is None else norm, weight, x if bias is None else bias, x if residual is None else residual, out, eps),
+        OUTPUTS=outputs,
+        INPUTS=inputs,
+        NORM=norm is not None,
+        BIAS=bias is not None,
+        RESIDUAL=residual is not None,
+        PAIRED=paired,
+        SOME_OUTPUTS=some_outputs,
+        SOME_INPUTS=some_inputs,
+        STAGES=stages,
+        num_warps=warps,
+    )

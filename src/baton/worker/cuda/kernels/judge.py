@@ -1,0 +1,20 @@
+"""Which rows of hidden states hold a number that is none, or infinite: what such a row left in the pool must not be used."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _judge(residual, added, broken, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    x = tl.load(residual + row * WIDTH + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+    x += tl.load(added + row * WIDTH + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+    tl.store(broken + row, tl.max(((x != x) | (tl.abs(x) == float("inf"))).to(tl.int32), 0))
+
+
+def judge(residual: torch.Tensor, added: torch.Tensor, broken: torch.Tensor) -> None:
+    """residual + added: [rows, width] -> broken int32 [rows], 1 for rows that are not finite."""
+    rows, width = residual.shape
+    _judge[(rows,)](residual, added, broken, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=4)

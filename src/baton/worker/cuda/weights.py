@@ -1,0 +1,90 @@
+"""A model's matrices as one step wants them: queries, keys and values as one product, gate and up as another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.models.config import ModelConfig
+from baton.models.parameters import EMBED, FINAL_NORM, LM_HEAD, expected_shapes
+
+Take = Callable[[Sequence[str]], Tensor]
+"""The parameters of these names (models/parameters.py), stacked along their first dimension: torch_weights.Weights.take."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearWeights:
+    weight: Tensor
+    "[outputs, inputs]."
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    attention_norm: Tensor
+    qkv: LinearWeights
+    head_norms: tuple[Tensor, Tensor] | None
+    "Of queries and of keys."
+    output: LinearWeights
+    mlp_norm: Tensor
+    gate_up: LinearWeights
+    down: LinearWeights
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor
+    head: Tensor
+    "[vocabulary, hidden]; the embedding itself where the model ties them."
+
+
+def take_weights(config: ModelConfig, take: Take) -> DecoderWeights:
+    embedding = take([EMBED])
+    return DecoderWeights(
+        embedding=embedding,
+        layers=tuple(_layer(config, take, f"layers.{layer}.") for layer in range(config.layers)),
+        final_norm=take([FINAL_NORM]),
+        head=embedding if config.tied_embeddings else take([LM_HEAD]),
+    )
+
+
+def _layer(config: ModelConfig, take: Take, prefix: str) -> LayerWeights:
+    traits = config.traits
+
+    def linear(names: Sequence[str], bias: bool) -> LinearWeights:
+        names = [prefix + name for name in names]
+        return LinearWeights(take([f"{n}.weight" for n in names]), take([f"{n}.bias" for n in names]) if bias else None)
+
+    head_norms = None
+    if traits.qk_norm:
+        head_norms = (take([f"{prefix}attention.q_norm.weight"]), take([f"{prefix}attention.k_norm.weight"]))
+    return LayerWeights(
+        attention_norm=take([f"{prefix}attention_norm.weight"]),
+        qkv=linear(["attention.q", "attention.k", "attention.v"], traits.qkv_bias),
+        head_norms=head_norms,
+        output=linear(["attention.o"], traits.output_bias),
+        mlp_norm=take([f"{prefix}mlp_norm.weight"]),
+        gate_up=linear(["mlp.gate", "mlp.up"], traits.mlp_bias),
+        down=linear(["mlp.down"], traits.mlp_bias),
+    )
+
+
+def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> DecoderWeights:
+    """Made on the device, in seconds: to measure a model that nobody has downloaded. Of a size that keeps activations alive."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    shapes = expected_shapes(config)
+
+    def take(names: Sequence[str]) -> Tensor:
+        rows = sum(shapes[name][0] for name in names)
+        shape = (rows, *shapes[names[0]][1:])
+        made = torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
+        if names[0].endswith("norm.weight"):
+            return made.mul_(0.1).add_(1.0)
+        return made.mul_(0.1 if names[0].endswith(".bias") else float(shape[-1]) ** -0.5)
+
+    return take_weights(config, take)

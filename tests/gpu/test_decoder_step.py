@@ -1,0 +1,96 @@
+"""Whole steps against transformers with the same random weights: prompts in chunks, decode, both in one step, feedback."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the oracle of this test")
+from step_rig import TINY, StepRig, make_models
+
+
+def relative(found, wanted):
+    assert torch.isfinite(found).all()
+    return ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
+
+
+def bound(place):
+    return 1e-5 if place.dtype == torch.float32 else 0.03
+
+
+def their_logits(model, tokens):
+    with torch.inference_mode():
+        return model(torch.tensor([tokens], device=model.device)).logits[0].float()
+
+
+@pytest.fixture(params=["llama", "qwen2", "qwen3"])
+def models(request, place):
+    torch.manual_seed(1)
+    return make_models(request.param, place.device, place.dtype, **TINY)
+
+
+def random_tokens(place, *counts):
+    return [place.rng.integers(0, TINY["vocabulary"], count).tolist() for count in counts]
+
+
+def test_logits_of_prompts_and_decode(place, models):
+    theirs, config, weights = models
+    rig = StepRig(config, weights)
+    one, two, three = random_tokens(place, 40, 25, 70)
+    # A prompt in one go; another one in chunks, beside it and beside decode.
+    tokens, logits = rig.run({3: (0, one[:33]), 5: (0, two[:17]), 0: (0, three[:64])}, due=[True, False, True])
+    assert relative(logits[0], their_logits(theirs, one[:33])[-1]) < bound(place)
+    assert relative(logits[1], their_logits(theirs, three[:64])[-1]) < bound(place)
+    assert tokens.tolist() == logits.argmax(-1).tolist()
+    _, logits = rig.run({3: (33, [one[33]]), 5: (17, two[17:20]), 0: (64, [three[64]])})
+    for row, wanted in enumerate((one[:34], two[:20], three[:65])):
+        assert relative(logits[row], their_logits(theirs, wanted)[-1]) < bound(place)
+    # Decode, padded: then alone.
+    _, logits = rig.run({0: (65, [three[65]]), 3: (34, [one[34]])}, bucket=4)
+    for row, wanted in enumerate((three[:66], one[:35])):
+        assert relative(logits[row], their_logits(theirs, wanted)[-1]) < bound(place)
+    _, logits = rig.run({3: (35, [one[35]])}, bucket=1)
+    assert relative(logits[0], their_logits(theirs, one[:36])[-1]) < bound(place)
+
+
+def test_tokens_feed_back_on_the_device(place):
+    torch.manual_seed(2)
+    theirs, config, weights = make_models("llama", place.device, place.dtype, **TINY)
+    rig = StepRig(config, weights)
+    one, two = random_tokens(place, 12, 30)
+    found = {1: list(one), 6: list(two)}
+    tokens, _ = rig.run({1: (0, one), 6: (0, two)})
+    for slot, token in zip(found, tokens.tolist(), strict=True):
+        found[slot].append(token)
+    for _ in range(3):
+        # Another order than that of the slots, and padding beside them.
+        tokens, logits = rig.run({6: (len(found[6]) - 1, [-1]), 1: (len(found[1]) - 1, [-1])}, bucket=4)
+        for row, slot in enumerate((6, 1)):
+            assert relative(logits[row], their_logits(theirs, found[slot])[-1]) < bound(place)
+            found[slot].append(int(tokens[row]))
+
+
+def test_deterministic_step_gives_the_same_bits_in_any_company(place):
+    torch.manual_seed(3)
+    theirs, config, weights = make_models("qwen3", place.device, place.dtype, **TINY)
+    prompts = random_tokens(place, 20, 9, 50, 33, 5)
+    alone, together = (StepRig(config, weights, deterministic=True, seed=4) for _ in range(2))
+    together.run({slot: (0, prompt) for slot, prompt in enumerate(prompts)})
+    _, crowd = together.run({slot: (len(prompts[slot]), [7 + slot]) for slot in (3, 1, 4, 2, 0)}, bucket=8)
+    for row, slot in enumerate((3, 1, 4, 2, 0)):
+        prompt = prompts[slot]
+        alone.run({slot: (0, prompt[:-2])})
+        alone.run({slot: (len(prompt) - 2, prompt[-2:])})
+        _, single = alone.run({slot: (len(prompt), [7 + slot])}, bucket=1)
+        assert torch.equal(single[0], crowd[row])
+    assert relative(single[0], their_logits(theirs, [*prompts[0], 7])[-1]) < bound(place)
+
+
+def test_a_row_that_is_not_finite_fails_alone(place):
+    torch.manual_seed(4)
+    _, config, weights = make_models("llama", place.device, place.dtype, **TINY)
+    weights.embedding[299] = float("nan")
+    rig = StepRig(config, weights)
+    tokens, _ = rig.run({0: (0, [1, 2, 3]), 1: (0, [1, 299, 3]), 2: (0, [299, 5])}, due=[True, True, False])
+    assert tokens[0] >= 0
+    assert tokens[1] == -1
+    # In the chunk that is not the last, the rows before the broken one are sound: nothing looks ahead.
+    assert rig.step.broken(8).tolist() == [0, 0, 0, 0, 1, 1, 1, 1]

@@ -1,0 +1,68 @@
+"""The products that are not cuBLAS's, against plain torch."""
+
+import pytest
+import torch
+
+from baton.worker.cuda import plain
+
+
+def product(x, weight, bias=None):
+    out = x.double() @ weight.double().t()
+    return out if bias is None else out + bias.double()
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(40, 64), (96, 300), (300, 300)])
+def test_gemv(place, outputs, inputs):
+    from baton.worker.cuda.kernels.gemv import gemv
+
+    x, weight, bias = place.random(1, inputs), place.random(outputs, inputs, scale=0.1), place.random(outputs)
+    out = place.poisoned(1, outputs)
+    gemv(x, weight, out)
+    place.check(out, product(x, weight))
+    gemv(x, weight, out, bias=bias)
+    place.check(out, product(x, weight, bias))
+
+
+def test_gemv_with_norm_and_residual(place):
+    from baton.worker.cuda.kernels.gemv import gemv
+
+    x, weight, norm = place.random(1, 200, scale=3.0), place.random(100, 200, scale=0.1), place.random(200)
+    residual = place.random(1, 100)
+    normed = plain.norm(x.double(), norm, 1e-5)
+    wanted = product(normed, weight) + residual.double()
+    gemv(x, weight, residual, norm=norm, eps=1e-5, residual=residual)
+    place.check(residual, wanted)
+
+
+@pytest.mark.parametrize("inputs", [64, 90])
+def test_gemv_of_gate_and_up(place, inputs):
+    from baton.worker.cuda.kernels.gemv import gemv
+
+    x, weight, bias = place.random(1, inputs), place.random(2 * 70, inputs, scale=0.1), place.random(2 * 70)
+    out = place.poisoned(1, 70)
+    gemv(x, weight, out, bias=bias, paired=True)
+    place.check(out, plain.silu_mul(product(x, weight, bias)))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16, 33, 64, 150])
+def test_fixed_gemm(place, rows):
+    from baton.worker.cuda.kernels.fixed_gemm import fixed_gemm
+
+    x, weight, bias = place.random(rows, 160), place.random(200, 160, scale=0.1), place.random(200)
+    out = place.poisoned(rows, 200)
+    fixed_gemm(x, weight, out, bias)
+    place.check(out, product(x, weight, bias))
+
+
+def test_fixed_gemm_gives_a_row_the_same_bits_among_any_number(place):
+    from baton.worker.cuda.kernels.fixed_gemm import fixed_gemm
+
+    if place.device == "cpu":
+        pytest.skip("numpy's products, which stand for the tensor cores in the interpreter, promise no order")
+    x, weight = place.random(300, 4096), place.random(512, 4096, scale=0.02)
+    all_rows = place.poisoned(300, 512)
+    fixed_gemm(x, weight, all_rows)
+    for rows in (1, 7, 16, 17, 40, 64, 65, 128, 200):
+        out = place.poisoned(rows, 512)
+        fixed_gemm(x[:rows], weight, out)
+        assert torch.equal(out, all_rows[:rows]), f"{rows} rows"
