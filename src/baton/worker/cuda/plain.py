@@ -55,7 +55,8 @@ def rope_store(
 ) -> Tensor:
     """The rotated queries [rows, heads, dim]; keys and values are written to the pool. Rows of padding are zero."""
     kv_heads, block_size, dim = pool.shape[3:]
-    q, k, v = qkv.view(len(qkv), -1, dim).to(FLOAT).split((heads, kv_heads, kv_heads), 1)
+    wide = qkv.view(len(qkv), -1, dim).to(FLOAT)
+    q, k, v = wide[:, :heads], wide[:, heads : heads + kv_heads], wide[:, heads + kv_heads :]
     if norms is not None:
         q, k = norm(q, norms[0], eps), norm(k, norms[1], eps)
     at = positions.clamp(min=0).long()

@@ -159,12 +159,12 @@ def _decode(
     all_total = tl.zeros([GROUP_PADDED], tl.float32)
     for some in range(0, used, 4):
         one = some + tl.arange(0, 4)
-        known = (one < used)[:, None] & (line < GROUP)[None, :]
+        these = (one < used)[:, None] & (line < GROUP)[None, :]
         at = part_sums + (first_part + one)[:, None] * 2 * GROUP_PADDED + line[None, :]
-        weight = tl.exp2(tl.load(at, mask=known, other=float("-inf"), cache_modifier=".cg") - peak_of_all[None, :])
-        all_total += tl.sum(weight * tl.load(at + GROUP_PADDED, mask=known, other=0.0, cache_modifier=".cg"), 0)
+        weight = tl.exp2(tl.load(at, mask=these, other=float("-inf"), cache_modifier=".cg") - peak_of_all[None, :])
+        all_total += tl.sum(weight * tl.load(at + GROUP_PADDED, mask=these, other=0.0, cache_modifier=".cg"), 0)
         at = part_values + ((first_part + one)[:, None, None] * GROUP_PADDED + line[None, :, None]) * DIM + dim[None, :, :]
-        parts = tl.load(at, mask=known[:, :, None] & in_dim[None, :, :], other=0.0, cache_modifier=".cg")
+        parts = tl.load(at, mask=these[:, :, None] & in_dim[None, :, :], other=0.0, cache_modifier=".cg")
         all_found += tl.sum(parts * weight[:, :, None], 0)
     all_total = tl.where(line < GROUP, all_total, 1.0)
     out_at = out + row.to(tl.int64) * out_stride + (head * GROUP + line)[:, None] * DIM + dim

@@ -37,7 +37,7 @@ class SamplingColumns(NamedTuple):
     "float64."
     seed: torch.Tensor
     "int64: the bits of the uint64."
-    index: torch.Tensor
+    sequence_index: torch.Tensor
     "int32: which of the n sequences of its request."
 
     @staticmethod
