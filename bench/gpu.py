@@ -81,7 +81,7 @@ def main() -> None:
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="llama-3-8b")
-    parser.add_argument("--only", default=",".join(SECTIONS))
+    parser.add_argument("--only", default="ceilings,decode,prefill,attention,sampling,deterministic")
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
     parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)))
     parser.add_argument("--steps", type=int, default=30)
@@ -152,6 +152,7 @@ class Rig:
             contexts=np.full(batch, self.context + step - 1),
             due=np.ones(batch, np.bool_),
             outputs=np.full(batch, step),
+            draws=False,
         )
 
     def decode_times(self, batch: int, steps: int) -> tuple[float, float, float]:
@@ -301,6 +302,30 @@ def sampling(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
             yield row
 
 
+def kernels(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
+    """Where the time of a step goes, from the profiler: microseconds by kernel, summed over the step."""
+    from torch.profiler import ProfilerActivity, profile
+
+    rig = Rig(config, 256, 1024, 2048)
+    chunk = StepBatch(
+        token_ids=np.random.default_rng(1).integers(0, config.vocab_size, 1024),
+        slots=np.zeros(1, np.int64),
+        starts=np.array([0, 1024]),
+        contexts=np.zeros(1, np.int64),
+        due=np.ones(1, np.bool_),
+        outputs=np.zeros(1, np.int64),
+    )
+    for name, batch in [(f"decode {n}", rig.decode_batch(n, 1)) for n in (1, 8, 32, 64, 256)] + [("prefill 1024", chunk)]:
+        rig.steps.launch(batch).done.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            rig.steps.launch(batch).done.synchronize()
+        found = {event.key[:48]: (event.device_time_total, event.count) for event in seen.key_averages()}
+        row: Row = {"step": name}
+        for key, (total, count) in sorted(found.items(), key=lambda item: -item[1][0])[:14]:
+            row[f"\n   {key}"] = f"{total:.0f} us = {count} x {total / count:.1f}"
+        yield row
+
+
 SECTIONS: dict[str, Callable[[ModelConfig, argparse.Namespace], Iterator[Row]]] = {
     "ceilings": ceilings,
     "decode": decode,
@@ -308,6 +333,7 @@ SECTIONS: dict[str, Callable[[ModelConfig, argparse.Namespace], Iterator[Row]]] 
     "attention": attention,
     "sampling": sampling,
     "deterministic": deterministic,
+    "kernels": kernels,
 }
 
 

@@ -116,6 +116,7 @@ def test_a_split_has_an_equal_share_of_the_work():
     from baton.worker.cuda.kernels.attention_decode import split_tokens_for
 
     assert split_tokens_for(1024, rows=1, kv_heads=8) == 64
-    assert split_tokens_for(32 * 1024, rows=32, kv_heads=8) >= 1024, "equal sequences that fill the chip are not cut"
-    assert 256 <= split_tokens_for(8 * 1024, rows=8, kv_heads=8) <= 384
-    assert all(split_tokens_for(n, rows, 8) % 64 == 0 for n in (1, 77, 5000) for rows in (1, 4, 16, 64))
+    assert split_tokens_for(8 * 1024, rows=8, kv_heads=8) == 256
+    assert split_tokens_for(8 * 1025, rows=8, kv_heads=8) == 288, "four splits, not four and a rest"
+    assert split_tokens_for(32 * 1025, rows=32, kv_heads=8) >= 1025, "equal sequences that fill the chip are not cut"
+    assert split_tokens_for(0, rows=4, kv_heads=8) == 64

@@ -143,7 +143,7 @@ class TestGraphs:
 
         torch.manual_seed(6)
         _, config, weights = make_models("llama", "cuda", torch.bfloat16, **{**WIDE, "layers": 2})
-        rig = StepRig(config, weights, slots=64, context=512, rows=1024, seed=8)
+        rig = StepRig(config, weights, slots=64, context=512, rows=2048, seed=8)
         return rig, DeviceSteps(rig.step)
 
     @staticmethod
@@ -160,7 +160,7 @@ class TestGraphs:
         """Tokens that feed back on the device, mixed steps between graphs, launched ahead: the same as one by one."""
         _, steps = rigs
         rng = np.random.default_rng(3)
-        prompts = {slot: rng.integers(0, 32000, rng.integers(3, 60)).tolist() for slot in range(40)}
+        prompts = {slot: rng.integers(0, 32000, rng.integers(3, 40)).tolist() for slot in range(40)}
         late = rng.integers(0, 32000, 100).tolist()
 
         def generate(ahead):

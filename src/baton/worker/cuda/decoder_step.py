@@ -82,13 +82,13 @@ class DecoderStep:
         self._decode_scratch = DecodeScratch(sequences, config.heads, config.kv_heads, config.head_dim, device, tunings)
         self._sample_scratch = SampleScratch(sequences, config.vocab_size, device)
 
-    def run(self, inputs: StepInputs) -> None:
-        """Queues the step. `logits`, `tokens` and `broken` are there when the stream gets to it."""
+    def run(self, inputs: StepInputs, *, draws: bool = True) -> None:
+        """Queues the step. `logits`, `tokens` and `broken` are there when the stream gets to it. draws: not all are greedy."""
         rows = len(inputs.token_ids)
         residual = self._residual[:rows]
         embed(inputs.token_ids, inputs.row_slots, self.last_tokens, self.weights.embedding, residual)
         if rows == 1 and not self.deterministic:
-            self._run_one_row(inputs, residual)
+            self._run_one_row(inputs, residual, draws)
             return
         added = None
         for number, layer in enumerate(self.weights.layers):
@@ -102,7 +102,7 @@ class DecoderStep:
             normed = self._normed[:due]
             add_norm(residual, added, self.weights.final_norm, self.config.norm_eps, normed, inputs.due_rows)
             self._head(normed, self._logits[:due])
-            self._choose(inputs)
+            self._choose(inputs, draws)
 
     def logits(self, due: int) -> Tensor:
         """float32 [due, vocabulary] of the last step."""
@@ -158,7 +158,7 @@ class DecoderStep:
                 window=window,
             )
 
-    def _run_one_row(self, inputs: StepInputs, residual: Tensor) -> None:
+    def _run_one_row(self, inputs: StepInputs, residual: Tensor, draws: bool) -> None:
         """Six kernels per layer: all that is not attention is inside the products."""
         eps, weights = self.config.norm_eps, self.weights
         qkv, attended, activated = self._qkv[:1], self._attended[:1], self._activated[:1]
@@ -173,13 +173,14 @@ class DecoderStep:
             judge(residual, self._added[:1].zero_(), self._broken[:1])
         if len(inputs.due_slots):
             gemv(residual, weights.head, self._logits[:1], norm=weights.final_norm, eps=eps)
-            self._choose(inputs)
+            self._choose(inputs, draws)
 
-    def _choose(self, inputs: StepInputs) -> None:
+    def _choose(self, inputs: StepInputs, draws: bool) -> None:
         due = len(inputs.due_slots)
         logits, tokens, scratch = self._logits[:due], self._tokens[:due], self._sample_scratch
         argmax(logits, inputs.due_slots, scratch.argmax, tokens, self.last_tokens)
-        sample(logits, inputs.due_slots, inputs.outputs, self.sampling, scratch, tokens, self.last_tokens)
+        if draws:
+            sample(logits, inputs.due_slots, inputs.outputs, self.sampling, scratch, tokens, self.last_tokens)
 
     def _linear(self, x: Tensor, linear: LinearWeights, out: Tensor) -> None:
         if self.deterministic:

@@ -37,6 +37,8 @@ class StepBatch:
     "[sequences] who gets a token."
     outputs: NDArray[np.integer]
     "[sequences] how many tokens of its output came before: the position of a draw."
+    draws: bool = True
+    "Some sequence has a temperature. Without, less has to be launched."
 
     @property
     def decodes(self) -> bool:
@@ -98,7 +100,7 @@ def pack_decode(batch: StepBatch, bucket: int, run: Ints, kv_heads: int, *, fixe
     packing.add("outputs", batch.outputs, bucket, 0)
     longest_first = np.argsort(-batch.contexts, kind="stable")
     packing.add("order", np.concatenate((longest_first, np.arange(len(longest_first), bucket))))
-    packing.add("split_tokens", _split_tokens(batch.contexts + 1, bucket, kv_heads, fixed=fixed))
+    packing.add("split_tokens", _split_tokens(batch.contexts + 1, kv_heads, fixed=fixed))
     return packing
 
 
@@ -121,7 +123,7 @@ def pack_mixed(batch: StepBatch, run: Ints, kv_heads: int, rows_per_tile: int, *
     single = np.flatnonzero(counts == 1)
     single = single[np.argsort(-batch.contexts[single], kind="stable")]
     packing.add("order", batch.starts[single])
-    packing.add("split_tokens", _split_tokens(batch.contexts[single] + 1, len(single), kv_heads, fixed=fixed))
+    packing.add("split_tokens", _split_tokens(batch.contexts[single] + 1, kv_heads, fixed=fixed))
     several = np.flatnonzero(counts > 1)
     packing.add("tiles", prefill_tiles(several, counts[several], batch.contexts[several].astype(np.int64), rows_per_tile))
     due = np.flatnonzero(batch.due)
@@ -135,6 +137,6 @@ def mixed_views(packing: Packing, run: Tensor) -> StepInputs:
     return StepInputs(**packing.views(run))
 
 
-def _split_tokens(lengths: NDArray[np.integer], rows: int, kv_heads: int, *, fixed: bool) -> Ints:
-    tokens = FIXED_SPLIT_TOKENS if fixed else split_tokens_for(int(lengths.sum()), rows, kv_heads)
+def _split_tokens(lengths: NDArray[np.integer], kv_heads: int, *, fixed: bool) -> Ints:
+    tokens = FIXED_SPLIT_TOKENS if fixed else split_tokens_for(int(lengths.sum()), max(1, len(lengths)), kv_heads)
     return np.array([tokens], np.int32)

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.worker.cuda.kernels.sizes import next_power_of_2
+
 
 @triton.jit
 def _add_norm(
@@ -58,6 +60,6 @@ def add_norm(
         WIDTH=width,
         ADD=added is not None,
         GATHER=rows is not None,
-        BLOCK=triton.next_power_of_2(width),
+        BLOCK=next_power_of_2(width),
         num_warps=4 if width <= 2048 else 8,
     )

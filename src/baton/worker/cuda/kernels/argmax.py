@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
+
 CHUNK = 4096
 SMALL = 256
 NOT_FINITE_ID = -1
@@ -18,7 +20,7 @@ NOT_FINITE_ID = -1
 
 class ArgmaxScratch:
     def __init__(self, rows: int, vocabulary: int, device: torch.device | str) -> None:
-        parts = triton.cdiv(vocabulary, CHUNK)
+        parts = cdiv(vocabulary, CHUNK)
         self.best = torch.empty(rows, parts, dtype=torch.float32, device=device)
         self.best_at = torch.empty(rows, parts, dtype=torch.int32, device=device)
         self.arrived = torch.zeros(rows, dtype=torch.int32, device=device)
@@ -67,7 +69,7 @@ def argmax(
 ) -> None:
     """logits: [rows, vocabulary] -> tokens int32 [rows], and into last_tokens[slots[row]]. slots: int32 [rows], -1: padding."""
     rows, vocabulary = logits.shape
-    parts = triton.cdiv(vocabulary, CHUNK)
+    parts = cdiv(vocabulary, CHUNK)
     _argmax[(rows, parts)](
         *(
             logits,
@@ -81,7 +83,7 @@ def argmax(
             scratch.arrived,
         ),
         *(logits.stride(0), vocabulary, parts),
-        MANY=triton.next_power_of_2(parts),
+        MANY=next_power_of_2(parts),
         CHUNK=CHUNK,
         SMALL=SMALL,
         num_warps=4,

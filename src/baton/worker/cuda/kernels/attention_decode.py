@@ -7,8 +7,8 @@ tokens of a sequence   |--- split 0 ---|--- split 1 ---|- 2 -|      a program ea
                                \\________ combined by the program that finishes last ________/
 
 A tile of TILE tokens is not tied to the blocks of the pool: each token's block is looked up in the table. How many tokens a
-split has is read from device memory, so one CUDA graph serves all lengths. It is a multiple of TILE; where it does not depend
-on the batch (FIXED_SPLIT_TOKENS), neither do the bits of the result.
+split has is read from device memory, so one CUDA graph serves all lengths. Where it does not depend on the batch
+(FIXED_SPLIT_TOKENS), neither do the bits of the result.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+
+from baton.worker.cuda.kernels.sizes import next_power_of_2
 
 LOG2_E = 1.4426950408889634
 
@@ -53,9 +55,9 @@ FIXED_SPLIT_TOKENS = 256
 def split_tokens_for(lengths_sum: int, rows: int, kv_heads: int) -> int:
     """Tokens of a split: such that about 256 programs (128 where that is better) have the same work."""
     programs = 128 if rows <= 2 or 12 < rows <= 16 else 256
-    tokens = lengths_sum * kv_heads / programs
-    # A little more than an equal share: a sequence of average length must not leave a rest for a second split.
-    return max(64, -(-int(tokens * 1.1) // 128) * 128) if rows > 2 else max(64, -(-int(tokens) // 64) * 64)
+    # Each sequence of average length gets as many splits as there are programs for it, but at least one, and no rest.
+    splits = max(1, round(programs / (rows * kv_heads)))
+    return max(64, -(-lengths_sum // (rows * splits) // 32) * 32)
 
 
 class DecodeScratch:
@@ -71,7 +73,7 @@ class DecodeScratch:
         tunings: Sequence[DecodeTuning] | None = None,
     ) -> None:
         """For up to `rows` sequences. `tunings`: those that will be used, where tuning_for is not asked."""
-        group = triton.next_power_of_2(heads // kv_heads)
+        group = next_power_of_2(heads // kv_heads)
         if tunings is None:
             parts = max(tuning_for(n).splits * n for n in range(1, rows + 1)) * kv_heads
         else:
@@ -89,14 +91,14 @@ def _decode(
     TILE: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, SPLITS_PADDED: tl.constexpr,
     QUERIES: tl.constexpr, GROUP_PADDED: tl.constexpr, DIM_PADDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    head, split = tl.program_id(0), tl.program_id(1)
-    place = tl.program_id(2)
+    # Splits are the slowest dimension: programs of splits that no sequence has come last, and take no place from the others.
+    head, place, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tl.load(order + place)
     length = tl.load(positions + row) + 1
     first = 0
     if WINDOW > 0:
-        first = tl.maximum(length - WINDOW, 0) // TILE * TILE
-    size = tl.maximum(tl.load(split_tokens), tl.cdiv(tl.cdiv(length - first, SPLITS), TILE) * TILE)
+        first = tl.maximum(length - WINDOW, 0)
+    size = tl.maximum(tl.load(split_tokens), tl.cdiv(length - first, SPLITS))
     begin = first + split * size
     if begin >= length:
         return  # a short sequence, or padding
@@ -118,8 +120,6 @@ def _decode(
         token = start + tl.arange(0, TILE)
         inside = token < end
         block = tl.load(table + token // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-        if WINDOW > 0:
-            inside = inside & (token >= length - WINDOW)
         here = (block * block_stride + (token % BLOCK_SIZE) * DIM)[:, None]
         keys = tl.load(keys_at + here, mask=inside[:, None] & in_dim, other=0.0)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
@@ -157,8 +157,8 @@ def _decode(
     peak_of_all = tl.where(line < GROUP, peak_of_all, 0.0)
     all_found = tl.zeros([GROUP_PADDED, DIM_PADDED], tl.float32)
     all_total = tl.zeros([GROUP_PADDED], tl.float32)
-    for some in range(0, used, 4):
-        one = some + tl.arange(0, 4)
+    for some in range(0, used, 8):
+        one = some + tl.arange(0, 8)
         these = (one < used)[:, None] & (line < GROUP)[None, :]
         at = part_sums + (first_part + one)[:, None] * 2 * GROUP_PADDED + line[None, :]
         weight = tl.exp2(tl.load(at, mask=these, other=float("-inf"), cache_modifier=".cg") - peak_of_all[None, :])
@@ -192,12 +192,12 @@ def attend_decode(
 
     slots, positions: int32 by row; a row's own key and value are in the pool already; position -1 is padding.
     order: int32 [sequences] rows in the order in which they start, best longest first. Rows that are not in it are left alone.
-    split_tokens: int32 [1], a multiple of the tile. tables, pool: as for rope_store.
+    split_tokens: int32 [1]. tables, pool: as for rope_store.
     """
     kv_heads, block_size, dim = pool.shape[3:]
     group = heads // kv_heads
     tile, warps, stages, splits = tuning or tuning_for(len(order))
-    _decode[(kv_heads, splits, len(order))](
+    _decode[(kv_heads, len(order), splits)](
         *(q, pool, tables, slots, positions, order, split_tokens, out, scratch.values, scratch.sums, scratch.arrived),
         *(q.stride(0), out.stride(0), tables.stride(0), pool.stride(0), layer * pool.stride(1), scale * LOG2_E),
         KV_HEADS=kv_heads,
@@ -208,10 +208,10 @@ def attend_decode(
         TILE=tile,
         STAGES=stages,
         SPLITS=splits,
-        SPLITS_PADDED=triton.next_power_of_2(splits),
-        QUERIES=max(16, triton.next_power_of_2(group)),
-        GROUP_PADDED=triton.next_power_of_2(group),
-        DIM_PADDED=max(16, triton.next_power_of_2(dim)),
+        SPLITS_PADDED=next_power_of_2(splits),
+        QUERIES=max(16, next_power_of_2(group)),
+        GROUP_PADDED=next_power_of_2(group),
+        DIM_PADDED=max(16, next_power_of_2(dim)),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=warps,
         num_stages=stages,

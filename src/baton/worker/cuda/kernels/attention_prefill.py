@@ -15,13 +15,15 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
+from baton.worker.cuda.kernels.sizes import next_power_of_2
+
 LOG2_E = 1.4426950408889634
 QUERIES = 128
 """Rows times query heads of a tile."""
 
 
 def rows_per_tile(heads: int, kv_heads: int) -> int:
-    return max(1, QUERIES // int(triton.next_power_of_2(heads // kv_heads)))
+    return max(1, QUERIES // next_power_of_2(heads // kv_heads))
 
 
 def prefill_tiles(
@@ -149,7 +151,7 @@ def attend_prefill(
     kv_heads, block_size, dim = pool.shape[3:]
     group = heads // kv_heads
     tile, warps, stages = tuning
-    padded = triton.next_power_of_2(group)
+    padded = next_power_of_2(group)
     _prefill[(kv_heads, len(tiles))](
         *(q, pool, tables, slots, starts, contexts, tiles, out),
         *(q.stride(0), out.stride(0), tables.stride(0), pool.stride(0), layer * pool.stride(1), scale * LOG2_E),
@@ -163,7 +165,7 @@ def attend_prefill(
         ROWS=rows_per_tile(heads, kv_heads),
         TILE=tile,
         STAGES=stages,
-        DIM_PADDED=max(16, triton.next_power_of_2(dim)),
+        DIM_PADDED=max(16, next_power_of_2(dim)),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=warps,
         num_stages=stages,

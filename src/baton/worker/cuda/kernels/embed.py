@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.worker.cuda.kernels.sizes import next_power_of_2
+
 FEEDBACK = -1
 
 
@@ -35,5 +37,5 @@ def embed(
     """token_ids, slots: int32 [rows]; last_tokens: int32 [slots]; table: [vocabulary, width] -> hidden [rows, width]."""
     width = table.shape[1]
     _embed[(len(token_ids),)](
-        token_ids, slots, last_tokens, table, hidden, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=4
+        token_ids, slots, last_tokens, table, hidden, WIDTH=width, BLOCK=next_power_of_2(width), num_warps=4
     )

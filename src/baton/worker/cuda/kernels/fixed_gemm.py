@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
+
 
 @triton.jit(do_not_specialize=["rows"])
 def _fixed_gemm(
@@ -46,12 +48,12 @@ def fixed_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: t
     if rows <= 16:
         some_outputs, some_rows, some_inputs, warps, stages = 64, 16, 128, 4, 4
     elif rows <= 64:
-        some_outputs, some_rows, some_inputs, warps, stages = 64, triton.next_power_of_2(rows), 128, 4, 4
+        some_outputs, some_rows, some_inputs, warps, stages = 64, next_power_of_2(rows), 128, 4, 4
     else:
         some_outputs, some_rows, some_inputs, warps, stages = 128, 128, 64, 8, 4
     if x.dtype == torch.float32:
         some_inputs, stages = 32, 2
-    _fixed_gemm[(triton.cdiv(outputs, some_outputs) * triton.cdiv(rows, some_rows),)](
+    _fixed_gemm[(cdiv(outputs, some_outputs) * cdiv(rows, some_rows),)](
         *(x, weight, x if bias is None else bias, out, rows, x.stride(0), out.stride(0)),
         OUTPUTS=outputs,
         INPUTS=inputs,

@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
+
 
 class GemvTuning(NamedTuple):
     outputs: int
@@ -106,8 +108,8 @@ def gemv(
     if paired:
         outputs //= 2
     some_outputs, some_inputs, warps, stages = tuning or gemv_tuning(outputs, inputs, paired=paired)
-    some_inputs = min(some_inputs, triton.next_power_of_2(inputs))
-    _gemv[(triton.cdiv(outputs, some_outputs),)](
+    some_inputs = min(some_inputs, next_power_of_2(inputs))
+    _gemv[(cdiv(outputs, some_outputs),)](
         *(x, x if norm is None else norm, weight, x if bias is None else bias, x if residual is None else residual, out, eps),
         OUTPUTS=outputs,
         INPUTS=inputs,

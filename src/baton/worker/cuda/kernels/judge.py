@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.worker.cuda.kernels.sizes import next_power_of_2
+
 
 @triton.jit
 def _judge(residual, added, broken, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
@@ -17,4 +19,4 @@ def _judge(residual, added, broken, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 def judge(residual: torch.Tensor, added: torch.Tensor, broken: torch.Tensor) -> None:
     """residual + added: [rows, width] -> broken int32 [rows], 1 for rows that are not finite."""
     rows, width = residual.shape
-    _judge[(rows,)](residual, added, broken, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=4)
+    _judge[(rows,)](residual, added, broken, WIDTH=width, BLOCK=next_power_of_2(width), num_warps=4)

@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
+
 HEADS_PER_PROGRAM = 8
 
 
@@ -89,7 +91,7 @@ def rope_store(
     """
     kv_heads, block_size, dim = pool.shape[3:]
     q_norm, k_norm = norms or (qkv, qkv)
-    _rope_store[(len(qkv), triton.cdiv(heads + 2 * kv_heads, HEADS_PER_PROGRAM))](
+    _rope_store[(len(qkv), cdiv(heads + 2 * kv_heads, HEADS_PER_PROGRAM))](
         *(qkv, q_norm, k_norm, *angles, positions, slots, tables, pool),
         *(tables.stride(0), pool.stride(0), layer * pool.stride(1), eps),
         HEADS=heads,
@@ -98,6 +100,6 @@ def rope_store(
         BLOCK_SIZE=block_size,
         NORM=norms is not None,
         GROUP=HEADS_PER_PROGRAM,
-        HALF=triton.next_power_of_2(dim // 2),
+        HALF=next_power_of_2(dim // 2),
         num_warps=4,
     )

@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.worker.cuda.kernels.sizes import cdiv
+
 BLOCK = 1024
 
 
@@ -21,4 +23,4 @@ def _silu_mul(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
     """gate_up: [rows, 2 * width] -> out [rows, width]."""
     rows, width = out.shape
-    _silu_mul[(rows, triton.cdiv(width, BLOCK))](gate_up, out, WIDTH=width, BLOCK=BLOCK, num_warps=4)
+    _silu_mul[(rows, cdiv(width, BLOCK))](gate_up, out, WIDTH=width, BLOCK=BLOCK, num_warps=4)
