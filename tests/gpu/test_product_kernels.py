@@ -44,6 +44,23 @@ def test_gemv_of_gate_and_up(place, inputs):
     place.check(out, plain.silu_mul(product(x, weight, bias)))
 
 
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(2, 100, 600), (7, 200, 2048), (16, 64, 90)])
+def test_skinny_gemm(place, rows, outputs, inputs):
+    from baton.worker.cuda.kernels.skinny_gemm import SkinnyScratch, skinny_gemm
+
+    x, weight, bias = place.random(rows, inputs), place.random(outputs, inputs, scale=inputs**-0.5), place.random(outputs)
+    out, residual, scratch = place.poisoned(rows, outputs), place.random(rows, outputs), SkinnyScratch(outputs, place.device)
+    skinny_gemm(x, weight, out, scratch, bias=bias)
+    place.check(out, product(x, weight, bias))
+    wanted = product(x, weight) + residual.double()
+    skinny_gemm(x, weight, residual, scratch, residual=residual)
+    place.check(residual, wanted)
+    halves = place.poisoned(rows, outputs // 2)
+    skinny_gemm(x, weight, halves, scratch, bias=bias, paired=True)
+    place.check(halves, plain.silu_mul(product(x, weight, bias)))
+    assert not scratch.arrived.any()
+
+
 @pytest.mark.parametrize("rows", [1, 5, 16, 33, 64, 150])
 def test_fixed_gemm(place, rows):
     from baton.worker.cuda.kernels.fixed_gemm import fixed_gemm

@@ -80,6 +80,28 @@ def test_products_of_one_row(real, outputs, inputs, paired):
     real.check(same_bits(run), wanted)
 
 
+@pytest.mark.parametrize("rows", [2, 8, 16])
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "paired"),
+    [(6144, 4096, False), (4096, 4096, False), (4096, 14336, False), (28672, 4096, True), (128256, 4096, False)],
+)
+def test_products_of_few_rows(real, rows, outputs, inputs, paired):
+    from baton.worker.cuda import plain
+    from baton.worker.cuda.kernels.skinny_gemm import SkinnyScratch, skinny_gemm
+
+    x, scratch = real.random(rows, inputs), SkinnyScratch(outputs, "cuda")
+    weight = torch.empty(outputs, inputs, dtype=torch.bfloat16, device="cuda").normal_().mul_(inputs**-0.5)
+    wanted = x.float() @ weight.float().t()
+    wanted = plain.silu_mul(wanted) if paired else wanted
+
+    def run():
+        out = real.poisoned(*wanted.shape)
+        skinny_gemm(x, weight, out, scratch, paired=paired)
+        return out
+
+    real.check(same_bits(run), wanted)
+
+
 @pytest.mark.parametrize("rows", [1, 64, 256, 2048])
 def test_fixed_products(real, rows):
     from baton.worker.cuda.kernels.fixed_gemm import fixed_gemm

@@ -64,8 +64,8 @@ class DeviceSteps:
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         fitting = [bucket for bucket in buckets if bucket < limits.sequences]
         self.buckets = [*fitting, limits.sequences]
-        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
-        "By bucket, and by whether it draws."
+        self._graphs: dict[tuple[int, bool, bool], torch.cuda.CUDAGraph] = {}
+        "By bucket, by whether it draws, and whether its sequences are even."
         self._memory: Any = None  # the graphs' shared memory pool; torch's type of it is private
         ints = ints_needed(limits.rows, limits.sequences, step.rows_per_tile)
         self._inputs = torch.zeros(ints, dtype=torch.int32, device="cuda")
@@ -76,7 +76,8 @@ class DeviceSteps:
         """Compiles and records all decode steps, the largest first: smaller ones then find all the memory they need."""
         for bucket in reversed(self.buckets):
             for draws in (False, True):
-                self._capture(bucket, draws)
+                for even in (False, True):
+                    self._capture(bucket, draws, even)
 
     def warm_up_mixed(self, rows: int) -> None:
         """Compiles what steps with prompts need and graphs do not."""
@@ -118,10 +119,11 @@ class DeviceSteps:
     def _queue_decode(self, batch: StepBatch, pinned: _Pinned) -> int:
         sequences = len(batch.slots)
         bucket = next(bucket for bucket in self.buckets if bucket >= sequences)
-        if (bucket, batch.draws) not in self._graphs:
-            self._capture(bucket, batch.draws)
+        kind = (bucket, batch.draws, batch.even)
+        if kind not in self._graphs:
+            self._capture(*kind)
         self._send(pinned, self._packed(batch, bucket, pinned.packed))
-        self._graphs[bucket, batch.draws].replay()
+        self._graphs[kind].replay()
         return sequences
 
     def _queue_mixed(self, batch: StepBatch, pinned: _Pinned) -> int:
@@ -129,7 +131,7 @@ class DeviceSteps:
         kv_heads = step.config.kv_heads
         packing = pack_mixed(batch, pinned.packed, kv_heads, step.rows_per_tile, fixed=step.deterministic)
         self._send(pinned, packing)
-        step.run(mixed_views(packing, self._inputs), draws=batch.draws)
+        step.run(mixed_views(packing, self._inputs), draws=batch.draws, even=False)
         return int(batch.due.sum())
 
     def _packed(self, batch: StepBatch, bucket: int, run: NDArray[np.int32]) -> Packing:
@@ -138,7 +140,7 @@ class DeviceSteps:
     def _send(self, pinned: _Pinned, packing: Packing) -> None:
         self._inputs[: packing.size].copy_(pinned.inputs[: packing.size], non_blocking=True)
 
-    def _capture(self, bucket: int, draws: bool) -> None:
+    def _capture(self, bucket: int, draws: bool, even: bool) -> None:
         nobody = np.zeros(0, np.int32)
         batch = StepBatch(nobody, nobody, np.zeros(1, np.int32), nobody, np.zeros(0, np.bool_), nobody)
         run = np.empty(len(self._inputs), np.int32)
@@ -147,10 +149,10 @@ class DeviceSteps:
         self.stream.synchronize()
         with torch.cuda.stream(self.stream):
             self._inputs[: packing.size].copy_(torch.from_numpy(run[: packing.size]))
-            self.step.run(inputs, draws=draws)  # compiles, and lets cuBLAS allocate its work space outside the graph
+            self.step.run(inputs, draws=draws, even=even)  # compiles, and lets cuBLAS allocate its work space outside the graph
         self.stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory, stream=self.stream):
-            self.step.run(inputs, draws=draws)
+            self.step.run(inputs, draws=draws, even=even)
         self._memory = graph.pool()
-        self._graphs[bucket, draws] = graph
+        self._graphs[bucket, draws, even] = graph

@@ -17,6 +17,8 @@ from baton.worker.cuda.kernels.attention_decode import FIXED_SPLIT_TOKENS, split
 from baton.worker.cuda.kernels.attention_prefill import prefill_tiles
 
 Ints = NDArray[np.int32]
+EVEN_FACTOR = 1.25
+"""The longest of sequences that are about equally long, relative to the average."""
 ALIGNED = 4
 """Arrays begin at multiples of 16 bytes: kernels are compiled for that."""
 
@@ -39,6 +41,11 @@ class StepBatch:
     "[sequences] how many tokens of its output came before: the position of a draw."
     draws: bool = True
     "Some sequence has a temperature. Without, less has to be launched."
+
+    @property
+    def even(self) -> bool:
+        """The sequences are about equally long."""
+        return int(self.contexts.max(initial=0)) * len(self.contexts) <= EVEN_FACTOR * int(self.contexts.sum()) + 64
 
     @property
     def decodes(self) -> bool:

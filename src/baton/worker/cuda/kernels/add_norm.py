@@ -15,7 +15,10 @@ from baton.worker.cuda.kernels.sizes import next_power_of_2
 def _add_norm(
     residual, added, weight, out, rows, eps,
     WIDTH: tl.constexpr, ADD: tl.constexpr, GATHER: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     place = tl.program_id(0)
     if GATHER:
         row = tl.load(rows + place).to(tl.int64)
@@ -31,6 +34,8 @@ def _add_norm(
         if not GATHER:
             tl.store(residual + row * WIDTH + at, rounded, mask=inside)
         x = rounded.to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     normed = x * tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps) * scale
     tl.store(out + place.to(tl.int64) * WIDTH + at, normed.to(out.dtype.element_ty), mask=inside)
 
@@ -42,6 +47,8 @@ def add_norm(
     eps: float,
     out: torch.Tensor,
     rows: torch.Tensor | None = None,
+    *,
+    pdl: bool = False,
 ) -> None:
     """residual (in place) and added: [rows, width] -> out [rows, width].
 
@@ -61,5 +68,7 @@ def add_norm(
         ADD=added is not None,
         GATHER=rows is not None,
         BLOCK=next_power_of_2(width),
+        PDL=pdl,
         num_warps=4 if width <= 2048 else 8,
+        launch_pdl=pdl,
     )

@@ -33,18 +33,28 @@ class DecodeTuning(NamedTuple):
     "At most so many of a sequence."
 
 
-def tuning_for(rows: int) -> DecodeTuning:
+def tuning_for(rows: int, kv_heads: int = 8, *, even: bool = False) -> DecodeTuning:
+    """even: the sequences are about equally long. Then as many splits as an average one needs are enough, and programs without
+    work, which cost up to a tenth, are not launched."""
     if rows <= 2:
-        return DecodeTuning(64, 2, 4, 32)
-    if rows <= 12:
-        return DecodeTuning(64, 2, 6, 16)
-    if rows <= 16:
-        return DecodeTuning(128, 4, 5, 4)
-    if rows <= 48:
-        return DecodeTuning(64, 2, 6, 4)
-    if rows <= 96:
-        return DecodeTuning(64, 2, 4, 2)
-    return DecodeTuning(128, 4, 3, 2)
+        tuning = DecodeTuning(64, 2, 4, 32)
+    elif rows <= 12:
+        tuning = DecodeTuning(64, 2, 6, 16)
+    elif rows <= 16:
+        tuning = DecodeTuning(128, 4, 5, 4)
+    elif rows <= 48:
+        tuning = DecodeTuning(64, 2, 6, 4)
+    elif rows <= 96:
+        tuning = DecodeTuning(64, 2, 4, 2)
+    else:
+        tuning = DecodeTuning(128, 4, 3, 2)
+    return tuning._replace(splits=min(tuning.splits, _splits_for(rows, kv_heads))) if even else tuning
+
+
+def _splits_for(rows: int, kv_heads: int) -> int:
+    """Of a sequence of average length: such that about 256 programs (128 where that is better) have the same work."""
+    programs = 128 if rows <= 2 or 12 < rows <= 16 else 256
+    return max(1, round(programs / (rows * kv_heads)))
 
 
 FIXED_TUNING = DecodeTuning(64, 2, 6, 32)
@@ -53,11 +63,8 @@ FIXED_SPLIT_TOKENS = 256
 
 
 def split_tokens_for(lengths_sum: int, rows: int, kv_heads: int) -> int:
-    """Tokens of a split: such that about 256 programs (128 where that is better) have the same work."""
-    programs = 128 if rows <= 2 or 12 < rows <= 16 else 256
-    # Each sequence of average length gets as many splits as there are programs for it, but at least one, and no rest.
-    splits = max(1, round(programs / (rows * kv_heads)))
-    return max(64, -(-lengths_sum // (rows * splits) // 32) * 32)
+    """Tokens of a split. A sequence of average length leaves no rest."""
+    return max(64, -(-lengths_sum // (rows * _splits_for(rows, kv_heads)) // 32) * 32)
 
 
 class DecodeScratch:
@@ -89,11 +96,17 @@ def _decode(
     q_stride, out_stride, table_stride, block_stride, layer_offset, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     TILE: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, SPLITS_PADDED: tl.constexpr,
-    QUERIES: tl.constexpr, GROUP_PADDED: tl.constexpr, DIM_PADDED: tl.constexpr, PRECISION: tl.constexpr,
+    QUERIES: tl.constexpr, GROUP_PADDED: tl.constexpr, DIM_PADDED: tl.constexpr,
+    PRECISION: tl.constexpr, ORDERED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     # Splits are the slowest dimension: programs of splits that no sequence has come last, and take no place from the others.
     head, place, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    row = tl.load(order + place)
+    if ORDERED:
+        row = tl.load(order + place)
+    else:
+        row = place
     length = tl.load(positions + row) + 1
     first = 0
     if WINDOW > 0:
@@ -132,6 +145,8 @@ def _decode(
         total = total * fade + tl.sum(shares, 1)
         peak = higher
 
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     out_at = out + row.to(tl.int64) * out_stride + (head * GROUP + query) * DIM + dim
     if used == 1:
         tl.store(out_at, (found / total[:, None]).to(out.dtype.element_ty), mask=(query < GROUP) & in_dim)
@@ -178,7 +193,7 @@ def attend_decode(
     tables: torch.Tensor,
     slots: torch.Tensor,
     positions: torch.Tensor,
-    order: torch.Tensor,
+    order: torch.Tensor | None,
     split_tokens: torch.Tensor,
     scratch: DecodeScratch,
     out: torch.Tensor,
@@ -187,18 +202,33 @@ def attend_decode(
     scale: float,
     window: int | None = None,
     tuning: DecodeTuning | None = None,
+    pdl: bool = False,
 ) -> None:
     """q: [rows, at least heads * head_dim], rotated (the qkv product as rope_store left it) -> out [rows, heads * head_dim].
 
     slots, positions: int32 by row; a row's own key and value are in the pool already; position -1 is padding.
     order: int32 [sequences] rows in the order in which they start, best longest first. Rows that are not in it are left alone.
+    None: all, as they come.
     split_tokens: int32 [1]. tables, pool: as for rope_store.
     """
     kv_heads, block_size, dim = pool.shape[3:]
     group = heads // kv_heads
-    tile, warps, stages, splits = tuning or tuning_for(len(order))
-    _decode[(kv_heads, len(order), splits)](
-        *(q, pool, tables, slots, positions, order, split_tokens, out, scratch.values, scratch.sums, scratch.arrived),
+    count = len(q) if order is None else len(order)
+    tile, warps, stages, splits = tuning or tuning_for(count)
+    _decode[(kv_heads, count, splits)](
+        *(
+            q,
+            pool,
+            tables,
+            slots,
+            positions,
+            positions if order is None else order,
+            split_tokens,
+            out,
+            scratch.values,
+            scratch.sums,
+            scratch.arrived,
+        ),
         *(q.stride(0), out.stride(0), tables.stride(0), pool.stride(0), layer * pool.stride(1), scale * LOG2_E),
         KV_HEADS=kv_heads,
         GROUP=group,
@@ -213,6 +243,9 @@ def attend_decode(
         GROUP_PADDED=next_power_of_2(group),
         DIM_PADDED=max(16, next_power_of_2(dim)),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        ORDERED=order is not None,
+        PDL=pdl,
         num_warps=warps,
         num_stages=stages,
+        launch_pdl=pdl,
     )

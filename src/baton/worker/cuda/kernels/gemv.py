@@ -45,7 +45,10 @@ def _gemv(
     x, norm, weight, bias, residual, out, eps,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     PAIRED: tl.constexpr, SOME_OUTPUTS: tl.constexpr, SOME_INPUTS: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     output = tl.program_id(0) * SOME_OUTPUTS + tl.arange(0, SOME_OUTPUTS)
     EVEN: tl.constexpr = INPUTS % SOME_INPUTS == 0 and OUTPUTS % SOME_OUTPUTS == 0
     line = weight + output.to(tl.int64)[:, None] * INPUTS
@@ -71,6 +74,8 @@ def _gemv(
             else:
                 ups = tl.load(line + OUTPUTS * INPUTS + at[None, :], mask=inside, other=0.0)
             up_sums += ups.to(tl.float32) * inputs[None, :]
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     result, up = tl.sum(sums, 1), tl.sum(up_sums, 1)
     if NORM:
         factor = tl.rsqrt(tl.sum(squares, 0) / INPUTS + eps)
@@ -98,6 +103,7 @@ def gemv(
     residual: torch.Tensor | None = None,
     paired: bool = False,
     tuning: GemvTuning | None = None,
+    pdl: bool = False,
 ) -> None:
     """x: [1, inputs], weight: [outputs, inputs] -> out [1, outputs].
 
@@ -120,5 +126,7 @@ def gemv(
         SOME_OUTPUTS=some_outputs,
         SOME_INPUTS=some_inputs,
         STAGES=stages,
+        PDL=pdl,
         num_warps=warps,
+        launch_pdl=pdl,
     )

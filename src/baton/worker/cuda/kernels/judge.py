@@ -8,15 +8,22 @@ from baton.worker.cuda.kernels.sizes import next_power_of_2
 
 
 @triton.jit
-def _judge(residual, added, broken, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _judge(residual, added, broken, WIDTH: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     x = tl.load(residual + row * WIDTH + at, mask=at < WIDTH, other=0.0).to(tl.float32)
-    x += tl.load(added + row * WIDTH + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+    if ADD:
+        x += tl.load(added + row * WIDTH + at, mask=at < WIDTH, other=0.0).to(tl.float32)
     tl.store(broken + row, tl.max(((x != x) | (tl.abs(x) == float("inf"))).to(tl.int32), 0))
 
 
-def judge(residual: torch.Tensor, added: torch.Tensor, broken: torch.Tensor) -> None:
+def judge(residual: torch.Tensor, added: torch.Tensor | None, broken: torch.Tensor) -> None:
     """residual + added: [rows, width] -> broken int32 [rows], 1 for rows that are not finite."""
     rows, width = residual.shape
-    _judge[(rows,)](residual, added, broken, WIDTH=width, BLOCK=next_power_of_2(width), num_warps=4)
+    _judge[(rows,)](
+        *(residual, residual if added is None else added, broken),
+        WIDTH=width,
+        ADD=added is not None,
+        BLOCK=next_power_of_2(width),
+        num_warps=4,
+    )

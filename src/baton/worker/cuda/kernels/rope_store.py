@@ -24,8 +24,10 @@ def _rope_store(
     qkv, q_norm, k_norm, cosines, sines, positions, slots, tables, pool,
     table_stride, block_stride, layer_offset, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr,
-    GROUP: tl.constexpr, HALF: tl.constexpr,
+    GROUP: tl.constexpr, HALF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     position = tl.load(positions + row)
     if position < 0:  # padding
@@ -49,6 +51,8 @@ def _rope_store(
         scale = tl.load(q_norm + DIM // 2 + spread, mask=of_q, other=1.0).to(tl.float32)
         scale = tl.where(of_k, tl.load(k_norm + DIM // 2 + spread, mask=of_k, other=1.0).to(tl.float32), scale)
         second = tl.where(turns, second * inverse * scale, second)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     angle = position.to(tl.int64) * (DIM // 2) + at
     cos = tl.load(cosines + angle, mask=at < DIM // 2, other=1.0)
     sin = tl.load(sines + angle, mask=at < DIM // 2, other=0.0)
@@ -81,6 +85,7 @@ def rope_store(
     layer: int,
     *,
     heads: int,
+    pdl: bool = False,
 ) -> None:
     """qkv: [rows, (heads + 2 * kv_heads) * head_dim]; queries are rotated in place, keys and values go to the pool.
 
@@ -101,5 +106,7 @@ def rope_store(
         NORM=norms is not None,
         GROUP=HEADS_PER_PROGRAM,
         HALF=next_power_of_2(dim // 2),
+        PDL=pdl,
         num_warps=4,
+        launch_pdl=pdl,
     )

@@ -1,0 +1,130 @@
+"""Products of 2 to 16 rows, with what stands behind them in a decoder layer: silu(gate) * up, or the residual's addition.
+
+Memory is the limit, as for one row (gemv.py), but there are enough rows for the tensor cores. The matrix is the left operand:
+they want 64 rows there. x is the right one, padded to 16. Where a matrix has few outputs, its inputs are cut into splits, so
+that the chip is filled; the last arriver adds them up, always in the same order.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from baton.worker.cuda.kernels.sizes import cdiv
+
+ROWS_MAX = 16
+SOME_OUTPUTS, SOME_INPUTS = 64, 128
+PROGRAMS = 192
+SPLITS_MAX = 8
+
+
+class SkinnyScratch:
+    def __init__(self, outputs: int, device: torch.device | str) -> None:
+        """For matrices of up to so many outputs."""
+        tiles = min(cdiv(outputs, SOME_OUTPUTS), PROGRAMS // 2)  # larger ones are not split
+        self.sums = torch.empty(SPLITS_MAX * tiles * SOME_OUTPUTS * ROWS_MAX, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(tiles, dtype=torch.int32, device=device)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _skinny_gemm(
+    x, weight, bias, residual, out, part_sums, arrived, rows, x_stride, out_stride,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PAIRED: tl.constexpr,
+    SPLITS: tl.constexpr, SOME_OUTPUTS: tl.constexpr, SOME_INPUTS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    tile, split = tl.program_id(0), tl.program_id(1)
+    output = tile * SOME_OUTPUTS + tl.arange(0, SOME_OUTPUTS)
+    row = tl.arange(0, ROWS)
+    at = tl.arange(0, SOME_INPUTS)
+    size: tl.constexpr = (INPUTS + SPLITS * SOME_INPUTS - 1) // (SPLITS * SOME_INPUTS) * SOME_INPUTS
+    weight_at = weight + (output % OUTPUTS).to(tl.int64)[:, None] * INPUTS + at[None, :]
+    x_at = x + row[None, :] * x_stride + at[:, None]
+    in_rows = (row < rows)[None, :]
+    sums = tl.zeros([SOME_OUTPUTS, ROWS], tl.float32)
+    ups = tl.zeros([SOME_OUTPUTS, ROWS], tl.float32)
+    for start in tl.range(split * size, min(split * size + size, INPUTS), SOME_INPUTS, num_stages=STAGES):
+        if INPUTS % SOME_INPUTS == 0:
+            left = tl.load(weight_at + start)
+            right = tl.load(x_at + start, mask=in_rows, other=0.0)
+        else:
+            inside = at < INPUTS - start
+            left = tl.load(weight_at + start, mask=inside[None, :], other=0.0)
+            right = tl.load(x_at + start, mask=in_rows & inside[:, None], other=0.0)
+        sums = tl.dot(left, right, sums, input_precision=PRECISION)
+        if PAIRED:
+            if INPUTS % SOME_INPUTS == 0:
+                other = tl.load(weight_at + start + OUTPUTS * INPUTS)
+            else:
+                other = tl.load(weight_at + start + OUTPUTS * INPUTS, mask=inside[None, :], other=0.0)
+            ups = tl.dot(other, right, ups, input_precision=PRECISION)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    if SPLITS > 1:
+        place = tl.arange(0, SOME_OUTPUTS)[:, None] * ROWS + row[None, :]
+        parts = part_sums + tile * (SPLITS * SOME_OUTPUTS * ROWS) + place
+        tl.store(parts + split * (SOME_OUTPUTS * ROWS), sums)
+        tl.debug_barrier()
+        if tl.atomic_add(arrived + tile, 1, sem="acq_rel") < SPLITS - 1:
+            return
+        tl.store(arrived + tile, 0)
+        sums = tl.load(parts, cache_modifier=".cg")
+        for one in tl.static_range(1, SPLITS):
+            sums += tl.load(parts + one * (SOME_OUTPUTS * ROWS), cache_modifier=".cg")
+    if BIAS:
+        sums += tl.load(bias + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)[:, None]
+        if PAIRED:
+            ups += tl.load(bias + OUTPUTS + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)[:, None]
+    if PAIRED:
+        sums = sums / (1.0 + tl.exp(-sums)) * ups
+    mask = (output < OUTPUTS)[:, None] & in_rows
+    place = row[None, :].to(tl.int64) * out_stride + output[:, None]
+    if RESIDUAL:
+        sums += tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + place, sums.to(out.dtype.element_ty), mask=mask)
+
+
+def skinny_gemm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    scratch: SkinnyScratch,
+    *,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    paired: bool = False,
+    pdl: bool = False,
+) -> None:
+    """x: [rows, inputs], weight: [outputs, inputs] -> out [rows, outputs]; up to ROWS_MAX rows.
+
+    residual: [rows, outputs] with the rows of `out`, added; may be `out`. paired: the first half of the outputs are gates, the
+    second half are multiplied with their silu: out [rows, outputs / 2].
+    """
+    outputs, inputs = weight.shape
+    if paired:
+        outputs //= 2
+    tiles = cdiv(outputs, SOME_OUTPUTS)
+    splits = 1
+    while not paired and 2 * splits * tiles <= PROGRAMS and 2 * splits * 4 * SOME_INPUTS <= inputs and splits < SPLITS_MAX:
+        splits *= 2
+    wide = x.dtype == torch.float32  # only in tests: half the stages fit
+    _skinny_gemm[(tiles, splits)](
+        *(x, weight, x if bias is None else bias, x if residual is None else residual, out, scratch.sums, scratch.arrived),
+        *(len(x), x.stride(0), out.stride(0)),
+        OUTPUTS=outputs,
+        INPUTS=inputs,
+        BIAS=bias is not None,
+        RESIDUAL=residual is not None,
+        PAIRED=paired,
+        SPLITS=splits,
+        SOME_OUTPUTS=SOME_OUTPUTS,
+        SOME_INPUTS=32 if wide else SOME_INPUTS,
+        ROWS=ROWS_MAX,
+        STAGES=2 if wide else 6 if inputs > outputs else 4,
+        PRECISION="ieee" if wide else "tf32",
+        PDL=pdl,
+        num_warps=4,
+        num_stages=2 if wide else 6 if inputs > outputs else 4,
+        launch_pdl=pdl,
+    )
