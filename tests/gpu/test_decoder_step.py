@@ -71,11 +71,11 @@ def test_tokens_feed_back_on_the_device(place):
 def test_deterministic_step_gives_the_same_bits_in_any_company(place):
     torch.manual_seed(3)
     theirs, config, weights = make_models("qwen3", place.device, place.dtype, **TINY)
-    prompts = random_tokens(place, 20, 9, 50, 33, 5)
+    prompts = random_tokens(place, 12, 9, 34)
     alone, together = (StepRig(config, weights, deterministic=True, seed=4) for _ in range(2))
     together.run({slot: (0, prompt) for slot, prompt in enumerate(prompts)})
-    _, crowd = together.run({slot: (len(prompts[slot]), [7 + slot]) for slot in (3, 1, 4, 2, 0)}, bucket=8)
-    for row, slot in enumerate((3, 1, 4, 2, 0)):
+    _, crowd = together.run({slot: (len(prompts[slot]), [7 + slot]) for slot in (1, 2, 0)}, bucket=4)
+    for row, slot in enumerate((1, 2, 0)):
         prompt = prompts[slot]
         alone.run({slot: (0, prompt[:-2])})
         alone.run({slot: (len(prompt) - 2, prompt[-2:])})
