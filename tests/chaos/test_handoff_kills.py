@@ -140,6 +140,34 @@ def test_prompts_are_handed_over_and_the_answer_is_the_same(cluster: DisturbedCl
     cluster.wait_idle()
 
 
+def test_a_worker_that_stands_still_holds_nobody_up(cluster: DisturbedCluster, alone: Server):
+    """Its engine speaks on, and would wait for the step for a minute. It is stopped until the answer is there."""
+    cluster.wait_all_there()
+    request, before = body(next(NUMBERS), max_tokens=60), moved(cluster)
+
+    async def stopped_amid() -> Reply:
+        with cluster.held("decode-0", "plan", 5) as reached:
+            asked = asyncio.create_task(ask(cluster.port, "/v1/completions", request))
+            await asyncio.to_thread(until, reached.exists, "it decodes")
+            worker = cluster.process("decode-0/worker")
+            worker.send(signal.SIGSTOP)
+        try:
+            return await asked
+        finally:
+            assert moved(cluster) > before
+            worker.send(signal.SIGCONT)
+
+    reply = asyncio.run(stopped_amid())
+    assert told(reply) == told(alone.ask("/v1/completions", request))
+    cluster.wait_all_there()
+    cluster.wait_idle()
+    assert told(cluster.ask("/v1/completions", request)) == told(reply), "the next request works"
+
+
+def moved(cluster: DisturbedCluster) -> int:
+    return cluster.ask("/v1/cluster").json["counters"]["moved"]
+
+
 def test_a_client_that_leaves_in_any_phase_leaves_nothing(cluster: DisturbedCluster):
     cluster.wait_all_there()
 

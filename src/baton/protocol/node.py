@@ -61,6 +61,8 @@ class Beat(Struct, frozen=True, array_like=True):
     waiting_tokens: int = 0
     "Prompt tokens in line."
     decoding: int = 0
+    stalled: bool = False
+    "Its worker stands still, which is then its fault too: what it has does not go on, and nothing mends it soon."
 
 
 class RouterBeat(Struct, frozen=True, array_like=True):

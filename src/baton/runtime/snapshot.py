@@ -52,7 +52,8 @@ def mode_of(instance: Instance) -> str:
 
 
 def beat_of(instance: Instance, fault: str) -> Beat:
-    """`fault`: of its worker. One that is told to take no requests says so too."""
+    """`fault`: of its worker. One that is told to take no requests says so too. A worker that is lost is being replaced; one
+    that is there and has a fault stands still."""
     board, pool, mode = instance.board, instance.board.cache.pool, mode_of(instance)
     return Beat(
         fault=fault or ("" if mode == "serving" else f"it is {mode}"),
@@ -61,4 +62,5 @@ def beat_of(instance: Instance, fault: str) -> Beat:
         slots_free=instance.config.scheduler.slots - board.slots.taken,
         waiting_tokens=board.queued_tokens,
         decoding=len(board.running),
+        stalled=bool(fault) and instance.worker.state is WorkerState.READY,
     )

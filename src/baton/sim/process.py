@@ -60,6 +60,7 @@ class WorkerProcess:
         self._oom: tuple[int, float] | None = None
         "Tokens of a step from which on memory is short, and until when."
         self._healed = False
+        self._frozen_until = 0.0
 
     def connect(self, instance: Callable[[WorkerReady | WorkerLost], None]) -> None:
         """Who is told that it is ready, or dead."""
@@ -117,6 +118,7 @@ class WorkerProcess:
 
     def _begin_life(self, epoch: WorkerEpoch) -> None:
         self.epoch = epoch
+        self._frozen_until = 0.0
         self._last_step, self._life_steps = self._network.last_step, 0
 
     def crash(self, when: str, cause: LossCause = "died") -> None:
@@ -140,6 +142,20 @@ class WorkerProcess:
     def loop(self, lives: int) -> None:
         """So many lives end in their second step."""
         self._lives_to_loop += lives
+
+    def freeze(self, seconds: float) -> None:
+        """It stands still for so long (SIGSTOP), and so every step that is queued ends later."""
+        if self.epoch != NO_EPOCH:
+            now = self._timeline.now
+            self._frozen_until = max(self._frozen_until, now + seconds)
+            self._busy_until = max(self._busy_until, now) + seconds
+            for time, plan in self._timeline.withdraw(self._step):
+                self._timeline.at(time + seconds, self._step, plan)
+
+    @property
+    def computes(self) -> bool:
+        """It works on a step now: a real one would advance its progress word."""
+        return self.epoch != NO_EPOCH and self._frozen_until <= self._timeline.now < self._busy_until
 
     # Steps
 

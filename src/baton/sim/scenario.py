@@ -122,11 +122,12 @@ sampled, H4 decode keeps room, H5 it pulls, H6 it asks for the release, H7 that 
 is on its way."""
 
 ClusterFaultKind = Literal[
-    "kill", "freeze", "worker", "worker_hang", "cache", "cache_hang", "drain", "preempt", "evict",
+    "kill", "freeze", "worker", "worker_hang", "worker_freeze", "cache", "cache_hang", "drain", "preempt", "evict",
     "cut", "stall_up", "stall_down", "stall", "leave",
 ]  # fmt: skip
-"""kill, freeze: the whole process (engine or router). worker, cache: these processes of a node die, or hang. cut: a session
-ends. stall: nothing gets through for a while, towards the router (up), from it (down), or both ways. leave: a client goes."""
+"""kill, freeze: the whole process (engine or router). worker, cache: these processes of a node die, or hang; a frozen worker
+goes on after a while. cut: a session ends. stall: nothing gets through for a while, towards the router (up), from it (down), or
+both ways. leave: a client goes."""
 
 
 class ClusterFault(Struct, omit_defaults=True, forbid_unknown_fields=True):

@@ -3,6 +3,7 @@
     Join --fits--> ALIVE --1 s silent, or a fault--> SUSPECT (no new work) --2 s silent--> gone (given up)
                      ^------ says something ----------'
     Part, or another Join of the same name: gone at once
+    says for 2 s that its worker stands still: SUSPECT as ever, and what it has is moved to others (router.py)
 
 A session is one life: what comes from one that is gone is not heard. Room is what the last Beat said, less what was sent
 since, plus what ended since. It is a guess that the next Beat corrects; the instance alone admits.
@@ -52,6 +53,7 @@ class Member:
         "sequences",
         "session",
         "slots_since",
+        "stalled_since",
         "tokens_since",
     )
 
@@ -78,6 +80,8 @@ class Member:
         "Those that were sent although there was no room; they wait there, and have no token yet."
         self.blocks_since = self.slots_since = self.tokens_since = 0
         "What changed since the last beat."
+        self.stalled_since: Instant | None = None
+        "Since when its beats say that its worker stands still."
 
     def __repr__(self) -> str:
         return f"<{self.hello.role} {self.hello.name}/{self.session} {len(self.legs)} legs>"
@@ -122,7 +126,7 @@ class Member:
 
 
 class Membership:
-    __slots__ = ("_config", "_lapse_at", "_losses", "_numbers", "members", "names")
+    __slots__ = ("_config", "_lapse_at", "_losses", "_numbers", "_stalled", "_stalls_seen", "members", "names")
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
@@ -133,6 +137,10 @@ class Membership:
         "Nobody has been silent for too long before that. A lower bound: whoever speaks does not move it."
         self._losses: dict[str, tuple[int, Instant]] = {}
         "Of a name: losses in a row, and when the last one was. At most instances_max."
+        self._stalled: dict[Session, Member] = {}
+        "Those whose worker stands still."
+        self._stalls_seen = False
+        "They were looked at, and nobody has said anything about itself since."
 
     # Who is there
 
@@ -165,12 +173,14 @@ class Membership:
         if losses > FREE_LOSSES:
             member.inhibited_until = Instant(now + INHIBIT_SECONDS[min(losses - FREE_LOSSES, len(INHIBIT_SECONDS)) - 1])
         self.members[session] = self.names[hello.name] = member
+        self._stalls_seen = False
         self._look_again()
         return member
 
     def remove(self, member: Member, now: Instant) -> None:
         del self.members[member.session]
         del self.names[member.name]
+        self._stalled.pop(member.session, None)
         losses, _ = self._losses.pop(member.name, (0, now))
         if member.mode == "serving":  # not one that was stopped with care
             self._losses[member.name] = (1 if now - member.joined_at >= HEALTHY_SECONDS else losses + 1, now)
@@ -183,6 +193,16 @@ class Membership:
         if member is not None:
             member.heard_at = now
         return member
+
+    def on_beat(self, member: Member, beat: Beat, now: Instant) -> None:
+        member.on_beat(beat)
+        if not beat.stalled:
+            member.stalled_since = None
+            self._stalled.pop(member.session, None)
+        elif member.stalled_since is None:
+            member.stalled_since = now
+            self._stalled[member.session] = member
+        self._stalls_seen = False
 
     # Who may get work
 
@@ -211,8 +231,22 @@ class Membership:
         self._look_again(found)
         return found
 
+    def stalled(self, now: Instant) -> list[Member]:
+        """Those whose requests are to be moved to others. They are not told again before somebody has said something about
+        itself: where nobody else works now, somebody may then."""
+        due = [member for member in self._stalled.values() if self._move_at(member) <= now and member.legs]
+        self._stalls_seen = bool(due)
+        return due
+
+    def _move_at(self, member: Member) -> Instant:
+        since = member.stalled_since
+        return Instant(float("inf") if since is None else since + self._config.lapse_seconds)
+
     def next_deadline(self) -> Instant | None:
-        return self._lapse_at
+        if not self._stalled or self._stalls_seen:
+            return self._lapse_at
+        times = [self._move_at(member) for member in self._stalled.values() if member.legs]
+        return min(times if self._lapse_at is None else [*times, self._lapse_at])
 
     def _look_again(self, gone: Sequence[Member] = ()) -> None:
         heard = [member.heard_at for member in self.members.values() if member not in gone]
@@ -223,6 +257,8 @@ class Membership:
             raise InvariantBroken("sessions and names of instances do not match", invariant=49)
         if self.members and self._lapse_at is None:
             raise InvariantBroken("nobody looks whether instances live", invariant=41)
+        if any(self.members.get(session) is not member for session, member in self._stalled.items()):
+            raise InvariantBroken("somebody who is gone stands still", invariant=49)
         if len(self._losses) > self._config.instances_max:
             raise InvariantBroken("too many names of lost instances are remembered", invariant=49)
         for member in self.members.values():

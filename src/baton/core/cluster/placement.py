@@ -105,7 +105,7 @@ class Placement:
 
     def place(self, trip: Trip, now: Instant) -> Choice | Shortage:
         members = self._membership.members.values()
-        if members and not any(self._could(member, trip) for member in members):
+        if members and not any(self.could(member, trip) for member in members):
             return Shortage.NEVER
         usable = self._membership.usable(now)
         homes, prefills = self._roles(trip, usable)
@@ -161,14 +161,14 @@ class Placement:
     # Who could have it
 
     @staticmethod
-    def _could(member: Member, trip: Trip) -> bool:
+    def could(member: Member, trip: Trip) -> bool:
         return member.name not in trip.unfit and member.can_hold(trip.tokens_max)
 
     def _roles(self, trip: Trip, usable: list[Member]) -> tuple[list[Member], list[Member]]:
         """Whom to choose a home from, and whom a prefill instance. Where one kind is missing, the other does all."""
         prefills = [member for member in usable if member.hello.role == "prefill"]
-        alone = [member for member in prefills if self._could(member, trip)]
-        homes = [member for member in usable if member.hello.role != "prefill" and self._could(member, trip)]
+        alone = [member for member in prefills if self.could(member, trip)]
+        homes = [member for member in usable if member.hello.role != "prefill" and self.could(member, trip)]
         if trip.tokens_left <= 1 and alone:
             return [*alone, *(member for member in homes if member.hello.role == "mixed")], []
         if not homes:

@@ -47,7 +47,7 @@ class Reports:
         }
 
     def _on_beat(self, member: Member, beat: Beat) -> bool:
-        member.on_beat(beat)
+        self._coordinator.membership.on_beat(member, beat, self._coordinator.now)
         return True
 
     def _on_stats(self, member: Member, stats: InstanceStats) -> bool:

@@ -213,9 +213,21 @@ class Router:
         behind other news (runtime/driver.py)."""
         for member in self.membership.silent(self.coordinator.now):
             self._lose(member, f"nothing was heard of it for {self._config.lapse_seconds:g} s")
+        for member in self.membership.stalled(self.coordinator.now):
+            self._move_from(member)
         for trip in self._alarms.due(self.coordinator.now):
             self._on_alarm(trip)
         return True
+
+    def _move_from(self, member: Member) -> None:
+        """Its worker stands still while it speaks: what others could go on with goes to them, as after a loss. What nobody else
+        could take waits. A prompt that is computed needs no worker any more to be released."""
+        others = self.membership.usable(self.coordinator.now)
+        for trip in list(member.legs.values()):
+            computed = trip.state is TripState.HANDING and trip.prefill is member
+            if not computed and any(self._placement.could(other, trip) for other in others):
+                self.stats.moved += 1
+                self.coordinator.break_leg(trip, member)
 
     def _on_alarm(self, trip: Trip) -> None:
         coordinator, now = self.coordinator, self.coordinator.now

@@ -14,6 +14,7 @@ class RouterStats:
         "instances_lost",
         "instances_refused",
         "late_facts",
+        "moved",
         "refused",
         "retries",
         "stale_rows",
@@ -37,6 +38,8 @@ class RouterStats:
         "By RefusalReason, said by instances."
         self.broken = 0
         "Attempts in which an instance did not do what it should."
+        self.moved = 0
+        "Of those: the instance's worker stood still, and another one has gone on."
         self.instances_lost = 0
         self.instances_refused = 0
         self.late_facts = 0

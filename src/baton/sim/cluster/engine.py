@@ -12,6 +12,7 @@ from dataclasses import replace
 from baton.config import InstanceConfig
 from baton.core.effects import Effect, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, TellCache
 from baton.core.engine.instance import Instance
+from baton.core.engine.progress_watch import ProgressWatch
 from baton.core.events import Event, Resume, StepDone, Tick, WorkerReady
 from baton.errors import InvariantBroken
 from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
@@ -75,6 +76,8 @@ class Engine:
         "What came while it was frozen."
         self._broken = False
         self._armed: float | None = None
+        self._progress = ProgressWatch()
+        self._word = 0
         self.outward: Callable[[list[Outward]], None]
 
     def begin(self) -> None:
@@ -218,7 +221,20 @@ class Engine:
             self._watch.saw("the worker hung")
             self.process.epoch = NO_EPOCH
 
+    def freeze_worker(self, seconds: float) -> None:
+        if self.process.epoch == self.instance.worker.epoch:
+            self._watch.saw("a worker froze")
+            self.process.freeze(seconds)
+
     # Questions
+
+    def look_at_progress(self) -> bool:
+        """Does the worker stand still, though there is work? To be asked with every beat (runtime/worker_health.py)."""
+        now = self._clock.now()
+        self._word += self.process.computes
+        ready = self.instance.worker.state.value == "ready"
+        self._progress.look(self._word, ready and bool(self.instance.in_flight), now)
+        return self._progress.stalled_seconds(now) > 0
 
     @property
     def is_drained(self) -> bool:

@@ -132,6 +132,8 @@ class Faults:
                 engine.kill_worker()
             case "worker_hang":
                 engine.hang_worker()
+            case "worker_freeze":
+                engine.freeze_worker(fault.seconds)
             case "cache" if engine.cache is not None:
                 engine.cache.crash(kept=not fault.unseen)
             case "cache_hang" if engine.cache is not None:

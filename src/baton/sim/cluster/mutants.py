@@ -51,6 +51,8 @@ CLUSTER_MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
      "tokens of an attempt that is over are taken"),
     ("the-silent-get-work", "core.cluster.membership", "return now - self.heard_at >= seconds or bool(self.beat.fault)", "return bool(self.beat.fault)",
      "an instance that has said nothing for long gets new requests"),
+    ("stalled-is-waited-for", "core.cluster.membership", "due = [member for member in self._stalled.values() if self._move_at(member) <= now and member.legs]", "due: list[Member] = []\n        self._stalled.clear()",
+     "requests wait for a worker that stands still, though others work"),
     ("joined-twice", "core.cluster.router", '            self._lose(earlier, f"{hello.name} has joined again")\n', "            pass\n",
      "an instance that comes back counts twice"),
     ("wrong-leg-lost", "core.cluster.coordinator", "TripFact.HOME_LOST if trip.home is member else TripFact.PREFILL_LOST", "TripFact.PREFILL_LOST if trip.home is member else TripFact.HOME_LOST",

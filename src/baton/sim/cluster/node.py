@@ -312,7 +312,11 @@ class ClusterNode:
         view = engine.instance.view
         load = view.load()
         state, mode = engine.instance.worker.state.value, engine.instance.mode.value
-        fault = f"the worker is {state}" if state != "ready" else f"it is {mode}" if mode != "serving" else ""
+        stalled = engine.look_at_progress()
+        if state != "ready":
+            fault = f"the worker is {state}"
+        else:
+            fault = "the worker stands still" if stalled else f"it is {mode}" if mode != "serving" else ""
         return Beat(
             fault,
             engine.instance.prompt_token_seconds if self._measured else 0.0,
@@ -320,6 +324,7 @@ class ClusterNode:
             self.spec.slots - load.slots_taken,
             view.queued_tokens,
             load.running,
+            stalled,
         )
 
     def _send_stats(self, wire: Wire) -> None:

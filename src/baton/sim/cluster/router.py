@@ -34,6 +34,7 @@ from baton.protocol.node import NodeHello, NodeRefused, RouterBeat, RouterHello
 from baton.protocol.output import Emit
 from baton.protocol.request import GenerateRequest
 from baton.sim.cluster.clock import Clock
+from baton.sim.cluster.stall_watch import StallWatch
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.cluster.wires import HANGUP, Wire
 from baton.sim.timeline import Timeline
@@ -73,6 +74,7 @@ class RouterProcess:
         self._legs: dict[str, dict[Session, int]] = {}
         "Of a request: who was given which attempt of it, and was not told to forget it."
         self._attempts: dict[str, int] = {}
+        self._stalls = StallWatch(config, watch)
         self._inbox: list[Callable[[], None]] = []
         self._armed: float | None = None
 
@@ -95,6 +97,7 @@ class RouterProcess:
         self._inbox.clear()
         self._legs.clear()
         self._attempts.clear()
+        self._stalls.clear()
         self._armed = None
         for wire in (*self._wires.values(), *self._dialled.values()):
             wire.close("down", in_order=False)
@@ -123,6 +126,7 @@ class RouterProcess:
         inbox, self._inbox = self._inbox, []
         for action in inbox:
             action()
+        self._stalls.was_frozen()
         self._armed = None
         self._beat(life)
         self._timeline.at(self._timeline.now, self._rearm, life)
@@ -165,6 +169,7 @@ class RouterProcess:
             self._tell(Part(wire.number, "the session is over"))
             return
         self._heard[wire.number] = self._timeline.now
+        self._stalls.heard(wire.number, message, self._timeline.now)
         if type(message) is NodeHello:
             self._wires[wire.number] = self._dialled.pop(wire.number)
             self._tell(Join(wire.number, message))
@@ -178,6 +183,7 @@ class RouterProcess:
     def _lose(self, session: Session) -> None:
         self._wires.pop(session, None)
         self._dialled.pop(session, None)
+        self._stalls.gone(session)
         for legs in self._legs.values():
             legs.pop(session, None)
 
@@ -199,6 +205,7 @@ class RouterProcess:
             match effect:
                 case Tell(session, message):
                     self._look(session, message)
+                    self._stalls.told(session, message, self._timeline.now)
                     if (wire := self._wires.get(session)) is not None:
                         wire.send("down", message)
                 case Deliver(emit):

@@ -39,6 +39,8 @@ CLUSTER_SOMETIMES: tuple[str, ...] = (
     "no router was there",
     "a stream broke with its router",
     "the worker hung",
+    "a worker froze",
+    "a worker stood still for long, and its requests were moved",
     "the cache service died",
     "the cache service hung",
     # Requests

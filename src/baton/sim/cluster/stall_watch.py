@@ -1,0 +1,121 @@
+"""A node whose worker stands still speaks on, and its requests do not go on. 46: what another node could go on with is moved
+there when that has lasted as long as a lapse. Looked at from what one router hears and says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.cluster_config import RouterConfig
+from baton.core.cluster.events import Session
+from baton.errors import InvariantBroken
+from baton.protocol.control import RefusedRequest
+from baton.protocol.handoff import Expect, Forget
+from baton.protocol.node import Beat, NodeHello
+from baton.protocol.request import GenerateRequest
+from baton.sim.cluster.watch import ClusterWatch
+
+DRIFT = 1.02
+MARGIN_SECONDS = 0.3
+"""A beat, and the router's own look."""
+WELL_SECONDS = 0.75
+"""One that refused something a moment ago is not tried again before that."""
+HEARD_SECONDS = 0.5
+
+
+class Heard:
+    """What a node says of itself."""
+
+    __slots__ = ("at", "hello", "stalled_since", "well_since")
+
+    def __init__(self, hello: NodeHello, now: float) -> None:
+        self.hello = hello
+        self.at = now
+        self.stalled_since: float | None = None
+        self.well_since: float | None = None
+
+
+class StallWatch:
+    def __init__(self, config: RouterConfig, watch: ClusterWatch) -> None:
+        self._lapse_seconds = config.lapse_seconds
+        self._watch = watch
+        self._nodes: dict[Session, Heard] = {}
+        self._homes: dict[str, Session] = {}
+        "Who answers a request."
+        self._unfit: dict[str, None] = {}
+        "Requests that somebody can never take: who else can is not known here."
+
+    def clear(self) -> None:
+        """The router begins anew."""
+        self._nodes.clear()
+        self._homes.clear()
+
+    def was_frozen(self) -> None:
+        """How long something has lasted is not known any more."""
+        for node in self._nodes.values():
+            node.stalled_since = node.well_since = None
+
+    def gone(self, session: Session) -> None:
+        self._nodes.pop(session, None)
+
+    # What the router says
+
+    def told(self, session: Session, message: Any, now: float) -> None:
+        match message:
+            case GenerateRequest():
+                self._homes[message.id] = session
+            case Expect(request=request):
+                self._homes[request.id] = session
+            case Forget() if self._homes.get(message.request) == session:
+                del self._homes[message.request]
+                if self._lasts(session, now) > self._lapse_seconds / DRIFT and not self._is_over(message.request):
+                    self._watch.saw("a worker stood still for long, and its requests were moved")
+
+    # What it hears
+
+    def heard(self, session: Session, message: Any, now: float) -> None:
+        node = self._nodes.get(session)
+        if type(message) is NodeHello:
+            self._nodes[session] = Heard(message, now)
+        elif type(message) is RefusedRequest:
+            self._homes.pop(message.request, None)
+            if message.refused.reason.startswith("never"):
+                self._unfit[message.request] = None
+        elif node is not None:
+            node.at = now
+            if type(message) is Beat:
+                self._on_beat(node, message, now)
+                if self._lasts(session, now) > self._lapse_seconds * DRIFT + MARGIN_SECONDS:
+                    self._check(session, now)
+
+    def _on_beat(self, node: Heard, beat: Beat, now: float) -> None:
+        if not beat.stalled:
+            node.stalled_since = None
+        elif node.stalled_since is None:
+            node.stalled_since = now
+        if beat.fault:
+            node.well_since = None
+        elif node.well_since is None:
+            node.well_since = now
+
+    def _lasts(self, session: Session, now: float) -> float:
+        node = self._nodes.get(session)
+        return 0.0 if node is None or node.stalled_since is None else now - node.stalled_since
+
+    def _is_over(self, request: str) -> bool:
+        return self._watch.trips[request].is_answered
+
+    def _check(self, session: Session, now: float) -> None:
+        for request, home in self._homes.items():
+            if home == session and not self._is_over(request) and request not in self._unfit and self._has_choice(request, now):
+                raise InvariantBroken(f"{request} waits for a worker that stands still, and others work", invariant=46)
+
+    def _has_choice(self, request: str, now: float) -> bool:
+        client = self._watch.trips[request].client
+        for node in self._nodes.values():
+            ready = node.hello.ready
+            needed = -(-(len(client.prompt) + client.max_tokens - 1) // ready.block_size)
+            well = node.well_since is not None and now - node.well_since > WELL_SECONDS
+            if well and now - node.at < HEARD_SECONDS and needed <= ready.blocks:
+                return True
+        return False

@@ -1,0 +1,166 @@
+"""An instance whose worker stands still while it beats on: its requests wait as long as a lapse, then others go on with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.cluster_config import RouterConfig
+from baton.core.cluster.events import Tick
+from baton.core.handoff.table import TripState
+from baton.protocol.handoff import Forget
+from baton.protocol.node import Beat
+from baton.protocol.request import FinishReason
+
+from .harness import Room, Scripted, hello, request
+from .test_losses import STATES, at_phase, go_on, legs
+
+
+def stall(instance, *, stalled=True):
+    instance.beat = lambda: Beat("no progress", 0.0, instance.hello.ready.blocks, instance.hello.ready.slots, stalled=stalled)
+    instance.step = lambda: None
+
+
+def mend(instance):
+    del instance.beat, instance.step
+
+
+def whole(*roles, config=None, **more):
+    """A request that somebody answers, and who that is."""
+    room = Room(*roles, config=config)
+    room.arrive(request(max_tokens=20, **more))
+    room.step(3)
+    (home,) = [instance for instance in room.instances if instance.legs]
+    return room, home
+
+
+def test_its_requests_are_moved_when_that_has_lasted_as_long_as_a_lapse():
+    room, home = whole("mixed", "mixed")
+    stall(home)
+    room.wait(2.0)
+    assert room.trip.home.session == home.session, "a step may take its time"
+    room.wait(0.5)
+    assert Forget("r", 1) in home.heard
+    assert room.trip.attempt == 2
+    assert room.trip.home.session != home.session
+    room.run()
+    room.assert_right()
+    assert room.router.stats.moved == 1
+    assert home.session not in room.hung_up, "it lives, and may be well again"
+
+
+def test_a_worker_that_goes_on_in_time_keeps_its_requests():
+    room, home = whole("mixed", "mixed")
+    for _ in range(3):
+        stall(home)
+        room.wait(1.75)
+        mend(home)
+        room.wait(0.25)
+    room.run()
+    room.assert_right()
+    assert room.router.stats.moved == 0
+    assert room.router.stats.retries == 0
+
+
+def test_a_worker_that_is_replaced_by_its_instance_keeps_its_requests():
+    """Whoever killed it is found out there, and not on one instance after the other."""
+    room, home = whole("mixed", "mixed")
+    stall(home, stalled=False)
+    room.wait(10)
+    assert room.trip.home.session == home.session
+    mend(home)
+    room.run()
+    room.assert_right()
+
+
+def test_where_nobody_else_works_they_wait_until_somebody_does():
+    room, home = whole("mixed")
+    stall(home)
+    room.wait(9)
+    assert room.trip.home.session == home.session
+    late = room.join(Scripted(hello("late")))
+    room.wait(0.5)
+    assert room.trip.home.session == late.session
+    room.run()
+    room.assert_right()
+
+
+def test_one_that_others_cannot_hold_waits():
+    room, home = whole("mixed")
+    room.join(Scripted(hello("small", blocks=8)))
+    stall(home)
+    room.wait(9)
+    assert room.trip.home.session == home.session
+    mend(home)
+    room.run()
+    room.assert_right()
+
+
+def test_when_all_stand_still_nobody_is_moved_and_no_deadline_is_left_behind():
+    room, home = whole("mixed", "mixed")
+    for instance in room.instances:
+        stall(instance)
+    room.wait(5)
+    assert room.trip.home.session == home.session
+    room.tell(Tick())
+    deadline = room.router.next_deadline()
+    assert deadline is not None
+    assert deadline > room.now
+    (other,) = [instance for instance in room.instances if instance is not home]
+    mend(other)
+    room.wait(0.5)
+    assert room.trip.home.session == other.session
+
+
+def test_each_move_is_a_loss_of_the_request():
+    room, home = whole("mixed", "mixed", config=RouterConfig(migrations_max=1))
+    for instance in room.instances:
+        instance.step = lambda: None
+    for _ in range(2):
+        (home,) = [instance for instance in room.instances if instance.legs]
+        stall(home)
+        room.wait(3)
+        mend(home)
+        home.step = lambda: None
+        room.wait(1)
+    assert room.broken_off == {"r": "worker_gone"}
+    room.at_rest()
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("phase", STATES)
+@pytest.mark.parametrize("who", ["prefill", "decode"])
+def test_in_every_phase_of_a_hand_off(phase, who, n):
+    room = at_phase(phase, n=n, max_tokens=6)
+    prefill, decode = legs(room)
+    victim = prefill if who == "prefill" else decode
+    if victim is None:
+        return
+    stall(victim)
+    for instance in room.instances:
+        if instance is not victim:
+            instance.hold = ()
+    go_on(room)
+    room.assert_right()
+
+
+def test_a_prompt_that_is_computed_is_released_by_a_worker_that_stands_still():
+    room = at_phase("H5", max_tokens=6)
+    prefill, _ = legs(room)
+    assert room.trip.state is TripState.HANDING
+    stall(prefill)
+    room.wait(4)
+    assert room.trip.attempt == 1
+    go_on(room)
+    room.assert_right()
+    assert room.router.stats.moved == 0
+
+
+def test_who_is_withdrawn_meanwhile_ends_once():
+    room, home = whole("mixed", "mixed")
+    stall(home)
+    home.hear = lambda message: home.heard.append(message)
+    room.wait(1.5)
+    room.withdraw()
+    room.wait(3)
+    assert room.ends["r", 0].reason is FinishReason.ABORT
+    assert room.router.idle
