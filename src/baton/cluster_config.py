@@ -66,6 +66,9 @@ class RouterConfig:
     again_seconds: Seconds = 0.5
     "An instance that refused or lost a request is not tried again with it before that."
 
+    preempted_seconds: Seconds = 10.0
+    "An instance that preempted a request is the last choice for it for so long."
+
     reserve_seconds_max: Seconds = 2.0
     "Within this time a decode instance says whether it has room."
     lease_seconds: Seconds = 10.0

@@ -186,7 +186,7 @@ SAMPLE = {
     NodeHello: NodeHello("p0", 7, "prefill", InstanceReady(10, 16, 4, 100, 8192), b"f" * 32),
     RouterHello: RouterHello("r", 0.25, 2.0),
     NodeRefused: NodeRefused("another model"),
-    Beat: Beat("stalled", 0.001),
+    Beat: Beat("no progress", 0.001, stalled=True, preempted=("r1",)),
     RouterBeat: RouterBeat(),
     ClusterView: ClusterView("r", "serving", 1, 2, (InstanceView("d-0", "decode", "alive"),), {"replays": 1}),
 }

@@ -132,3 +132,11 @@ def test_what_is_not_answered_is_bounded(monkeypatch):
     assert sorted(message.number for message in one if type(message) is Pong) == [0, 1, 2, 3, 4]
     callers.on_message(first, Ping(9))
     assert len(engine.pings) == 4
+
+
+def test_a_beat_names_requests_of_its_router_only():
+    callers = Callers(FakeEngine())
+    first, second = callers.add(lambda message: None), callers.add(lambda message: None)
+    ours = (first.ours(R), second.ours(RequestId("s")), second.ours(R))
+    assert first.theirs(ours) == (R,)
+    assert second.theirs(ours) == (RequestId("s"), R)

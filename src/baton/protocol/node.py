@@ -15,6 +15,7 @@ from typing import Literal
 from msgspec import Struct, field
 
 from baton.protocol.control import InstanceReady, InstanceStats
+from baton.protocol.ids import RequestId
 
 Role = Literal["mixed", "prefill", "decode"]
 
@@ -63,6 +64,8 @@ class Beat(Struct, frozen=True, array_like=True):
     decoding: int = 0
     stalled: bool = False
     "Its worker stands still, which is then its fault too: what it has does not go on, and nothing mends it soon."
+    preempted: tuple[RequestId, ...] = ()
+    "Requests of this router that were preempted there and do not run now; the longest waiting, where there are many."
 
 
 class RouterBeat(Struct, frozen=True, array_like=True):

@@ -74,6 +74,10 @@ class Caller:
     def owns(self, request: RequestId) -> bool:
         return request.startswith(self._prefix)
 
+    def theirs(self, requests: Iterable[RequestId]) -> tuple[RequestId, ...]:
+        """Those of this caller, by its own names."""
+        return tuple(RequestId(request[len(self._prefix) :]) for request in requests if self.owns(request))
+
 
 class Callers:
     def __init__(self, engine: Asked) -> None:

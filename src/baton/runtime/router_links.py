@@ -16,6 +16,8 @@ import random
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from msgspec.structs import replace
+
 from baton.addresses import Address, parse_address
 from baton.errors import LinkFailed
 from baton.protocol.codec import Message
@@ -71,6 +73,10 @@ class RouterSession:
         self.lapse_seconds = 0.0
         self.over = ""
         "Why, for people. Empty: it is not."
+
+    def own(self, beat: Beat) -> Beat:
+        """As this router may hear it: nothing of requests of others."""
+        return replace(beat, preempted=self.caller.theirs(beat.preempted)) if beat.preempted else beat
 
 
 class RouterLinks:
@@ -156,7 +162,7 @@ class RouterLinks:
                 session.router, session.opened = router, session.heard
                 session.lapse_seconds = max(lapse_seconds, LAPSE_SECONDS_MIN)
                 said.well(f"joined router {router}")
-                session.link.send(self._member.beat())
+                session.link.send(session.own(self._member.beat()))
                 session.link.send(self._member.stats())
             case NodeRefused(reason):
                 self._end(session, f"{REFUSED}{reason}" if session.opened is None else f"the router has given us up: {reason}")
@@ -189,13 +195,12 @@ class RouterLinks:
         opened = [session for session in self._sessions if session.opened is not None]
         if not opened:
             return
-        messages: list[Message] = [beat := self._member.beat()]
-        if with_stats:
-            messages.append(self._member.stats())
+        beat, stats = self._member.beat(), self._member.stats() if with_stats else None
         self._fault = beat.fault
         for session in opened:
-            for message in messages:
-                session.link.send(message)
+            session.link.send(session.own(beat))
+            if stats is not None:
+                session.link.send(stats)
 
     def look_at_fault(self) -> None:
         """Something may be wrong, or well again: routers hear of it now and not with the next beat."""

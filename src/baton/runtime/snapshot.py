@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from baton.core.engine.instance import Instance
 from baton.core.engine.worker_watch import WorkerState
 from baton.protocol.control import InstanceStats
 from baton.protocol.node import Beat
+
+PREEMPTED_TOLD: Final = 64
+"""Preempted requests that a beat names."""
 
 
 def snapshot(instance: Instance, storage: dict[str, int] | None = None) -> InstanceStats:
@@ -63,4 +68,5 @@ def beat_of(instance: Instance, fault: str) -> Beat:
         waiting_tokens=board.queued_tokens,
         decoding=len(board.running),
         stalled=bool(fault) and instance.worker.state is WorkerState.READY,
+        preempted=tuple(instance.view.preempted_requests(PREEMPTED_TOLD)),
     )

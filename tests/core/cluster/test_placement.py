@@ -292,3 +292,59 @@ def test_a_small_prefill_instance_computes_prompts_of_long_answers():
     room.run()
     assert prefilled(small) == ["fits"]
     room.assert_right("long")
+
+
+# Preemption
+
+
+def lost_after(preempted, *, seconds=0.0, policy="prefix"):
+    """A request whose home, where its prompt is cached, has lost it. Both instances may have it again: who does?"""
+    room = Room("mixed", "mixed", config=RouterConfig(policy=policy, again_seconds=0.01, preempted_seconds=3.0), blocks=400)
+    room.arrive(request(tokens=80, max_tokens=30))
+    room.step(2)
+    (home,) = [instance for instance in room.instances if instance.legs]
+    (other,) = [instance for instance in room.instances if instance is not home]
+    room.say(home, replace(home.beat(), preempted=("r", "unknown") if preempted else ()))
+    room.wait(seconds)
+    other.beat = lambda: Beat(fault="not now")
+    room.say(other, other.beat())
+    home.fail("r")
+    room.settle()
+    assert room.trip.home is None or room.trip.home.session == home.session
+    del other.beat
+    room.now += 0.02
+    room.say(other, other.beat())
+    return room, home, other
+
+
+@pytest.mark.parametrize("policy", ["prefix", "load", "two_choices", "round_robin"])
+def test_whoever_preempted_a_request_is_its_last_choice(policy):
+    room, _, other = lost_after(preempted=True, policy=policy)
+    assert room.trip.home.session == other.session
+    room.run()
+    room.assert_right()
+
+
+def test_otherwise_it_goes_where_it_is_cached():
+    room, home, _ = lost_after(preempted=False)
+    assert room.trip.home.session == home.session
+
+
+def test_a_preemption_is_forgotten_after_a_while():
+    room, home, _ = lost_after(preempted=True, seconds=4.0)
+    assert room.trip.home.session == home.session
+
+
+def test_whoever_preempted_it_gets_it_again_where_nobody_else_can_have_it():
+    room = Room("mixed", config=RouterConfig(again_seconds=0.01))
+    (only,) = room.instances
+    room.arrive(request())
+    room.step()
+    room.say(only, replace(only.beat(), preempted=("r",)))
+    only.fail("r")
+    room.settle()
+    room.now += 0.02
+    room.say(only, only.beat())
+    assert room.trip.home.session == only.session
+    room.run()
+    room.assert_right()

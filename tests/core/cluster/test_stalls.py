@@ -1,4 +1,4 @@
-"""An instance whose worker stands still while it beats on: its requests wait as long as a lapse, then others go on with them."""
+"""An instance whose worker stands still while it beats on: its requests wait as long as a lapse, then go on elsewhere."""
 
 from __future__ import annotations
 

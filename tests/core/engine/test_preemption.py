@@ -344,3 +344,37 @@ def test_someone_always_finishes_when_demand_is_far_above_capacity(steps_in_flig
     driver.assert_at_rest()
     assert driver.instance.stats.preemptions <= 2 * 24
     assert max(end.preemptions for end in driver.ended.values()) <= 6
+
+
+# What routers are told
+
+
+def test_who_was_preempted_is_told_until_it_runs_again():
+    driver = Driver(slots=1)
+    driver.submit("a", max_tokens=12)
+    driver.step(3)
+    assert driver.instance.view.preempted_requests(9) == []
+    driver.preempt()
+    assert driver.phase("a") is Phase.PREEMPTING
+    assert driver.instance.view.preempted_requests(9) == ["a"]
+    driver.run_until("a", Phase.DECODE)
+    assert driver.instance.view.preempted_requests(9) == []
+
+
+def test_the_first_in_line_are_told_where_many_were_preempted():
+    driver = Driver()
+    for name in ("a", "b", "c"):
+        driver.submit(name, max_tokens=12)
+    driver.step(3)
+    driver.preempt(3)
+    assert driver.instance.view.preempted_requests(9) == ["a", "b", "c"]
+    assert driver.instance.view.preempted_requests(2) == ["a", "b"]
+
+
+def test_one_that_waits_for_the_first_time_was_not_preempted():
+    driver = Driver(slots=1)
+    driver.submit("a", max_tokens=12)
+    driver.submit("b", max_tokens=12)
+    driver.step(3)
+    driver.preempt()
+    assert driver.instance.view.preempted_requests(9) == ["a"]

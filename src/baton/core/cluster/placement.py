@@ -64,6 +64,8 @@ class Candidate(NamedTuple):
     member: Member
     uncached: int
     "Tokens that it would have to compute."
+    preempted: bool = False
+    "It had to give the request up a moment ago, for want of blocks: all others come before it, whatever the policy."
 
     @property
     def load(self) -> int:
@@ -117,8 +119,8 @@ class Placement:
         pairs = bool(prefills)
         prefills = _settled([member for member in prefills if not trip.avoids(member, now)], now)
         keys = self.keys(trip) if pairs or self._config.policy == "prefix" else []
-        prefill, short = self._prefill_for(trip, prefills, keys), Shortage.ROOM
-        for candidate in self._ordered([self._candidate(member, trip, keys) for member in homes]):
+        prefill, short = self._prefill_for(trip, prefills, keys, now), Shortage.ROOM
+        for candidate in self._ordered([self._candidate(member, trip, keys, now) for member in homes]):
             home = candidate.member
             blocks = -(-(candidate.uncached + 1) // home.hello.ready.block_size) + len(trip.open) - 1
             room = _has_room(home, blocks)
@@ -180,22 +182,22 @@ class Placement:
         """It holds the prompt and one token, and others can read from it."""
         return bool(member.hello.peer) and member.name not in trip.unfit and member.can_hold(trip.tokens + 1)
 
-    def _candidate(self, member: Member, trip: Trip, keys: Sequence[BlockKey]) -> Candidate:
+    def _candidate(self, member: Member, trip: Trip, keys: Sequence[BlockKey], now: Instant) -> Candidate:
         cached = member.memory.leading(keys) * member.hello.ready.block_size
-        return Candidate(member, max(1, trip.tokens - cached))
+        return Candidate(member, max(1, trip.tokens - cached), trip.was_preempted(member, now))
 
     def _ordered(self, candidates: list[Candidate]) -> list[Candidate]:
         """Best first. With two choices, the better of two comes first."""
-        ordered = sorted(candidates, key=self._key)
+        ordered = sorted(candidates, key=lambda candidate: (candidate.preempted, *self._key(candidate)))
         if self._config.policy == "two_choices" and len(ordered) > 2:
             drawn = self._rng.sample(range(len(ordered)), 2)
             ordered.insert(0, ordered.pop(min(drawn)))
         return ordered
 
-    def _prefill_for(self, trip: Trip, prefills: list[Member], keys: Sequence[BlockKey]) -> Candidate | None:
+    def _prefill_for(self, trip: Trip, prefills: list[Member], keys: Sequence[BlockKey], now: Instant) -> Candidate | None:
         limit = 1 + self._config.waiting_prompts_max  # one is computed
         free = [member for member in prefills if member.prompts < limit and not trip.is_short(member)]
-        return self._ordered([self._candidate(member, trip, keys) for member in free])[0] if free else None
+        return self._ordered([self._candidate(member, trip, keys, now) for member in free])[0] if free else None
 
     def stays(self, candidate: Candidate) -> bool:
         """Is it cheaper to compute the prompt where it is decoded than to hand it over?"""

@@ -47,7 +47,11 @@ class Reports:
         }
 
     def _on_beat(self, member: Member, beat: Beat) -> bool:
-        self._coordinator.membership.on_beat(member, beat, self._coordinator.now)
+        now = self._coordinator.now
+        self._coordinator.membership.on_beat(member, beat, now)
+        for request in beat.preempted:
+            if (trip := member.legs.get(request)) is not None:
+                trip.preempted[member.name] = Instant(now + self._config.preempted_seconds)
         return True
 
     def _on_stats(self, member: Member, stats: InstanceStats) -> bool:

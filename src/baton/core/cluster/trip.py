@@ -48,6 +48,7 @@ class Trip:
         "mark",
         "open",
         "order",
+        "preempted",
         "prefill",
         "queued_at",
         "refused",
@@ -88,6 +89,8 @@ class Trip:
         self.losses = 0
         self.avoided: dict[str, Instant] = {}
         "Instances that are not tried again before that."
+        self.preempted: dict[str, Instant] = {}
+        "Instances that preempted it, and how long they are the last choice for that."
         self.short: dict[str, Beat] = {}
         "Instances that had no room for it, and what they had last said of their room."
         self.unfit: dict[str, None] = {}
@@ -159,6 +162,10 @@ class Trip:
     def is_short(self, member: Member) -> bool:
         """It has said nothing about its room since it had too little for this."""
         return self.short.get(member.name) is member.beat
+
+    def was_preempted(self, member: Member, now: Instant) -> bool:
+        """By this instance, of late."""
+        return self.preempted.get(member.name, now) > now
 
     def avoid(self, name: str, until: Instant, now: Instant) -> None:
         self.avoided = {other: at for other, at in self.avoided.items() if at > now}

@@ -96,6 +96,16 @@ class InstanceView:
         """Given up their blocks, not acknowledged yet."""
         return list(self._board.preempting)
 
+    def preempted_requests(self, most: int) -> list[RequestId]:
+        """Of sequences that were preempted and do not run now. At most so many, the first in line first."""
+        board = self._board
+        if not board.preempting and not board.waiting.returned:
+            return []
+        sequences = (sequence for group in board.groups.values() for sequence in group.sequences)
+        away = [s for s in sequences if s.preemptions and s.phase in (Phase.PREEMPTING, Phase.WAITING, Phase.LOADING)]
+        away.sort(key=lambda sequence: sequence.order)
+        return list(dict.fromkeys(sequence.request.id for sequence in away))[:most]
+
     def running(self) -> list[Sequence]:
         """On the worker, the most urgent first."""
         return list(self._board.running)

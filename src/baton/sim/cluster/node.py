@@ -27,6 +27,7 @@ from baton.sim.cluster.wires import HANGUP, Wire
 from baton.sim.scenario import VOCAB, NodeSpec, Scenario
 from baton.sim.timeline import Timeline
 
+PREEMPTED_TOLD = 64
 REDIAL_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
@@ -258,7 +259,7 @@ class ClusterNode:
                 case ModeChanged():
                     for link in self.links:
                         if link.wire is not None and self.engine is not None:
-                            link.wire.send("up", self._state(self.engine))
+                            link.wire.send("up", self._state(self.engine, link))
                             self._send_stats(link.wire)
                 case _:
                     bare = replace(effect, request=untagged(effect.request))
@@ -301,14 +302,14 @@ class ClusterNode:
                     link.wire.close("up")
                     self._session_over(router, "nothing was heard")
                 else:
-                    link.wire.send("up", self._state(engine))
+                    link.wire.send("up", self._state(engine, link))
         self._timeline.at(self._timeline.now + self.links[0].beat_seconds * 0.9, self._beat_again, (engine, self._beats))
 
     def _beat_again(self, entry: tuple[Engine, int]) -> None:
         if entry[1] == self._beats:
             self._beat(entry[0])
 
-    def _state(self, engine: Engine) -> Beat:
+    def _state(self, engine: Engine, link: Link) -> Beat:
         view = engine.instance.view
         load = view.load()
         state, mode = engine.instance.worker.state.value, engine.instance.mode.value
@@ -325,6 +326,7 @@ class ClusterNode:
             view.queued_tokens,
             load.running,
             stalled,
+            tuple(untagged(each) for each in view.preempted_requests(PREEMPTED_TOLD) if each.startswith(link.tag)),
         )
 
     def _send_stats(self, wire: Wire) -> None:
