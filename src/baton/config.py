@@ -343,6 +343,8 @@ class EngineConfig:
     "In the cluster: unique, and the same after a restart."
     health_url: str = ""
     "Of the HTTP beside it, for people."
+    drain_seconds_max: float = 30.0
+    "When it is told to end, requests of its routers may run so long; then others go on with them."
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
 
@@ -586,6 +588,7 @@ class ServeConfig:
             tiers=self._tiers(),
             routers=self.routers,
             cluster_secret=self.cluster_secret,
+            drain_seconds_max=self.drain_seconds_max,
             name=self.name,
             health_url=f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}" if self.routers else "",
             log_level=self.log_level,

@@ -154,7 +154,7 @@ def test_a_worker_that_stands_still_holds_nobody_up(cluster: DisturbedCluster, a
         try:
             return await asked
         finally:
-            assert moved(cluster) > before
+            assert await asyncio.to_thread(moved, cluster) > before
             worker.send(signal.SIGCONT)
 
     reply = asyncio.run(stopped_amid())

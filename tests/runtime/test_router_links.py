@@ -56,7 +56,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rig_of(secret_file: Path, *routers: FakeRouter | str, **changes: Any) -> Rig:
     addresses = tuple(router if isinstance(router, str) else str(router.address) for router in routers)
-    member = {"routers": addresses, "cluster_secret": str(secret_file), "name": "node-1"}
+    member = {"routers": addresses, "cluster_secret": str(secret_file), "name": "node-1", "drain_seconds_max": 0.1}
     return Rig(changes.pop("orders", None), engine={**member, **changes.pop("engine", {})}, **changes)
 
 

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterable
@@ -72,6 +73,7 @@ from baton.runtime.child import Child, Loss
 from baton.runtime.child_set import ChildSet
 from baton.runtime.children import begin_child, freeze_gc_heap
 from baton.runtime.driver import Driver
+from baton.runtime.leaving import Leaving
 from baton.runtime.pool_holder import PoolHolder
 from baton.runtime.private_folder import PrivateFolder, peer_folder
 from baton.runtime.process_table import CONTROL, ENGINE_CHILDREN, Restart
@@ -134,6 +136,7 @@ class Engine:
         self._ready: InstanceReady | None = None
         self._reload: WeightReload | None = None
         self._check_due = 0.0
+        self._leaving = Leaving()
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._over: asyncio.Future[None] = self._loop.create_future()
 
@@ -274,7 +277,7 @@ class Engine:
             Refuse: self._callers.refuse,
             **dict.fromkeys((Expecting, Offer, AskRelease, Released, Adopted), self._callers.pass_on),
             RestartWorker: self._restart_worker,
-            ModeChanged: lambda effect: self._callers.send_all(ModeReport(effect.mode.value)),
+            ModeChanged: self._on_mode,
             OrderAnswer: self._answer_order,
             StopWorker: self._stop_worker,
             TellCache: self._tell_cache,
@@ -355,6 +358,10 @@ class Engine:
         if self._worker is not None:
             self._worker.control.send(effect.plan)
 
+    def _on_mode(self, effect: ModeChanged) -> None:
+        self._callers.send_all(ModeReport(effect.mode.value))
+        self._leaving.on_mode(effect.mode)
+
     def _stop_worker(self, effect: StopWorker) -> None:
         async def stop(worker: Child | None) -> None:
             await self._pool.release("worker")  # importers unmap first
@@ -411,8 +418,7 @@ class Engine:
     async def _serve_front(self, front: Channel) -> None:
         caller = self._callers.add(front.send, alone=self._links is None)
         await front.listen(lambda message: self._callers.on_message(caller, message))
-        if not self._over.done():
-            self._over.set_result(None)
+        await self._leave()
 
     def _send_front(self, message: Message) -> None:
         if self._front is not None:
@@ -454,6 +460,19 @@ class Engine:
     async def _watch_supervisor(self) -> None:
         while await self._supervisor.receive() is not None:
             pass
+        await self._leave()
+
+    def on_terminated(self) -> None:
+        """SIGTERM, to an instance of a cluster. The second time it ends at once."""
+        if self._leaving.begun and not self._over.done():
+            self._over.set_result(None)
+        else:
+            self._spawn(self._leave())
+
+    async def _leave(self) -> None:
+        """Nobody needs us any more, but perhaps routers do."""
+        if self._links is not None and self._instance is not None:
+            await self._leaving.drained(self, self._config.drain_seconds_max)
         if not self._over.done():
             self._over.set_result(None)
 
@@ -511,7 +530,10 @@ async def serve(config: EngineConfig, sockets: dict[str, socket.socket], engine:
     supervisor = await Channel.open(sockets[CONTROL])
     front = await Channel.open(sockets["front"]) if "front" in sockets else None
     try:
-        await engine(config, front, supervisor).run()
+        running = engine(config, front, supervisor)
+        if config.routers:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.on_terminated)
+        await running.run()
     except (EngineError, OSError) as error:
         supervisor.send(StartFailed(str(error) or type(error).__name__))
         await asyncio.gather(*(channel.finish() for channel in (front, supervisor) if channel is not None))

@@ -78,7 +78,7 @@ SUPERVISOR_CHILDREN: tuple[ChildRow[ServeConfig], ...] = (
         module="baton.runtime.engine",
         config=lambda serve, life: serve.engine(),
         restart=Restart.IF_KILLED,
-        end_seconds=lambda serve: KILL_SECONDS,
+        end_seconds=lambda serve: KILL_SECONDS + (serve.drain_seconds_max if serve.router else 0.0),  # its routers' requests
     ),
     ChildRow(
         name="front",

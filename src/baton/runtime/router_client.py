@@ -282,7 +282,7 @@ class RouterClient:
             "whole": stats.whole,
             "handoffs": stats.handoffs,
             "replays": stats.retries,
-            "moved": stats.moved,
+            "moved": stats.moved + stats.left,
             "broken_off": sum(stats.broken_off.values()),
             "instances_joined": self.instances.joined,
             "instances_lost": stats.instances_lost,

@@ -264,11 +264,12 @@ class Coordinator:
             tokens = len(trip.open[index]) + (len(trip.request.prompt) if len(trip.open) == 1 else 0)
             home.blocks_since += tokens // home.hello.ready.block_size
 
-    def break_leg(self, trip: Trip, member: Member | None) -> None:
-        """The instance does not do what it should. Another attempt, elsewhere."""
+    def break_leg(self, trip: Trip, member: Member | None, *, leaves: bool = False) -> None:
+        """The instance does not do what it should, or leaves. Another attempt, elsewhere."""
         if member is not None:
             trip.avoid(member.name, Instant(self.now + self._config.again_seconds), self.now)
-        self.advance(trip, TripFact.BROKEN)
+        self.stats.left += leaves
+        self.advance(trip, TripFact.LEFT if leaves else TripFact.BROKEN)
 
     def lose(self, member: Member) -> None:
         """It is gone. What it had goes on elsewhere."""

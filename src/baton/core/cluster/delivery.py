@@ -154,8 +154,9 @@ class Delivery:
             self._coordinator.advance(trip, TripFact.LEADER_OVER)
 
     def _break(self, broken: dict[RequestId, Trip], member: Member) -> None:
+        """One that was told to stop ends what it still has when its time is over (core/engine/service_mode.py)."""
         for trip in broken.values():
-            self._coordinator.break_leg(trip, member)
+            self._coordinator.break_leg(trip, member, leaves=member.mode != "serving")
 
 
 def _sifted(

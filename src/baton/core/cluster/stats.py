@@ -14,6 +14,7 @@ class RouterStats:
         "instances_lost",
         "instances_refused",
         "late_facts",
+        "left",
         "moved",
         "refused",
         "retries",
@@ -40,6 +41,8 @@ class RouterStats:
         "Attempts in which an instance did not do what it should."
         self.moved = 0
         "Of those: the instance's worker stood still, and another one has gone on."
+        self.left = 0
+        "Attempts that an instance gave back because it was told to stop."
         self.instances_lost = 0
         self.instances_refused = 0
         self.late_facts = 0

@@ -48,6 +48,8 @@ class TripFact(Enum):
     HOME_LOST = "home lost"
     BROKEN = "broken"
     "An instance does not do what it should: no answer in time, a token is missing, an end that nobody asked for."
+    LEFT = "instance leaves"
+    "It was told to stop, and its time for what it has is over. Nobody failed: no loss of this request."
     LEADER_OVER = "leader over"
     "The sequence whose prompt is handed over has ended before it was. Others have not."
     ENDED = "ended"
@@ -85,6 +87,7 @@ NEXT: Final[dict[tuple[TripState, TripFact], tuple[TripState, tuple[TripAction, 
     (S.RESERVING, F.PREFILL_LOST): (S.QUEUED, (A.FORGET_HOME, A.REQUEUE)),  # nobody worked on it: no loss of this request
     (S.RESERVING, F.HOME_LOST): (S.QUEUED, (A.REQUEUE,)),
     (S.RESERVING, F.BROKEN): (S.QUEUED, (A.FORGET_HOME, A.REQUEUE)),
+    (S.RESERVING, F.LEFT): (S.QUEUED, (A.FORGET_HOME, A.REQUEUE)),
     (S.RESERVING, F.LEADER_OVER): (S.QUEUED, (A.FORGET_HOME, A.REQUEUE)),
     (S.RESERVING, F.ENDED): (S.DONE, (A.FORGET_HOME,)),
     (S.RESERVING, F.CLOSED): (S.DONE, (A.FORGET_HOME,)),
@@ -96,6 +99,7 @@ NEXT: Final[dict[tuple[TripState, TripFact], tuple[TripState, tuple[TripAction, 
     (S.PREFILLING, F.PREFILL_LOST): (S.QUEUED, (A.FORGET_HOME, A.COUNT_LOSS, A.REQUEUE)),
     (S.PREFILLING, F.HOME_LOST): (S.QUEUED, (A.FORGET_PREFILL, A.COUNT_LOSS, A.REQUEUE)),
     (S.PREFILLING, F.BROKEN): (S.QUEUED, (*_BOTH, A.COUNT_LOSS, A.REQUEUE)),
+    (S.PREFILLING, F.LEFT): (S.QUEUED, (*_BOTH, A.REQUEUE)),
     (S.PREFILLING, F.LEADER_OVER): (S.QUEUED, (*_BOTH, A.REQUEUE)),
     (S.PREFILLING, F.ENDED): (S.DONE, _BOTH),
     (S.PREFILLING, F.CLOSED): (S.DONE, _BOTH),
@@ -107,12 +111,14 @@ NEXT: Final[dict[tuple[TripState, TripFact], tuple[TripState, tuple[TripAction, 
     (S.HANDING, F.PREFILL_LOST): (S.HANDING, (A.DENY_RELEASE,)),  # home has the first token, and computes the rest
     (S.HANDING, F.HOME_LOST): (S.QUEUED, (A.FORGET_PREFILL, A.COUNT_LOSS, A.REQUEUE)),
     (S.HANDING, F.BROKEN): (S.QUEUED, (*_BOTH, A.COUNT_LOSS, A.REQUEUE)),
+    (S.HANDING, F.LEFT): (S.QUEUED, (*_BOTH, A.REQUEUE)),
     (S.HANDING, F.LEADER_OVER): (S.QUEUED, (*_BOTH, A.REQUEUE)),
     (S.HANDING, F.ENDED): (S.DONE, _BOTH),
     (S.HANDING, F.CLOSED): (S.DONE, _BOTH),
     (S.SERVING, F.REFUSED): (S.QUEUED, (A.REQUEUE,)),
     (S.SERVING, F.HOME_LOST): (S.QUEUED, (A.COUNT_LOSS, A.REQUEUE)),
     (S.SERVING, F.BROKEN): (S.QUEUED, (A.FORGET_HOME, A.COUNT_LOSS, A.REQUEUE)),
+    (S.SERVING, F.LEFT): (S.QUEUED, (A.FORGET_HOME, A.REQUEUE)),
     (S.SERVING, F.ENDED): (S.DONE, ()),
     (S.SERVING, F.CLOSED): (S.DONE, (A.FORGET_HOME,)),
 }
