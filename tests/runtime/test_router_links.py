@@ -148,6 +148,7 @@ def test_one_that_is_refused_says_why_and_tries_again(secret_file: Path, caplog:
         async with FakeRouter(SECRET, refusal="another model") as router, rig_of(secret_file, router) as rig:
             await rig.until(lambda: len(router.visits) >= 2)
             assert all(not visit.beats for visit in router.visits)
+            await rig.until(lambda: rig.engine.stats().router_sessions.get("refused", 0) >= 1)
             router.refusal = ""
             visit = await router.visit()
             visit.ask("a")
@@ -168,6 +169,9 @@ def test_a_router_that_comes_later_or_has_another_secret_is_dialled_forever(secr
                     visit = await router.visit()  # the others do not hold it up
                     visit.ask("a")
                     await rig.until(lambda: "a" in visit.ended)
+                    stats = rig.engine.stats()
+                    assert (stats.routers, stats.router_sessions["opened"]) == (1, 1)
+                    assert stats.router_sessions["unreachable"] >= 4
 
     finish(main())
 
@@ -228,6 +232,7 @@ def test_a_router_that_goes_silent_lapses_and_one_that_beats_does_not(secret_fil
                 assert await silent.visit() is not first
                 assert not other.over
                 await rig.until(lambda: rig.stats.requests_open == 0)
+                assert rig.engine.stats().router_sessions["lapsed"] == 1
 
     finish(main())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,8 +18,10 @@ _HANDOFF_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2
 class ClusterCollector(Collector):
     """In place of EngineCollector. `view` is asked when someone scrapes."""
 
-    def __init__(self, view: Callable[[], ClusterView]) -> None:
+    def __init__(self, view: Callable[[], ClusterView], sessions: Callable[[], Mapping[str, int]] = dict) -> None:
+        """`sessions`: what the router's door counts (runtime/link_server.py)."""
         self._view = view
+        self._sessions = sessions
         self.handoff_seconds = Histogram(
             "baton:router_handoff_seconds",
             "From the last block of a prompt computed to its request going on at another instance.",
@@ -31,6 +33,9 @@ class ClusterCollector(Collector):
         view = self._view()
         yield from _of_instances(view.instances)
         yield from _of_router(view)
+        yield _by_label(
+            "router_sessions", "Sessions that began (opened), and those that failed, by why.", "event", self._sessions()
+        )
         yield from self.handoff_seconds.collect()
 
 
@@ -55,14 +60,25 @@ def _of_router(view: ClusterView) -> Iterator[Metric]:
     for name, text in (
         ("handoffs", "Requests that went on at another instance than the one that computed their prompt."),
         ("replays", "Requests sent again with what their client had, after a loss or a refusal."),
+        ("broken", "Attempts in which an instance did not do what it should."),
         ("broken_off", "Requests that no instance could go on with."),
         ("instances_joined", "Sessions of instances that began."),
-        ("instances_lost", "Sessions of instances that ended."),
         ("instances_refused", "Instances that do not fit the others."),
     ):
         yield CounterMetricFamily(f"baton:router_{name}", text, value=view.counters.get(name, 0))
-    refused = CounterMetricFamily("baton:router_refused", "Requests turned away by the router.", labels=["reason"])
-    for name, count in view.counters.items():
-        if name.startswith("refused_"):
-            refused.add_metric([name.removeprefix("refused_")], count)
-    yield refused
+    for name, text, label, prefix in (
+        ("refused", "Requests turned away by the router.", "reason", "refused_"),
+        ("handoff_ends", "Hand-offs that were begun, by what became of them.", "outcome", "handoff_"),
+        ("instances_lost", "Sessions of instances that ended, by how.", "how", "lost_"),
+    ):
+        found = {key.removeprefix(prefix): count for key, count in view.counters.items() if key.startswith(prefix)}
+        yield _by_label(f"router_{name}", text, label, found)
+    causes = {"stalled": view.counters.get("moved", 0), "left": view.counters.get("left", 0)}
+    yield _by_label("router_moved", "Requests moved away from an instance that lives, by why.", "cause", causes)
+
+
+def _by_label(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(f"baton:{name}", text, labels=[label])
+    for value, count in counts.items():
+        family.add_metric([value], count)
+    return family

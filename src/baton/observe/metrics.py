@@ -159,11 +159,26 @@ class EngineCollector(Collector):
             blocks.add_metric([state], count)
         yield blocks
         yield from self._tiers(stats)
+        yield from self._cluster(stats)
         mode = GaugeMetricFamily("baton:engine_mode", "1 for the present mode.", labels=["mode"])
         for name in ("serving", "draining", "paused"):
             mode.add_metric([name], float(stats.mode == name))
         yield mode
         yield from self._counters(stats)
+
+    def _cluster(self, stats: EngineStats) -> Iterator[Metric]:
+        """Nothing where there are no routers."""
+        if not stats.router_sessions and not stats.routers:
+            return
+        yield GaugeMetricFamily("baton:instance_routers", "Sessions with routers that are open.", value=stats.routers)
+        for name, text, label, counts in (
+            ("instance_sessions", "Sessions with routers that began, and how they ended.", "event", stats.router_sessions),
+            ("instance_handoffs", "Prompts of hand-offs, by what became of them here.", "what", stats.handoffs),
+        ):
+            family = CounterMetricFamily(f"baton:{name}", text, labels=[label])
+            for value, count in counts.items():
+                family.add_metric([value], count)
+            yield family
 
     def _tiers(self, stats: EngineStats) -> Iterator[Metric]:
         """Nothing where there are no lower tiers."""

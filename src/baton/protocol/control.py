@@ -210,7 +210,13 @@ class InstanceStats(Struct, kw_only=True):
     "It is there, and takes moves."
     storage_circuit: str = ""
     "State of the circuit of storage; empty: there is none."
+    routers: int = 0
+    "Sessions with routers that are open."
 
+    router_sessions: dict[str, int] = {}
+    "Sessions with routers that began (opened), and by how they ended or why they did not begin (runtime/router_links.py)."
+    handoffs: dict[str, int] = {}
+    "Prompts of hand-offs, by which end this instance was and what became of them."
     tiers: dict[str, int] = {}
     "Counters of core/kv/tiers.py."
     storage: dict[str, int] = {}

@@ -175,4 +175,6 @@ class Refused(Struct, frozen=True):
             case "no_room":
                 return f"a hand-off needs {self.needed} KV blocks now and {self.limit} can be had"
             case "worker_gone":
+                if not self.needed:  # a router says so: nothing was counted
+                    return "no instance that works is there to take the request"
                 return f"the worker was lost {self.needed} times in a row (limit {self.limit})"

@@ -455,7 +455,10 @@ class Engine:
 
     def stats(self) -> InstanceStats:
         assert self._instance is not None
-        return snapshot(self._instance, self._storage_counters)
+        stats = snapshot(self._instance, self._storage_counters)
+        if self._links is not None:
+            stats.routers, stats.router_sessions = self._links.open_sessions, {**self._links.counts}
+        return stats
 
     async def _watch_supervisor(self) -> None:
         while await self._supervisor.receive() is not None:

@@ -78,6 +78,7 @@ GAUGES = frozenset(
         "loading",
         "host_blocks",
         "host_blocks_cached",
+        "routers",
     ]
 )
 NUMBERS = tuple(field.name for field in fields(InstanceStats) if field.type is int)

@@ -55,6 +55,7 @@ class RouterProcess:
         self._config = config
         self._supervisor = supervisor
         self._client = RouterClient(Router(config.router, Random()), config.router, model=config.serve.model)
+        self._links: LinkServer | None = None
         self._sessions: dict[asyncio.Task[None], None] = {}
         self._view_timer: asyncio.TimerHandle | None = None
 
@@ -62,7 +63,9 @@ class RouterProcess:
         """Raises what was wrong, where it cannot start or go on."""
         serve, client = self._config.serve, self._client
         listeners = listen_on(serve)  # before anything is loaded: a port that is taken is reported at once
-        links = LinkServer(listen_at(parse_address(self._config.listen)), read_secret(self._config.secret), self._on_link)
+        links = self._links = LinkServer(
+            listen_at(parse_address(self._config.listen)), read_secret(self._config.secret), self._on_link
+        )
         template = read_template(serve.chat_template) if serve.chat_template else None
         reception = Reception("no instance has joined yet: try again later")
         server = make_server(reception, limits=Limits(), lifespan="off")
@@ -118,7 +121,7 @@ class RouterProcess:
     def _app(self, text: ModelText, hello: NodeHello) -> Starlette:
         config, client = self._config, self._client
         settings = {"serve": shown(config.serve), "router": {**asdict(config.router), "name": client.name}}
-        collector = ClusterCollector(client.view)
+        collector = ClusterCollector(client.view, lambda: {} if self._links is None else self._links.counts)
         client.on_handoff = collector.handoff_seconds.observe
         model = served_model(config.serve, hello.ready)
         app = make_app(

@@ -282,12 +282,16 @@ class RouterClient:
             "whole": stats.whole,
             "handoffs": stats.handoffs,
             "replays": stats.retries,
-            "moved": stats.moved + stats.left,
+            "moved": stats.moved,
+            "left": stats.left,
+            "broken": stats.broken,
             "broken_off": sum(stats.broken_off.values()),
             "instances_joined": self.instances.joined,
             "instances_lost": stats.instances_lost,
             "instances_refused": stats.instances_refused,
             **{f"refused_{reason}": count for reason, count in stats.turned_away.items()},
+            **{f"handoff_{outcome}": count for outcome, count in stats.handoff_ends.items()},
+            **{f"lost_{how}": count for how, count in stats.losses.items()},
         }
         return ClusterView(
             router=self.name,

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from msgspec.structs import replace
 
@@ -28,6 +29,10 @@ from baton.runtime.link import Link, dial
 from baton.runtime.secret import Secret
 
 logger = logging.getLogger("baton.cluster")
+
+SessionEvent = Literal["opened", "unreachable", "refused", "lapsed", "failed", "ended"]
+"""opened: a router took us. unreachable: nobody listens there, or the handshake failed. refused: it does not take us. Of those
+that were open, lapsed: nothing was heard for too long; failed: something came that may not; ended: by either side."""
 
 BEAT_SECONDS: Final = 0.25
 STATS_BEATS: Final = 4
@@ -92,6 +97,8 @@ class RouterLinks:
         self._ticked = 0.0
         self._fault = ""
         "As told last."
+        self.counts: Counter[str] = Counter()
+        "By SessionEvent."
 
     @property
     def open_sessions(self) -> int:
@@ -123,6 +130,7 @@ class RouterLinks:
                 link = await dial(address, self._secret)
             except (LinkFailed, OSError) as error:
                 lasted, why, refused = 0.0, str(error) or type(error).__name__, False
+                self.counts["unreachable"] += 1
             else:
                 lasted, why, refused = await self._one_session(link, said)
             said.trouble(why, self._loop.time())
@@ -137,16 +145,17 @@ class RouterLinks:
             link.send(self._member.hello())
             await link.listen(lambda message: self._on_message(session, message, said))
         except LinkFailed as failed:
-            self._end(session, str(failed))
+            self._end(session, str(failed), "failed")
         finally:
             self._end(session, "the router ended the session")
         lasted = 0.0 if session.opened is None else self._loop.time() - session.opened
         return lasted, session.over, session.opened is None and session.over.startswith(REFUSED)
 
-    def _end(self, session: RouterSession, why: str) -> None:
+    def _end(self, session: RouterSession, why: str, how: SessionEvent = "ended") -> None:
         """At once, however long the connection takes to close."""
         if not session.over:
             session.over = why
+            self.counts[how] += 1
             del self._sessions[session]
             session.link.close()
             self._callers.remove(session.caller)
@@ -160,14 +169,18 @@ class RouterLinks:
                 pass
             case RouterHello(router, _, lapse_seconds):
                 session.router, session.opened = router, session.heard
+                self.counts["opened"] += 1
                 session.lapse_seconds = max(lapse_seconds, LAPSE_SECONDS_MIN)
                 said.well(f"joined router {router}")
                 session.link.send(session.own(self._member.beat()))
                 session.link.send(self._member.stats())
             case NodeRefused(reason):
-                self._end(session, f"{REFUSED}{reason}" if session.opened is None else f"the router has given us up: {reason}")
+                if session.opened is None:
+                    self._end(session, f"{REFUSED}{reason}", "refused")
+                else:
+                    self._end(session, f"the router has given us up: {reason}")
             case _ if session.opened is None:
-                self._end(session, f"a {type(message).__name__} came before the router's hello")
+                self._end(session, f"a {type(message).__name__} came before the router's hello", "failed")
             case _:
                 self._callers.on_message(session.caller, message)
 
@@ -182,9 +195,9 @@ class RouterLinks:
                 if stalled:  # we were: a machine that stops us stops routers too, and what they said is perhaps not read yet
                     session.begun = session.heard = now
                 elif session.opened is None and now - session.begun > HELLO_SECONDS:  # whatever else it says
-                    self._end(session, f"the router said no hello within {HELLO_SECONDS:g} s")
+                    self._end(session, f"the router said no hello within {HELLO_SECONDS:g} s", "lapsed")
                 elif session.opened is not None and now - session.heard > session.lapse_seconds:
-                    self._end(session, f"nothing was heard for {now - session.heard:.1f} s")
+                    self._end(session, f"nothing was heard for {now - session.heard:.1f} s", "lapsed")
             self._send_beats(with_stats=self._ticks % STATS_BEATS == 0)
             self._timer = self._loop.call_later(BEAT_SECONDS, self._tick, broken)
         except Exception as error:  # the loop would only log it

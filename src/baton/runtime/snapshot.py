@@ -9,6 +9,7 @@ from baton.core.engine.worker_watch import WorkerState
 from baton.protocol.control import InstanceStats
 from baton.protocol.node import Beat
 
+HANDOFF_COUNTERS: Final = ("handed_over", "not_kept", "adopted", "not_adopted")
 PREEMPTED_TOLD: Final = 64
 """Preempted requests that a beat names."""
 
@@ -32,6 +33,7 @@ def snapshot(instance: Instance, storage: dict[str, int] | None = None) -> Insta
         host_blocks_cached=len(tiers.host),
         cache_service=tiers.up,
         storage_circuit=tiers.circuit.state if tiers.config.storage else "",
+        handoffs={name: getattr(stats, name) for name in HANDOFF_COUNTERS},
         tiers={name: getattr(tiers.stats, name) for name in tiers.stats.__slots__} if tiers.enabled else {},
         storage=storage or {},
         steps=stats.steps,

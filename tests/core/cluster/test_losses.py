@@ -8,6 +8,7 @@ import pytest
 from baton.cluster_config import RouterConfig
 from baton.core.cluster.events import Say
 from baton.core.handoff.table import TripState
+from baton.protocol.control import InstanceStats, RefusedRequest
 from baton.protocol.handoff import Adopted, AskRelease, Expecting, Forget, Offer, Released
 from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, SamplingParams
@@ -314,3 +315,45 @@ def test_an_offer_before_its_token_breaks_the_leg():
     assert room.router.stats.broken == 1
     go_on(room)
     room.assert_right()
+
+
+# What is counted
+
+
+@pytest.mark.parametrize(
+    ("phase", "who", "outcome"),
+    [("H2", "prefill", "prefill_lost"), ("H5", "decode", "decode_lost"), ("H8", "decode", "adopted")],
+)
+def test_hand_offs_are_counted_by_what_became_of_them(phase, who, outcome):
+    room = at_phase(phase, max_tokens=6)
+    prefill, decode = legs(room)
+    room.kill(prefill if who == "prefill" else decode)
+    assert room.router.stats.handoff_ends[outcome] == 1
+    assert sum(room.router.stats.handoff_ends.values()) == 1
+    assert room.router.stats.losses["session_over"] == 1
+
+
+def test_refusals_and_ends_of_hand_offs_are_counted_too():
+    room = at_phase("H1", max_tokens=6)
+    _, decode = legs(room)
+    decode.hold = ()
+    decode.legs.clear()
+    room.say(decode, RefusedRequest("r", NO_ROOM, room.trip.attempt))
+    assert room.router.stats.handoff_ends["refused"] == 1
+    room.withdraw()
+    assert sum(room.router.stats.handoff_ends.values()) <= 2
+    room = at_phase("H2", max_tokens=6)
+    room.withdraw()
+    assert room.router.stats.handoff_ends["closed"] == 1
+
+
+def test_losses_are_counted_by_how():
+    room = Room("mixed", "mixed", "mixed", "mixed")
+    first, second, third, fourth = room.instances
+    room.kill(first)
+    room.wait(3, silent=[second])
+    room.say(third, InstanceStats(mode="draining"))
+    room.kill(third)
+    room.join(Scripted(fourth.hello))
+    assert room.router.stats.losses == {"session_over": 1, "silent": 1, "left": 1, "joined_again": 1}
+    assert room.router.stats.instances_lost == 4

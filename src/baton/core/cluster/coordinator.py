@@ -17,7 +17,7 @@ from baton.core.cluster.membership import Member, Membership
 from baton.core.cluster.placement import Choice, Placement
 from baton.core.cluster.stats import RouterStats
 from baton.core.cluster.trip import Trip
-from baton.core.handoff.table import LATE, NEXT, TripAction, TripFact, TripState
+from baton.core.handoff.table import HANDED_OFF, LATE, NEXT, OUTCOMES, TripAction, TripFact, TripState
 from baton.errors import InvariantBroken
 from baton.protocol.handoff import AskRelease, Expect, Forget, Offer, PeerOffer, Prefill, Released
 from baton.protocol.ids import Instant, RequestId
@@ -121,6 +121,9 @@ class Coordinator:
             self.line.leave(trip)
         if fact is TripFact.BROKEN:
             self.stats.broken += 1
+        if before in HANDED_OFF and trip.state not in HANDED_OFF:
+            early = fact is TripFact.ADOPTED and before is not TripState.HANDING
+            self.stats.handoff_ends["not_copied" if early else OUTCOMES[fact]] += 1
         self._measure(trip, before)
         self.clocks.set(trip, before, fact, self.now)
         for action in actions:

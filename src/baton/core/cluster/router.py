@@ -175,7 +175,7 @@ class Router:
         hello, now = event.hello, self.coordinator.now
         earlier = self.membership.names.get(hello.name)
         if earlier is not None:
-            self._lose(earlier, f"{hello.name} has joined again")
+            self._lose(earlier, "joined_again", f"{hello.name} has joined again")
         why = self.membership.misfit(hello)
         if why:
             self.stats.instances_refused += 1
@@ -187,13 +187,14 @@ class Router:
     def _on_part(self, event: Part) -> bool:
         member = self.membership.members.get(event.session)
         if member is not None:
-            self._lose(member)
+            self._lose(member, "session_over" if member.mode == "serving" else "left")
         return True
 
-    def _lose(self, member: Member, hang_up: str = "") -> None:
+    def _lose(self, member: Member, how: str, hang_up: str = "") -> None:
         """Out of the list first: nothing that follows from the loss is placed there."""
         self.membership.remove(member, self.coordinator.now)
         self.stats.instances_lost += 1
+        self.stats.losses[how] += 1
         if hang_up:
             self.coordinator.effects.append(HangUp(member.session, hang_up))
         self.coordinator.lose(member)
@@ -212,7 +213,7 @@ class Router:
         """Deadlines are looked at only here: after a pause of the whole process what was waited for may be here, unread,
         behind other news (runtime/driver.py)."""
         for member in self.membership.silent(self.coordinator.now):
-            self._lose(member, f"nothing was heard of it for {self._config.lapse_seconds:g} s")
+            self._lose(member, "silent", f"nothing was heard of it for {self._config.lapse_seconds:g} s")
         for member in self.membership.stalled(self.coordinator.now):
             self._move_from(member)
         for trip in self._alarms.due(self.coordinator.now):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 
+from baton.core.handoff.table import OUTCOMES
+
 
 class RouterStats:
     __slots__ = (
         "arrived",
         "broken",
         "broken_off",
+        "handoff_ends",
         "handoffs",
         "instances_lost",
         "instances_refused",
         "late_facts",
         "left",
+        "losses",
         "moved",
         "refused",
         "retries",
@@ -33,6 +37,8 @@ class RouterStats:
         "Requests sent to one instance."
         self.handoffs = 0
         "Hand-offs that decode adopted."
+        self.handoff_ends: Counter[str] = Counter(dict.fromkeys((*OUTCOMES.values(), "not_copied"), 0))
+        "Hand-offs that were begun, by what became of them."
         self.retries = 0
         "Attempts after the first one."
         self.refused: Counter[str] = Counter()
@@ -44,6 +50,8 @@ class RouterStats:
         self.left = 0
         "Attempts that an instance gave back because it was told to stop."
         self.instances_lost = 0
+        self.losses: Counter[str] = Counter(dict.fromkeys(("session_over", "left", "silent", "joined_again"), 0))
+        "Of those, by how: its session ended, it had been told to stop, it said nothing, it came back before it was missed."
         self.instances_refused = 0
         self.late_facts = 0
         "Messages that mean nothing any more."

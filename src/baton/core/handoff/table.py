@@ -123,6 +123,22 @@ NEXT: Final[dict[tuple[TripState, TripFact], tuple[TripState, tuple[TripAction, 
     (S.SERVING, F.CLOSED): (S.DONE, (A.FORGET_HOME,)),
 }
 
+HANDED_OFF: Final = (S.RESERVING, S.PREFILLING, S.HANDING)
+"""A hand-off is under way."""
+
+OUTCOMES: Final[dict[TripFact, str]] = {
+    F.ADOPTED: "adopted",
+    F.REFUSED: "refused",
+    F.PREFILL_LOST: "prefill_lost",
+    F.HOME_LOST: "decode_lost",
+    F.BROKEN: "broken",
+    F.LEFT: "left",
+    F.LEADER_OVER: "ended",
+    F.ENDED: "ended",
+    F.CLOSED: "closed",
+}
+"""Facts that end a hand-off, as metrics name them. One that decode adopts before all is computed is `not_copied`."""
+
 TOLD: Final = (F.RESERVED, F.REFUSED, F.OFFERED, F.PREFILLED, F.ASKED, F.RELEASED, F.ADOPTED)
 """Facts that an instance tells in so many words. One that is repeated, or comes when it means nothing, changes nothing."""
 

@@ -1,0 +1,68 @@
+"""What a router and its instances publish about sessions, losses, moves and hand-offs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from prometheus_client.core import Metric
+
+from baton.observe.cluster_metrics import ClusterCollector
+from baton.observe.metrics import EngineCollector
+from baton.protocol.control import InstanceStats
+from baton.protocol.node import ClusterView, InstanceView
+from baton.protocol.request import Refused
+
+COUNTERS = {
+    "handoffs": 7,
+    "moved": 2,
+    "left": 3,
+    "broken": 4,
+    "lost_silent": 1,
+    "lost_left": 5,
+    "handoff_adopted": 7,
+    "handoff_decode_lost": 6,
+    "refused_queue_full": 8,
+}
+
+
+def samples(metrics: list[Metric]) -> dict[str, float]:
+    """As lines of the page would be."""
+    found = {}
+    for metric in metrics:
+        for name, labels, value, *_ in metric.samples:
+            found[name + "".join(f"{{{key}={label}}}" for key, label in sorted(labels.items()))] = value
+    return found
+
+
+def test_a_router_tells_losses_moves_hand_offs_and_sessions():
+    stats = InstanceStats(routers=1, router_sessions={"opened": 2}, handoffs={"adopted": 9})
+    view = ClusterView("r", "serving", instances=(InstanceView("d0", "decode", "alive", stats=stats),), counters=COUNTERS)
+    told = samples(list(ClusterCollector(lambda: view, lambda: Counter(opened=3, mac=1)).collect()))
+    assert told["baton:router_moved_total{cause=stalled}"] == 2
+    assert told["baton:router_moved_total{cause=left}"] == 3
+    assert told["baton:router_instances_lost_total{how=silent}"] == 1
+    assert told["baton:router_instances_lost_total{how=left}"] == 5
+    assert told["baton:router_handoff_ends_total{outcome=adopted}"] == 7
+    assert told["baton:router_handoff_ends_total{outcome=decode_lost}"] == 6
+    assert told["baton:router_refused_total{reason=queue_full}"] == 8
+    assert told["baton:router_broken_total"] == 4
+    assert told["baton:router_sessions_total{event=opened}"] == 3
+    assert told["baton:router_sessions_total{event=mac}"] == 1
+    assert told["baton:instance_sessions_total{event=opened}{instance=d0}{role=decode}"] == 2
+    assert told["baton:instance_handoffs_total{instance=d0}{role=decode}{what=adopted}"] == 9
+
+
+def test_an_instance_tells_its_sessions_and_hand_offs_where_it_has_routers():
+    stats = InstanceStats(routers=2, router_sessions={"opened": 3, "lapsed": 1}, handoffs={"handed_over": 4})
+    told = samples(list(EngineCollector(lambda: stats).collect()))
+    assert told["baton:instance_routers"] == 2
+    assert told["baton:instance_sessions_total{event=lapsed}"] == 1
+    assert told["baton:instance_handoffs_total{what=handed_over}"] == 4
+    alone = samples(list(EngineCollector(InstanceStats).collect()))
+    assert not [name for name in alone if name.startswith("baton:instance_")]
+
+
+def test_a_router_that_has_nobody_counts_no_losses_of_a_worker():
+    """It never saw one; an instance that gave its worker up says how often."""
+    assert "0 times" not in str(Refused("worker_gone"))
+    assert "lost 6 times in a row (limit 5)" in str(Refused("worker_gone", 6, 5))
