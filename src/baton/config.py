@@ -181,6 +181,11 @@ class TierConfig:
     release_seconds_max: float = 2.0
     "How long the other instance may take to say that what was copied is what it offered."
 
+    @property
+    def adopt_seconds_max(self) -> float:
+        """From the last offer of a prompt that another instance computed until it goes on here."""
+        return self.pull_seconds_max + self.release_seconds_max
+
     def __post_init__(self) -> None:
         _require(self.host_blocks >= 0 and self.write_hits >= 1 and self.load_blocks_min >= 1, "tiers: a number is too small")
         _require(self.pull_seconds_max > 0.0 and self.release_seconds_max > 0.0, "tiers: a hand-off needs time")

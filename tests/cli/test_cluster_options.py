@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from typer.testing import CliRunner
@@ -14,6 +14,9 @@ from baton.cli.main import app
 from baton.cli.say import Failed
 from baton.cli.settings import PANELS, Given, all_settings
 from baton.config import ServeConfig
+from baton.errors import InvalidConfig
+from baton.runtime.router_config import RouterProcessConfig
+from baton.runtime.up import UpConfig
 
 
 def read(**given):
@@ -112,3 +115,13 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path):
 def test_the_cluster_port_is_not_that_of_the_api(tmp_path):
     with pytest.raises(Failed, match="port of the API"):
         router_command.checked_cluster_port(RouterOptions(cluster_port=8000), ServeConfig(port=8000))
+
+
+def test_times_of_a_hand_off_that_contradict_each_other_are_refused_at_the_start():
+    options, placement, serve = read(prefill=1, decode=1)
+    engines = up_command.engines_of(options, serve)
+    router = replace(placement.router(serve), handing_seconds_max=6.0)
+    process = RouterProcessConfig(serve=serve, router=router, listen="tcp://127.0.0.1:0", secret="/nowhere")
+    with pytest.raises(InvalidConfig, match=r"7 s.*handing_seconds_max"):
+        UpConfig(router=process, engines=engines)
+    UpConfig(router=replace(process, router=placement.router(serve)), engines=engines)

@@ -483,3 +483,21 @@ def test_where_one_cannot_load_them_all_have_the_old_ones_again():
             assert len(cluster.client.nodes) == 2
 
     finish(main())
+
+
+def test_the_context_is_what_every_instance_holds():
+    """So that each of them can go on with what another has begun."""
+
+    async def main() -> None:
+        async with Cluster() as cluster:
+            seen: list[int | None] = []
+            cluster.client.instances.on_changed = lambda: seen.append(cluster.client.instances.context_tokens)
+            await cluster.instance("large")
+            small = await cluster.instance("small", ready=replace(READY, blocks=16, context_tokens=256))
+            await cluster.instance("middle", ready=replace(READY, context_tokens=300))
+            assert seen == [512, 256, 256]
+            await small.leave()
+            assert cluster.client.instances.context_tokens == 300
+            assert seen[-1] == 300
+
+    finish(main())

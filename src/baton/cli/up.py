@@ -87,7 +87,11 @@ def roles_of(options: UpOptions) -> dict[str, Role]:
 
 def require_divisible(options: UpOptions, serve: ServeConfig) -> None:
     if serve.memory_utilization is not None and len(roles_of(options)) > 1:
-        raise Failed("--memory-utilization measures what one instance leaves free: give --kv-memory-gib, which is per instance")
+        raise Failed(
+            "--memory-utilization: an instance takes what the whole machine has free once its weights are loaded; several that "
+            "start at once would count each other's memory or not, as it happens, so no share is right for all of them: give "
+            "--kv-memory-gib, which is per instance"
+        )
 
 
 def shares_of_cores(names: list[str], cores: int) -> dict[str, int]:

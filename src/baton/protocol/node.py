@@ -35,6 +35,8 @@ class NodeHello(Struct, frozen=True, array_like=True):
     "Of its own HTTP, for people."
     pid: int = 0
     "Of its engine, for people on the same machine."
+    adopt_seconds_max: float = 0.0
+    "How long it may take from the last offer of a prompt until it goes on with it. 0: it takes none."
 
 
 class RouterHello(Struct, frozen=True, array_like=True):

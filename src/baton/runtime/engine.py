@@ -22,7 +22,7 @@ from typing import Any
 
 from msgspec.structs import replace as replace_fields
 
-from baton.config import EngineConfig, PoolAccess, TiersConfig
+from baton.config import EngineConfig, PoolAccess, TierConfig, TiersConfig
 from baton.core.effects import Effect, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, StopWorker, TellCache
 from baton.core.engine.instance import Instance
 from baton.core.engine.worker_watch import WorkerState
@@ -441,7 +441,8 @@ class Engine:
     def hello(self) -> NodeHello:
         assert self._ready is not None
         config, ready = self._config, self._ready
-        about = (config.peer, config.health_url, os.getpid())
+        tiers = TierConfig() if self._instance is None else self._instance.config.tiers
+        about = (config.peer, config.health_url, os.getpid(), tiers.adopt_seconds_max if tiers.peers else 0.0)
         return NodeHello(config.name, self._incarnation, config.role, ready, self._layout, *about)
 
     def beat(self) -> Beat:

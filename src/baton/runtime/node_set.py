@@ -60,10 +60,17 @@ class NodeSet:
         self.first: asyncio.Future[NodeHello] = self._loop.create_future()
         "There is, or was, an instance."
         self.on_joined: Callable[[Node], None] = lambda node: None
+        self.on_changed: Callable[[], None] = lambda: None
+        "Somebody has joined or left."
 
     @property
     def nodes(self) -> list[Node]:
         return list(self._nodes.values())
+
+    @property
+    def context_tokens(self) -> int | None:
+        """What every instance could hold, so that each can go on with what another has begun. None: nobody is there."""
+        return min((node.hello.ready.context_tokens for node in self._nodes.values()), default=None)
 
     def stats(self) -> InstanceStats:
         return summed([self._gone, *(node.stats for node in self._nodes.values())])
@@ -104,6 +111,7 @@ class NodeSet:
         logger.info("instance %s (%s) has joined", hello.name, hello.role)
         self.joined += 1
         self.on_joined(node)
+        self.on_changed()
         if self._beat_timer is None:
             self._beat_due = self._loop.time()
             self._beat()
@@ -131,6 +139,7 @@ class NodeSet:
         logger.warning("instance %s is %s: %s", node.hello.name, "gone" if node.welcomed else "refused", reason)
         self._gone = summed([self._gone, counters_of(node.stats)])
         node.hang_up(reason)
+        self.on_changed()
 
     def _on_message(self, node: Node, message: Message) -> None:
         node.heard_at = self._loop.time()

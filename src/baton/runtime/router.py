@@ -138,7 +138,14 @@ class RouterProcess:
             front = app.state.front
             front.model = replace(front.model, fingerprint=system_fingerprint(config.serve, identity))
 
+        def on_changed() -> None:
+            front, context = app.state.front, client.instances.context_tokens
+            if context is not None and context != front.model.context_tokens:
+                front.model = replace(front.model, context_tokens=context)
+
         client.on_identity = on_identity
+        client.instances.on_changed = on_changed
+        on_changed()  # others may have joined since the first
         return app
 
     def _on_link(self, link: Link, peer: str) -> None:

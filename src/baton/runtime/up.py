@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from baton.config import EngineConfig
+from baton.errors import InvalidConfig
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceReady, LoadProgress, ModelChanged
 from baton.protocol.node import ClusterView
@@ -30,6 +31,16 @@ class UpConfig:
     router: RouterProcessConfig
     engines: Mapping[str, EngineConfig]
     "By name."
+
+    def __post_init__(self) -> None:
+        limit = self.router.router.handing_seconds_max
+        for name, engine in self.engines.items():
+            needed = engine.instance.tiers.adopt_seconds_max if engine.role != "mixed" else 0.0
+            if needed >= limit:
+                raise InvalidConfig(
+                    f"{name} may take {needed:g} s to go on with a prompt (pull_seconds_max + release_seconds_max), and the "
+                    f"router gives up after {limit:g} s (handing_seconds_max)"
+                )
 
 
 def up_children(names: Iterable[str]) -> tuple[ChildRow[UpConfig], ...]:

@@ -256,3 +256,15 @@ def test_one_that_joins_does_not_put_off_the_end_of_one_that_is_silent():
     room.tell(Tick())
     assert list(room.hung_up) == [silent.session]
     assert names(room) == [late.hello.name]
+
+
+def test_one_that_takes_longer_to_adopt_than_the_router_waits_is_refused_with_the_numbers():
+    room = Room("decode", config=RouterConfig(handing_seconds_max=7.0))
+    slow = Scripted(replace(hello("slow", "decode"), adopt_seconds_max=7.0))
+    room.join(slow)
+    (reason,) = [why for session, why in room.hung_up.items() if session == slow.session]
+    assert "7 s" in reason
+    assert "handing_seconds_max" in reason
+    quick = Scripted(replace(hello("quick", "decode"), adopt_seconds_max=6.9))
+    room.join(quick)
+    assert quick.session not in room.hung_up

@@ -149,6 +149,11 @@ class Membership:
         ready = hello.ready
         if len(self.members) >= self._config.instances_max:
             return f"there are {len(self.members)} instances already"
+        if hello.adopt_seconds_max >= self._config.handing_seconds_max:
+            return (
+                f"it may take {hello.adopt_seconds_max:g} s to go on with a prompt (pull_seconds_max + release_seconds_max), "
+                f"and the router gives up after {self._config.handing_seconds_max:g} s (handing_seconds_max)"
+            )
         for member in self.members.values():
             other, theirs = member.hello, member.hello.ready
             for what, mine, its in (
