@@ -1,4 +1,5 @@
-"""The cache service, disturbed: pulls wait at a gate (chaos_gates.py)."""
+"""The cache service, disturbed: pulls wait at a gate (chaos_gates.py). While the gate `transport` is armed, nobody is where the
+peer's pool should be: the path through shared memory is broken."""
 
 from __future__ import annotations
 
@@ -6,8 +7,10 @@ import asyncio
 import sys
 
 from chaos_gates import POLL_SECONDS, Gate
+from msgspec.structs import replace
 
 from baton.protocol.codec import Message
+from baton.protocol.ids import PoolIncarnation
 from baton.protocol.moves import BlockMove
 from baton.runtime import cache
 
@@ -16,10 +19,14 @@ class ChaosCache(cache.CacheProcess):
     def __init__(self, *settings: object) -> None:
         super().__init__(*settings)  # type: ignore[arg-type]
         self._gate = Gate("pull")
+        self._broken = Gate("transport")
         self._held: list[asyncio.Task[None]] = []
 
     def on_message(self, message: Message) -> None:
-        if isinstance(message, BlockMove) and message.kind == "pull" and self._gate.closed:
+        pull = isinstance(message, BlockMove) and message.kind == "pull"
+        if pull and self._broken.closed:
+            message = replace(message, peer=f"{message.peer}.nobody", peer_pool=PoolIncarnation(0))
+        if pull and self._gate.closed:
             self._held.append(asyncio.create_task(self._later(message)))
         else:
             super().on_message(message)

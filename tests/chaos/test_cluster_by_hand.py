@@ -1,0 +1,178 @@
+"""`baton router`, `baton serve --role prefill` and `--role decode`, each started by hand: they find each other, answer as one
+server does, obey orders that come through the router, and may be stopped in mid-stream."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chaos_model import make_model
+from chaos_server import Reply, Server, ask, free_port, parse_metrics, until
+from test_router_command import START_SECONDS, running, status
+
+PROMPT = "Pack my box with five dozen liquor jugs; how vexingly quick daft zebras jump!"
+GREEDY = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
+LONG = {**GREEDY, "prompt": PROMPT[::-1], "max_tokens": 400, "temperature": 1.0, "seed": 3, "stream": True}
+REQUESTS: dict[str, dict[str, Any]] = {
+    "greedy": GREEDY,
+    "drawn, two sequences": {**GREEDY, "n": 2, "temperature": 1.0, "seed": 9, "max_tokens": 10},
+    "log-probabilities": {**GREEDY, "logprobs": 1, "echo": True, "max_tokens": 4},
+    "streamed": {**LONG, "max_tokens": 40},
+}
+
+
+class ByHand:
+    """Router, p0 and d0, each a command of its own."""
+
+    def __init__(self, model: Path, folder: Path, stack: ExitStack) -> None:
+        self.port, self.cluster_port, self.folder = free_port(), free_port(), folder
+        secret = folder / "secret"
+        secret.touch(0o600)
+        secret.write_text("0123456789abcdef" * 4)
+        self._model, self._stack = model, stack
+        self._common = ("--cluster-secret", secret, "--served-model-name", "tiny", "--drain-seconds-max", 30)
+        ports = ("--port", self.port, "--cluster-port", self.cluster_port, "--handoff", "always", "--handoff-tokens-min", 0)
+        self.router = stack.enter_context(running(folder / "router", "router", model, *ports, *self._common))
+        self.own_ports: dict[str, int] = {}
+        self.instances = {name: self.start(name, role) for name, role in (("p0", "prefill"), ("d0", "decode"))}
+
+    def start(self, name: str, role: str) -> subprocess.Popen[bytes]:
+        self.own_ports[name] = free_port()
+        where = (
+            "--router",
+            f"tcp://127.0.0.1:{self.cluster_port}",
+            "--port",
+            self.own_ports[name],
+            "--name",
+            name,
+            "--role",
+            role,
+        )
+        sizes = ("--threads", 1, "--kv-blocks", 300, "--block-size", 4, "--slots", 4)
+        arguments = ("serve", self._model, *where, *sizes, *self._common)
+        return self._stack.enter_context(running(self.folder / name, *arguments))
+
+    def wait_joined(self, *names: str) -> None:
+        def joined() -> bool:
+            if status(self.port, "/ready") != 200:
+                return False
+            return {one["name"] for one in self.view()["instances"] if one["state"] == "alive"} == set(names)
+
+        until(joined, f"{names} have joined", START_SECONDS)
+
+    def ask(self, path: str, body: Any = None) -> Reply:
+        return asyncio.run(ask(self.port, path, body))
+
+    def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        reply = self.ask(path, body or {})
+        assert reply.status == 200, reply.content
+        answer: dict[str, Any] = reply.json
+        return answer
+
+    def view(self) -> dict[str, Any]:
+        view: dict[str, Any] = self.ask("/v1/cluster").json
+        return view
+
+    def count(self, name: str) -> int:
+        return int(self.view()["counters"][name])
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ByHand]:
+    with ExitStack() as stack:
+        cluster = ByHand(tiny, tmp_path_factory.mktemp("by hand"), stack)
+        cluster.wait_joined("p0", "d0")
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def alone(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tiny, tmp_path_factory.mktemp("alone")).wait_ready() as server:
+        yield server
+
+
+def told(reply: Reply) -> Any:
+    assert reply.status == 200, reply.content
+    assert reply.complete
+    return reply.tokens if reply.events else reply.json["choices"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", REQUESTS)
+def test_they_answer_as_one_server_does(cluster: ByHand, alone: Server, name: str):
+    request = REQUESTS[name]
+    assert told(cluster.ask("/v1/completions", request)) == told(alone.ask("/v1/completions", request))
+
+
+def test_prompts_are_handed_over_and_every_page_says_so(cluster: ByHand):
+    def handed_over() -> bool:
+        cluster.ask("/v1/completions", {**GREEDY, "prompt": f"{cluster.count('requests')} {PROMPT}"})
+        return cluster.count("handoff_adopted") > 0
+
+    until(handed_over, "a prompt is handed over")
+    own = {name: asyncio.run(ask(port, "/metrics")).content.decode() for name, port in cluster.own_ports.items()}
+    assert parse_metrics(own["p0"])['baton:instance_handoffs_total{what="handed_over"}'] > 0
+    assert parse_metrics(own["d0"])['baton:instance_handoffs_total{what="adopted"}'] > 0
+    assert parse_metrics(own["d0"])["baton:instance_routers"] == 1
+    router = parse_metrics(cluster.ask("/metrics").content.decode())
+    assert router['baton:router_sessions_total{event="opened"}'] == 2
+    assert router['baton:router_handoff_ends_total{outcome="adopted"}'] > 0
+
+
+def test_pause_and_sleep_reach_all_and_answers_are_the_same_afterwards(cluster: ByHand):
+    before = told(cluster.ask("/v1/completions", GREEDY))
+    assert cluster.post("/v1/pause", {"drain_seconds": 20}) == {"mode": "paused"}
+    assert cluster.ask("/v1/completions", GREEDY).status == 503
+    assert cluster.post("/v1/resume") == {"mode": "serving"}
+    assert told(cluster.ask("/v1/completions", GREEDY)) == before
+    assert cluster.post("/v1/sleep", {"drain_seconds": 20})["mode"] == "asleep"
+    assert {one["stats"]["mode"] for one in cluster.view()["instances"]} <= {"asleep", "paused"}
+    assert cluster.ask("/v1/completions", GREEDY).status == 503
+    assert cluster.post("/v1/wake")["mode"] == "serving"
+    cluster.wait_joined("p0", "d0")
+    assert told(cluster.ask("/v1/completions", GREEDY)) == before
+
+
+def test_other_weights_reach_all_and_those_that_cannot_be_loaded_change_nothing(cluster: ByHand, tiny: Path, tmp_path: Path):
+    first = told(cluster.ask("/v1/completions", GREEDY))
+    other = make_model(tmp_path / "other", seed=8)
+    cluster.post("/v1/weights", {"path": str(other), "drain_seconds": 20})
+    cluster.wait_joined("p0", "d0")
+    second = told(cluster.ask("/v1/completions", GREEDY))
+    assert second != first
+    bad = cluster.ask("/v1/weights", {"path": str(tmp_path / "nothing"), "drain_seconds": 20})
+    assert bad.status == 400
+    cluster.wait_joined("p0", "d0")
+    assert told(cluster.ask("/v1/completions", GREEDY)) == second
+    cluster.post("/v1/weights", {"path": str(tiny), "drain_seconds": 20})
+    cluster.wait_joined("p0", "d0")
+    assert told(cluster.ask("/v1/completions", GREEDY)) == first
+
+
+def test_an_instance_that_is_told_to_end_finishes_its_streams(cluster: ByHand, alone: Server):
+    """The last one: decode is gone afterwards, and prefill answers by itself."""
+    expected, replays = told(alone.ask("/v1/completions", LONG)), cluster.count("replays")
+
+    async def stopped_amid() -> Reply:
+        asked = asyncio.create_task(ask(cluster.port, "/v1/completions", LONG))
+        await asyncio.to_thread(until, lambda: decoding(cluster) or asked.done(), "decode has it")
+        cluster.instances["d0"].send_signal(signal.SIGTERM)
+        return await asked
+
+    assert told(asyncio.run(stopped_amid())) == expected
+    assert cluster.instances["d0"].wait(60) == 0
+    assert cluster.count("replays") == replays, "what could end in time is not begun anew"
+    until(lambda: len(cluster.view()["instances"]) == 1, "the router knows")
+    assert cluster.count("lost_left") == 1
+    assert told(cluster.ask("/v1/completions", GREEDY)) == told(alone.ask("/v1/completions", GREEDY))
+    assert "Traceback" not in "".join((cluster.folder / name).read_text() for name in ("router", "p0", "d0"))
+
+
+def decoding(cluster: ByHand) -> bool:
+    return any(one["name"] == "d0" and one["stats"]["running"] for one in cluster.view()["instances"])
