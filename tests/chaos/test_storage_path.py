@@ -1,5 +1,5 @@
-"""The shared storage tier as the path of last resort: where decode cannot read the pool of prefill, it finds the prompt's blocks
-on storage, or computes them; the answer is that of an undisturbed run."""
+"""The shared storage tier as the path of last resort: where decode cannot read the pool of prefill, it finds the blocks of the
+prompt on storage, or computes them; the answer is that of an undisturbed run."""
 
 from __future__ import annotations
 
