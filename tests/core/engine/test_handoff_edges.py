@@ -57,7 +57,7 @@ def test_storage_is_asked_at_once_when_nothing_was_handed_over():
 
 
 def test_a_pull_that_waits_for_its_fence_never_writes_to_another_pool():
-    """It waited for plans of the worker that is lost now. The next one has another pool, in which these blocks are anybody's."""
+    """It waited for plans of the worker that is lost. The next one has another pool, in which these blocks are anybody's."""
     node = Decoder(steps_in_flight=1)
     node.tell(Submit(make_request("b", (1, 2, 3), max_tokens=9)))
     node.expect()

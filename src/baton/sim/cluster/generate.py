@@ -83,7 +83,7 @@ def _clients(seed: int, scenario: Scenario, swarm: Random) -> list[Client]:
     tree = PromptTree(stream(seed, "prompts"), scenario.block_size)
     clients: list[Client] = []
     at = 0.0
-    for number in range(swarm.choice((4, 10, 24, 40, 60, 80))):
+    for number in range(swarm.choice((6, 20, 48, 72, 96, 120))):
         rng = stream(seed, f"client {number}")
         at += rng.expovariate(1.0) * spread
         most = rng.randint(1, long_output)
