@@ -207,8 +207,9 @@ class ClusterClients:
         """An error is allowed where instances were lost again and again, or nobody was there for long."""
         trip, begun = self._watch.trips[effect.request], self._begun[effect.request]
         self._note(f"{effect.request} is broken off: {effect.detail}")
-        waited, lost = self._timeline.now - begun.at, self._disturbances(trip)
-        if effect.error != "worker_gone" or not (lost > self._cluster.migrations_max or (lost and waited > 9.0)):
+        waited, lost = self._timeline.now - begun.at, self._losses(trip)
+        nobody = self._disturbances(trip) and waited > 9.0
+        if effect.error != "worker_gone" or not (lost > self._cluster.migrations_max or nobody):
             raise InvariantBroken(f"{trip.name} is broken off for nothing: {effect.detail}", invariant=22)
         self._watch.saw("a request was broken off")
         self._end_all(trip)
@@ -232,6 +233,9 @@ class ClusterClients:
     def _disturbances(self, trip: Trip) -> int:
         """Since its request came, or so shortly before that they may still show."""
         return self._rough + self._watch.disturbances_since(self._begun[trip.client.id].at - AFTERMATH_SECONDS)
+
+    def _losses(self, trip: Trip) -> int:
+        return self._rough + self._watch.losses_since(self._begun[trip.client.id].at - AFTERMATH_SECONDS)
 
     # Afterwards
 

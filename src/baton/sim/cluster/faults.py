@@ -10,6 +10,9 @@ from baton.sim.cluster.wires import Wires
 from baton.sim.scenario import Cluster, ClusterFault, Stage
 from baton.sim.timeline import Timeline
 
+NO_LOSSES = ("drain", "preempt", "evict")
+"""An instance that is told to stop gives back what it has; one that is short of memory keeps it. No request may end of that."""
+
 
 class Faults:
     def __init__(
@@ -89,8 +92,9 @@ class Faults:
 
     def _strike(self, fault: ClusterFault, target: int, router: int) -> None:
         self._timeline.note("world", f"{fault.stage or ''} {fault.kind} {target} {fault.seconds:.2f}")
-        self._watch.disturbed(self._timeline.now)
-        self._timeline.at(self._timeline.now + fault.seconds, self._after)
+        loss = fault.kind not in NO_LOSSES
+        self._watch.disturbed(self._timeline.now, loss=loss)
+        self._timeline.at(self._timeline.now + fault.seconds, self._after, loss)
         if target >= len(self._nodes):
             process = self._routers[target - len(self._nodes)]
             if fault.kind == "kill":
@@ -119,9 +123,9 @@ class Faults:
             case _:
                 self._strike_child(fault, node)
 
-    def _after(self, _: None) -> None:
+    def _after(self, loss: bool) -> None:
         """What follows from a fault may be told as long as it lasts, and a while after it."""
-        self._watch.disturbed(self._timeline.now)
+        self._watch.disturbed(self._timeline.now, loss=loss)
 
     def _strike_child(self, fault: ClusterFault, node: ClusterNode) -> None:
         engine = node.engine

@@ -53,6 +53,8 @@ CLUSTER_MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
      "an instance that has said nothing for long gets new requests"),
     ("stalled-is-waited-for", "core.cluster.membership", "due = [member for member in self._stalled.values() if self._move_at(member) <= now and member.legs]", "due: list[Member] = []\n        self._stalled.clear()",
      "requests wait for a worker that stands still, though others work"),
+    ("leaving-is-a-loss", "core.handoff.table", "(S.SERVING, F.LEFT): (S.QUEUED, (A.FORGET_HOME, A.REQUEUE)),", "(S.SERVING, F.LEFT): (S.QUEUED, (A.FORGET_HOME, A.COUNT_LOSS, A.REQUEUE)),",
+     "what an instance gives back when it is told to stop counts towards breaking the request off"),
     ("joined-twice", "core.cluster.router", '            self._lose(earlier, f"{hello.name} has joined again")\n', "            pass\n",
      "an instance that comes back counts twice"),
     ("wrong-leg-lost", "core.cluster.coordinator", "TripFact.HOME_LOST if trip.home is member else TripFact.PREFILL_LOST", "TripFact.PREFILL_LOST if trip.home is member else TripFact.HOME_LOST",

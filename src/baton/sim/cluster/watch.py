@@ -63,6 +63,8 @@ class ClusterWatch:
         self.parties: dict[str, Parties] = {}
         self.disturbances: list[float] = []
         "When things went wrong: what an error must be earned by."
+        self.losses: list[float] = []
+        "Of those, what may cost a request its instance. One that drains, or is short of memory, gives it back or keeps it."
         self.replayed: dict[str, None] = {}
         self.handoffs = 0
         "Prompts that were adopted."
@@ -83,8 +85,13 @@ class ClusterWatch:
         self.trips[trip.client.id] = trip
         self.all_trips.append(trip)
 
-    def disturbed(self, now: float) -> None:
+    def disturbed(self, now: float, *, loss: bool = True) -> None:
         self.disturbances.append(now)
+        if loss:
+            self.losses.append(now)
+
+    def losses_since(self, then: float) -> int:
+        return sum(at >= then for at in self.losses)
 
     def disturbances_since(self, then: float) -> int:
         return sum(at >= then for at in self.disturbances)
