@@ -98,3 +98,20 @@ def test_one_that_has_nothing_ends_at_once(tmp_path: Path):
         assert rig.running.exception() is None
 
     finish(main())
+
+
+def test_without_a_router_nobody_is_waited_for(tmp_path: Path):
+    """Its worker never answers the drop of what was aborted with the session: that is no reason to stay."""
+
+    async def main() -> None:
+        async with FakeRouter(SECRET) as router, rig_of(tmp_path, router, 3600.0, stalls_at=4) as rig:
+            visit = await router.visit()
+            visit.ask("a")
+            await rig.until(lambda: len(visit.tokens.get("a", ())) >= 2)
+            rig.engine.on_terminated()
+            await rig.until(lambda: rig.engine._leaving.begun)
+            visit.link.close()
+            await rig.until(rig.running.done)
+        assert rig.running.exception() is None
+
+    finish(main())

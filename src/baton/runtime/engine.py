@@ -137,6 +137,8 @@ class Engine:
         self._reload: WeightReload | None = None
         self._check_due = 0.0
         self._leaving = Leaving()
+        if self._links is not None:
+            self._links.on_alone = self._leaving.on_alone
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._over: asyncio.Future[None] = self._loop.create_future()
 
@@ -475,7 +477,7 @@ class Engine:
 
     async def _leave(self) -> None:
         """Nobody needs us any more, but perhaps routers do."""
-        if self._links is not None and self._instance is not None:
+        if self._links is not None and self._links.open_sessions and self._instance is not None:
             await self._leaving.drained(self, self._config.drain_seconds_max)
         if not self._over.done():
             self._over.set_result(None)

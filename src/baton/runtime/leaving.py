@@ -2,6 +2,8 @@
 
 told to end --> DRAINING: mode and beats say so --> nothing is open, or drain_seconds_max is over --> PAUSED --> it ends
                                                     (what is left is ended, and routers replay it elsewhere)
+
+Without a session there is nobody to drain for: what was asked for in it has ended with it.
 """
 
 from __future__ import annotations
@@ -27,10 +29,15 @@ class Told(Protocol):
 class Leaving:
     def __init__(self) -> None:
         self.begun = False
-        self._paused = asyncio.Event()
+        self._over = asyncio.Event()
 
     def on_mode(self, mode: Mode) -> None:
-        self._paused.set() if mode is Mode.PAUSED else self._paused.clear()
+        self._over.set() if mode is Mode.PAUSED else self._over.clear()
+
+    def on_alone(self) -> None:
+        """No session is open any more."""
+        if self.begun:
+            self._over.set()
 
     async def drained(self, engine: Told, seconds: float) -> None:
         """Whoever comes second waits for the first one's drain."""
@@ -39,4 +46,4 @@ class Leaving:
             logger.info("draining: requests of routers may run for %g s", seconds)
             engine.tell(Pause(seconds))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._paused.wait(), seconds + PAUSED_SECONDS)
+            await asyncio.wait_for(self._over.wait(), seconds + PAUSED_SECONDS)

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, Protocol
 
 from msgspec.structs import replace
@@ -97,6 +97,8 @@ class RouterLinks:
         self._ticked = 0.0
         self._fault = ""
         "As told last."
+        self.on_alone: Callable[[], None] = lambda: None
+        "No session is open any more."
         self.counts: Counter[str] = Counter()
         "By SessionEvent."
 
@@ -159,6 +161,8 @@ class RouterLinks:
             del self._sessions[session]
             session.link.close()
             self._callers.remove(session.caller)
+            if not self.open_sessions:
+                self.on_alone()
 
     def _on_message(self, session: RouterSession, message: Message, said: Said) -> None:
         if session.over:

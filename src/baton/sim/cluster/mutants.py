@@ -55,7 +55,7 @@ CLUSTER_MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
      "requests wait for a worker that stands still, though others work"),
     ("leaving-is-a-loss", "core.handoff.table", "(S.SERVING, F.LEFT): (S.QUEUED, (A.FORGET_HOME, A.REQUEUE)),", "(S.SERVING, F.LEFT): (S.QUEUED, (A.FORGET_HOME, A.COUNT_LOSS, A.REQUEUE)),",
      "what an instance gives back when it is told to stop counts towards breaking the request off"),
-    ("joined-twice", "core.cluster.router", '            self._lose(earlier, f"{hello.name} has joined again")\n', "            pass\n",
+    ("joined-twice", "core.cluster.router", '            self._lose(earlier, "joined_again", f"{hello.name} has joined again")\n', "            pass\n",
      "an instance that comes back counts twice"),
     ("wrong-leg-lost", "core.cluster.coordinator", "TripFact.HOME_LOST if trip.home is member else TripFact.PREFILL_LOST", "TripFact.PREFILL_LOST if trip.home is member else TripFact.HOME_LOST",
      "a lost decode instance counts as a lost prefill instance"),
