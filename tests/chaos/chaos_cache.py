@@ -19,12 +19,12 @@ class ChaosCache(cache.CacheProcess):
     def __init__(self, *settings: object) -> None:
         super().__init__(*settings)  # type: ignore[arg-type]
         self._gate = Gate("pull")
-        self._broken = Gate("transport")
+        self._transport_gate = Gate("transport")
         self._held: list[asyncio.Task[None]] = []
 
     def on_message(self, message: Message) -> None:
         pull = isinstance(message, BlockMove) and message.kind == "pull"
-        if pull and self._broken.closed:
+        if pull and self._transport_gate.closed:
             message = replace(message, peer=f"{message.peer}.nobody", peer_pool=PoolIncarnation(0))
         if pull and self._gate.closed:
             self._held.append(asyncio.create_task(self._later(message)))

@@ -125,7 +125,7 @@ class NodeSet:
         there = sorted(self.nodes, key=lambda node: node not in first)
         for node in there:
             del self._nodes[node.session]
-            self._owner.tell(Part(node.session, "other weights"))
+            self._owner.tell(Part(node.session, "other weights", reloaded=True))
         for node in there:
             node.session = Session(next(self._sessions))
             self._nodes[node.session] = node

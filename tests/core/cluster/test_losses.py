@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from baton.cluster_config import RouterConfig
-from baton.core.cluster.events import Say
+from baton.core.cluster.events import Part, Say
 from baton.core.handoff.table import TripState
 from baton.protocol.control import InstanceStats, RefusedRequest
 from baton.protocol.handoff import Adopted, AskRelease, Expecting, Forget, Offer, Released
@@ -355,5 +355,7 @@ def test_losses_are_counted_by_how():
     room.say(third, InstanceStats(mode="draining"))
     room.kill(third)
     room.join(Scripted(fourth.hello))
+    again = room.join(Scripted(hello("again")))
+    room.tell(Part(again.session, "other weights", reloaded=True))
     assert room.router.stats.losses == {"session_over": 1, "silent": 1, "left": 1, "joined_again": 1}
     assert room.router.stats.instances_lost == 4

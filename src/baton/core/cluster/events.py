@@ -48,6 +48,8 @@ class Part(Struct, frozen=True):
 
     session: Session
     reason: str
+    reloaded: bool = False
+    "It comes back at once, with other weights: nothing was lost."
 
 
 class Say(Struct, frozen=True):

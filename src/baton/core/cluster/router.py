@@ -187,14 +187,15 @@ class Router:
     def _on_part(self, event: Part) -> bool:
         member = self.membership.members.get(event.session)
         if member is not None:
-            self._lose(member, "session_over" if member.mode == "serving" else "left")
+            how = "reloaded" if event.reloaded else "session_over" if member.mode == "serving" else "left"
+            self._lose(member, how)
         return True
 
     def _lose(self, member: Member, how: str, hang_up: str = "") -> None:
         """Out of the list first: nothing that follows from the loss is placed there."""
         self.membership.remove(member, self.coordinator.now)
-        self.stats.instances_lost += 1
-        self.stats.losses[how] += 1
+        self.stats.instances_lost += how != "reloaded"
+        self.stats.losses[how] += how != "reloaded"
         if hang_up:
             self.coordinator.effects.append(HangUp(member.session, hang_up))
         self.coordinator.lose(member)
