@@ -357,5 +357,6 @@ def test_losses_are_counted_by_how():
     room.join(Scripted(fourth.hello))
     again = room.join(Scripted(hello("again")))
     room.tell(Part(again.session, "other weights", reloaded=True))
-    assert room.router.stats.losses == {"session_over": 1, "silent": 1, "left": 1, "joined_again": 1}
+    counted = {how: count for how, count in room.router.stats.losses.items() if count}
+    assert counted == {"session_over": 1, "silent": 1, "left": 1, "joined_again": 1}
     assert room.router.stats.instances_lost == 4

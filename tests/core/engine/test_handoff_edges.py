@@ -7,10 +7,11 @@ import pytest
 
 from baton.core.effects import Mode
 from baton.core.engine.request import Phase
-from baton.core.events import Pause, Resume, Sleep, Submit, Wake, WorkerStopped
+from baton.core.events import Pause, Resume, Sleep, StorageAnswered, Submit, Wake, WorkerStopped
 from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer
 from baton.protocol.ids import RequestId
-from baton.protocol.moves import BlockMove
+from baton.protocol.moves import BlockMove, StorageAnswer, StorageQuery
+from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason
 
 from .harness import make_request, undisturbed
@@ -51,6 +52,34 @@ def test_storage_is_asked_at_once_when_nothing_was_handed_over():
     node.release(kept=False)
     assert node.leader.phase is not Phase.DECODE
     assert "StorageQuery" in [type(message).__name__ for message in node.told]
+
+
+@pytest.mark.parametrize("came", [0, 1, 2])
+def test_storage_is_asked_for_what_a_pull_did_not_bring(came: int):
+    """Prefill has kept everything, and cannot be read: the release alone brings no block here."""
+    node = Decoder(host_blocks=16, storage=True)
+    node.expect()
+    node.offer(0, 4, last=True)
+    node.carry_out("pull", moved=came, error="nobody is there")
+    node.release()
+    assert [adopted.tokens for adopted in node.take(Adopted)] == [4 * came]
+    (query,) = [message for message in node.told if isinstance(message, StorageQuery)]
+    assert len(query.keys) == 3 - came
+    assert (node.instance.stats.adopted, node.instance.stats.not_adopted) == (came > 0, came == 0)
+    node.tell(StorageAnswered(StorageAnswer(query.id, 0)))
+    node.said = type(node.said)(message for message in node.said if isinstance(message, Emit))
+    node.goes_on()
+
+
+def test_without_lower_tiers_a_short_pull_keeps_its_room():
+    node = Decoder()
+    node.expect()
+    node.offer(0, 4, last=True)
+    node.carry_out("pull", moved=0, error="nobody is there")
+    node.release()
+    assert len(node.leader.blocks) == 4
+    node.take(Adopted)
+    node.goes_on()
 
 
 # A pool that is lost

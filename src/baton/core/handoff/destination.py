@@ -219,12 +219,15 @@ class Destination:
         """It is in line again, with what is believed of its copy."""
         board, sequence = self._board, reservation.sequence
         self._close(reservation)
+        whole = came = False
         if kept and sequence.blocks:
-            board.stats.adopted += 1
             self._adopt(reservation)
-        else:
-            board.stats.not_adopted += 1
-            board.drop_lease(sequence)
+            whole = self._is_whole(reservation)
+            came = whole or sequence.pulled_tokens > 0
+        board.stats.adopted += came
+        board.stats.not_adopted += not came
+        if not kept or (board.tiers.host.total and not whole):
+            board.drop_lease(sequence)  # what did come can be found; the rest a lower tier may have, sooner than it is computed
         board.end_loading(sequence)
         tokens = sequence.computed
         if not sequence.blocks:
@@ -247,6 +250,11 @@ class Destination:
                 board.tiers.adopted(sequence.keys[place], sequence.blocks[place])
         sequence.computed, sequence.published = tokens, full
         sequence.pulled_tokens = tokens - begin * size
+
+    def _is_whole(self, reservation: Reservation) -> bool:
+        """All full blocks are here that its tokens have."""
+        tokens = min(reservation.tokens, len(reservation.sequence.tokens) - 1)
+        return reservation.whole() >= tokens // self._board.block_size
 
     def _give_up(self, reservation: Reservation) -> None:
         """Its copy will not be believed. Its blocks go back, those that are being written when that is over."""
