@@ -22,7 +22,7 @@ REAL_PROCESSES = ("chaos", "cli", "runtime")
 names each that needed one: one that is named often is broken."""
 
 DEAR_FIXTURES = ("chaos", "models", "native", "worker")
-"""Files of these start servers, load models or compile for all their tests: one process runs the whole file (--dist loadgroup)."""
+"""Files of these start servers, load models or compile for all their tests: one process runs the whole file (loadgroup)."""
 
 
 def pytest_collection_modifyitems(items):
