@@ -79,6 +79,9 @@ class LateExecutor:
         self.launches = Count()
         self.closed = False
 
+    def prepare(self) -> None:
+        pass
+
     def launch(self, batch: FlatBatch, sampling: SamplingBatch) -> Late:
         assert len(self.launched) - self.collected < self.steps_ahead
         spans, number = batch.spans, len(self.launched)

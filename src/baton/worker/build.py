@@ -100,6 +100,7 @@ def build_worker(config: WorkerConfig, progress: Progress | None = None, pool_so
         size = fit_pool(config, layout, opened.config.context_tokens_max, blocks)
     pool = pool_source(platform, layout, size.blocks)
     runner = ModelRunner(loaded.with_pool(pool), pool, slots=config.slots)
+    runner.executor.prepare()
     identity = identity_of(opened, weights.value, config, layout, runner.executor.arithmetic).digest()
     return BuiltWorker(runner, size.context_tokens, defaults, identity, weights, pool_plan(config, runner.pool, profile))
 

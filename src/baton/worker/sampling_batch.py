@@ -12,7 +12,7 @@ from baton.worker.sampling_state import SequenceSampling
 class SamplingBatch:
     """The same object for all steps in which the same sequences run."""
 
-    __slots__ = ("asks_prompts", "columns", "excludes", "on_host", "plain", "sequences", "slots", "states", "tallied")
+    __slots__ = ("asks_prompts", "columns", "draws", "excludes", "on_host", "plain", "sequences", "slots", "states", "tallied")
 
     def __init__(self, slots: Int64s, columns: SamplingColumns, sequences: InputBatch) -> None:
         """`slots`: taken ones."""
@@ -23,6 +23,8 @@ class SamplingBatch:
         self.states: list[SequenceSampling] = [state for slot in slots.tolist() if (state := columns.states[slot]) is not None]
         self.plain = all(state.plain for state in self.states)
         "The likeliest token is all that anybody wants, unless it is excluded."
+        self.draws = any(state.params.temperature > 0.0 for state in self.states)
+        "Somebody's token is left to chance."
         self.excludes = any(state.excluded for state in self.states)
         self.asks_prompts = any(state.params.prompt_logprobs is not None for state in self.states)
         self.on_host = any(state.on_host for state in self.states)

@@ -57,6 +57,10 @@ class Executor(Protocol):
     steps_ahead: int
     "How many steps may be launched and not collected."
 
+    def prepare(self) -> None:
+        """Whatever would make a first step slow. Called once, before the first step; not for a pool that is thrown away."""
+        ...
+
     def launch(self, batch: FlatBatch, sampling: SamplingBatch) -> Launched:
         """Starts a step. The arrays of both are the caller's again when it returns."""
         ...

@@ -49,6 +49,9 @@ class Stepwise:
         self.forward = forward
         self._advance: Callable[[], None] = lambda: None
 
+    def prepare(self) -> None:
+        pass
+
     def launch(self, batch: FlatBatch, sampling: SamplingBatch) -> Computed:
         self._advance()
         hidden = self.forward.hidden(batch)

@@ -40,7 +40,12 @@ class CudaPlatform:
 
     def load(self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> LoadedExecutor:
         torch.cuda.set_device(DEVICE)
-        return load_plain(opened, settings, self.kv_kind(opened.config, settings), progress)
+        kind = self.kv_kind(opened.config, settings)
+        if settings.compute == "torch":
+            return load_plain(opened, settings, kind, progress)
+        from baton.worker.cuda.executor import load_cuda  # brings triton
+
+        return load_cuda(opened, settings, kind, progress)
 
     def memory(self) -> MemoryFacts:
         torch.cuda.synchronize()
