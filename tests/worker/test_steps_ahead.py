@@ -141,3 +141,27 @@ def test_clearing_waits_for_what_is_under_way(executor, runner):
     runner.clear()
     assert executor.collected == 2
     assert runner.execute(plan(1, new=(new(0, [3]),), run=[(0, 1)])).values == (expected([3], 1)[0],)
+
+
+# Copies of tables and columns on a device
+
+
+def test_changes_of_tables_are_told_once(runner):
+    runner.execute(plan(1, new=(new(2, [1, 2, 3], blocks=(4, 5)), new(0, [9], blocks=(9,))), run=[(2, 3), (0, 1)]))
+    slots, places, blocks = (column.tolist() for column in runner.batch.take_table_changes())
+    assert list(zip(slots, places, blocks, strict=True)) == [(2, 0, 4), (2, 1, 5), (0, 0, 9)]
+    assert [column.size for column in runner.batch.take_table_changes()] == [0, 0, 0]
+    runner.execute(plan(2, grown=((Slot(2), BlockId(7)),), folded=((Slot(2), 1, BlockId(8)),), run=[(2, 1)]))
+    slots, places, blocks = (column.tolist() for column in runner.batch.take_table_changes())
+    assert list(zip(slots, places, blocks, strict=True)) == [(2, 1, 8), (2, 2, 7)]
+
+
+def test_changes_of_sampling_are_told_once(runner):
+    settings = (SamplingParams(temperature=0.5, top_k=3, seed=-1), SamplingParams())
+    news = (new(1, [1]), new(3, [2], blocks=(9,), sampling=1))
+    runner.execute(plan(1, new=news, sampling=settings, run=[(1, 1), (3, 1)]))
+    columns = runner.sampling
+    assert columns.take_changed().tolist() == [1, 3]
+    assert columns.take_changed().size == 0
+    assert [columns.draws["temperature"][slot] for slot in (1, 3)] == [0.5, 0.0]
+    assert (int(columns.draws["top_k"][1]), int(columns.seeds[1])) == (3, 2**64 - 1)

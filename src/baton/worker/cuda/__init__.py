@@ -1,5 +1,10 @@
-"""The forward pass and the choice of tokens on an NVIDIA GPU: pure functions on torch tensors, which know nothing of plans.
+"""Steps on an NVIDIA GPU. executor.py is what the model runner is given. Below it are pure functions on torch tensors, which
+know nothing of plans.
 
+executor.py       launches steps ahead of what the host knows, and collects their tokens
+columns.py        sampling columns by slot, host to device
+loader.py         weights from files to the device
+plain_executor.py the same steps in plain torch (--compute torch): slow, and the oracle
 kernels/          one Triton kernel a file, with the function that launches it
 plain.py          the same functions in plain torch, on any device and in any data type: the oracle of the kernels
 weights.py        a model's matrices as one step wants them

@@ -23,7 +23,9 @@ def write_columns(device: DeviceColumns, host: SamplingColumns, slots: Int64s) -
     rows[4] = np.maximum(draws["top_k"], 0)
     rows[5] = host.seeds[slots].view(np.int64)
     rows[6] = host.indices[slots].view(np.int64)
-    sent = torch.from_numpy(rows).pin_memory().to(device.seed.device, non_blocking=True)
+    sent = torch.from_numpy(rows)
+    if device.seed.is_cuda:
+        sent = sent.pin_memory().to(device.seed.device, non_blocking=True)
     at = sent[0]
     for column, row in ((device.temperature, 1), (device.top_p, 2), (device.min_p, 3)):
         column.index_copy_(0, at, sent[row].view(torch.float64).to(column.dtype))

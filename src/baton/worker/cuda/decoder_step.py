@@ -67,6 +67,8 @@ class DecoderStep:
         self.pdl = self._gpu = device.type == "cuda"
         "Programmatic dependent launch: a kernel is brought onto the chip while the one before it ends."
         self._tuning: DecodeTuning = FIXED_TUNING
+        self._last_hidden: tuple[Tensor, Tensor | None] = torch.empty(0), None
+        "Of the last step that was no graph: all rows, and what is to be added to them."
         rows, sequences, block_size = limits.rows, limits.sequences, pool.shape[4]
 
         def buffer(count: int, width: int, kind: torch.dtype = dtype) -> Tensor:
@@ -115,6 +117,7 @@ class DecoderStep:
                 added = self._layer(number, layer, inputs, residual, added)
         if rows in LIBRARY_ROWS and self._gpu:
             torch.backends.cuda.preferred_blas_library("default")
+        self._last_hidden = residual, added
         if inputs.tiles is not None:
             judge(residual, added, self._broken[:rows])
         due = len(inputs.due_slots)
@@ -127,6 +130,16 @@ class DecoderStep:
     def logits(self, due: int) -> Tensor:
         """float32 [due, vocabulary] of the last step."""
         return self._logits[:due]
+
+    def row_logits(self, begin: int, end: int) -> Tensor:
+        """float32 [rows, vocabulary] of any rows of the last step, which had prompts."""
+        residual, added = self._last_hidden
+        hidden = residual[begin:end].clone()
+        normed, more = torch.empty_like(hidden), None if added is None else added[begin:end]
+        add_norm(hidden, more, self.weights.final_norm, self.config.norm_eps, normed)
+        logits = torch.empty(end - begin, self.config.vocab_size, dtype=torch.float32, device=hidden.device)
+        self._head(normed, logits)
+        return logits
 
     def tokens(self, due: int) -> Tensor:
         """int32 [due] of the last step: argmax.NOT_FINITE_ID for a row that failed."""
@@ -206,6 +219,7 @@ class DecoderStep:
             gemv(attended, out.weight, residual, bias=out.bias, residual=residual, pdl=pdl)
             gemv(residual, up.weight, activated, bias=up.bias, norm=layer.mlp_norm, eps=eps, paired=True, pdl=pdl)
             gemv(activated, down.weight, residual, bias=down.bias, residual=residual, pdl=pdl)
+        self._last_hidden = residual, None
         if inputs.tiles is not None:
             judge(residual, None, self._broken[:1])
         if len(inputs.due_slots):

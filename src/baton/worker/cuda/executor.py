@@ -19,7 +19,6 @@ from baton.config import WorkerConfig
 from baton.kvpool.base import Pool
 from baton.kvpool.device_pool import DevicePool
 from baton.kvpool.layout import KVKind
-from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress, RawWeights
 from baton.models.open import OpenedModel
 from baton.protocol.progress import ProgressWord
@@ -31,7 +30,7 @@ from baton.worker.cuda.graphs import DeviceSteps
 from baton.worker.cuda.graphs import Launched as DeviceLaunched
 from baton.worker.cuda.loader import DeviceWeights
 from baton.worker.cuda.step_inputs import StepBatch
-from baton.worker.cuda.weights import DecoderWeights, random_weights, take_weights
+from baton.worker.cuda.weights import random_weights, take_weights
 from baton.worker.draws import NOT_FINITE_ID
 from baton.worker.executors.base import Launched, LoadedExecutor, Sampled
 from baton.worker.executors.host_logprobs import describe_prompts
@@ -55,9 +54,16 @@ def load_cuda(opened: OpenedModel, settings: WorkerConfig, kind: KVKind, progres
 
     def with_pool(pool: Pool) -> CudaExecutor:
         assert isinstance(pool, DevicePool)
-        return CudaExecutor(config, weights, pool, settings)
+        context = min(settings.context_tokens_max or config.context_tokens_max, pool.blocks * pool.layout.block_size)
+        limits = StepLimits(rows=settings.tokens_per_step, sequences=settings.slots, context_tokens=context)
+        with torch.inference_mode():
+            return CudaExecutor(DeviceSteps(DecoderStep(config, weights, device_tensor(pool), limits)), gpu_name())
 
     return LoadedExecutor(kind, with_pool)
+
+
+def gpu_name() -> str:
+    return torch.cuda.get_device_name()
 
 
 @dataclass(slots=True)
@@ -78,22 +84,17 @@ class CudaLaunched:
 class CudaExecutor:
     steps_ahead = STEPS_AHEAD
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, pool: DevicePool, settings: WorkerConfig) -> None:
-        name, dtype = torch.cuda.get_device_name(pool.device), str(weights.embedding.dtype).removeprefix("torch.")
-        self.name = f"cuda ({name}, {dtype})"
-        self.arithmetic = f"cuda {torch.__version__} {name}"
-        self.config = config
+    def __init__(self, steps: DeviceSteps, gpu: str) -> None:
+        self._steps, self._step = steps, steps.step
+        dtype = str(self._step.weights.embedding.dtype).removeprefix("torch.")
+        self.name = f"cuda ({gpu}, {dtype})"
+        self.arithmetic = f"cuda {torch.__version__} {gpu}"
+        self.config = self._step.config
         self._advance: Callable[[], None] = lambda: None
-        context = min(settings.context_tokens_max or config.context_tokens_max, pool.blocks * pool.layout.block_size)
-        limits = StepLimits(rows=settings.tokens_per_step, sequences=settings.slots, context_tokens=context)
-        with torch.inference_mode():
-            self._step = DecoderStep(config, weights, device_tensor(pool), limits)
-            self._steps = DeviceSteps(self._step)
 
     @torch.inference_mode()
     def prepare(self) -> None:
-        """Records the graphs of decode steps, and compiles steps with prompts; these on memory of their own: what is in the pool
-        stays."""
+        """Records the graphs of decode steps, and compiles steps with prompts: on memory of their own, not in the pool."""
         self._steps.capture()
         pool = self._step.pool
         self._step.pool = torch.zeros_like(pool[:1])
@@ -125,9 +126,8 @@ class CudaExecutor:
         self._advance = word.advance
 
     def close(self) -> None:
-        torch.cuda.synchronize()
+        self._steps.close()
         del self._steps, self._step
-        torch.cuda.empty_cache()
 
     def _write_changes(self, sampling: SamplingBatch) -> None:
         slots, places, blocks = sampling.sequences.take_table_changes()
@@ -136,7 +136,7 @@ class CudaExecutor:
             self._steps.write_tables(slots[inside], places[inside], blocks[inside])
         changed = sampling.columns.take_changed()
         if changed.size:
-            with torch.cuda.stream(self._steps.stream):
+            with self._steps.queueing():
                 write_columns(self._step.sampling, sampling.columns, changed)
 
     # Rows that are sampled on the host
@@ -167,20 +167,21 @@ class CudaExecutor:
                 continue
             elif row in chosen.logprobs:
                 sampled.logprobs[place] = chosen.logprobs[row]
-        with torch.cuda.stream(self._steps.stream):
-            at, tokens = (torch.from_numpy(column).to("cuda") for column in (slots, chosen.tokens))
-            self._step.last_tokens.index_copy_(0, at, tokens.to(torch.int32))
+        last_tokens = self._step.last_tokens
+        with self._steps.queueing():
+            at, tokens = (torch.from_numpy(column).to(last_tokens.device) for column in (slots, chosen.tokens))
+            last_tokens.index_copy_(0, at, tokens.to(torch.int32))
 
     def _logits(self, rows: list[int]) -> Floats:
         """Of these rows of the last step's logits."""
-        with torch.cuda.stream(self._steps.stream):
+        with self._steps.queueing():
             found = self._step.logits(max(rows) + 1)[rows].cpu()
         logits: Floats = found.numpy()
         return logits
 
     def _logits_of_rows(self, begin: int, end: int) -> Floats:
         """Of any rows of the last step's batch."""
-        with torch.cuda.stream(self._steps.stream):
+        with self._steps.queueing():
             found = self._step.row_logits(begin, end).cpu()
         logits: Floats = found.numpy()
         return logits

@@ -12,6 +12,7 @@ Steps with prompts are launched call by call.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,16 @@ class DeviceSteps:
         self._inputs = torch.zeros(ints, dtype=torch.int32, device="cuda")
         self._ring = [_Pinned(ints, limits.rows, limits.sequences) for _ in range(RING)]
         self._next = 0
+
+    def queueing(self) -> AbstractContextManager[object]:
+        """What is queued inside comes between the steps that are launched before and after it."""
+        return torch.cuda.stream(self.stream)
+
+    def close(self) -> None:
+        """Waits for all steps, and gives the memory of the graphs back."""
+        torch.cuda.synchronize()
+        self._graphs.clear()
+        torch.cuda.empty_cache()
 
     def capture(self) -> None:
         """Compiles and records all decode steps, the largest first: smaller ones then find all the memory they need."""
