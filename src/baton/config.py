@@ -216,9 +216,11 @@ class WorkerConfig:
     model: str = "smollm2"
     "A folder, a .gguf file, a Hugging Face id, or an alias."
     device: Device = "auto"
-    "What computes (worker/platforms/choose.py)."
+    "Compute device (worker/platforms/choose.py)."
     dtype: Dtype = "auto"
     "Data type of activations."
+    deterministic: bool = False
+    "On a GPU: the bits of an answer do not depend on what else runs. Native kernels of a CPU are always so."
     load_format: LoadFormat = "auto"
     "Where weights come from: the model's files, or chance."
     model_shape: str = ""
@@ -406,10 +408,13 @@ class ServeConfig:
     chat_template: str | None = None
     "File with a chat template (Jinja) to use instead of the model's own."
     device: Device = _WORKER.device
-    """What computes. cuda: an NVIDIA GPU, with torch. cpu: C kernels. auto: a GPU if torch sees one and the model is no GGUF
+    """Compute device. cuda: an NVIDIA GPU, with torch. cpu: C kernels. auto: a GPU if torch sees one and the model is no GGUF
     file."""
     dtype: Dtype = _WORKER.dtype
     "Data type of activations, and on a GPU of weights and KV cache. auto: float32 on a CPU, bfloat16 on a GPU."
+    deterministic: bool = _WORKER.deterministic
+    """On a GPU: an answer has the same bits whatever else runs beside it; slower (docs/gpu.md). The C kernels of a CPU need no
+    such option."""
     load_format: LoadFormat = _WORKER.load_format
     "Where weights come from. auto: the model's files. dummy: random numbers, to measure speed."
     model_shape: str = _WORKER.model_shape
@@ -554,6 +559,7 @@ class ServeConfig:
             model=self.model,
             device=self.device,
             dtype=self.dtype,
+            deterministic=self.deterministic,
             load_format=self.load_format,
             model_shape=self.model_shape,
             quantization=self.quantization,

@@ -60,13 +60,16 @@ class Poisoned(DummyWeights):
         return tensor
 
 
-def load(where: str, config: ModelConfig, compute: str = "auto", weights: type[DummyWeights] = DummyWeights) -> RigModel:
+def load(
+    where: str, config: ModelConfig, compute: str = "auto", weights: type[DummyWeights] = DummyWeights, **more: Any
+) -> RigModel:
     opened = OpenedModel(Path(), config, weights(config, 3))
     if where == "cpu":
         settings = WorkerConfig(**SETTINGS, device="cpu", compute="torch", threads=8)
         return RigModel(config, CpuPlatform().load(opened, settings))
     platform = CudaPlatform()
-    return RigModel(config, platform.load(opened, WorkerConfig(**SETTINGS, device="cuda", compute=compute)), platform)
+    settings = WorkerConfig(**SETTINGS, device="cuda", compute=compute, **more)
+    return RigModel(config, platform.load(opened, settings), platform)
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -195,6 +198,17 @@ def test_not_a_number_ends_one_sequence_only(compute, chunk):
     assert "NaN" in rig.ended["sick", 0].detail
     assert {key: tokens[key] for key in healthy} == healthy
     rig.close()
+
+
+def test_a_deterministic_answer_is_the_same_alone_and_together():
+    """To the last bit of what the model thought of its tokens."""
+    model = load("cuda", SMALL, deterministic=True)
+    requests = prompts(8, seed=8)
+    together = answers(model, requests, {"chunk": 33}, logprobs=1)
+    for name, prompt in requests.items():
+        alone = answers(model, {name: prompt}, logprobs=1)
+        assert alone[0][name, 0] == together[0][name, 0]
+        assert alone[2][name] == together[2][name]
 
 
 def test_steps_are_launched_ahead(cuda):

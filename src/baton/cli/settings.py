@@ -67,6 +67,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "generation_config",
         "device",
         "dtype",
+        "deterministic",
         "load_format",
         "model_shape",
         "quantization",

@@ -57,13 +57,10 @@ def load_cuda(opened: OpenedModel, settings: WorkerConfig, kind: KVKind, progres
         context = min(settings.context_tokens_max or config.context_tokens_max, pool.blocks * pool.layout.block_size)
         limits = StepLimits(rows=settings.tokens_per_step, sequences=settings.slots, context_tokens=context)
         with torch.inference_mode():
-            return CudaExecutor(DeviceSteps(DecoderStep(config, weights, device_tensor(pool), limits)), gpu_name())
+            step = DecoderStep(config, weights, device_tensor(pool), limits, deterministic=settings.deterministic)
+            return CudaExecutor(DeviceSteps(step), torch.cuda.get_device_name())
 
     return LoadedExecutor(kind, with_pool)
-
-
-def gpu_name() -> str:
-    return torch.cuda.get_device_name()
 
 
 @dataclass(slots=True)
@@ -88,7 +85,7 @@ class CudaExecutor:
         self._steps, self._step = steps, steps.step
         dtype = str(self._step.weights.embedding.dtype).removeprefix("torch.")
         self.name = f"cuda ({gpu}, {dtype})"
-        self.arithmetic = f"cuda {torch.__version__} {gpu}"
+        self.arithmetic = f"cuda {torch.__version__} {gpu}{' deterministic' if self._step.deterministic else ''}"
         self.config = self._step.config
         self._advance: Callable[[], None] = lambda: None
 
