@@ -44,7 +44,7 @@ def test_gemv_of_gate_and_up(place, inputs):
     place.check(out, plain.silu_mul(product(x, weight, bias)))
 
 
-@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(2, 100, 600), (7, 200, 2048), (16, 64, 90)])
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(2, 100, 600), (7, 200, 2048), (29, 64, 90)])
 def test_skinny_gemm(place, rows, outputs, inputs):
     from baton.worker.cuda.kernels.skinny_gemm import SkinnyScratch, skinny_gemm
 
@@ -61,25 +61,26 @@ def test_skinny_gemm(place, rows, outputs, inputs):
     assert not scratch.arrived.any()
 
 
-@pytest.mark.parametrize("rows", [1, 5, 16, 33, 64, 150])
-def test_fixed_gemm(place, rows):
-    from baton.worker.cuda.kernels.fixed_gemm import fixed_gemm
+@pytest.mark.parametrize(("rows", "inputs"), [(1, 160), (5, 1100), (33, 160), (64, 2048), (150, 160), (270, 1024)])
+def test_fixed_gemm(place, rows, inputs):
+    from baton.worker.cuda.kernels.fixed_gemm import FixedScratch, fixed_gemm
 
-    x, weight, bias = place.random(rows, 160), place.random(200, 160, scale=0.1), place.random(200)
-    out = place.poisoned(rows, 200)
-    fixed_gemm(x, weight, out, bias)
+    x, weight, bias = place.random(rows, inputs), place.random(200, inputs, scale=inputs**-0.5), place.random(200)
+    out, scratch = place.poisoned(rows, 200), FixedScratch(200, place.device)
+    fixed_gemm(x, weight, out, scratch, bias)
     place.check(out, product(x, weight, bias))
+    assert not scratch.arrived.any()
 
 
 def test_fixed_gemm_gives_a_row_the_same_bits_among_any_number(place):
-    from baton.worker.cuda.kernels.fixed_gemm import fixed_gemm
+    from baton.worker.cuda.kernels.fixed_gemm import FixedScratch, fixed_gemm
 
     if place.device == "cpu":
         pytest.skip("numpy's products, which stand for the tensor cores in the interpreter, promise no order")
     x, weight = place.random(300, 4096), place.random(512, 4096, scale=0.02)
-    all_rows = place.poisoned(300, 512)
-    fixed_gemm(x, weight, all_rows)
-    for rows in (1, 7, 16, 17, 40, 64, 65, 128, 200):
+    all_rows, scratch = place.poisoned(300, 512), FixedScratch(512, place.device)
+    fixed_gemm(x, weight, all_rows, scratch)
+    for rows in (1, 7, 16, 17, 40, 64, 65, 128, 200, 256, 257):
         out = place.poisoned(rows, 512)
-        fixed_gemm(x[:rows], weight, out)
+        fixed_gemm(x[:rows], weight, out, scratch)
         assert torch.equal(out, all_rows[:rows]), f"{rows} rows"

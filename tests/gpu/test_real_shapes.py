@@ -80,7 +80,7 @@ def test_products_of_one_row(real, outputs, inputs, paired):
     real.check(same_bits(run), wanted)
 
 
-@pytest.mark.parametrize("rows", [2, 8, 16])
+@pytest.mark.parametrize("rows", [2, 8, 16, 32])
 @pytest.mark.parametrize(
     ("outputs", "inputs", "paired"),
     [(6144, 4096, False), (4096, 4096, False), (4096, 14336, False), (28672, 4096, True), (128256, 4096, False)],
@@ -104,13 +104,14 @@ def test_products_of_few_rows(real, rows, outputs, inputs, paired):
 
 @pytest.mark.parametrize("rows", [1, 64, 256, 2048])
 def test_fixed_products(real, rows):
-    from baton.worker.cuda.kernels.fixed_gemm import fixed_gemm
+    from baton.worker.cuda.kernels.fixed_gemm import FixedScratch, fixed_gemm
 
+    scratch = FixedScratch(6144, "cuda")
     x, weight = real.random(rows, 4096), real.random(6144, 4096, scale=4096**-0.5)
 
     def run():
         out = real.poisoned(rows, 6144)
-        fixed_gemm(x, weight, out)
+        fixed_gemm(x, weight, out, scratch)
         return out
 
     real.check(same_bits(run), x.float() @ weight.float().t())

@@ -3,7 +3,7 @@
 embed -> layers -> last norm (due rows) -> head -> likeliest -> draws
           |
           add_norm, qkv, rope_store, attention, o, add_norm, gate_up, silu_mul, down            with cuBLAS's products
-          norm, qkv, rope_store, attention, o+residual, norm, gate_up+silu_mul, down+residual   up to 16 rows
+          norm, qkv, rope_store, attention, o+residual, norm, gate_up+silu_mul, down+residual   up to 32 rows
           norm+qkv, rope_store, attention, o+residual, norm+gate_up+silu_mul, down+residual     one row
 
 All memory is allocated when this is made. So the same calls can be recorded in a CUDA graph (graphs.py).
@@ -23,7 +23,7 @@ from baton.worker.cuda.kernels.argmax import argmax
 from baton.worker.cuda.kernels.attention_decode import FIXED_TUNING, DecodeScratch, DecodeTuning, attend_decode, tuning_for
 from baton.worker.cuda.kernels.attention_prefill import attend_prefill, rows_per_tile
 from baton.worker.cuda.kernels.embed import embed
-from baton.worker.cuda.kernels.fixed_gemm import fixed_gemm
+from baton.worker.cuda.kernels.fixed_gemm import FixedScratch, fixed_gemm
 from baton.worker.cuda.kernels.gemv import gemv
 from baton.worker.cuda.kernels.judge import judge
 from baton.worker.cuda.kernels.rope_store import rope_store
@@ -91,7 +91,9 @@ class DecoderStep:
         self._angles = _angles(config, limits.context_tokens, device)
         tunings = [FIXED_TUNING] if deterministic else None
         self._decode_scratch = DecodeScratch(sequences, config.heads, config.kv_heads, config.head_dim, device, tunings)
-        self._skinny_scratch = SkinnyScratch(max(config.q_size + 2 * config.kv_size, config.hidden_size), device)
+        outputs = max(config.q_size + 2 * config.kv_size, config.hidden_size, 2 * config.intermediate_size)
+        self._skinny_scratch = SkinnyScratch(outputs, device)
+        self._fixed_scratch = FixedScratch(outputs if deterministic else 1, device)
         self._sample_scratch = SampleScratch(sequences, config.vocab_size, device)
 
     def run(self, inputs: StepInputs, *, draws: bool = True, even: bool = False) -> None:
@@ -235,7 +237,7 @@ class DecoderStep:
 
     def _linear(self, x: Tensor, linear: LinearWeights, out: Tensor) -> None:
         if self.deterministic:
-            fixed_gemm(x, linear.weight, out, linear.bias)
+            fixed_gemm(x, linear.weight, out, self._fixed_scratch, linear.bias)
         elif linear.bias is None:
             torch.mm(x, linear.weight.t(), out=out)
         else:
@@ -244,7 +246,7 @@ class DecoderStep:
     def _head(self, x: Tensor, out: Tensor) -> None:
         """Logits are float32 also where the model is not: rounded to bfloat16 the likeliest tokens would often be equal."""
         if self.deterministic:
-            fixed_gemm(x, self.weights.head, out)
+            fixed_gemm(x, self.weights.head, out, self._fixed_scratch)
         elif len(x) <= SKINNY_ROWS_MAX:
             skinny_gemm(x, self.weights.head, out, self._skinny_scratch)
         elif x.dtype == out.dtype:

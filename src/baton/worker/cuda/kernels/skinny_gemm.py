@@ -1,7 +1,7 @@
-"""Products of 2 to 16 rows, with what stands behind them in a decoder layer: silu(gate) * up, or the residual's addition.
+"""Products of 2 to 32 rows, with what stands behind them in a decoder layer: silu(gate) * up, or the residual's addition.
 
 Memory is the limit, as for one row (gemv.py), but there are enough rows for the tensor cores. The matrix is the left operand:
-they want 64 rows there. x is the right one, padded to 16. Where a matrix has few outputs, its inputs are cut into splits, so
+they want 64 rows there. x is the right one, padded to 16 or 32. Where a matrix has few outputs, its inputs are cut into splits, so
 that the chip is filled; the last arriver adds them up, always in the same order.
 """
 
@@ -11,7 +11,7 @@ import triton.language as tl
 
 from baton.worker.cuda.kernels.sizes import cdiv
 
-ROWS_MAX = 16
+ROWS_MAX = 32
 SOME_OUTPUTS, SOME_INPUTS = 64, 128
 PROGRAMS = 192
 SPLITS_MAX = 8
@@ -120,7 +120,7 @@ def skinny_gemm(
         SPLITS=splits,
         SOME_OUTPUTS=SOME_OUTPUTS,
         SOME_INPUTS=32 if wide else SOME_INPUTS,
-        ROWS=ROWS_MAX,
+        ROWS=16 if len(x) <= 16 else 32,
         STAGES=2 if wide else 6 if inputs > outputs else 4,
         PRECISION="ieee" if wide else "tf32",
         PDL=pdl,
