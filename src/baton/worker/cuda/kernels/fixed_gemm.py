@@ -1,6 +1,6 @@
 """A matrix product whose bits do not depend on how many rows there are: for results that are the same in any company.
 
-cuBLAS chooses another kernel, another order of additions, for another number of rows. Here the order depends on the matrix alone.
+cuBLAS chooses another kernel, another order of additions, for another number of rows. Here it depends on the matrix alone.
 Its inputs are cut into parts, few or one; a part is summed from the first input to the last in one accumulator of the tensor
 cores, and parts are added from the first to the last:
 

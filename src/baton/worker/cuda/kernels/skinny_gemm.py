@@ -1,8 +1,8 @@
 """Products of 2 to 32 rows, with what stands behind them in a decoder layer: silu(gate) * up, or the residual's addition.
 
 Memory is the limit, as for one row (gemv.py), but there are enough rows for the tensor cores. The matrix is the left operand:
-they want 64 rows there. x is the right one, padded to 16 or 32. Where a matrix has few outputs, its inputs are cut into splits, so
-that the chip is filled; the last arriver adds them up, always in the same order.
+they want 64 rows there. x is the right one, padded to 16 or 32. Where a matrix has few outputs, its inputs are cut into splits,
+so that the chip is filled; the last arriver adds them up, always in the same order.
 """
 
 import torch
