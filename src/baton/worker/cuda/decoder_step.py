@@ -35,7 +35,7 @@ from baton.worker.cuda.step_inputs import StepInputs
 from baton.worker.cuda.weights import DecoderWeights, LayerWeights, LinearWeights
 
 LIBRARY_ROWS = range(49, 97)
-"""For so many rows cublasLt chooses better kernels than cuBLAS does: 4 % at 64 rows on an H200."""
+"""For so many rows cublasLt chooses better kernels than cuBLAS does: 1.5 % of a step of 64 rows on an H200."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
