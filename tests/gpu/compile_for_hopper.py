@@ -1,0 +1,81 @@
+"""Compiles every kernel of a step for an H200, to machine code, on a machine without a GPU; prints a line for each.
+
+The interpreter accepts what the compiler does not (a variable that changes its shape in a loop, a wrong constant). Triton is
+told here that its target is a Hopper GPU, and every launch stops before it launches. Products of cuBLAS are left out.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from baton.models.config import ModelConfig, RopeConfig, Traits
+from baton.worker.cuda.decoder_step import DecoderStep, StepLimits
+from baton.worker.cuda.step_inputs import StepBatch, decode_views, ints_needed, mixed_views, pack_decode, pack_mixed
+from baton.worker.cuda.weights import random_weights
+
+ROWS, SLOTS = 160, 96
+
+
+class Hopper:
+    """What Triton asks of a driver before it launches anything."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+def compile_only(launch: Any) -> Any:
+    seen = set()
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
+        kernel = launch(self, *args, grid=grid, warmup=True, **options)
+        if kernel.hash not in seen:
+            seen.add(kernel.hash)
+            print(self.__name__, len(kernel.asm["cubin"]), kernel.metadata.shared, flush=True)
+        return kernel
+
+    return run
+
+
+def main() -> None:
+    driver.set_active(Hopper())
+    JITFunction.run = compile_only(JITFunction.run)
+    torch.mm = lambda *args, **options: None  # type: ignore[assignment]
+    config = ModelConfig(
+        architecture="qwen3", vocab_size=8192, layers=1, hidden_size=1024, heads=16, kv_heads=4, head_dim=128,
+        intermediate_size=1536, rope=RopeConfig(), norm_eps=1e-6, tied_embeddings=True, context_tokens_max=512,
+        traits=Traits(qk_norm=True),
+    )  # fmt: skip
+    weights = random_weights(config, torch.bfloat16, "cpu")
+    pool = torch.zeros(8, 1, 2, config.kv_heads, 16, config.head_dim, dtype=torch.bfloat16)
+    nobody = np.zeros(0, np.int32)
+    empty = StepBatch(nobody, nobody, np.zeros(1, np.int32), nobody, np.zeros(0, np.bool_), nobody)
+    two = np.zeros(2, np.int64)
+    chunk = StepBatch(np.zeros(100, np.int32), two, np.array([0, 99, 100]), two, np.ones(2, np.bool_), two)
+    for deterministic in (False, True):
+        limits = StepLimits(rows=ROWS, sequences=SLOTS, context_tokens=512)
+        step = DecoderStep(config, weights, pool, limits, deterministic=deterministic)
+        step.pdl = not deterministic  # as on a GPU
+        run = np.zeros(ints_needed(ROWS, SLOTS, step.rows_per_tile), np.int32)
+        inputs = torch.from_numpy(run)
+        for bucket in (8, 64) if deterministic else (1, 8, 32, SLOTS):
+            packing = pack_decode(empty, bucket, run, config.kv_heads, fixed=deterministic)
+            step.run(decode_views(packing, inputs), even=True)
+        packing = pack_mixed(chunk, run, config.kv_heads, step.rows_per_tile, fixed=deterministic)
+        step.run(mixed_views(packing, inputs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""Every kernel compiles for a Hopper GPU, also where there is none."""
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KERNELS = {
+    *("_add_norm", "_argmax", "_decode", "_draw", "_embed", "_fixed_gemm", "_gemv", "_judge", "_pick_from_all", "_prefill"),
+    *("_rope_store", "_silu_mul", "_skinny_gemm", "collect", "pick"),
+}
+
+
+def test_all_kernels_compile_for_hopper(tmp_path):
+    pytest.importorskip("triton", reason="Triton has no wheel for this machine, or is not installed")
+    if platform.machine() != "x86_64":
+        pytest.skip("Triton's assembler for NVIDIA GPUs is tried on x86_64 only")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    script = Path(__file__).with_name("compile_for_hopper.py")
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert {name for name, _, _ in lines} == KERNELS
+    # An H200 has 227 KiB of shared memory for a program.
+    assert all(int(size) > 0 and int(shared) <= 227 * 1024 for _, size, shared in lines)

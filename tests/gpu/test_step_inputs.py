@@ -1,0 +1,76 @@
+"""Packing of a step's numbers into one run of int32."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton", reason="Triton has no wheel for this machine, or is not installed")
+
+import torch
+
+from baton.worker.cuda.step_inputs import (
+    ALIGNED,
+    StepBatch,
+    decode_views,
+    ints_needed,
+    mixed_views,
+    pack_decode,
+    pack_mixed,
+)
+
+
+def batch_of(contexts, counts, due=None):
+    contexts, counts = np.array(contexts), np.array(counts)
+    return StepBatch(
+        token_ids=np.arange(int(counts.sum())) + 1000,
+        slots=np.arange(len(counts)) * 2 + 1,
+        starts=np.concatenate(([0], np.cumsum(counts))),
+        contexts=contexts,
+        due=np.ones(len(counts), bool) if due is None else np.array(due),
+        outputs=np.arange(len(counts)) + 7,
+    )
+
+
+def test_decode_is_padded_and_the_longest_starts_first():
+    run = np.full(ints_needed(8, 8, 32), 77, np.int32)
+    packing = pack_decode(batch_of([5, 90, 31], [1, 1, 1]), 8, run, 8, fixed=False)
+    views = decode_views(packing, torch.from_numpy(run))
+    assert views.token_ids.tolist() == [1000, 1001, 1002, 0, 0, 0, 0, 0]
+    assert views.positions.tolist() == [5, 90, 31, -1, -1, -1, -1, -1]
+    assert views.row_slots.tolist() == [1, 3, 5, -1, -1, -1, -1, -1]
+    assert views.due_slots.tolist() == views.row_slots.tolist()
+    assert views.order.tolist() == [1, 2, 0, 3, 4, 5, 6, 7]
+    assert views.due_rows is None
+    assert views.tiles is None
+
+
+def test_mixed_has_the_rows_of_all_and_tiles_of_prompts():
+    run = np.zeros(ints_needed(80, 4, 32), np.int32)
+    batch = batch_of([40, 0, 100, 6], [1, 70, 1, 3], due=[True, False, True, True])
+    views = mixed_views(pack_mixed(batch, run, 8, 32, fixed=True), torch.from_numpy(run))
+    assert views.positions.tolist() == [40, *range(70), 100, 6, 7, 8]
+    assert views.row_slots.tolist() == [1, *[3] * 70, 5, 7, 7, 7]
+    assert views.order.tolist() == [71, 0], "rows of those that run one token, the longest first"
+    assert views.tiles.tolist() == [[1, 64], [1, 32], [3, 0], [1, 0]]
+    assert views.due_rows.tolist() == [0, 71, 74]
+    assert views.due_slots.tolist() == [1, 5, 7]
+    assert views.outputs.tolist() == [7, 9, 10]
+    assert views.split_tokens.tolist() == [256]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_needed_is_enough_and_everything_is_aligned(seed):
+    rng = np.random.default_rng(seed)
+    sequences = int(rng.integers(1, 20))
+    counts = rng.integers(1, 90, sequences)
+    batch = batch_of(rng.integers(0, 500, sequences), counts)
+    run = np.zeros(ints_needed(int(counts.sum()), sequences, 32), np.int32)
+    packing = pack_mixed(batch, run, 8, 32, fixed=False)
+    assert packing.size <= len(run)
+    assert all(begin % ALIGNED == 0 for begin, _ in packing.places.values()), "kernels are compiled for 16 bytes"
+
+
+def test_even_lengths():
+    assert batch_of([1000, 1010, 990], [1, 1, 1]).even
+    assert batch_of([0, 0], [1, 1]).even
+    assert not batch_of([1000, 100, 100], [1, 1, 1]).even
