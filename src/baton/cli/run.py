@@ -12,7 +12,7 @@ import typer
 
 from baton.cli.sampling_options import RepetitionPenalty, Seed, Temperature, TopK, TopP
 from baton.cli.say import Failed, bar, complaints, print_json, resolve_model, waiting
-from baton.config import Quantization
+from baton.config import Device, Quantization
 
 if TYPE_CHECKING:
     from baton.llm import LLM, Answer
@@ -41,6 +41,7 @@ def run(
     repetition_penalty: RepetitionPenalty = None,
     seed: Seed = None,
     n: Annotated[int, typer.Option("-n", min=1, max=128, help="Answers per prompt.")] = 1,
+    device: Annotated[Device, typer.Option(help="Compute device, as for baton serve.")] = "auto",
     quantization: Annotated[Quantization, typer.Option(help="How weights are stored, as for baton serve.")] = "auto",
     threads: Annotated[int, typer.Option(metavar="N", min=0, help="Compute threads. 0: one per core.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list: texts, token counts, finish reasons.")] = False,
@@ -56,7 +57,7 @@ def run(
         if raw and system is not None:
             raise Failed("--raw continues a text and has no place for --system; leave out one of them")
         begin = monotonic()
-        llm = load(model, threads=threads, quantization=quantization)
+        llm = load(model, threads=threads, device=device, quantization=quantization)
         loaded = monotonic()
         answers = _generate(llm, asked, sampling, n, raw=raw, system=system)
         _print(asked, answers, as_json=as_json)

@@ -19,7 +19,7 @@ from baton.cli.bench.measures import Record, read_slo, sum_up
 from baton.cli.bench.workload import Ask, random_asks, read_span, shared_prefix_asks, trace_asks
 from baton.cli.options import expanded
 from baton.cli.say import FAILED, Failed, bar, complaints, console, print_json, resolve_model, waiting
-from baton.config import Quantization
+from baton.config import Device, LoadFormat, Quantization
 
 if TYPE_CHECKING:
     from baton.cli.bench.load import LoadPlan
@@ -167,14 +167,20 @@ class Target:
 class Machine:
     """What the engine in this process is told."""
 
+    device: Annotated[Device, _flag("--device", help="Compute device, as for baton serve.")] = "auto"
     quantization: Annotated[Quantization, _flag("--quantization", help="How weights are stored and multiplied.")] = "auto"
+    load_format: Annotated[LoadFormat, _flag("--load-format", help="Weights of the model's files, or random ones.")] = "auto"
+    model_shape: Annotated[
+        str, _flag("--model-shape", metavar="NAME", help="With random weights: shape of a well-known model, as llama-3-8b.")
+    ] = ""
     threads: Annotated[int, _flag("--threads", metavar="N", min=0, help="Compute threads. 0: one per core.")] = 0
     slots: Annotated[
         int, _flag("--slots", "--max-num-seqs", metavar="N", min=1, help="Sequences that run at once, at most.")
     ] = 64
-    kv_memory_gib: Annotated[float, _flag("--kv-memory-gib", metavar="G", min=0.01, help="Memory for the KV cache in GiB.")] = (
-        2.0
-    )
+    tokens_per_step: Annotated[int, _flag("--tokens-per-step", metavar="N", min=1, help="Tokens per step, at most.")] = 512
+    kv_memory_gib: Annotated[
+        float | None, _flag("--kv-memory-gib", metavar="G", min=0.01, help="Memory for the KV cache in GiB.")
+    ] = None
 
 
 @app.command(help=OFFLINE_HELP)
