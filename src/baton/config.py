@@ -486,7 +486,7 @@ class ServeConfig:
     "Prompt tokens that may wait. Beyond it clients get 429."
     step_seconds_max: Seconds = _SCHEDULER.step_seconds_max
     "A worker that gives no result for a step within this time is replaced."
-    drain_seconds_max: Annotated[float, Range(0, 31_536_000)] = 30.0
+    drain_seconds_max: Annotated[float, Range(0, 31_536_000)] = _ENGINE.drain_seconds_max
     "How long running requests may take to finish after Ctrl-C. Those that do not are ended with an error."
     start_seconds_max: Seconds = _WORKER.start_seconds_max
     "How long loading may take, from the start of the processes. A download of the model comes before and is not counted."
