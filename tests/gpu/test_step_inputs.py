@@ -74,3 +74,12 @@ def test_even_lengths():
     assert batch_of([1000, 1010, 990], [1, 1, 1]).even
     assert batch_of([0, 0], [1, 1]).even
     assert not batch_of([1000, 100, 100], [1, 1, 1]).even
+
+
+def test_no_prompt_of_the_warm_up_is_longer_than_the_context():
+    from baton.worker.cuda.decoder_step import StepLimits
+    from baton.worker.cuda.graphs import rows_to_warm_up
+
+    assert rows_to_warm_up(StepLimits(rows=8192, sequences=4, context_tokens=4096)) == [2, 20, 40, 100, 200, 4096]
+    assert rows_to_warm_up(StepLimits(rows=64, sequences=4, context_tokens=4096)) == [2, 20, 40, 64]
+    assert rows_to_warm_up(StepLimits(rows=64, sequences=4, context_tokens=16)) == [2, 16]

@@ -198,7 +198,8 @@ class DecoderStep:
                 scale=scale,
                 window=window,
                 tuning=self._tuning,
-                pdl=pdl,
+                # Whatever else is in the step: so a step with prompts finds compiled what the graphs use.
+                pdl=self.pdl and len(inputs.order) <= SKINNY_ROWS_MAX and not self.deterministic,
             )
         if inputs.tiles is not None and len(inputs.tiles):
             if inputs.slots is None or inputs.starts is None or inputs.contexts is None:

@@ -93,10 +93,9 @@ class CudaExecutor:
     def prepare(self) -> None:
         """Records the graphs of decode steps, and compiles steps with prompts: on memory of their own, not in the pool."""
         self._steps.capture()
-        pool, limits = self._step.pool, self._step.limits
+        pool = self._step.pool
         self._step.pool = torch.zeros_like(pool[:1])
-        for rows in sorted({min(rows, limits.rows, limits.context_tokens) for rows in (2, 64, limits.rows)}):
-            self._steps.warm_up_mixed(rows)
+        self._steps.warm_up_prompts()
         self._step.pool = pool
 
     @torch.inference_mode()

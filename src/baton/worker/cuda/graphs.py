@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.worker.cuda.decoder_step import DecoderStep
+from baton.worker.cuda.decoder_step import DecoderStep, StepLimits
 from baton.worker.cuda.step_inputs import (
     Packing,
     StepBatch,
@@ -36,6 +36,16 @@ from baton.worker.cuda.step_inputs import (
 RING = 4
 """Steps whose pinned buffers may be in use: more than are ever launched and not collected."""
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+
+
+ROWS_TO_WARM_UP = (2, 20, 40, 100, 200)
+"""Of steps with prompts: one for every choice of kernels by the number of rows (skinny_gemm, fixed_gemm)."""
+
+
+def rows_to_warm_up(limits: StepLimits) -> list[int]:
+    """All in one prompt, which must not be longer than the context."""
+    most = min(limits.rows, limits.context_tokens)
+    return [*(rows for rows in ROWS_TO_WARM_UP if rows < most), most]
 
 
 @dataclass(slots=True)
@@ -92,8 +102,12 @@ class DeviceSteps:
                 for even in (False, True):
                     self._capture(bucket, draws, even)
 
-    def warm_up_mixed(self, rows: int) -> None:
-        """Compiles what steps with prompts need and graphs do not."""
+    def warm_up_prompts(self) -> None:
+        """Compiles what steps with prompts need and graphs do not: no request waits for a compiler. Writes to the pool."""
+        for rows in rows_to_warm_up(self.step.limits):
+            self._warm_up(rows)
+
+    def _warm_up(self, rows: int) -> None:
         batch = StepBatch(
             token_ids=np.zeros(rows, np.int32),
             slots=np.zeros(1, np.int32),
