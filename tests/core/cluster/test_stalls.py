@@ -113,17 +113,36 @@ def test_when_all_stand_still_nobody_is_moved_and_no_deadline_is_left_behind():
 
 def test_each_move_is_a_loss_of_the_request():
     room, home = whole("mixed", "mixed", config=RouterConfig(migrations_max=1))
-    for instance in room.instances:
-        instance.step = lambda: None
     for _ in range(2):
         (home,) = [instance for instance in room.instances if instance.legs]
         stall(home)
         room.wait(3)
         mend(home)
-        home.step = lambda: None
+        room.step()
         room.wait(1)
     assert room.broken_off == {"r": "worker_gone"}
     room.at_rest()
+
+
+def test_what_may_have_stopped_two_workers_does_not_come_to_a_third():
+    """And whoever was beside it is not broken off for it: its instance finds out which one it was."""
+    room, home = whole("mixed", "mixed", "mixed")
+    stall(home)
+    room.wait(3)
+    (second,) = [instance for instance in room.instances if instance.legs]
+    assert second is not home
+    stall(second)  # before it has computed a token
+    room.wait(30)
+    assert room.trip.home.session == second.session
+    assert room.router.stats.moved == 1
+    mend(second)
+    room.step()
+    stall(second)  # that was another reason
+    room.wait(3)
+    (third,) = [instance for instance in room.instances if instance.legs]
+    assert third is not second
+    room.run()
+    room.assert_right()
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -223,11 +223,16 @@ class Router:
 
     def _move_from(self, member: Member) -> None:
         """Its worker stands still while it speaks: what others could go on with goes to them, as after a loss. What nobody else
-        could take waits. A prompt that is computed needs no worker any more to be released."""
+        could take waits. A prompt that is computed needs no worker any more to be released.
+
+        One that was moved before and has got no token since may be what workers stop at, or was beside it: it stays, and the
+        instance finds out (core/engine/recovery.py). So nothing makes one instance after the other stand still."""
         others = self.membership.usable(self.coordinator.now)
         for trip in list(member.legs.values()):
             computed = trip.state is TripState.HANDING and trip.prefill is member
-            if not computed and any(self._placement.could(other, trip) for other in others):
+            suspect = trip.moved_at == trip.progress
+            if not computed and not suspect and any(self._placement.could(other, trip) for other in others):
+                trip.moved_at = trip.progress
                 self.stats.moved += 1
                 self.coordinator.break_leg(trip, member)
 

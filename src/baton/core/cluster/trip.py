@@ -46,6 +46,7 @@ class Trip:
         "led",
         "losses",
         "mark",
+        "moved_at",
         "open",
         "order",
         "preempted",
@@ -111,6 +112,8 @@ class Trip:
         self.handoff_seconds = 0.0
         self.mark = 0
         "Tokens told when the silence was last looked at."
+        self.moved_at: tuple[int, int] | None = None
+        "How far it was when it was moved away from a worker that stood still."
         self.renew_at: Instant | None = None
         self.deadline = now
         "Of its state."
@@ -131,6 +134,11 @@ class Trip:
     def told(self) -> int:
         """Tokens of all sequences that have not ended."""
         return sum(map(len, self.open.values()))
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Of its answer. The same twice: nothing has come between."""
+        return len(self.open), self.told
 
     @property
     def tokens(self) -> int:

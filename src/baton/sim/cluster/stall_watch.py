@@ -1,5 +1,6 @@
 """A node whose worker stands still speaks on, and its requests do not go on. 46: what another node could go on with is moved
-there when that has lasted as long as a lapse. Looked at from what one router hears and says.
+there when that has lasted as long as a lapse; but perhaps not a second time without a token between. Looked at from what one
+router hears and says.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class StallWatch:
         self._nodes: dict[Session, Heard] = {}
         self._homes: dict[str, Session] = {}
         "Who answers a request."
+        self._moved: dict[str, int] = {}
+        "Tokens that its client had when a request was moved last."
         self._unfit: dict[str, None] = {}
         "Requests that somebody can never take: who else can is not known here."
 
@@ -69,6 +72,11 @@ class StallWatch:
             case Forget() if self._homes.get(message.request) == session:
                 del self._homes[message.request]
                 if self._lasts(session, now) > self._lapse_seconds / DRIFT and not self._is_over(message.request):
+                    if self._moved.get(message.request) == self._tokens(message.request):
+                        raise InvariantBroken(
+                            f"{message.request} goes from one worker that stands still to the next", invariant=47
+                        )
+                    self._moved[message.request] = self._tokens(message.request)
                     self._watch.saw("a worker stood still for long, and its requests were moved")
 
     # What it hears
@@ -105,9 +113,13 @@ class StallWatch:
     def _is_over(self, request: str) -> bool:
         return self._watch.trips[request].is_answered
 
+    def _tokens(self, request: str) -> int:
+        return sum(map(len, self._watch.trips[request].delivered))
+
     def _check(self, session: Session, now: float) -> None:
         for request, home in self._homes.items():
-            if home == session and not self._is_over(request) and request not in self._unfit and self._has_choice(request, now):
+            known = request in self._unfit or self._moved.get(request) == self._tokens(request)
+            if home == session and not self._is_over(request) and not known and self._has_choice(request, now):
                 raise InvariantBroken(f"{request} waits for a worker that stands still, and others work", invariant=46)
 
     def _has_choice(self, request: str, now: float) -> bool:
