@@ -69,8 +69,9 @@ class StallWatch:
                 self._homes[message.id] = session
             case Expect(request=request):
                 self._homes[request.id] = session
-            case Forget() if self._homes.get(message.request) == session:
-                del self._homes[message.request]
+            case Forget():
+                if self._homes.get(message.request) == session:
+                    del self._homes[message.request]
                 if self._lasts(session, now) > self._lapse_seconds / DRIFT and not self._is_over(message.request):
                     self._moved[message.request] = self._tokens(message.request)
                     self._watch.saw("a worker stood still for long, and its requests were moved")
