@@ -14,6 +14,11 @@ NO_LOSSES = ("drain", "preempt", "evict")
 """An instance that is told to stop gives back what it has; one that is short of memory keeps it. No request may end of that."""
 
 
+LASTING = ("freeze", "stall", "stall_up", "stall_down", "worker_freeze", "worker_hang", "cache_hang")
+"""A request may come there again while it lasts, each time for as long as a hand-off may take."""
+AGAIN_SECONDS = 0.5
+
+
 class Faults:
     def __init__(
         self,
@@ -37,6 +42,7 @@ class Faults:
             if fault.stage is not None:
                 self._waiting.setdefault(fault.stage, []).append(fault)
         self._reached: dict[Stage, int] = {}
+        self._attempt_seconds = cluster.handing_seconds_max + AGAIN_SECONDS
         self._healed = False
         self.last = max((fault.at for fault in self._timed if fault.at is not None), default=0.0)
         "When the last one that has a time begins."
@@ -93,7 +99,8 @@ class Faults:
     def _strike(self, fault: ClusterFault, target: int, router: int) -> None:
         self._timeline.note("world", f"{fault.stage or ''} {fault.kind} {target} {fault.seconds:.2f}")
         loss = fault.kind not in NO_LOSSES
-        self._watch.disturbed(self._timeline.now, loss=loss)
+        for _ in range(1 + int(fault.seconds / self._attempt_seconds) if fault.kind in LASTING else 1):
+            self._watch.disturbed(self._timeline.now, loss=loss)
         self._timeline.at(self._timeline.now + fault.seconds, self._after, loss)
         if target >= len(self._nodes):
             process = self._routers[target - len(self._nodes)]
