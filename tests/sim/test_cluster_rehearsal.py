@@ -129,3 +129,9 @@ def test_one_way_stalls_hold_up_one_way():
     timeline.run(lambda: None)
     assert timeline.now >= 9.0
     assert node.heard == ["b"]
+
+
+def test_a_frozen_worker_gives_its_requests_up_and_goes_on_when_things_are_healed():
+    world = played(pair(ClusterFault("worker_freeze", stage="H8", party="decode", seconds=300.0), requests=2))
+    assert "a worker stood still for long, and its requests were moved" in world.watch.sometimes
+    assert all(trip.ended == ["length"] for trip in world.watch.all_trips)

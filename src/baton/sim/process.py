@@ -71,6 +71,13 @@ class WorkerProcess:
 
     def heal(self) -> None:
         self._healed = True
+        now = self._timeline.now
+        left = self._frozen_until - now
+        if left > 0:  # it goes on now
+            self._frozen_until = now
+            self._busy_until = max(now, self._busy_until - left)
+            for time, plan in self._timeline.withdraw(self._step):
+                self._timeline.at(max(now, time - left), self._step, plan)
 
     def at_rest(self) -> None:
         """Its seats were checked with every plan."""
