@@ -77,6 +77,8 @@ class CacheReady(Struct, frozen=True):
 
     kept: bool = True
     "It has the host memory of the one before."
+    wants_tokens: bool = False
+    "Storage is to be told the token ids that keys stand for."
 
 
 class CacheLost(Struct, frozen=True):

@@ -21,7 +21,7 @@ from baton.kvcache.storage.backend import Deadline, StorageBackend
 from baton.kvpool.base import Pool
 from baton.kvpool.copies import TierCopies, tier_copies
 from baton.kvpool.pool import KVPool
-from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
+from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery, unpack_tokens
 
 logger = logging.getLogger("baton.cache")
 
@@ -95,10 +95,14 @@ class Transfer:
     def _query(self, query: StorageQuery) -> None:
         assert self.storage is not None
         try:
-            found = self.storage.contains_prefix(query.keys, Deadline.after(query.seconds_max))
+            found = self.storage.contains_prefix(query.keys, Deadline.after(query.seconds_max), self._tokens(query))
             self._report(StorageAnswer(query.id, found))
         except StorageFailed as failed:
             self._report(StorageAnswer(query.id, 0, str(failed)))
+
+    def _tokens(self, message: BlockMove | StorageQuery) -> tuple[int, ...] | None:
+        assert self.storage is not None
+        return unpack_tokens(message.tokens) if self.storage.wants_tokens else None
 
     def _move(self, move: BlockMove) -> None:
         assert self.storage is not None
@@ -106,7 +110,7 @@ class Transfer:
         deadline, begun, error = Deadline.after(move.seconds_max), perf_counter(), None
         try:
             act = self.storage.put if move.kind == "put" else self.storage.get
-            moved = act(move.keys, blocks, deadline)
+            moved = act(move.keys, blocks, deadline, self._tokens(move))
         except StorageFailed as failed:
             moved, error = failed.done, str(failed)
         self._report(MoveResult(move.id, moved, perf_counter() - begun, error))

@@ -154,6 +154,8 @@ class CacheHello(Struct, frozen=True, array_like=True):
     "Scheme of the storage backend; empty: there is none."
     peer: str = ""
     "Where other instances may read the pool: the address of its messenger. Empty: nowhere."
+    wants_tokens: bool = False
+    "Its storage finds blocks by token ids: questions, puts and fetches are to carry them."
 
 
 class CacheStats(Struct, frozen=True, array_like=True):

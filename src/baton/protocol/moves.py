@@ -8,10 +8,16 @@
 
 The core decides and keeps the books (core/kv/tiers.py); the cache service copies what it is told, and says how far it got. Slow
 tiers touch host blocks only. Nothing about steps is in a move: it is sent when nobody writes to its targets any more.
+
+Blocks are named by key. Only where the storage backend finds them by token ids (CacheHello.wants_tokens), questions, puts and
+fetches carry those too, packed: all from the start of the sequence to the end of the last key's block. Their keys follow each other
+in one chain then.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from struct import pack, unpack
 from typing import Literal
 
 from msgspec import Struct
@@ -19,6 +25,15 @@ from msgspec import Struct
 from baton.protocol.ids import BlockId, BlockKey, HostBlockId, MoveId, PoolIncarnation
 
 MoveKind = Literal["store", "load", "put", "fetch", "pull"]
+
+
+def pack_tokens(ids: Sequence[int]) -> bytes:
+    """Four bytes each, little-endian: a long prefix is one value of a message, and not one for each token."""
+    return pack(f"<{len(ids)}I", *ids)
+
+
+def unpack_tokens(packed: bytes) -> tuple[int, ...]:
+    return unpack(f"<{len(packed) // 4}I", packed)
 
 
 class BlockMove(Struct, frozen=True, array_like=True):
@@ -39,6 +54,8 @@ class BlockMove(Struct, frozen=True, array_like=True):
     "With pull: the address of the messenger that lets the other pool be read."
     peer_pool: PoolIncarnation = PoolIncarnation(0)
     peer_blocks: tuple[BlockId, ...] = ()
+    tokens: bytes = b""
+    "With put and fetch, where storage wants them: `pack_tokens` of the whole prefix up to the last key."
 
 
 class MoveResult(Struct, frozen=True, array_like=True):
@@ -58,6 +75,8 @@ class StorageQuery(Struct, frozen=True, array_like=True):
     id: MoveId
     keys: tuple[BlockKey, ...]
     seconds_max: float = 0.0
+    tokens: bytes = b""
+    "Where storage wants them, as in BlockMove."
 
 
 class StorageAnswer(Struct, frozen=True, array_like=True):

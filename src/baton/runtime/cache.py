@@ -26,8 +26,8 @@ import socket
 import sys
 from concurrent.futures import Future
 
-from baton.config import CacheConfig, without_password
-from baton.errors import EngineError, InvalidConfig, PeerError
+from baton.config import CacheConfig
+from baton.errors import EngineError, PeerError
 from baton.kvcache.messenger import Messenger
 from baton.kvcache.shared_memory import SCHEME, SharedMemory
 from baton.kvcache.storage.backend import LayoutName, StorageBackend
@@ -158,10 +158,6 @@ class CacheProcess:
         if url:
             name = LayoutName(fingerprint=layout.fingerprint(), block_bytes=layout.block_bytes, block_tokens=layout.block_size)
             self._storage = open_backend(url, name)
-            if self._storage.wants_tokens:
-                raise InvalidConfig(
-                    f"the KV storage of {without_password(url)} is addressed by tokens, which the server does not send"
-                )
 
     async def _prepare(self, layout: KVLayout) -> None:
         """The memory is reserved by a thread: gigabytes of it take seconds."""
@@ -190,7 +186,8 @@ class CacheProcess:
         blocks = self._transfer.host.blocks if self._transfer is not None else 0
         scheme = self._config.tiers.storage.partition(":")[0]
         peer = self._messenger.address if self._messenger is not None else ""
-        self._control.send(CacheHello(pool, blocks, self._kept, scheme, peer))
+        wants_tokens = self._storage is not None and self._storage.wants_tokens
+        self._control.send(CacheHello(pool, blocks, self._kept, scheme, peer, wants_tokens))
 
     def _taken(self, work: Future[None] | asyncio.Task[None]) -> None:
         """From any thread. What storage does wrong is in the result; anything else is an error of ours, and is not hidden."""

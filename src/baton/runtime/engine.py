@@ -320,7 +320,7 @@ class Engine:
             raise PeerError(f"the cache service has {hello.host_blocks} host blocks, and the books are about {books}")
         if hello.peer != self._config.peer:
             raise PeerError("the cache service lets others read our pool elsewhere than it was told")
-        self.tell(CacheReady(hello.kept))
+        self.tell(CacheReady(hello.kept, hello.wants_tokens))
 
     def _tell_cache(self, effect: TellCache) -> None:
         cache = self._children.get("cache")

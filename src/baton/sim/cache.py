@@ -177,7 +177,7 @@ class CacheService:
             for number, block in enumerate(self.host):
                 block[:] = bytes([0x5A ^ number & 0xFF]) * len(block)
         self._timeline.note(self._label, f"ready, memory {'kept' if kept else 'lost'}")
-        self._tell(CacheReady(kept))
+        self._tell(CacheReady(kept, self._scenario.storage_tokens))
 
     def crash(self, *, kept: bool = True) -> None:
         """It dies. Nothing that it had under way goes on."""
@@ -236,6 +236,8 @@ class CacheService:
         fault = None if self._healed else self._faults.get(self._taken)
         what = message.kind if isinstance(message, BlockMove) else "ask"
         self._timeline.note(self._label, f"{what} {message.id}" + (f" ({fault.kind})" if fault is not None else ""))
+        if message.tokens:
+            self._saw("storage was told token ids")
         if isinstance(message, StorageQuery):
             self._query(message, fault)
         else:

@@ -102,6 +102,7 @@ SOMETIMES: tuple[str, ...] = (
     "blocks were loaded from the host",
     "blocks were fetched from storage",
     "blocks were put on storage",
+    "storage was told token ids",
     "a block was handed on before its copy was whole",
     "a load came for a pool that is gone",
     "abort while loading",

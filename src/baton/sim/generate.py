@@ -69,7 +69,13 @@ def generate(seed: int) -> Scenario:
     _nudges(scenario, faults, last, stream(seed, "nudges"))
     if kind != "tight":
         _tiers(scenario, last, stream(seed, "tiers"))
+    scenario.storage_tokens = storage_wants_tokens(scenario)
     return scenario
+
+
+def storage_wants_tokens(scenario: Scenario) -> bool:
+    """A third of the storages find blocks by token ids."""
+    return scenario.storage and stream(scenario.seed, "storage tokens").random() < 0.33
 
 
 def _chosen_faults(kind: Kind, rng: Random) -> list[str]:

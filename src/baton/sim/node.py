@@ -44,7 +44,7 @@ class Node:
         self.watch = watch
         self.network = Network(scenario, timeline, watch)
         contents = KeyContents(scenario.block_size, watch.all_trips)
-        self.tiers = TierWatch(instance.view, watch.plans, contents)
+        self.tiers = TierWatch(instance.view, watch.plans, contents, wants_tokens=scenario.storage_tokens)
         self.cache = CacheService(scenario, timeline, self.tiers, watch.saw) if scenario.host_blocks else None
         self.process = WorkerProcess(scenario, timeline, watch, self.network, self.cache)
         self.network.connect(self.process.take, self.receive)

@@ -223,6 +223,8 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     "Storage has the blocks of every prompt from the beginning."
     storage_rot: int = 0
     "Every so many-th of those is damaged. 0: none."
+    storage_tokens: bool = False
+    "Storage finds blocks by token ids, and is to be told them."
     cache_faults: list[CacheFault] = []
     cluster: Cluster | None = None
     "Several nodes behind routers, each with sizes of its own. Of the faults above only those of clients are looked at."
@@ -287,6 +289,7 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
             chunk_tokens_max=spec.chunk_tokens_max,
             host_blocks=spec.host_blocks,
             storage=self.storage and spec.host_blocks > 0,
+            storage_tokens=self.storage_tokens and spec.host_blocks > 0,
             preempted=self.preempted if spec.host_blocks else "drop",
             step_seconds=self.step_seconds * spec.speed,
             token_seconds=self.token_seconds * spec.speed,

@@ -152,6 +152,7 @@ _SIMPLER_INSTANCE: tuple[tuple[str, Any], ...] = (
     ("queue_tokens_max", 1_000_000),
     ("worker_restarts_max", 5),
     ("preempted", "drop"),
+    ("storage_tokens", False),
     ("storage", False),
     ("write", "through"),
     ("host_blocks", 0),

@@ -52,6 +52,15 @@ TIER_MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
      "what storage did not bring, or brought damaged, is found"),
     ("storage-waited-for-for-ever", "core.engine.loading", "while self._deadlines and (self._deadlines[0][0] <= now or self._is_over(self._deadlines[0][2])):", "while self._deadlines and self._is_over(self._deadlines[0][2]):",
      "whoever asked storage waits until it answers"),
+    # Token ids for a storage that wants them
+    ("prefix-told-backwards", "core.kv.token_links", 'b"".join(reversed(parts))', 'b"".join(parts)',
+     "the blocks before a run are told in the order in which their links were followed"),
+    ("chains-told-as-one", "core.kv.token_links", "chain = by_last.pop(link.parent, None) if link.place else None", "chain = chains[-1] if chains else None",
+     "blocks of several sequences are put as if they were one after the other"),
+    ("ids-of-a-former-block", "core.kv.token_links", "self._of_host[block] = link", "self._of_host[block] = self._of_host[block] or link",
+     "a host block keeps the token ids of what it held first"),
+    ("more-told-than-fetched", "core.kv.tiers", "        run = run.first(len(host))\n", "",
+     "a fetch that is cut to the room there is names the token ids of all that was found"),
     # The service's life
     ("loads-outlive-service", "core.engine.loading", "            self._asked.pop(number, None)\n            self._end(number, 0)\n", "            self._asked.pop(number, None)\n",
      "whoever loads when the service dies waits for ever"),

@@ -13,7 +13,7 @@ from baton.core.engine.view import InstanceView
 from baton.core.kv.block_hash import BlockHasher
 from baton.errors import InvariantBroken
 from baton.protocol.ids import HostBlockId
-from baton.protocol.moves import BlockMove, StorageQuery
+from baton.protocol.moves import BlockMove, StorageQuery, unpack_tokens
 from baton.sim.onlooker import PlansSeen
 from baton.sim.tags import first_tag, next_tag, tag_bytes
 from baton.sim.trip import Trip
@@ -32,10 +32,11 @@ class KeyContents:
 
     def __init__(self, block_size: int, trips: list[Trip]) -> None:
         self.trips = trips
-        self._size = block_size
+        self.block_size = block_size
         self._hasher = BlockHasher(b"", block_size)
         self._known = 0
         self._contents: dict[bytes, bytes] = {}
+        self._salts: dict[bytes, str] = {}
 
     def of(self, key: bytes) -> bytes | None:
         """None: no client's tokens give this key."""
@@ -44,16 +45,22 @@ class KeyContents:
             self._known += 1
         return self._contents.get(key)
 
+    def keys_of(self, tokens: Sequence[int], last: bytes) -> list[bytes] | None:
+        """Of the full blocks of these tokens, with the salt of whoever has this key. None: nobody has."""
+        return None if self.of(last) is None else list(self.chain(self._salts[last], tokens))
+
     def _learn(self, trip: Trip) -> None:
         for oracle in trip.oracles:
             tokens = [*trip.client.prompt, *oracle.complete()]
-            self._contents.update(self.chain(trip.client.salt, tokens))
+            chain = self.chain(trip.client.salt, tokens)
+            self._contents.update(chain)
+            self._salts.update(dict.fromkeys(chain, trip.client.salt))
 
     def chain(self, salt: str, tokens: Sequence[int]) -> dict[bytes, bytes]:
         """Keys and contents of the full blocks of these tokens."""
         tag, parent, found = first_tag(salt.encode()), self._hasher.root(salt.encode()), {}
-        for begin in range(0, len(tokens) - self._size + 1, self._size):
-            block, content = tokens[begin : begin + self._size], b""
+        for begin in range(0, len(tokens) - self.block_size + 1, self.block_size):
+            block, content = tokens[begin : begin + self.block_size], b""
             for token in block:
                 tag = next_tag(tag, token)
                 content += tag_bytes(tag)
@@ -63,8 +70,9 @@ class KeyContents:
 
 
 class TierWatch:
-    def __init__(self, view: InstanceView, plans: PlansSeen, contents: KeyContents) -> None:
+    def __init__(self, view: InstanceView, plans: PlansSeen, contents: KeyContents, *, wants_tokens: bool = False) -> None:
         self._view = view
+        self._wants_tokens = wants_tokens
         self._plans = plans
         self.contents = contents
         self._stores = self._steps = 0
@@ -95,7 +103,10 @@ class TierWatch:
     # What is told to the service
 
     def told(self, message: BlockMove | StorageQuery, now: float, *, worker_ready: bool) -> None:
-        """16: a load waits for every plan that may read or write its targets. 45: storage that fails is left alone."""
+        """16: a load waits for every plan that may read or write its targets. 45: storage that fails is left alone. 55: it is told
+        the token ids of its keys if it wants them, and nobody is told any otherwise."""
+        if message.tokens or self._wants_tokens:
+            self._tokens(message)
         if isinstance(message, BlockMove) and message.kind in ("store", "load", "pull"):
             if message.kind != "store":
                 self._load(message, worker_ready)
@@ -105,6 +116,16 @@ class TierWatch:
         if len(self._failed) >= FAILURES_MAX and now < self._failed[0] + LEFT_ALONE_SECONDS - 1e-6:
             raise InvariantBroken(f"storage has failed {len(self._failed)} times in a row and is asked again", invariant=45)
         self._sent[message.id] = now
+
+    def _tokens(self, message: BlockMove | StorageQuery) -> None:
+        to_storage = isinstance(message, StorageQuery) or message.kind in ("put", "fetch")
+        if bool(message.tokens) != (to_storage and self._wants_tokens):
+            raise InvariantBroken(f"message {message.id} has token ids, or none, against what storage wants", invariant=55)
+        if to_storage:
+            tokens, keys = unpack_tokens(message.tokens), list(message.keys)
+            chain = self.contents.keys_of(tokens, keys[-1]) if len(tokens) % self.contents.block_size == 0 else None
+            if chain is None or chain[-len(keys) :] != keys:
+                raise InvariantBroken(f"the token ids of message {message.id} are not those of its keys", invariant=55)
 
     def _store(self) -> None:
         """35: what nobody changed is not copied again and again."""

@@ -73,11 +73,11 @@ def publish(board: Board, sequence: Sequence) -> None:
     Where another sequence published the same content first, this one is folded onto that block: its table names the first
     block from the next plan on, and its own copy is given back.
     """
-    cache, tiers, blocks, keys = board.cache, board.tiers, sequence.blocks, sequence.keys
+    tiers, blocks, keys = board.tiers, sequence.blocks, sequence.keys
     full = sequence.computed // board.block_size
     board.hasher.extend(keys, sequence.root, sequence.tokens, full)
     for place in range(sequence.published, full):
-        if not cache.publish(keys, blocks, place):
+        if not board.publish(sequence, place):
             board.folds.append((sequence, sequence.incarnation, place, blocks[place]))
             board.stats.folded_blocks += 1
         elif tiers.up:

@@ -75,7 +75,7 @@ class Board:
         self.block_size = config.kv.block_size
         self.hasher = BlockHasher(b"", config.kv.block_size)
         self.cache = PrefixCache(BlockPool(config.kv.blocks), POLICIES[config.kv.eviction])
-        self.tiers = Tiers(config.tiers, self.cache)
+        self.tiers = Tiers(config.tiers, self.cache, config.kv.block_size)
         self.groups: dict[RequestId, Group] = {}
         "Requests whose client is still owed an end."
         self.waiting = WaitingLine()
@@ -327,6 +327,13 @@ class Board:
         sequence.blocks = hits + self.cache.take(need.new)
         sequence.capacity = len(sequence.blocks) * self.block_size
         return need.hit
+
+    def publish(self, sequence: Sequence, place: int) -> bool:
+        """Its block at this place is computed, or was brought. False: another one's was first, and it has that one now."""
+        own = self.cache.publish(sequence.keys, sequence.blocks, place)
+        if own and self.tiers.links is not None:
+            self.tiers.links.published(sequence.keys, place, sequence.blocks[place], sequence.tokens)
+        return own
 
     def prompt_planned(self, sequence: Sequence) -> None:
         """Its last chunk is in a plan, which samples its next token."""

@@ -346,7 +346,7 @@ class Instance:
 
     def _on_cache_ready(self, event: CacheReady) -> None:
         self._end_moves()  # nothing that the one before was told goes on
-        self.board.tiers.service_ready(kept=event.kept)
+        self.board.tiers.service_ready(kept=event.kept, wants_tokens=event.wants_tokens)
 
     def _on_cache_lost(self, event: CacheLost) -> None:
         self._end_moves()

@@ -22,6 +22,7 @@ from baton.core.engine.pace import StepPace
 from baton.core.engine.request import Phase, Sequence, Stay
 from baton.core.kv.move import Move
 from baton.core.kv.tiers import Tiers
+from baton.core.kv.token_links import NO_RUN, Run
 from baton.protocol.ids import BlockKey, Instant, MoveId, PoolIncarnation, StepNo
 from baton.protocol.moves import MoveKind, StorageAnswer
 
@@ -64,7 +65,8 @@ class Loader:
         self._bringing: dict[BlockKey, MoveId] = {}
         "Keys that a fetch or a load is about: whoever wants them too waits for that one."
         self._keys_of: dict[MoveId, tuple[BlockKey, ...]] = {}
-        self._asked: dict[MoveId, tuple[BlockKey, ...]] = {}
+        self._asked: dict[MoveId, tuple[tuple[BlockKey, ...], Run]] = {}
+        "Questions to storage: about which keys, and their token ids where it wants those."
         self._deadlines: list[tuple[Instant, int, Load]] = []
         self._order = count()
         self._not_worth = 0
@@ -94,10 +96,12 @@ class Loader:
             return False
         under_way = self._bringing.get(keys[here])
         if under_way is None:
-            under_way = self._tiers.query(keys[here:full], now)
+            links = self._tiers.links
+            run = links.asked(keys, here, full, sequence.tokens) if links is not None else NO_RUN
+            under_way = self._tiers.query(keys[here:full], run, now)
             if under_way is None:
                 return False
-            self._asked[under_way] = tuple(keys[here:full])
+            self._asked[under_way] = tuple(keys[here:full]), run
         self._wait(sequence, under_way, Instant(now + self._patience(full - here)))
         return True
 
@@ -175,12 +179,12 @@ class Loader:
         """What storage has is brought to the host, if that is worth it; whoever asked goes on waiting for that."""
         if not self._tiers.answered(answer, now):
             return
-        keys = self._asked.pop(answer.id)
+        keys, run = self._asked.pop(answer.id)
         waiters = self._still_waiting(answer.id)
         found = max(0, min(answer.found, len(keys)))
         fetch = None
         if waiters and found >= self._tiers.config.load_blocks_min and self._worth("fetch"):
-            fetch = self._tiers.fetch(keys[:found], now)
+            fetch = self._tiers.fetch(keys[:found], run, now)
         if fetch is None:
             self._release(waiters)
             return
@@ -250,7 +254,7 @@ class Loader:
 def publish_loaded(board: Board, sequence: Sequence, begin: int, count: int) -> None:
     """Its blocks from `begin` on are whole. Where another sequence published the same meanwhile, it takes that one's block."""
     for place in range(begin, begin + count):
-        board.cache.publish(sequence.keys, sequence.blocks, place)
+        board.publish(sequence, place)
     if not sequence.admissions:
         sequence.loaded_blocks += count
     sequence.computed = sequence.published = max(sequence.published, begin + count)

@@ -246,7 +246,7 @@ class Destination:
         full = tokens // size
         board.hasher.extend(sequence.keys, sequence.root, sequence.tokens, full)
         for place in range(begin, full):
-            if board.cache.publish(sequence.keys, sequence.blocks, place):
+            if board.publish(sequence, place):
                 board.tiers.adopted(sequence.keys[place], sequence.blocks[place])
         sequence.computed, sequence.published = tokens, full
         sequence.pulled_tokens = tokens - begin * size

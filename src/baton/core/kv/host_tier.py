@@ -43,6 +43,9 @@ class HostTier:
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._block_of
 
+    def block_of(self, key: BlockKey) -> HostBlockId | None:
+        return self._block_of.get(key)
+
     def run(self, keys: Sequence[BlockKey], start: int, limit: int) -> int:
         """How many of keys[start:limit] are here, without a hole."""
         place = start

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from baton.config import TierConfig
 from baton.core.kv.circuit import Attempt
+from baton.core.kv.token_links import Link
 from baton.protocol.ids import BlockId, BlockKey, Generation, HostBlockId, MoveId, PoolIncarnation, StepNo
-from baton.protocol.moves import MoveKind
+from baton.protocol.moves import BlockMove, MoveKind
+
+PUT_PATIENCE: Final = 10.0
+"""A put may take so many times longer than a fetch."""
 
 
 class Move:
@@ -22,6 +27,7 @@ class Move:
         "id",
         "keys",
         "kind",
+        "links",
         "on_to_storage",
         "peer",
         "void",
@@ -38,6 +44,8 @@ class Move:
         "Of the device blocks of a store, as they were."
         self.on_to_storage: list[bool] = []
         "Of a store: which blocks are put when they have arrived."
+        self.links: Sequence[Link | None] = ()
+        "Of a store or fetch, where storage wants token ids: one for each key."
         self.fence: StepNo | None = None
         "Of a load or pull: the last plan that may write to its targets."
         self.attempt: Attempt | None = None
@@ -49,6 +57,11 @@ class Move:
         self.whole = 0
         "When it is over: how many leading blocks arrived."
 
+    @property
+    def by_key(self) -> bool:
+        """From or to storage."""
+        return self.kind in ("put", "fetch")
+
 
 class Peer(NamedTuple):
     """Blocks of another instance."""
@@ -57,6 +70,30 @@ class Peer(NamedTuple):
     "Of the messenger that lets them be read."
     pool: PoolIncarnation
     blocks: tuple[BlockId, ...]
+
+
+def message_of(move: Move, pool: PoolIncarnation, config: TierConfig, tokens: bytes) -> BlockMove:
+    """What the service is told. `pool`: the device's."""
+    return BlockMove(
+        move.id,
+        move.kind,
+        tuple(move.host),
+        tuple(move.device),
+        PoolIncarnation(0) if move.by_key else pool,
+        move.keys if move.by_key else (),
+        _seconds_max(move.kind, config),
+        *(move.peer if move.peer is not None else ("", PoolIncarnation(0), ())),
+        tokens,
+    )
+
+
+def _seconds_max(kind: MoveKind, config: TierConfig) -> float:
+    """Nobody waits for a put."""
+    if kind == "put":
+        return PUT_PATIENCE * config.storage_seconds_max
+    if kind == "pull":
+        return config.pull_seconds_max
+    return config.storage_seconds_max if kind == "fetch" else 0.0
 
 
 class TierStats:

@@ -92,6 +92,9 @@ class PrefixCache:
         """The blocks of these cached keys."""
         return [self._block_of[key] for key in keys]
 
+    def block_of(self, key: BlockKey) -> BlockId | None:
+        return self._block_of.get(key)
+
     def index(self) -> dict[BlockKey, BlockId]:
         """All that can be found."""
         return dict(self._block_of)

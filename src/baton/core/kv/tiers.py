@@ -15,7 +15,8 @@ Who holds what while a move is under way:
     put     the source is pinned: what is written must be what its key says
     fetch   the target belongs to the move
 
-Storage is asked by key and trusted for nothing: what it does not bring whole and verified is computed.
+Storage is asked by key and trusted for nothing: what it does not bring whole and verified is computed. A storage that wants token
+ids gets them too (token_links.py).
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from typing import Final
 from baton.config import TierConfig
 from baton.core.kv.circuit import Attempt, Circuit
 from baton.core.kv.host_tier import HostTier
-from baton.core.kv.move import Move, Peer, TierStats
+from baton.core.kv.move import Move, Peer, TierStats, message_of
 from baton.core.kv.prefix_cache import PrefixCache
 from baton.core.kv.rates import BlockRate
+from baton.core.kv.token_links import NO_RUN, Run, TokenLinks
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId, BlockKey, Generation, HostBlockId, Instant, MoveId, PoolIncarnation, StepNo
 from baton.protocol.moves import BlockMove, MoveKind, MoveResult, StorageAnswer, StorageQuery
@@ -39,12 +41,9 @@ STORE_BLOCKS_MAX: Final = 1024
 PUT_BLOCKS: Final = 32
 """Of one put. Several are under way at once."""
 
-PUT_PATIENCE: Final = 10.0
-"""A put may take so many times longer than a fetch."""
-
 
 class Tiers:
-    def __init__(self, config: TierConfig, cache: PrefixCache) -> None:
+    def __init__(self, config: TierConfig, cache: PrefixCache, block_size: int) -> None:
         self.config = config
         self.enabled = config.host_blocks > 0 or config.peers
         self.host = HostTier(config.host_blocks)
@@ -62,6 +61,9 @@ class Tiers:
         "The service is there."
         self.circuit = Circuit()
         "Of storage."
+        self.links: TokenLinks | None = None
+        "Token ids of blocks; None where storage does not want them."
+        self._block_size = block_size
         self._cache = cache
         self._pool = PoolIncarnation(0)
         self._trusted = True
@@ -151,6 +153,8 @@ class Tiers:
         move.device = [wanted[key][0] for key in keys]
         move.generations = [wanted[key][1] for key in keys]
         move.on_to_storage = [wanted[key][2] for key in keys]
+        if self.links is not None:
+            move.links = [self.links.on_device(block) for block in move.device]
         self._storing += len(host)
         self._send(move, now)
 
@@ -161,31 +165,40 @@ class Tiers:
             keys = [key for key in list(self._to_put)[:PUT_BLOCKS] if key in self.host and not self.host.is_stored(key)]
             for key in list(self._to_put)[:PUT_BLOCKS]:
                 del self._to_put[key]
-            attempt = self.circuit.admit(now) if keys else None
-            if attempt is None:
-                self.stats.skipped_puts += len(keys)
+            if self.links is None:
+                self._put_run(keys, NO_RUN, now)
                 continue
-            move = Move(self._number(), "put", keys, self.host.pin(keys))
-            move.attempt = attempt
-            self._putting += len(keys)
-            self._send(move, now)
+            runs = self.links.runs(keys)
+            self.stats.skipped_puts += len(keys) - sum(len(chain) for chain, _ in runs)
+            for chain, run in runs:
+                self._put_run(chain, run, now)
         while len(self._to_put) > bound:
             del self._to_put[next(iter(self._to_put))]
             self.stats.skipped_puts += 1
 
+    def _put_run(self, keys: Sequence[BlockKey], run: Run, now: Instant) -> None:
+        attempt = self.circuit.admit(now) if keys else None
+        if attempt is None:
+            self.stats.skipped_puts += len(keys)
+            return
+        move = Move(self._number(), "put", keys, self.host.pin(keys))
+        move.attempt = attempt
+        self._putting += len(keys)
+        self._send(move, now, run.tokens())
+
     # What is brought up
 
-    def query(self, keys: Sequence[BlockKey], now: Instant) -> MoveId | None:
+    def query(self, keys: Sequence[BlockKey], run: Run, now: Instant) -> MoveId | None:
         """How many of these does storage have? None: it is not asked, because it has failed too often."""
         attempt = self.circuit.admit(now)
         if attempt is None:
             return None
         number = self._number()
         self._queries[number] = attempt
-        self.outgoing.append(StorageQuery(number, tuple(keys), self.config.storage_seconds_max))
+        self.outgoing.append(StorageQuery(number, tuple(keys), self.config.storage_seconds_max, run.tokens()))
         return number
 
-    def fetch(self, keys: Sequence[BlockKey], now: Instant) -> MoveId | None:
+    def fetch(self, keys: Sequence[BlockKey], run: Run, now: Instant) -> MoveId | None:
         """From storage to the host, as much as there is room for. None: there is none."""
         host = self.host.take(min(len(keys), max(1, self.host.total // 2)))
         attempt = self.circuit.admit(now) if host else None  # asked last: a probe that is not sent would be one that failed
@@ -195,7 +208,9 @@ class Tiers:
             return None
         move = Move(self._number(), "fetch", keys[: len(host)], host)
         move.attempt = attempt
-        self._send(move, now)
+        run = run.first(len(host))
+        move.links = list(run.links)
+        self._send(move, now, run.tokens())
         return move.id
 
     def load(self, keys: Sequence[BlockKey], targets: Sequence[BlockId], fence: StepNo) -> MoveId:
@@ -305,9 +320,12 @@ class Tiers:
 
     def _insert(self, move: Move, whole: list[bool], *, stored: bool) -> None:
         """Deepest first: the beginning of a chain is the last to be evicted."""
-        for key, block, arrived in reversed(list(zip(move.keys, move.host, whole, strict=True))):
-            if arrived:
-                self.host.insert(key, block, stored=stored)
+        for place in reversed(range(len(whole))):
+            block = move.host[place]
+            if whole[place]:
+                self.host.insert(move.keys[place], block, stored=stored)
+                if self.links is not None:
+                    self.links.inserted(block, move.links[place] if move.links else None)
             else:
                 self.host.discard(block)
 
@@ -327,9 +345,11 @@ class Tiers:
         self.up = False
         return True
 
-    def service_ready(self, *, kept: bool) -> None:
+    def service_ready(self, *, kept: bool, wants_tokens: bool = False) -> None:
         """`kept`: the host memory is the one that the books are about."""
         self.up = True
+        if wants_tokens != (self.links is not None):
+            self.links = TokenLinks(self._cache, self.host, self._block_size) if wants_tokens else None
         if not kept:
             self.host.clear()
 
@@ -373,34 +393,13 @@ class Tiers:
     def _number(self) -> MoveId:
         return MoveId(next(self._numbers))
 
-    def _send(self, move: Move, now: Instant) -> None:
+    def _send(self, move: Move, now: Instant, tokens: bytes = b"") -> None:
         self._moves[move.id] = move
-        by_key = move.kind in ("put", "fetch")
-        peer = move.peer
-        if peer is not None:
+        if move.peer is not None:
             self._pulls[move.id] = Instant(now + self.config.pull_seconds_max + self.config.memory_seconds_max)
-        elif not by_key:
+        elif not move.by_key:
             self._copies[move.id] = Instant(now + self.config.memory_seconds_max)
-        self.outgoing.append(
-            BlockMove(
-                move.id,
-                move.kind,
-                tuple(move.host),
-                tuple(move.device),
-                PoolIncarnation(0) if by_key else self._pool,
-                move.keys if by_key else (),
-                self._seconds_max(move.kind),
-                *(peer if peer is not None else ()),
-            )
-        )
-
-    def _seconds_max(self, kind: MoveKind) -> float:
-        """Nobody waits for a put."""
-        if kind == "put":
-            return PUT_PATIENCE * self.config.storage_seconds_max
-        if kind == "pull":
-            return self.config.pull_seconds_max
-        return self.config.storage_seconds_max if kind == "fetch" else 0.0
+        self.outgoing.append(message_of(move, self._pool, self.config, tokens))
 
     def pinned(self) -> dict[BlockId, int]:
         """Device blocks that moves hold."""

@@ -52,7 +52,7 @@ class Engine:
         self.instance = Instance(config_of(scenario, role))
         self.plans = NodePlans(scenario, self.instance.view, watch.trips, watch.saw)
         self.network = Network(scenario, timeline, self.plans)
-        self.tiers = TierWatch(self.instance.view, self.plans, watch.contents)
+        self.tiers = TierWatch(self.instance.view, self.plans, watch.contents, wants_tokens=scenario.storage_tokens)
         self.cache: CacheService | None = None
         if role != "mixed" or scenario.host_blocks:
             self.cache = CacheService(scenario, timeline, self.tiers, watch.saw, storage, peers, f"{name} cache")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 from typing import get_args
 
-from baton.sim.generate import PromptTree, step_faults, stream
+from baton.sim.generate import PromptTree, step_faults, storage_wants_tokens, stream
 from baton.sim.scenario import (
     VOCAB,
     CacheFault,
@@ -61,6 +61,7 @@ def generate_cluster(seed: int) -> Scenario:
     _faults(scenario, scenario.cluster, [kind for kind in KINDS if kind in kinds], stream(seed, "cluster faults"))
     _node_faults(scenario, scenario.cluster, kinds, stream(seed, "node faults"))
     _client_faults(scenario, kinds, stream(seed, "client faults"))
+    scenario.storage_tokens = storage_wants_tokens(scenario)
     return scenario
 
 

@@ -1,0 +1,124 @@
+"""Which token ids a block stands for. Kept only while there is a storage backend that finds blocks by them.
+
+A key does not tell what it was made of, and a put may come long after its request is gone. So each block of device and host has a
+link: its own ids, and the key of the block before it. The ids of a whole prefix are found by following links to the start:
+
+    put k3, k4        k4 --> k3 --> k2 --> k1 --> k0          ids of k0 ... k4, of which the last two blocks are meant
+    where it is       host   host   host   device device
+
+At most one link a block: what is kept grows with the tiers and not with what passes through them. The price is that a chain
+may have a gap, where neither tier has a block any more. What lies behind it cannot be named by its ids and is not put.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from baton.core.kv.host_tier import HostTier
+from baton.core.kv.prefix_cache import PrefixCache
+from baton.protocol.ids import BlockId, BlockKey, HostBlockId
+from baton.protocol.moves import pack_tokens
+
+
+class Link(NamedTuple):
+    place: int
+    "How many blocks of its chain are before it."
+    parent: BlockKey
+    "Key of the last of those. Means nothing at place 0."
+    ids: bytes
+    "Its own token ids, packed as in messages."
+
+
+class Run(NamedTuple):
+    """Token ids of keys that follow each other in one chain."""
+
+    before: bytes
+    "Of all blocks before the first of them."
+    links: tuple[Link, ...]
+    "One for each key."
+
+    def first(self, count: int) -> Run:
+        return Run(self.before, self.links[:count])
+
+    def tokens(self) -> bytes:
+        """From the start of the sequence to the end of the last block."""
+        return self.before + b"".join(link.ids for link in self.links)
+
+
+NO_RUN = Run(b"", ())
+"""Where nobody asks for tokens."""
+
+
+class TokenLinks:
+    def __init__(self, cache: PrefixCache, host: HostTier, block_size: int) -> None:
+        self._cache = cache
+        self._host = host
+        self._size = block_size
+        # By number of the block. A link stays when its block is evicted, until the next one is published or inserted there;
+        # links are looked up by way of the index of a tier, and by generation, so nobody finds it.
+        self._of_device: list[Link | None] = [None] * cache.pool.total
+        self._of_host: list[Link | None] = [None] * host.total
+
+    # What blocks stand for
+
+    def published(self, keys: Sequence[BlockKey], place: int, block: BlockId, tokens: Sequence[int]) -> None:
+        """A sequence with these tokens has put this block in the device's cache, under keys[place]."""
+        self._of_device[block] = self._link(keys, place, tokens)
+
+    def on_device(self, block: BlockId) -> Link | None:
+        """Of a block that was published and not handed on since."""
+        return self._of_device[block]
+
+    def inserted(self, block: HostBlockId, link: Link | None) -> None:
+        """The host tier has it now. None: nobody knows its ids, because it was computed before they were asked for."""
+        self._of_host[block] = link
+
+    def _link(self, keys: Sequence[BlockKey], place: int, tokens: Sequence[int]) -> Link:
+        own = tokens[place * self._size : (place + 1) * self._size]
+        return Link(place, keys[place - 1] if place else BlockKey(b""), pack_tokens(own))
+
+    def _of(self, key: BlockKey) -> Link | None:
+        link = None
+        if (on_host := self._host.block_of(key)) is not None:
+            link = self._of_host[on_host]
+        if link is None and (on_device := self._cache.block_of(key)) is not None:
+            link = self._of_device[on_device]
+        return link
+
+    # What messages say
+
+    def asked(self, keys: Sequence[BlockKey], begin: int, end: int, tokens: Sequence[int]) -> Run:
+        """Of keys[begin:end] of a sequence with these tokens."""
+        before = pack_tokens(tokens[: begin * self._size])
+        return Run(before, tuple(self._link(keys, place, tokens) for place in range(begin, end)))
+
+    def runs(self, keys: Sequence[BlockKey]) -> list[tuple[list[BlockKey], Run]]:
+        """The same keys by chains: in each run the parent of a key is before it. Those behind a gap are left out."""
+        known = {key: link for key in keys if (link := self._of(key)) is not None}
+        chains: list[list[BlockKey]] = []
+        by_last: dict[BlockKey, list[BlockKey]] = {}
+        for key, link in sorted(known.items(), key=lambda entry: entry[1].place):
+            chain = by_last.pop(link.parent, None) if link.place else None
+            if chain is None:
+                chain = []
+                chains.append(chain)
+            chain.append(key)
+            by_last[key] = chain
+        found: list[tuple[list[BlockKey], Run]] = []
+        for chain in chains:
+            before = self._before(known[chain[0]])
+            if before is not None:
+                found.append((chain, Run(before, tuple(known[key] for key in chain))))
+        return found
+
+    def _before(self, link: Link) -> bytes | None:
+        """Ids of all blocks before this one. None: there is a gap."""
+        parts: list[bytes] = []
+        while link.place:
+            parent = self._of(link.parent)
+            if parent is None:
+                return None
+            parts.append(parent.ids)
+            link = parent
+        return b"".join(reversed(parts))
