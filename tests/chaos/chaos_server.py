@@ -122,7 +122,16 @@ def role_of(pid: int) -> str | None:
 class Server:
     """`with Server(model, folder, ...) as server`. Settings are ServeConfig's; `orders` are chaos_worker's."""
 
-    def __init__(self, model: Path | str, scratch: Path, *, orders: dict[str, Any] | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        model: Path | str,
+        scratch: Path,
+        *,
+        orders: dict[str, Any] | None = None,
+        packages: Path | None = None,
+        **settings: Any,
+    ) -> None:
+        """`packages`: a folder in which something is installed, beside what all servers have."""
         self.port = settings.pop("port", None) or free_port()
         config = {"threads": 1, "kv_blocks": 256, "block_size": 4, "slots": 8, "drain_seconds_max": 20.0, **settings}
         config |= {"model": str(model), "served_model_name": "tiny", "port": self.port}
@@ -132,7 +141,8 @@ class Server:
         self.roles = [role for role in ROLES.values() if role != "cache" or tiers]
         self.seen: dict[str, Process] = {}
         "Every process that was ever asked for, by role; replaced workers under worker-PID."
-        environment = {**os.environ, "PYTHONPATH": f"{SOURCES}{os.pathsep}{HERE}", "BATON_CHAOS": json.dumps(orders or {})}
+        path = os.pathsep.join(str(folder) for folder in (SOURCES, HERE, packages) if folder is not None)
+        environment = {**os.environ, "PYTHONPATH": path, "BATON_CHAOS": json.dumps(orders or {})}
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.popen = subprocess.Popen(
                 [sys.executable, "-m", "chaos_serve", json.dumps(config)], stdout=out, stderr=err, env=environment

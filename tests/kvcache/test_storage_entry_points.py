@@ -1,10 +1,10 @@
 """Backends of others: the example that finds blocks by token ids, opened by its entry point."""
 
-import tomllib
+import sqlite3
 from importlib.metadata import EntryPoint
-from pathlib import Path
 
 import pytest
+from example_package import install_example
 from storage_rig import layout_of, soon
 
 from baton.errors import InvalidConfig, StorageFailed
@@ -12,24 +12,14 @@ from baton.kvcache.storage.foreign import ForeignBackend, foreign_opener
 from baton.kvcache.storage.open import GROUP, open_backend
 from baton.kvcache.storage.url import parse_url
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "kv_storage_by_tokens"
 TOKENS = list(range(100, 120))  # Five blocks of four.
 
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """As pip would leave it: the module and what its pyproject.toml says about entry points."""
-    described = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
-    (tmp_path / "kv_storage_by_tokens.py").write_bytes((EXAMPLE / "kv_storage_by_tokens.py").read_bytes())
-    info = tmp_path / "kv_storage_by_tokens-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {described['name']}\nVersion: 0.1.0\n")
-    lines = [
-        f"[{group}]\n" + "\n".join(f"{name} = {value}" for name, value in names.items())
-        for group, names in described["entry-points"].items()
-    ]
-    (info / "entry_points.txt").write_text("\n".join(lines))
-    monkeypatch.syspath_prepend(tmp_path)
+    """The address of a store of the example backend."""
+    monkeypatch.syspath_prepend(install_example(tmp_path))
+    return f"tokens:{tmp_path / 'blocks.db'}"
 
 
 def put(backend, rig, numbers, tokens):
@@ -48,7 +38,7 @@ def get(backend, rig, numbers, tokens):
 
 
 def test_blocks_are_found_by_their_tokens(installed, rig):
-    backend = open_backend("tokens:one", rig.layout)
+    backend = open_backend(installed, rig.layout)
     assert backend.wants_tokens
     assert put(backend, rig, range(5), TOKENS) == 5
     assert has(backend, rig, range(5), TOKENS) == get(backend, rig, range(5), TOKENS) == 5
@@ -57,7 +47,7 @@ def test_blocks_are_found_by_their_tokens(installed, rig):
 
 
 def test_a_run_that_begins_in_the_middle(installed, rig):
-    backend = open_backend("tokens:two", rig.layout)
+    backend = open_backend(installed, rig.layout)
     put(backend, rig, [3, 4], TOKENS)
     assert get(backend, rig, [3, 4], TOKENS) == 2
     assert get(backend, rig, range(5), TOKENS) == 0
@@ -65,19 +55,34 @@ def test_a_run_that_begins_in_the_middle(installed, rig):
 
 
 def test_equal_tokens_of_another_tenant_or_layout_are_a_miss(installed, rig):
-    backend = open_backend("tokens:three", rig.layout)
+    backend = open_backend(installed, rig.layout)
     put(backend, rig, range(5), TOKENS)
     assert get(backend, rig, range(10, 15), TOKENS) == 0
-    assert has(open_backend("tokens:three", layout_of("another")), rig, range(5), TOKENS) == 0
+    assert has(open_backend(installed, layout_of("another")), rig, range(5), TOKENS) == 0
+
+
+def test_what_one_server_stored_another_one_finds(installed, rig):
+    put(open_backend(installed, rig.layout), rig, range(5), TOKENS)
+    assert get(open_backend(installed, rig.layout), rig, range(5), TOKENS) == 5
+
+
+def test_a_damaged_object_is_a_miss(installed, rig):
+    backend = open_backend(installed, rig.layout)
+    put(backend, rig, range(5), TOKENS)
+    with sqlite3.connect(installed.removeprefix("tokens:")) as connection:
+        connection.execute("UPDATE blocks SET object = CAST(substr(object, 1, 900) || x'00' AS BLOB) WHERE rowid = 3")
+    assert get(backend, rig, range(5), TOKENS) == 2
 
 
 def test_its_options_are_its_own(installed, rig):
-    backend = open_backend("tokens:four?blocks_max=3", rig.layout)
+    backend = open_backend(f"{installed}?blocks_max=3", rig.layout)
     put(backend, rig, range(5), TOKENS)
     assert get(backend, rig, [2, 3, 4], TOKENS) == 3
     assert has(backend, rig, [1], TOKENS[:8]) == 0
+    with pytest.raises(InvalidConfig, match="needs a file"):
+        open_backend("tokens:", rig.layout)
     with pytest.raises(InvalidConfig, match="options of tokens: blocks_max"):
-        open_backend("tokens:four?quota=1", rig.layout)
+        open_backend(f"{installed}?quota=1", rig.layout)
 
 
 def test_a_scheme_that_nobody_brings_names_those_that_are_there(installed, rig):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,11 @@ from engine_rig import Rig
 from fake_worker import expected
 from run_loop import finish
 
-from baton.config import CacheConfig, KVConfig, TiersConfig
+from baton.config import KVConfig, TiersConfig
 from baton.core.startup import plan_startup
-from baton.errors import EngineError, InvalidConfig, PeerError, Unavailable
-from baton.kvpool.layout import KVLayout
+from baton.errors import EngineError, PeerError, Unavailable
 from baton.protocol.ids import HostBlockId, MoveId
 from baton.protocol.moves import BlockMove
-from baton.runtime.cache import CacheProcess
-from baton.runtime.channel import Channel
 from baton.runtime.startup import Startup
 
 pytestmark = pytest.mark.usefixtures("child_path")
@@ -277,24 +273,6 @@ def test_an_error_in_a_thread_of_the_cache_service_is_loud():
             await rig.until(lambda: not process.alive)
             await rig.until(lambda: rig.engine._pool.attached("cache"))
             assert await rig.answer("next")
-
-    finish(check())
-
-
-def test_the_password_of_a_store_is_not_in_its_errors(monkeypatch: pytest.MonkeyPatch):
-    class ByTokens:
-        wants_tokens = True
-
-    async def check() -> None:
-        ours, theirs = socket.socketpair()
-        tiers = TiersConfig(storage="redis://name:secret@store/0")
-        config = CacheConfig(tiers=tiers, log_level="warning", log_format="text")
-        process = CacheProcess(config, await Channel.open(ours), theirs)
-        monkeypatch.setattr("baton.runtime.cache.open_backend", lambda url, name: ByTokens())
-        with pytest.raises(InvalidConfig, match="by tokens") as refused:
-            process._open_storage(KVLayout(layers=1, kv_heads=1, head_dim=4, block_size=4, dtype="int8", format="int8-fours"))
-        assert "secret" not in str(refused.value)
-        theirs.close()
 
     finish(check())
 

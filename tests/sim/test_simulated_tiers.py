@@ -8,7 +8,7 @@ import pytest
 
 from baton.core.events import StorageAnswered
 from baton.errors import InvariantBroken
-from baton.protocol.moves import BlockMove, StorageAnswer, StorageQuery
+from baton.protocol.moves import BlockMove, StorageAnswer, StorageQuery, pack_tokens
 from baton.sim.scenario import Client, Scenario
 from baton.sim.world import World
 
@@ -115,3 +115,58 @@ def test_storage_that_has_failed_three_times_in_a_row_may_not_be_asked_for_a_sec
     watch.told(StorageQuery(9, (bytes(32),), 0.2), 1.1, worker_ready=True)
     watch.answered(9, None)
     watch.told(StorageQuery(10, (bytes(32),), 0.2), 1.2, worker_ready=True)
+
+
+def by_tokens() -> Scenario:
+    made = scenario()
+    made.storage_tokens = True
+    return made
+
+
+def test_storage_that_wants_token_ids_changes_no_answer():
+    world = World(by_tokens())
+    outcome = world.run()
+    assert outcome.invariant is None, outcome.violation
+    assert "storage was told token ids" in outcome.sometimes
+
+
+PROMPT = [4, 4, 4, 4, 4, 4, 4, 4, 4, 3]
+"""Of r3: five blocks of two."""
+
+
+@pytest.mark.parametrize(
+    ("tokens", "keys"),
+    [
+        (PROMPT[:6], slice(0, 3)),
+        (PROMPT, slice(3, 5)),
+    ],
+)
+def test_the_token_ids_of_its_keys_are_right(tokens, keys):
+    watch = World(by_tokens()).node.tiers
+    chain = list(watch.contents.chain("", PROMPT))
+    watch.told(StorageQuery(1, tuple(chain[keys]), 0.2, pack_tokens(tokens)), 0.1, worker_ready=True)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "keys"),
+    [
+        ([], slice(0, 3)),
+        (PROMPT, slice(0, 3)),
+        (PROMPT[:5], slice(0, 2)),
+        (PROMPT[4:], slice(2, 5)),
+        ([5, *PROMPT[1:]], slice(0, 5)),
+    ],
+)
+def test_token_ids_that_are_not_those_of_the_keys_are_found(tokens, keys):
+    watch = World(by_tokens()).node.tiers
+    chain = list(watch.contents.chain("", PROMPT))
+    with pytest.raises(InvariantBroken, match="token ids") as broken:
+        watch.told(StorageQuery(1, tuple(chain[keys]), 0.2, pack_tokens(tokens)), 0.1, worker_ready=True)
+    assert broken.value.invariant == 55
+
+
+def test_nobody_is_told_token_ids_who_does_not_want_them():
+    watch = World(scenario()).node.tiers
+    chain = list(watch.contents.chain("", PROMPT))
+    with pytest.raises(InvariantBroken, match="against what storage wants"):
+        watch.told(StorageQuery(1, tuple(chain), 0.2, pack_tokens(PROMPT)), 0.1, worker_ready=True)

@@ -10,8 +10,8 @@ The core decides and keeps the books (core/kv/tiers.py); the cache service copie
 tiers touch host blocks only. Nothing about steps is in a move: it is sent when nobody writes to its targets any more.
 
 Blocks are named by key. Only where the storage backend finds them by token ids (CacheHello.wants_tokens), questions, puts and
-fetches carry those too, packed: all from the start of the sequence to the end of the last key's block. Their keys follow each other
-in one chain then.
+fetches carry those too, packed: all from the start of the sequence to the end of the last key's block. Their keys follow each
+other in one chain then.
 """
 
 from __future__ import annotations

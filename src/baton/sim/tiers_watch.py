@@ -103,8 +103,8 @@ class TierWatch:
     # What is told to the service
 
     def told(self, message: BlockMove | StorageQuery, now: float, *, worker_ready: bool) -> None:
-        """16: a load waits for every plan that may read or write its targets. 45: storage that fails is left alone. 55: it is told
-        the token ids of its keys if it wants them, and nobody is told any otherwise."""
+        """16: a load waits for every plan that may read or write its targets. 45: storage that fails is left alone. 55: it is
+        told the token ids of its keys if it wants them, and nobody is told any otherwise."""
         if message.tokens or self._wants_tokens:
             self._tokens(message)
         if isinstance(message, BlockMove) and message.kind in ("store", "load", "pull"):

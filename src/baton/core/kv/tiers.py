@@ -15,8 +15,8 @@ Who holds what while a move is under way:
     put     the source is pinned: what is written must be what its key says
     fetch   the target belongs to the move
 
-Storage is asked by key and trusted for nothing: what it does not bring whole and verified is computed. A storage that wants token
-ids gets them too (token_links.py).
+Storage is asked by key and trusted for nothing: what it does not bring whole and verified is computed. A storage that wants
+token ids gets them too (token_links.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which token ids a block stands for. Kept only while there is a storage backend that finds blocks by them.
 
-A key does not tell what it was made of, and a put may come long after its request is gone. So each block of device and host has a
-link: its own ids, and the key of the block before it. The ids of a whole prefix are found by following links to the start:
+A key does not tell what it was made of, and a put may come long after its request is gone. So each block of device and host
+has a link: its own ids, and the key of the block before it. The ids of a whole prefix are found by following them to the start:
 
     put k3, k4        k4 --> k3 --> k2 --> k1 --> k0          ids of k0 ... k4, of which the last two blocks are meant
     where it is       host   host   host   device device

@@ -71,7 +71,8 @@ class LayoutName:
 class StorageBackend(Protocol):
     wants_tokens: bool
     """Whether calls are to carry `tokens`: all ids from the start of the sequence to the end of the last block that is named,
-    of which the last `len(keys)` blocks are meant. They are None for a backend that does not ask."""
+    of which the last `len(keys)` blocks are meant. The keys of such a call follow each other in one chain. Asked once, when the
+    backend is opened. `tokens` is None for a backend that does not ask. Ids are prompts: they belong in no log and no error."""
 
     def contains_prefix(self, keys: Sequence[bytes], deadline: Deadline, tokens: Sequence[int] | None = None) -> int: ...
 
