@@ -72,8 +72,12 @@ class Peer(NamedTuple):
     blocks: tuple[BlockId, ...]
 
 
+NO_PEER = Peer("", PoolIncarnation(0), ())
+
+
 def message_of(move: Move, pool: PoolIncarnation, config: TierConfig, tokens: bytes) -> BlockMove:
     """What the service is told. `pool`: the device's."""
+    peer = move.peer or NO_PEER
     return BlockMove(
         move.id,
         move.kind,
@@ -82,7 +86,9 @@ def message_of(move: Move, pool: PoolIncarnation, config: TierConfig, tokens: by
         PoolIncarnation(0) if move.by_key else pool,
         move.keys if move.by_key else (),
         _seconds_max(move.kind, config),
-        *(move.peer if move.peer is not None else ("", PoolIncarnation(0), ())),
+        peer.address,
+        peer.pool,
+        peer.blocks,
         tokens,
     )
 
