@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,17 @@ def test_a_second_server_finds_by_tokens_what_the_first_one_computed(tiny: Path,
     packages = install_example(tmp_path / "packages")
     with Server(tiny, tmp_path / "first", orders=SLOW, packages=packages, **settings).wait_ready() as first:
         assert [reply.tokens for reply in replies(first)] == undisturbed
-        all_is_put(first)
+        before = all_is_put(first)
+        first.process("cache").send(signal.SIGKILL)
+        first.process("cache")  # another one, which says again that it wants tokens
+        numbers = iter(range(10, 1000))
+
+        def more_is_put() -> bool:
+            """What is computed while no service is there is not put: so another prompt each time."""
+            assert first.ask("/v1/completions", body(next(numbers))).status == 200
+            return put(first) > before
+
+        until(more_is_put, "the next service is told token ids, too")
         assert "Traceback" not in first.errors
     with Server(tiny, tmp_path / "second", orders=SLOW, packages=packages, **settings).wait_ready() as second:
         found = replies(second)
