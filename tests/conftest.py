@@ -21,16 +21,11 @@ REAL_PROCESSES = ("chaos", "cli", "runtime")
 """A machine that stands still for seconds at the wrong moment fails tests of these. They get a second try, and the report
 names each that needed one: one that is named often is broken."""
 
-DEAR_FIXTURES = ("chaos", "models", "native", "worker")
-"""Files of these start servers, load models or compile for all their tests: one process runs the whole file (loadgroup)."""
-
 
 def pytest_collection_modifyitems(items):
     """make test has 20 minutes on two cores: what takes long and is alike to what it runs is left to make chaos."""
     for item in items:
         if item.get_closest_marker("slow") and not os.environ.get("BATON_SLOW"):
             item.add_marker(pytest.mark.skip(reason="takes long: make chaos runs it (BATON_SLOW)"))
-        if item.path.relative_to(HERE).parts[0] in DEAR_FIXTURES:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
         if item.path.relative_to(HERE).parts[0] in REAL_PROCESSES:
             item.add_marker(pytest.mark.flaky(reruns=1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from api_fakes import CONTEXT, MODEL, serving
+from api_fakes import CONTEXT, MODEL, eventually, serving
 
 from baton.api.config import ApiConfig
 from baton.api.limits import Limits
@@ -107,7 +107,7 @@ def test_tokenize_and_detokenize_are_admitted_like_generation(text, http, route)
             assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_streams")
             assert "retry-after" in answer.headers
         assert http.post(server.url + route, json=body).status_code == 200
-        assert len(front.live) == 0
+        assert eventually(lambda: len(front.live) == 0)
 
 
 def test_a_chat_too_long_for_any_tokens_is_refused_before_it_is_rendered(text, http, monkeypatch):

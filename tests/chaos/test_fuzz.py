@@ -10,7 +10,7 @@ from chaos_products import Products, memory_problems
 from chaos_server import Server
 
 REQUESTS = 400
-PRODUCTS = 200
+PRODUCTS = 100
 
 
 def test_no_request_surprises_the_server(tiny: Path, tmp_path: Path):

@@ -14,6 +14,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.slow  # two minutes
 def test_all_kernels_compile_for_hopper(tmp_path):
     pytest.importorskip("triton", reason="Triton has no wheel for this machine, or is not installed")
     if platform.machine() != "x86_64":

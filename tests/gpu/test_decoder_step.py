@@ -21,7 +21,7 @@ def their_logits(model, tokens):
         return model(torch.tensor([tokens], device=model.device)).logits[0].float()
 
 
-@pytest.fixture(params=["llama", "qwen2", "qwen3"])
+@pytest.fixture(params=["llama", pytest.param("qwen2", marks=pytest.mark.slow), pytest.param("qwen3", marks=pytest.mark.slow)])
 def models(request, place):
     torch.manual_seed(1)
     return make_models(request.param, place.device, place.dtype, **TINY)
@@ -68,6 +68,7 @@ def test_tokens_feed_back_on_the_device(place):
             found[slot].append(int(tokens[row]))
 
 
+@pytest.mark.slow
 def test_deterministic_step_gives_the_same_bits_in_any_company(place):
     torch.manual_seed(3)
     theirs, config, weights = make_models("qwen3", place.device, place.dtype, **TINY)

@@ -95,7 +95,7 @@ def answers(model, requests=REQUESTS, rig=None, **sampling):
     return one
 
 
-@pytest.mark.parametrize("chunk", [None, 5])
+@pytest.mark.parametrize("chunk", [5, pytest.param(None, marks=pytest.mark.slow)])
 def test_steps_launched_ahead_give_the_tokens_of_the_oracle(model, oracle, chunk):
     ours = answers(model, rig={"chunk": chunk})
     assert ours.runner.steps_ahead == 2
@@ -103,6 +103,7 @@ def test_steps_launched_ahead_give_the_tokens_of_the_oracle(model, oracle, chunk
     assert set(ours.runner.executor._steps.kinds) == {"decode", "mixed"}
 
 
+@pytest.mark.slow
 def test_preempted_sequences_and_shared_blocks(model, oracle):
     requests = {**REQUESTS, "d": [30, 2, 7, 7] * 6 + [1], "e": [8] * 20}
     tight = answers(model, requests, {"chunk": 20}, max_tokens=4)
@@ -131,7 +132,7 @@ def test_rows_that_are_sampled_on_the_host_feed_back_too(model, oracle):
         assert ours.words("told")[position].logprob == pytest.approx(word.logprob, abs=1e-4)
 
 
-@pytest.mark.parametrize("chunk", [None, 9])
+@pytest.mark.parametrize("chunk", [9, pytest.param(None, marks=pytest.mark.slow)])
 def test_log_probabilities_of_prompts(model, oracle, chunk):
     requests = {"a": REQUESTS["a"], "c": REQUESTS["c"]}
     ours, theirs = (answers(of, requests, {"chunk": chunk}, prompt_logprobs=1, max_tokens=2) for of in (model, oracle))
@@ -142,7 +143,7 @@ def test_log_probabilities_of_prompts(model, oracle, chunk):
             assert ours.words(name)[position].logprob == pytest.approx(word.logprob, abs=1e-4)
 
 
-@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize("chunk", [3, pytest.param(None, marks=pytest.mark.slow)])
 def test_not_a_number_ends_one_sequence_only(model, chunk):
     requests = {"well": [1, 2, 3], "sick": [1, 2, 50, 4, 5, 6]}
     rig = answers(interpreted(Poisoned), requests, {"chunk": chunk}, max_tokens=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -39,6 +40,7 @@ def test_it_runs_on_a_throw_away_pool_and_gives_everything_back(compute: str):
     model = tiny_model(compute=compute)
     layout = kv_layout(TINY, 4, model.loaded.kv)
     config = WorkerConfig(slots=4, tokens_per_step=64, block_size=4)
+    gc.collect()  # what earlier tests left open
     descriptors = len(os.listdir("/proc/self/fd"))
     profile = measure(CpuPlatform(), model.loaded.with_pool, layout, config, 100)
     assert len(os.listdir("/proc/self/fd")) == descriptors

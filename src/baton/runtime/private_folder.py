@@ -43,11 +43,12 @@ class PrivateFolder:
         return f"unix:{self.path}/peer.sock"
 
     def remove(self) -> None:
-        """With the sockets in it. Nobody uses them any more."""
+        """With the sockets in it. Nobody uses them any more. Children of ours that had to be killed have left theirs."""
         if self._fd >= 0:
             _remove(self.path, self._fd)
             os.close(self._fd)
             self._fd = -1
+            remove_abandoned(self.path.parent)
 
 
 def peer_folder(*, needed: bool) -> PrivateFolder | None:
