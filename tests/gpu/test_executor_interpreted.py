@@ -110,6 +110,7 @@ def test_preempted_sequences_and_shared_blocks(model, oracle):
     assert tight.tokens == answers(oracle, requests, max_tokens=4).tokens
 
 
+@pytest.mark.slow
 def test_draws_by_slot_s_columns(model, oracle):
     sampling = {"temperature": 0.9, "top_p": 0.9, "seed": 7}
     requests = {name: REQUESTS[name] for name in ("a", "b")}
@@ -117,6 +118,7 @@ def test_draws_by_slot_s_columns(model, oracle):
     assert ours.tokens == theirs.tokens
 
 
+@pytest.mark.slow
 def test_rows_that_are_sampled_on_the_host_feed_back_too(model, oracle):
     def mixed(of):
         rig = Rig(of, **RIG)
