@@ -14,8 +14,8 @@ from uvicorn.server import ServerState
 
 from baton.api.app import make_app
 from baton.api.config import ApiConfig, ServedModel
-from baton.api.engine_client import Delta, Ended, EngineRefused, EngineStats, TokenLogprob
-from baton.api.server import make_server
+from baton.api.generate.engine_client import Delta, Ended, EngineRefused, EngineStats, TokenLogprob
+from baton.api.http.server import make_server
 from baton.errors import CallerError, EngineError
 from baton.protocol.ids import RequestId
 from baton.protocol.request import FinishReason, GenerateRequest, Refused

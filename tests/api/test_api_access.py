@@ -12,11 +12,11 @@ import httpx
 import pytest
 from api_fakes import MODEL, FakeEngine, eventually, serving
 
-from baton.api.access import CrossSite, _is_local
 from baton.api.app import ROUTES, make_app
 from baton.api.config import ApiConfig
 from baton.api.errors import ApiError
-from baton.api.server import make_server
+from baton.api.http.access import CrossSite, _is_local
+from baton.api.http.server import make_server
 
 CLIENT, ADMIN = "key-of-client", "key-of-admin"
 ADMIN_ROUTES = [

@@ -14,10 +14,10 @@ from api_fakes import MODEL, Script, eventually, serving
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.api.budget import SMALL_BYTES, ByteBudget
 from baton.api.config import ApiConfig
 from baton.api.errors import ApiError, JsonRows, to_json
-from baton.api.json_parts import PART_BYTES, json_parts
+from baton.api.http.budget import SMALL_BYTES, ByteBudget
+from baton.api.http.json_parts import PART_BYTES, json_parts
 from baton.api.limits import Limits
 
 MIB = 1024 * 1024

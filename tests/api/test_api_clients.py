@@ -16,7 +16,7 @@ import pytest
 from api_fakes import MODEL, Script, eventually, says, serving
 
 from baton.api.config import ApiConfig
-from baton.api.idempotency import IdempotencyStore
+from baton.api.http.idempotency import IdempotencyStore
 from baton.api.limits import Limits
 
 TEXT = "/v1/completions"
@@ -154,7 +154,7 @@ def test_56_peer_that_vanished_is_noticed_by_the_kernel(server):
     """TCP_USER_TIMEOUT bounds how long unacknowledged bytes wait; keep-alive comments make sure that there are some."""
     if not hasattr(socket, "TCP_USER_TIMEOUT"):
         pytest.skip("this system has no TCP_USER_TIMEOUT")
-    from baton.api.server import _watch_peer
+    from baton.api.http.server import _watch_peer
 
     with connect(server) as connection:
 

@@ -149,7 +149,7 @@ def test_prompt_logprobs_in_vllms_shape(server, complete, chat, text):
 
 
 def test_minus_infinity_is_a_number_in_json():
-    from baton.api.logprobs import number
+    from baton.api.openai.logprobs import number
 
     assert [number(x) for x in (float("-inf"), float("nan"), -1.5)] == [-9999.0, -9999.0, -1.5]
 

@@ -6,7 +6,7 @@ import pytest
 from api_fakes import CONTEXT, Script, eventually, says, serving
 
 from baton.api.config import ApiConfig
-from baton.api.known_fields import ALIASES, HARMLESS, UNSUPPORTED
+from baton.api.openai.known_fields import ALIASES, HARMLESS, UNSUPPORTED
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

@@ -12,8 +12,8 @@ from api_fakes import CONTEXT, VOCAB
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from baton.api.known_fields import HARMLESS, INTERNAL, UNSUPPORTED
 from baton.api.limits import RANGES
+from baton.api.openai.known_fields import HARMLESS, INTERNAL, UNSUPPORTED
 from baton.protocol.codec import decode, encode
 
 COUNT = int(os.environ.get("BATON_API_FUZZ", "150"))

@@ -11,8 +11,8 @@ import pytest
 from api_fakes import CONTEXT, MODEL, VOCAB, Script, says, serving
 
 from baton.api.config import ApiConfig
-from baton.api.known_fields import INTERNAL
 from baton.api.limits import RANGES, Limits
+from baton.api.openai.known_fields import INTERNAL
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 POSTS = (CHAT, TEXT, "/tokenize", "/detokenize", "/v1/abort")

@@ -13,8 +13,8 @@ import pytest
 from api_fakes import eventually
 
 from baton.api.errors import ApiError
-from baton.api.json_body import parse_object
-from baton.api.json_process import INLINE_BYTES, JsonProcess
+from baton.api.http.json_body import parse_object
+from baton.api.http.json_process import INLINE_BYTES, JsonProcess
 from baton.api.limits import Limits
 
 FILL = "x" * INLINE_BYTES
@@ -129,7 +129,7 @@ def test_a_child_that_does_not_answer_is_killed_at_the_deadline():
 
 def test_the_child_ends_with_its_parent():
     script = (
-        "import os; from baton.api.json_process import *; process = JsonProcess(Limits(), 512); "
+        "import os; from baton.api.http.json_process import *; process = JsonProcess(Limits(), 512); "
         "process.parse(b'{\"a\": 1}' + b' ' * INLINE_BYTES); print(process._turn.get()._process.pid, flush=True); os._exit(0)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -141,7 +141,7 @@ def test_the_child_ends_with_its_parent():
 
 def test_a_large_body_on_the_server_does_not_run_the_parser_there(server, http, monkeypatch):
     parsed = []
-    import baton.api.json_process as module
+    import baton.api.http.json_process as module
 
     monkeypatch.setattr(module, "parse_object", lambda body, limits: parsed.append(len(body)) or parse_object(body, limits))
     answer = http.post(server.url + "/v1/completions", json={"prompt": "Hi", "max_tokens": 2, "metadata": {"a": FILL}})

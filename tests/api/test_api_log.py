@@ -129,5 +129,5 @@ def test_a_failure_of_ours_is_logged_by_place(text, http, caplog):
         assert http.get(server.url + "/ready").status_code == 500
     line = LineFormatter("front", as_json=False).format(next(r for r in caplog.records if r.levelno >= logging.ERROR))
     assert "exception=KeyError" in line
-    assert "api/admin.py" in line
+    assert "routes/admin.py" in line
     assert "secret-prompt" not in line

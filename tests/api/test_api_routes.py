@@ -181,7 +181,7 @@ def test_77_bad_keys_are_401_and_never_logged(keyed, http, caplog):
 
 
 def test_77_compare_is_over_digests_of_all_keys(monkeypatch):
-    from baton.api import auth
+    from baton.api.http import auth
 
     seen = []
     real = auth.hmac.compare_digest
@@ -240,7 +240,7 @@ def test_80_odd_salts(server, complete):
 
 def test_another_tenants_request_cannot_be_aborted(keyed, http):
     front = keyed.app.state.front
-    from baton.api.auth import Keys
+    from baton.api.http.auth import Keys
 
     keys = Keys(front.config)
     alice, bob = (keys.caller([(b"authorization", b"Bearer " + key.encode())]).tenant for key in KEYS)

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from baton.api.config import ApiConfig
+from baton.api.http.server import DirectBody
 from baton.api.limits import Limits
-from baton.api.server import DirectBody
 from baton.errors import Unavailable
 from baton.protocol.request import FinishReason
 

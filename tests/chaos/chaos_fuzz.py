@@ -28,8 +28,8 @@ from chaos_model import CONTEXT, VOCABULARY, make_model  # noqa: E402
 from chaos_products import Products, memory_problems  # noqa: E402
 from chaos_server import Reply, Server, ask  # noqa: E402
 
-from baton.api.known_fields import HARMLESS, INTERNAL, UNSUPPORTED  # noqa: E402
 from baton.api.limits import RANGES  # noqa: E402
+from baton.api.openai.known_fields import HARMLESS, INTERNAL, UNSUPPORTED  # noqa: E402
 
 DECLARED = {200, 400, 404, 405, 408, 409, 413, 415, 422, 429, 431, 503, 504}
 WEIRD: tuple[Any, ...] = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from baton.api.engine_client import Delta
+from baton.api.generate.engine_client import Delta
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceReady, Ping, Pong
 from baton.protocol.ids import RequestId

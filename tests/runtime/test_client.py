@@ -8,7 +8,7 @@ import pytest
 from client_pair import A, Asked, B, Pair, ended, request
 from run_loop import finish
 
-from baton.api.engine_client import Delta, EngineRefused
+from baton.api.generate.engine_client import Delta, EngineRefused
 from baton.errors import Unavailable
 from baton.protocol.codec import FRAME_BYTES_MAX, MessageTooLarge, encode
 from baton.protocol.control import (

@@ -8,7 +8,7 @@ import pytest
 from client_pair import READY, A, Asked, B, Pair, ended, request
 from run_loop import finish
 
-from baton.api.engine_client import EngineRefused
+from baton.api.generate.engine_client import EngineRefused
 from baton.errors import InvariantBroken, Unavailable
 from baton.protocol.control import AbortRequest, InstanceStats, ModeReport, PauseInstance, RefusedRequest
 from baton.protocol.ids import Incarnation, RequestId, Slot

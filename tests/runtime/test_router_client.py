@@ -11,8 +11,8 @@ from cluster_rig import READY, Cluster, FakeInstance
 from msgspec.structs import replace
 from run_loop import finish
 
-from baton.api.engine_client import EngineRefused
 from baton.api.errors import as_api_error
+from baton.api.generate.engine_client import EngineRefused
 from baton.errors import CallerError, Unavailable
 from baton.protocol.control import (
     AbortRequest,

@@ -11,17 +11,17 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from baton.api import admin, models, tokens
-from baton.api.access import Access, ApiRoute, no_route
-from baton.api.answer import GenerateRoute
-from baton.api.chat import ChatShape
-from baton.api.chat_page import chat_page
-from baton.api.completions import CompletionShape
 from baton.api.config import ApiConfig, ServedModel
-from baton.api.engine_client import EngineClient
 from baton.api.errors import ApiError
 from baton.api.front import Front
-from baton.api.request_log import RequestLog, on_error
+from baton.api.generate.answer import GenerateRoute
+from baton.api.generate.engine_client import EngineClient
+from baton.api.http.access import Access, ApiRoute, no_route
+from baton.api.http.request_log import RequestLog, on_error
+from baton.api.openai.chat import ChatShape
+from baton.api.openai.completions import CompletionShape
+from baton.api.routes import admin, models, tokens
+from baton.api.routes.chat_page import chat_page
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
 

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from baton.api.engine_client import EngineRefused
+from baton.api.generate.engine_client import EngineRefused
 from baton.errors import CallerError, EngineError, Overloaded, Unavailable
 
 _TYPES = {

@@ -11,16 +11,16 @@ from typing import TypeVar
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 
-from baton.api.auth import Caller
-from baton.api.budget import ByteBudget
 from baton.api.config import ApiConfig, ServedModel
-from baton.api.engine_client import EngineClient
 from baton.api.errors import ApiError
-from baton.api.idempotency import IdempotencyStore
-from baton.api.json_process import JsonProcess
-from baton.api.live import LiveRequests
-from baton.api.schemas import Schema
-from baton.api.streaming import EndOfTurn
+from baton.api.generate.engine_client import EngineClient
+from baton.api.generate.live import LiveRequests
+from baton.api.http.auth import Caller
+from baton.api.http.budget import ByteBudget
+from baton.api.http.idempotency import IdempotencyStore
+from baton.api.http.json_process import JsonProcess
+from baton.api.http.streaming import EndOfTurn
+from baton.api.openai.schemas import Schema
 from baton.observe.metrics import Metrics
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer

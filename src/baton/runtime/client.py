@@ -15,7 +15,7 @@ from itertools import takewhile
 
 from msgspec.structs import replace
 
-from baton.api.engine_client import Delta, EngineRefused
+from baton.api.generate.engine_client import Delta, EngineRefused
 from baton.errors import CallerError, EngineError, PeerError, Unavailable
 from baton.protocol.codec import Message
 from baton.protocol.control import (

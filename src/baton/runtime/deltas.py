@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from baton.api.engine_client import Delta
+from baton.api.generate.engine_client import Delta
 from baton.protocol.ids import RequestId
 from baton.protocol.output import Emit
 from baton.protocol.step import TokenLogprob

@@ -18,8 +18,8 @@ from starlette.applications import Starlette
 
 from baton.api.app import make_app
 from baton.api.config import ServedModel, api_config_of
-from baton.api.server import make_server
-from baton.api.shutdown import shutting_down
+from baton.api.http.server import make_server
+from baton.api.http.shutdown import shutting_down
 from baton.config import ServeConfig, shown
 from baton.errors import EngineError, Unavailable
 from baton.observe.logs import configure
@@ -96,7 +96,7 @@ def load_text(model: str, template: str | None) -> ModelText:
 
 
 def listen_on(config: ServeConfig) -> list[socket.socket]:
-    """One app for both: api/access.py tells by the port what a connection may reach."""
+    """One app for both: api/http/access.py tells by the port what a connection may reach."""
     listeners = [bind(config.host, config.port)]
     if config.admin_port is not None:
         listeners.append(bind(config.admin_host, config.admin_port))
@@ -124,7 +124,7 @@ async def drain(
     hurried.cancel()
     client.end_requests(shutting_down())
     await asyncio.wait({serving}, timeout=ANSWER_SECONDS)
-    server.force_exit = True  # what is left waits for its client; the end of the loop cancels it (api/shutdown.py)
+    server.force_exit = True  # what is left waits for its client; the end of the loop cancels it (api/http/shutdown.py)
     await asyncio.wait({serving}, timeout=ANSWER_SECONDS)
 
 

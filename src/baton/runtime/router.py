@@ -21,11 +21,11 @@ from starlette.applications import Starlette
 
 from baton.addresses import parse_address
 from baton.api.app import make_app
-from baton.api.cluster import cluster_route
 from baton.api.config import api_config_of
+from baton.api.http.reception import Reception
+from baton.api.http.server import make_server
 from baton.api.limits import Limits
-from baton.api.reception import Reception
-from baton.api.server import make_server
+from baton.api.routes.cluster import cluster_route
 from baton.config import shown
 from baton.core.cluster.events import CloseDoor
 from baton.core.cluster.router import Router

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from baton.api.engine_client import Delta, EngineRefused
+from baton.api.generate.engine_client import Delta, EngineRefused
 from baton.cluster_config import RouterConfig
 from baton.core.cluster.events import (
     Arrive,

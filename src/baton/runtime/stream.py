@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from baton.api.engine_client import Delta
+from baton.api.generate.engine_client import Delta
 from baton.errors import InvariantBroken
 from baton.protocol.output import Ended
 from baton.protocol.request import FinishReason, GenerateRequest

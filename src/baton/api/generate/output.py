@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from baton.api.engine_client import Delta, TokenLogprob
-from baton.api.prepare import Job
+from baton.api.generate.engine_client import Delta, TokenLogprob
+from baton.api.generate.prepare import Job
 from baton.protocol.request import FinishReason, GenerateRequest
 from baton.text.detokenizer import Detokenizer
 from baton.text.stops import StopStrings

@@ -12,12 +12,12 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton.api.engine_client import Delta, TokenLogprob
 from baton.api.errors import ApiError
 from baton.api.front import Front
-from baton.api.live import LiveRequest
-from baton.api.output import Piece, SequenceOutput
-from baton.api.prepare import Job
+from baton.api.generate.engine_client import Delta, TokenLogprob
+from baton.api.generate.live import LiveRequest
+from baton.api.generate.output import Piece, SequenceOutput
+from baton.api.generate.prepare import Job
 from baton.errors import Unavailable
 from baton.protocol.request import FinishReason
 

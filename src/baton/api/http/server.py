@@ -21,8 +21,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from baton.api.errors import ApiError
+from baton.api.http.shutdown import EndedByShutdown
 from baton.api.limits import Limits
-from baton.api.shutdown import EndedByShutdown
 
 _RESERVE = 64
 "Connections over the bound that still get an answer."

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.api.auth import Caller
-from baton.api.logprobs import completion_logprobs, prompt_logprobs
-from baton.api.output import Piece
-from baton.api.prepare import Job, completion_job
-from baton.api.shape import Shape, finish_word
+from baton.api.generate.output import Piece
+from baton.api.generate.prepare import Job, completion_job
+from baton.api.generate.shape import Shape, finish_word
+from baton.api.http.auth import Caller
+from baton.api.openai.logprobs import completion_logprobs, prompt_logprobs
 
 
 class CompletionShape(Shape):

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from baton.api.config import ApiConfig
-from baton.api.engine_client import EngineClient
 from baton.api.errors import ApiError
+from baton.api.generate.engine_client import EngineClient
 from baton.protocol.ids import RequestId
 
 

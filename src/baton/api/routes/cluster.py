@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from baton.api.access import ApiRoute
+from baton.api.http.access import ApiRoute
 from baton.protocol.node import ClusterView
 
 

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 from starlette.requests import Request
 
-from baton.api.budget import Lease
 from baton.api.errors import ApiError, bad
+from baton.api.http.budget import Lease
 from baton.api.limits import Limits
 from baton.text.clean import replace_lone_surrogates
 

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from baton.api.config import ApiConfig, ServedModel
 from baton.api.errors import ApiError, bad
-from baton.api.fields import Fields, checked_token_ids, shown
-from baton.api.known_fields import ALIASES, HARMLESS, HINTS, INTERNAL, UNSUPPORTED, asks_for_nothing
 from baton.api.limits import RANGES
+from baton.api.openai.fields import Fields, checked_token_ids, shown
+from baton.api.openai.known_fields import ALIASES, HARMLESS, HINTS, INTERNAL, UNSUPPORTED, asks_for_nothing
 from baton.protocol.request import OPENAI_SAMPLING
 
 

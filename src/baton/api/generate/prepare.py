@@ -8,10 +8,10 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import Any
 
-from baton.api.auth import Caller
 from baton.api.errors import bad
 from baton.api.front import Front
-from baton.api.schemas import ChatBody, CompletionBody, Options, Prompt, too_long
+from baton.api.http.auth import Caller
+from baton.api.openai.schemas import ChatBody, CompletionBody, Options, Prompt, too_long
 from baton.protocol.ids import RequestId
 from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.text.chat_prompt import render_chat

@@ -8,11 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from baton.api.auth import Caller
 from baton.api.front import Front
-from baton.api.generation import Usage
-from baton.api.output import Piece
-from baton.api.prepare import Job
+from baton.api.generate.generation import Usage
+from baton.api.generate.output import Piece
+from baton.api.generate.prepare import Job
+from baton.api.http.auth import Caller
 
 
 class Shape(ABC):

@@ -11,19 +11,19 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from baton.api.budget import Lease
 from baton.api.errors import as_api_error, error_response, to_json
 from baton.api.front import Front, caller_of, front_of, logger
-from baton.api.generation import Generation
-from baton.api.idempotency import Remembered
-from baton.api.json_body import read_body
-from baton.api.json_parts import send_json
-from baton.api.live import LiveRequest
-from baton.api.output import Piece
-from baton.api.prepare import Job
-from baton.api.request_log import is_name, record_of
-from baton.api.shape import Shape, usage_json
-from baton.api.streaming import (
+from baton.api.generate.generation import Generation
+from baton.api.generate.live import LiveRequest
+from baton.api.generate.output import Piece
+from baton.api.generate.prepare import Job
+from baton.api.generate.shape import Shape, usage_json
+from baton.api.http.budget import Lease
+from baton.api.http.idempotency import Remembered
+from baton.api.http.json_body import read_body
+from baton.api.http.json_parts import send_json
+from baton.api.http.request_log import is_name, record_of
+from baton.api.http.streaming import (
     DONE,
     ClientGone,
     EventStream,

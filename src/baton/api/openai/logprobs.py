@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from baton.api.engine_client import TokenLogprob
 from baton.api.errors import JsonRows
+from baton.api.generate.engine_client import TokenLogprob
 from baton.text.tokenizer import Tokenizer
 
 _LOWEST = -9999.0

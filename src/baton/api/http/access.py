@@ -23,9 +23,9 @@ from urllib.parse import urlsplit
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from baton.api.auth import Caller, Keys
 from baton.api.config import ApiConfig
 from baton.api.errors import ApiError, not_found
+from baton.api.http.auth import Caller, Keys
 
 Right = Literal["open", "key", "admin"]
 

@@ -18,9 +18,9 @@ from typing import Any, Final
 import msgspec
 
 from baton.api.errors import ApiError, bad
-from baton.api.json_body import parse_object
+from baton.api.http.json_body import parse_object
 from baton.api.limits import Limits
-from baton.api.schemas import too_long
+from baton.api.openai.schemas import too_long
 
 LENGTH: Final = struct.Struct("!I")
 NICENESS: Final = 10

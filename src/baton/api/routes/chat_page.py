@@ -15,7 +15,7 @@ from starlette.responses import Response
 @cache
 def page() -> tuple[bytes, str]:
     """The file, and the content security policy that allows exactly its own script and style."""
-    html = resources.files("baton.api").joinpath("static/chat.html").read_bytes()
+    html = resources.files("baton.api.routes").joinpath("static/chat.html").read_bytes()
     script, style = _hash_of(html, b"script"), _hash_of(html, b"style")
     policy = (
         f"default-src 'none'; script-src '{script}'; style-src '{style}'; connect-src 'self'; img-src data:; "

@@ -18,8 +18,8 @@ from typing import Any, Final, cast
 import msgspec
 
 from baton.api.errors import ApiError
-from baton.api.json_body import parse_object
-from baton.api.json_child import LENGTH, receive
+from baton.api.http.json_body import parse_object
+from baton.api.http.json_child import LENGTH, receive
 from baton.api.limits import Limits
 
 INLINE_BYTES: Final = 128 * 1024
@@ -78,7 +78,7 @@ class _Child:
         self._socket.settimeout(seconds)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "baton.api.json_child"],
+                [sys.executable, "-P", "-m", "baton.api.http.json_child"],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

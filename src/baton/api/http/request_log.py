@@ -25,7 +25,7 @@ from baton.api.front import Front, front_of, logger
 from baton.api.limits import Limits
 
 if TYPE_CHECKING:
-    from baton.api.generation import Usage
+    from baton.api.generate.generation import Usage
 
 IGNORED_HEADER = "x-baton-ignored"
 _IGNORED_NAMES_MAX = 32

@@ -22,8 +22,8 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
-from baton.api.budget import Lease
 from baton.api.errors import ApiError, as_api_error, to_json
+from baton.api.http.budget import Lease
 
 T = TypeVar("T")
 logger = logging.getLogger("baton.api")

@@ -13,7 +13,7 @@ from typing import Any, Final
 from starlette.types import Message, Send
 
 from baton.api.errors import JsonRows, to_json
-from baton.api.streaming import ClientGone
+from baton.api.http.streaming import ClientGone
 
 PART_BYTES: Final = 64 * 1024
 _ROWS_AT_ONCE: Final = 256

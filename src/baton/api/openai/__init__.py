@@ -1,0 +1,1 @@
+"""OpenAI's dialect, with what vLLM's clients add: its fields and the shapes of its answers."""
