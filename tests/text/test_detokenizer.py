@@ -94,7 +94,7 @@ def test_work_per_token_does_not_grow(byte_level):
     class Counted:
         strips_leading_space = False
 
-        def bytes_of(self, ids, *, skip_special_tokens):
+        def bytes_of(self, ids, *, skip_special_tokens, shown_ids):
             asked.append(len(ids))
             return byte_level.bytes_of(ids, skip_special_tokens=skip_special_tokens)
 

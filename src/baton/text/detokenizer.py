@@ -21,10 +21,21 @@ _new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 class Detokenizer:
     """One per sequence. Not to be used after flush()."""
 
-    __slots__ = ("_in_character", "_skip_special_tokens", "_strip_space", "_tokenizer", "_utf8")
+    __slots__ = ("_in_character", "_shown", "_skip_special_tokens", "_strip_space", "_tokenizer", "_utf8")
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, at_text_start: bool = True) -> None:
-        """With at_text_start off the ids go on from a prompt, and a leading space is kept (see Tokenizer.decode)."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        at_text_start: bool = True,
+        shown_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """With at_text_start off the ids go on from a prompt, and a leading space is kept (see Tokenizer.decode).
+
+        shown_ids   special tokens that are not skipped: a parser looks for them
+        """
+        self._shown = shown_ids
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._strip_space = at_text_start and tokenizer.strips_leading_space
@@ -33,7 +44,7 @@ class Detokenizer:
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that these ids make certain."""
-        pieces = self._tokenizer.bytes_of(ids, skip_special_tokens=self._skip_special_tokens)
+        pieces = self._tokenizer.bytes_of(ids, skip_special_tokens=self._skip_special_tokens, shown_ids=self._shown)
         text = self._utf8.decode(b"".join(pieces))
         self._in_character = self.holds_back
         return self._without_first_space(text)

@@ -170,11 +170,13 @@ class Tokenizer:
         """Bytes of one token; empty for an id without a token, such as the padding of a model's head."""
         return self._token_bytes[token_id] if 0 <= token_id < self._size else b""
 
-    def bytes_of(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> list[bytes]:
-        """Bytes of each token that counts."""
+    def bytes_of(
+        self, ids: Iterable[int], *, skip_special_tokens: bool = True, shown_ids: frozenset[int] = frozenset()
+    ) -> list[bytes]:
+        """Bytes of each token that counts; those in `shown_ids` always do."""
         if skip_special_tokens:
             special = self._special_ids
-            return [self.id_to_bytes(token_id) for token_id in ids if token_id not in special]
+            return [self.id_to_bytes(token) for token in ids if token not in special or token in shown_ids]
         return [self.id_to_bytes(token_id) for token_id in ids]
 
     def token_text(self, token_id: int | None) -> str:

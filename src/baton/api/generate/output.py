@@ -1,18 +1,22 @@
 """One sequence, from the engine's deltas to what its client sees. Streams and whole answers are made of the same pieces.
 
-    tokens --Detokenizer--> text, whole characters --StopStrings--> text that may be sent
+    tokens --Detokenizer--> text --Parser--> content ----StopStrings--> text that may be sent
+                                         `-> reasoning, tool calls
 
-A token that ended the sequence has no text, unless the client wants to see its stops (include_stop_str_in_output).
+Stop strings look at the content alone: a thought may have an empty line in it. Where there is no parser all is content. A token
+that ended the sequence has no text, unless the client wants to see its stops (include_stop_str_in_output).
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 
 from baton.api.generate.engine_client import Delta, TokenLogprob
 from baton.api.generate.prepare import Job
 from baton.protocol.request import FinishReason, GenerateRequest
 from baton.text.detokenizer import Detokenizer
+from baton.text.parsers.base import Content, Part, Reasoning, ToolCallDelta, join_calls
 from baton.text.stops import StopStrings
 from baton.text.tokenizer import Tokenizer
 
@@ -23,12 +27,17 @@ class Piece:
 
     choice: int
     text: str = ""
+    reasoning: str = ""
+    "Comes before the text, as the text before the calls."
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob | None] = field(default_factory=list)
     "One a token, or none at all. None for the first token of an echoed prompt."
     offsets: list[int] = field(default_factory=list)
     "Where each token's text begins in the choice's text."
     finish: FinishReason | None = None
+    called: bool = False
+    "With `finish`: the choice has called a tool."
     stop_reason: str | int | None = None
     "The stop string or stop token id that the client had named and that ended it."
     prompt_logprobs: list[TokenLogprob | None] | None = None
@@ -37,21 +46,25 @@ class Piece:
 
     @property
     def worth_sending(self) -> bool:
-        return bool(self.text) or self.finish is not None
+        return bool(self.text or self.reasoning or self.tool_calls) or self.finish is not None
 
     @property
     def size_bytes(self) -> int:
         """About what it takes in memory."""
         entries = [entry for entry in (*self.logprobs, *(self.prompt_logprobs or ())) if entry is not None]
-        return len(self.text) + 16 * len(self.tokens) + sum(100 + 80 * len(entry.top) for entry in entries)
+        texts = len(self.text) + len(self.reasoning) + sum(100 + len(call.arguments) for call in self.tool_calls)
+        return texts + 16 * len(self.tokens) + sum(100 + 80 * len(entry.top) for entry in entries)
 
     def add(self, later: Piece) -> None:
         """Joins what came later; both of the same choice."""
         self.text += later.text
+        self.reasoning += later.reasoning
+        join_calls(self.tool_calls, later.tool_calls)
         self.tokens += later.tokens
         self.logprobs += later.logprobs
         self.offsets += later.offsets
         self.finish, self.stop_reason, self.usage = later.finish, later.stop_reason, later.usage
+        self.called = later.called
         self.prompt_logprobs = later.prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs
 
 
@@ -60,7 +73,11 @@ class SequenceOutput:
         options = job.options
         self._request = request
         self._choice = choice
-        self._text = Detokenizer(tokenizer, skip_special_tokens=options.skip_special_tokens, at_text_start=job.echo)
+        self._text = Detokenizer(
+            tokenizer, skip_special_tokens=options.skip_special_tokens, at_text_start=job.echo, shown_ids=job.shown_ids
+        )
+        self._parser = None if job.parser is None else job.parser()
+        self._calls = 0
         self._stops = StopStrings(job.stops, include_stop=options.include_stop)
         self._include_stop = options.include_stop
         self._named_stop_ids = frozenset(options.stop_token_ids)
@@ -68,6 +85,8 @@ class SequenceOutput:
         self._chars = 0
         self.tokens = 0
         "Output tokens that count: up to the one that completed a stop string."
+        self.reasoning_tokens = 0
+        "Of them those that were thoughts."
         self.finish: FinishReason | None = None
 
     def echo(self, logprobs: list[TokenLogprob | None] | None) -> Piece:
@@ -128,25 +147,65 @@ class SequenceOutput:
         piece.tokens.append(token)
         piece.offsets.append(self._chars)
         text = "" if is_stop_token and not self._include_stop else self._pushed(token)
-        if self.tokens <= self._request.sampling.min_tokens:
-            piece.text += text  # as with stop ids: nothing ends the sequence this early
-        else:
+        self._through_parser(piece, text)
+
+    def _through_parser(self, piece: Piece, text: str) -> None:
+        if self._parser is None:
             self._through_stops(piece, text)
+            return
+        self._take_parts(piece, self._parser.feed(text))
+        self.reasoning_tokens += self._parser.in_reasoning
+
+    def _take_parts(self, piece: Piece, parts: list[Part]) -> None:
+        for part in parts:
+            if self.finish is not None:
+                return  # by a stop string
+            if isinstance(part, Content):
+                self._through_stops(piece, part.text)
+                continue
+            piece.text += self._stops.flush()  # no stop string reaches over a call or a thought
+            if isinstance(part, Reasoning):
+                piece.reasoning += part.text
+            else:
+                self._take_call(piece, part)
+
+    def _take_call(self, piece: Piece, call: ToolCallDelta) -> None:
+        """A call's id is made of the request's, which is random: a replay gives the same."""
+        if call.name is not None:
+            self._calls += 1
+            call.id = call_id(self._request.id, self._choice, call.index)
+        join_calls(piece.tool_calls, [call])
 
     def _through_stops(self, piece: Piece, text: str) -> None:
+        if self.tokens <= self._request.sampling.min_tokens:
+            piece.text += text  # as with stop ids: nothing ends the sequence this early
+            return
         fed = self._stops.feed(text)
         piece.text += fed.text
         if fed.stop is not None:
-            self.finish = piece.finish = FinishReason.STOP
+            self._finish(piece, FinishReason.STOP)
             piece.stop_reason = fed.stop
 
     def _end(self, piece: Piece, reason: FinishReason) -> None:
-        self._through_stops(piece, self._text.flush())
+        rest = self._text.flush()
+        if self._parser is None:
+            self._through_stops(piece, rest)
+        else:
+            self._take_parts(piece, [*self._parser.feed(rest), *self._parser.flush()])
         if self.finish is None:
             piece.text += self._stops.flush()
-            self.finish = piece.finish = reason
+            self._finish(piece, reason)
+
+    def _finish(self, piece: Piece, reason: FinishReason) -> None:
+        self.finish = piece.finish = reason
+        piece.called = bool(self._calls)
 
     def _pushed(self, token: int) -> str:
         text = self._text.push_one(token)
         self._chars += len(text)
         return text
+
+
+def call_id(request: str, choice: int, index: int) -> str:
+    """Nine letters and digits: the only form that every template takes (Mistral's refuse others)."""
+    return hashlib.sha256(f"{request}/{choice}/{index}".encode()).hexdigest()[:9]

@@ -16,6 +16,7 @@ from baton.protocol.ids import RequestId
 from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.text.chat_prompt import render_chat
 from baton.text.chat_template import TemplateLimits
+from baton.text.parsers.base import MakeParser
 from baton.text.stops import StopAutomaton
 from baton.text.tokenizer import TooManyTokens
 
@@ -31,6 +32,10 @@ class Job:
     echo: bool = False
     prompt_only: bool = False
     "The engine makes one token, because it has to, and the client does not see it."
+    parser: MakeParser | None = None
+    "Takes each sequence's text apart. None: all of it is content."
+    shown_ids: frozenset[int] = frozenset()
+    "Special tokens that the parser looks for: they have a text, whatever skip_special_tokens says."
 
     @property
     def sequences(self) -> int:
@@ -40,7 +45,13 @@ class Job:
     def only_text(self) -> bool:
         """Of a token in the middle of an answer its client wants the text and nothing else, and no text ends it."""
         options = self.options
-        beside = options.return_token_ids or options.stream.continuous_usage or self.echo or self.stops.stops
+        beside = (
+            self.parser is not None
+            or options.return_token_ids
+            or options.stream.continuous_usage
+            or self.echo
+            or self.stops.stops
+        )
         return options.logprobs is None and options.prompt_logprobs is None and not beside
 
 

@@ -13,6 +13,7 @@ from baton.api.generate.generation import Usage
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job
 from baton.api.http.auth import Caller
+from baton.protocol.request import FinishReason
 
 
 class Shape(ABC):
@@ -80,5 +81,8 @@ def usage_json(usage: Usage) -> dict[str, Any]:
 
 
 def finish_word(piece: Piece) -> str | None:
-    """stop and length are OpenAI's; abort (someone ended it) and timeout (its deadline did) tell what happened, as in vLLM."""
+    """stop, length and tool_calls are OpenAI's; abort (someone ended it) and timeout (its deadline did) tell what happened, as
+    in vLLM."""
+    if piece.finish is FinishReason.STOP and piece.called:
+        return "tool_calls"
     return None if piece.finish is None else piece.finish.value

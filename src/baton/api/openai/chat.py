@@ -9,6 +9,7 @@ from baton.api.generate.prepare import Job, chat_job
 from baton.api.generate.shape import Shape, finish_word
 from baton.api.http.auth import Caller
 from baton.api.openai.logprobs import chat_logprobs, prompt_logprobs
+from baton.text.parsers.base import ToolCallDelta
 
 
 class ChatShape(Shape):
@@ -21,7 +22,12 @@ class ChatShape(Shape):
         return chat_job(self.front, self.front.schema.chat(body), caller)
 
     def choice(self, job: Job, piece: Piece) -> dict[str, Any]:
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
+        if piece.reasoning:
+            message |= _reasoning(piece.reasoning)
+        if piece.tool_calls:
+            message["content"] = piece.text or None
+            message["tool_calls"] = [_call(call) for call in piece.tool_calls]
         choice = self._common(job, piece, {"message": message})
         if piece.prompt_logprobs is not None and job.options.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprobs(self.front.tokenizer, piece.prompt_logprobs)
@@ -34,6 +40,12 @@ class ChatShape(Shape):
         delta: dict[str, Any] = {"role": "assistant", "content": piece.text} if first else {}
         if piece.text:
             delta["content"] = piece.text
+        if piece.reasoning:
+            delta |= _reasoning(piece.reasoning)
+        if piece.tool_calls:
+            delta["tool_calls"] = [_call_delta(call) for call in piece.tool_calls]
+        if first and len(delta) > 2:
+            delta["content"] = piece.text or None
         choice = self._common(job, piece, {"delta": delta})
         if job.options.return_token_ids and first:
             choice["prompt_token_ids"] = list(job.requests[0].prompt)
@@ -52,3 +64,19 @@ class ChatShape(Shape):
         if job.options.return_token_ids:
             choice["token_ids"] = piece.tokens
         return choice
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    """DeepSeek's name, which most clients read, and the one that newer clients of vLLM read."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def _call(call: ToolCallDelta) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
+    """The first of a call has all keys, later ones only the new text, as OpenAI's."""
+    if call.name is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    return {"index": call.index, **_call(call)}
