@@ -103,7 +103,10 @@ def _field_named_by(message: str) -> str | None:
     return word if word in ("stop", "messages", "chat_template_kwargs", "add_generation_prompt") else None
 
 
-def error_response(error: ApiError, *, retry_after_seconds: int, request_id: str | None = None) -> Response:
+def error_response(
+    error: ApiError, *, retry_after_seconds: int, request_id: str | None = None, body: dict[str, Any] | None = None
+) -> Response:
+    """`body`: where the dialect is not OpenAI's."""
     headers = {}
     if error.http_status in (429, 503):
         headers["retry-after"] = str(retry_after_seconds)
@@ -113,7 +116,7 @@ def error_response(error: ApiError, *, retry_after_seconds: int, request_id: str
         headers["www-authenticate"] = "Bearer"
     if request_id is not None:
         headers["x-request-id"] = request_id
-    return JsonResponse(error.body, status_code=error.http_status, headers={**headers, **error.headers})
+    return JsonResponse(body or error.body, status_code=error.http_status, headers={**headers, **error.headers})
 
 
 class JsonResponse(Response):

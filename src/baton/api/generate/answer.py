@@ -1,42 +1,35 @@
-"""Answers a request that generates, from its first byte to its end; the same for both endpoints."""
+"""Answers a request that generates, from its first byte to its end; the same for all dialects."""
 
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from baton.api.errors import as_api_error, error_response, to_json
+from baton.api.dialect import dialect_of
+from baton.api.errors import as_api_error, error_response
 from baton.api.front import Front, caller_of, front_of, logger
 from baton.api.generate.generation import Generation
 from baton.api.generate.live import LiveRequest
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job
-from baton.api.generate.shape import Shape, usage_json
+from baton.api.generate.shape import Shape
 from baton.api.http.budget import Lease
 from baton.api.http.idempotency import Remembered
 from baton.api.http.json_body import read_body
 from baton.api.http.json_parts import send_json
 from baton.api.http.request_log import is_name, record_of
 from baton.api.http.streaming import (
-    DONE,
     ClientGone,
     EventStream,
     SendBuffer,
     drop_connection,
-    event,
-    one_line,
     while_connected,
 )
 from baton.errors import EngineError
-
-EVENT_STREAM = "text/event-stream"
-Put = Callable[[bytes], None]
 
 
 class GenerateRoute:
@@ -72,6 +65,7 @@ class _Call:
         self.caller = caller_of(request)
         self.record = record_of(request)
         self.request_id = self.record.request_id
+        self._dialect = dialect_of(request.scope)
         self._send = send
         self._started = asyncio.get_running_loop().time()
         self._key = self._idempotency_key()
@@ -82,7 +76,7 @@ class _Call:
         if self._key is None:
             await self._generate(live, lease)
             return
-        entry = front.idempotency.begin(self.caller.tenant, self._key, self.shape.object_whole, self.body)
+        entry = front.idempotency.begin(self.caller.tenant, self._key, self.shape.kind, self.body)
         if entry.answer is not None:
             lease.take(len(entry.answer))
             await self._respond(Response(entry.answer, headers={**self._headers, "content-type": entry.media_type}))
@@ -100,8 +94,9 @@ class _Call:
         if known.http_status == 500:
             self._log_failure(error)
         self.front.metrics.request_refused(known.code or str(known.http_status))
+        body = self._dialect.error_body(known, self.request_id)
         retry = self.front.config.retry_after_seconds
-        await self._respond(error_response(known, retry_after_seconds=retry, request_id=self.request_id))
+        await self._respond(error_response(known, retry_after_seconds=retry, request_id=self.request_id, body=body))
 
     def _log_failure(self, error: BaseException) -> None:
         """A traceback only for what nobody foresaw."""
@@ -178,22 +173,25 @@ class _Call:
             sent.add(content)
             buffer.put(content)
 
-        chunks = _Chunks(self.shape, job, generation, buffer.put if self._entry is None else put_and_keep)
+        events = self.shape.events(job, generation, buffer.put if self._entry is None else put_and_keep)
+        media_type = self._dialect.stream_type
         stream = EventStream(
             self.request.scope,
             self.request.receive,
             self._send,
-            headers={**self._headers, "content-type": EVENT_STREAM, "cache-control": "no-cache", "x-accel-buffering": "no"},
+            headers={**self._headers, "content-type": media_type, "cache-control": "no-cache", "x-accel-buffering": "no"},
             keep_alive_seconds=self.front.config.keep_alive_seconds,
             write_seconds=self.front.limits.write_seconds,
             turn=self.front.turn,
+            dialect=self._dialect,
+            request_id=self.request_id,
         )
 
         async def produce() -> None:
             try:
-                await generation.run(chunks.add, chunks.add_text)
-                chunks.end()
-                self._remember(sent.content, EVENT_STREAM)
+                await generation.run(events.add, events.add_text)
+                events.end()
+                self._remember(sent.content, media_type)
             finally:
                 sent.close()
                 self._forget()
@@ -217,61 +215,3 @@ class _Call:
     def _idempotency_key(self) -> str | None:
         key = self.request.headers.get("idempotency-key")
         return key if key is not None and is_name(key, self.front.limits) else None
-
-
-class _Chunks:
-    """Pieces to events. A piece without text (half a character, perhaps a stop string) waits for the next one with some."""
-
-    def __init__(self, shape: Shape, job: Job, generation: Generation, put: Put) -> None:
-        self._shape = shape
-        self._put = put
-        self._job = job
-        self._generation = generation
-        self._waiting: dict[int, Piece] = {}
-        self._begun: set[int] = set()
-        self._frames: dict[int, tuple[bytes, bytes]] = {}
-        "By choice: what stands before and after the text in an event that has nothing else to say, as most have."
-
-    def add_text(self, choice: int, text: str) -> None:
-        """A piece that is nothing else."""
-        frame = self._frames.get(choice)
-        if frame is not None:
-            before, after = frame
-            self._put(before + one_line(text) + after)
-            return
-        self.add(Piece(choice, text))
-        self._frames[choice] = self._frame(choice)
-
-    def add(self, piece: Piece) -> None:
-        if piece.choice in self._waiting:
-            earlier = self._waiting.pop(piece.choice)
-            earlier.add(piece)
-            piece = earlier
-        if not piece.worth_sending:
-            self._waiting[piece.choice] = piece
-        else:
-            self._put(self._event(piece))
-            self._begun.add(piece.choice)
-
-    def _event(self, piece: Piece) -> bytes:
-        options = self._job.options.stream
-        usage = _usage_so_far(piece) if options.continuous_usage else None
-        choice = self._shape.delta(self._job, piece, first=piece.choice not in self._begun)
-        return event(self._shape.chunk([choice], usage, with_usage=options.include_usage))
-
-    def _frame(self, choice: int) -> tuple[bytes, bytes]:
-        """Cut out of an event with a text that stands nowhere else in it, so that the shape is written in one place."""
-        mark = f"<{uuid.uuid4().hex}>"
-        before, after = self._event(Piece(choice, mark)).split(to_json(mark))
-        return before, after
-
-    def end(self) -> None:
-        if self._job.options.stream.include_usage:
-            self._put(event(self._shape.chunk([], usage_json(self._generation.usage), with_usage=True)))
-        self._put(DONE)
-
-
-def _usage_so_far(piece: Piece) -> dict[str, Any]:
-    """Of this chunk's choice. What was cached is known at the end."""
-    prompt, output = piece.usage
-    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}

@@ -24,6 +24,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from baton.api.config import ApiConfig
+from baton.api.dialect import OPENAI, Dialect
 from baton.api.errors import ApiError, not_found
 from baton.api.http.auth import Caller, Keys
 
@@ -36,13 +37,24 @@ _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 class ApiRoute(Route):
     """A route that knows who may call it."""
 
-    def __init__(self, path: str, endpoint: Any, *, methods: list[str], right: Right = "key", page: bool = False) -> None:
+    def __init__(
+        self,
+        path: str,
+        endpoint: Any,
+        *,
+        methods: list[str],
+        right: Right = "key",
+        page: bool = False,
+        dialect: Dialect = OPENAI,
+    ) -> None:
         """`page`: opened by a browser, which is asked for the key in its own way."""
         super().__init__(path, endpoint, methods=methods)
         self.right: Right = right
         self.page = page
+        self.dialect = dialect
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["dialect"] = self.dialect
         access: Access = scope["app"].state.access
         access.require(scope, self.right, page=self.page)
         if self.methods and scope["method"] not in self.methods:

@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from baton.api.dialect import dialect_of
 from baton.api.errors import ApiError, as_api_error, error_response, not_found
 from baton.api.front import Front, front_of, logger
 from baton.api.limits import Limits
@@ -85,7 +86,8 @@ async def on_error(request: Request, error: Exception) -> Response:
     front, record = front_of(request), record_of(request)
     known = _of_starlette(error) if isinstance(error, HTTPException) else as_api_error(error)
     record.ended = record.ended or known.code or ""
-    return error_response(known, retry_after_seconds=front.config.retry_after_seconds)
+    body = dialect_of(request.scope).error_body(known, record.request_id)
+    return error_response(known, retry_after_seconds=front.config.retry_after_seconds, body=body)
 
 
 def _of_starlette(error: HTTPException) -> ApiError:

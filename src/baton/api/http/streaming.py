@@ -22,14 +22,13 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
-from baton.api.errors import ApiError, as_api_error, to_json
+from baton.api.dialect import Dialect
+from baton.api.errors import ApiError, as_api_error
 from baton.api.http.budget import Lease
 
 T = TypeVar("T")
 logger = logging.getLogger("baton.api")
 
-KEEP_ALIVE = b": keep-alive\n\n"
-DONE = b"data: [DONE]\n\n"
 _UNCOUNTED_BYTES = 16 * 1024
 "A client that keeps up has less than this waiting."
 
@@ -118,24 +117,6 @@ class SendBuffer:
         return data
 
 
-# Ends of lines to many a client (str.splitlines, httpx), though not to server-sent events. JSON may write them as escapes.
-_LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
-
-
-def event(content: Any) -> bytes:
-    """One event, on one line by anyone's idea of a line."""
-    return b"data: " + one_line(content) + b"\n\n"
-
-
-def one_line(content: Any) -> bytes:
-    """As JSON."""
-    data = to_json(content)
-    if not data.isascii():
-        for raw, escaped in _LINE_ENDS:
-            data = data.replace(raw, escaped)
-    return data
-
-
 async def until_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -166,6 +147,8 @@ class EventStream:
         keep_alive_seconds: float,
         write_seconds: float,
         turn: EndOfTurn,
+        dialect: Dialect,
+        request_id: str,
     ) -> None:
         self._scope = scope
         self._receive = receive
@@ -175,6 +158,8 @@ class EventStream:
         self._headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         self._direct: DirectBody | None = scope.get("state", {}).get("direct_body")
         self._turn = turn
+        self._dialect = dialect
+        self._request_id = request_id
         self._now = asyncio.get_running_loop().time
         self._sent_at = self._now()
         self._delivering = False
@@ -214,12 +199,13 @@ class EventStream:
                 if isinstance(error, ClientGone) or (not self.started and buffer.empty):
                     raise error
                 self.error = error
-                buffer.put(event(_told(error).body))  # and no [DONE] after it: the answer is not complete
+                body = self._dialect.error_body(_told(error), self._request_id)
+                buffer.put(self._dialect.error_event(body))  # and no [DONE] after it: the answer is not complete
             if finished:
                 await self._deliver(buffer.take(), last=True)
                 return
             if idle or not buffer.empty:
-                await self._deliver(buffer.take() or KEEP_ALIVE)
+                await self._deliver(buffer.take() or self._dialect.keep_alive)
 
     def _flush(self, buffer: SendBuffer) -> None:
         """Events straight to the socket. Where that cannot be, or the writer has some in hand, they are the writer's."""

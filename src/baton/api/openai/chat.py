@@ -6,15 +6,15 @@ from typing import Any
 
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, chat_job
-from baton.api.generate.shape import Shape, finish_word
 from baton.api.http.auth import Caller
 from baton.api.openai.logprobs import chat_logprobs, prompt_logprobs
+from baton.api.openai.shape import OpenAIShape, finish_word
 from baton.text.parsers.base import ToolCallDelta
 
 
-class ChatShape(Shape):
+class ChatShape(OpenAIShape):
     id_prefix = "chatcmpl-"
-    object_whole = "chat.completion"
+    kind = "chat.completion"
     object_chunk = "chat.completion.chunk"
     renders = True
 

@@ -6,14 +6,14 @@ from typing import Any
 
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, completion_job
-from baton.api.generate.shape import Shape, finish_word
 from baton.api.http.auth import Caller
 from baton.api.openai.logprobs import completion_logprobs, prompt_logprobs
+from baton.api.openai.shape import OpenAIShape, finish_word
 
 
-class CompletionShape(Shape):
+class CompletionShape(OpenAIShape):
     id_prefix = "cmpl-"
-    object_whole = "text_completion"
+    kind = "text_completion"
     object_chunk = "text_completion"
 
     def job(self, body: dict[str, Any], caller: Caller) -> Job:

@@ -1,0 +1,21 @@
+"""Tokens of an answer, as OpenAI counts them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.api.generate.generation import Usage
+
+
+def usage_json(usage: Usage) -> dict[str, Any]:
+    told: dict[str, Any] | None = None if usage.cached_tokens is None else {"cached_tokens": usage.cached_tokens}
+    below = usage.host_tokens + usage.storage_tokens
+    if told is not None and below:
+        device = told["cached_tokens"] - below
+        told["cached_tokens_by_tier"] = {"device": device, "host": usage.host_tokens, "storage": usage.storage_tokens}
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.prompt_tokens + usage.output_tokens,
+        "prompt_tokens_details": told,
+    }
