@@ -20,7 +20,7 @@ from baton.llm import LLM, SamplingParams  # noqa: E402
 def main() -> None:
     settings, sequences, prompt, output = json.loads(sys.argv[1]), *map(int, sys.argv[2:])
     llm = LLM(settings.pop("model"), **settings)
-    asked = SamplingParams(temperature=0.0, max_tokens=output, stop_token_ids=(0,))
+    asked = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
     llm.generate([[1] * prompt], SamplingParams(temperature=0.0, max_tokens=8))  # warm
     notes = llm._runner.notes  # type: ignore[attr-defined]
     steps, cpu, wall = len(notes.worked), process_time(), perf_counter()

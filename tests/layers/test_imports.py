@@ -14,6 +14,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "errors": set(),
     "ranges": {"errors"},
     "addresses": {"errors"},
+    "familiar": set(),
     "config": {"addresses", "cluster_config", "errors", "ranges"},
     "cluster_config": {"errors", "ranges"},
     "protocol": {"errors"},
@@ -28,7 +29,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "observe": BASE,
     "sim": BASE | {"core"},
     "runtime": BASE | {"addresses", "core", "worker", "kvcache", "kvpool", "api", "observe", "text"},
-    "llm": BASE | {"core", "worker", "models", "text"},  # all of it in one process
+    "llm": BASE | {"familiar", "core", "worker", "models", "text"},  # all of it in one process
     "cli": None,  # anything
     "": set(),  # baton/__init__.py
 }

@@ -38,8 +38,8 @@ def nothing_is_left_behind(llm: LLM):
     assert not board.slots.taken
     assert pool.free + pool.idle == pool.total
     assert not llm._plans
-    assert not llm._answers
-    assert not llm._refused
+    assert not llm._call.answers
+    assert not llm._call.refused
     assert (llm._runner.batch.incarnations == -1).all()
 
 
@@ -120,9 +120,9 @@ def test_logprobs_of_output_and_prompt(llm: LLM):
 
 def test_max_tokens_is_clipped_to_the_context_and_the_context_to_the_pool(llm: LLM):
     assert llm.context_tokens == 60 * 4 < CONTEXT
-    (answer,) = llm.generate([5] * 230, SamplingParams(max_tokens=1000, stop_token_ids=(999,)))
+    (answer,) = llm.generate([5] * 230, SamplingParams(max_tokens=1000, ignore_eos=True))
     assert len(answer.outputs[0].token_ids) == 10, "to the last place of the pool"
-    (answer,) = llm.generate([5] * 200, SamplingParams(max_tokens=40, stop_token_ids=(999,)))
+    (answer,) = llm.generate([5] * 200, SamplingParams(max_tokens=40, ignore_eos=True))
     assert len(answer.outputs[0].token_ids) == 40
 
 
@@ -209,14 +209,14 @@ def test_any_number_of_prompts_may_wait_and_slow_callers_are_not_given_up(llm: L
         now += 3600.0
         return now
 
-    monkeypatch.setattr("baton.llm.monotonic", clock)
-    answers = llm.generate([[5 + number % 7] for number in range(1500)], SamplingParams(max_tokens=2, stop_token_ids=(999,)))
+    monkeypatch.setattr("baton.llm.engine.monotonic", clock)
+    answers = llm.generate([[5 + number % 7] for number in range(1500)], SamplingParams(max_tokens=2, ignore_eos=True))
     assert [len(answer.outputs[0].token_ids) for answer in answers] == [2] * 1500
 
 
 def test_a_pool_too_small_for_all_preempts_and_changes_nothing(llm: LLM):
     prompts = [[5 + number] * (10 + number) for number in range(12)]
-    sampling = SamplingParams(temperature=0.0, max_tokens=60, stop_token_ids=(999,))
+    sampling = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     together = llm.generate(prompts, sampling)
     assert sum(answer.outputs[0].preemptions for answer in together) > 0
     for prompt, answer in zip(prompts[:4], together, strict=False):
@@ -258,7 +258,7 @@ def picky(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_a_call_leaves_open_is_as_the_model_recommends(picky: Path, monkeypatch: pytest.MonkeyPatch):
     one = LLM(str(picky), threads=1, kv_blocks=60, block_size=4, slots=8)
     assert one.sampling_defaults == {**RECOMMENDED, "max_tokens": 9}
-    for sampling in (None, SamplingParams(), SamplingParams(stop_token_ids=(999,))):
+    for sampling in (None, SamplingParams(), SamplingParams(ignore_eos=True)):
         asked = sampled(one, monkeypatch, sampling)
         assert {name: getattr(asked, name) for name in RECOMMENDED} == RECOMMENDED
         assert asked.max_tokens == 9

@@ -28,21 +28,10 @@ import typer
 from baton.cli.say import Failed
 from baton.config import ServeConfig
 from baton.errors import InvalidConfig
+from baton.familiar import FAMILIAR
 from baton.ranges import refusal
 
 ConfigT = TypeVar("ConfigT")
-
-FAMILIAR: dict[str, tuple[str, ...]] = {
-    "context_tokens_max": ("max_model_len",),
-    "slots": ("max_num_seqs",),
-    "tokens_per_step": ("max_num_batched_tokens",),
-    "kv_blocks": ("num_blocks", "num_gpu_blocks_override"),
-    "memory_utilization": ("gpu_memory_utilization",),
-    "kv_dtype": ("kv_cache_dtype",),
-    "prefix_caching": ("enable_prefix_caching",),
-    "drain_seconds_max": ("shutdown_timeout",),
-}
-"""Names that users of other engines type. Those that are the same here (block_size, api_key, ...) need no line."""
 
 PANELS: dict[str, tuple[str, ...]] = {
     "Cluster": (

@@ -1,0 +1,280 @@
+"""`LLM`: a call, from its prompts to its answers.
+
+    prompts -> GenerateRequest -> Instance (core/) -> StepPlan -> ModelRunner (worker/) -> StepResult -> Emit -> Answer
+
+One call at a time: the machine, the runner and its kernels are made for one caller. Whatever interrupts a call, the machine is
+made anew and the model stays, so that the next call is as good as the first.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from math import inf
+from random import Random
+from secrets import randbits
+from threading import Lock
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from msgspec import ValidationError, msgpack, structs
+
+from baton.config import QueueConfig, ServeConfig, lowered_context
+from baton.core.effects import Effect, Refuse, RestartWorker, RunStep
+from baton.core.engine.instance import Instance
+from baton.core.events import Abort, StepDone, Submit, WorkerReady
+from baton.errors import CallerError, RequestRefused, Unavailable
+from baton.llm.call import Call
+from baton.llm.keywords import serve_settings
+from baton.llm.outputs import Answer
+from baton.llm.prompts import Prompts, batch_of
+from baton.llm.sampling import SamplingParams, wire_params
+from baton.llm.stream import Stream
+from baton.models.names import DEFAULT_MODEL, resolve
+from baton.protocol.ids import Instant, PoolIncarnation, RequestId
+from baton.protocol.output import Emit
+from baton.protocol.request import FinishReason, GenerateRequest
+from baton.protocol.request import SamplingParams as WireParams
+from baton.protocol.step import StepPlan
+from baton.text.chat_prompt import render_chat
+from baton.text.loading import load_model_text
+from baton.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # numpy comes with the model
+    from baton.worker.ticket import Ticket
+
+log = logging.getLogger(__name__)
+
+ONE_AT_A_TIME = (
+    "this LLM is answering another call: use it from one thread at a time, read a stream to its end or close it, and give it "
+    "all prompts in one call, where they are batched; for many callers at once there is `baton serve`"
+)
+
+Sampling = WireParams | Sequence[WireParams] | None
+Progress = Callable[[int, int], None]
+
+
+class LLM:
+    def __init__(self, model: str = DEFAULT_MODEL, *, seed: int | None = None, **settings: Any) -> None:
+        """`settings` are the fields of baton.config.ServeConfig (slots, kv_blocks, block_size, threads, ...), also under
+        vLLM's names (keywords.py). With a `seed` the same calls in the same order draw the same tokens."""
+        from baton.worker.build import build_worker  # brings numpy, and torch where the forward pass needs it
+
+        # Nobody watches tokens come: how long one waits for other prompts does not matter here, only when all are done.
+        settings = {"prefill_tokens_beside_decodes": None, "decode_gap_ms": 0.0, **serve_settings(settings)}
+        asked = ServeConfig(model=str(model), **settings)  # refuses bad settings before a model is fetched
+        path = str(resolve(model))
+        self.config = replace(asked, model=path)
+        engine = self.config.engine()
+        text = load_model_text(path)
+        self.tokenizer, self.chat_template = text.tokenizer, text.chat_template
+        built = build_worker(engine.worker)
+        self._runner = built.runner
+        self.context_tokens = built.context_tokens
+        "Longest sequence, prompt and output: what the model was made for, or what the KV pool holds if that is less."
+        self.sampling_defaults = built.sampling_defaults
+        self._identity = built.identity
+        if (words := lowered_context(self.config, self.context_tokens, self._runner.config.context_tokens_max)) is not None:
+            log.warning(words)
+        # Nobody else is here to be protected: any number of prompts may wait, and no step is given up for being slow.
+        self._instance_config = replace(
+            engine.instance,
+            kv=replace(engine.instance.kv, blocks=self._runner.pool.blocks),
+            scheduler=replace(engine.instance.scheduler, step_seconds_max=inf),
+            queue=QueueConfig(requests_max=sys.maxsize, tokens_max=sys.maxsize),
+        )
+        self._numbers = count()
+        self._seeds = None if seed is None else Random(seed)
+        self._closed = False
+        self._in_use = Lock()
+        "Never waited for: it says that a call is under way."
+        self._begin()
+
+    def _begin(self) -> None:
+        """A machine without requests and a runner with empty slots. The model and the memory of the pool stay."""
+        self._plans: deque[StepPlan] = deque()
+        self._tickets: deque[Ticket] = deque()
+        "Steps under way."
+        self._call = Call()
+        self._runner.clear()
+        self.instance = Instance(self._instance_config)
+        self._tell(WorkerReady(self.instance.worker.epoch, PoolIncarnation(1), self._identity))
+
+    def close(self) -> None:
+        """Gives the memory of the KV pool back. No call is possible afterwards."""
+        if self._closed:
+            return
+        self._enter_call()  # never released: whoever calls now is told so
+        self._closed = True
+        self._runner.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.close()
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.tokenizer
+
+    # Calls
+
+    def generate(
+        self, prompts: Prompts, sampling_params: Sampling = None, *, n: int | None = None, progress: Progress | None = None
+    ) -> list[Answer]:
+        """All prompts at once; answers in the order of the prompts. What `sampling_params` leaves open is the model's default,
+        and at most 128 tokens. For one call at a time: a second one, of another thread or of `progress`, is refused."""
+        self._enter_call()
+        try:
+            call = self._call
+            self._submit_all(prompts, sampling_params, n)
+            self._run(len(call.answers), progress)
+            self._call = Call()
+            return list(call.answers.values())
+        except BaseException:
+            self._begin()  # wherever it was interrupted, nothing of it is left behind
+            raise
+        finally:
+            self._in_use.release()
+
+    def stream(self, prompts: Prompts, sampling_params: Sampling = None, *, n: int | None = None) -> Stream:
+        """The same answers as they come: an iterator of `Chunk`, over all prompts and outputs. Bad arguments are refused here,
+        before the first chunk is asked for."""
+        self._enter_call()
+        try:
+            self._call = Call(streamed=True)
+            self._submit_all(prompts, sampling_params, n)
+            return Stream(self._call.chunks, self._step, self._end_stream)
+        except BaseException:
+            self._end_stream(whole=False)
+            raise
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: Sampling = None,
+        *,
+        n: int | None = None,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> list[Answer]:
+        """Like `generate`, for lists of messages, or a single one. `options` are those of a chat template:
+        add_generation_prompt, continue_final_message, tools, chat_template_kwargs."""
+        return self.generate(self._rendered(messages, **options), sampling_params, n=n, progress=progress)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: Sampling = None,
+        *,
+        n: int | None = None,
+        **options: Any,
+    ) -> Stream:
+        """Like `stream`, for lists of messages, or a single one."""
+        return self.stream(self._rendered(messages, **options), sampling_params, n=n)
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> list[list[int]]:
+        if options.get("continue_final_message"):
+            options.setdefault("add_generation_prompt", False)
+        chats: Sequence[Any] = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        prompts = []
+        for chat in chats:
+            text, mark = render_chat(
+                self.chat_template, self.tokenizer, [dict(each) for each in chat], extras=chat_template_kwargs, **options
+            )
+            prompts.append(self.tokenizer.encode(text, add_special_tokens=False, parse_special=True, mark=mark))
+        return prompts
+
+    def _enter_call(self) -> None:
+        if not self._in_use.acquire(blocking=False):
+            raise CallerError("this LLM is closed" if self._closed else ONE_AT_A_TIME)
+
+    def _end_stream(self, whole: bool) -> None:
+        try:
+            if whole:
+                self._call = Call()
+            else:
+                self._begin()
+        finally:
+            self._in_use.release()
+
+    # Requests
+
+    def _submit_all(self, prompts: Prompts, sampling: Sampling, n: int | None) -> None:
+        batch = batch_of(prompts)
+        each = list(sampling) if isinstance(sampling, Sequence) else [sampling or SamplingParams()] * len(batch)
+        if len(each) != len(batch):
+            raise CallerError(f"{len(batch)} prompts and {len(each)} sampling parameters")
+        requests = [self._request(prompt, params, n) for prompt, params in zip(batch, each, strict=True)]
+        for request, prompt, params in zip(requests, batch, each, strict=True):
+            self._call.add(request, prompt if isinstance(prompt, str) else None, params, self.tokenizer)
+            self._tell(Submit(request))
+            if request.id in self._call.refused:
+                raise RequestRefused(self._call.refused[request.id])
+
+    def _request(self, prompt: str | Sequence[int], asked: WireParams, n: int | None) -> GenerateRequest:
+        tokens = tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+        room = self.context_tokens - len(tokens)
+        if not tokens or room < 1:
+            raise CallerError(f"a prompt of {len(tokens)} tokens; 1 to {self.context_tokens - 1} fit the context")
+        sampling = wire_params(asked, self.sampling_defaults, self._next_seed(), self.tokenizer)
+        sampling = structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        n = n if n is not None else asked.n if isinstance(asked, SamplingParams) else 1
+        request = GenerateRequest(id=RequestId(f"llm-{next(self._numbers)}"), prompt=tokens, sampling=sampling, n=n)
+        try:
+            return msgpack.decode(msgpack.encode(request), type=GenerateRequest)  # a wire would check it so
+        except (ValidationError, OverflowError) as error:
+            raise CallerError(str(error)) from None
+
+    def _next_seed(self) -> int:
+        return randbits(63) if self._seeds is None else self._seeds.getrandbits(63)
+
+    # Steps
+
+    def _run(self, count: int, progress: Progress | None) -> None:
+        done = -1
+        while self._step():
+            if progress is not None and count - len(self.instance.board.groups) != done:
+                done = count - len(self.instance.board.groups)
+                progress(done, count)
+
+    def _step(self) -> bool:
+        """Collects one step, with the next ones launched before. False: there is none."""
+        if not self._plans and not self._tickets:
+            return False
+        while self._plans and not self._runner.must_wait(self._plans[0]):
+            self._tickets.append(self._runner.submit(self._plans.popleft()))
+        self._tell(StepDone(self._runner.collect(self._tickets.popleft())))
+        stopped, self._call.stopped = self._call.stopped, []
+        for request, index in stopped:
+            self._tell(Abort(request, index, FinishReason.STOP))
+        return True
+
+    def _tell(self, event: Any) -> None:
+        for effect in self.instance.handle(event, Instant(monotonic())):
+            self._do(effect)
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case RunStep(plan):
+                self._plans.append(plan)
+            case Emit():
+                self._on_emit(effect)
+            case Refuse(request, refused):
+                self._call.refused[request] = str(refused)
+            case RestartWorker(_, _, reason):
+                raise Unavailable(f"the model cannot go on: {reason}")
+
+    def _on_emit(self, emit: Emit) -> None:
+        self._call.on_emit(emit)

@@ -1,0 +1,112 @@
+"""What comes back, and how tokens become text.
+
+    tokens --Detokenizer--> whole characters --StopStrings--> Output.text
+
+as in a server (api/generate/output.py), and with the same rules: a token id that ended the answer has no text, the tokens after
+the one that completed a stop string are not the caller's, and before `min_tokens` no stop string ends anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton.llm.sampling import SamplingParams
+from baton.protocol.request import SamplingParams as WireParams
+from baton.protocol.step import TokenLogprob
+from baton.text.detokenizer import Detokenizer
+from baton.text.stops import StopAutomaton, StopStrings
+from baton.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class Output:
+    """One of the n sequences of an answer."""
+
+    index: int
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str = ""
+    "stop, length, or error. Empty while it is not finished."
+    stop_reason: str | int | None = None
+    "The stop string, or the token id of `stop_token_ids`, that ended it."
+    error: str = ""
+    "What went wrong, where the reason is error."
+    cached_tokens: int = 0
+    preemptions: int = 0
+
+
+@dataclass(slots=True)
+class Answer:
+    prompt_token_ids: list[int]
+    outputs: list[Output]
+    prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+    "By position, where they were asked for. The first token has none."
+    prompt: str | None = None
+    "As it was given. None for a chat and for token ids."
+    request_id: str = ""
+
+    @property
+    def finished(self) -> bool:
+        return all(output.finish_reason for output in self.outputs)
+
+
+@dataclass(slots=True)
+class Chunk:
+    """What is new of one output, in a stream."""
+
+    prompt_index: int
+    "Which prompt of the call."
+    index: int
+    "Which of its n outputs."
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str = ""
+    "Not empty in the last chunk of an output."
+    stop_reason: str | int | None = None
+    error: str = ""
+
+
+class SequenceText:
+    """Text of one output, as its tokens come."""
+
+    __slots__ = ("_detokenizer", "_include_stop", "_min_tokens", "_named_ids", "_stops", "output")
+
+    def __init__(self, tokenizer: Tokenizer, asked: WireParams, stops: StopAutomaton, output: Output) -> None:
+        ours = asked if isinstance(asked, SamplingParams) else SamplingParams()
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=ours.skip_special_tokens, at_text_start=False)
+        self._stops = StopStrings(stops, include_stop=ours.include_stop_str_in_output)
+        self._include_stop = ours.include_stop_str_in_output
+        self._named_ids = frozenset(asked.stop_token_ids or ())
+        self._min_tokens = asked.min_tokens or 0
+        self.output = output
+
+    @property
+    def stopped(self) -> bool:
+        """By a stop string. Whatever comes afterwards is not part of the answer."""
+        return self._stops.stop is not None
+
+    def feed(self, token: int, *, ends: bool) -> None:
+        """`ends`: it is the stop token that ended the sequence."""
+        output = self.output
+        output.token_ids.append(token)
+        if ends and token in self._named_ids:
+            output.stop_reason = token
+        text = "" if ends and not self._include_stop else self._detokenizer.push_one(token)
+        if len(output.token_ids) <= self._min_tokens:
+            output.text += text
+        else:
+            self._through_stops(text)
+
+    def end(self, reason: str) -> None:
+        if not self.stopped:
+            self._through_stops(self._detokenizer.flush())
+            self.output.text += self._stops.flush()
+        self.output.finish_reason = "stop" if self.stopped else reason
+
+    def _through_stops(self, text: str) -> None:
+        fed = self._stops.feed(text)
+        self.output.text += fed.text
+        if fed.stop is not None:
+            self.output.stop_reason = fed.stop

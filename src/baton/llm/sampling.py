@@ -1,0 +1,73 @@
+"""SamplingParams: how an answer is drawn and where it ends, under vLLM's names; and what the engine is told of it.
+
+what a call says      -> else the model's recommendation -> else OpenAI's default
+stop, bad_words          are texts here. The engine knows token ids: bad words become ids, stop strings are looked for in the
+                         text (outputs.py)
+stop_token_ids           end an answer besides the model's ends of text, which `ignore_eos` turns off
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from baton.protocol.request import SamplingParams as WireParams
+from baton.text.tokenizer import Tokenizer
+
+MAX_TOKENS = 128
+"""Of an answer, where neither the call nor the model says how long it may be."""
+
+
+class SamplingParams(WireParams, frozen=True, kw_only=True):
+    """How tokens are drawn and when to stop. What is None, or left out, is the model's default."""
+
+    n: int = 1
+    "Answers for each prompt."
+    stop: str | Sequence[str] | None = None
+    "Texts that end an answer. They are not part of it, unless `include_stop_str_in_output`."
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    "The model's end of text is a token like any other."
+    skip_special_tokens: bool = True
+    "Leave special tokens out of the text."
+    max_tokens: int | None = None  # type: ignore[assignment]
+    temperature: float | None = None  # type: ignore[assignment]
+    top_k: int | None = None  # type: ignore[assignment]
+    top_p: float | None = None  # type: ignore[assignment]
+    min_p: float | None = None  # type: ignore[assignment]
+    repetition_penalty: float | None = None  # type: ignore[assignment]
+    seed: int | None = None  # type: ignore[assignment]
+    "None: another one for every prompt and call."
+    stop_token_ids: Sequence[int] | None = None  # type: ignore[assignment]
+    bad_words: Sequence[str | Sequence[int]] | None = None  # type: ignore[assignment]
+    "Texts, or token ids, that must not appear in the output."
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = None  # type: ignore[assignment]
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+def wire_params(asked: WireParams, defaults: Mapping[str, Any], seed: int, tokenizer: Tokenizer) -> WireParams:
+    """Every open choice is made. What has no type of the wire is noticed where it is checked (engine.py)."""
+    given: dict[str, Any] = {
+        name: value for name in WireParams.__struct_fields__ if (value := getattr(asked, name)) is not None
+    }
+    if isinstance(asked, SamplingParams):
+        ends = () if asked.ignore_eos else tokenizer.eos_ids
+        given["stop_token_ids"] = tuple(dict.fromkeys((*ends, *(asked.stop_token_ids or ()))))
+        given["bad_words"] = _word_ids(asked.bad_words or (), tokenizer)
+        bias = asked.logit_bias or ()
+        given["logit_bias"] = tuple(bias.items() if isinstance(bias, Mapping) else bias)
+        if given.get("top_k") == 0:
+            given["top_k"] = -1  # both mean "all" to vLLM
+    elif not asked.stop_token_ids:
+        given["stop_token_ids"] = tuple(tokenizer.eos_ids)
+    return WireParams(**{"max_tokens": MAX_TOKENS, "seed": seed, **defaults, **given})
+
+
+def _word_ids(words: Sequence[str | Sequence[int]], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Each text at the start of an answer and after a space, which are different tokens."""
+    texts = [lead + word for word in words if isinstance(word, str) for lead in ("", " ")]
+    ids = [tuple(word) for word in words if not isinstance(word, str)]
+    return tuple(each for each in dict.fromkeys([*ids, *map(tuple, tokenizer.encode_words(texts) if texts else [])]) if each)
