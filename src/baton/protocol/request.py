@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from baton.protocol.grammar import Grammar, grammar_bytes
 from baton.protocol.ids import RequestId
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -41,6 +42,15 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     "Report the log-probability of each token, and of this many of the likeliest."
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     "The same for the prompt's own tokens. The whole prompt is computed then, whatever is cached."
+    grammar: Grammar | None = None
+    """What the answer must look like. No token is drawn that the grammar does not allow. Where it allows nothing but an end the
+    sequence ends, even before min_tokens."""
+
+    @property
+    def stop_length_min(self) -> int:
+        """From how many tokens on a stop id ends the sequence. Whoever draws keeps stop ids back until min_tokens, and with a
+        grammar lets one through before that only where nothing else is allowed: then it must count."""
+        return 0 if self.grammar is not None else self.min_tokens
 
 
 OPENAI_SAMPLING: Mapping[str, int | float] = MappingProxyType(
@@ -117,7 +127,8 @@ def shares_settings(request: GenerateRequest, first: GenerateRequest) -> bool:
 def sampling_bytes(sampling: SamplingParams) -> int:
     """At most so many bytes on a wire."""
     words = sum(map(len, sampling.bad_words)) + len(sampling.bad_words)
-    return 512 + 5 * (len(sampling.stop_token_ids) + words) + 15 * len(sampling.logit_bias)
+    lists = 5 * (len(sampling.stop_token_ids) + words) + 15 * len(sampling.logit_bias)
+    return 512 + lists + grammar_bytes(sampling.grammar)
 
 
 class FinishReason(StrEnum):

@@ -8,10 +8,13 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import structs
+
 from baton.api.errors import bad
 from baton.api.front import Front
 from baton.api.http.auth import Caller
 from baton.api.openai.schemas import ChatBody, CompletionBody, Options, Prompt, too_long
+from baton.protocol.grammar import Grammar
 from baton.protocol.ids import RequestId
 from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.text.chat_prompt import render_chat
@@ -135,13 +138,20 @@ def _job(front: Front, prompts: list[tuple[int, ...]], options: Options, caller:
     bad_words = _bad_words(front, options)
     # Where the client gave no seed we draw one and use it, so that a lost request can be replayed to the same tokens.
     seed = options.seed if options.seed is not None else secrets.randbits(63)
-    requests = tuple(_request(front, ids, options, bad_words, seed, salt) for ids in prompts)
+    grammar = _grammar(front, options)
+    requests = tuple(_request(front, ids, options, bad_words, grammar, seed, salt) for ids in prompts)
     _require_bounded(front, requests, options)
     return Job(requests=requests, options=options, stops=stops)
 
 
 def _request(
-    front: Front, ids: tuple[int, ...], options: Options, bad_words: tuple[tuple[int, ...], ...], seed: int, salt: bytes
+    front: Front,
+    ids: tuple[int, ...],
+    options: Options,
+    bad_words: tuple[tuple[int, ...], ...],
+    grammar: Grammar | None,
+    seed: int,
+    salt: bytes,
 ) -> GenerateRequest:
     context = front.model.context_tokens
     if not ids:
@@ -155,7 +165,8 @@ def _request(
         raise bad(
             f"min_tokens ({options.min_tokens}) is more than the {max_tokens} tokens that may follow this prompt", "min_tokens"
         )
-    ends = () if options.ignore_eos else front.tokenizer.eos_ids
+    # What a grammar demands ends, and the end is a token: ignore_eos only says how late (Grammar.ends_late).
+    ends = front.tokenizer.eos_ids if grammar is not None or not options.ignore_eos else ()
     return GenerateRequest(
         id=RequestId(uuid.uuid4().hex),
         prompt=ids,
@@ -179,6 +190,7 @@ def _request(
             bad_words=bad_words,
             logprobs=options.logprobs,
             prompt_logprobs=options.prompt_logprobs,
+            grammar=grammar,
         ),
     )
 
@@ -199,6 +211,14 @@ def _salt(caller: Caller, cache_salt: str) -> bytes:
     if not caller.tenant and not cache_salt:
         return b""
     return hashlib.sha256(b"baton-salt\0" + caller.tenant + b"\0" + cache_salt.encode("utf-8", "replace")).digest()
+
+
+def _grammar(front: Front, options: Options) -> Grammar | None:
+    if options.grammar is None:
+        return None
+    if not front.tokenizer.eos_ids:
+        raise bad("the model has no end-of-text token: it cannot answer in a given format", "response_format")
+    return structs.replace(options.grammar, ends=front.tokenizer.eos_ids, ends_late=options.ignore_eos)
 
 
 def _bad_words(front: Front, options: Options) -> tuple[tuple[int, ...], ...]:

@@ -16,6 +16,7 @@ from baton.api.errors import ApiError, bad
 from baton.api.limits import RANGES
 from baton.api.openai.fields import Fields, checked_token_ids, shown
 from baton.api.openai.known_fields import ALIASES, HARMLESS, HINTS, INTERNAL, UNSUPPORTED, asks_for_nothing
+from baton.protocol.grammar import Grammar
 from baton.protocol.request import OPENAI_SAMPLING
 
 
@@ -57,6 +58,8 @@ class Options:
     priority: int
     cache_salt: str
     timeout_seconds: float
+    grammar: Grammar | None = None
+    "What the answer must look like. Its `ends` are filled in by prepare.py."
     ignored: tuple[str, ...] = ()
     "Fields that we do not know. The client is told their names."
 

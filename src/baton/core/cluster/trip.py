@@ -221,7 +221,7 @@ class Trip:
     def finish(self, index: int) -> FinishReason | None:
         """The end that its tokens are, if they are one: its instance was lost before it could say so."""
         told, sampling = self.open[index], self.request.sampling
-        if told and len(told) >= sampling.min_tokens and told[-1] in sampling.stop_token_ids:
+        if told and len(told) >= sampling.stop_length_min and told[-1] in sampling.stop_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(told) >= sampling.max_tokens else None
 

@@ -168,7 +168,7 @@ class Sequence:
         self.prompt_tokens = len(request.prompt)
         self.declared_tokens = sampling.max_tokens
         self.stop_ids = frozenset(sampling.stop_token_ids)
-        self.min_length = self.prompt_tokens + sampling.min_tokens
+        self.min_length = self.prompt_tokens + sampling.stop_length_min
         self.stop_position = self.prompt_tokens + sampling.max_tokens - 1
         "Positions to compute at most. The last token is sampled and never fed back, so it needs no KV."
         self.queued = request.attempt == 1
