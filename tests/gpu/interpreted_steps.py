@@ -33,8 +33,16 @@ class InterpretedSteps:
             packing, views = pack_decode(batch, bucket, self._ints, kv_heads, fixed=step.deterministic), decode_views
         else:
             packing, views = pack_mixed(batch, self._ints, kv_heads, step.rows_per_tile, fixed=step.deterministic), mixed_views
+        if batch.draws:
+            step.adjustments.write_rules(batch.bans, batch.masks)
         self.kinds.append("decode" if batch.decodes else "mixed")
         step.run(views(packing, torch.from_numpy(self._ints.copy())), draws=batch.draws, even=batch.decodes and batch.even)
         done = SimpleNamespace(synchronize=lambda: None)
         broken = None if batch.decodes else step.broken(len(batch.token_ids)).clone()
-        return SimpleNamespace(done=done, tokens=step.tokens(int(batch.due.sum())).clone(), broken=broken)
+        due, told, prompts = int(batch.due.sum()), None, None
+        if batch.tells:
+            told = step.adjustments.told[:due].clone()
+        if batch.prompts is not None:
+            step.tell_prompts(*map(torch.from_numpy, (batch.prompts.rows, batch.prompts.tokens, batch.prompts.told)))
+            prompts = step.adjustments.prompts_told[: len(batch.prompts.rows)].clone()
+        return SimpleNamespace(done=done, tokens=step.tokens(due).clone(), broken=broken, told=told, prompts=prompts)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 KERNELS = {
-    *("_add_norm", "_argmax", "_decode", "_draw", "_embed", "_fixed_gemm", "_gemv", "_judge", "_pick_from_all", "_prefill"),
-    *("_rope_store", "_silu_mul", "_skinny_gemm", "collect", "pick"),
+    *("_add_norm", "_adjust", "_argmax", "_decode", "_draw", "_embed", "_fixed_gemm", "_gemv", "_judge"),
+    *("_pick_from_all", "_prefill", "_rope_store", "_silu_mul", "_skinny_gemm", "_tally", "_tell", "collect", "pick"),
 }
 
 

@@ -71,7 +71,11 @@ class ModelRunner:
         somebody is sampled on the host, who needs to know the tokens so far."""
         if not self._tickets:
             return False
-        if len(self._tickets) >= self.steps_ahead or any(sampled_on_host(params) for params in plan.sampling):
+        if len(self._tickets) >= self.steps_ahead:
+            return True
+        if not self.executor.samples_on_host:
+            return False
+        if any(sampled_on_host(params) for params in plan.sampling):
             return True
         return bool(self.sampling.on_host[list(plan.run.slots)].any())
 

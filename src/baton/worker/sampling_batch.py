@@ -12,7 +12,10 @@ from baton.worker.sampling_state import SequenceSampling
 class SamplingBatch:
     """The same object for all steps in which the same sequences run."""
 
-    __slots__ = ("asks_prompts", "columns", "draws", "excludes", "on_host", "plain", "sequences", "slots", "states", "tallied")
+    __slots__ = (
+        *("asks_prompts", "columns", "draws", "excludes", "on_host", "plain"),
+        *("sequences", "slots", "states", "tallied", "tells"),
+    )
 
     def __init__(self, slots: Int64s, columns: SamplingColumns, sequences: InputBatch) -> None:
         """`slots`: taken ones."""
@@ -27,6 +30,8 @@ class SamplingBatch:
         "Somebody's token is left to chance."
         self.excludes = any(state.excluded for state in self.states)
         self.asks_prompts = any(state.params.prompt_logprobs is not None for state in self.states)
+        self.tells = any(state.params.logprobs is not None for state in self.states)
+        "Somebody wants log-probabilities of sampled tokens."
         self.on_host = any(state.on_host for state in self.states)
         self.tallied = [(place, state) for place, state in enumerate(self.states) if state.tally is not None]
 

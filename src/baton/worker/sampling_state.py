@@ -8,8 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.protocol.request import SamplingParams
-from baton.worker.arrays import Floats
+from baton.worker.arrays import Floats, Int32s
 from baton.worker.draws import Ids
+from baton.worker.flat_batch import FEEDBACK
+
+ANY = -1
+"""In a ban, in place of the last token: whatever that is."""
+NO_BANS: Int32s = np.zeros((0, 2), np.int32)
 
 
 class Tally:
@@ -57,7 +62,7 @@ class Tally:
 class BadWords:
     """Single tokens are always forbidden; the last token of a longer word when the output ends with the rest of it."""
 
-    __slots__ = ("_by_last", "always")
+    __slots__ = ("_by_last", "_by_last_but_one", "_pairs", "always")
 
     def __init__(self, words: Sequence[Sequence[int]], vocab_size: int) -> None:
         words = [word for word in words if word and word[-1] < vocab_size]
@@ -66,6 +71,11 @@ class BadWords:
         for word in words:
             if len(word) > 1:
                 self._by_last.setdefault(word[-2], []).append((list(word[:-1]), word[-1]))
+        self._pairs: Int32s = np.array([word for word in words if len(word) == 2], np.int32).reshape(-1, 2)
+        self._by_last_but_one: dict[int, list[tuple[list[int], tuple[int, int]]]] = {}
+        for word in words:
+            if len(word) > 2:
+                self._by_last_but_one.setdefault(word[-3], []).append((list(word[:-2]), (word[-2], word[-1])))
 
     def ever(self) -> set[int]:
         """All that may be forbidden at some time."""
@@ -77,6 +87,24 @@ class BadWords:
         ends = self._by_last.get(int(outputs[-1]), ())
         now = [last for rest, last in ends if outputs[-len(rest) :].tolist() == rest]
         return np.concatenate((self.always, np.array(now, np.int64))) if now else self.always
+
+    def bans(self, outputs: NDArray[np.int32]) -> Int32s:
+        """(last token that makes it count, forbidden token) of all but `always`. The last token may be FEEDBACK: then a word
+        is looked at without its last two, which are the ban."""
+        if not outputs.size or not self._by_last:
+            return NO_BANS
+        if outputs[-1] != FEEDBACK:
+            return _any_last(self.forbidden(outputs)[self.always.size :])
+        known = outputs[:-1]
+        ends = self._by_last_but_one.get(int(known[-1]), ()) if known.size else ()
+        now = [pair for rest, pair in ends if known[-len(rest) :].tolist() == rest]
+        return np.concatenate((self._pairs, np.array(now, np.int32))) if now else self._pairs
+
+
+def _any_last(ids: Ids) -> Int32s:
+    bans = np.full((ids.size, 2), ANY, np.int32)
+    bans[:, 1] = ids
+    return bans
 
 
 class SequenceSampling:
@@ -131,13 +159,20 @@ class SequenceSampling:
             parts.append(self.bad_words.forbidden(outputs))
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
+    def bans(self, outputs: NDArray[np.int32]) -> Int32s:
+        """As forbidden(), but for single bad words: [bans, 2], (last token that makes it count or ANY, token). The last of
+        `outputs` may be FEEDBACK."""
+        early = outputs.size < self.params.min_tokens and self.stop_ids.size
+        bans = NO_BANS if self.bad_words is None else self.bad_words.bans(outputs)
+        return np.concatenate((_any_last(self.stop_ids), bans)) if early else bans
+
     def sampled(self, token: int) -> None:
         if self.tally is not None:
             self.tally.add(token)
 
 
 def sampled_on_host(params: SamplingParams) -> bool:
-    """Whether logits are looked at on the host, whatever computes them. The next step must wait for the token of this one."""
+    """Whether an executor that samples on the host must see its tokens so far before its next step is launched."""
     return bool(
         params.logit_bias
         or params.bad_words

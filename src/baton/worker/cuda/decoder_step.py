@@ -1,6 +1,6 @@
 """One forward pass over a flat batch on the device, and a token for every sequence that is due. Nothing waits for the host.
 
-embed -> layers -> last norm (due rows) -> head -> likeliest -> draws
+embed -> layers -> last norm (due rows) -> head -> (adjusted logits) -> likeliest -> (draws, log-probabilities)
           |
           add_norm, qkv, rope_store, attention, o, add_norm, gate_up, silu_mul, down            with cuBLAS's products
           norm, qkv, rope_store, attention, o+residual, norm, gate_up+silu_mul, down+residual   up to 32 rows
@@ -18,7 +18,9 @@ from torch import Tensor
 
 from baton.models.config import ModelConfig
 from baton.models.rotary import rotary_frequencies
+from baton.worker.cuda.adjustments import Adjustments
 from baton.worker.cuda.kernels.add_norm import add_norm
+from baton.worker.cuda.kernels.adjust import adjust, tally
 from baton.worker.cuda.kernels.argmax import argmax
 from baton.worker.cuda.kernels.attention_decode import FIXED_TUNING, DecodeScratch, DecodeTuning, attend_decode, tuning_for
 from baton.worker.cuda.kernels.attention_prefill import attend_prefill, rows_per_tile
@@ -31,6 +33,7 @@ from baton.worker.cuda.kernels.sample import SampleScratch, SamplingColumns, sam
 from baton.worker.cuda.kernels.silu_mul import silu_mul
 from baton.worker.cuda.kernels.skinny_gemm import ROWS_MAX as SKINNY_ROWS_MAX
 from baton.worker.cuda.kernels.skinny_gemm import SkinnyScratch, skinny_gemm
+from baton.worker.cuda.kernels.tell import tell
 from baton.worker.cuda.step_inputs import StepInputs
 from baton.worker.cuda.weights import DecoderWeights, LayerWeights, LinearWeights
 
@@ -88,6 +91,7 @@ class DecoderStep:
         self.last_tokens = column(sequences)
         "[slots] what each sampled last."
         self.sampling = SamplingColumns.empty(sequences, device)
+        self.adjustments = Adjustments(sequences, rows, config.vocab_size, device)
         self._angles = _angles(config, limits.context_tokens, device)
         tunings = [FIXED_TUNING] if deterministic else None
         self._decode_scratch = DecodeScratch(sequences, config.heads, config.kv_heads, config.head_dim, device, tunings)
@@ -99,7 +103,7 @@ class DecoderStep:
     def run(self, inputs: StepInputs, *, draws: bool = True, even: bool = False) -> None:
         """Queues the step. `logits`, `tokens` and `broken` are there when the stream gets to it.
 
-        draws: not all are greedy. even: all that are decoded are about equally long.
+        draws: not all want just their likeliest token. even: all that are decoded are about equally long.
         """
         self._tuning = FIXED_TUNING if self.deterministic else tuning_for(len(inputs.order), self.config.kv_heads, even=even)
         rows = len(inputs.token_ids)
@@ -130,21 +134,27 @@ class DecoderStep:
             self._choose(inputs, draws)
 
     def logits(self, due: int) -> Tensor:
-        """float32 [due, vocabulary] of the last step."""
+        """float32 [due, vocabulary] of the last step, as adjusted."""
         return self._logits[:due]
 
-    def row_logits(self, begin: int, end: int) -> Tensor:
-        """float32 [rows, vocabulary] of any rows of the last step, which had prompts."""
+    def tell_prompts(self, rows: Tensor, tokens: Tensor, told: Tensor) -> None:
+        """What the model thought of these tokens, each after its row of the last step, which had prompts (PromptRows).
+        `prompts_told` is there when the stream gets to it."""
+        kept = self.adjustments
         residual, added = self._last_hidden
-        hidden = residual[begin:end].clone()
-        normed, more = torch.empty_like(hidden), None if added is None else added[begin:end]
-        add_norm(hidden, more, self.weights.final_norm, self.config.norm_eps, normed)
-        logits = torch.empty(end - begin, self.config.vocab_size, dtype=torch.float32, device=hidden.device)
-        self._head(normed, logits)
-        return logits
+        for at in range(0, len(rows), len(kept.raw)):
+            part = slice(at, min(at + len(kept.raw), len(rows)))
+            count = part.stop - part.start
+            normed, logits = self._normed[:count], kept.raw[:count]
+            add_norm(residual, added, self.weights.final_norm, self.config.norm_eps, normed, rows[part])
+            self._head(normed, logits)
+            tell(
+                *(logits, logits, kept.nothing_adjusted, kept.every_row[:count], tokens[part], told[part]),
+                *(kept.scratch, kept.prompts_told[part]),
+            )
 
     def tokens(self, due: int) -> Tensor:
-        """int32 [due] of the last step: argmax.NOT_FINITE_ID for a row that failed."""
+        """int32 [due] of the last step: argmax.NOT_FINITE_ID or NOTHING_LEFT_ID for a row that failed."""
         return self._tokens[:due]
 
     def broken(self, rows: int) -> Tensor:
@@ -231,10 +241,17 @@ class DecoderStep:
 
     def _choose(self, inputs: StepInputs, draws: bool) -> None:
         due = len(inputs.due_slots)
-        logits, tokens, scratch = self._logits[:due], self._tokens[:due], self._sample_scratch
-        argmax(logits, inputs.due_slots, scratch.argmax, tokens, self.last_tokens)
-        if draws:
-            sample(logits, inputs.due_slots, inputs.outputs, self.sampling, scratch, tokens, self.last_tokens)
+        logits, tokens, scratch, slots = self._logits[:due], self._tokens[:due], self._sample_scratch, inputs.due_slots
+        if not draws:
+            argmax(logits, slots, scratch.argmax, tokens, self.last_tokens)
+            return
+        kept = self.adjustments
+        columns, adjusted = kept.columns, kept.rows.adjusted
+        adjust(logits, kept.raw, slots, self.last_tokens, columns, kept.rows)
+        argmax(logits, slots, scratch.argmax, tokens, self.last_tokens, adjusted)
+        sample(logits, slots, inputs.outputs, self.sampling, scratch, tokens, self.last_tokens)
+        tell(logits, kept.raw, adjusted, slots, tokens, columns.told, kept.scratch, kept.told)
+        tally(slots, tokens, columns)
 
     def _linear(self, x: Tensor, linear: LinearWeights, out: Tensor) -> None:
         if self.deterministic:

@@ -3,8 +3,8 @@
     launch    what changed in tables and sampling columns -> device; the batch -> device; the step; tokens -> pinned memory
     collect   the step's event has passed: tokens and failures from pinned memory
 
-Rows that are sampled on the host (SequenceSampling.on_host) make launch wait: their logits are copied here, sampled by
-sampler.py, and their tokens written back for the next step.
+Nothing is looked at here before that: penalties, bias, excluded tokens and log-probabilities are worked out on the device
+(adjustments.py). What the host adds to a step is which tokens are excluded (step_rules.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from baton.kvpool.layout import KVKind
 from baton.models.loaders.weights import Progress, RawWeights
 from baton.models.open import OpenedModel
 from baton.protocol.progress import ProgressWord
-from baton.worker.arrays import Floats, Int64s
+from baton.worker.arrays import Int64s
 from baton.worker.attention.pool_tensors import device_tensor
 from baton.worker.cuda.columns import write_columns
 from baton.worker.cuda.decoder_step import DecoderStep, StepLimits
@@ -30,13 +30,14 @@ from baton.worker.cuda.graphs import DeviceSteps
 from baton.worker.cuda.graphs import Launched as DeviceLaunched
 from baton.worker.cuda.loader import DeviceWeights
 from baton.worker.cuda.step_inputs import StepBatch
+from baton.worker.cuda.told import AskedPrompt, asked_of_prompts, read_prompts, read_sampled
 from baton.worker.cuda.weights import random_weights, take_weights
 from baton.worker.draws import NOT_FINITE_ID
 from baton.worker.executors.base import Launched, LoadedExecutor, Sampled
-from baton.worker.executors.host_logprobs import describe_prompts
 from baton.worker.flat_batch import FlatBatch
-from baton.worker.sampler import NOT_FINITE, SampleRow, sample
+from baton.worker.sampler import NOT_FINITE, NOTHING_LEFT
 from baton.worker.sampling_batch import SamplingBatch
+from baton.worker.step_rules import bans_of
 
 STEPS_AHEAD = 2
 
@@ -71,8 +72,9 @@ class CudaLaunched:
     starts: Int64s | None
     "Where the rows of each sequence begin, of a step with prompts."
     sequences: int
-    on_host: Sampled | None = None
-    "What the host has sampled already."
+    told: tuple[int | None, ...] = ()
+    "How many of the likeliest tokens each sequence wants to be told; empty: nobody asked."
+    prompts: tuple[AskedPrompt, ...] = ()
 
     def wait(self) -> None:
         self.device.done.synchronize()
@@ -80,6 +82,7 @@ class CudaLaunched:
 
 class CudaExecutor:
     steps_ahead = STEPS_AHEAD
+    samples_on_host = False
 
     def __init__(self, steps: DeviceSteps, gpu: str) -> None:
         self._steps, self._step = steps, steps.step
@@ -103,20 +106,27 @@ class CudaExecutor:
         self._advance()
         self._write_changes(sampling)
         spans, sequences = batch.spans, len(batch.spans.slots)
-        outputs = sampling.sequences.output_counts(sampling.slots)
-        step = StepBatch(batch.token_ids, spans.slots, spans.starts, spans.contexts, batch.due, outputs, sampling.draws)
-        device = self._steps.launch(step)
         due = None if batch.due.all() else np.flatnonzero(batch.due)
-        launched = CudaLaunched(device, due, None if device.broken is None else spans.starts.copy(), sequences)
-        if sampling.on_host:
-            launched.on_host = self._sample_on_host(batch, sampling, launched)
-        return launched
+        bans = bans_of(sampling, np.arange(sequences) if due is None else due)
+        prompts, prompt_rows = asked_of_prompts(batch, sampling) if sampling.asks_prompts else ((), None)
+        step = StepBatch(
+            *(batch.token_ids, spans.slots, spans.starts, spans.contexts, batch.due),
+            outputs=sampling.sequences.output_counts(sampling.slots),
+            draws=not sampling.plain or sampling.excludes,
+            tells=sampling.tells,
+            bans=bans,
+            prompts=prompt_rows,
+        )
+        device = self._steps.launch(step)
+        told = tuple(state.params.logprobs for state in sampling.states) if sampling.tells else ()
+        starts = None if device.broken is None else spans.starts.copy()
+        return CudaLaunched(device, due, starts, sequences, told, prompts)
 
     def collect(self, launched: Launched) -> Sampled:
         assert type(launched) is CudaLaunched
         launched.wait()
         self._advance()
-        return launched.on_host or _sampled(launched)
+        return _sampled(launched)
 
     def report_progress(self, word: ProgressWord) -> None:
         self._advance = word.advance
@@ -134,53 +144,7 @@ class CudaExecutor:
         if changed.size:
             with self._steps.queueing():
                 write_columns(self._step.sampling, sampling.columns, changed)
-
-    # Rows that are sampled on the host
-
-    def _sample_on_host(self, batch: FlatBatch, sampling: SamplingBatch, launched: CudaLaunched) -> Sampled:
-        launched.wait()
-        sampled = _sampled(launched)
-        if sampling.asks_prompts:
-            sampled.prompts = describe_prompts(batch, sampling, sampled.failed, self._logits_of_rows)
-        places = np.arange(launched.sequences) if launched.due is None else launched.due
-        rows = [row for row, place in enumerate(places.tolist()) if sampling.states[place].on_host]
-        if rows:
-            self._choose_on_host(sampling, places[rows], self._logits(rows), sampled)
-        return sampled
-
-    def _choose_on_host(self, sampling: SamplingBatch, places: Int64s, logits: Floats, sampled: Sampled) -> None:
-        slots, outputs = sampling.slots[places], sampling.sequences.outputs
-        rows = [
-            SampleRow(sampling.states[place], outputs(slot))
-            for place, slot in zip(places.tolist(), slots.tolist(), strict=True)
-        ]
-        chosen = sample(logits, rows, sampling.draws_of(slots))
-        sampled.tokens[places] = chosen.tokens
-        for row, place in enumerate(places.tolist()):
-            if row in chosen.failed:
-                sampled.failed[place] = chosen.failed[row]
-            elif place in sampled.failed:
-                continue
-            elif row in chosen.logprobs:
-                sampled.logprobs[place] = chosen.logprobs[row]
-        last_tokens = self._step.last_tokens
-        with self._steps.queueing():
-            at, tokens = (torch.from_numpy(column).to(last_tokens.device) for column in (slots, chosen.tokens))
-            last_tokens.index_copy_(0, at, tokens.to(torch.int32))
-
-    def _logits(self, rows: list[int]) -> Floats:
-        """Of these rows of the last step's logits."""
-        with self._steps.queueing():
-            found = self._step.logits(max(rows) + 1)[rows].cpu()
-        logits: Floats = found.numpy()
-        return logits
-
-    def _logits_of_rows(self, begin: int, end: int) -> Floats:
-        """Of any rows of the last step's batch."""
-        with self._steps.queueing():
-            found = self._step.row_logits(begin, end).cpu()
-        logits: Floats = found.numpy()
-        return logits
+                self._step.adjustments.write(sampling.columns, changed)
 
 
 def _sampled(launched: CudaLaunched) -> Sampled:
@@ -198,7 +162,14 @@ def _sampled(launched: CudaLaunched) -> Sampled:
     else:
         tokens = np.zeros(launched.sequences, np.int64)
         tokens[places] = chosen
-    if chosen.size and chosen.min() == NOT_FINITE_ID:
-        wrong = np.flatnonzero(chosen == NOT_FINITE_ID)
-        failed.update(dict.fromkeys((wrong if places is None else places[wrong]).tolist(), NOT_FINITE))
-    return Sampled(tokens, failed)
+    if chosen.size and chosen.min() < 0:
+        for row in np.flatnonzero(chosen < 0).tolist():
+            place = row if places is None else int(places[row])
+            failed.setdefault(place, NOT_FINITE if chosen[row] == NOT_FINITE_ID else NOTHING_LEFT)
+    sampled = Sampled(tokens, failed)
+    if launched.device.told is not None:
+        due = np.arange(launched.sequences) if places is None else places
+        sampled.logprobs = read_sampled(launched.device.told.numpy(), chosen, due, launched.told, failed)
+    if launched.device.prompts is not None:
+        sampled.prompts = read_prompts(launched.device.prompts.numpy(), launched.prompts, failed)
+    return sampled

@@ -21,9 +21,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from baton.worker.cuda.adjustments import sent
 from baton.worker.cuda.decoder_step import DecoderStep, StepLimits
+from baton.worker.cuda.kernels.tell import WORDS
 from baton.worker.cuda.step_inputs import (
     Packing,
+    PromptRows,
     StepBatch,
     StepInputs,
     decode_views,
@@ -55,6 +58,10 @@ class Launched:
     "int32 [due] in pinned memory, once `done` has passed and until RING more steps are launched."
     broken: Tensor | None
     "int32 [rows], likewise; None for a decode step."
+    told: Tensor | None = None
+    "int32 [due, tell.WORDS], likewise; None: nobody asked."
+    prompts: Tensor | None = None
+    "int32 [prompt rows, tell.WORDS], likewise."
 
 
 class _Pinned:
@@ -65,6 +72,8 @@ class _Pinned:
         self.packed: NDArray[np.int32] = self.inputs.numpy()
         self.tokens = torch.empty(sequences, dtype=torch.int32, pin_memory=True)
         self.broken = torch.empty(rows, dtype=torch.int32, pin_memory=True)
+        self.told = torch.empty(sequences, WORDS, dtype=torch.int32, pin_memory=True)
+        self.prompts = torch.empty(rows, WORDS, dtype=torch.int32, pin_memory=True)
         self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
@@ -126,14 +135,18 @@ class DeviceSteps:
         self._next = (self._next + 1) % RING
         pinned.done.synchronize()  # of RING steps ago: it has been collected
         with torch.cuda.stream(self.stream):
+            if batch.draws and self.step.adjustments.write_rules(batch.bans, batch.masks):
+                self._graphs = {kind: graph for kind, graph in self._graphs.items() if not kind[1]}
             due = self._queue_decode(batch, pinned) if batch.decodes else self._queue_mixed(batch, pinned)
             tokens, broken = pinned.tokens[:due], None
             tokens.copy_(self.step.tokens(due), non_blocking=True)
+            told = self._queue_told(pinned, due) if batch.tells else None
+            prompts = self._queue_prompts(pinned, batch.prompts) if batch.prompts is not None else None
             if not batch.decodes:
                 broken = pinned.broken[: len(batch.token_ids)]
                 broken.copy_(self.step.broken(len(batch.token_ids)), non_blocking=True)
             pinned.done.record()
-        return Launched(pinned.done, tokens, broken)
+        return Launched(pinned.done, tokens, broken, told, prompts)
 
     def write_tables(self, slots: NDArray[np.integer], places: NDArray[np.integer], blocks: NDArray[np.integer]) -> None:
         """tables[slot, place] = block, for the steps that are launched after this."""
@@ -160,6 +173,16 @@ class DeviceSteps:
         self._send(pinned, packing)
         step.run(mixed_views(packing, self._inputs), draws=batch.draws, even=False)
         return int(batch.due.sum())
+
+    def _queue_told(self, pinned: _Pinned, due: int) -> Tensor:
+        told = pinned.told[:due]
+        return told.copy_(self.step.adjustments.told[:due], non_blocking=True)
+
+    def _queue_prompts(self, pinned: _Pinned, asked: PromptRows) -> Tensor:
+        rows, tokens, wanted = sent(np.stack((asked.rows, asked.tokens, asked.told)), self._inputs.device)
+        self.step.tell_prompts(rows, tokens, wanted)
+        prompts = pinned.prompts[: len(rows)]
+        return prompts.copy_(self.step.adjustments.prompts_told[: len(rows)], non_blocking=True)
 
     def _packed(self, batch: StepBatch, bucket: int, run: NDArray[np.int32]) -> Packing:
         return pack_decode(batch, bucket, run, self.step.config.kv_heads, fixed=self.step.deterministic)

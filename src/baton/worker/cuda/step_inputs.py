@@ -15,12 +15,24 @@ from torch import Tensor
 
 from baton.worker.cuda.kernels.attention_decode import FIXED_SPLIT_TOKENS, split_tokens_for
 from baton.worker.cuda.kernels.attention_prefill import prefill_tiles
+from baton.worker.step_rules import Bans, Masks
 
 Ints = NDArray[np.int32]
 EVEN_FACTOR = 1.25
 """The longest of sequences that are about equally long, relative to the average."""
 ALIGNED = 4
 """Arrays begin at multiples of 16 bytes: kernels are compiled for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Rows of prompts that somebody wants log-probabilities of. [prompt rows] each."""
+
+    rows: Ints
+    tokens: Ints
+    "The token that follows."
+    told: Ints
+    "How many of the likeliest are told with it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +52,12 @@ class StepBatch:
     outputs: NDArray[np.integer]
     "[sequences] how many tokens of its output came before: the position of a draw."
     draws: bool = True
-    "Some sequence has a temperature. Without, less has to be launched."
+    "Some sequence wants more than its likeliest token. Without, less has to be launched."
+    tells: bool = False
+    "Some sequence wants log-probabilities of its token."
+    bans: Bans | None = None
+    masks: Masks | None = None
+    prompts: PromptRows | None = None
 
     @property
     def even(self) -> bool:

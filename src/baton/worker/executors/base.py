@@ -56,6 +56,8 @@ class Executor(Protocol):
     config: ModelConfig
     steps_ahead: int
     "How many steps may be launched and not collected."
+    samples_on_host: bool
+    "Penalties and the like are worked out on the host: such a sequence's next step is launched when its tokens are known."
 
     def prepare(self) -> None:
         """Whatever would make a first step slow. Called once, before the first step; not for a pool that is thrown away."""

@@ -41,6 +41,7 @@ def stepwise(loaded: LoadedForward) -> LoadedExecutor:
 
 class Stepwise:
     steps_ahead = 1
+    samples_on_host = True
 
     def __init__(self, forward: Forward) -> None:
         self.name = forward.name

@@ -1,7 +1,8 @@
 """The likeliest token of each row of logits, and what a draw needs to know of the row.
 
 Many programs per row, CHUNK logits each; the last arriver compares their winners. The lowest id wins a tie, as in numpy. A row
-with a number that is none (or infinite) has NOT_FINITE_ID for a token.
+with a number that is none (or infinite) has NOT_FINITE_ID for a token. In a row that adjust.py has changed, minus infinity
+stands for an excluded token; one where nothing else is left has NOTHING_LEFT_ID.
 
 Beside the token, each program keeps the largest logit of every SMALL logits: the k-th largest of those is no larger than the
 k-th largest of all, so with top-k all tokens below it are out (sample.py).
@@ -16,6 +17,7 @@ from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 CHUNK = 4096
 SMALL = 256
 NOT_FINITE_ID = -1
+NOTHING_LEFT_ID = -2
 
 
 class ArgmaxScratch:
@@ -32,8 +34,8 @@ class ArgmaxScratch:
 
 @triton.jit
 def _argmax(
-    logits, slots, tokens, last_tokens, peaks, best, best_at, small_best, arrived,
-    row_stride, vocabulary, parts, MANY: tl.constexpr, CHUNK: tl.constexpr, SMALL: tl.constexpr,
+    logits, slots, tokens, last_tokens, adjusted, peaks, best, best_at, small_best, arrived,
+    row_stride, vocabulary, parts, EXCLUDES: tl.constexpr, MANY: tl.constexpr, CHUNK: tl.constexpr, SMALL: tl.constexpr,
 ):  # fmt: skip
     row, part = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row)
@@ -42,7 +44,10 @@ def _argmax(
     at = part * CHUNK + tl.arange(0, CHUNK)
     inside = at < vocabulary
     x = tl.load(logits + row.to(tl.int64) * row_stride + at, mask=inside, other=float("-inf")).to(tl.float32)
-    broken = tl.max((inside & ((x != x) | (tl.abs(x) == float("inf")))).to(tl.int32), 0)
+    wrong = (x != x) | (tl.abs(x) == float("inf"))
+    if EXCLUDES:
+        wrong = wrong & ((x != float("-inf")) | (tl.load(adjusted + row) == 0))
+    broken = tl.max((inside & wrong).to(tl.int32), 0)
     value, index = tl.max(x, 0, return_indices=True, return_indices_tie_break_left=True)
     winner = tl.where(broken > 0, -1, part * CHUNK + index)
     tl.store(best + row * parts + part, value)
@@ -58,6 +63,8 @@ def _argmax(
     places = tl.load(best_at + row * parts + each, mask=each < parts, other=0, cache_modifier=".cg")
     value, index = tl.max(values, 0, return_indices=True, return_indices_tie_break_left=True)
     token = tl.sum(tl.where(each == index, places, 0), 0)
+    if EXCLUDES:
+        token = tl.where(value == float("-inf"), -2, token)
     token = tl.where(tl.min(places, 0) < 0, -1, token)
     tl.store(peaks + row, value)
     tl.store(tokens + row, token)
@@ -65,9 +72,15 @@ def _argmax(
 
 
 def argmax(
-    logits: torch.Tensor, slots: torch.Tensor, scratch: ArgmaxScratch, tokens: torch.Tensor, last_tokens: torch.Tensor
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    scratch: ArgmaxScratch,
+    tokens: torch.Tensor,
+    last_tokens: torch.Tensor,
+    adjusted: torch.Tensor | None = None,
 ) -> None:
-    """logits: [rows, vocabulary] -> tokens int32 [rows], and into last_tokens[slots[row]]. slots: int32 [rows], -1: padding."""
+    """logits: [rows, vocabulary] -> tokens int32 [rows], and into last_tokens[slots[row]]. slots: int32 [rows], -1: padding.
+    adjusted: int32 [rows], of adjust.py; None: it has not run."""
     rows, vocabulary = logits.shape
     parts = cdiv(vocabulary, CHUNK)
     _argmax[(rows, parts)](
@@ -76,6 +89,7 @@ def argmax(
             slots,
             tokens,
             last_tokens,
+            slots if adjusted is None else adjusted,
             scratch.peaks,
             scratch.best,
             scratch.best_at,
@@ -83,6 +97,7 @@ def argmax(
             scratch.arrived,
         ),
         *(logits.stride(0), vocabulary, parts),
+        EXCLUDES=adjusted is not None,
         MANY=next_power_of_2(parts),
         CHUNK=CHUNK,
         SMALL=SMALL,

@@ -65,7 +65,8 @@ def collect(
     at = part * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + row.to(tl.int64) * row_stride + at, mask=at < vocabulary, other=float("-inf")).to(tl.float32)
     weight = weigh(x, peak, temperature)
-    passes = (weight >= least) & (at < vocabulary)
+    # Without weight it is never drawn. Where most tokens are excluded, this alone keeps a row's candidates few.
+    passes = (weight >= least) & (weight > 0.0) & (at < vocabulary)
     count = tl.sum(passes.to(tl.int32), 0)
     if count > 0:
         place = tl.atomic_add(counts + row, count, sem="relaxed") + tl.cumsum(passes.to(tl.int32), 0) - 1

@@ -1,0 +1,140 @@
+"""What changes logits on the device, and what was asked to be told: kernels/adjust.py and kernels/tell.py with their memory.
+
+by slot   settings, bias and counts of tokens: written when a sequence takes its slot, counts also by every step
+by row    bans and masks: written before a step that has any; those of the step before are taken away
+
+Bias, counts and the kept logits are [slots, vocabulary]: 12 bytes per slot and token of the vocabulary, 400 MB for 256 slots
+and 128,256 tokens. In return no step depends on how many tokens a sequence has had.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from baton.worker.arrays import Int64s
+from baton.worker.cuda.kernels.adjust import BIASED, TALLIED, AdjustColumns, RowAdjustments
+from baton.worker.cuda.kernels.tell import WORDS, TellScratch
+from baton.worker.sampling_columns import SamplingColumns
+from baton.worker.sampling_state import SequenceSampling
+from baton.worker.step_rules import Bans, Masks
+
+BANS = 4096
+"""Of one step; for more, a larger buffer is made."""
+PROMPT_ROWS_MIN = 64
+"""Logits of a prompt are worked out as many rows at a time as there are slots, or so many."""
+
+
+def sent(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """On its way, in the order of the current stream."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+class Adjustments:
+    def __init__(self, slots: int, rows: int, vocabulary: int, device: torch.device) -> None:
+        """`slots`: also the most rows of logits. `rows`: of a step, prompts included."""
+
+        def column(count: int, value: int = 0) -> Tensor:
+            return torch.full((count,), value, dtype=torch.int32, device=device)
+
+        self.device, self.vocabulary = device, vocabulary
+        self.columns = AdjustColumns.empty(slots, vocabulary, device)
+        words = -(-vocabulary // 32)
+        self.rows = RowAdjustments(
+            ban_ends=column(slots + 1),
+            bans=torch.zeros(BANS, 2, dtype=torch.int32, device=device),
+            masked=column(slots, -1),
+            masks=torch.zeros(slots, words, dtype=torch.int32, device=device),
+            adjusted=column(slots),
+        )
+        kept = max(slots, PROMPT_ROWS_MIN)
+        self.raw = torch.zeros(kept, vocabulary, dtype=torch.float32, device=device)
+        "Logits as the model gave them, of changed rows. After the tokens are chosen: logits of prompts."
+        self.told = torch.zeros(slots, WORDS, dtype=torch.int32, device=device)
+        self.prompts_told = torch.zeros(rows, WORDS, dtype=torch.int32, device=device)
+        self.scratch = TellScratch(kept, vocabulary, device)
+        self.every_row = torch.arange(kept, dtype=torch.int32, device=device)
+        self.nothing_adjusted = column(kept)
+        self._has_bans = self._has_masks = False
+
+    # By slot
+
+    def write(self, host: SamplingColumns, slots: Int64s) -> None:
+        """Of the sequences that have taken these slots. On the current stream."""
+        states = [(slot, state) for slot in slots.tolist() if (state := host.states[slot]) is not None]
+        if not states:
+            return
+        kinds, columns = [_kind(state) for _, state in states], self.columns
+        numbers = np.array([_numbers(state) for _, state in states], np.float32)
+        asked = [state.params.logprobs for _, state in states]
+        told = [-1 if top is None else top for top in asked]
+        rows = np.array([(slot, kind, top) for (slot, _), kind, top in zip(states, kinds, told, strict=True)], np.int64)
+        on_device, values = sent(rows.T, self.device), sent(numbers.T, self.device)
+        for column, row in ((columns.kinds, on_device[1]), (columns.told, on_device[2])):
+            column.index_copy_(0, on_device[0], row.to(torch.int32))
+        for column, row in zip((columns.repetition, columns.presence, columns.frequency), values, strict=True):
+            column.index_copy_(0, on_device[0], row)
+        self._write_bias([(slot, state) for (slot, state), kind in zip(states, kinds, strict=True) if kind & BIASED.value])
+        self._write_counts([(slot, state) for (slot, state), kind in zip(states, kinds, strict=True) if kind & TALLIED.value])
+
+    def _write_bias(self, states: list[tuple[int, SequenceSampling]]) -> None:
+        if not states:
+            return
+        bias = self.columns.bias
+        bias.index_fill_(0, sent(np.array([slot for slot, _ in states]), self.device), 0.0)
+        flat = bias.view(-1)
+        places = self._places([(slot, state.bias_ids) for slot, state in states])
+        flat.index_copy_(0, places, sent(np.concatenate([state.bias_values for _, state in states]), self.device))
+        words = [(slot, state.bad_words.always) for slot, state in states if state.bad_words is not None]
+        if words:
+            flat.index_fill_(0, self._places(words), float("-inf"))
+
+    def _write_counts(self, states: list[tuple[int, SequenceSampling]]) -> None:
+        tallies = [(slot, state.tally) for slot, state in states if state.tally is not None]
+        if not tallies:
+            return
+        counts = self.columns.counts
+        counts.index_fill_(0, sent(np.array([slot for slot, _ in tallies]), self.device), 0)
+        places = self._places([(slot, tally.ids) for slot, tally in tallies])
+        seen = np.concatenate([tally.outputs for _, tally in tallies]).astype(np.int32) * 2 + 1
+        counts.view(-1).index_copy_(0, places, sent(seen, self.device))
+
+    def _places(self, ids: list[tuple[int, Int64s]]) -> Tensor:
+        return sent(np.concatenate([slot * self.vocabulary + part for slot, part in ids]), self.device)
+
+    # By row
+
+    def write_rules(self, bans: Bans | None, masks: Masks | None) -> bool:
+        """Of the next step, on the current stream. True where new memory had to be taken: graphs that know the old are void."""
+        grown = False
+        if bans is not None or self._has_bans:
+            ends = np.zeros(len(self.rows.ban_ends), np.int32)
+            if bans is not None:
+                ends[: len(bans.ends)] = bans.ends
+                ends[len(bans.ends) :] = bans.ends[-1]
+                if len(bans.pairs) > len(self.rows.bans):
+                    more = torch.zeros(2 * len(bans.pairs), 2, dtype=torch.int32, device=self.device)
+                    self.rows, grown = self.rows._replace(bans=more), True
+                self.rows.bans[: len(bans.pairs)].copy_(sent(bans.pairs, self.device))
+            self.rows.ban_ends.copy_(sent(ends, self.device))
+        if masks is not None or self._has_masks:
+            masked = np.full(len(self.rows.masked), -1, np.int32)
+            if masks is not None:
+                masked[masks.rows] = np.arange(len(masks.rows))
+                self.rows.masks[: len(masks.bits)].copy_(sent(masks.bits.view(np.int32), self.device))
+            self.rows.masked.copy_(sent(masked, self.device))
+        self._has_bans, self._has_masks = bans is not None, masks is not None
+        return grown
+
+
+def _kind(state: SequenceSampling) -> int:
+    biased = state.bias_ids.size or (state.bad_words is not None and state.bad_words.always.size)
+    return (BIASED.value if biased else 0) | (TALLIED.value if state.tally is not None else 0)
+
+
+def _numbers(state: SequenceSampling) -> tuple[float, float, float]:
+    params = state.params
+    return params.repetition_penalty, params.presence_penalty, params.frequency_penalty

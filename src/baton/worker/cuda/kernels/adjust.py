@@ -1,0 +1,171 @@
+"""Changes logits before a token is chosen: bias, penalties, excluded tokens. worker/sampler.py is the definition.
+
+By slot, written when a sequence takes it (../adjustments.py):
+
+  bias     what is added to each logit; minus infinity for words of one token that must never come
+  counts   0 for a token that was never there, else 2 * (how often it is in the output) + 1; `tally` adds the token of a step
+
+By row, written before a step:
+
+  bans     (needed, token): the token is excluded if the last token is `needed`, or in any case where that is NOBODY.
+           The host does not know the last token yet, so for a bad word of several tokens it sends its last two
+  masks    a bit for every token that is allowed, as a grammar says
+
+A row that nothing touches costs a look at its flags. A number that is none stays one, so the row fails later (argmax.py).
+Before a row is changed, its logits are kept if somebody wants log-probabilities: those are what the model said.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from baton.worker.cuda.kernels.sizes import cdiv
+
+CHUNK = 4096
+BANS_AT_ONCE = 256
+BIASED = tl.constexpr(1)
+TALLIED = tl.constexpr(2)
+
+
+class AdjustColumns(NamedTuple):
+    """By slot."""
+
+    kinds: torch.Tensor
+    "int32: BIASED, TALLIED."
+    told: torch.Tensor
+    "int32: how many of the likeliest tokens are told with the sampled one; -1: no log-probabilities."
+    repetition: torch.Tensor
+    "float32, as the next two."
+    presence: torch.Tensor
+    frequency: torch.Tensor
+    bias: torch.Tensor
+    "float32 [slots, vocabulary]."
+    counts: torch.Tensor
+    "int32 [slots, vocabulary]."
+
+    @staticmethod
+    def empty(slots: int, vocabulary: int, device: torch.device | str) -> "AdjustColumns":
+        """Nobody wants anything."""
+
+        def column(dtype: torch.dtype, value: float = 0, *shape: int) -> torch.Tensor:
+            return torch.full((slots, *shape), value, dtype=dtype, device=device)
+
+        numbers = (column(torch.float32, 1.0), column(torch.float32), column(torch.float32))
+        return AdjustColumns(
+            column(torch.int32),
+            column(torch.int32, -1),
+            *numbers,
+            column(torch.float32, 0, vocabulary),
+            column(torch.int32, 0, vocabulary),
+        )
+
+
+class RowAdjustments(NamedTuple):
+    """By row of the logits."""
+
+    ban_ends: torch.Tensor
+    "int32 [rows + 1]: the bans of a row are from its own number to the next."
+    bans: torch.Tensor
+    "int32 [bans, 2]."
+    masked: torch.Tensor
+    "int32 [rows]: which of `masks` is the row's; -1: none."
+    masks: torch.Tensor
+    "int32 [masks, words]: token t is bit t % 32 of word t // 32."
+    adjusted: torch.Tensor
+    "int32 [rows]: whether its logits were changed. Written here."
+
+
+@triton.jit
+def _adjust(
+    logits, raw, slots, last_tokens, kinds, told, repetitions, presences, frequencies, bias, counts,
+    ban_ends, bans, masked, masks, adjusted, row_stride, raw_stride, vocabulary, words,
+    BIASED: tl.constexpr, TALLIED: tl.constexpr, CHUNK: tl.constexpr, BANS: tl.constexpr,
+):  # fmt: skip
+    row, part = tl.program_id(0), tl.program_id(1)
+    slot = tl.load(slots + row)
+    if slot < 0:  # padding
+        return
+    kind = tl.load(kinds + slot)
+    first, end = tl.load(ban_ends + row), tl.load(ban_ends + row + 1)
+    mask_at = tl.load(masked + row)
+    touched = (kind != 0) | (end > first) | (mask_at >= 0)
+    if part == 0:
+        tl.store(adjusted + row, touched.to(tl.int32))
+    if touched == 0:
+        return
+    here = logits + row.to(tl.int64) * row_stride
+    at = part * CHUNK + tl.arange(0, CHUNK)
+    inside = at < vocabulary
+    x = tl.load(here + at, mask=inside, other=0.0)
+    if tl.load(told + slot) >= 0:
+        tl.store(raw + row.to(tl.int64) * raw_stride + at, x, mask=inside)
+    finite = (x == x) & (tl.abs(x) != float("inf"))
+    of_slot = slot.to(tl.int64) * vocabulary
+    if (kind & BIASED) != 0:
+        x += tl.load(bias + of_slot + at, mask=inside, other=0.0)
+    if (kind & TALLIED) != 0:
+        seen = tl.load(counts + of_slot + at, mask=inside, other=0)
+        count = (seen >> 1).to(tl.float32)
+        repetition = tl.load(repetitions + slot)
+        turned = tl.where(x > 0, tl.div_rn(x, tl.zeros_like(x) + repetition), x * repetition)
+        x = tl.where(seen != 0, turned, x)
+        x -= count * tl.load(frequencies + slot)
+        x -= tl.where(count > 0, tl.load(presences + slot), 0.0)
+    if mask_at >= 0:
+        word = tl.load(masks + mask_at.to(tl.int64) * words + (at >> 5), mask=inside, other=0)
+        x = tl.where(((word >> (at & 31)) & 1) != 0, x, float("-inf"))
+    tl.store(here + at, tl.where(finite, x, float("nan")), mask=inside)
+    if end > first:
+        tl.debug_barrier()
+        last = tl.load(last_tokens + slot)
+        for start in range(first, end, BANS):
+            ban = start + tl.arange(0, BANS)
+            there = ban < end
+            needed = tl.load(bans + ban * 2, mask=there, other=0)
+            token = tl.load(bans + ban * 2 + 1, mask=there, other=-1)
+            hit = there & ((needed < 0) | (needed == last)) & (token >= part * CHUNK) & (token < (part + 1) * CHUNK)
+            was = tl.load(here + token, mask=hit, other=0.0)
+            tl.store(here + token, tl.full([BANS], float("-inf"), tl.float32), mask=hit & (was == was))
+
+
+def adjust(
+    logits: torch.Tensor,
+    raw: torch.Tensor,
+    slots: torch.Tensor,
+    last_tokens: torch.Tensor,
+    columns: AdjustColumns,
+    rows: RowAdjustments,
+) -> None:
+    """logits: float32 [rows, vocabulary], in place. raw: [rows, vocabulary], written for changed rows that want
+    log-probabilities."""
+    count, vocabulary = logits.shape
+    _adjust[(count, cdiv(vocabulary, CHUNK))](
+        *(logits, raw, slots, last_tokens, *columns, *rows),
+        *(logits.stride(0), raw.stride(0), vocabulary, rows.masks.shape[1]),
+        BIASED=BIASED,
+        TALLIED=TALLIED,
+        CHUNK=CHUNK,
+        BANS=BANS_AT_ONCE,
+        num_warps=8,
+        enable_fp_fusion=False,  # numpy multiplies first and then subtracts
+    )
+
+
+@triton.jit
+def _tally(slots, tokens, kinds, counts, vocabulary, TALLIED: tl.constexpr):
+    row = tl.program_id(0)
+    slot = tl.load(slots + row)
+    if slot < 0:
+        return
+    token = tl.load(tokens + row)
+    if (token < 0) | ((tl.load(kinds + slot) & TALLIED) == 0):
+        return
+    place = counts + slot.to(tl.int64) * vocabulary + token
+    tl.store(place, (tl.load(place) + 2) | 1)
+
+
+def tally(slots: torch.Tensor, tokens: torch.Tensor, columns: AdjustColumns) -> None:
+    """The tokens of this step are in the output of their slots."""
+    _tally[(len(tokens),)](slots, tokens, columns.kinds, columns.counts, columns.counts.shape[1], TALLIED=TALLIED, num_warps=1)

@@ -1,0 +1,78 @@
+"""Log-probabilities: which rows of prompts somebody wants them of, and what kernels/tell.py wrote, as the protocol says it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from baton.protocol.step import TOKEN_ID_MAX, TokenLogprob
+from baton.worker.arrays import Floats, Int32s, Int64s
+from baton.worker.cuda.step_inputs import PromptRows
+from baton.worker.executors.base import PromptLogprobs
+from baton.worker.flat_batch import FlatBatch
+from baton.worker.sampling_batch import SamplingBatch
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPrompt:
+    """A part of a prompt."""
+
+    place: int
+    "Of its sequence in the batch."
+    first: int
+    "Position of the first token."
+    tokens: Int64s
+    top: int
+
+
+def asked_of_prompts(batch: FlatBatch, sampling: SamplingBatch) -> tuple[tuple[AskedPrompt, ...], PromptRows | None]:
+    """The row at position p says what the model thought of the token at p + 1. Of the first token it thought nothing."""
+    asked, rows = [], []
+    sequences, spans = sampling.sequences, batch.spans
+    for place, (slot, state) in enumerate(zip(sampling.slots.tolist(), sampling.states, strict=True)):
+        top = state.params.prompt_logprobs
+        if top is None:
+            continue
+        begin, row = int(spans.contexts[place]), int(spans.starts[place])
+        count = int(spans.starts[place + 1]) - row
+        end = min(begin + count, int(sequences.prompt_tokens[slot]) - 1)
+        if begin < end:
+            asked.append(AskedPrompt(place, begin + 1, sequences.tokens[slot, begin + 1 : end + 1].astype(np.int64), top))
+            rows.append(np.arange(row, row + end - begin))
+    if not asked:
+        return (), None
+    told = np.repeat([one.top for one in asked], [len(one.tokens) for one in asked])
+    columns = (np.concatenate(rows), np.concatenate([one.tokens for one in asked]), told)
+    return tuple(asked), PromptRows(*(column.astype(np.int32) for column in columns))
+
+
+def read_sampled(
+    words: Int32s, tokens: Int64s, places: Int64s, told: Sequence[int | None], failed: Collection[int]
+) -> dict[int, TokenLogprob]:
+    """words: int32 [due, tell.WORDS]. By place, of those that asked."""
+    numbers: Floats = words.view(np.float32)
+    found = {}
+    for row, place in enumerate(places.tolist()):
+        top = told[place]
+        if top is not None and place not in failed:
+            found[place] = _read(words[row], numbers[row], int(tokens[row]), top)
+    return found
+
+
+def read_prompts(words: Int32s, asked: Sequence[AskedPrompt], failed: Collection[int]) -> dict[int, PromptLogprobs]:
+    numbers: Floats = words.view(np.float32)
+    found, at = {}, 0
+    for one in asked:
+        rows = zip(words[at:], numbers[at:], one.tokens.tolist(), strict=False)
+        at += len(one.tokens)
+        if one.place not in failed:
+            found[one.place] = one.first, tuple(_read(row, values, token, one.top) for row, values, token in rows)
+    return found
+
+
+def _read(words: Int32s, numbers: Floats, token: int, top: int) -> TokenLogprob:
+    ids, values = words[2 : 2 + 2 * top : 2].tolist(), numbers[3 : 3 + 2 * top : 2].tolist()
+    likeliest = tuple(pair for pair in zip(ids, values, strict=True) if pair[0] < TOKEN_ID_MAX)  # a vocabulary may be smaller
+    return TokenLogprob(token, float(numbers[0]), int(words[1]), likeliest)

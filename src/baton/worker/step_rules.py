@@ -1,0 +1,55 @@
+"""Which tokens may not come next in one step, as arrays for what computes on a device. Rows: the sequences that are due.
+
+bans    min_tokens and bad words of several tokens. The last token may be FEEDBACK, unknown here: then a ban says which token
+        that must be to make it count (sampling_state.SequenceSampling.bans)
+masks   a bit for every token that is allowed: what structured output sends
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.worker.arrays import Int32s, Int64s
+from baton.worker.sampling_batch import SamplingBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Bans:
+    ends: Int32s
+    "[rows + 1]: those of a row are pairs[ends[row] : ends[row + 1]]."
+    pairs: Int32s
+    "[bans, 2]: (the last token that makes it count or sampling_state.ANY, token)."
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    rows: Int64s
+    "[masks] whose."
+    bits: NDArray[np.uint32]
+    "[masks, ceil(vocabulary / 32)]: token t is bit t % 32 of word t // 32, set where it is allowed."
+
+
+def bans_of(sampling: SamplingBatch, places: Int64s) -> Bans | None:
+    """places: of the sequences that are due. None: nobody has any."""
+    if not sampling.excludes:
+        return None
+    slots, outputs, states = sampling.slots.tolist(), sampling.sequences.outputs, sampling.states
+    pairs = [states[place].bans(outputs(slots[place])) if states[place].excluded else NONE for place in places.tolist()]
+    ends = np.zeros(len(pairs) + 1, np.int32)
+    np.cumsum([len(part) for part in pairs], out=ends[1:])
+    return Bans(ends, np.concatenate(pairs)) if ends[-1] else None
+
+
+def masks_of(masks: Mapping[int, NDArray[np.uint32]], places: Int64s) -> Masks | None:
+    """masks: by place of the batch."""
+    rows = [row for row, place in enumerate(places.tolist()) if place in masks]
+    if not rows:
+        return None
+    return Masks(np.array(rows), np.stack([masks[int(places[row])] for row in rows]))
+
+
+NONE: Int32s = np.zeros((0, 2), np.int32)
