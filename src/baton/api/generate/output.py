@@ -155,6 +155,9 @@ class SequenceOutput:
             return
         self._take_parts(piece, self._parser.feed(text))
         self.reasoning_tokens += self._parser.in_reasoning
+        if self._parser.done and self.finish is None:
+            piece.text += self._stops.flush()
+            self._finish(piece, FinishReason.STOP)
 
     def _take_parts(self, piece: Piece, parts: list[Part]) -> None:
         for part in parts:

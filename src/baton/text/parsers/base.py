@@ -50,6 +50,10 @@ class Parser(Protocol):
     def in_reasoning(self) -> bool:
         """The text so far ends inside a thought."""
 
+    @property
+    def done(self) -> bool:
+        """Nothing more is wanted: the answer ends here. Nothing is fed after it."""
+
     def feed(self, text: str) -> list[Part]:
         """The parts that this text makes certain."""
 
@@ -61,6 +65,7 @@ class PlainParser:
     """All is content."""
 
     in_reasoning = False
+    done = False
 
     def feed(self, text: str) -> list[Part]:
         return [Content(text)] if text else []

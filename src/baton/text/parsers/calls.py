@@ -1,0 +1,230 @@
+"""Finds the tool calls in an answer. One machine for all formats; a CallStyle says how a model writes them.
+
+    Let me look.\\n<tool_call>\\n{"name": "weather", "arguments": {"city": "Oslo"}}\\n</tool_call>
+    CONTENT       OPEN          OBJECT                                            NEXT
+
+    CONTENT  looks for a mark that opens calls, or, in a style that has bare calls, for JSON at the very start
+    OPEN     a bracket of a list, an object, or (Mistral) a name is expected
+    NAME     a name that stands before its arguments
+    OBJECT   call_object.py reads
+    NEXT     behind a call: a separator, the closing mark, another call, or content again
+
+What was taken for a call and is none becomes content, from its opening mark to the character that does not fit; from there on
+the text is read as content. White space around calls is nobody's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from baton.text.parsers.base import Content, Part
+from baton.text.parsers.call_object import HELD_CHARS_MAX, CallObject
+
+_SPACE: Final = " \t\r\n"
+_NAME_CHARS_MAX: Final = 512
+_NAME: Final = re.compile(r"([^\s\[\]{}]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallStyle:
+    """How a family of models writes calls."""
+
+    name: str
+    opens: tuple[str, ...] = ()
+    "What stands before a call, or before a list of them."
+    closes: str = ""
+    "What stands behind it, if anything does."
+    bare: bool = False
+    "JSON at the start of an answer may be a call without any mark. Then it has no other keys than a call has."
+    name_first: bool = False
+    "The name may stand before the object, which is the arguments."
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Texts that may be special tokens."""
+        return (*self.opens, self.closes, *(("[ARGS]", "[CALL_ID]") if self.name_first else ()))
+
+
+class CallsParser:
+    in_reasoning = False
+
+    def __init__(self, style: CallStyle, tools: Collection[str], *, calls_max: int) -> None:
+        """`tools`: the names that may be called. After `calls_max` calls the answer is `done`."""
+        self._style = style
+        self._tools = tools
+        self._calls_max = calls_max
+        self._calls = 0
+        self._state = self._content
+        self._tail = ""
+        "Read and not understood yet: the beginning of a mark, at most."
+        self._gap: list[str] | None = []
+        "White space since the start or the last call, if there was nothing else."
+        self._held: list[str] = []
+        "What is content if no call comes of it."
+        self._held_chars = 0
+        self._mark_chars = 0
+        self._in_list = False
+        self._object: CallObject | None = None
+        self._parts: list[Part] = []
+        self.done = False
+
+    def feed(self, text: str) -> list[Part]:
+        text, self._tail, at = self._tail + text, "", 0
+        while at < len(text) and not self.done:
+            at = self._state(text, at)
+        parts, self._parts = self._parts, []
+        return parts
+
+    def flush(self) -> list[Part]:
+        if self._object is not None and not self._object.started:
+            self._held.append(self._object.held)
+        held, tail = "".join(self._held), self._tail
+        if self._state != self._next:
+            held += tail
+        else:  # brackets, white space and half a closing mark behind the last call belong to it
+            held = (held if held.strip(_SPACE + "]") else "") + ("" if self._style.closes.startswith(tail) else tail)
+        if self._gap is not None and not held and not self._calls:
+            held, self._gap = "".join(self._gap), None
+        self._say(held)
+        return self._parts
+
+    # States: each reads text from `at` on and gives the place where the next one reads.
+
+    def _content(self, text: str, at: int) -> int:
+        if self._gap is not None:
+            begin = at
+            while at < len(text) and text[at] in _SPACE:
+                at += 1
+            self._gap.append(text[begin:at])
+            if at == len(text):
+                return at
+            if self._style.bare and not self._calls and text[at] in "{[":
+                self._opened("")
+                return at
+        place, mark = _first(self._style.opens, text, at)
+        if mark:
+            self._say(text[at:place])
+            self._opened(mark)
+            return place + len(mark)
+        self._say(text[at:place])
+        self._tail = text[place:]
+        return len(text)
+
+    def _open(self, text: str, at: int) -> int:
+        char = text[at]
+        if char in _SPACE or (char == "[" and not self._in_list):
+            self._in_list = self._in_list or char == "["
+            return self._hold(char, at)
+        if char == "{":
+            self._object = CallObject(self._tools, self._calls, known_keys_only=self._style.bare)
+            self._state = self._reading
+            return at
+        if self._style.name_first and char.isascii() and (char.isalnum() or char == "_") and not self._in_list:
+            self._state = self._naming
+            return at
+        return self._no_call(at)
+
+    def _naming(self, text: str, at: int) -> int:
+        """Mistral's: name{...}, name[ARGS]{...}, name[CALL_ID]x[ARGS]{...}."""
+        end = text.find("{", at)
+        room = _NAME_CHARS_MAX - self._held_chars
+        part = text[at : end if end >= 0 else len(text)][: max(room, 0)]
+        self._held.append(part)
+        self._held_chars += len(part)
+        if at + len(part) != end:
+            return self._no_call(at + len(part)) if at + len(part) < len(text) else len(text)
+        found = _NAME.fullmatch("".join(self._held)[self._mark_chars :].strip())
+        if found is None or found[1] not in self._tools:
+            return self._no_call(end)
+        self._object = CallObject(self._tools, self._calls, known_keys_only=False, name=found[1])
+        self._state = self._reading
+        return end
+
+    def _reading(self, text: str, at: int) -> int:
+        call = self._object
+        assert call is not None
+        at = call.feed(text, at)
+        if call.started:
+            self._gap, self._held = None, []
+            self._parts += call.deltas
+            call.deltas = []
+        if call.broken:
+            self._calls += call.started
+            self.done = self._calls >= self._calls_max
+            return self._no_call(at)
+        if call.done:
+            self._calls += 1
+            self._object = None
+            self._state, self._held, self._held_chars, self._gap = self._next, [], 0, None
+            self.done = self._calls >= self._calls_max
+        return at
+
+    def _next(self, text: str, at: int) -> int:
+        char = text[at]
+        closes = self._style.closes
+        if char in _SPACE or char in ",;" or (char == "]" and self._in_list):
+            self._in_list = self._in_list and char != "]"
+            return self._hold(char, at)
+        if char == "{":
+            self._state = self._open
+            return at
+        for mark in (*self._style.opens, *((closes,) if closes else ())):
+            if text.startswith(mark, at):
+                if mark == closes:
+                    self._back_to_content("")
+                else:
+                    self._opened(mark)
+                return at + len(mark)
+        if any(mark.startswith(text[at:]) for mark in (*self._style.opens, closes)):
+            self._tail = text[at:]
+            return len(text)
+        self._back_to_content("".join(self._held))
+        return at
+
+    # Changes
+
+    def _opened(self, mark: str) -> None:
+        self._state, self._in_list = self._open, False
+        self._held, self._held_chars, self._mark_chars = [mark], len(mark), len(mark)
+
+    def _hold(self, char: str, at: int) -> int:
+        self._held.append(char)
+        self._held_chars += 1
+        return at + 1 if self._held_chars <= HELD_CHARS_MAX else self._no_call(at + 1)
+
+    def _no_call(self, at: int) -> int:
+        """What is held is content, and so is what begins at text[at], unless another call begins there."""
+        held = "".join(self._held) + (self._object.held if self._object is not None else "")
+        self._object = None
+        self._say(held)
+        self._state, self._held, self._held_chars, self._gap = self._content, [], 0, None
+        return at
+
+    def _back_to_content(self, held: str) -> None:
+        self._state, self._held, self._held_chars, self._in_list = self._content, [], 0, False
+        self._gap = [held]
+
+    def _say(self, text: str) -> None:
+        if self._gap is not None and text:
+            text, self._gap = "".join(self._gap) + text, None
+        if text:
+            self._parts.append(Content(text))
+
+
+def _first(marks: tuple[str, ...], text: str, at: int) -> tuple[int, str]:
+    """Where the first of the marks begins, and which it is; or where one may begin whose end is not here, and ""."""
+    found = [(place, mark) for mark in marks if (place := text.find(mark, at)) >= 0]
+    if found:
+        return min(found)
+    return len(text) - max((_overlap(mark, text, at) for mark in marks), default=0), ""
+
+
+def _overlap(mark: str, text: str, at: int) -> int:
+    """How many characters at the end of the text are the beginning of the mark."""
+    for size in range(min(len(mark) - 1, len(text) - at), 0, -1):
+        if text.endswith(mark[:size]):
+            return size
+    return 0

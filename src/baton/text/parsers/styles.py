@@ -1,0 +1,102 @@
+"""How models write calls and thoughts, by name, and which of them a template speaks of.
+
+A template writes the calls of earlier turns as its model writes them, so it is the best witness of what the model will write.
+The names are those of vLLM's --tool-call-parser and --reasoning-parser where the format is the same.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from baton.errors import InvalidConfig
+from baton.text.parsers.calls import CallStyle
+from baton.text.parsers.think import ThinkStyle
+
+Style = TypeVar("Style", CallStyle, ThinkStyle)
+
+CALL_STYLES: Final = {
+    style.name: style
+    for style in (
+        CallStyle(name="hermes", opens=("<tool_call>",), closes="</tool_call>"),
+        CallStyle(name="llama3_json", opens=("<|python_tag|>",), bare=True),
+        CallStyle(name="mistral", opens=("[TOOL_CALLS]",), name_first=True),
+        CallStyle(name="json", opens=("```json",), closes="```", bare=True),
+    )
+}
+THINK_STYLES: Final = {
+    style.name: style
+    for style in (
+        ThinkStyle(name="qwen3", start="<think>", end="</think>"),
+        ThinkStyle(name="deepseek_r1", start="<think>", end="</think>", always_open=True),
+        ThinkStyle(name="mistral", start="[THINK]", end="[/THINK]"),
+    )
+}
+_ALIASES: Final = {"qwen": "hermes", "qwen25": "hermes", "llama3": "llama3_json", "generic": "json", "think": "qwen3"}
+TOOL_CALL_PARSERS: Final = ("auto", *CALL_STYLES, "none")
+REASONING_PARSERS: Final = ("auto", *THINK_STYLES, "none")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerStyle:
+    """How the served model writes."""
+
+    calls: CallStyle | None
+    "None: calls are not looked for, and tools are refused."
+    thoughts: ThinkStyle | None
+    "None: thoughts are not looked for."
+    template_knows_tools: bool
+    "Else tools are described in words (tools_in_words.py)."
+    template_knows_thinking: bool
+    "It has a switch for thoughts."
+
+
+def answer_style(
+    sources: tuple[str, ...], texts: frozenset[str] = frozenset(), *, tool_calls: str = "auto", reasoning: str = "auto"
+) -> AnswerStyle:
+    """`sources`: of the model's templates. `texts`: of tokens that its tokenizer has besides those of its vocabulary.
+
+    Raises InvalidConfig for a name that is not known.
+    """
+    source = "\n".join(sources)
+    knows_tools = re.search(r"\btools\b", source) is not None
+    return AnswerStyle(
+        _calls(tool_calls, source, knows_tools=knows_tools),
+        _thoughts(reasoning, source, texts),
+        template_knows_tools=knows_tools,
+        template_knows_thinking=re.search(r"\b(enable_thinking|thinking)\b", source) is not None,
+    )
+
+
+def _calls(name: str, source: str, *, knows_tools: bool) -> CallStyle | None:
+    name = _ALIASES.get(name, name)
+    if name == "none":
+        return None
+    if name != "auto":
+        return _named(CALL_STYLES, name, "tool-call-parser", TOOL_CALL_PARSERS)
+    if knows_tools:
+        for style in CALL_STYLES.values():
+            if any(mark in source for mark in style.opens):
+                return style
+        if "ipython" in source:  # Llama 3.1's own, which opens no mark before a call
+            return CALL_STYLES["llama3_json"]
+    return CALL_STYLES["json"]
+
+
+def _thoughts(name: str, source: str, texts: frozenset[str]) -> ThinkStyle | None:
+    name = _ALIASES.get(name, name)
+    if name == "none":
+        return None
+    if name != "auto":
+        return _named(THINK_STYLES, name, "reasoning-parser", REASONING_PARSERS)
+    for style in THINK_STYLES.values():
+        if style.end in source or {style.start, style.end} <= texts:
+            return style
+    return None
+
+
+def _named(styles: dict[str, Style], name: str, flag: str, names: tuple[str, ...]) -> Style:
+    if name not in styles:
+        raise InvalidConfig(f"--{flag} {name}: there is none of that name; there are {', '.join(names)}")
+    return styles[name]
