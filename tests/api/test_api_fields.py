@@ -27,8 +27,6 @@ ONCE_IGNORED = {
     "top_a": 0.1,
     "mirostat": 2,
     "dry_multiplier": 0.8,
-    "thinking": {"type": "enabled", "budget_tokens": 100},
-    "thinking_budget": 100,
     "extra_body": {"top_k": 5},
     "system": "You are a pirate.",
     "do_sample": False,
@@ -98,8 +96,8 @@ def test_another_name_for_min_tokens(server, complete):
 
 
 def test_unknown_fields_are_named_in_a_header(server, complete, chat, http):
-    assert ignored(complete("x", foo=1, reasoning_effort="low", other={"a": 1}, nothing=None)) == [
-        "foo", "reasoning_effort", "other",
+    assert ignored(complete("x", foo=1, verbosity="low", other={"a": 1}, nothing=None)) == [
+        "foo", "verbosity", "other",
     ]  # fmt: skip
     assert ignored(chat("x", verbosity="low")) == ["verbosity"]
     assert ignored(http.post(server.url + "/tokenize", json={"prompt": "x", "bar": 1})) == ["bar"]

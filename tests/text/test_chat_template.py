@@ -89,6 +89,14 @@ def test_an_unknown_role_is_the_templates_business():
     assert chatml({"role": "critic", "content": "x"}) == "<|im_start|>critic\nx<|im_end|>\n"
 
 
+@pytest.mark.parametrize("arguments", ["{broken", "[" * 100_000, '{"a":' * 500 + "1" + "}" * 500, "[1]", "1" * 5000])
+def test_arguments_that_are_no_object_stay_a_string(arguments):
+    """A model wrote them, and its client plays them back: no reason to refuse the rest of the chat."""
+    template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments }}")
+    calls = [{"type": "function", "function": {"name": "weather", "arguments": arguments}}]
+    assert template.render([{"role": "assistant", "tool_calls": calls}]) == arguments
+
+
 def test_arguments_of_tool_calls_become_objects():
     template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments.city }}")
     call = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
@@ -126,8 +134,6 @@ def test_messages_of_the_caller_stay_as_they_are():
         ([{"role": "user", "content": ["x"] * 100_000}], "at most"),
         ([{"role": "assistant", "tool_calls": "secret"}], "must be a list"),
         ([{"role": "assistant", "tool_calls": ["secret"]}], "object"),
-        ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{secret"}}]}], "JSON"),
-        ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 100_000}}]}], "JSON"),
     ],
 )
 def test_bad_messages_are_refused_without_repeating_them(messages, words):

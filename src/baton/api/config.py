@@ -71,6 +71,10 @@ class ApiConfig:
     "The most urgent (lowest) priority that a request may name without an admin key."
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
     "Fields of a request that we do not know. Ignored by default: OpenAI's clients send extras. Never passed on either way."
+    tool_call_parser: str = "auto"
+    "How the model writes tool calls (text/parsers/styles.py). auto: as its chat template does."
+    reasoning_parser: str = "auto"
+    "How it writes thoughts."
     streams_per_key_max: int | None = None
     "Requests one key may have open. None: all of limits.streams with one key, half with several: none shuts out another."
     keep_alive_seconds: float = 10.0
@@ -124,6 +128,8 @@ def api_config_of(serve: ServeConfig, settings: Mapping[str, Any]) -> ApiConfig:
         allowed_origins=serve.allowed_origins,
         unknown_fields=serve.unknown_fields,
         client_priority_min=serve.client_priority_min,
+        tool_call_parser=serve.tool_call_parser,
+        reasoning_parser=serve.reasoning_parser,
         chat_page=not serve.routers,
         routers=serve.routers,
         settings=settings,

@@ -23,6 +23,7 @@ from baton.api.http.streaming import EndOfTurn
 from baton.api.openai.schemas import Schema
 from baton.observe.metrics import Metrics
 from baton.text.chat_template import ChatTemplate
+from baton.text.parsers.styles import answer_style
 from baton.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -52,6 +53,12 @@ class Front:
         self.config = config
         self.limits = config.limits
         self.schema = Schema(model, config)
+        self.style = answer_style(
+            template.sources,
+            frozenset(tokenizer.added_ids),
+            tool_calls=config.tool_call_parser,
+            reasoning=config.reasoning_parser,
+        )
         self.metrics = Metrics(model_name=model.name, engine_stats=engine.stats, engine=collector)
         self.live = LiveRequests(engine, config)
         self.idempotency = IdempotencyStore(config.limits)

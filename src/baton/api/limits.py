@@ -62,6 +62,8 @@ class Limits:
     "All bad words of a request together."
     bad_words_tokens: int = 4096
     "Their tokens, each word at the start of a text and after a space."
+    tools_bytes: int = 1 * MIB
+    "All tools of a chat together, as JSON."
     tokenize_bytes: int = 1 * MIB
     "Text of /tokenize. /detokenize takes as many ids as the context has tokens."
     name_bytes: int = 256

@@ -33,7 +33,16 @@ the first instance has joined, requests get 503. Ctrl-C lets running requests fi
 """
 
 OURS = (
-    *("model", "served_model_name", "chat_template", "order", "drain_seconds_max", "start_seconds_max"),
+    *(
+        "model",
+        "served_model_name",
+        "chat_template",
+        "tool_call_parser",
+        "reasoning_parser",
+        "order",
+        "drain_seconds_max",
+        "start_seconds_max",
+    ),
     *PANELS["Listening"],
     *PANELS["Administration"],
     *PANELS["Queue"],

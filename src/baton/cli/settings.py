@@ -53,6 +53,8 @@ PANELS: dict[str, tuple[str, ...]] = {
         "model",
         "served_model_name",
         "chat_template",
+        "tool_call_parser",
+        "reasoning_parser",
         "generation_config",
         "device",
         "dtype",

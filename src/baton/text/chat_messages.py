@@ -4,7 +4,9 @@ role         1 to 64 letters, digits, '_', '-' or '.': a role cannot smuggle in 
              are is the template's business.
 content      a string, or a list of text parts, which are joined with a line feed (as vLLM and llama.cpp do). Null or
              missing means empty for an assistant, which may have only called tools, and is refused for others.
-tool_calls   `arguments` given as a JSON string, as OpenAI's clients do, becomes the object that templates expect.
+tool_calls   `arguments` given as a JSON string, as OpenAI's clients do, becomes the object that templates expect. A string that
+             is no JSON object stays as it is: a model may have written it, and a client only plays it back.
+reasoning    vLLM's newer name for reasoning_content, which is the one that templates read.
 
 Other keys (name, tool_call_id, reasoning_content, ...) are passed on. No error repeats what a message says.
 """
@@ -22,6 +24,7 @@ Message = dict[str, Any]
 
 PARTS_MAX = 1024
 TOOL_CALLS_MAX = 256
+_DEPTH_MAX = 64
 _ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
@@ -45,6 +48,8 @@ def _plain_message(message: object, place: str) -> Message:
         raise CallerError(f"{place}.role must be 1 to 64 letters, digits, '_', '-' or '.', such as 'user'")
     plain = {str(key): value for key, value in message.items()}
     plain["content"] = _text_of(message.get("content"), role, place)
+    if isinstance(plain.get("reasoning"), str) and plain.get("reasoning_content") is None:
+        plain["reasoning_content"] = plain["reasoning"]
     calls = message.get("tool_calls")
     if calls is None:
         plain.pop("tool_calls", None)  # templates ask whether the key is there, not whether it is null
@@ -93,7 +98,18 @@ def _plain_call(call: object, place: str) -> Message:
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return dict(call)
     try:
-        arguments = json.loads(function["arguments"] or "{}")
+        arguments = json.loads(function["arguments"].strip() or "{}")
     except (ValueError, RecursionError):
-        raise CallerError(f"{place}.function.arguments is not valid JSON") from None
+        return dict(call)
+    if not isinstance(arguments, dict) or _is_deep(arguments):
+        return dict(call)
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _is_deep(value: Any) -> bool:
+    """Deeper than a request's own JSON may be: it would be walked through without a bound."""
+    level = [value]
+    for _ in range(_DEPTH_MAX):
+        containers = [inner for inner in level if isinstance(inner, dict | list)]
+        level = [entry for inner in containers for entry in (inner.values() if isinstance(inner, dict) else inner)]
+    return bool(level)

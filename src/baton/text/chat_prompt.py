@@ -13,31 +13,51 @@ A chat that spells none, which is nearly every one, goes through unchanged and i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from baton.errors import CallerError
+from baton.text.chat_messages import plain_messages
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
+from baton.text.tools_in_words import has_tool_turns, in_words
 
 _MARKS = range(0xF0000, 0xF0100)
 "Private-use characters. One that the chat does not contain is taken."
 _NOT_TEXT = ("role", "type")
-"Values that are names, which templates compare. chat_messages.py takes no marks of a template in a role."
+"Values that are names where they look like one: templates compare them."
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def render_chat(
-    template: ChatTemplate, tokenizer: Tokenizer, messages: object, *, extras: Mapping[str, Any] | None = None, **options: Any
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    messages: object,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools_in_words: bool = False,
+    extras: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> tuple[str, str]:
-    """The prompt, and the mark in it: both for Tokenizer.encode. `options` are those of ChatTemplate.render."""
-    texts = [*_texts(messages), *_texts(extras)]
+    """The prompt, and the mark in it: both for Tokenizer.encode.
+
+    tools_in_words   the template does not know tools: they, and earlier turns with them, are put into words
+    options          those of ChatTemplate.render
+    """
+    # Plain before they are searched: the arguments of a call come as JSON, which has other ways to spell a character.
+    chat: Any = plain_messages(messages, messages_max=template.limits.messages_max)
+    if tools_in_words and (tools or has_tool_turns(chat)):
+        chat, tools = in_words(chat, tools), None
+    texts = [*_texts(chat), *_texts(tools), *_texts(extras)]
     spelled = tokenizer.special_texts
     if not any(name in text for text in texts for name in spelled):
-        return template.render(messages, extras=extras, **options), ""
+        return template.render(chat, tools=tools, extras=extras, **options), ""
     mark = next((chr(code) for code in _MARKS if not any(chr(code) in text for text in texts)), None)
     if mark is None:
         raise CallerError("the chat spells special tokens and uses every private character that could set them apart")
-    return template.render(_marked(messages, spelled, mark), extras=_marked(extras, spelled, mark), **options), mark
+    chat, tools, extras = (_marked(value, spelled, mark) for value in (chat, tools, extras))
+    return template.render(chat, tools=tools, extras=extras, **options), mark
 
 
 def _texts(value: object) -> list[str]:
@@ -45,10 +65,15 @@ def _texts(value: object) -> list[str]:
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping):
-        return [text for key, inner in value.items() if key not in _NOT_TEXT for part in (key, inner) for text in _texts(part)]
+        pairs = [pair for pair in value.items() if not _is_name(*pair)]
+        return [text for pair in pairs for part in pair for text in _texts(part)]
     if isinstance(value, list | tuple):
         return [text for inner in value for text in _texts(inner)]
     return []
+
+
+def _is_name(key: object, value: object) -> bool:
+    return key in _NOT_TEXT and isinstance(value, str) and _NAME.fullmatch(value) is not None
 
 
 def _marked(value: Any, spelled: tuple[str, ...], mark: str) -> Any:
@@ -58,7 +83,7 @@ def _marked(value: Any, spelled: tuple[str, ...], mark: str) -> Any:
         return value
     if isinstance(value, Mapping):
         return {
-            _marked(key, spelled, mark): inner if key in _NOT_TEXT else _marked(inner, spelled, mark)
+            _marked(key, spelled, mark): inner if _is_name(key, inner) else _marked(inner, spelled, mark)
             for key, inner in value.items()
         }
     if isinstance(value, list | tuple):

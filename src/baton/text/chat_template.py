@@ -106,6 +106,14 @@ class ChatTemplate:
     def names(self) -> tuple[str, ...]:
         return tuple(self._templates)
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(template.source for template in self._templates.values())
+
+    @property
+    def limits(self) -> TemplateLimits:
+        return self._limits
+
     def render(
         self,
         messages: object,

@@ -103,6 +103,11 @@ class Tokenizer:
         added = self._parts.backend.get_added_tokens_decoder().values()
         return tuple(sorted((token.content for token in added if token.special and len(token.content) > 1), key=len)[::-1])
 
+    @cached_property
+    def added_ids(self) -> dict[str, int]:
+        """By text: the tokens that were added to the vocabulary whole, special ones and others, such as <tool_call>."""
+        return {token.content: token_id for token_id, token in self._parts.backend.get_added_tokens_decoder().items()}
+
     def encode(
         self,
         text: str,

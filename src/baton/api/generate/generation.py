@@ -35,6 +35,8 @@ class Usage:
     host_tokens: int = 0
     storage_tokens: int = 0
     "Of the cached ones, those that these tiers brought."
+    reasoning_tokens: int | None = None
+    "Of the output. None where thoughts are not looked for."
 
 
 class _Timing:
@@ -80,6 +82,7 @@ class Generation:
             cached_tokens=cached if told else None,
             host_tokens=host,
             storage_tokens=storage,
+            reasoning_tokens=sum(output.reasoning_tokens for output in self._outputs) if self._job.thinks else None,
         )
 
     @property

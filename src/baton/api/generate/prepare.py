@@ -12,6 +12,7 @@ from msgspec import structs
 
 from baton.api.errors import bad
 from baton.api.front import Front
+from baton.api.generate.answer_parts import answer_parts, without_thought
 from baton.api.http.auth import Caller
 from baton.api.openai.schemas import ChatBody, CompletionBody, Options, Prompt, too_long
 from baton.protocol.grammar import Grammar
@@ -37,6 +38,8 @@ class Job:
     "The engine makes one token, because it has to, and the client does not see it."
     parser: MakeParser | None = None
     "Takes each sequence's text apart. None: all of it is content."
+    thinks: bool = False
+    "It may find a thought."
     shown_ids: frozenset[int] = frozenset()
     "Special tokens that the parser looks for: they have a text, whatever skip_special_tokens says."
 
@@ -66,9 +69,14 @@ def chat_job(front: Front, body: ChatBody, caller: Caller) -> Job:
         body.messages,
         add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
         continue_final_message=body.continue_final_message,
+        tools=None if body.tools is None else body.tools.told,
+        tools_in_words=not front.style.template_knows_tools,
         extras=body.template_kwargs,
     )
-    return _job(front, [_encoded(front, text, body.options, mark)], body.options, caller)
+    text = without_thought(front, body, text)
+    parts = answer_parts(front, body, text)
+    job = _job(front, [_encoded(front, text, body.options, mark)], body.options, caller)
+    return replace(job, parser=parts.make, thinks=parts.thinks, shown_ids=parts.shown_ids)
 
 
 def completion_job(front: Front, body: CompletionBody, caller: Caller) -> Job:

@@ -2,6 +2,7 @@
 
 internal       refused whatever they hold: only our own front talks about them, on another channel
 alias          another server's name for a field of ours, with the same meaning: taken for it
+chat only      have a meaning for chats; elsewhere they are unsupported
 unsupported    the answer would be wrong without them: refused, unless they hold a value that asks for nothing
 harmless       change no answer anywhere
 all others     named in the header x-baton-ignored, or refused with --unknown-fields refuse
@@ -66,18 +67,11 @@ _SAMPLERS: Final[dict[str, tuple[Any, ...]]] = {
     "repeat_penalty": (1,),
     "no_repeat_ngram_size": (0,),
     "n_probs": (0,),
-    "thinking": ({"type": "disabled"}, False),
-    "think": (False,),
-    "thinking_budget": (),
-    "thinking_token_budget": (),
-    "reasoning": (),
     "sampling_params": ({},),
     "options": ({},),
     "extra_body": ({},),
 }
 _INPUTS: Final[dict[str, tuple[Any, ...]]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "audio": (),
@@ -102,7 +96,27 @@ _INPUTS: Final[dict[str, tuple[Any, ...]]] = {
 UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {**_CONSTRAINTS, **_SAMPLERS, **_INPUTS}
 """Field -> the values that ask for nothing. Null always does."""
 
+CHAT_ONLY: Final[dict[str, tuple[Any, ...]]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "enable_thinking": (),
+    "reasoning_effort": (),
+    "thinking": ({"type": "disabled"}, False),
+    "think": (False,),
+    "thinking_budget": (-1,),
+    "thinking_token_budget": (-1,),
+    "reasoning_budget": (-1,),
+    "reasoning": ({},),
+    "include_reasoning": (True, False),
+    "separate_reasoning": (True, False),
+    "stream_reasoning": (True, False),
+}
+"""Fields of chats (tools.py, thinking.py), and their values that ask a completion for nothing."""
+
 HINTS: Final[dict[str, str]] = {
+    "functions": "send tools, which took its place",
+    "function_call": "send tool_choice, which took its place",
     "chat_template": "templates come from the model or the operator, never from a request",
     "response_format": 'only {"type": "text"} is supported',
     "modalities": 'only ["text"] is supported',
@@ -115,8 +129,6 @@ HINTS: Final[dict[str, str]] = {
     "options": "send its fields at the top level",
     "sampling_params": "send its fields at the top level",
     "extra_body": "send its fields at the top level",
-    "thinking": "there is enable_thinking, for templates that know it",
-    "think": "there is enable_thinking, for templates that know it",
 }
 
 HARMLESS: Final = (
@@ -124,7 +136,6 @@ HARMLESS: Final = (
     "metadata",
     "store",
     "service_tier",
-    "parallel_tool_calls",
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",

@@ -8,14 +8,16 @@ top_p 0 (the likeliest token), and an empty stop string (none).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from baton.api.config import ApiConfig, ServedModel
 from baton.api.errors import ApiError, bad
 from baton.api.limits import RANGES
 from baton.api.openai.fields import Fields, checked_token_ids, shown
-from baton.api.openai.known_fields import ALIASES, HARMLESS, HINTS, INTERNAL, UNSUPPORTED, asks_for_nothing
+from baton.api.openai.known_fields import ALIASES, CHAT_ONLY, HARMLESS, HINTS, INTERNAL, UNSUPPORTED, asks_for_nothing
+from baton.api.openai.thinking import Thinking, read_thinking
+from baton.api.openai.tools import Tools, read_tools
 from baton.protocol.grammar import Grammar
 from baton.protocol.request import OPENAI_SAMPLING
 
@@ -72,6 +74,9 @@ class ChatBody:
     add_generation_prompt: bool
     continue_final_message: bool
     template_kwargs: Mapping[str, Any] | None
+    "What is said of thinking is among them."
+    tools: Tools | None = None
+    thinking: Thinking = field(default_factory=Thinking)
 
 
 Prompt = str | tuple[int, ...]
@@ -97,7 +102,7 @@ class Schema:
         self._defaults["top_k"] = min(self._defaults["top_k"], model.head_width)
 
     def chat(self, body: dict[str, Any]) -> ChatBody:
-        fields = self.open(body)
+        fields = self.open(body, chat=True)
         messages = fields.raw("messages")
         if not isinstance(messages, list):
             raise bad(f"messages must be a list, not {shown(messages)}", "messages")
@@ -106,11 +111,14 @@ class Schema:
         _require_no_best_of(fields, options.n)
         if fields.boolean("echo"):
             raise bad("echo is not supported for chats: it is for /v1/completions", "echo", code="unsupported")
+        tools, (thinking, template_kwargs) = self.tools(fields), self.thinking(fields)
         return ChatBody(
             messages=messages,
+            tools=tools,
+            thinking=thinking,
             add_generation_prompt=fields.boolean("add_generation_prompt", default=True),
             continue_final_message=continue_final,
-            template_kwargs=self.template_kwargs(fields),
+            template_kwargs=template_kwargs,
             options=replace(options, ignored=fields.finish(self._config.unknown_fields)),
         )
 
@@ -128,14 +136,14 @@ class Schema:
         options = replace(options, ignored=fields.finish(self._config.unknown_fields))
         return CompletionBody(options=options, prompts=prompts, echo=echo, prompt_only=prompt_only)
 
-    def open(self, body: dict[str, Any]) -> Fields:
-        """Fields of a body whose model is ours and that asks for nothing we do not have."""
+    def open(self, body: dict[str, Any], *, chat: bool = False) -> Fields:
+        """Fields of a body whose model is ours and that asks for nothing we do not have. `chat`: it may have messages."""
         fields = Fields(body, self._limits, self._model.head_width)
         self.require_model(fields.raw("model"))
         for name in INTERNAL:
             if name in body:
                 raise bad(f"{name} is not accepted from clients", name, code="internal_field")
-        for name, neutral in UNSUPPORTED.items():
+        for name, neutral in (UNSUPPORTED if chat else {**UNSUPPORTED, **CHAT_ONLY}).items():
             if not asks_for_nothing(fields.raw(name), neutral):
                 hint = f": {HINTS[name]}" if name in HINTS else ""
                 raise bad(f"{name} is not supported{hint}", name, code="unsupported")
@@ -169,16 +177,17 @@ class Schema:
             raise bad(f"prompt has {len(value)} prompts and at most {self._limits.prompts} are allowed", "prompt")
         return tuple(self._prompt(entry, f"prompt[{index}]") for index, entry in enumerate(value))
 
-    def template_kwargs(self, fields: Fields) -> Mapping[str, Any] | None:
+    def thinking(self, fields: Fields) -> tuple[Thinking, Mapping[str, Any] | None]:
+        """What is said of thinking, and what the template is told besides the chat."""
         value = fields.raw("chat_template_kwargs")
         if value is not None and not isinstance(value, dict):
             raise bad(f"chat_template_kwargs must be an object, not {shown(value)}", "chat_template_kwargs")
-        if fields.raw("enable_thinking") is None:
-            return value
-        thinking = fields.boolean("enable_thinking")
-        if value is not None and value.get("enable_thinking", thinking) is not thinking:
-            raise bad("enable_thinking and chat_template_kwargs.enable_thinking differ", "enable_thinking")
-        return {**(value or {}), "enable_thinking": thinking}
+        fields.boolean("stream_reasoning", default=True)  # they always come as they are made
+        thinking = read_thinking(fields, value)
+        return thinking, thinking.template_kwargs(value)
+
+    def tools(self, fields: Fields) -> Tools | None:
+        return read_tools(fields, self._limits)
 
     def _prompt(self, value: Any, place: str) -> Prompt:
         if isinstance(value, str):

@@ -13,9 +13,12 @@ def usage_json(usage: Usage) -> dict[str, Any]:
     if told is not None and below:
         device = told["cached_tokens"] - below
         told["cached_tokens_by_tier"] = {"device": device, "host": usage.host_tokens, "storage": usage.storage_tokens}
+    thoughts = usage.reasoning_tokens
+    reasoning = {} if thoughts is None else {"completion_tokens_details": {"reasoning_tokens": thoughts}}
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.output_tokens,
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
         "prompt_tokens_details": told,
+        **reasoning,
     }

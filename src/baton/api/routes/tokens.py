@@ -49,7 +49,7 @@ def _size_bytes(answer: dict[str, Any]) -> int:
 
 def _tokenized(request: Request, body: dict[str, Any]) -> dict[str, Any]:
     front = front_of(request)
-    fields = front.schema.open(body)
+    fields = front.schema.open(body, chat=True)
     text, chat, mark = _text(front, fields)
     limit = front.limits.tokenize_bytes
     if len(text) > limit or len(text.encode("utf-8", "replace")) > limit:
@@ -73,14 +73,16 @@ def _text(front: Front, fields: Fields) -> tuple[str, bool, str]:
         if not isinstance(prompt, str):
             raise bad(f"prompt must be a text, not {shown(prompt)}", "prompt")
         return prompt, False, ""
-    continue_final = fields.boolean("continue_final_message")
+    continue_final, tools = fields.boolean("continue_final_message"), front.schema.tools(fields)
     text, mark = render_chat(
         front.template,
         front.tokenizer,
         messages,
         add_generation_prompt=fields.boolean("add_generation_prompt", default=True) and not continue_final,
         continue_final_message=continue_final,
-        extras=front.schema.template_kwargs(fields),
+        tools=None if tools is None else tools.told,
+        tools_in_words=not front.style.template_knows_tools,
+        extras=front.schema.thinking(fields)[1],
     )
     return text, True, mark
 

@@ -91,7 +91,7 @@ def _thoughts(name: str, source: str, texts: frozenset[str]) -> ThinkStyle | Non
     if name != "auto":
         return _named(THINK_STYLES, name, "reasoning-parser", REASONING_PARSERS)
     for style in THINK_STYLES.values():
-        if style.end in source or {style.start, style.end} <= texts:
+        if style.start in source or style.end in source or {style.start, style.end} <= texts:
             return style
     return None
 

@@ -1,0 +1,73 @@
+"""How the text of an answer will be taken apart: which parser, and what of the prompt it has to know.
+
+prompt ends with      the answer begins with       so the parser begins
+...assistant\\n        <think>Hm.</think>Four.      before a thought
+...<think>\\n          Hm.</think>Four.             inside it
+...</think>\\n\\n       Four.                        before a thought that does not come
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from baton.api.errors import bad
+from baton.api.front import Front
+from baton.api.openai.schemas import ChatBody
+from baton.text.parsers.base import MakeParser, Parser, PlainParser
+from baton.text.parsers.calls import CallsParser
+from baton.text.parsers.think import ThinkParser
+
+_TAIL_CHARS: Final = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerParts:
+    make: MakeParser | None
+    "None: all is content."
+    shown_ids: frozenset[int]
+    "Special tokens that are marks of calls or thoughts."
+    thinks: bool = False
+    "The answer may have a thought, and it is looked for."
+    is_open: bool = False
+    "The prompt has begun the thought."
+
+
+def answer_parts(front: Front, body: ChatBody, prompt: str) -> AnswerParts:
+    """Raises ApiError for tools that this server cannot take."""
+    style, tools, thinking = front.style, body.tools, body.thinking
+    if tools is not None and style.calls is None:
+        raise bad("tools is not supported here: tool calls are off (--tool-call-parser)", "tools", code="unsupported")
+    thoughts = style.thoughts if thinking.separate else None
+    marks = [*((thoughts.start, thoughts.end) if thoughts else ()), *(style.calls.marks if tools and style.calls else ())]
+    is_open = thoughts is not None and _is_open(prompt, thoughts.start)
+
+    def make() -> Parser:
+        rest: Parser = PlainParser()
+        if tools is not None and style.calls is not None:
+            rest = CallsParser(style.calls, tuple(tools.parameters), calls_max=tools.calls_max)
+        if thoughts is None:
+            return rest
+        return ThinkParser(thoughts, rest, is_open=is_open, shown=thinking.included)
+
+    ids = {front.tokenizer.added_ids.get(mark) for mark in marks}
+    return AnswerParts(
+        make=make if tools is not None or thoughts is not None else None,
+        shown_ids=front.tokenizer.special_ids & {token for token in ids if token is not None},
+        thinks=thoughts is not None,
+        is_open=is_open,
+    )
+
+
+def _is_open(prompt: str, start: str) -> bool:
+    """Templates end with it, or with it and a line feed."""
+    return prompt[-_TAIL_CHARS:].rstrip().endswith(start)
+
+
+def without_thought(front: Front, body: ChatBody, prompt: str) -> str:
+    """The prompt of a chat that wants no thought. A template that knows the switch has seen to it; where one opens a thought
+    all the same, it is closed again, as Qwen's template does it."""
+    thoughts = front.style.thoughts
+    if thoughts is None or body.thinking.enabled is not False or not _is_open(prompt, thoughts.start):
+        return prompt
+    return f"{prompt.rstrip()}\n\n{thoughts.end}\n\n"

@@ -1,0 +1,175 @@
+"""Thoughts over HTTP: apart from the content, on and off, counted."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from api_fakes import Script, Serving, says, serving
+from tool_rig import QWEN, THINKS, TOOLS, call, prompt_of, with_template
+
+from baton.api.config import ApiConfig
+
+HI = [{"role": "user", "content": "2 + 2?"}]
+CHAT = "/v1/chat/completions"
+THOUGHT = "<think>\nTwo and two.\n</think>\n\nFour."
+
+
+@pytest.fixture(scope="module")
+def shared_thinker(text):
+    with serving(with_template(text, QWEN)) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_thinker: Serving):
+    shared_thinker.engine.script = Script()
+    shared_thinker.engine.requests.clear()
+    return shared_thinker
+
+
+@pytest.fixture
+def ask(server, http, text):
+    def asked(answer: str, **fields):
+        server.engine.script = Script(reply=says(text, answer))
+        answered = http.post(server.url + CHAT, json={"messages": HI, **fields})
+        assert answered.status_code == 200, answered.text
+        return answered.json()
+
+    return asked
+
+
+def test_a_thought_is_not_content(ask, text):
+    answer = ask(THOUGHT)
+    message = answer["choices"][0]["message"]
+    assert message["content"] == "Four."
+    assert message["reasoning_content"] == message["reasoning"] == "Two and two."
+    thought = len(text.tokenizer.encode("<think>\nTwo and two.\n</think>"))
+    assert 0 < answer["usage"]["completion_tokens_details"]["reasoning_tokens"] <= thought
+
+
+def test_streamed_thoughts(server, text):
+    server.engine.script = Script(reply=says(text, THOUGHT))
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none") as sdk:
+        deltas = [chunk.choices[0].delta for chunk in sdk.chat.completions.create(model="smol", messages=HI, stream=True)]
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == "Two and two."
+    assert "".join(delta.content or "" for delta in deltas) == "Four."
+    assert deltas[0].role == "assistant"
+    assert len([delta for delta in deltas if getattr(delta, "reasoning", None)]) > 1, "they come as they are made"
+
+
+def test_thoughts_and_calls(ask):
+    choice = ask(f"<think>Hm.</think>\n{call('weather', city='Oslo')}", tools=TOOLS)["choices"][0]
+    assert choice["message"]["content"] is None
+    assert choice["message"]["reasoning_content"] == "Hm."
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Oslo"}'
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_a_stop_string_in_a_thought_stops_nothing(ask):
+    message = ask("<think>a\n\nb</think>c\n\nd", stop=["\n\n"])["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("a\n\nb", "c")
+
+
+def test_without_a_thought_there_is_no_key(ask):
+    answer = ask("Four.")
+    assert set(answer["choices"][0]["message"]) == {"role", "content", "refusal"}
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+@pytest.mark.parametrize(
+    "off",
+    [
+        {"enable_thinking": False},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"chat_template_kwargs": {"thinking": False}},
+        {"reasoning_effort": "none"},
+        {"thinking": {"type": "disabled"}},
+        {"thinking": False},
+        {"think": False},
+        {"reasoning": {"effort": "none"}},
+        {"reasoning": {"enabled": False}},
+        {"enable_thinking": False, "reasoning_effort": "none", "think": False},
+    ],
+)
+def test_off(ask, server, off):
+    ask("Four.", **off)
+    assert prompt_of(server).endswith("<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize("on", [{}, {"enable_thinking": True}, {"thinking": {"type": "enabled"}}, {"reasoning_effort": "high"}])
+def test_on(ask, server, on):
+    ask("Four.", **on)
+    assert prompt_of(server).endswith("assistant\n")
+
+
+def test_off_where_the_template_does_not_know_it(text, http):
+    """It opens a thought: that is closed again, and where it stays open the answer begins inside it."""
+    with serving(with_template(text, THINKS)) as server:
+        server.engine.script = Script(reply=says(text, "Hm.</think>Four."))
+        message = http.post(server.url + CHAT, json={"messages": HI}).json()["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("Hm.", "Four.")
+        assert prompt_of(server).endswith("<think>\n")
+        server.engine.script = Script(reply=says(text, "Four."))
+        message = http.post(server.url + CHAT, json={"messages": HI, "enable_thinking": False}).json()["choices"][0]["message"]
+        assert ("reasoning" in message, message["content"]) == (False, "Four.")
+        assert prompt_of(server).endswith("<think>\n\n</think>\n\n")
+
+
+def test_an_answer_that_is_all_thought(text, http):
+    with serving(with_template(text, THINKS)) as server:
+        server.engine.script = Script(reply=says(text, "Hm, hm, hm"))
+        choice = http.post(server.url + CHAT, json={"messages": HI, "max_tokens": 3}).json()["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")
+        assert choice["message"]["reasoning_content"].startswith("Hm")
+
+
+def test_thoughts_can_be_left_out_or_left_in(ask):
+    for fields in ({"include_reasoning": False}, {"reasoning": {"exclude": True}}):
+        message = ask(THOUGHT, **fields)["choices"][0]["message"]
+        assert ("reasoning_content" in message, message["content"]) == (False, "Four.")
+    assert ask(THOUGHT, separate_reasoning=False)["choices"][0]["message"]["content"] == THOUGHT
+
+
+def test_an_earlier_thought_reaches_the_template(ask, server):
+    for name in ("reasoning", "reasoning_content"):
+        ask("Yes.", messages=[*HI, {"role": "assistant", "content": "Four.", name: "Two and two."}, *HI])
+        assert "Four.(Two and two.)" in prompt_of(server)
+
+
+def test_the_parser_can_be_off(text, http):
+    with serving(with_template(text, QWEN), ApiConfig(reasoning_parser="none")) as server:
+        server.engine.script = Script(reply=says(text, THOUGHT))
+        answer = http.post(server.url + CHAT, json={"messages": HI}).json()
+        assert answer["choices"][0]["message"]["content"] == THOUGHT
+        assert "completion_tokens_details" not in answer["usage"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"enable_thinking": True, "reasoning_effort": "none"}, "reasoning_effort"),
+        ({"think": True, "thinking": {"type": "disabled"}}, "thinking"),
+        ({"thinking_budget": 3, "thinking_token_budget": 4}, "thinking_budget"),
+        ({"thinking_budget": -2}, "thinking_budget"),
+        ({"thinking_budget": True}, "thinking_budget"),
+        ({"thinking": {"type": "enabled", "budget_tokens": "many"}}, "thinking"),
+        ({"thinking": {"type": "some"}}, "thinking"),
+        ({"thinking": 3}, "thinking"),
+        ({"think": 1}, "think"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort"),
+        ({"reasoning_effort": ["low"]}, "reasoning_effort"),
+        ({"reasoning": {"enabled": 1}}, "reasoning"),
+        ({"reasoning": []}, "reasoning"),
+        ({"include_reasoning": 0}, "include_reasoning"),
+    ],
+)
+def test_what_is_wrong_is_said(server, http, fields, param):
+    answer = http.post(server.url + CHAT, json={"messages": HI, **fields})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+def test_completions_have_no_thoughts(server, http):
+    for fields in ({"reasoning_effort": "low"}, {"thinking_budget": 5}, {"tools": TOOLS}, {"think": True}):
+        answer = http.post(server.url + "/v1/completions", json={"prompt": "x", **fields})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported")
