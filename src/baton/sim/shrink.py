@@ -184,7 +184,8 @@ def _simpler_client(client: Client) -> Iterator[tuple[str, Any]]:
     for field in ("abort_at", "abort_in", "again_at", "stop_string_at", "poison_at", "nan_at", "timeout"):
         if getattr(client, field) is not None:
             yield field, None
-    yield from (("n", 1), ("n", 2), ("priority", 0), ("min_tokens", 0), ("stop", []), ("salt", ""), ("at", 0.0), ("seed", 0))
+    yield from (("n", fewer) for fewer in (1, 2) if fewer < client.n)
+    yield from (("priority", 0), ("min_tokens", 0), ("stop", []), ("salt", ""), ("at", 0.0), ("seed", 0))
 
 
 def _alone(scenario: Scenario, client: int, fault: int, step: int) -> None:

@@ -325,6 +325,26 @@ def test_whoever_preempted_a_request_is_its_last_choice(policy):
     room.assert_right()
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_two_choices_are_not_drawn_from_those_that_preempted_it(seed):
+    """Two of the three that were left had preempted it, and both were drawn. Found by the rehearsal, cluster seed 459."""
+    config = RouterConfig(policy="two_choices", again_seconds=0.01, preempted_seconds=3.0)
+    room = Room(*["mixed"] * 4, config=config, seed=seed, blocks=400)
+    room.arrive(request(tokens=80, max_tokens=30))
+    room.step(2)
+    untried = {instance.session for instance in room.instances}
+    for preempted in (("r",), ("r",), ()):
+        (home,) = [instance for instance in room.instances if instance.legs]
+        untried.remove(home.session)
+        room.say(home, replace(home.beat(), preempted=preempted))
+        room.now += 0.02
+        home.fail("r")
+        room.settle()
+        assert room.trip.home.session in untried
+    room.run()
+    room.assert_right()
+
+
 def test_otherwise_it_goes_where_it_is_cached():
     room, home, _ = lost_after(preempted=False)
     assert room.trip.home.session == home.session

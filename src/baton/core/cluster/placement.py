@@ -187,11 +187,13 @@ class Placement:
         return Candidate(member, max(1, trip.tokens - cached), trip.was_preempted(member, now))
 
     def _ordered(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Best first. With two choices, the better of two comes first."""
+        """Best first. With two choices, the better of two comes first: of those that are no last choice, if there are any."""
         ordered = sorted(candidates, key=lambda candidate: (candidate.preempted, *self._key(candidate)))
-        if self._config.policy == "two_choices" and len(ordered) > 2:
-            drawn = self._rng.sample(range(len(ordered)), 2)
-            ordered.insert(0, ordered.pop(min(drawn)))
+        if self._config.policy == "two_choices":
+            first = sum(not candidate.preempted for candidate in ordered) or len(ordered)
+            if first > 2:
+                drawn = self._rng.sample(range(first), 2)
+                ordered.insert(0, ordered.pop(min(drawn)))
         return ordered
 
     def _prefill_for(self, trip: Trip, prefills: list[Member], keys: Sequence[BlockKey], now: Instant) -> Candidate | None:

@@ -1,7 +1,7 @@
 """One seed -> one cluster. As for a single node (sim/generate.py): a swarm of features, few kinds of faults, tiny sizes.
 
 One in eight has no fault at all; the others one to three kinds, of which each strikes a few times: at a stage of a hand-off (so
-that the short ones are hit too) or at any time.
+that the short ones are hit too) or at any time. In one of 32 a few long requests are hunted from node to node.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 STEP_FAULTS = ("slow", "crash", "late", "repeat", "ghost", "garble", "hang", "lose_result", "lose_plan")
 CLIENT_FAULTS = ("poison", "nan", "stop_string", "abort")
 FEATURES = ("n", "priority", "stop", "min", "timeout", "salt", "burst", "logprobs")
+HUNTED = 1 / 32
 LONG_ENOUGH = 2.5
 """Seconds after which both sides of a session give each other up."""
 
@@ -61,6 +62,9 @@ def generate_cluster(seed: int) -> Scenario:
     _faults(scenario, scenario.cluster, [kind for kind in KINDS if kind in kinds], stream(seed, "cluster faults"))
     _node_faults(scenario, scenario.cluster, kinds, stream(seed, "node faults"))
     _client_faults(scenario, kinds, stream(seed, "client faults"))
+    hunt = stream(seed, "hunted")
+    if hunt.random() < HUNTED:
+        _hunted(scenario, scenario.cluster, hunt)
     scenario.storage_tokens = storage_wants_tokens(scenario)
     return scenario
 
@@ -197,3 +201,27 @@ def _client_faults(scenario: Scenario, kinds: list[str], rng: Random) -> None:
             client.poison_at = rng.randint(0, 3)
         if "nan" in kinds and rng.random() < 0.1:
             client.nan_at = rng.randint(0, 3)
+
+
+def _hunted(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
+    """Node after node preempts all it has, is late to take it up again, and loses its session: a request has been at several of
+    them, with room everywhere, when it is placed once more."""
+    scenario.clients = scenario.clients[: rng.randint(2, 6)]
+    for number, client in enumerate(scenario.clients):
+        client.at, client.max_tokens, client.n, client.stop, client.timeout = 0.05 * number, rng.randint(100, 250), 1, [], None
+        client.min_tokens, client.abort_at, client.stop_string_at, client.poison_at, client.nan_at = 0, None, None, None, None
+    worst = max(-(-(len(c.prompt) + c.max_tokens) // scenario.block_size) for c in scenario.clients)
+    roles: tuple[NodeRole, ...] = rng.choice((("mixed",) * 4, ("mixed",) * 5, ("prefill", *("decode",) * 4)))
+    cluster.nodes = [NodeSpec(role, 8 * worst, 8, tokens_per_step=rng.choice((16, 64))) for role in roles]
+    cluster.routers, cluster.measured, cluster.migrations_max, cluster.router_queue_max = 1, False, 3, 1024
+    cluster.lease_seconds = cluster.handing_seconds_max = 10.0
+    cluster.faults = []
+    order = [number for number, role in enumerate(roles) if role != "prefill"]
+    rng.shuffle(order)
+    for turn, node in enumerate(order):
+        at = 0.3 + turn * 0.8
+        cluster.faults += [
+            ClusterFault("preempt", at=at, target=node, seconds=20),
+            ClusterFault("worker_freeze", at=at, target=node, seconds=0.4),
+            ClusterFault("cut", at=at + rng.uniform(0.25, 0.45), target=node, seconds=0.0),
+        ]

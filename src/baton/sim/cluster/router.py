@@ -34,6 +34,7 @@ from baton.protocol.node import NodeHello, NodeRefused, RouterBeat, RouterHello
 from baton.protocol.output import Emit
 from baton.protocol.request import GenerateRequest
 from baton.sim.cluster.clock import Clock
+from baton.sim.cluster.preempt_watch import PreemptWatch
 from baton.sim.cluster.stall_watch import StallWatch
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.cluster.wires import HANGUP, Wire
@@ -75,6 +76,7 @@ class RouterProcess:
         "Of a request: who was given which attempt of it, and was not told to forget it."
         self._attempts: dict[str, int] = {}
         self._stalls = StallWatch(config, watch)
+        self._preemptions = PreemptWatch(config, watch)
         self._inbox: list[Callable[[], None]] = []
         self._armed: float | None = None
 
@@ -98,6 +100,7 @@ class RouterProcess:
         self._legs.clear()
         self._attempts.clear()
         self._stalls.clear()
+        self._preemptions.clear()
         self._armed = None
         for wire in (*self._wires.values(), *self._dialled.values()):
             wire.close("down", in_order=False)
@@ -170,6 +173,7 @@ class RouterProcess:
             return
         self._heard[wire.number] = self._timeline.now
         self._stalls.heard(wire.number, message, self._timeline.now)
+        self._preemptions.heard(wire.number, message, self._timeline.now)
         if type(message) is NodeHello:
             self._wires[wire.number] = self._dialled.pop(wire.number)
             self._tell(Join(wire.number, message))
@@ -184,6 +188,7 @@ class RouterProcess:
         self._wires.pop(session, None)
         self._dialled.pop(session, None)
         self._stalls.gone(session)
+        self._preemptions.gone(session)
         for legs in self._legs.values():
             legs.pop(session, None)
 
@@ -206,6 +211,7 @@ class RouterProcess:
                 case Tell(session, message):
                     self._look(session, message)
                     self._stalls.told(session, message, self._timeline.now)
+                    self._preemptions.told(session, message, self._timeline.now)
                     if (wire := self._wires.get(session)) is not None:
                         wire.send("down", message)
                 case Deliver(emit):

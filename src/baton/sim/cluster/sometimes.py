@@ -46,6 +46,7 @@ CLUSTER_SOMETIMES: tuple[str, ...] = (
     # Requests
     "a replay",
     "a replay with tokens",
+    "a request that was preempted goes on elsewhere",
     "an instance refused: no_room",
     "an instance refused: draining",
     "turned away: queue_full",

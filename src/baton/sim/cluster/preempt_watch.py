@@ -1,0 +1,151 @@
+"""56: an instance that preempted a request is its last choice for a while. Looked at from what one router hears and says.
+
+    Beat(preempted=r) from S  -->  r is marked: not S, while others could have it
+    r is given to S again     -->  wrong, if some other instance O was as good as any: well, empty enough, and new to r
+
+Which of the others comes first is the policy's business, so only an O is held against the router that no rule speaks against:
+it works, has said so a moment ago, was sent nothing since, has room for all of r, never had r (so it neither refused nor lost
+nor preempted it), and was hardly ever lost itself. An O that decodes only is one just where r has a prefill instance.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from baton.cluster_config import RouterConfig
+from baton.core.cluster.events import Session
+from baton.errors import InvariantBroken
+from baton.protocol.control import InstanceStats, RefusedRequest
+from baton.protocol.handoff import Expect, Forget, Prefill
+from baton.protocol.node import Beat, NodeHello
+from baton.protocol.request import GenerateRequest
+from baton.sim.cluster.watch import ClusterWatch
+
+DRIFT: Final = 1.02
+HEARD_SECONDS: Final = 0.5
+REFUSED_SECONDS: Final = 0.75
+"""One that refused something a moment ago may be left alone for that."""
+LOSSES_MAX: Final = 2
+"""One that was lost more often may be a last choice too."""
+
+
+class Known:
+    """What a session has said of itself, and whether it was sent anything since."""
+
+    __slots__ = ("at", "beat", "hello", "mode", "refused_at")
+
+    def __init__(self, hello: NodeHello) -> None:
+        self.hello = hello
+        self.at = 0.0
+        self.mode = "serving"
+        self.beat: Beat | None = None
+        "None: it was sent something since."
+        self.refused_at = float("-inf")
+
+
+class PreemptWatch:
+    def __init__(self, config: RouterConfig, watch: ClusterWatch) -> None:
+        self._seconds = config.preempted_seconds / DRIFT
+        self._watch = watch
+        self._nodes: dict[Session, Known] = {}
+        self._lost: dict[str, int] = {}
+        "Of a name: sessions that are over."
+        self._homes: dict[str, Session] = {}
+        "Who answers a request."
+        self._had: dict[str, dict[str, None]] = {}
+        "Of a request: the names of all who had anything of it."
+        self._marks: dict[tuple[str, str], float] = {}
+        "Request, and name of the instance that preempted it: when it said so last."
+
+    def clear(self) -> None:
+        """The router begins anew."""
+        for books in (self._nodes, self._lost, self._homes, self._had, self._marks):
+            books.clear()
+
+    def gone(self, session: Session) -> None:
+        node = self._nodes.pop(session, None)
+        if node is not None:
+            self._lost[node.hello.name] = self._lost.get(node.hello.name, 0) + 1
+
+    # What it hears
+
+    def heard(self, session: Session, message: Any, now: float) -> None:
+        if type(message) is NodeHello:
+            self._nodes[session] = Known(message)
+        if (node := self._nodes.get(session)) is None:
+            return
+        node.at = now
+        if type(message) is Beat:
+            node.beat = message
+            for request in message.preempted:
+                if self._homes.get(request) == session:
+                    self._marks[request, node.hello.name] = now
+        elif type(message) is InstanceStats:
+            node.mode = message.mode
+        elif type(message) is RefusedRequest:
+            node.refused_at = now
+            if self._homes.get(message.request) == session:
+                del self._homes[message.request]
+
+    # What the router says
+
+    def told(self, session: Session, message: Any, now: float) -> None:
+        match message:
+            case GenerateRequest():
+                self._chosen(session, message, now, paired=False)
+            case Expect(request=request):
+                self._chosen(session, request, now, paired=True)
+            case Prefill(request=request):
+                self._sent(session, request.id)
+            case Forget():
+                if self._homes.get(message.request) == session:
+                    del self._homes[message.request]
+
+    def _chosen(self, session: Session, request: GenerateRequest, now: float, *, paired: bool) -> None:
+        node = self._nodes.get(session)
+        if node is not None and self._homes.get(request.id) != session:  # not only told again to keep the room
+            marked_at = self._marks.get((request.id, node.hello.name))
+            if marked_at is None and any(marked == request.id for marked, _ in self._marks):
+                self._watch.saw("a request that was preempted goes on elsewhere")
+            elif marked_at is not None and now - marked_at < self._seconds:
+                self._look_for_others(node, request, now, paired)
+        self._homes[request.id] = session
+        self._sent(session, request.id)
+
+    def _sent(self, session: Session, request: str) -> None:
+        if (node := self._nodes.get(session)) is not None:
+            node.beat = None
+            self._had.setdefault(request, {})[node.hello.name] = None
+
+    def _look_for_others(self, chosen: Known, request: GenerateRequest, now: float, paired: bool) -> None:
+        for session, other in self._nodes.items():
+            fits = other.hello.role == "mixed" or (paired and other.hello.role == "decode")
+            if fits and self._is_well(other, now) and self._has_room(session, other, request):
+                raise InvariantBroken(
+                    f"{request.id} goes back to {chosen.hello.name}, which preempted it, and not to {other.hello.name}",
+                    invariant=56,
+                )
+
+    def _is_well(self, node: Known, now: float) -> bool:
+        return (
+            node.beat is not None
+            and not node.beat.fault
+            and node.mode == "serving"
+            and now - node.at < HEARD_SECONDS
+            and now - node.refused_at > REFUSED_SECONDS
+            and self._lost.get(node.hello.name, 0) <= LOSSES_MAX
+        )
+
+    def _has_room(self, session: Session, node: Known, request: GenerateRequest) -> bool:
+        """For the whole request, whatever is cached, and by what the router itself has sent there."""
+        ready, beat = node.hello.ready, node.beat
+        if beat is None or node.hello.name in self._had.get(request.id, {}):
+            return False
+        tokens = len(request.prompt) + request.sampling.max_tokens
+        blocks = -(-(tokens + 1) // ready.block_size) + request.n
+        ours = sum(self._sequences(other) for other, home in self._homes.items() if home == session)
+        fits = not 0 < ready.context_tokens < tokens and blocks <= ready.blocks
+        return fits and beat.slots_free > 0 and ours < ready.slots and beat.blocks_available >= blocks
+
+    def _sequences(self, request: str) -> int:
+        return sum(end is None for end in self._watch.trips[request].ended)
