@@ -58,7 +58,7 @@ static Matrix random_matrix(Arena *arena, int kind, int64_t outputs, int64_t inp
             memcpy(row + i, &scale, 2);
             if (kind == INT4M) memcpy(row + i + 2, &minimum, 2);
         }
-        baton_pack(&m, kind, row, row_bytes, &o, 1);
+        baton_pack(&m, kind, row, row_bytes, &o, 1, NULL, 1);
     }
     return m;
 }

@@ -99,8 +99,10 @@ def small_config(**changes: object) -> ModelConfig:
     return ModelConfig(**{**sizes, **changes})  # type: ignore[arg-type]
 
 
-def pack(library: Library, config: ModelConfig, given: Mapping[str, RawTensor], quantization: Quantization) -> PackedModel:
-    return PackedModel(library, config, RawWeights(GivenWeights(config, given), config), quantization)
+def pack(
+    library: Library, config: ModelConfig, given: Mapping[str, RawTensor], quantization: Quantization, threads: int = 1
+) -> PackedModel:
+    return PackedModel(library, config, RawWeights(GivenWeights(config, given), config), quantization, threads)
 
 
 def packed_head(library: Library, raw: RawTensor) -> PackedModel:

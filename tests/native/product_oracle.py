@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from baton.models.dequantise import dequantise
 from baton.models.raw_tensor import Floats, RawTensor
-from baton.models.tensor_types import F32, Q4_0, Q4_1, Q8_0, TensorType
+from baton.models.tensor_types import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TensorType
 
 GROUP = 32
 SEGMENT = 18
@@ -58,6 +58,25 @@ def random_matrix(rng: np.random.Generator, kind: TensorType, rows: int, width: 
     at = 4 if kind == Q4_1 else 2
     numbers[:, :, :at] = halves.astype(np.float16).view(np.uint8)[:, :, :at]
     return RawTensor(kind, (rows, width), numbers.reshape(rows, -1))
+
+
+SCALES_AT = {
+    kind: places for kinds, places in (((Q5_0,), (0,)), ((Q5_1, Q4_K, Q5_K), (0, 2)), ((Q6_K,), (208,))) for kind in kinds
+}
+
+
+def random_stored(rng: np.random.Generator, kind: TensorType, rows: int, width: int) -> RawTensor:
+    """The same for every type that a file may have."""
+    if kind in (F32, Q8_0, Q4_0, Q4_1):
+        return random_matrix(rng, kind, rows, width)
+    if kind in (F16, BF16):
+        values = rng.standard_normal((rows, width), np.float32)
+        words = values.astype(np.float16).view(np.uint16) if kind == F16 else (values.view(np.uint32) >> 16).astype(np.uint16)
+        return RawTensor(kind, (rows, width), words.view(np.uint8))
+    blocks = rng.integers(0, 256, (rows, width // kind.block_elements, kind.block_bytes), np.uint8)
+    for at in SCALES_AT[kind]:
+        blocks[:, :, at : at + 2] = (rng.standard_normal((*blocks.shape[:2], 1)) / 500).astype(np.float16).view(np.uint8)
+    return RawTensor(kind, (rows, width), blocks.reshape(rows, -1))
 
 
 def weight_groups(raw: RawTensor) -> Groups:

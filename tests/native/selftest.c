@@ -103,7 +103,7 @@ static Matrix packed(int kind, const uint8_t *rows, int64_t outputs, int64_t inp
     m.numbers = parts[0], m.scales = parts[1], m.minima = parts[2];
     for (int64_t i = 0; i < outputs; i++) places[i] = i;
     for (int64_t i = 0; kind == INT8 && i < inputs; i++) ((float *)parts[2])[i] = balance_of(i);
-    baton_pack(&m, kind, rows, row_bytes(kind, inputs), places, outputs);
+    baton_pack(&m, kind, rows, row_bytes(kind, inputs), places, outputs, NULL, 2);
     return m;
 }
 

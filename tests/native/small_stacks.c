@@ -48,7 +48,7 @@ static void *pack(void *unused) {
     float *balance = room(bytes[2]);
     for (int i = 0; i < INPUTS; i++) balance[i] = 1.0f;
     m.numbers = room(bytes[0]), m.scales = room(bytes[1]), m.minima = balance;
-    baton_pack(&m, F32, (const uint8_t *)row, sizeof row, &place, 1);
+    baton_pack(&m, F32, (const uint8_t *)row, sizeof row, &place, 1, NULL, 1);
     free((void *)m.numbers), free((void *)m.scales), free(balance);
     return unused;
 }

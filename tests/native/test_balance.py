@@ -58,7 +58,7 @@ def test_products_are_what_their_definition_says(library, shape):
     packed = packed_head(library, raw)
     packing = packed.of_bytes[-1]
     packing.balance[:] = np.exp2(np.random.default_rng(2).integers(-3, 4, shape[1])).astype(np.float32)
-    packing.run(library)
+    packing.run(library, 1)
     expected = bytes_product(x, raw, packing.balance)
     with Team(library) as team:
         ours = team.product(packed.head, x, shape[0])
@@ -77,7 +77,7 @@ def test_it_makes_up_for_inputs_of_different_sizes(library):
     with Team(library) as team:
         for each in (np.ones(576, np.float32), best_balance(packing.squares, (x * x).sum(0))):
             packing.balance[:] = each
-            packing.run(library)
+            packing.run(library, 1)
             errors.append(np.square(team.product(packed.head, x, 64) - exact).mean())
     assert errors[1] < 0.7 * errors[0]
 

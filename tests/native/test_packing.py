@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from decoder_cases import Conversation
 from kernels import GivenWeights, Team, pack, small_config
-from product_oracle import bytes_product, random_matrix
+from product_oracle import bytes_product, random_stored
 
 from baton.config import WorkerConfig
 from baton.errors import EngineError, InvariantBroken
@@ -19,18 +19,19 @@ from baton.models.dequantise import dequantise
 from baton.models.loaders.weights import StoredTensor
 from baton.models.open import OpenedModel
 from baton.models.parameters import expected_shapes
+from baton.models.quantise import converted, type_for
 from baton.models.raw_tensor import RawTensor
 from baton.models.tensor_types import F16, F32, Q4_0, Q4_1, Q8_0
 from baton.native.library import load_best, load_variant
-from baton.native.packing import LARGE_PAGE, Arena, _kind_of, arena_bytes
+from baton.native.packing import LARGE_PAGE, STORED, Arena, PackedModel, _kind_of, arena_bytes
 from baton.native.variants import VARIANTS
 from baton.worker.forward.native_forward import load_native
 
-KINDS = pytest.mark.parametrize("kind", [F32, Q8_0, Q4_0, Q4_1], ids=lambda kind: kind.name)
+EVERY_TYPE = pytest.mark.parametrize("kind", STORED, ids=lambda kind: kind.name)
 
 
 def some(kind, rows: int = 8, width: int = 64, seed: int = 0) -> RawTensor:
-    return random_matrix(np.random.default_rng(seed), kind, rows, width)
+    return random_stored(np.random.default_rng(seed), kind, rows, width)
 
 
 # Types
@@ -58,18 +59,75 @@ def test_a_file_may_store_queries_keys_and_values_differently(library):
         at += part.shape[0]
 
 
+# What the library makes of a file's rows itself
+
+
+def packed_bytes(library, raw: RawTensor, quantization: str, threads: int = 1) -> bytes:
+    """All that the head of a model becomes in memory."""
+    config = small_config(hidden_size=raw.shape[1], vocab_size=raw.shape[0], tied_embeddings=False)
+    return arena_of(pack(library, config, {"lm_head.weight": raw}, quantization, threads))
+
+
+def arena_of(packed: PackedModel) -> bytes:
+    begin = -packed._arena._bytes.ctypes.data % LARGE_PAGE
+    return packed._arena._bytes[begin : begin + packed._arena.nbytes].tobytes()
+
+
+@EVERY_TYPE
+def test_float32_matrices_hold_the_numbers_of_the_format(library, kind):
+    raw = some(kind, 70, 256)
+    assert packed_bytes(library, raw, "none") == packed_bytes(library, RawTensor.of_floats(dequantise(raw)), "none")
+
+
+@EVERY_TYPE
+@pytest.mark.parametrize("quantization", ["auto", "int8", "int4"])
+def test_matrices_are_what_the_definition_of_quantising_makes(library, kind, quantization):
+    """numpy converts in the one, C in the other. Matrices of bytes are made from the numbers, whatever they are stored as."""
+    raw = some(kind, 70, 256)
+    wanted = type_for(raw, "lm_head.weight", quantization)
+    converted_first = RawTensor.of_floats(dequantise(raw)) if wanted == Q8_0 else converted(raw, wanted)
+    assert packed_bytes(library, raw, quantization) == packed_bytes(library, converted_first, quantization)
+
+
+def test_floats_become_the_four_bits_of_the_definition(library):
+    """Ranges that are tried, ties, blocks of zeros, blocks of one number, sizes of every order."""
+    rng = np.random.default_rng(5)
+    values = rng.standard_normal((64, 64), np.float32) * np.exp2(rng.integers(-30, 12, (64, 1))).astype(np.float32)
+    values[3], values[4, :32] = 0.0, 0.25
+    values[5, ::2] = np.linspace(-1, 1, 32)
+    raw, config = RawTensor.of_floats(values), small_config(hidden_size=64, heads=4, kv_heads=2, head_dim=16, vocab_size=64)
+    name = "layers.0.attention.o.weight"
+    ours, wanted = (arena_of(pack(library, config, {name: each}, "int4")) for each in (raw, converted(raw, Q4_1)))
+    assert ours == wanted
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_any_number_of_threads_packs_the_same(library, quantization):
+    raw = some(F32, 1000, 96)
+    assert len({packed_bytes(library, raw, quantization, threads) for threads in (1, 2, 5)}) == 1
+
+
+def test_squares_of_weights_do_not_depend_on_threads(library):
+    config = small_config(hidden_size=96, vocab_size=1000, tied_embeddings=False)
+    found = [pack(library, config, {"lm_head.weight": some(F16, 1000, 96)}, "int8", n).of_bytes[-1].squares for n in (1, 2, 5)]
+    assert all(np.array_equal(found[0], other) for other in found[1:])
+    exact = (dequantise(some(F16, 1000, 96)).astype(np.float64) ** 2).sum(0)
+    assert np.allclose(found[0], exact, rtol=1e-5)
+
+
 # Embeddings
 
 
-@KINDS
+@EVERY_TYPE
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_token_is_looked_up_exactly(library, kind, tied):
     """Seen through a model whose layer adds nothing."""
-    config = small_config(hidden_size=96, vocab_size=50, tied_embeddings=tied)
-    embedding = some(kind, 50, 96)
+    width = 256 if kind.block_elements == 256 else 96
+    config = small_config(hidden_size=width, vocab_size=50, tied_embeddings=tied)
+    embedding = some(kind, 50, width)
     nothing = {
-        "layers.0.attention.o.weight": RawTensor.of_floats(np.zeros((96, config.q_size), np.float32)),
-        "layers.0.mlp.down.weight": RawTensor.of_floats(np.zeros((96, config.intermediate_size), np.float32)),
+        "layers.0.attention.o.weight": RawTensor.of_floats(np.zeros((width, config.q_size), np.float32)),
+        "layers.0.mlp.down.weight": RawTensor.of_floats(np.zeros((width, config.intermediate_size), np.float32)),
     }
     source = GivenWeights(config, {"embed.weight": embedding, **nothing})
     opened = OpenedModel(None, config, source)  # type: ignore[arg-type]

@@ -112,7 +112,7 @@ def _q8_0(blocks: Bytes, out: Floats) -> None:
     out *= _half(blocks, 0)
 
 
-def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
+def k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
     """Scale and minimum of the 8 groups of a Q4_K or Q5_K block, each float32 [n, 8, 1], times d and m.
 
     Twelve bytes hold sixteen 6-bit numbers. Bytes 0-3 end in the scales of groups 0-3, bytes 4-7 in their minimums;
@@ -126,7 +126,7 @@ def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
 
 
 def _q4_k(blocks: Bytes, out: Floats) -> None:
-    scales, minimums = _k_scales(blocks)
+    scales, minimums = k_scales(blocks)
     # 32 bytes hold two groups: one in the low nibbles, the next in the high ones.
     _nibbles(blocks[:, 16:144].reshape(-1, 4, 32), out.reshape(-1, 4, 64))
     groups = out.reshape(-1, 8, 32)
@@ -135,7 +135,7 @@ def _q4_k(blocks: Bytes, out: Floats) -> None:
 
 
 def _q5_k(blocks: Bytes, out: Floats) -> None:
-    scales, minimums = _k_scales(blocks)
+    scales, minimums = k_scales(blocks)
     _nibbles(blocks[:, 48:176].reshape(-1, 4, 32), out.reshape(-1, 4, 64))
     groups = out.reshape(-1, 8, 32)
     groups += ((blocks[:, 16:48][:, None, :] >> np.arange(8, dtype=np.uint8)[:, None]) & 1) << 4

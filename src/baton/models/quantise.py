@@ -3,8 +3,10 @@
 Q8_0   value = d * q          d = the largest magnitude of 32 neighbours / 127, q from -127 to 127
 Q4_1   value = d * q + m      m = about the least of 32 neighbours, d = about their range / 15, q from 0 to 15
 
-For Q4_1 a range that is a little too small is often better: the few values at its ends are cut, all others are rounded more
-finely. So a few ranges are tried on each block, and the one with the least squared error is taken.
+Q4_K becomes Q4_1 without a new rounding: its numbers stay, and each group's scale and minimum become halves of their own.
+
+Of floats, for Q4_1 a range that is a little too small is often better: the few values at its ends are cut, all others are
+rounded more finely. So a few ranges are tried on each block, and the one with the least squared error is taken.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from collections.abc import Callable
 import numpy as np
 
 from baton.config import Quantization
-from baton.models.dequantise import dequantise
+from baton.models.dequantise import dequantise, k_scales
 from baton.models.parameters import EMBED, LM_HEAD
 from baton.models.raw_tensor import Bytes, Floats, RawTensor, TensorFacts
-from baton.models.tensor_types import F32, Q4_0, Q4_1, Q8_0, TensorType
+from baton.models.tensor_types import F32, Q4_0, Q4_1, Q4_K, Q8_0, TensorType
 
 BLOCK = 32
 CHUNK_BLOCKS = 2048
@@ -40,6 +42,8 @@ def type_for(raw: TensorFacts, name: str, quantization: Quantization) -> TensorT
     int4    Q4_0 and Q4_1 as they are, the rest Q4_1; but embedding and head Q8_0: 4 bits cost much there and save little
     auto    Q8_0, Q4_0 and Q4_1 as they are, the rest Q8_0
 
+    Q4_K counts as Q4_1 (it has the same numbers).
+
     Vectors, matrices whose rows are not whole blocks, and those whose rows are so long that sums of products of bytes would
     not fit 32 bits, are float32 in any case.
     """
@@ -51,8 +55,9 @@ def type_for(raw: TensorFacts, name: str, quantization: Quantization) -> TensorT
         "int8": (Q8_0,),
         "int4": BLOCK_TYPES if at_ends else (Q4_0, Q4_1),
     }
-    if raw.type in kept[quantization]:
-        return raw.type
+    stored = Q4_1 if raw.type == Q4_K else raw.type
+    if stored in kept[quantization]:
+        return stored
     return Q4_1 if quantization == "int4" and not at_ends else Q8_0
 
 
@@ -66,6 +71,8 @@ def converted(raw: RawTensor, kind: TensorType) -> RawTensor:
         return _as_float32(raw)
     if kind == raw.type:
         return raw
+    if (raw.type, kind) == (Q4_K, Q4_1):
+        return _q4_1_of_q4_k(raw)
     return (to_q8_0 if kind == Q8_0 else to_q4_1)(dequantise(raw))
 
 
@@ -84,6 +91,18 @@ def to_q8_0(values: Floats) -> RawTensor:
 def to_q4_1(values: Floats) -> RawTensor:
     """values: [rows, a multiple of 32]."""
     return _in_chunks(values, Q4_1, _q4_1)
+
+
+def _q4_1_of_q4_k(raw: RawTensor) -> RawTensor:
+    blocks = raw.data.reshape(-1, Q4_K.block_bytes)
+    scales, minimums = k_scales(blocks)
+    out = np.empty((len(blocks) * 8, Q4_1.block_bytes), np.uint8)
+    _put_half(out, 0, scales.reshape(-1))
+    _put_half(out, 2, -minimums.reshape(-1))
+    pairs = blocks[:, 16:].reshape(-1, 4, 1, BLOCK)
+    whole = np.concatenate((pairs & 15, pairs >> 4), 2).reshape(-1, BLOCK)
+    out[:, 4:] = whole[:, :16] | whole[:, 16:] << 4
+    return RawTensor(Q4_1, raw.shape, out.reshape(raw.rows, -1))
 
 
 def _in_chunks(values: Floats, kind: TensorType, fill: Callable[[Floats, Bytes], None]) -> RawTensor:

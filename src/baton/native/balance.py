@@ -35,7 +35,7 @@ def balance(library: Library, packed: PackedModel) -> None:
     if packed.of_bytes:
         for packing, heard in zip(packed.of_bytes, listen(library, packed), strict=True):
             packing.balance[:] = best_balance(packing.squares, heard)
-            packing.run(library)
+            packing.run(library, packed.threads)
     packed.of_bytes.clear()
 
 
@@ -56,22 +56,36 @@ def _at_least(squares: Floats, share: float) -> NDArray[np.float64] | None:
 def listen(library: Library, packed: PackedModel) -> list[Floats]:
     """Of each matrix of bytes the squares of its inputs, summed up over tokens."""
     of_bytes = [matrix for matrix in packed.matrices() if matrix.kind == INT8]
-    heard = [np.zeros(matrix.inputs, np.float32) for matrix in of_bytes]
-    for matrix, sums in zip(of_bytes, heard, strict=True):
-        matrix.heard = sums.ctypes.data
-    _run_tokens(library, packed, min(TOKENS, packed.config.context_tokens_max))
+    tokens = min(TOKENS, packed.config.context_tokens_max)
+    heard = [np.zeros((tokens, matrix.inputs), np.float32) for matrix in of_bytes]
+    for matrix, rows in zip(of_bytes, heard, strict=True):
+        matrix.heard = rows.ctypes.data
+    _run_tokens(library, packed, tokens)
     for matrix in of_bytes:
         matrix.heard = None
-    return heard
+    return [_sum_in_order(rows) for rows in heard]
+
+
+def _sum_in_order(rows: Floats) -> Floats:
+    """Token by token, as one thread would have added them up."""
+    total = np.zeros(rows.shape[1], np.float32)
+    for row in rows:
+        total += row
+    return total
 
 
 def _run_tokens(library: Library, packed: PackedModel, tokens: int) -> None:
-    """By one thread: sums have an order."""
     config = packed.config
     blocks, half = -(-tokens // BLOCK_TOKENS), BLOCK_TOKENS * config.kv_heads * config.head_dim
     pool = np.zeros(blocks * config.layers * 2 * half, np.float32)
     decoder = NativeDecoder(
-        library, packed, pool=pool.ctypes.data, block_size=BLOCK_TOKENS, half_block=half, kv_kind=KV_FLOAT, threads=1
+        library,
+        packed,
+        pool=pool.ctypes.data,
+        block_size=BLOCK_TOKENS,
+        half_block=half,
+        kv_kind=KV_FLOAT,
+        threads=packed.threads,
     )
     ids = ((FIRST_TOKEN + TOKEN_STEP * np.arange(tokens)) % config.vocab_size).astype(np.int32)
     table, positions = np.arange(blocks, dtype=np.int32), np.arange(tokens)

@@ -14,8 +14,8 @@ from baton.native.variants import Variant, usable
 
 log = logging.getLogger(__name__)
 
-F32, INT8, INT4, INT4M = range(4)
-"""Kinds of weights: csrc/matrix.h."""
+F32, INT8, INT4, INT4M, F16, BF16, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K = range(11)
+"""How a file may store rows: csrc/stored.h. Matrices are of the first four kinds."""
 KV_FLOAT, KV_HALF, KV_PAIRS, KV_BYTES = range(4)
 """Kinds of keys and values: csrc/attention.h."""
 KV_BLOCK, KV_WIDTH = 16, 64
@@ -77,7 +77,8 @@ class Library:
         self.allow = _function(c.baton_allow, c_int)
         self.has_tiles = _function(c.baton_has_tiles, c_int)
         self.plan = _function(c.baton_plan, None, POINTER(Matrix), POINTER(c_int64 * 3))
-        self.pack = _function(c.baton_pack, c_int, POINTER(Matrix), c_int64, c_void_p, c_int64, c_void_p, c_int64)
+        rows = (c_int64, c_void_p, c_int64, c_void_p, c_int64)
+        self.pack = _function(c.baton_pack, c_int, POINTER(Matrix), *rows, c_void_p, c_int64)
         self.new = _function(c.baton_new, c_void_p, POINTER(Model), c_int64)
         self.free = _function(c.baton_free, None, c_void_p)
         self.threads = _function(c.baton_threads, c_int64, c_void_p)

@@ -4,8 +4,8 @@ Several tensors that take the same input become one matrix: queries, keys and va
 sixteen by sixteen so that a gate and what it lets through come out of the same product. All matrices lie in one arena of
 large pages: a token reads every byte of it once, and with small pages looking up addresses would take a good part of that.
 
-Matrices of bytes are packed twice: once to see what activations they meet, and once more with a balance for each input
-(native/balance.py).
+The library reads rows as the file has them and all threads pack: nothing becomes an array of floats on the way. Matrices of
+bytes are packed twice: once to see what activations they meet, and once more with a balance for each input (native/balance.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from baton.models.loaders.weights import RawWeights
 from baton.models.parameters import EMBED, FINAL_NORM, LM_HEAD
 from baton.models.quantise import converted, type_for, weights_as
 from baton.models.raw_tensor import Bytes, Floats, RawTensor, TensorFacts
-from baton.models.tensor_types import F32, Q4_0, Q4_1, Q8_0, TensorType
+from baton.models.tensor_types import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TensorType
 from baton.native import library as c
 from baton.native.library import Block, Library, Matrix
 
@@ -41,6 +41,18 @@ MLP_INPUTS, MLP_OUTPUT = ("mlp.gate", "mlp.up"), ("mlp.down",)
 """What becomes one matrix each."""
 
 KINDS: dict[TensorType, int] = {F32: c.F32, Q8_0: c.INT8, Q4_0: c.INT4, Q4_1: c.INT4M}
+"""Of matrices."""
+STORED: dict[TensorType, int] = {
+    **KINDS,
+    F16: c.F16,
+    BF16: c.BF16,
+    Q5_0: c.Q5_0,
+    Q5_1: c.Q5_1,
+    Q4_K: c.Q4_K,
+    Q5_K: c.Q5_K,
+    Q6_K: c.Q6_K,
+}
+"""What the library reads from files."""
 
 Places = NDArray[np.int64]
 
@@ -57,12 +69,12 @@ class Packing:
     squares: Floats
     "The same: of the weights, summed up over outputs."
 
-    def run(self, library: Library) -> None:
+    def run(self, library: Library, threads: int, *, sum_squares: bool = False) -> None:
+        squares = self.squares.ctypes.data if sum_squares and len(self.squares) else None
         for part, places in zip(self.parts, self.places, strict=True):
-            raw = part if part.type in KINDS else converted(part, F32)
-            rows, order = np.ascontiguousarray(raw.data), np.ascontiguousarray(places, np.int64)
-            place, stride = rows.ctypes.data, rows.shape[1]
-            if library.pack(self.matrix, KINDS[raw.type], place, stride, order.ctypes.data, len(order)):
+            rows, order = np.ascontiguousarray(part.data), np.ascontiguousarray(places, np.int64)
+            where = (rows.ctypes.data, rows.shape[1], order.ctypes.data, len(order))
+            if library.pack(self.matrix, STORED[part.type], *where, squares, threads):
                 raise EngineError("there is not enough memory to pack the weights")
 
 
@@ -93,8 +105,11 @@ class Arena:
 class PackedModel:
     """Everything the library needs of a model, in memory that lives as long as this."""
 
-    def __init__(self, library: Library, config: ModelConfig, weights: RawWeights, quantization: Quantization) -> None:
+    def __init__(
+        self, library: Library, config: ModelConfig, weights: RawWeights, quantization: Quantization, threads: int = 1
+    ) -> None:
         self.config = config
+        self.threads = threads
         self._library = library
         self._weights = weights
         self._quantization = quantization
@@ -103,8 +118,11 @@ class PackedModel:
         self.of_bytes: list[Packing] = []
         "In the order of `matrices`: to be packed again, with a balance."
         embedding = weights.take(EMBED)
-        looked_up = weights_as(embedding, EMBED, quantization)
-        self.embedding, self.embedding_kind = looked_up.data, KINDS[looked_up.type]
+        # Blocks and 16 bits stay in the file, and a token's row is read when it is asked for.
+        looked_up = (
+            embedding if embedding.type in STORED and embedding.type != F32 else weights_as(embedding, EMBED, quantization)
+        )
+        self.embedding, self.embedding_kind = looked_up.data, STORED[looked_up.type]
         self.blocks = (Block * config.layers)(*(self._block(layer) for layer in range(config.layers)))
         self.final_norm = self._vector(FINAL_NORM)
         self.head = self._matrix([embedding if config.tied_embeddings else weights.take(LM_HEAD)], [LM_HEAD])
@@ -143,8 +161,7 @@ class PackedModel:
         self, raws: Sequence[RawTensor], names: Sequence[str], biases: Sequence[Floats] = (), *, paired: bool = False
     ) -> Matrix:
         kind, matrix, part_bytes = _planned(self._library, raws, names, self._quantization, paired=paired)
-        if kind != Q8_0:  # bytes are made from whatever there is
-            raws = [converted(raw, kind) for raw in raws]
+        raws = [raw if raw.type in STORED else converted(raw, F32) for raw in raws]
         sizes = [raw.rows for raw in raws]
         places = _paired_places(sizes[0]) if paired else np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
         numbers, scales, minima = (self._arena.take(nbytes) for nbytes in part_bytes)
@@ -154,9 +171,7 @@ class PackedModel:
         packing = Packing(matrix, raws, places, balance, np.zeros_like(balance))
         if kind == Q8_0:
             self.of_bytes.append(packing)
-            matrix.heard = packing.squares.ctypes.data
-        packing.run(self._library)
-        matrix.heard = None
+        packing.run(self._library, self.threads, sum_squares=True)
         if biases:
             bias = np.zeros(matrix.cells * CELL, np.float32)
             bias[np.concatenate(places)] = np.concatenate(biases)

@@ -31,7 +31,7 @@ static void bytes_of_row(const Matrix *m, const Rows *rows, int64_t row) {
     const float *balance = m->minima;
     int8_t *q = rows->quantised + row * padded(rows);
     if (m->heard)
-        for (int64_t i = 0; i < rows->width; i++) m->heard[i] += x[i] * x[i];
+        for (int64_t i = 0; i < rows->width; i++) m->heard[row * rows->width + i] = x[i] * x[i];
     mix_row(x, balance, rows->width);
     float largest = largest_of(x, rows->width);
     int64_t end = can_be_scaled(largest) ? rows->width : 0;
@@ -51,16 +51,10 @@ static void plan_bytes(Matrix *m, int64_t bytes[3]) {
     bytes[1] = m->cells * CELL * 4, bytes[2] = m->inputs * 4;
 }
 
-/* `scratch`: 2 * inputs floats. */
-static void pack_bytes(const Matrix *m, int stored, const uint8_t *row, int64_t to, float *scratch) {
-    float *x = scratch, *inverse = scratch + m->inputs;
+/* x: the row's floats, which are mixed here. `inverse`: [inputs] one over the balance. */
+static void pack_bytes(const Matrix *m, float *x, const float *inverse, int64_t to) {
     int8_t q[GROUP];
     uint8_t *numbers = (uint8_t *)m->numbers + to / CELL * cell_bytes(m) + to % CELL * 4;
-    const float *balance = m->minima;
-    floats_of_row(stored, row, m->inputs, x);
-    if (m->heard)
-        for (int64_t i = 0; i < m->inputs; i++) m->heard[i] += x[i] * x[i];
-    for (int64_t i = 0; i < m->inputs; i++) inverse[i] = 1.0f / balance[i];
     mix_row(x, inverse, m->inputs);
     float largest = largest_of(x, m->inputs);
     for (int64_t at = 0; at < m->groups * GROUP; at += GROUP) {

@@ -8,6 +8,7 @@
 #include "attention.h"
 #include "draw.h"
 #include "matrix.h"
+#include "packing.h"
 
 #define ALONE_ROWS 16    /* up to so many, every member prepares the rows for itself: cheaper than to wait for each other */
 #define PHASES_OF_A_LAYER 11
@@ -306,14 +307,11 @@ int baton_has_tiles(void) { return HAS_TILES; }
 /* Kind, outputs and inputs are given; fills in the rest of its shape, and the bytes of numbers, scales, minima. */
 void baton_plan(Matrix *matrix, int64_t bytes[3]) { plan(matrix, bytes); }
 
-/* Rows of a file's tensor, stored as `stored` and `row_bytes` long, become the outputs that `places` says. 0, or 1 where there is
- * not enough memory. */
-int baton_pack(const Matrix *matrix, int64_t stored, const uint8_t *rows, int64_t row_bytes, const int64_t *places, int64_t count) {
-    float *scratch = room(2 * matrix->inputs * 4);
-    if (!scratch) return 1;
-    for (int64_t i = 0; i < count; i++) pack_row(matrix, (int)stored, rows + i * row_bytes, places[i], scratch);
-    free(scratch);
-    return 0;
+/* Rows of a file's tensor, stored as `stored` and `row_bytes` long, become the outputs that `places` says. `squares`: [inputs] or NULL:
+ * the squares of the weights are added. 0, or 1 where there is not enough memory. */
+int baton_pack(const Matrix *matrix, int64_t stored, const uint8_t *rows, int64_t row_bytes, const int64_t *places, int64_t count,
+               float *squares, int64_t threads) {
+    return pack_rows(&(Packing){matrix, (int)stored, rows, row_bytes, places, count, squares, NULL, 0, 0}, (int)threads);
 }
 
 void baton_free(Runner *runner) {

@@ -39,7 +39,7 @@ typedef struct {
     const uint8_t *numbers;
     const void *scales, *minima;
     const float *bias;        /* [cells * CELL] or NULL */
-    float *heard;             /* [inputs] or NULL: INT8 adds the squares of what it is given, weights or activations; for one thread */
+    float *heard;             /* [rows][inputs] or NULL: INT8 leaves the squares of the activations that it is given here */
 } Matrix;
 
 static int64_t cell_bytes(const Matrix *m) {
@@ -224,14 +224,6 @@ static void plan(Matrix *m, int64_t bytes[3]) {
     if (m->kind == INT8) plan_bytes(m, bytes);
     else if (m->kind != F32) plan_nibbles(m, bytes);
     bytes[0] = m->cells * cell_bytes(m);
-}
-
-/* Row of a file's tensor becomes output `to`. `stored`: its kind; but for bytes, which are made from any, that of the matrix.
- * `scratch`: 2 * inputs floats. */
-static void pack_row(const Matrix *m, int stored, const uint8_t *row, int64_t to, float *scratch) {
-    if (m->kind == F32) pack_floats(m, row, to);
-    else if (m->kind == INT8) pack_bytes(m, stored, row, to, scratch);
-    else pack_nibbles(m, row, to);
 }
 
 /* A row as this matrix takes it. */

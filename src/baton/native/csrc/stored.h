@@ -1,9 +1,16 @@
-/* Rows of matrices as files store them: floats, or GGUF's blocks of 32 numbers with a scale and perhaps a minimum. */
+/* Rows of tensors as files store them: floats, or GGUF's blocks with their scales. models/dequantise.py draws the layouts, and is the
+ * definition: what comes out here are its bits.
+ */
 #pragma once
 
 #include "activations.h"
 
-typedef enum { F32, INT8, INT4, INT4M } Kind;  /* stored: float32, Q8_0, Q4_0, Q4_1 */
+/* What a row may be stored as. Matrices are of the first four kinds: float32, Q8_0, Q4_0, Q4_1. */
+typedef enum { F32, INT8, INT4, INT4M, F16, BF16, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K } Kind;
+
+#define SUPER 256          /* numbers of a block of K-quants */
+#define Q4_K_BYTES 144
+#define Q4_1_BYTES 20
 
 ALWAYS half half_at(const uint8_t *place) {
     half x;
@@ -11,23 +18,169 @@ ALWAYS half half_at(const uint8_t *place) {
     return x;
 }
 
-static void floats_of_row(int kind, const uint8_t *row, int64_t width, float *restrict out) {
-    if (kind == F32) {
-        memcpy(out, row, (size_t)width * 4);
-        return;
+/* ---- one block each: its numbers to `out`; returns the next block ---- */
+
+static const uint8_t *floats_of_q8_0(const uint8_t *block, float *restrict out) {
+    float scale = float_of(half_at(block));
+    const int8_t *numbers = (const int8_t *)block + 2;
+    for (int j = 0; j < GROUP; j++) out[j] = scale * (float)numbers[j];
+    return block + 2 + GROUP;
+}
+
+/* Q4_0 and Q4_1, and with a fifth bit in `high` Q5_0 and Q5_1. A minimum of -0 changes no number. */
+ALWAYS void floats_of_nibbles(const uint8_t *numbers, uint32_t high, float from, float scale, float minimum, float *restrict out) {
+    for (int j = 0; j < GROUP / 2; j++) {
+        uint32_t low = numbers[j] & 15u, later = numbers[j] >> 4;
+        out[j] = scale * ((float)(int32_t)(low | (high >> j & 1) << 4) + from) + minimum;
+        out[j + GROUP / 2] = scale * ((float)(int32_t)(later | (high >> (j + 16) & 1) << 4) + from) + minimum;
     }
-    for (int64_t g = 0; g < width / GROUP; g++, out += GROUP) {
-        float scale = float_of(half_at(row)), minimum = kind == INT4M ? float_of(half_at(row + 2)) : 0.0f;
-        row += kind == INT4M ? 4 : 2;
-        if (kind == INT8) {
-            for (int j = 0; j < GROUP; j++) out[j] = scale * (float)((const int8_t *)row)[j];
-            row += GROUP;
-            continue;
+}
+
+ALWAYS uint32_t word_at(const uint8_t *place) {
+    return (uint32_t)place[0] | (uint32_t)place[1] << 8 | (uint32_t)place[2] << 16 | (uint32_t)place[3] << 24;
+}
+
+static const uint8_t *floats_of_small_block(int kind, const uint8_t *block, float *restrict out) {
+    int has_minimum = kind == INT4M || kind == Q5_1, has_fifth = kind == Q5_0 || kind == Q5_1;
+    float scale = float_of(half_at(block)), minimum = has_minimum ? float_of(half_at(block + 2)) : -0.0f;
+    block += has_minimum ? 4 : 2;
+    uint32_t high = has_fifth ? word_at(block) : 0;
+    block += has_fifth ? 4 : 0;
+    floats_of_nibbles(block, high, kind == INT4 ? -8.0f : kind == Q5_0 ? -16.0f : 0.0f, scale, minimum, out);
+    return block + GROUP / 2;
+}
+
+/* Twelve bytes hold a scale and a minimum of six bits for each of 8 groups. */
+ALWAYS void k_scales(const uint8_t *block, float scales[8], float minima[8]) {
+    float d = float_of(half_at(block)), m = float_of(half_at(block + 2));
+    const uint8_t *s = block + 4;
+    for (int g = 0; g < 4; g++) {
+        scales[g] = (float)(s[g] & 63) * d, minima[g] = (float)(s[g + 4] & 63) * m;
+        scales[g + 4] = (float)((s[g + 8] & 15) | s[g] >> 6 << 4) * d, minima[g + 4] = (float)(s[g + 8] >> 4 | s[g + 4] >> 6 << 4) * m;
+    }
+}
+
+/* Q4_K, and with a fifth bit Q5_K. 32 bytes hold two groups: one in the low nibbles, the next in the high ones. */
+ALWAYS void floats_of_k_groups(const uint8_t *block, const uint8_t *numbers, const uint8_t *high, float *restrict out) {
+    float scales[8], minima[8];
+    k_scales(block, scales, minima);
+    for (int g = 0; g < 8; g++, out += GROUP) {
+        const uint8_t *pair = numbers + g / 2 * GROUP;
+        int shift = g % 2 * 4;
+        for (int j = 0; j < GROUP; j++) {
+            int32_t number = pair[j] >> shift & 15;
+            if (high) number |= (high[j] >> g & 1) << 4;
+            out[j] = (float)number * scales[g] - minima[g];
         }
-        float from = kind == INT4 ? -8.0f : 0.0f;
-        for (int j = 0; j < GROUP / 2; j++, row++) {
-            out[j] = scale * ((float)(*row & 15) + from) + minimum;
-            out[j + GROUP / 2] = scale * ((float)(*row >> 4) + from) + minimum;
+    }
+}
+
+static const uint8_t *floats_of_q4_k(const uint8_t *block, float *restrict out) {
+    floats_of_k_groups(block, block + 16, NULL, out);
+    return block + Q4_K_BYTES;
+}
+
+static const uint8_t *floats_of_q5_k(const uint8_t *block, float *restrict out) {
+    floats_of_k_groups(block, block + 48, block + 16, out);
+    return block + 176;
+}
+
+/* Both halves of a block are alike: 64 bytes of low nibbles and 32 of upper bits make 128 numbers, in four runs of 32. */
+static const uint8_t *floats_of_q6_k(const uint8_t *block, float *restrict out) {
+    const int8_t *scales = (const int8_t *)block + 192;
+    float d = float_of(half_at(block + 208));
+    for (int h = 0; h < 2; h++)
+        for (int run = 0; run < 4; run++, out += GROUP) {
+            const uint8_t *low = block + h * 64 + run % 2 * GROUP, *high = block + 128 + h * GROUP;
+            float first = (float)scales[h * 8 + run * 2] * d, second = (float)scales[h * 8 + run * 2 + 1] * d;
+            for (int j = 0; j < GROUP; j++) {
+                int32_t number = (low[j] >> run / 2 * 4 & 15) | (high[j] >> run * 2 & 3) << 4;
+                out[j] = (float)(number - 32) * (j < GROUP / 2 ? first : second);
+            }
         }
+    return block + 210;
+}
+
+/* ---- a row ---- */
+
+static void floats_of_halves(const uint8_t *row, int64_t width, float *restrict out) {
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES) {
+        half some[LANES];  /* they may lie at any byte */
+        memcpy(some, row + i * 2, sizeof some);
+        store(out + i, load_half(some));
+    }
+    for (; i < width; i++) out[i] = float_of(half_at(row + i * 2));
+}
+
+static void floats_of_brain_floats(const uint8_t *row, int64_t width, float *restrict out) {
+    for (int64_t i = 0; i < width; i++) {
+        uint16_t bits;
+        memcpy(&bits, row + i * 2, 2);
+        uint32_t whole = (uint32_t)bits << 16;
+        memcpy(out + i, &whole, 4);
+    }
+}
+
+static void floats_of_row(int kind, const uint8_t *row, int64_t width, float *restrict out) {
+    const float *end = out + width;
+    switch (kind) {
+        case F32: memcpy(out, row, (size_t)width * 4); break;
+        case F16: floats_of_halves(row, width, out); break;
+        case BF16: floats_of_brain_floats(row, width, out); break;
+        case INT8: for (; out < end; out += GROUP) row = floats_of_q8_0(row, out); break;
+        case INT4: for (; out < end; out += GROUP) row = floats_of_small_block(INT4, row, out); break;
+        case INT4M: for (; out < end; out += GROUP) row = floats_of_small_block(INT4M, row, out); break;
+        case Q5_0: for (; out < end; out += GROUP) row = floats_of_small_block(Q5_0, row, out); break;
+        case Q5_1: for (; out < end; out += GROUP) row = floats_of_small_block(Q5_1, row, out); break;
+        case Q4_K: for (; out < end; out += SUPER) row = floats_of_q4_k(row, out); break;
+        case Q5_K: for (; out < end; out += SUPER) row = floats_of_q5_k(row, out); break;
+        case Q6_K: for (; out < end; out += SUPER) row = floats_of_q6_k(row, out); break;
+    }
+}
+
+/* ---- a row as Q4_1 (models/quantise.py is the definition) ---- */
+
+/* The numbers stay what they are; a group's scale and minimum become halves of their own. */
+static void q4_1_of_q4_k(const uint8_t *row, int64_t width, uint8_t *out) {
+    for (int64_t at = 0; at < width; at += SUPER, row += Q4_K_BYTES) {
+        float scales[8], minima[8];
+        k_scales(row, scales, minima);
+        for (int g = 0; g < 8; g++, out += Q4_1_BYTES) {
+            const uint8_t *numbers = row + 16 + g / 2 * GROUP;
+            half scale = as_half(scales[g]), minimum = as_half(-minima[g]);
+            memcpy(out, &scale, 2), memcpy(out + 2, &minimum, 2);
+            for (int j = 0; j < GROUP / 2; j++)
+                out[4 + j] = g % 2 ? (uint8_t)(numbers[j] >> 4 | (numbers[j + 16] & 0xf0))
+                                   : (uint8_t)((numbers[j] & 15) | numbers[j + 16] << 4);
+        }
+    }
+}
+
+/* A range that is a little too small is often better: few numbers are cut, all others are rounded more finely. */
+static void q4_1_of_floats(const float *restrict x, int64_t width, uint8_t *out) {
+    static const float SHRINKS[] = {0.0f, 0.01f, 0.02f, 0.03f};
+    for (const float *end = x + width; x < end; x += GROUP, out += Q4_1_BYTES) {
+        float least = x[0], most = x[0], best_error = INFINITY, best[GROUP] = {0};
+        half best_scale = as_half(0.0f), best_minimum = as_half(0.0f);
+        for (int j = 1; j < GROUP; j++) least = x[j] < least ? x[j] : least, most = x[j] > most ? x[j] : most;
+        for (int s = 0; s < 4; s++) {
+            float cut = (most - least) * SHRINKS[s], q[GROUP], error = 0.0f;
+            half scale = as_half((most - least - 2.0f * cut) / 15.0f), minimum = as_half(least + cut);
+            float d = float_of(scale), m = float_of(minimum), divisor = d == 0.0f ? INFINITY : d;
+            for (int j = 0; j < GROUP; j++) {
+                float number = rintf((x[j] - m) / divisor);
+                q[j] = number < 0.0f ? 0.0f : number > 15.0f ? 15.0f : number;
+            }
+            for (int j = 0; j < GROUP; j++) {
+                float off = q[j] * d + m - x[j];
+                error += off * off;
+            }
+            if (!(error < best_error)) continue;
+            best_error = error, best_scale = scale, best_minimum = minimum;
+            memcpy(best, q, sizeof best);
+        }
+        memcpy(out, &best_scale, 2), memcpy(out + 2, &best_minimum, 2);
+        for (int j = 0; j < GROUP / 2; j++) out[4 + j] = (uint8_t)((int)best[j] | (int)best[j + GROUP / 2] << 4);
     }
 }

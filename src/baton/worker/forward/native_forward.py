@@ -39,7 +39,8 @@ def load_native(
     library: Library, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None
 ) -> LoadedForward:
     """Reads the weights. `settings.threads` is a number of threads here: somebody has counted the cores."""
-    packed = PackedModel(library, opened.config, RawWeights(opened.weights, opened.config, progress), settings.quantization)
+    weights = RawWeights(opened.weights, opened.config, progress)
+    packed = PackedModel(library, opened.config, weights, settings.quantization, settings.threads)
     balance(library, packed)
 
     def with_pool(pool: Pool) -> NativeForward:
