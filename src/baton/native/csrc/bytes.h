@@ -51,7 +51,8 @@ static void plan_bytes(Matrix *m, int64_t bytes[3]) {
     bytes[1] = m->cells * CELL * 4, bytes[2] = m->inputs * 4;
 }
 
-/* x: the row's floats, which are mixed here. `inverse`: [inputs] one over the balance. */
+/* x: the floats of the row that becomes output `to`; they are mixed here. `inverse`: [inputs] one over the balance. (To collect the
+ * rows of a cell and write it in one go, as pack_nibbles does, was no faster: 2.0 ns a weight instead of 1.4 to 1.8.) */
 static void pack_bytes(const Matrix *m, float *x, const float *inverse, int64_t to) {
     int8_t q[GROUP];
     uint8_t *numbers = (uint8_t *)m->numbers + to / CELL * cell_bytes(m) + to % CELL * 4;

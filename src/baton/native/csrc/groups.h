@@ -48,14 +48,19 @@ static void plan_nibbles(Matrix *m, int64_t bytes[3]) {
     bytes[2] = m->kind == INT4M ? bytes[1] : 0;
 }
 
-static void pack_nibbles(const Matrix *m, const uint8_t *row, int64_t to) {
-    int64_t cell = to / CELL, at = to % CELL;
+/* The cell is written from its first byte to its last, and the rows are read side by side. */
+static void pack_nibbles(const Matrix *m, const uint8_t *rows, int64_t row_bytes, const int64_t *places, int64_t count) {
+    int64_t cell = places[0] / CELL, has_minima = m->kind == INT4M, block_bytes = has_minima ? 20 : 18;
     uint8_t *numbers = (uint8_t *)m->numbers + cell * cell_bytes(m);
-    for (int64_t g = 0; g < m->groups; g++) {
-        int64_t scale = (cell * m->groups + g) * CELL + at;
-        memcpy((half *)m->scales + scale, row, 2), row += 2;
-        if (m->kind == INT4M) memcpy((half *)m->minima + scale, row, 2), row += 2;
-        for (int w = 0; w < FOURS / 2; w++, row += 4) memcpy(numbers + ((g * FOURS / 2 + w) * CELL + at) * 4, row, 4);
+    for (int64_t g = 0; g < m->groups; g++, rows += block_bytes, numbers += FOURS / 2 * CELL * 4) {
+        half *scales = (half *)m->scales + (cell * m->groups + g) * CELL, *minima = (half *)m->minima + (cell * m->groups + g) * CELL;
+        for (int64_t r = 0; r < count; r++) {
+            const uint8_t *block = rows + r * row_bytes;
+            int64_t at = places[r] % CELL;
+            memcpy(scales + at, block, 2), block += 2;
+            if (has_minima) memcpy(minima + at, block, 2), block += 2;
+            for (int w = 0; w < FOURS / 2; w++, block += 4) memcpy(numbers + (w * CELL + at) * 4, block, 4);
+        }
     }
 }
 

@@ -172,10 +172,10 @@ ALWAYS void tile_of_floats(const int rows, const int kind, const Matrix *m, cons
 
 TILE(tile_f32, tile_of_floats, F32)
 
-/* Row `row` of floats becomes output `to`. */
-static void pack_floats(const Matrix *m, const uint8_t *row, int64_t to) {
-    uint8_t *numbers = (uint8_t *)m->numbers + to / CELL * cell_bytes(m);
-    for (int64_t k = 0; k < m->inputs; k++) memcpy(numbers + (k * CELL + to % CELL) * 4, row + k * 4, 4);
+/* A row of floats becomes output `to`. */
+static void pack_floats(const Matrix *m, const float *row, int64_t to) {
+    float *numbers = (float *)(void *)((uint8_t *)m->numbers + to / CELL * cell_bytes(m)) + to % CELL;
+    for (int64_t k = 0; k < m->inputs; k++) numbers[k * CELL] = row[k];
 }
 
 #include "bytes.h"
@@ -184,7 +184,7 @@ static void pack_floats(const Matrix *m, const uint8_t *row, int64_t to) {
  *
  *   quantise_row           floats of a row become what the products take
  *   plan_nibbles           groups of a matrix, and bytes of its scales and minima
- *   pack_nibbles           GGUF's blocks of a row become output `to`
+ *   pack_nibbles           GGUF's blocks of rows become the outputs `places` of one cell
  *   nibbles_times_rows     rows [first, end) through one cell
  */
 #if HAS_TILES

@@ -25,6 +25,9 @@ ALWAYS floats mixed_lanes(floats x) {
     x = _mm256_fmadd_ps(x, _mm256_setr_ps(1, -1, 1, -1, 1, -1, 1, -1), _mm256_permute_ps(x, 0xb1));
     x = _mm256_fmadd_ps(x, _mm256_setr_ps(1, 1, -1, -1, 1, 1, -1, -1), _mm256_permute_ps(x, 0x4e));
     return _mm256_fmadd_ps(x, _mm256_setr_ps(1, 1, 1, 1, -1, -1, -1, -1), _mm256_permute2f128_ps(x, x, 1));
+#elif defined(__aarch64__)
+    x = fused(x, (floats){1, -1, 1, -1}, vrev64q_f32(x));
+    return fused(x, (floats){1, 1, -1, -1}, vextq_f32(x, x, 2));
 #else
     float a[4];
     store(a, x);

@@ -27,46 +27,60 @@ typedef struct {
     _Atomic int failed;
 } Packing;
 
-/* What a thread needs beside: the floats of a row, one over the balance, a row as Q4_1. */
-typedef struct { float *x, *inverse; uint8_t *blocks; } PackingRoom;
+/* What a thread needs beside. */
+typedef struct {
+    float *x, *inverse;  /* [inputs] of a row, and one over the balance */
+    uint8_t *rows;       /* of a cell, as Q4_1 */
+} PackingRoom;
 
-static void pack_row(const Packing *p, const PackingRoom *room, int64_t row, float *squares) {
+/* From row to row. Not a power of two: rows that are read side by side would be in each other's place in the cache. */
+static int64_t q4_1_stride(const Matrix *m) { return round_up(m->inputs, GROUP) / GROUP * Q4_1_BYTES + LINE; }
+
+/* Rows [first, first + count): outputs of one cell. */
+static void pack_cell(const Packing *p, const PackingRoom *own, int64_t first, int64_t count, float *squares) {
     const Matrix *m = p->matrix;
-    const uint8_t *from = p->rows + row * p->row_bytes;
-    int64_t to = p->places[row];
-    if (m->kind == p->stored && m->kind != F32 && m->kind != INT8) {
-        pack_nibbles(m, from, to);
+    const uint8_t *from = p->rows + first * p->row_bytes;
+    const int64_t *places = p->places + first;
+    if (m->kind == p->stored && (m->kind == INT4 || m->kind == INT4M)) {
+        pack_nibbles(m, from, p->row_bytes, places, count);
         return;
     }
-    if (m->kind == INT4M && p->stored == Q4_K) {
-        q4_1_of_q4_k(from, m->inputs, room->blocks);
-        pack_nibbles(m, room->blocks, to);
-        return;
+    for (int64_t r = 0; r < count; r++, from += p->row_bytes) {
+        if (m->kind == INT4M && p->stored == Q4_K) {
+            q4_1_of_q4_k(from, m->inputs, own->rows + r * q4_1_stride(m));
+            continue;
+        }
+        floats_of_row(p->stored, from, m->inputs, own->x);
+        if (m->kind == F32) pack_floats(m, own->x, places[r]);
+        if (m->kind == INT4M) q4_1_of_floats(own->x, m->inputs, own->rows + r * q4_1_stride(m));
+        if (m->kind != INT8) continue;
+        for (int64_t i = 0; squares && i < m->inputs; i++) squares[i] += own->x[i] * own->x[i];
+        pack_bytes(m, own->x, own->inverse, places[r]);
     }
-    floats_of_row(p->stored, from, m->inputs, room->x);
-    if (m->kind == INT4M) {
-        q4_1_of_floats(room->x, m->inputs, room->blocks);
-        pack_nibbles(m, room->blocks, to);
-    } else if (m->kind == F32) {
-        pack_floats(m, (const uint8_t *)room->x, to);
-    } else {
-        for (int64_t i = 0; squares && i < m->inputs; i++) squares[i] += room->x[i] * room->x[i];
-        pack_bytes(m, room->x, room->inverse, to);
+    if (m->kind == INT4M) pack_nibbles(m, own->rows, q4_1_stride(m), places, count);
+}
+
+static void pack_run(const Packing *p, const PackingRoom *own, int64_t first, int64_t end, float *squares) {
+    while (first < end) {
+        int64_t next = first + 1;
+        while (next < end && p->places[next] / CELL == p->places[first] / CELL) next++;
+        pack_cell(p, own, first, next - first, squares);
+        first = next;
     }
 }
 
 static void *packer(void *with) {
     Packing *p = with;
-    int64_t inputs = p->matrix->inputs, runs = (p->count + RUN_ROWS - 1) / RUN_ROWS;
-    PackingRoom own = {room(inputs * 4), room(inputs * 4), room(round_up(inputs, GROUP) / GROUP * Q4_1_BYTES)};
-    if (!own.x || !own.inverse || !own.blocks) p->failed = 1;
-    for (int64_t i = 0; !p->failed && p->matrix->kind == INT8 && i < inputs; i++)
-        own.inverse[i] = 1.0f / ((const float *)p->matrix->minima)[i];
+    const Matrix *m = p->matrix;
+    int64_t inputs = m->inputs, runs = (p->count + RUN_ROWS - 1) / RUN_ROWS;
+    PackingRoom own = {room(inputs * 4), room(inputs * 4), room(CELL * q4_1_stride(m))};
+    if (!own.x || !own.inverse || !own.rows) p->failed = 1;
+    for (int64_t i = 0; !p->failed && m->kind == INT8 && i < inputs; i++) own.inverse[i] = 1.0f / ((const float *)m->minima)[i];
     for (int64_t run; !p->failed && (run = p->next++) < runs;) {
         float *squares = p->of_runs ? p->of_runs + run * inputs : NULL;
-        for (int64_t row = run * RUN_ROWS; row < smaller((run + 1) * RUN_ROWS, p->count); row++) pack_row(p, &own, row, squares);
+        pack_run(p, &own, run * RUN_ROWS, smaller((run + 1) * RUN_ROWS, p->count), squares);
     }
-    free(own.x), free(own.inverse), free(own.blocks);
+    free(own.x), free(own.inverse), free(own.rows);
     return NULL;
 }
 

@@ -142,7 +142,7 @@ static void floats_of_row(int kind, const uint8_t *row, int64_t width, float *re
 /* ---- a row as Q4_1 (models/quantise.py is the definition) ---- */
 
 /* The numbers stay what they are; a group's scale and minimum become halves of their own. */
-static void q4_1_of_q4_k(const uint8_t *row, int64_t width, uint8_t *out) {
+static void q4_1_of_q4_k(const uint8_t *restrict row, int64_t width, uint8_t *restrict out) {
     for (int64_t at = 0; at < width; at += SUPER, row += Q4_K_BYTES) {
         float scales[8], minima[8];
         k_scales(row, scales, minima);
@@ -150,9 +150,10 @@ static void q4_1_of_q4_k(const uint8_t *row, int64_t width, uint8_t *out) {
             const uint8_t *numbers = row + 16 + g / 2 * GROUP;
             half scale = as_half(scales[g]), minimum = as_half(-minima[g]);
             memcpy(out, &scale, 2), memcpy(out + 2, &minimum, 2);
-            for (int j = 0; j < GROUP / 2; j++)
-                out[4 + j] = g % 2 ? (uint8_t)(numbers[j] >> 4 | (numbers[j + 16] & 0xf0))
-                                   : (uint8_t)((numbers[j] & 15) | numbers[j + 16] << 4);
+            if (g % 2)
+                for (int j = 0; j < GROUP / 2; j++) out[4 + j] = (uint8_t)(numbers[j] >> 4 | (numbers[j + 16] & 0xf0));
+            else
+                for (int j = 0; j < GROUP / 2; j++) out[4 + j] = (uint8_t)((numbers[j] & 15) | numbers[j + 16] << 4);
         }
     }
 }

@@ -108,7 +108,7 @@ static float unit_for(Scales s) {
     return worse(s.scale / STEP_MOST, (8.0f * s.scale + fabsf(s.centre)) / WEIGHT_MOST);
 }
 
-static void pack_nibbles(const Matrix *m, const uint8_t *row, int64_t to) {
+static void pack_nibble_row(const Matrix *m, const uint8_t *row, int64_t to) {
     int64_t at = to % HALF, groups = m->inputs / GROUP, words = FOURS / 2;
     int64_t block_bytes = (m->kind == INT4M ? 4 : 2) + words * 4;
     Half half = half_of(m, to / CELL, to % CELL / HALF);
@@ -132,6 +132,10 @@ static void pack_nibbles(const Matrix *m, const uint8_t *row, int64_t to) {
             }
         }
     }
+}
+
+static void pack_nibbles(const Matrix *m, const uint8_t *rows, int64_t row_bytes, const int64_t *places, int64_t count) {
+    for (int64_t r = 0; r < count; r++) pack_nibble_row(m, rows + r * row_bytes, places[r]);
 }
 
 /* ---- from integers to floats ---- */
