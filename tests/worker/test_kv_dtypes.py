@@ -49,9 +49,11 @@ def test_what_the_pool_holds(tiles, config, settings, expected):
     assert kv_kind_for(Machine(tiles), config, WorkerConfig(**settings)) == kind_named(expected)
 
 
-@pytest.mark.parametrize("variant", ["dotprod", "i8mm", "plain"])
-def test_what_nobody_has_timed_is_no_default(variant):
-    assert kv_kind_for(Machine(False, variant), WIDE, WorkerConfig()) == KVKind("float16")
+@pytest.mark.parametrize(
+    ("variant", "expected"), [("dotprod", "int8"), ("i8mm", "int8"), ("avx2", "int8"), ("plain", "float16")]
+)
+def test_bytes_are_the_default_where_their_products_are_fast(variant, expected):
+    assert kv_kind_for(Machine(False, variant), WIDE, WorkerConfig()) == kind_named(expected)
     assert kv_kind_for(Machine(False, variant), WIDE, WorkerConfig(kv_dtype="int8")) == INT8_FOURS
 
 
