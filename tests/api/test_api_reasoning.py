@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import openai
 import pytest
-from api_fakes import Script, Serving, says, serving
+from api_fakes import MODEL, VOCAB, Script, Serving, says, serving
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
 from tool_rig import QWEN, THINKS, TOOLS, call, prompt_of, with_template
 
 from baton.api.config import ApiConfig
+from baton.protocol.thinking import Thinking
+from baton.text.loading import ModelText
+from baton.text.tokenizer import Tokenizer
 
 HI = [{"role": "user", "content": "2 + 2?"}]
 CHAT = "/v1/chat/completions"
@@ -173,3 +180,62 @@ def test_completions_have_no_thoughts(server, http):
     for fields in ({"reasoning_effort": "low"}, {"thinking_budget": 5}, {"tools": TOOLS}, {"think": True}):
         answer = http.post(server.url + "/v1/completions", json={"prompt": "x", **fields})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported")
+
+
+# A budget
+
+
+def with_thought_tokens(text):
+    """The same tokenizer, with tags that are tokens of their own, as those of models that think are."""
+    parts = text.tokenizer._parts
+    backend = Backend.from_str(parts.backend.to_str())
+    backend.add_tokens([AddedToken(tag, special=False) for tag in ("<think>", "</think>")])
+    more = replace(parts, backend=backend, token_bytes=(*parts.token_bytes, b"<think>", b"</think>"))
+    return ModelText(Tokenizer(more), text.chat_template)
+
+
+@pytest.fixture(scope="module")
+def budget_servers(text):
+    model = replace(MODEL, head_width=VOCAB + 2)
+    thinker = with_thought_tokens(text)
+    with (
+        serving(with_template(thinker, QWEN), model=model) as knows,
+        serving(with_template(thinker, THINKS), model=model) as opens,
+        serving(thinker, model=model) as plain,
+    ):
+        yield {"knows": knows, "opens": opens, "plain": plain}
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "rules"),
+    [
+        ("knows", {}, None),
+        ("knows", {"thinking_budget": 7}, Thinking(end=VOCAB + 1, budget=7, start=VOCAB)),
+        ("knows", {"thinking_token_budget": 7}, Thinking(end=VOCAB + 1, budget=7, start=VOCAB)),
+        ("knows", {"thinking": {"type": "enabled", "budget_tokens": 7}}, Thinking(end=VOCAB + 1, budget=7, start=VOCAB)),
+        ("knows", {"reasoning": {"max_tokens": 7}}, Thinking(end=VOCAB + 1, budget=7, start=VOCAB)),
+        ("knows", {"reasoning_budget": -1}, None),
+        ("knows", {"enable_thinking": False}, None),
+        ("opens", {"thinking_budget": 7}, Thinking(end=VOCAB + 1, budget=7, start=VOCAB, is_open=True)),
+        ("opens", {"thinking_budget": 7, "separate_reasoning": False}, Thinking(VOCAB + 1, 7, VOCAB, True)),
+        ("opens", {"enable_thinking": False}, Thinking(end=VOCAB + 1, budget=0, start=VOCAB)),
+        ("plain", {"think": False}, Thinking(end=VOCAB + 1, budget=0, start=VOCAB)),
+    ],
+)
+def test_a_budget_reaches_the_sampler(budget_servers, http, template, fields, rules):
+    server = budget_servers[template]
+    assert http.post(server.url + CHAT, json={"messages": HI, "max_tokens": 3, **fields}).status_code == 200
+    assert server.engine.requests[-1].sampling.thinking == rules
+
+
+def test_a_budget_that_cannot_be_kept_is_refused(server, http, text):
+    """Where the closing tag is several tokens, nobody sees it in token ids. A model without thoughts keeps within any."""
+    answer = http.post(server.url + CHAT, json={"messages": HI, "thinking_budget": 7})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported")
+    with serving(text) as plain:
+        assert http.post(plain.url + CHAT, json={"messages": HI, "thinking_budget": 7, "max_tokens": 3}).status_code == 200
+
+
+def test_the_closing_token_cannot_be_forbidden(budget_servers, http):
+    body = {"messages": HI, "thinking_budget": 7, "bad_words": ["</think>"]}
+    assert http.post(budget_servers["knows"].url + CHAT, json=body).json()["error"]["param"] == "bad_words"

@@ -26,6 +26,7 @@ from baton.models.loaders.weights import RawWeights  # noqa: E402
 from baton.models.open import OpenedModel  # noqa: E402
 from baton.models.torch_weights import Weights  # noqa: E402
 from baton.protocol.request import FinishReason  # noqa: E402
+from baton.protocol.thinking import Thinking  # noqa: E402
 from baton.worker.cuda.decoder_step import DecoderStep, StepLimits  # noqa: E402
 from baton.worker.cuda.executor import CudaExecutor  # noqa: E402
 from baton.worker.cuda.weights import take_weights  # noqa: E402
@@ -125,6 +126,7 @@ def test_nobody_waits_for_penalties_and_the_like(model, oracle):
         rig = Rig(of, **RIG)
         rig.submit("penalised", REQUESTS["a"], max_tokens=6, presence_penalty=1.0, repetition_penalty=1.3)
         rig.submit("plain", REQUESTS["c"], max_tokens=6)
+        rig.submit("thinks", REQUESTS["c"], max_tokens=6, thinking=Thinking(end=5, budget=2, is_open=True))
         rig.submit("told", REQUESTS["b"], max_tokens=4, logprobs=2, logit_bias=((7, 2.0), (9, -5.0)))
         rig.submit("banned", REQUESTS["b"], max_tokens=6, bad_words=words, min_tokens=3, stop_token_ids=tuple(range(30)))
         rig.run()
@@ -134,6 +136,7 @@ def test_nobody_waits_for_penalties_and_the_like(model, oracle):
     words = ((free[0], free[1]), (free[2],), tuple(free[:3]))
     ours, theirs = mixed(model), mixed(oracle)
     assert ours.tokens == theirs.tokens
+    assert ours.tokens["thinks", 0][2] == 5
     assert not ours.runner.executor.samples_on_host
     for position, word in theirs.words("told").items():
         assert ours.words("told")[position].logprob == pytest.approx(word.logprob, abs=1e-4)

@@ -11,6 +11,7 @@ from rig import Rig, RigModel, tiny_model
 from test_model_runner import PoisonedWeights
 
 from baton.protocol.request import FinishReason
+from baton.protocol.thinking import Thinking
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,7 @@ def requests(seed: int, *, on_host: bool = False) -> dict[str, dict[str, Any]]:
     ]
     if on_host:
         kinds += [{"presence_penalty": 0.8, "frequency_penalty": 0.2}, {"logprobs": 2}, {"bad_words": ((3,), (4, 5))}]
+        kinds += [{"thinking": Thinking(end=96, budget=5, is_open=True), "temperature": 0.7, "seed": 3}]
     made = {}
     for number in range(14):
         prompt = shared * (number % 2) + [rng.randrange(97) for _ in range(rng.randint(1, 40))]

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from baton.protocol.grammar import Grammar, grammar_bytes
 from baton.protocol.ids import RequestId
+from baton.protocol.thinking import THINKING_BYTES_MAX, Thinking
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -45,6 +46,9 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     grammar: Grammar | None = None
     """What the answer must look like. No token is drawn that the grammar does not allow. Where it allows nothing but an end the
     sequence ends, even before min_tokens."""
+
+    thinking: Thinking | None = None
+    "How long its thought may be. Without: as long as it likes."
 
     @property
     def stop_length_min(self) -> int:
@@ -128,7 +132,8 @@ def sampling_bytes(sampling: SamplingParams) -> int:
     """At most so many bytes on a wire."""
     words = sum(map(len, sampling.bad_words)) + len(sampling.bad_words)
     lists = 5 * (len(sampling.stop_token_ids) + words) + 15 * len(sampling.logit_bias)
-    return 512 + lists + grammar_bytes(sampling.grammar)
+    thinking = 0 if sampling.thinking is None else THINKING_BYTES_MAX
+    return 512 + lists + grammar_bytes(sampling.grammar) + thinking
 
 
 class FinishReason(StrEnum):

@@ -27,7 +27,7 @@ from baton.worker.executors.base import Executor
 from baton.worker.input_batch import InputBatch
 from baton.worker.kv_layout import kv_layout
 from baton.worker.sampling_columns import SamplingColumns
-from baton.worker.sampling_state import BadWords, SequenceSampling, sampled_on_host
+from baton.worker.sampling_state import BadWords, SequenceSampling, sampled_on_host, waits_for_tokens
 from baton.worker.ticket import Crew, Ticket
 
 
@@ -73,11 +73,11 @@ class ModelRunner:
             return False
         if len(self._tickets) >= self.steps_ahead:
             return True
-        if not self.executor.samples_on_host:
-            return False
-        if any(sampled_on_host(params) for params in plan.sampling):
+        on_host = self.executor.samples_on_host
+        if any((sampled_on_host if on_host else waits_for_tokens)(params) for params in plan.sampling):
             return True
-        return bool(self.sampling.on_host[list(plan.run.slots)].any())
+        column = self.sampling.on_host if on_host else self.sampling.waits
+        return bool(column[list(plan.run.slots)].any())
 
     def submit(self, plan: StepPlan) -> Ticket:
         if len(self._tickets) >= self.steps_ahead:

@@ -2,7 +2,8 @@
 
 judge      a row with a number that is none fails, alone
 keep       raw logits of rows that want log-probabilities: they report what the model said, before we changed it
-adjust     bad words, min_tokens, bias, penalties: all rows' changes in one indexed operation a kind
+adjust     bad words, min_tokens, bias, penalties: all rows' changes in one indexed operation a kind; a token that is forced
+           (thought.py) leaves no other
 choose     the likeliest, or a draw: draws.py says what that is, and the forward pass does it (Forward.choose)
 
 Where every row is plain greedy, the common case, the likeliest tokens are all that is needed, and no logits are stored; a row
@@ -85,6 +86,12 @@ def _adjust(logits: Floats, rows: Sequence[SampleRow], touched: list[int]) -> No
     if at is not None:
         logits[at] += np.concatenate([rows[i].state.bias_values for i in touched])
     _penalise(logits, [(i, rows[i].state) for i in touched if rows[i].state.tally is not None])
+    for i in touched:
+        forced = rows[i].state.forced(rows[i].outputs)
+        if forced is not None:
+            only = logits[i, forced]
+            logits[i] = -np.inf
+            logits[i, forced] = only
 
 
 def _penalise(logits: Floats, states: list[tuple[int, SequenceSampling]]) -> None:

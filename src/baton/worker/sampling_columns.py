@@ -10,11 +10,11 @@ import numpy as np
 
 from baton.worker.arrays import Bools, Int64s
 from baton.worker.draws import DRAW, Draws, Words, uniforms
-from baton.worker.sampling_state import SequenceSampling
+from baton.worker.sampling_state import SequenceSampling, waits_for_tokens
 
 
 class SamplingColumns:
-    __slots__ = ("_changed", "draws", "indices", "on_host", "seeds", "states")
+    __slots__ = ("_changed", "draws", "indices", "on_host", "seeds", "states", "waits")
 
     def __init__(self, slots: int) -> None:
         self.draws: Draws = np.zeros(slots, DRAW)
@@ -23,6 +23,8 @@ class SamplingColumns:
         self.indices: Words = np.zeros(slots, np.uint64)
         self.on_host: Bools = np.zeros(slots, np.bool_)
         "Whether its logits are looked at on the host."
+        self.waits: Bools = np.zeros(slots, np.bool_)
+        "Whether its tokens so far must be known, whoever samples."
         self.states: list[SequenceSampling | None] = [None] * slots
         self._changed: dict[int, None] = {}
 
@@ -32,11 +34,12 @@ class SamplingColumns:
         self.seeds[slot] = state.seed
         self.indices[slot] = state.index
         self.on_host[slot] = state.on_host
+        self.waits[slot] = waits_for_tokens(state.params)
         self._changed[slot] = None
 
     def drop(self, slot: int) -> None:
         self.states[slot] = None
-        self.on_host[slot] = False
+        self.on_host[slot] = self.waits[slot] = False
 
     def take_changed(self) -> Int64s:
         """Slots whose columns were written since this was asked last: for who has a copy."""

@@ -11,6 +11,7 @@ from baton.protocol.request import SamplingParams
 from baton.worker.arrays import Floats, Int32s
 from baton.worker.draws import Ids
 from baton.worker.flat_batch import FEEDBACK
+from baton.worker.thought import Thought
 
 ANY = -1
 """In a ban, in place of the last token: whatever that is."""
@@ -112,7 +113,7 @@ class SequenceSampling:
 
     __slots__ = (
         *("adjusted", "bad_words", "bias_ids", "bias_values", "draw", "excluded", "index", "on_host", "params", "plain"),
-        *("seed", "stop_ids", "tally"),
+        *("seed", "stop_ids", "tally", "thought"),
     )
 
     def __init__(
@@ -141,12 +142,15 @@ class SequenceSampling:
         "Ids that are forbidden now or at other times."
         if params.min_tokens:
             self.excluded.update(self.stop_ids.tolist())
-        self.adjusted = bool(bias or self.tally or self.excluded)
+        limited = params.thinking is not None and params.thinking.end < vocab_size
+        self.thought = Thought(params.thinking) if limited and params.thinking is not None else None
+        self.adjusted = bool(bias or self.tally or self.excluded or self.thought)
         "Something may change its logits before a token is chosen."
         top_k = min(params.top_k, vocab_size)  # any number may be asked for
         self.draw = (0.0, params.top_p, params.min_p, params.temperature, top_k, self.adjusted, 0)
         "draws.DRAW, but for the uniform number."
-        self.plain = not (params.temperature > 0.0 or bias or self.tally) and params.logprobs is None
+        changed = bool(bias or self.tally or self.thought)
+        self.plain = not (params.temperature > 0.0 or changed) and params.logprobs is None
         "The likeliest token is all it wants, unless that is one of `excluded`."
         self.on_host = sampled_on_host(params)
 
@@ -166,6 +170,10 @@ class SequenceSampling:
         bans = NO_BANS if self.bad_words is None else self.bad_words.bans(outputs)
         return np.concatenate((_any_last(self.stop_ids), bans)) if early else bans
 
+    def forced(self, outputs: NDArray[np.int32]) -> int | None:
+        """The only token that may come next, if there is only one. None of `outputs` may be FEEDBACK."""
+        return None if self.thought is None else self.thought.forced(outputs)
+
     def sampled(self, token: int) -> None:
         if self.tally is not None:
             self.tally.add(token)
@@ -182,4 +190,10 @@ def sampled_on_host(params: SamplingParams) -> bool:
         or params.frequency_penalty
         or params.logprobs is not None
         or params.prompt_logprobs is not None
+        or waits_for_tokens(params)
     )
+
+
+def waits_for_tokens(params: SamplingParams) -> bool:
+    """Whether any executor must know its tokens so far before its next step is launched: they decide what may come."""
+    return params.thinking is not None

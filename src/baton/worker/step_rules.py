@@ -52,4 +52,18 @@ def masks_of(masks: Mapping[int, NDArray[np.uint32]], places: Int64s) -> Masks |
     return Masks(np.array(rows), np.stack([masks[int(places[row])] for row in rows]))
 
 
+def forced_masks(sampling: SamplingBatch, places: Int64s, vocabulary: int) -> dict[int, NDArray[np.uint32]]:
+    """By place of the batch: masks with a single token, of those who have no choice (thought.py)."""
+    masks: dict[int, NDArray[np.uint32]] = {}
+    for place in places.tolist():
+        state = sampling.states[place]
+        if state.thought is None:
+            continue
+        token = state.forced(sampling.sequences.outputs(int(sampling.slots[place])))
+        if token is not None:
+            bits = masks[place] = np.zeros(-(-vocabulary // 32), np.uint32)
+            bits[token // 32] = np.uint32(1 << (token % 32))
+    return masks
+
+
 NONE: Int32s = np.zeros((0, 2), np.int32)

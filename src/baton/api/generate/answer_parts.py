@@ -14,6 +14,7 @@ from typing import Final
 from baton.api.errors import bad
 from baton.api.front import Front
 from baton.api.openai.schemas import ChatBody
+from baton.protocol.thinking import Thinking
 from baton.text.parsers.base import MakeParser, Parser, PlainParser
 from baton.text.parsers.calls import CallsParser
 from baton.text.parsers.think import ThinkParser
@@ -40,7 +41,7 @@ def answer_parts(front: Front, body: ChatBody, prompt: str) -> AnswerParts:
         raise bad("tools is not supported here: tool calls are off (--tool-call-parser)", "tools", code="unsupported")
     thoughts = style.thoughts if thinking.separate else None
     marks = [*((thoughts.start, thoughts.end) if thoughts else ()), *(style.calls.marks if tools and style.calls else ())]
-    is_open = thoughts is not None and _is_open(prompt, thoughts.start)
+    is_open = style.thoughts is not None and _is_open(prompt, style.thoughts.start)
 
     def make() -> Parser:
         rest: Parser = PlainParser()
@@ -71,3 +72,24 @@ def without_thought(front: Front, body: ChatBody, prompt: str) -> str:
     if thoughts is None or body.thinking.enabled is not False or not _is_open(prompt, thoughts.start):
         return prompt
     return f"{prompt.rstrip()}\n\n{thoughts.end}\n\n"
+
+
+def thinking_rules(front: Front, body: ChatBody, parts: AnswerParts) -> Thinking | None:
+    """What the sampler is told. A model without thoughts keeps within any budget; one whose template has no switch is kept from
+    thinking by a budget of nothing."""
+    thoughts, thinking, budget = front.style.thoughts, body.thinking, body.thinking.budget
+    if thoughts is None:
+        return None
+    switched_off = thinking.enabled is False and not front.style.template_knows_thinking
+    added, width = front.tokenizer.added_ids, front.model.head_width
+    start, end = (
+        None if token is None or token >= width else token for token in map(added.get, (thoughts.start, thoughts.end))
+    )
+    if end is None:
+        if budget is not None:
+            message = f"a thinking budget is not supported by this model: {thoughts.end} is not a token of its own"
+            raise bad(message, "thinking_budget", code="unsupported")
+        return None
+    budget = 0 if switched_off else budget
+    is_open = parts.is_open or thoughts.always_open
+    return None if budget is None else Thinking(end=end, budget=budget, start=start, is_open=is_open)

@@ -12,12 +12,13 @@ from msgspec import structs
 
 from baton.api.errors import bad
 from baton.api.front import Front
-from baton.api.generate.answer_parts import answer_parts, without_thought
+from baton.api.generate.answer_parts import answer_parts, thinking_rules, without_thought
 from baton.api.http.auth import Caller
 from baton.api.openai.schemas import ChatBody, CompletionBody, Options, Prompt, too_long
 from baton.protocol.grammar import Grammar
 from baton.protocol.ids import RequestId
 from baton.protocol.request import GenerateRequest, SamplingParams
+from baton.protocol.thinking import Thinking
 from baton.text.chat_prompt import render_chat
 from baton.text.chat_template import TemplateLimits
 from baton.text.parsers.base import MakeParser
@@ -76,7 +77,16 @@ def chat_job(front: Front, body: ChatBody, caller: Caller) -> Job:
     text = without_thought(front, body, text)
     parts = answer_parts(front, body, text)
     job = _job(front, [_encoded(front, text, body.options, mark)], body.options, caller)
+    job = replace(job, requests=tuple(_with_thinking(request, thinking_rules(front, body, parts)) for request in job.requests))
     return replace(job, parser=parts.make, thinks=parts.thinks, shown_ids=parts.shown_ids)
+
+
+def _with_thinking(request: GenerateRequest, rules: Thinking | None) -> GenerateRequest:
+    if rules is None:
+        return request
+    if (rules.end,) in request.sampling.bad_words:
+        raise bad("bad_words has the end of a thought, which a thinking budget needs", "bad_words")
+    return structs.replace(request, sampling=structs.replace(request.sampling, thinking=rules))
 
 
 def completion_job(front: Front, body: CompletionBody, caller: Caller) -> Job:

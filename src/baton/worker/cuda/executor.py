@@ -37,7 +37,7 @@ from baton.worker.executors.base import Launched, LoadedExecutor, Sampled
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.sampler import NOT_FINITE, NOTHING_LEFT
 from baton.worker.sampling_batch import SamplingBatch
-from baton.worker.step_rules import bans_of
+from baton.worker.step_rules import bans_of, forced_masks, masks_of
 
 STEPS_AHEAD = 2
 
@@ -107,7 +107,9 @@ class CudaExecutor:
         self._write_changes(sampling)
         spans, sequences = batch.spans, len(batch.spans.slots)
         due = None if batch.due.all() else np.flatnonzero(batch.due)
-        bans = bans_of(sampling, np.arange(sequences) if due is None else due)
+        places = np.arange(sequences) if due is None else due
+        bans = bans_of(sampling, places)
+        masks = masks_of(forced_masks(sampling, places, self.config.vocab_size), places)
         prompts, prompt_rows = asked_of_prompts(batch, sampling) if sampling.asks_prompts else ((), None)
         step = StepBatch(
             *(batch.token_ids, spans.slots, spans.starts, spans.contexts, batch.due),
@@ -115,6 +117,7 @@ class CudaExecutor:
             draws=not sampling.plain or sampling.excludes,
             tells=sampling.tells,
             bans=bans,
+            masks=masks,
             prompts=prompt_rows,
         )
         device = self._steps.launch(step)

@@ -1,0 +1,50 @@
+"""Ends a thought that has used up its tokens, by leaving no other token to choose.
+
+BEFORE   the answer may begin with the token that opens a thought; after a few others none comes
+OPEN     tokens are counted; at the budget the closing token is the only one allowed
+OVER     for the rest of the answer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.protocol.thinking import Thinking
+
+TOKENS_BEFORE_MAX: Final = 4
+"""White space, mostly."""
+
+
+class Thought:
+    """Of one sequence. A function of its outputs, which only grow; what was read of them is not read again."""
+
+    __slots__ = ("_read", "_rules", "_state", "_used")
+
+    def __init__(self, rules: Thinking) -> None:
+        self._rules = rules
+        self._state = "open" if rules.is_open else "before" if rules.start is not None else "over"
+        self._used = 0
+        self._read = 0
+
+    def forced(self, outputs: NDArray[np.int32] | Sequence[int]) -> int | None:
+        """The only token that may come next, if there is only one."""
+        if self._state != "over":
+            for token in outputs[self._read :]:
+                self._take(int(token))
+        return self._rules.end if self._state == "open" and self._used >= self._rules.budget else None
+
+    def _take(self, token: int) -> None:
+        self._read += 1
+        if self._state == "before":
+            if token == self._rules.start:
+                self._state = "open"
+            elif self._read >= TOKENS_BEFORE_MAX:
+                self._state = "over"
+        elif self._state == "open":
+            self._used += 1
+            if token == self._rules.end:
+                self._state = "over"
