@@ -148,7 +148,7 @@ def server(options: argparse.Namespace, notes: Path) -> Iterator[tuple[int, dict
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    command = [sys.executable, "-m", "null_serve", settings(served_model_name="null", port=port, drain_seconds_max=2.0)]
+    command = [sys.executable, "-m", "null_serve", settings(served_model_name=["null"], port=port, drain_seconds_max=2.0)]
     process = subprocess.Popen(command, env=orders(options, notes=str(notes)), stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None

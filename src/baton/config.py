@@ -374,21 +374,33 @@ class ServeConfig:
 
     model: str = _WORKER.model
     "A folder, a .gguf file, a Hugging Face id, or an alias (baton models lists them)."
-    served_model_name: str | None = None
-    "The name clients use. Without it: the model's own."
+    served_model_name: tuple[str, ...] = ()
+    "The name clients use. Without it: the model's own. Give the option again for more names; answers have the first one."
     host: str = "127.0.0.1"
     "Address to listen on. 0.0.0.0: every address of this machine; then set an api_key too."
     port: Annotated[int, Range(0, 65_535)] = 8000
     "Port to listen on. 0: one that is free."
     api_key: tuple[str, ...] = ()
     "Key that clients must send as a bearer token, on every route but health. Give the option again for more keys."
+    api_key_file: str = ""
+    "File with such keys, one per line; # begins a comment. Unlike an option, it is in no process list."
     admin_api_key: tuple[str, ...] = ()
     """Key for the admin routes (/metrics, /config, /v1/pause, /v1/resume); it opens all others too. Without one these routes
     are closed if there is an api_key, and answer this machine only if there is none. Give the option again for more keys."""
+    admin_api_key_file: str = ""
+    "File with admin keys, one per line."
     admin_port: Annotated[int, Range(1, 65_535)] | None = None
     "Serve the admin routes on this port and nowhere else. Without an admin_api_key it answers this machine only."
     admin_host: str = "127.0.0.1"
     "Address that the admin port listens on."
+    ssl_certfile: str = ""
+    "File with the certificate of the server, and those between it and its authority (PEM): serve https instead of http."
+    ssl_keyfile: str = ""
+    "File with the certificate's private key (PEM, without a password). Without it: it is in ssl_certfile."
+    ssl_ca_certs: str = ""
+    "File with authorities (PEM). Clients must then show a certificate of one of them, on every port of the server."
+    root_path: str = ""
+    """Path below which a proxy passes this server's routes on, such as /llm; it may leave the path in or cut it off."""
     allowed_hosts: tuple[str, ...] = ()
     """Name by which clients may call the server (Host header), such as llm.example or *.example; * is any. Requests with a
     bearer key need none. Allowed anyway: addresses, localhost, --host and, if the server listens to other machines, names
@@ -512,11 +524,12 @@ class ServeConfig:
         self._check_cluster()
         for name in ("model", "host", "admin_host"):
             _require(bool(getattr(self, name).strip()), f"{name} is empty")
-        served = self.served_model_name
-        _require(
-            served is None or (served.isprintable() and 1 <= len(served.strip()) <= SERVED_NAME_CHARACTERS_MAX),
-            f"served_model_name must be 1 to {SERVED_NAME_CHARACTERS_MAX} printable characters",
-        )
+        for served in self.served_model_name:
+            _require(
+                served.isprintable() and 1 <= len(served.strip()) <= SERVED_NAME_CHARACTERS_MAX,
+                f"served_model_name must be 1 to {SERVED_NAME_CHARACTERS_MAX} printable characters",
+            )
+        self._check_listening()
         for name in ("api_key", "admin_api_key"):
             keys = getattr(self, name)
             for place, key in enumerate(keys, 1):
@@ -532,6 +545,17 @@ class ServeConfig:
         )
         self._tiers()
         _require(self.admin_port is None or self.admin_port != self.port, "admin_port is the same as port: give another one")
+
+    def _check_listening(self) -> None:
+        for name in ("ssl_keyfile", "ssl_ca_certs"):
+            _require(
+                not getattr(self, name) or bool(self.ssl_certfile), f"{name} needs an ssl_certfile too: give --ssl-certfile"
+            )
+        path = self.root_path
+        _require(
+            not path or (path[0] == "/" and path[-1] != "/" and all(is_api_key(part) for part in path[1:].split("/"))),
+            f"root_path is {path!r}: it must begin with / and not end with it, like /llm",
+        )
 
     def _check_cluster(self) -> None:
         for address in self.routers:
@@ -559,6 +583,14 @@ class ServeConfig:
     @property
     def routers(self) -> tuple[str, ...]:
         return tuple(address for text in self.router for address in text.split(",") if address)
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.ssl_certfile else "http"
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
     def engine(self) -> EngineConfig:
         worker = WorkerConfig(
@@ -607,7 +639,7 @@ class ServeConfig:
             cluster_secret=self.cluster_secret,
             drain_seconds_max=self.drain_seconds_max,
             name=self.name,
-            health_url=f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}" if self.routers else "",
+            health_url=self.url if self.routers else "",
             log_level=self.log_level,
             log_format=self.log_format,
         )

@@ -41,7 +41,7 @@ class DisturbedCluster(Server):
         private = scratch / "private"
         private.mkdir(mode=0o700)
         serve = {"threads": 1, "kv_blocks": 256, "block_size": 4, "slots": 8, "drain_seconds_max": 20.0, **settings}
-        serve |= {"model": str(model), "served_model_name": "tiny", "port": self.port, "log_level": "info"}
+        serve |= {"model": str(model), "served_model_name": ["tiny"], "port": self.port, "log_level": "info"}
         all_settings = {
             "serve": serve,
             "router": {"handoff": "always", "handoff_tokens_min": 0, **(router or {})},

@@ -134,7 +134,7 @@ class Server:
         """`packages`: a folder in which something is installed, beside what all servers have."""
         self.port = settings.pop("port", None) or free_port()
         config = {"threads": 1, "kv_blocks": 256, "block_size": 4, "slots": 8, "drain_seconds_max": 20.0, **settings}
-        config |= {"model": str(model), "served_model_name": "tiny", "port": self.port}
+        config |= {"model": str(model), "served_model_name": ["tiny"], "port": self.port}
         scratch.mkdir(parents=True, exist_ok=True)
         self._out, self._err = scratch / "stdout", scratch / "stderr"
         tiers = bool(config.get("kv_host_gib") or config.get("kv_storage"))

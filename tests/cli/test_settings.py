@@ -24,6 +24,8 @@ BESIDE = {
     "router": {"cluster_secret": "file"},
     "cluster_secret": {"router": ROUTERS},
     "role": {"router": ROUTERS, "cluster_secret": "file"},
+    "ssl_keyfile": {"ssl_certfile": "file"},
+    "ssl_ca_certs": {"ssl_certfile": "file"},
 }
 """Settings that are nothing without others."""
 
@@ -34,6 +36,8 @@ def other_value(name):
     kind = setting.kind
     if name == "router":
         return ROUTERS
+    if name == "root_path":
+        return "/x"
     if get_origin(kind) is Literal:
         return get_args(kind)[-1]
     return {bool: not setting.default, int: 7, float: 0.75, str: "x", list[str]: ["a", "b"]}[kind]

@@ -45,7 +45,7 @@ class Text:
 
 
 def made(model, **settings):
-    config = ServeConfig(model=str(model), served_model_name="tiny", **settings)
+    config = ServeConfig(model=str(model), served_model_name=("tiny",), **settings)
     return front_process._app(config, Engine(), Text(), READY)
 
 
@@ -122,7 +122,7 @@ def test_fingerprint_does_not_depend_on_the_place(model, tmp_path):
 
 
 def test_the_models_fingerprint_is_what_clients_see(model):
-    config = ServeConfig(model=str(model), served_model_name="tiny")
+    config = ServeConfig(model=str(model), served_model_name=("tiny",))
     assert made(model).state.front.model.fingerprint == system_fingerprint(config, READY.identity)
 
 

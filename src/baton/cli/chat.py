@@ -164,8 +164,8 @@ def private_server(model: str | None, **settings: Any) -> Iterator[tuple[Server,
         port = sock.getsockname()[1]
     key = secrets.token_urlsafe(24)
     name = served_name(model or DEFAULT_MODEL)
-    config = {"model": str(resolve_model(model or DEFAULT_MODEL)), "served_model_name": name, "host": "127.0.0.1", "port": port}
-    config |= {"api_key": [key], "drain_seconds_max": DRAIN_SECONDS, **settings}
+    config: dict[str, Any] = {"model": str(resolve_model(model or DEFAULT_MODEL)), "served_model_name": [name]}
+    config |= {"host": "127.0.0.1", "port": port, "api_key": [key], "drain_seconds_max": DRAIN_SECONDS, **settings}
     with tempfile.TemporaryFile() as said, waiting(f"loading {name}") as done:
         process = _start(config, said)
         server = Server(f"http://127.0.0.1:{port}", key)

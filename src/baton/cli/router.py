@@ -11,6 +11,7 @@ import typer
 
 from baton import __version__
 from baton.cli.cluster_options import PlacementOptions, RouterOptions
+from baton.cli.key_files import with_key_files
 from baton.cli.say import INTERRUPTED, Failed, complaints, require_packages, resolve_model, served_name
 from baton.cli.serve import base_url, checked_port
 from baton.cli.settings import PANELS, Given, Setting, all_settings, parameters
@@ -59,12 +60,13 @@ def router(*, quiet: bool, **given: Any) -> None:
     with complaints("router"):
         require_packages()
         read = Given(given, settings())
-        options, placement, asked = read.read(RouterOptions), read.read(PlacementOptions), read.read(ServeConfig)
+        options, placement = read.read(RouterOptions), read.read(PlacementOptions)
+        asked = with_key_files(read.read(ServeConfig))
         require_secret(options)
         serve = replace(asked, port=checked_port(asked), log_level="error" if quiet else asked.log_level)
         options = replace(options, cluster_port=checked_cluster_port(options, serve))
         path = resolve_model(serve.model, quiet=quiet)
-        serve = replace(serve, model=str(path), served_model_name=serve.served_model_name or served_name(asked.model))
+        serve = replace(serve, model=str(path), served_model_name=serve.served_model_name or (served_name(asked.model),))
         if not run_router(serve, placement, options, quiet=quiet):
             raise typer.Exit(INTERRUPTED)
 
@@ -125,12 +127,12 @@ def run_router(serve: ServeConfig, placement: PlacementOptions, options: RouterO
 
 
 def ready_text(serve: ServeConfig, address: str, ready: InstanceReady) -> str:
-    url = base_url(serve.host, serve.port)
+    url = base_url(serve, serve.host, serve.port)
     rows = (
         ("chat page", f"{url}/"),
         ("API", f"{url}/v1"),
         ("cluster", f"{url}/v1/cluster; instances join at {address}"),
-        ("model", f"{serve.served_model_name} ({ready.context_tokens:,} tokens of context)"),
+        ("model", f"{serve.served_model_name[0]} ({ready.context_tokens:,} tokens of context)"),
     )
     lines = [f"Baton {__version__} routes to instances, and the first one has joined"]
     return "\n".join([*lines, *(f"  {what:<10} {value}" for what, value in rows), "Ctrl-C ends it."])

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from baton import __version__
+from baton.cli.key_files import with_key_files
 from baton.cli.say import INTERRUPTED, bar, complaints, require_packages, resolve_model, served_name
 from baton.cli.settings import parameters, read_config
 from baton.config import NODE_NAME_CHARACTERS_MAX, ServeConfig, lowered_context
@@ -57,12 +58,12 @@ alone, never from environment variables.
 def serve(*, quiet: bool, until_stdin_ends: bool, **given: Any) -> None:
     with complaints("serve"):
         require_packages()
-        asked = read_config(given)
+        asked = with_key_files(read_config(given))
         config = replace(asked, port=checked_port(asked), log_level="error" if quiet else asked.log_level)
         if config.routers and not config.name:
             config = replace(config, name=node_name(config.port))
         path = resolve_model(config.model, quiet=quiet)
-        config = replace(config, model=str(path), served_model_name=config.served_model_name or served_name(asked.model))
+        config = replace(config, model=str(path), served_model_name=config.served_model_name or (served_name(asked.model),))
         if not run_server(config, quiet=quiet, until_stdin_ends=until_stdin_ends):
             raise typer.Exit(INTERRUPTED)
 
@@ -85,6 +86,7 @@ serve.__annotations__ = {parameter.name: parameter.annotation for parameter in (
 def checked_port(config: ServeConfig) -> int:
     """Everything that can be known to be wrong before a model is fetched and processes start. Returns the port to listen on."""
     from baton.api.config import api_config_of
+    from baton.api.http.tls import tls_context
     from baton.runtime.listener import usable_port
     from baton.runtime.secret import read_secret
     from baton.text.loading import read_template
@@ -93,6 +95,7 @@ def checked_port(config: ServeConfig) -> int:
     if config.cluster_secret:
         read_secret(config.cluster_secret)
     api_config_of(config, {})
+    tls_context(config)
     if config.chat_template:
         read_template(config.chat_template)
     if config.admin_port is not None:
@@ -147,7 +150,7 @@ class ServeReporter:
         self.was_ready = False
         self.loading = ExitStack()
         "Holds the bar. Closed as soon as loading ends: a bar that stays redraws itself, and erases what others print."
-        self._advance = self.loading.enter_context(bar(f"loading {config.served_model_name}", unit="bytes", quiet=quiet))
+        self._advance = self.loading.enter_context(bar(f"loading {config.served_model_name[0]}", unit="bytes", quiet=quiet))
 
     def progress(self, progress: LoadProgress) -> None:
         if not self.was_ready:
@@ -175,27 +178,28 @@ class ServeReporter:
             )
 
 
-def base_url(host: str, port: int) -> str:
+def base_url(config: ServeConfig, host: str, port: int) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-    return f"http://{f'[{host}]' if ':' in host and host[0] != '[' else host}:{port}"
+    return f"{config.scheme}://{f'[{host}]' if ':' in host and host[0] != '[' else host}:{port}"
 
 
 def ready_text(config: ServeConfig, ready: InstanceReady, seconds: float) -> str:
-    url, name = base_url(config.host, config.port), config.served_model_name
+    url, name = base_url(config, config.host, config.port), config.served_model_name[0]
     body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
     key = " -H 'Authorization: Bearer KEY'" if config.api_key else ""
     tokens = ready.blocks * ready.block_size
     member = bool(config.routers)
+    admin = "" if config.admin_port is None else base_url(config, config.admin_host, config.admin_port)
     rows = (
         *([("instance", f"{config.name} ({config.role}), of router {', '.join(config.routers)}")] if member else ()),
         *([("health", f"{url}/health")] if member else [("chat page", f"{url}/"), ("API", f"{url}/v1")]),
-        *([("admin", f"{base_url(config.admin_host, config.admin_port)}/metrics")] if config.admin_port is not None else ()),
+        *([("admin", f"{admin}/metrics")] if admin else ()),
         ("model", f"{config.model} ({dtype_text(config, ready)}, {ready.context_tokens:,} tokens of context)"),
         ("KV cache", f"{ready.blocks:,} blocks of {ready.block_size} tokens ({tokens:,}); {ready.slots} sequences at once"),
         *([("plan", plan_text(ready))] if ready.plan else ()),
         *([] if member else [("try", f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'")]),
     )
-    lines = [f"Baton {__version__} serves {name}, ready in {seconds:.1f} s"]
+    lines = [f"Baton {__version__} serves {', '.join(config.served_model_name)}, ready in {seconds:.1f} s"]
     return "\n".join([*lines, *(f"  {what:<10} {value}" for what, value in rows), "Ctrl-C ends it."])
 
 

@@ -19,6 +19,7 @@ import typer
 
 from baton import __version__
 from baton.cli.cluster_options import PlacementOptions, UpOptions
+from baton.cli.key_files import with_key_files
 from baton.cli.say import INTERRUPTED, Failed, complaints, require_packages, resolve_model, served_name
 from baton.cli.serve import base_url, checked_port
 from baton.cli.settings import MEMBER, Given, all_settings, parameters
@@ -50,11 +51,11 @@ def up(*, plain: bool, quiet: bool, **given: Any) -> None:
     with complaints("up"):
         require_packages()
         read = Given(given, settings())
-        options, placement, asked = read.read(UpOptions), read.read(PlacementOptions), read.read(ServeConfig)
+        options, placement, asked = read.read(UpOptions), read.read(PlacementOptions), with_key_files(read.read(ServeConfig))
         require_divisible(options, asked)
         serve = replace(asked, port=checked_port(asked), log_level="error" if quiet else asked.log_level)
         path = resolve_model(serve.model, quiet=quiet)
-        serve = replace(serve, model=str(path), served_model_name=serve.served_model_name or served_name(asked.model))
+        serve = replace(serve, model=str(path), served_model_name=serve.served_model_name or (served_name(asked.model),))
         if not run_cluster(serve, placement, engines_of(options, serve), plain=plain, quiet=quiet):
             raise typer.Exit(INTERRUPTED)
 
@@ -151,7 +152,7 @@ def run_cluster(
 
 
 def ready_text(serve: ServeConfig, engines: Mapping[str, EngineConfig], ready: InstanceReady, seconds: float) -> str:
-    url, name = base_url(serve.host, serve.port), serve.served_model_name
+    url, name = base_url(serve, serve.host, serve.port), serve.served_model_name[0]
     body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
     key = " -H 'Authorization: Bearer KEY'" if serve.api_key else ""
     rows = (

@@ -20,6 +20,7 @@ from baton.api.app import make_app
 from baton.api.config import ServedModel, api_config_of
 from baton.api.http.server import make_server
 from baton.api.http.shutdown import shutting_down
+from baton.api.http.tls import tls_context
 from baton.config import ServeConfig, shown
 from baton.errors import EngineError, Unavailable
 from baton.observe.logs import configure
@@ -45,6 +46,7 @@ async def serve(config: ServeConfig, sockets: dict[str, socket.socket]) -> None:
     client.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
     engine_gone = asyncio.create_task(client.read(partial(_next_engine, sockets[DESCRIPTORS]), config.start_seconds_max))
     try:
+        tls = tls_context(config)
         listeners = listen_on(config)  # before the model is loaded: a port that is taken is reported at once
         template = read_template(config.chat_template) if config.chat_template else None
         text = await asyncio.to_thread(load_text, config.model, template)
@@ -60,7 +62,8 @@ async def serve(config: ServeConfig, sockets: dict[str, socket.socket]) -> None:
         supervisor.send(StartFailed(str(error) or type(error).__name__))
         await supervisor.finish()
         sys.exit(1)
-    server = make_server(app, lifespan="off")  # a forced end would cancel it, with a traceback; closed below
+    # Without lifespan: a forced end would cancel it, with a traceback; closed below.
+    server = make_server(app, lifespan="off", tls=tls, root_path=config.root_path)
     for sock in listeners:
         sock.listen(server.config.backlog)  # from here on nobody is refused, so it may be told
     serving = asyncio.create_task(server.serve(sockets=listeners))
@@ -144,7 +147,8 @@ def _app(config: ServeConfig, client: ChannelClient, text: ModelText, ready: Ins
 
 def served_model(config: ServeConfig, ready: InstanceReady) -> ServedModel:
     return ServedModel(
-        name=config.served_model_name or config.model,
+        name=config.served_model_name[0] if config.served_model_name else config.model,
+        aliases=config.served_model_name[1:],
         context_tokens=ready.context_tokens,
         head_width=ready.vocab_size,
         created=int(time.time()),

@@ -24,6 +24,7 @@ from baton.api.app import make_app
 from baton.api.config import api_config_of
 from baton.api.http.reception import Reception
 from baton.api.http.server import make_server
+from baton.api.http.tls import tls_context
 from baton.api.limits import Limits
 from baton.api.routes.cluster import cluster_route
 from baton.config import shown
@@ -62,13 +63,14 @@ class RouterProcess:
     async def run(self) -> None:
         """Raises what was wrong, where it cannot start or go on."""
         serve, client = self._config.serve, self._client
+        tls = tls_context(serve)
         listeners = listen_on(serve)  # before anything is loaded: a port that is taken is reported at once
         links = self._links = LinkServer(
             listen_at(parse_address(self._config.listen)), read_secret(self._config.secret), self._on_link
         )
         template = read_template(serve.chat_template) if serve.chat_template else None
         reception = Reception("no instance has joined yet: try again later")
-        server = make_server(reception, limits=Limits(), lifespan="off")
+        server = make_server(reception, limits=Limits(), lifespan="off", tls=tls, root_path=serve.root_path)
         for sock in listeners:
             sock.listen(server.config.backlog)
         serving = asyncio.create_task(server.serve(sockets=listeners))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from baton.api.errors import ApiError
+from baton.api.http.root_path import RootPath
 from baton.api.http.shutdown import EndedByShutdown
 from baton.api.limits import Limits
 
@@ -187,15 +189,22 @@ class Server(uvicorn.Server):
 
 
 def make_server(
-    app: ASGIApp, *, host: str = "127.0.0.1", port: int = 8000, limits: Limits | None = None, **settings: Any
+    app: ASGIApp,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    limits: Limits | None = None,
+    tls: ssl.SSLContext | None = None,
+    root_path: str = "",
+    **settings: Any,
 ) -> uvicorn.Server:
-    """Loopback unless told otherwise. `settings` go to uvicorn.Config (uds, ssl_keyfile, fd, log_level, ...). `limits`: of what
-    is no app of ours, which has its own."""
+    """Loopback unless told otherwise. `settings` go to uvicorn.Config (uds, fd, log_level, ...). `limits`: of what is no app of
+    ours, which has its own."""
     if limits is None:
         assert isinstance(app, Starlette)
         limits = app.state.front.limits
     config = uvicorn.Config(
-        EndedByShutdown(app),
+        EndedByShutdown(RootPath(app, root_path) if root_path else app),
         **{
             "host": host,
             "port": port,
@@ -214,4 +223,7 @@ def make_server(
             **settings,
         },
     )
+    if tls is not None:
+        config.load()  # it would make a context from files, with ciphers of its own
+        config.ssl = tls
     return Server(config)
