@@ -373,7 +373,10 @@ class ServeConfig:
     """Everything `baton serve` can be told. Each field is a flag, a YAML key and a line of GET /config."""
 
     model: str = _WORKER.model
-    "A folder, a .gguf file, a Hugging Face id, or an alias (baton models lists them)."
+    """A folder, a .gguf file, a Hugging Face id (owner/model, or owner/model:QUANT for a GGUF file), or an alias (baton models
+    lists them)."""
+    revision: str = ""
+    "Branch, tag or commit of a Hugging Face id. Without it: the main branch. Also behind the model: owner/model@REVISION."
     served_model_name: tuple[str, ...] = ()
     "The name clients use. Without it: the model's own. Give the option again for more names; answers have the first one."
     host: str = "127.0.0.1"

@@ -44,7 +44,12 @@ def test_models_says_what_is_cached(tmp_path):
     snapshot = tmp_path / "hub" / "models--own--er-model" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
+    (snapshot / "model.safetensors").write_bytes(b"12345678")
+    (snapshot / "small-q4_k_m.gguf").write_bytes(b"1234")
     ran = baton("models", "--json", XDG_CACHE_HOME=str(tmp_path), HF_HOME=str(tmp_path), HF_HUB_CACHE="")
     facts = json.loads(ran.stdout)
     assert facts["aliases"][0]["cached"] is False
-    assert facts["hub"] == [{"name": "own/er-model", "path": str(snapshot)}]
+    assert facts["hub"] == [
+        {"name": "own/er-model@abc", "nbytes": 10, "commit": "abc", "path": str(snapshot)},
+        {"name": "own/er-model:Q4_K_M@abc", "nbytes": 4, "commit": "abc", "path": str(snapshot / "small-q4_k_m.gguf")},
+    ]

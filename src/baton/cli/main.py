@@ -30,6 +30,7 @@ def baton() -> None:
       [bold]baton up --prefill 1 --decode 1[/bold]  a cluster on this machine
       [bold]baton chat[/bold]                   talk to a model here
       [bold]baton run MODEL PROMPT[/bold]       one answer, without a server
+      [bold]baton pull MODEL[/bold]             fetch a model; [bold]models[/bold] lists them, [bold]rm[/bold] removes one
       [bold]baton bench serve[/bold]            measure a server
       [bold]baton kv stat DIR[/bold]            look at stored KV blocks
       [bold]baton simulate[/bold]               rehearse 200 random scenarios, faults included
@@ -53,7 +54,7 @@ def _add_group(name: str) -> None:
     app.add_typer(module.app, name=name, help=module.HELP)
 
 
-COMMANDS = ("serve", "up", "router", "chat", "run", "models", "bench", "kv", "simulate")
+COMMANDS = ("serve", "up", "router", "chat", "run", "pull", "rm", "models", "bench", "kv", "simulate")
 GROUPS = {"bench": "baton.cli.bench.command", "kv": "baton.cli.kv"}
 # Where one is named only that one is imported: 0.12 s in place of 0.17 s, and 2 MiB less that a server keeps.
 for _name in sys.argv[1:2] if sys.argv[1:2] and sys.argv[1] in COMMANDS else COMMANDS:

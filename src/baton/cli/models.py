@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from baton.cli.say import complaints, console, print_json
+from baton.cli.say import complaints, console, print_json, size_text
 
 HELP = """List models: aliases, what is in the caches, and what Baton can run.
 
@@ -41,20 +39,16 @@ def aliases() -> list[dict[str, Any]]:
     return found
 
 
-def hub_folder() -> Path:
-    """Where the Hugging Face client keeps its models; it is the one that reads these variables."""
-    home = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+def hub_models() -> list[dict[str, Any]]:
+    """Named as they would be typed."""
+    from baton.models.hub import quant_of
+    from baton.models.hub_cache import cached_models
 
-
-def hub_models() -> list[dict[str, str]]:
     found = []
-    for folder in sorted(hub_folder().glob("models--*")):
-        snapshots = sorted(folder.glob("snapshots/*/config.json"))
-        if snapshots:
-            found.append(
-                {"name": folder.name.removeprefix("models--").replace("--", "/", 1), "path": str(snapshots[-1].parent)}
-            )
+    for model in cached_models():
+        name = model.repo if model.file is None else f"{model.repo}:{quant_of(model.file)}"
+        revision = "" if "main" in model.revisions else f"@{(*model.revisions, model.commit)[0]}"
+        found.append({"name": name + revision, "nbytes": model.nbytes, "commit": model.commit, "path": str(model.path)})
     return found
 
 
@@ -84,10 +78,10 @@ def _print(facts: dict[str, Any]) -> None:
     known = table("Aliases", "name", "size", "comes in", "here")
     for row in facts["aliases"]:
         here = row["path"] if row["cached"] else "no; fetched when it is first used"
-        known.add_row(row["name"], f"{row['nbytes'] / 1e6:.0f} MB", row["from"], here)
-    cached = table("Hugging Face cache", "name", "folder")
+        known.add_row(row["name"], size_text(row["nbytes"]), row["from"], here)
+    cached = table("Hugging Face cache", "name", "size", "commit", "here")
     for row in facts["hub"]:
-        cached.add_row(row["name"], row["path"])
+        cached.add_row(row["name"], size_text(row["nbytes"]), row["commit"][:12], row["path"])
     runs = table("Architectures", "name", "config.json", "GGUF")
     for row in facts["architectures"]:
         runs.add_row(row["name"], ", ".join(row["config_json"]), row["gguf"])
@@ -98,5 +92,6 @@ def _print(facts: dict[str, Any]) -> None:
     for part in (known, *([cached] if facts["hub"] else ()), runs, files):
         shown.print(part, "")
     typer.echo(
-        "A folder or a .gguf file is named by its path, a hub model by its id (owner/model). Pickle files are never read."
+        "A folder or a .gguf file is named by its path, a hub model by its id (owner/model, owner/model:QUANT). "
+        "Pickle files are never read. `baton pull` fetches a model, `baton rm` removes one."
     )

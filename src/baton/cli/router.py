@@ -36,6 +36,7 @@ the first instance has joined, requests get 503. Ctrl-C lets running requests fi
 OURS = (
     *(
         "model",
+        "revision",
         "served_model_name",
         "chat_template",
         "tool_call_parser",
@@ -65,7 +66,7 @@ def router(*, quiet: bool, **given: Any) -> None:
         require_secret(options)
         serve = replace(asked, port=checked_port(asked), log_level="error" if quiet else asked.log_level)
         options = replace(options, cluster_port=checked_cluster_port(options, serve))
-        path = resolve_model(serve.model, quiet=quiet)
+        path = resolve_model(serve.model, serve.revision, quiet=quiet)
         serve = replace(serve, model=str(path), served_model_name=serve.served_model_name or (served_name(asked.model),))
         if not run_router(serve, placement, options, quiet=quiet):
             raise typer.Exit(INTERRUPTED)

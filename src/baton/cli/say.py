@@ -116,12 +116,17 @@ def waiting(what: str, *, quiet: bool = False) -> Iterator[Callable[[], None]]:
         yield status.stop
 
 
-def resolve_model(name: str, *, quiet: bool = False) -> Path:
+def resolve_model(name: str, revision: str = "", *, quiet: bool = False) -> Path:
     """What the user typed as files on this machine, with a bar while they are fetched."""
     from baton.models.names import resolve
 
     with bar(f"fetching {name}", unit="bytes", quiet=quiet) as advance:
-        return resolve(name, progress=lambda done, total: advance(done, total, ""))
+        return resolve(name, revision=revision, progress=lambda done, total: advance(done, total, ""))
+
+
+def size_text(nbytes: int) -> str:
+    """As file managers show it."""
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB"
 
 
 def served_name(model: str) -> str:

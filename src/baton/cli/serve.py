@@ -62,7 +62,7 @@ def serve(*, quiet: bool, until_stdin_ends: bool, **given: Any) -> None:
         config = replace(asked, port=checked_port(asked), log_level="error" if quiet else asked.log_level)
         if config.routers and not config.name:
             config = replace(config, name=node_name(config.port))
-        path = resolve_model(config.model, quiet=quiet)
+        path = resolve_model(config.model, config.revision, quiet=quiet)
         config = replace(config, model=str(path), served_model_name=config.served_model_name or (served_name(asked.model),))
         if not run_server(config, quiet=quiet, until_stdin_ends=until_stdin_ends):
             raise typer.Exit(INTERRUPTED)

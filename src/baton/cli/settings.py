@@ -51,6 +51,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     ),
     "Model": (
         "model",
+        "revision",
         "served_model_name",
         "chat_template",
         "tool_call_parser",

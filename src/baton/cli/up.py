@@ -54,7 +54,7 @@ def up(*, plain: bool, quiet: bool, **given: Any) -> None:
         options, placement, asked = read.read(UpOptions), read.read(PlacementOptions), with_key_files(read.read(ServeConfig))
         require_divisible(options, asked)
         serve = replace(asked, port=checked_port(asked), log_level="error" if quiet else asked.log_level)
-        path = resolve_model(serve.model, quiet=quiet)
+        path = resolve_model(serve.model, serve.revision, quiet=quiet)
         serve = replace(serve, model=str(path), served_model_name=serve.served_model_name or (served_name(asked.model),))
         if not run_cluster(serve, placement, engines_of(options, serve), plain=plain, quiet=quiet):
             raise typer.Exit(INTERRUPTED)

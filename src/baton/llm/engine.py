@@ -68,7 +68,7 @@ class LLM:
         # Nobody watches tokens come: how long one waits for other prompts does not matter here, only when all are done.
         settings = {"prefill_tokens_beside_decodes": None, "decode_gap_ms": 0.0, **serve_settings(settings)}
         asked = ServeConfig(model=str(model), **settings)  # refuses bad settings before a model is fetched
-        path = str(resolve(model))
+        path = str(resolve(model, revision=asked.revision))
         self.config = replace(asked, model=path)
         engine = self.config.engine()
         text = load_model_text(path)

@@ -4,40 +4,55 @@ tried in this order    example                        becomes
 a .gguf file           ./SmolLM2.Q4_1.gguf            itself
 a folder               /models/qwen2                  itself, or the one .gguf file in it
 an alias               smollm2                        a file in our cache, fetched if need be (aliases.py)
-a Hugging Face id      Qwen/Qwen2.5-0.5B-Instruct     a folder in the hub's cache, fetched if need be
+a Hugging Face id      Qwen/Qwen2.5-0.5B-Instruct     a folder in the hub's cache, fetched if need be (hub.py)
+                       owner/repo:Q4_K_M@v1           a .gguf file of that quantisation and revision
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 from baton.errors import ModelFileBroken, ModelNotFound, ModelUnsupported
 from baton.models.aliases import ALIASES, cache_folder, fetch
 from baton.models.files import is_pickle
+from baton.models.hub import fetch_from_hub, hub_name
 
 DEFAULT_MODEL = "smollm2"
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
 
-
-def resolve(name: str | Path, *, cache: Path | None = None, progress: Callable[[int, int], None] | None = None) -> Path:
-    """A folder with a config.json, or a .gguf file. `progress` is told (bytes done, bytes in all) while we fetch."""
+def resolve(
+    name: str | Path,
+    *,
+    revision: str = "",
+    cache: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """A folder with a config.json, or a .gguf file. `revision`: of a hub's model whose name has none. `progress` is told (bytes
+    done, bytes in all) while we fetch."""
     path = Path(name).expanduser()
+    if revision:
+        name = _with_revision(name, path, revision)
     if path.is_dir():
         return _in_folder(path)
     if path.is_file():
         return _check_file(path)
     if str(name) in ALIASES:
         return fetch(ALIASES[str(name)], cache or cache_folder(), progress)
-    if HUB_ID.fullmatch(str(name)) and path.suffix != ".gguf":
-        return _in_folder(_from_hub(str(name)))
+    if (on_hub := hub_name(str(name))) is not None:
+        found = fetch_from_hub(on_hub)
+        return found if found.is_file() else _in_folder(found)
     raise ModelNotFound(
-        f"{name}: no such model; give a folder with a config.json, a .gguf file, a Hugging Face id (owner/model) or an "
-        f"alias ({', '.join(ALIASES)})"
+        f"{name}: no such model; give a folder with a config.json, a .gguf file, a Hugging Face id (owner/model, "
+        f"owner/model:QUANT) or an alias ({', '.join(ALIASES)})"
     )
+
+
+def _with_revision(name: str | Path, path: Path, revision: str) -> str:
+    on_hub = None if path.exists() or str(name) in ALIASES else hub_name(f"{name}@{revision}")
+    if on_hub is None:
+        raise ModelNotFound(f"{name}: a revision ({revision}) is of a Hugging Face id, like owner/model, that has none yet")
+    return str(on_hub)
 
 
 def _in_folder(folder: Path) -> Path:
@@ -61,20 +76,3 @@ def _check_file(path: Path) -> Path:
     if path.suffix == ".safetensors":
         raise ModelFileBroken(f"{path}: tensors alone do not say what model they are; name the folder with config.json")
     raise ModelUnsupported(f"{path}: not a model file that we know; supported are .gguf files and folders")
-
-
-def _from_hub(name: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ModelNotFound(
-            f"{name}: not a local folder, and Hugging Face ids need the huggingface_hub package; "
-            "`pip install huggingface_hub`, or download the model and name its folder"
-        ) from None
-    try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
-    except Exception as error:  # the hub's client lets the errors of several HTTP libraries through
-        raise ModelNotFound(
-            f"{name}: not a local folder, and the Hugging Face hub did not give it ({type(error).__name__}: {error}). "
-            "Check the name and the network, or download the model and name its folder"
-        ) from error

@@ -1,0 +1,179 @@
+"""Models of the hub: which file a name means, revisions, what is here without the hub, and how it is removed.
+
+The hub is a fake one on loopback; its client is the real one.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from fake_hub import FakeHub, fake_hub
+
+from baton.cli.models import hub_models
+from baton.cli.rm import remove_model
+from baton.cli.say import Failed
+from baton.errors import ModelNotFound, ModelUnsupported
+from baton.models.hub import HubName, chosen_gguf, hub_name, quant_of
+from baton.models.names import resolve
+
+GGUFS = {"tiny-Q4_K_M.gguf": b"four", "tiny-q8_0.gguf": b"eight bit", "mmproj-tiny-f16.gguf": b"eyes", "README.md": b"read"}
+FOLDER = {
+    "config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{}", "pytorch_model.bin": b"pickle",
+    "consolidated.safetensors": b"again", "original/consolidated.safetensors": b"and again", "modeling.py": b"print()",
+}  # fmt: skip
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    constants = pytest.importorskip("huggingface_hub.constants", reason="needs huggingface_hub")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    with fake_hub() as made:
+        monkeypatch.setattr(constants, "ENDPOINT", made.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", made.url + "/{repo_id}/resolve/{revision}/{filename}")
+        yield made
+
+
+@pytest.fixture
+def unplug(hub: FakeHub, monkeypatch: pytest.MonkeyPatch):
+    def no_answer(*_: object) -> None:
+        raise ConnectionError
+
+    return lambda: monkeypatch.setattr(hub, "answer", no_answer)
+
+
+def test_a_gguf_file_by_its_quantisation(hub: FakeHub):
+    hub.add("own/tiny-GGUF", GGUFS)
+    path = resolve("own/tiny-GGUF:Q8_0")
+    assert path.name == "tiny-q8_0.gguf"
+    assert path.read_bytes() == b"eight bit"
+    assert hub.sent == ["tiny-q8_0.gguf"], "nothing else is fetched"
+    assert resolve("hf.co/own/tiny-GGUF:q8_0") == path
+    assert hub.sent == ["tiny-q8_0.gguf"], "and only once"
+    assert resolve("own/tiny-GGUF").name == "tiny-Q4_K_M.gguf", "the usual one, where none is named"
+    assert resolve("own/tiny-GGUF:tiny-Q4_K_M.gguf").name == "tiny-Q4_K_M.gguf"
+
+
+def test_a_folder_without_what_is_not_needed(hub: FakeHub):
+    hub.add("own/tiny", FOLDER)
+    folder = resolve("own/tiny")
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+
+
+def test_a_revision_is_fetched_and_kept_apart(hub: FakeHub):
+    old = hub.add("own/tiny-GGUF", {"a-Q4_0.gguf": b"old"}, "v1")
+    hub.add("own/tiny-GGUF", {"a-Q4_0.gguf": b"new"})
+    assert resolve("own/tiny-GGUF:Q4_0").read_bytes() == b"new"
+    for name, revision in (("own/tiny-GGUF:Q4_0@v1", ""), ("own/tiny-GGUF:Q4_0", "v1"), ("own/tiny-GGUF:Q4_0", old)):
+        assert resolve(name, revision=revision).read_bytes() == b"old"
+    with pytest.raises(ModelNotFound, match=r"own/tiny-GGUF:Q4_0@v2.*did not give it"):
+        resolve("own/tiny-GGUF:Q4_0", revision="v2")
+
+
+def test_a_revision_of_what_has_none_is_refused(tmp_path):
+    for name in ("smollm2", str(tmp_path), "own/tiny@v1"):
+        with pytest.raises(ModelNotFound, match=r"a revision \(v2\) is of a Hugging Face id"):
+            resolve(name, revision="v2")
+
+
+def test_what_is_here_is_used_where_the_hub_does_not_answer(hub: FakeHub, unplug):
+    hub.add("own/tiny-GGUF", GGUFS)
+    hub.add("own/tiny", FOLDER)
+    here = [resolve("own/tiny-GGUF:Q8_0"), resolve("own/tiny")]
+    unplug()
+    assert [resolve("own/tiny-GGUF:Q8_0"), resolve("own/tiny")] == here
+    assert resolve("own/tiny-GGUF") == here[0], "the only one that is here"
+    for name in ("own/tiny-GGUF:Q5_0", "own/tiny@v1", "own/other"):
+        with pytest.raises(ModelNotFound, match="did not give it"):
+            resolve(name)
+
+
+def test_what_is_here_is_used_without_the_hub_s_library(hub: FakeHub, monkeypatch: pytest.MonkeyPatch):
+    hub.add("own/tiny-GGUF", GGUFS)
+    here = resolve("own/tiny-GGUF:Q8_0")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert resolve("own/tiny-GGUF:Q8_0") == here
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "why"),
+    [
+        ("o/r:Q5_0", list(GGUFS), "no file is Q5_0; there are Q4_K_M, Q8_0"),
+        ("o/r:Q4_K_M", ["a-Q4_K_M.gguf", "b-Q4_K_M.gguf"], "name one of them: o/r:a-Q4_K_M.gguf, o/r:b-Q4_K_M.gguf"),
+        ("o/r:Q4_K_M", ["README.md"], "there is no .gguf file in o/r"),
+        ("o/r", ["README.md"], "neither safetensors with a config.json nor a .gguf file"),
+        ("o/r", ["a-Q5_0.gguf", "a-Q6_K.gguf"], "no file is Q4_K_M; there are Q5_0, Q6_K"),
+        ("o/r:Q6_K", ["a-Q6_K-00001-of-00002.gguf", "a-Q6_K-00002-of-00002.gguf"], "in 2 parts"),
+    ],
+)
+def test_a_name_that_means_no_file_or_several_says_what_there_is(name: str, files: list[str], why: str):
+    found = hub_name(name)
+    assert found is not None
+    with pytest.raises((ModelNotFound, ModelUnsupported), match=why):
+        chosen_gguf(found, files)
+
+
+def test_names():
+    assert hub_name("o/r:Q4_0@refs/pr/1") == HubName("o/r", "Q4_0", "refs/pr/1")
+    assert hub_name("https://huggingface.co/o/r") == HubName("o/r")
+    assert str(HubName("o/r", "Q4_0", "v1")) == "o/r:Q4_0@v1"
+    for text in ("r", "a/b/c", "../r", "o/r.gguf", "o/r@../../etc", "o/r:", "o/r@", "o /r"):
+        assert hub_name(text) is None, text
+    assert [quant_of(f"x/Tiny-{end}.gguf") for end in ("Q4_K_M", "iq4_xs", "UD-Q4_K_XL", "F16")] == [
+        "Q4_K_M", "IQ4_XS", "Q4_K_XL", "F16",
+    ]  # fmt: skip
+    assert quant_of("model.gguf") == "model.gguf"
+
+
+class TestRemoving:
+    def test_one_file_of_several(self, hub: FakeHub):
+        hub.add("own/tiny-GGUF", GGUFS)
+        kept, gone = resolve("own/tiny-GGUF:Q4_K_M"), resolve("own/tiny-GGUF:Q8_0")
+        blob = gone.resolve()
+        assert [row["name"] for row in hub_models()] == ["own/tiny-GGUF:Q4_K_M", "own/tiny-GGUF:Q8_0"]
+        assert remove_model("own/tiny-GGUF:q8_0") >= len(b"eight bit")
+        assert not gone.exists()
+        assert not blob.exists()
+        assert kept.read_bytes() == b"four"
+        assert [row["name"] for row in hub_models()] == ["own/tiny-GGUF:Q4_K_M"]
+
+    def test_one_revision_and_what_another_shares_stays(self, hub: FakeHub):
+        hub.add("own/tiny", FOLDER, "v1")
+        hub.add("own/tiny", {**FOLDER, "config.json": b'{"new": 1}'})
+        old, new = resolve("own/tiny@v1"), resolve("own/tiny")
+        assert [row["name"] for row in hub_models()] in (["own/tiny", "own/tiny@v1"], ["own/tiny@v1", "own/tiny"])
+        assert remove_model("own/tiny@v1") > 0
+        assert not old.exists()
+        assert (new / "model.safetensors").read_bytes() == b"weights"
+        with pytest.raises(Failed, match="is not here"):
+            remove_model("own/tiny@v1")
+
+    def test_all_of_a_repository(self, hub: FakeHub, tmp_path):
+        hub.add("own/tiny", FOLDER)
+        hub.add("own/other", FOLDER)
+        resolve("own/tiny")
+        resolve("own/other")
+        remove_model("own/tiny")
+        assert [row["name"] for row in hub_models()] == ["own/other"]
+        assert [path.name for path in (tmp_path / "hub").glob("models--*")] == ["models--own--other"]
+
+    def test_an_alias(self, monkeypatch: pytest.MonkeyPatch, tmp_path):
+        from baton.models.aliases import ALIASES, cache_folder
+
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        file = cache_folder() / ALIASES["smollm2"].file
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"123")
+        assert remove_model("smollm2") == 3
+        assert not file.exists()
+        with pytest.raises(Failed, match="is not here"):
+            remove_model("smollm2")
+
+    def test_a_file_of_one_s_own_is_never_removed(self, tmp_path):
+        (tmp_path / "mine.gguf").write_bytes(b"mine")
+        for name in (str(tmp_path / "mine.gguf"), str(tmp_path), "..", "own/not-here"):
+            with pytest.raises(Failed):
+                remove_model(name)
+        assert (tmp_path / "mine.gguf").exists()
