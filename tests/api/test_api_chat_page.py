@@ -25,6 +25,14 @@ def shot(browser: Browser, name: str) -> None:
         browser.screenshot(f"{folder}/{name}.png")
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_remembered(request, server):
+    """Chats and settings stay in the browser, also for the next test."""
+    yield
+    if "browser" in request.fixturenames:
+        request.getfixturevalue("browser").evaluate("localStorage.clear()")
+
+
 def last(selector: str) -> str:
     return f"[...document.querySelectorAll('{selector}')].at(-1)?.textContent"
 
@@ -50,7 +58,8 @@ def test_a_chat(server, browser, text):
     browser.until("document.getElementById('model').textContent.includes('smol')")
     shot(browser, "empty")
     ask(browser, "Why is the sky blue?")
-    browser.until(last(".assistant .text") + " === 'The sky is blue.\\n\\nBecause of <b>Rayleigh</b>.'")
+    browser.until(last(".assistant .text") + " === 'The sky is blue.Because of <b>Rayleigh</b>.'")
+    assert browser.evaluate("document.querySelectorAll('.assistant .text p').length") == 2
     numbers = browser.until("document.getElementById('go').textContent === 'Send' && " + last(".assistant .numbers"))
     assert "tokens/s" in numbers
     assert "first token 0." in numbers
@@ -89,7 +98,7 @@ def test_controls_reach_the_engine_and_errors_are_shown(server, browser):
 
     server.engine.script = Script(refuse=Refused("queue_full", 9, 8))
     ask(browser, "Again")
-    assert "the queue holds 8" in browser.until(last(".error .text"))
+    assert "the queue holds 8" in browser.until(last(".failure"))
 
 
 def test_a_temperature_that_nobody_chose_is_the_models(text, browser):

@@ -51,7 +51,7 @@ def data_files() -> set[str]:
 
 def test_wheel_and_sdist_hold_every_file_of_the_package(sdist, wheel):
     data = data_files()
-    assert {"baton/py.typed", "baton/api/routes/static/chat.html"} <= data
+    assert {"baton/py.typed", *(f"baton/api/routes/static/chat.{kind}" for kind in ("html", "css", "js"))} <= data
     assert any(name.startswith("baton/native/csrc/") for name in data)
     modules = {f"baton/{path.relative_to(PACKAGE)}" for path in PACKAGE.rglob("*.py")}
     with zipfile.ZipFile(wheel) as archive:

@@ -1,32 +1,41 @@
-"""GET /: a chat page. One file, nothing fetched from elsewhere, and a policy under which nothing could be."""
+"""GET /: a chat page. Sent as one file, nothing fetched from elsewhere, under a policy that would not allow it.
+
+static/chat.html    what is there          static/markdown.js   an answer's text as elements
+static/chat.css     how it looks           static/answer.js     server-sent events into a message
+static/history.js   chats in the browser   static/messages.js   how a message looks      static/chat.js   what happens
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from functools import cache
 from importlib import resources
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+SCRIPTS = ("markdown.js", "history.js", "answer.js", "messages.js", "chat.js")
+"In this order: later ones use what earlier ones define."
+
 
 @cache
 def page() -> tuple[bytes, str]:
     """The file, and the content security policy that allows exactly its own script and style."""
-    html = resources.files("baton.api.routes").joinpath("static/chat.html").read_bytes()
-    script, style = _hash_of(html, b"script"), _hash_of(html, b"style")
+    static = resources.files("baton.api.routes").joinpath("static")
+    style = static.joinpath("chat.css").read_bytes()
+    script = b'"use strict";\n' + b"\n".join(static.joinpath(name).read_bytes() for name in SCRIPTS)
+    html = static.joinpath("chat.html").read_bytes()
+    html = html.replace(b"<style></style>", b"<style>%b</style>" % style)
+    html = html.replace(b"<script></script>", b"<script>%b</script>" % script)
     policy = (
-        f"default-src 'none'; script-src '{script}'; style-src '{style}'; connect-src 'self'; img-src data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; script-src '{_hash_of(script)}'; style-src '{_hash_of(style)}'; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return html, policy
 
 
-def _hash_of(html: bytes, tag: bytes) -> str:
-    found = re.search(rb"<%s>(.*?)</%s>" % (tag, tag), html, re.DOTALL)
-    content = found[1] if found else b""
+def _hash_of(content: bytes) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(content).digest()).decode()
 
 
