@@ -80,8 +80,9 @@ class Browser:
         raise AssertionError(f"never true: {script}")
 
     def open(self, url: str) -> None:
+        self.evaluate("window.isTheOldPage = true")  # which may answer for a while
         self.call("Page.navigate", url=url)
-        self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+        self.until("!window.isTheOldPage && document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def type(self, text: str) -> None:
         self.call("Input.insertText", text=text)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from baton.errors import InvalidConfig
-from baton.text.gguf_metadata import read_gguf_metadata
+from baton.errors import InvalidConfig, ModelLoadError
+from baton.gguf import read_gguf_metadata
 from baton.text.gguf_tokenizer import tokenizer_parts_from_gguf
 from baton.text.tokenizer import Tokenizer
 
@@ -224,26 +224,26 @@ def test_every_cut_of_a_file_is_refused_and_none_crashes(tmp_path):
     cut = tmp_path / "cut.gguf"
     for size in range(len(whole)):
         cut.write_bytes(whole[:size])
-        with pytest.raises(InvalidConfig, match=r"cut\.gguf"):
+        with pytest.raises(ModelLoadError, match=r"cut\.gguf"):
             read_gguf_metadata(cut)
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "cannot be read"),
+        (b"", "not a GGUF"),
         (b"PK\x03\x04" + bytes(40), "not a GGUF"),
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "little-endian"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60), "damaged"),
-        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**63), "cut short"),
+        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**63), "truncated"),
         (b"GGUF" + struct.pack("<IQQQ1sI", 3, 0, 1, 1, b"k", 99), "type 99"),
-        (b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"k", 9, 8, 2**62), "cut short"),
+        (b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"k", 9, 8, 2**62), "truncated"),
         (b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"k", 9, 9, 2**62), "type 9"),
         (b"GGUF" + struct.pack("<IQQQ1s", 3, 0, 1, 1, b"\xff"), "UTF-8"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path, content, words):
     (tmp_path / "m.gguf").write_bytes(content)
-    with pytest.raises(InvalidConfig, match=words):
+    with pytest.raises(ModelLoadError, match=words):
         read_gguf_metadata(tmp_path / "m.gguf")

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from baton.errors import InvalidConfig
-from baton.text.gguf_metadata import GGUFValue
+from baton.gguf import GGUFValue
 from baton.text.pieces import SPACE_MARK, byte_level_bytes, sentencepiece_bytes
 from baton.text.tokenizer_parts import TokenizerParts
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from baton.errors import InvalidConfig
+from baton.gguf import GGUFValue, read_gguf_metadata
 from baton.text.chat_template import CHATML, ChatTemplate, TemplateLimits
-from baton.text.gguf_metadata import GGUFValue, read_gguf_metadata
 from baton.text.gguf_tokenizer import tokenizer_parts_from_gguf
 from baton.text.hf_tokenizer import read_json, tokenizer_parts_from_folder
 from baton.text.template_process import shared_process

@@ -17,8 +17,8 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from baton.errors import CallerError, InvalidConfig
+from baton.gguf import read_gguf_metadata
 from baton.text.clean import replace_lone_surrogates
-from baton.text.gguf_metadata import read_gguf_metadata
 from baton.text.gguf_tokenizer import tokenizer_parts_from_gguf
 from baton.text.hf_tokenizer import tokenizer_parts_from_folder
 from baton.text.tokenizer_parts import TokenizerParts
