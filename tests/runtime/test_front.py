@@ -29,6 +29,7 @@ def model(tmp_path):
 class Tokens:
     vocab_size = 300
     eos_ids = (1,)
+    added_ids: dict[str, int] = {}  # noqa: RUF012
 
     def id_to_bytes(self, token: int) -> bytes:
         return b"x"
@@ -39,9 +40,13 @@ class Engine:
         return InstanceStats()
 
 
+class Template:
+    sources = ()
+
+
 class Text:
     tokenizer = Tokens()
-    chat_template = None
+    chat_template = Template()
 
 
 def made(model, **settings):
