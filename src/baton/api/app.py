@@ -18,6 +18,9 @@ from baton.api.generate.answer import GenerateRoute
 from baton.api.generate.engine_client import EngineClient
 from baton.api.http.access import Access, ApiRoute, no_route
 from baton.api.http.request_log import RequestLog, on_error
+from baton.api.ollama import models as ollama_models
+from baton.api.ollama import shapes as ollama
+from baton.api.ollama.dialect import OLLAMA
 from baton.api.openai.chat import ChatShape
 from baton.api.openai.completions import CompletionShape
 from baton.api.routes import admin, models, tokens
@@ -36,6 +39,12 @@ ROUTES: Sequence[ApiRoute] = (
     ApiRoute("/v1/abort", admin.abort, methods=["POST"]),
     ApiRoute("/tokenize", tokens.tokenize, methods=["POST"]),
     ApiRoute("/detokenize", tokens.detokenize, methods=["POST"]),
+    ApiRoute("/api/chat", GenerateRoute(ollama.ChatShape), methods=["POST"], dialect=OLLAMA),
+    ApiRoute("/api/generate", GenerateRoute(ollama.GenerateShape), methods=["POST"], dialect=OLLAMA),
+    ApiRoute("/api/tags", ollama_models.tags, methods=["GET"], dialect=OLLAMA),
+    ApiRoute("/api/ps", ollama_models.ps, methods=["GET"], dialect=OLLAMA),
+    ApiRoute("/api/show", ollama_models.show, methods=["POST"], dialect=OLLAMA),
+    ApiRoute("/api/version", ollama_models.version, methods=["GET"], dialect=OLLAMA),
     ApiRoute("/version", admin.version, methods=["GET"]),
     ApiRoute("/metrics", admin.metrics, methods=["GET"], right="admin"),
     ApiRoute("/config", admin.config, methods=["GET"], right="admin"),

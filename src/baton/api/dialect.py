@@ -6,6 +6,7 @@ refused in the words of its client. What has no route (404, a broken request lin
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,14 @@ def named_event(content: dict[str, Any]) -> bytes:
 def line(content: Any) -> bytes:
     """One line of newline-delimited JSON."""
     return one_line(content) + b"\n"
+
+
+def text_frame(make: Callable[[str], bytes]) -> tuple[bytes, bytes]:
+    """What stands before and after the text in an event that has nothing else to say, as most have. Cut out of an event with a
+    text that stands nowhere else in it, so that its shape is written in one place."""
+    mark = f"<{uuid.uuid4().hex}>"
+    before, after = make(mark).split(to_json(mark))
+    return before, after
 
 
 @dataclass(frozen=True, slots=True)

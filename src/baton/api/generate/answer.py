@@ -16,7 +16,7 @@ from baton.api.generate.generation import Generation
 from baton.api.generate.live import LiveRequest
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job
-from baton.api.generate.shape import Shape
+from baton.api.generate.shape import NothingToGenerate, Shape
 from baton.api.http.budget import Lease
 from baton.api.http.idempotency import Remembered
 from baton.api.http.json_body import read_body
@@ -119,7 +119,11 @@ class _Call:
         def make_job() -> Job:
             return self.shape.job(self.front.json.parse(self.body), self.caller)
 
-        job = await self.front.off_loop(len(self.body), make_job, renders=self.shape.renders)
+        try:
+            job = await self.front.off_loop(len(self.body), make_job, renders=self.shape.renders)
+        except NothingToGenerate as known:
+            await self._send_whole(known.answer)
+            return
         self.body = b""
         lease.close()  # only token ids are left
         generation = Generation(self.front, job, live, self._started)

@@ -37,6 +37,10 @@ class Usage:
     "Of the cached ones, those that these tiers brought."
     reasoning_tokens: int | None = None
     "Of the output. None where thoughts are not looked for."
+    prompt_seconds: float = 0.0
+    "From the request to its first token."
+    output_seconds: float = 0.0
+    "From there to its last."
 
 
 class _Timing:
@@ -75,6 +79,8 @@ class Generation:
     def usage(self) -> Usage:
         """A prompt counts once, however many sequences share it."""
         told = len(self._cached) == len(self._job.requests)
+        first = min((timing.first for timing in self._timings if timing.first is not None), default=self._started)
+        last = max(first, *(timing.last for timing in self._timings))
         cached, host, storage = (sum(column) for column in zip((0, 0, 0), *self._cached.values(), strict=True))
         return Usage(
             prompt_tokens=sum(len(request.prompt) for request in self._job.requests),
@@ -83,6 +89,8 @@ class Generation:
             host_tokens=host,
             storage_tokens=storage,
             reasoning_tokens=sum(output.reasoning_tokens for output in self._outputs) if self._job.thinks else None,
+            prompt_seconds=first - self._started,
+            output_seconds=last - first,
         )
 
     @property

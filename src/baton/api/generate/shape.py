@@ -35,6 +35,14 @@ class Events(Protocol):
         ...
 
 
+class NothingToGenerate(Exception):
+    """Raised by Shape.job where the answer is known without the engine."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        super().__init__()
+        self.answer = answer
+
+
 class Shape(ABC):
     """One answer. Made before the body is read, so that its id can be told in errors and used to abort."""
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import TYPE_CHECKING, Any
 
-from baton.api.dialect import event, one_line
-from baton.api.errors import to_json
+from baton.api.dialect import event, one_line, text_frame
 from baton.api.generate.generation import Generation
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job
@@ -37,7 +35,7 @@ class Chunks:
             self._put(before + one_line(text) + after)
             return
         self.add(Piece(choice, text))
-        self._frames[choice] = self._frame(choice)
+        self._frames[choice] = text_frame(lambda mark: self._event(Piece(choice, mark)))
 
     def add(self, piece: Piece) -> None:
         if piece.choice in self._waiting:
@@ -55,12 +53,6 @@ class Chunks:
         usage = _usage_so_far(piece) if options.continuous_usage else None
         choice = self._shape.delta(self._job, piece, first=piece.choice not in self._begun)
         return event(self._shape.chunk([choice], usage, with_usage=options.include_usage))
-
-    def _frame(self, choice: int) -> tuple[bytes, bytes]:
-        """Cut out of an event with a text that stands nowhere else in it, so that the shape is written in one place."""
-        mark = f"<{uuid.uuid4().hex}>"
-        before, after = self._event(Piece(choice, mark)).split(to_json(mark))
-        return before, after
 
     def end(self) -> None:
         if self._job.options.stream.include_usage:

@@ -1,0 +1,94 @@
+"""Bodies of other dialects become OpenAI's, by table: there is one reader of fields (openai/schemas.py) and one path on.
+
+same       a setting that OpenAI's dialect has under another name; an error names the client's
+own        read by the dialect's own code (messages, tools, ...)
+refused    the answer would be wrong without it: refused, unless it holds a value that asks for nothing
+harmless   changes no answer
+others     passed on as they are: what Baton knows beyond OpenAI's fields (top_k, seed, cache_salt, ...) is known in every
+           dialect, and what nobody knows is told in x-baton-ignored, or refused with --unknown-fields refuse
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from baton.api.errors import ApiError, bad
+from baton.api.openai.known_fields import asks_for_nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    rule: Literal["same", "own", "refused", "harmless"]
+    about: str
+    "For the documentation: a few words."
+    to: str = ""
+    "OpenAI's name of it."
+    neutral: tuple[Any, ...] = ()
+    "Values that ask for nothing. Null always does."
+    kind: str = ""
+    "Type in JSON's words, where no field of OpenAI's says it."
+
+
+Table = Mapping[str, Field]
+
+
+def same(to: str, about: str = "") -> Field:
+    return Field("same", about, to=to)
+
+
+def own(about: str, kind: str) -> Field:
+    return Field("own", about, kind=kind)
+
+
+def refused(*neutral: Any, about: str = "not supported") -> Field:
+    return Field("refused", about, neutral=neutral)
+
+
+def harmless(about: str = "changes no answer") -> Field:
+    return Field("harmless", about)
+
+
+ONE_ANSWER: Final[Table] = {
+    "n": refused(1, about="one answer a request"),
+    "best_of": refused(1),
+    "echo": refused(False),
+    "return_token_ids": refused(False),
+    "prompt_logprobs": refused(),
+    "continue_final_message": refused(False),
+    "add_generation_prompt": refused(True),
+}
+"""What OpenAI's older endpoints can be asked for, and no answer of another dialect could tell."""
+
+
+def translated(body: Mapping[str, Any], table: Table, place: str = "") -> dict[str, Any]:
+    """OpenAI's body, but for what the table leaves to the dialect. `place`: of an object inside the body, "options."."""
+    result: dict[str, Any] = {}
+    for name, value in body.items():
+        field = table.get(name)
+        if value is None or (field is not None and field.rule in ("own", "harmless")):
+            continue
+        if field is None:
+            result.setdefault(place + name, value)
+        elif field.rule == "refused":
+            if not asks_for_nothing(value, field.neutral):
+                raise bad(f"{place}{name} is not supported: {field.about}", f"{place}{name}", code="unsupported")
+        elif result.setdefault(field.to, value) != value:
+            raise bad(f"{place}{name} and another field are the same setting and differ: give one of them", f"{place}{name}")
+    return result
+
+
+@contextmanager
+def errors_named_by(*tables: tuple[Table, str]) -> Iterator[None]:
+    """An error about a field of OpenAI's is told with the name that the client gave it. A table comes with its place."""
+    names = {field.to: place + name for table, place in tables for name, field in table.items() if field.rule == "same"}
+    try:
+        yield
+    except ApiError as error:
+        theirs = names.get(error.param or "")
+        if theirs is None:
+            raise
+        message = str(error).replace(error.param or "", theirs, 1)
+        raise ApiError(error.http_status, message, param=theirs, code=error.code, headers=error.headers) from None
