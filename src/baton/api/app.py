@@ -11,6 +11,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
+from baton.api.anthropic.count import count_tokens
+from baton.api.anthropic.dialect import ANTHROPIC
+from baton.api.anthropic.shape import MessageShape
 from baton.api.config import ApiConfig, ServedModel
 from baton.api.errors import ApiError
 from baton.api.front import Front
@@ -39,6 +42,8 @@ ROUTES: Sequence[ApiRoute] = (
     ApiRoute("/v1/abort", admin.abort, methods=["POST"]),
     ApiRoute("/tokenize", tokens.tokenize, methods=["POST"]),
     ApiRoute("/detokenize", tokens.detokenize, methods=["POST"]),
+    ApiRoute("/v1/messages", GenerateRoute(MessageShape), methods=["POST"], dialect=ANTHROPIC),
+    ApiRoute("/v1/messages/count_tokens", count_tokens, methods=["POST"], dialect=ANTHROPIC),
     ApiRoute("/api/chat", GenerateRoute(ollama.ChatShape), methods=["POST"], dialect=OLLAMA),
     ApiRoute("/api/generate", GenerateRoute(ollama.GenerateShape), methods=["POST"], dialect=OLLAMA),
     ApiRoute("/api/tags", ollama_models.tags, methods=["GET"], dialect=OLLAMA),

@@ -40,7 +40,6 @@ def generate_body(front: Front, body: dict[str, Any]) -> ChatBody | CompletionBo
         if system:
             raise bad("system is not used where raw is true: write it into the prompt", "system")
         asked.setdefault("max_tokens", -1)
-        asked.pop("enable_thinking", None)
         with errors_named_by((OPTIONS, "options.")):
             return front.schema.completion({**asked, "prompt": prompt})
     spoken = [{"role": "system", "content": system}] if system else []
@@ -68,20 +67,10 @@ def _common(front: Front, body: dict[str, Any], table: Table) -> dict[str, Any]:
     asked["stream"] = True if body.get("stream") is None else body["stream"]
     if asked.get("max_tokens") == -2:  # as -1: the context is the end either way
         asked["max_tokens"] = -1
-    if body.get("think") is not None:
-        asked["enable_thinking"] = _thinks(body["think"])
     if body.get("format"):
         asked["response_format"] = _response_format(body["format"])
     front.schema.require_model(asked["model"])
     return asked
-
-
-def _thinks(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if value in ("low", "medium", "high"):
-        return True
-    raise bad(f'think must be true, false, "low", "medium" or "high", not {shown(value)}', "think")
 
 
 def _response_format(value: Any) -> dict[str, Any]:

@@ -47,7 +47,7 @@ _BOTH: Final[Table] = {
     "stream": own("true where it is not given", "boolean"),
     "options": own("settings, see below", "object"),
     "format": own('"json", or a JSON schema', "string or object"),
-    "think": own("reasoning on or off", "boolean or string"),
+    "think": same("think", "reasoning: true, false, or how much of it"),
     "keep_alive": harmless("the model stays"),
     "stream_options": refused(),
 }
