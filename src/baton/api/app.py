@@ -26,6 +26,8 @@ from baton.api.ollama import shapes as ollama
 from baton.api.ollama.dialect import OLLAMA
 from baton.api.openai.chat import ChatShape
 from baton.api.openai.completions import CompletionShape
+from baton.api.responses.routes import stored_response
+from baton.api.responses.shape import ResponseShape
 from baton.api.routes import admin, models, tokens
 from baton.api.routes.chat_page import chat_page
 from baton.text.chat_template import ChatTemplate
@@ -42,6 +44,8 @@ ROUTES: Sequence[ApiRoute] = (
     ApiRoute("/v1/abort", admin.abort, methods=["POST"]),
     ApiRoute("/tokenize", tokens.tokenize, methods=["POST"]),
     ApiRoute("/detokenize", tokens.detokenize, methods=["POST"]),
+    ApiRoute("/v1/responses", GenerateRoute(ResponseShape), methods=["POST"]),
+    ApiRoute("/v1/responses/{id}", stored_response, methods=["GET", "DELETE"]),
     ApiRoute("/v1/messages", GenerateRoute(MessageShape), methods=["POST"], dialect=ANTHROPIC),
     ApiRoute("/v1/messages/count_tokens", count_tokens, methods=["POST"], dialect=ANTHROPIC),
     ApiRoute("/api/chat", GenerateRoute(ollama.ChatShape), methods=["POST"], dialect=OLLAMA),
@@ -107,7 +111,7 @@ def _cors(config: ApiConfig) -> list[Middleware]:
         Middleware(
             CORSMiddleware,
             allow_origins=list(config.allowed_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],  # clients send headers of their own (x-stainless-*)
             expose_headers=["x-request-id", "retry-after", "x-baton-ignored"],
         )

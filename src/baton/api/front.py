@@ -21,6 +21,7 @@ from baton.api.http.idempotency import IdempotencyStore
 from baton.api.http.json_process import JsonProcess
 from baton.api.http.streaming import EndOfTurn
 from baton.api.openai.schemas import Schema
+from baton.api.responses.store import ResponseStore
 from baton.observe.metrics import Metrics
 from baton.text.chat_template import ChatTemplate
 from baton.text.parsers.styles import answer_style
@@ -62,6 +63,7 @@ class Front:
         self.metrics = Metrics(model_name=model.name, engine_stats=engine.stats, engine=collector)
         self.live = LiveRequests(engine, config)
         self.idempotency = IdempotencyStore(config.limits)
+        self.responses = ResponseStore(config.limits)
         self.turn = EndOfTurn()
         self.json = JsonProcess(config.limits, model.context_tokens)
         self.budget = ByteBudget(config.limits.bytes_in_flight)

@@ -91,6 +91,10 @@ class Limits:
     idempotency_entries: int = 4096
     idempotency_answer_bytes: int = 4 * MIB
     "A larger answer is not kept: a retry of it is generated again."
+    stored_responses: int = 1024
+    "Answers of /v1/responses that are kept, for previous_response_id and GET. The oldest of who has most makes room."
+    stored_response_bytes: int = 64 * MIB
+    "All of them together, each with its conversation."
     connections: int = 2304
     "Open connections, idle ones too: room above `streams`, to answer 429. Over it: 503 on all routes but health."
     connections_per_address: int = 2048

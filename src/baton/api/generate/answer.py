@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from baton.api.dialect import dialect_of
-from baton.api.errors import as_api_error, error_response
+from baton.api.errors import ApiError, as_api_error, error_response
 from baton.api.front import Front, caller_of, front_of, logger
 from baton.api.generate.generation import Generation
 from baton.api.generate.live import LiveRequest
@@ -188,7 +188,7 @@ class _Call:
             write_seconds=self.front.limits.write_seconds,
             turn=self.front.turn,
             dialect=self._dialect,
-            request_id=self.request_id,
+            error_event=self._error_event,
         )
 
         async def produce() -> None:
@@ -204,6 +204,10 @@ class _Call:
         if stream.error is not None:
             self._log_failure(stream.error)
             raise ClientGone("failed")
+
+    def _error_event(self, error: ApiError) -> bytes:
+        body = self._dialect.error_body(error, self.request_id)
+        return self.shape.error_event(body) or self._dialect.error_event(body)
 
     @property
     def _headers(self) -> dict[str, str]:

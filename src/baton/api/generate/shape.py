@@ -57,6 +57,10 @@ class Shape(ABC):
         self.id = f"{self.id_prefix}{uuid.uuid4().hex}"
         self.created = int(time.time())
 
+    def error_event(self, body: dict[str, Any]) -> bytes | None:
+        """The last event of a stream that failed. None: as the dialect has it."""
+        return None
+
     @abstractmethod
     def job(self, body: dict[str, Any], caller: Caller) -> Job:
         """Checks the body and makes the engine's requests of it. May run on another thread."""

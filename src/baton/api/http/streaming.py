@@ -148,7 +148,7 @@ class EventStream:
         write_seconds: float,
         turn: EndOfTurn,
         dialect: Dialect,
-        request_id: str,
+        error_event: Callable[[ApiError], bytes],
     ) -> None:
         self._scope = scope
         self._receive = receive
@@ -159,7 +159,7 @@ class EventStream:
         self._direct: DirectBody | None = scope.get("state", {}).get("direct_body")
         self._turn = turn
         self._dialect = dialect
-        self._request_id = request_id
+        self._error_event = error_event
         self._now = asyncio.get_running_loop().time
         self._sent_at = self._now()
         self._delivering = False
@@ -199,8 +199,7 @@ class EventStream:
                 if isinstance(error, ClientGone) or (not self.started and buffer.empty):
                     raise error
                 self.error = error
-                body = self._dialect.error_body(_told(error), self._request_id)
-                buffer.put(self._dialect.error_event(body))  # and no [DONE] after it: the answer is not complete
+                buffer.put(self._error_event(_told(error)))  # and no [DONE] after it: the answer is not complete
             if finished:
                 await self._deliver(buffer.take(), last=True)
                 return

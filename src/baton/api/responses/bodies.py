@@ -1,0 +1,132 @@
+"""The body of /v1/responses becomes OpenAI's older one, with the conversation that it goes on with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from baton.api.errors import ApiError, bad
+from baton.api.front import Front
+from baton.api.openai.fields import shown
+from baton.api.openai.schemas import ChatBody
+from baton.api.responses.fields import RESPONSES
+from baton.api.responses.items import Message, messages_of
+from baton.api.translate import errors_named_by, translated
+
+_INCLUDABLE = ("message.output_text.logprobs", "reasoning.encrypted_content")
+_METADATA_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    chat: ChatBody
+    conversation: list[Message]
+    "What was said until now, without instructions: what the next request goes on with."
+    store: bool
+    echoed: dict[str, Any]
+    "Settings that come back with the answer."
+
+
+def responses_body(front: Front, body: dict[str, Any], tenant: bytes) -> Asked:
+    asked = translated(body, RESPONSES)
+    store = True if body.get("store") is None else body["store"]
+    if not isinstance(store, bool):
+        raise bad(f"store must be true or false, not {shown(store)}", "store")
+    conversation = [*_previous(front, body, tenant), *messages_of(body.get("input"))]
+    instructions = body.get("instructions")
+    if instructions is not None and not isinstance(instructions, str):
+        raise bad(f"instructions must be a text, not {shown(instructions)}", "instructions")
+    system = [{"role": "system", "content": instructions}] if instructions else []
+    asked["messages"] = [*system, *conversation]
+    if body.get("tools"):
+        asked["tools"] = _tools(body["tools"])
+    if body.get("tool_choice") is not None:
+        asked["tool_choice"] = _tool_choice(body["tool_choice"])
+    _text(asked, body.get("text"))
+    _include(asked, body)
+    with errors_named_by((RESPONSES, "")):
+        chat = front.schema.chat(asked)
+    return Asked(chat, conversation, store, _echoed(body, chat, store))
+
+
+def _previous(front: Front, body: dict[str, Any], tenant: bytes) -> list[Message]:
+    name = body.get("previous_response_id")
+    if name is None:
+        return []
+    stored = front.responses.get(tenant, name) if isinstance(name, str) else None
+    if stored is None:
+        message = "there is no stored response with that previous_response_id: not kept, deleted, or it made room for others"
+        raise ApiError(404, message, param="previous_response_id", code="previous_response_not_found")
+    return stored.conversation
+
+
+def _tools(value: Any) -> list[Message]:
+    if not isinstance(value, list):
+        raise bad(f"tools must be a list, not {shown(value)}", "tools")
+    tools = []
+    for index, tool in enumerate(value):
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise bad(f"tools[{index}].type: only functions are supported", "tools", code="unsupported")
+        function = {key: part for key, part in tool.items() if key != "type" and part is not None}
+        tools.append({"type": "function", "function": function})
+    return tools
+
+
+def _tool_choice(value: Any) -> Any:
+    if isinstance(value, dict) and value.get("type") == "function":
+        return {"type": "function", "function": {"name": value.get("name")}}
+    if isinstance(value, dict) and value.get("type") == "allowed_tools":
+        return {"type": "allowed_tools", "allowed_tools": {"mode": value.get("mode"), "tools": value.get("tools")}}
+    return value
+
+
+def _text(asked: dict[str, Any], value: Any) -> None:
+    if value is None:
+        return
+    form = value.get("format") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or (form is not None and not isinstance(form, dict)):
+        raise bad("text must be an object with a format, which is an object", "text")
+    if form is None or form.get("type") == "text":
+        return
+    if form.get("type") == "json_schema":
+        schema = {key: part for key, part in form.items() if key != "type"}
+        asked["response_format"] = {"type": "json_schema", "json_schema": schema}
+    else:
+        asked["response_format"] = form
+
+
+def _include(asked: dict[str, Any], body: dict[str, Any]) -> None:
+    wanted = body.get("include") or []
+    if not isinstance(wanted, list) or any(name not in _INCLUDABLE for name in wanted):
+        raise bad(f"include may have {' and '.join(_INCLUDABLE)}", "include", code="unsupported")
+    if _INCLUDABLE[0] in wanted:
+        asked["logprobs"] = True
+        asked["top_logprobs"] = body.get("top_logprobs")
+    elif body.get("top_logprobs"):
+        raise bad(f"top_logprobs needs {_INCLUDABLE[0]} in include", "top_logprobs")
+
+
+def _echoed(body: dict[str, Any], chat: ChatBody, store: bool) -> dict[str, Any]:
+    metadata = body.get("metadata") or {}
+    if not isinstance(metadata, dict) or len(metadata) > _METADATA_MAX:
+        raise bad(f"metadata must be an object with at most {_METADATA_MAX} keys", "metadata")
+    options = chat.options
+    reasoning = body.get("reasoning")
+    return {
+        "instructions": body.get("instructions"),
+        "max_output_tokens": options.max_tokens,
+        "metadata": metadata,
+        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+        "previous_response_id": body.get("previous_response_id"),
+        "reasoning": reasoning if isinstance(reasoning, dict) else {"effort": None, "summary": None},
+        "store": store,
+        "temperature": options.temperature,
+        "text": body.get("text") or {"format": {"type": "text"}},
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "top_logprobs": options.logprobs or 0,
+        "top_p": options.top_p,
+        "truncation": "disabled",
+        "user": body.get("user"),
+        "background": False,
+    }

@@ -1,0 +1,143 @@
+"""The events of a streamed response. Each has a number, from 0, without a gap.
+
+response.created  response.in_progress
+    response.output_item.added  response.content_part.added  response.output_text.delta...  .done  response.output_item.done
+    (reasoning: response.reasoning_text.delta; a call: response.function_call_arguments.delta, and no content part)
+response.completed or response.incomplete, with the whole answer
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from baton.api.dialect import named_event, one_line, text_frame
+from baton.api.generate.blocks import BlockKind, Blocks
+from baton.api.generate.generation import Generation
+from baton.api.generate.output import Piece
+from baton.api.generate.shape import Put
+from baton.api.openai.logprobs import chat_logprobs
+from baton.text.parsers.base import ToolCallDelta
+
+if TYPE_CHECKING:
+    from baton.api.responses.shape import Item, ResponseShape
+
+_DELTA = {
+    "text": "response.output_text",
+    "reasoning": "response.reasoning_text",
+    "call": "response.function_call_arguments",
+}
+
+
+class ResponseEvents:
+    def __init__(self, shape: ResponseShape, generation: Generation, put: Put) -> None:
+        self._shape = shape
+        self._generation = generation
+        self._put = put
+        self._blocks = Blocks(self)
+        self._number = -1
+        self._begun = False
+        self._output: list[Item] = []
+        "Items that are done."
+        self._call = ToolCallDelta(0)
+        self._text: list[str] = []
+        "Of the item that is open."
+        self._logprobs: list[Any] = []
+        self._frame: tuple[bytes, bytes] | None = None
+        self._whole = Piece(0)
+        "All of the answer, for the store."
+
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def add_text(self, choice: int, text: str) -> None:
+        if self._frame is None:
+            self.add(Piece(choice, text))
+            before, after = text_frame(lambda mark: named_event({**self._delta("text", mark), "sequence_number": 0}))
+            self._frame = before, after.removesuffix(b"0}\n\n")
+            return
+        before, after = self._frame
+        self._text.append(text)
+        self._put(before + one_line(text) + after + b"%d}\n\n" % self.next_number())
+
+    def add(self, piece: Piece) -> None:
+        self._begin()
+        if piece.logprobs:
+            entries = [entry for entry in piece.logprobs if entry is not None]
+            self._logprobs += chat_logprobs(self._shape.front.tokenizer, entries)["content"]
+        self._blocks.add(piece)
+        if piece.finish is not None:
+            self._whole.finish = piece.finish
+
+    def end(self) -> None:
+        self._begin()
+        self._blocks.end()
+        if not self._output:  # an empty answer is a message without text
+            self.open("text", None)
+            self.close("text")
+        answer = self._shape.finished(self._whole, self._output, self._generation.usage)
+        kind = "response.completed" if answer["status"] == "completed" else "response.incomplete"
+        self._tell({"type": kind, "response": answer})
+
+    def open(self, kind: BlockKind, call: ToolCallDelta | None) -> None:
+        self._text, place, shape = [], len(self._output), self._shape
+        if call is not None:
+            self._call = ToolCallDelta(call.index, call.id, call.name)
+            opened = shape.call_item(place, self._call, "in_progress")
+        elif kind == "reasoning":
+            opened = shape.reasoning_item(place, "", "in_progress")
+        else:
+            opened = shape.message_item(place, "", [], "in_progress")
+        self._item_id: str = opened["id"]
+        self._tell({"type": "response.output_item.added", "output_index": place, "item": opened})
+        if kind != "call":
+            self._tell({"type": "response.content_part.added", **self._place(kind), "part": self._part(kind, "", [])})
+
+    def more(self, kind: BlockKind, text: str) -> None:
+        self._text.append(text)
+        self._tell(self._delta(kind, text))
+
+    def close(self, kind: BlockKind) -> None:
+        self._frame = None
+        text, shape, place = "".join(self._text), self._shape, len(self._output)
+        logprobs = self._logprobs if kind == "text" else []
+        if kind == "call":
+            self._call.arguments = text
+            self._whole.tool_calls.append(self._call)
+            item = shape.call_item(place, self._call)
+            self._tell({"type": f"{_DELTA[kind]}.done", **self._place(kind), "name": self._call.name, "arguments": text})
+        else:
+            done = {"type": f"{_DELTA[kind]}.done", **self._place(kind), "text": text}
+            self._tell({**done, "logprobs": logprobs} if kind == "text" else done)
+            self._tell({"type": "response.content_part.done", **self._place(kind), "part": self._part(kind, text, logprobs)})
+            if kind == "text":
+                item, self._whole.text = shape.message_item(place, text, logprobs), self._whole.text + text
+                self._logprobs = []
+            else:
+                item, self._whole.reasoning = shape.reasoning_item(place, text), self._whole.reasoning + text
+        self._tell({"type": "response.output_item.done", "output_index": place, "item": item})
+        self._output.append(item)
+
+    def _begin(self) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        response = self._shape.response("in_progress", [])
+        self._tell({"type": "response.created", "response": response})
+        self._tell({"type": "response.in_progress", "response": response})
+
+    def _tell(self, content: dict[str, Any]) -> None:
+        self._put(named_event({**content, "sequence_number": self.next_number()}))
+
+    def _delta(self, kind: BlockKind, text: str) -> dict[str, Any]:
+        delta = {"type": f"{_DELTA[kind]}.delta", **self._place(kind), "delta": text}
+        return {**delta, "logprobs": []} if kind == "text" else delta
+
+    def _place(self, kind: BlockKind) -> dict[str, Any]:
+        place = {"item_id": self._item_id, "output_index": len(self._output)}
+        return place if kind == "call" else {**place, "content_index": 0}
+
+    def _part(self, kind: BlockKind, text: str, logprobs: list[Any]) -> dict[str, Any]:
+        if kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

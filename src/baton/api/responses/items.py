@@ -1,0 +1,97 @@
+"""Items of a Responses request become messages of a chat.
+
+An assistant's turn is several items there (reasoning, message, function_call...) and one message of a chat; so an item of the
+assistant joins the message before it, where that is the assistant's too and has nothing of the kind yet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.api.errors import ApiError, bad
+from baton.api.openai.fields import shown
+
+Message = dict[str, Any]
+
+
+def messages_of(value: Any) -> list[Message]:
+    """Raises ApiError naming the place."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise bad(f"input must be a text or a list of items, not {shown(value)}", "input")
+    messages: list[Message] = []
+    for index, item in enumerate(value):
+        _add(messages, item, f"input[{index}]")
+    return messages
+
+
+def _add(messages: list[Message], item: Any, place: str) -> None:
+    if not isinstance(item, dict):
+        raise bad(f"{place} must be an item, not {shown(item)}", "input")
+    kind = item.get("type", "message")
+    match kind:
+        case "message":
+            _add_message(messages, item, place)
+        case "reasoning":
+            parts = item.get("content") or item.get("summary") or []
+            texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+            _turn(messages, "reasoning_content")["reasoning_content"] = "\n".join(filter(_is_text, texts))
+        case "function_call":
+            function = {"name": _string(item, "name", place), "arguments": _string(item, "arguments", place)}
+            call = {"id": _string(item, "call_id", place), "type": "function", "function": function}
+            _turn(messages, "").setdefault("tool_calls", []).append(call)
+        case "function_call_output":
+            output = item.get("output")
+            content = output if isinstance(output, str | list) else None
+            if content is None:
+                raise bad(f"{place}.output must be a text, not {shown(output)}", "input")
+            messages.append({"role": "tool", "tool_call_id": _string(item, "call_id", place), "content": content})
+        case _:
+            raise ApiError(
+                400,
+                f"{place}.type: only message, function_call, function_call_output and reasoning are supported",
+                param="input",
+                code="unsupported",
+            )
+
+
+def _add_message(messages: list[Message], item: Message, place: str) -> None:
+    role, content = item.get("role"), item.get("content")
+    if role not in ("user", "assistant", "system", "developer"):
+        raise bad(f'{place}.role must be "user", "assistant", "system" or "developer"', "input")
+    if isinstance(content, list):
+        content = [_refusal_as_text(part) for part in content]
+    elif not isinstance(content, str):
+        raise bad(f"{place}.content must be a text or a list of parts, not {shown(content)}", "input")
+    if role == "assistant":
+        _turn(messages, "content")["content"] = content
+    else:
+        messages.append({"role": "system" if role == "developer" else role, "content": content})
+
+
+def _turn(messages: list[Message], key: str) -> Message:
+    """The assistant's message that an item belongs to: the last one, unless it has such a part, or what comes after it."""
+    order = ("reasoning_content", "content", "tool_calls")
+    later = order[order.index(key) :] if key else ()
+    if messages and messages[-1]["role"] == "assistant" and not any(messages[-1].get(part) for part in later):
+        return messages[-1]
+    messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def _refusal_as_text(part: Any) -> Any:
+    if isinstance(part, dict) and part.get("type") == "refusal":
+        return {"type": "output_text", "text": part.get("refusal")}
+    return part
+
+
+def _string(item: Message, key: str, place: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str):
+        raise bad(f"{place}.{key} must be a text, not {shown(value)}", "input")
+    return value
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)

@@ -1,0 +1,137 @@
+"""The answers of /v1/responses: output items, whole. events.py has them as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from baton.api.dialect import named_event
+from baton.api.front import Front
+from baton.api.generate.generation import Generation, Usage
+from baton.api.generate.output import Piece
+from baton.api.generate.prepare import Job, chat_job
+from baton.api.generate.shape import Events, Put, Shape
+from baton.api.http.auth import Caller
+from baton.api.openai.logprobs import chat_logprobs
+from baton.api.responses.bodies import Asked, responses_body
+from baton.api.responses.events import ResponseEvents
+from baton.protocol.request import FinishReason
+from baton.text.parsers.base import ToolCallDelta
+
+Item = dict[str, Any]
+_STATUS = {FinishReason.STOP: "completed", FinishReason.ABORT: "cancelled"}
+_WHY = {FinishReason.LENGTH: "max_output_tokens", FinishReason.TIMEOUT: "timeout"}
+
+
+class ResponseShape(Shape):
+    kind = "response"
+    id_prefix = "resp_"
+    renders = True
+
+    def __init__(self, front: Front) -> None:
+        super().__init__(front)
+        self._asked: Asked | None = None
+        self._tenant = b""
+        self._events: ResponseEvents | None = None
+
+    def job(self, body: dict[str, Any], caller: Caller) -> Job:
+        self._tenant = caller.tenant
+        self._asked = responses_body(self.front, body, caller.tenant)
+        return chat_job(self.front, self._asked.chat, caller)
+
+    def whole(self, job: Job, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+        piece = pieces[0]
+        output: list[Item] = []
+        if piece.reasoning:
+            output.append(self.reasoning_item(len(output), piece.reasoning))
+        if piece.text or not piece.tool_calls:
+            logprobs = [entry for entry in piece.logprobs if entry is not None] if job.options.logprobs is not None else []
+            rows = list(chat_logprobs(self.front.tokenizer, logprobs)["content"])
+            output.append(self.message_item(len(output), piece.text, rows))
+        output += [self.call_item(len(output) + place, call) for place, call in enumerate(piece.tool_calls)]
+        return self.finished(piece, output, usage)
+
+    def events(self, job: Job, generation: Generation, put: Put) -> Events:
+        self._events = ResponseEvents(self, generation, put)
+        return self._events
+
+    def error_event(self, body: dict[str, Any]) -> bytes:
+        """Both ways that clients look for it: an event of the type error, and a body with an error."""
+        number = self._events.next_number() if self._events is not None else 0
+        error = body["error"]
+        told = {name: error[name] for name in ("code", "message", "param")}
+        return named_event({"type": "error", **told, **body, "sequence_number": number})
+
+    def finished(self, piece: Piece, output: list[Item], usage: Usage) -> dict[str, Any]:
+        """The answer, stored where it shall be."""
+        assert self._asked is not None
+        assert piece.finish is not None
+        status = _STATUS.get(piece.finish, "incomplete")
+        if output and status != "completed":
+            output[-1]["status"] = "incomplete"
+        why = {"reason": _WHY[piece.finish]} if piece.finish in _WHY else None
+        answer = {**self.response(status, output), "incomplete_details": why, "usage": usage_json(usage)}
+        if self._asked.store:
+            self.front.responses.put(self._tenant, self.id, answer, [*self._asked.conversation, _message(piece)])
+        return answer
+
+    def response(self, status: str, output: list[Item]) -> dict[str, Any]:
+        assert self._asked is not None
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "model": self.front.model.name,
+            "output": output,
+            "usage": None,
+            **self._asked.echoed,
+        }
+
+    def message_item(self, place: int, text: str, logprobs: list[Any], status: str = "completed") -> Item:
+        content = [text_part(text, logprobs)] if status == "completed" else []
+        return {"id": self._id("msg", place), "type": "message", "role": "assistant", "status": status, "content": content}
+
+    def reasoning_item(self, place: int, text: str, status: str = "completed") -> Item:
+        content = [reasoning_part(text)] if status == "completed" else []
+        return {"id": self._id("rs", place), "type": "reasoning", "status": status, "summary": [], "content": content}
+
+    def call_item(self, place: int, call: ToolCallDelta, status: str = "completed") -> Item:
+        named = {"call_id": call.id, "name": call.name, "arguments": call.arguments if status == "completed" else ""}
+        return {"id": self._id("fc", place), "type": "function_call", "status": status, **named}
+
+    def _id(self, kind: str, place: int) -> str:
+        return f"{kind}_{self.id.removeprefix(self.id_prefix)}{place:02x}"
+
+
+def text_part(text: str, logprobs: list[Any]) -> Item:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def reasoning_part(text: str) -> Item:
+    return {"type": "reasoning_text", "text": text}
+
+
+def usage_json(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0, "cache_write_tokens": 0},
+        "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.output_tokens,
+    }
+
+
+def _message(piece: Piece) -> dict[str, Any]:
+    """The answer as a message of the chat that may go on with it."""
+    message: dict[str, Any] = {"role": "assistant", "content": piece.text}
+    if piece.reasoning:
+        message["reasoning_content"] = piece.reasoning
+    if piece.tool_calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in piece.tool_calls
+        ]
+    return message
