@@ -36,7 +36,8 @@ def _add(messages: list[Message], item: Any, place: str) -> None:
         case "reasoning":
             parts = item.get("content") or item.get("summary") or []
             texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-            _turn(messages, "reasoning_content")["reasoning_content"] = "\n".join(filter(_is_text, texts))
+            thought = "\n".join(text for text in texts if isinstance(text, str))
+            _turn(messages, "reasoning_content")["reasoning_content"] = thought
         case "function_call":
             function = {"name": _string(item, "name", place), "arguments": _string(item, "arguments", place)}
             call = {"id": _string(item, "call_id", place), "type": "function", "function": function}
@@ -91,7 +92,3 @@ def _string(item: Message, key: str, place: str) -> str:
     if not isinstance(value, str):
         raise bad(f"{place}.{key} must be a text, not {shown(value)}", "input")
     return value
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
