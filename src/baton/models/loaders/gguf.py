@@ -17,6 +17,7 @@ from baton.models.config import ModelConfig
 from baton.models.config_from_gguf import ROPE_DIVISORS
 from baton.models.dequantise import dequantise
 from baton.models.loaders.gguf_reader import GGUFFile, GGUFTensor
+from baton.models.loaders.read_ahead import ReadAhead
 from baton.models.loaders.weights import StoredTensor
 from baton.models.raw_tensor import Bytes, RawTensor
 from baton.models.registry import architecture
@@ -55,6 +56,7 @@ class GGUFWeights:
     def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
         self.origin = str(file.path)
         self._file = file
+        self._ahead = ReadAhead(file.buffer)
         self._config = config
         self._interleaved = architecture(config.architecture).gguf_rotary_interleaved
         # The divisors are part of the config by now (config_from_gguf.py).
@@ -78,6 +80,7 @@ class GGUFWeights:
         return RawTensor(raw.type, raw.shape, _halves_apart(raw.data, heads))
 
     def _bytes(self, tensor: GGUFTensor) -> Bytes:
+        self._ahead.reach(tensor.offset, tensor.nbytes)
         data = np.frombuffer(self._file.buffer, np.uint8, tensor.nbytes, tensor.offset)
         return data.reshape(prod(tensor.shape[:-1]), -1)
 
