@@ -1,7 +1,7 @@
 """Asks the system to fetch what comes next of a mapped file while its user still works on what is there.
 
-Left to itself it fetches 128 KiB whenever somebody touches a page that is not in memory, and two threads that walk through a file of
-gigabytes wait for the disk most of the time.
+Left to itself it fetches 128 KiB whenever somebody touches a page that is not in memory, and two threads that walk through a file
+of gigabytes wait for the disk most of the time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ReadAhead:
         """These bytes are read now, and those behind them next. A file is asked for once, from its beginning to its end."""
         begin = max(self._asked, offset) // mmap.PAGESIZE * mmap.PAGESIZE
         end = min(offset + nbytes + AHEAD_BYTES, len(self._buffer))
-        if begin < end:
+        if self._asked < end:
             self._asked = end
             with suppress(AttributeError, OSError, ValueError):  # a system that cannot be asked
                 self._buffer.madvise(mmap.MADV_WILLNEED, begin, end - begin)
