@@ -24,8 +24,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from baton.models.config import ModelConfig, RopeConfig, Traits
+from baton.models.config import ModelConfig
 from baton.models.parameters import expected_shapes
+from baton.models.shapes import SHAPES
 from baton.worker.cuda.decoder_step import DecoderStep, StepLimits
 from baton.worker.cuda.graphs import DeviceSteps
 from baton.worker.cuda.kernels.attention_decode import DecodeScratch, attend_decode, split_tokens_for
@@ -35,24 +36,6 @@ from baton.worker.cuda.weights import DecoderWeights, random_weights
 BYTES_PER_SECOND, OPERATIONS_PER_SECOND = 4.3e12, 790e12
 BATCHES, CONTEXTS = (1, 8, 32, 64, 128, 256), (1024, 2048)
 BLOCK_SIZE = 16
-SHAPES = {
-    "llama-3-8b": ModelConfig(
-        architecture="llama", vocab_size=128256, layers=32, hidden_size=4096, heads=32, kv_heads=8, head_dim=128,
-        intermediate_size=14336, norm_eps=1e-5, tied_embeddings=False, context_tokens_max=131072,
-        rope=RopeConfig(theta=500000.0),
-    ),
-    "qwen3-8b": ModelConfig(
-        architecture="qwen3", vocab_size=151936, layers=36, hidden_size=4096, heads=32, kv_heads=8, head_dim=128,
-        intermediate_size=12288, norm_eps=1e-6, tied_embeddings=False, context_tokens_max=40960, rope=RopeConfig(theta=1e6),
-        traits=Traits(qk_norm=True),
-    ),
-    "qwen3-0.6b": ModelConfig(
-        architecture="qwen3", vocab_size=151936, layers=28, hidden_size=1024, heads=16, kv_heads=8, head_dim=128,
-        intermediate_size=3072, norm_eps=1e-6, tied_embeddings=True, context_tokens_max=40960, rope=RopeConfig(theta=1e6),
-        traits=Traits(qk_norm=True),
-    ),
-}  # fmt: skip
-
 Row = dict[str, object]
 
 
@@ -92,11 +75,14 @@ def read_options() -> argparse.Namespace:
 # Floors
 
 
-def product_numbers(config: ModelConfig) -> int:
-    """Weights that a row meets, without the embedding table."""
+def product_numbers(config: ModelConfig, rows: int = 1) -> float:
+    """Weights that so many rows meet, without the embedding table. Of experts: as many as rows pick by chance."""
     shapes = expected_shapes(config)
-    matrices = sum(shape[0] * shape[1] for name, shape in shapes.items() if len(shape) == 2 and name != "embed.weight")
-    return matrices + (config.vocab_size * config.hidden_size if config.tied_embeddings else 0)
+    matrices = {name: shape[0] * shape[1] for name, shape in shapes.items() if len(shape) == 2 and name != "embed.weight"}
+    of_experts = sum(size for name, size in matrices.items() if ".experts." in name)
+    met = 0.0 if config.experts is None else 1.0 - (1.0 - config.experts.per_token / config.experts.count) ** rows
+    head = config.vocab_size * config.hidden_size if config.tied_embeddings else 0
+    return sum(matrices.values()) - of_experts * (1.0 - met) + head
 
 
 def kv_bytes_per_token(config: ModelConfig) -> int:
@@ -104,15 +90,16 @@ def kv_bytes_per_token(config: ModelConfig) -> int:
 
 
 def decode_floor_ms(config: ModelConfig, batch: int, context: int) -> float:
-    numbers = product_numbers(config)
-    products = max(2 * numbers / BYTES_PER_SECOND, 2 * numbers * batch / OPERATIONS_PER_SECOND)
+    operations = 2 * product_numbers(config) * batch
+    products = max(2 * product_numbers(config, batch) / BYTES_PER_SECOND, operations / OPERATIONS_PER_SECOND)
     return 1e3 * (products + batch * context * kv_bytes_per_token(config) / BYTES_PER_SECOND)
 
 
 def prefill_floor_ms(config: ModelConfig, tokens: int) -> float:
     head = config.vocab_size * config.hidden_size
     operations = 2 * (product_numbers(config) - head) * tokens + 2 * config.layers * config.q_size * tokens * tokens
-    return 1e3 * operations / OPERATIONS_PER_SECOND
+    read = 2 * product_numbers(config, tokens) / BYTES_PER_SECOND  # of many experts that is more
+    return 1e3 * max(operations / OPERATIONS_PER_SECOND, read)
 
 
 # The model on the device
@@ -276,8 +263,11 @@ def attention(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]
 
 def sampling(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
     """Choosing tokens alone, on peaked and on flat logits."""
+    from baton.worker.cuda.adjustments import Adjustments
+    from baton.worker.cuda.kernels.adjust import adjust, tally
     from baton.worker.cuda.kernels.argmax import argmax
     from baton.worker.cuda.kernels.sample import SampleScratch, SamplingColumns, sample
+    from baton.worker.cuda.kernels.tell import tell
 
     kinds = {"greedy": (0.0, 0, 1.0), "temperature": (0.8, 0, 1.0), "top_p": (0.8, 0, 0.95), "top_k": (0.8, 20, 0.95)}
     for spread, name in ((4.0, "peaked"), (1.0, "flat")):
@@ -299,6 +289,18 @@ def sampling(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
                     sample(logits, slots, slots, columns, scratch, tokens, last)
 
                 row[f"{kind}_us"] = 1e3 * time_of_graph(choose)
+            kept = Adjustments(rows, rows, config.vocab_size, torch.device("cuda"))
+            for kind, (flags, told) in {"untouched": (0, -1), "penalties": (3, -1), "penalties_20_told": (3, 20)}.items():
+                kept.columns.kinds.fill_(flags)
+                kept.columns.told.fill_(told)
+
+                def adjusted(logits=logits, slots=slots, kept=kept, scratch=scratch, tokens=tokens, last=last) -> None:  # noqa: ANN001
+                    adjust(logits, kept.raw, slots, last, kept.columns, kept.rows)
+                    argmax(logits, slots, scratch.argmax, tokens, last, kept.rows.adjusted)
+                    tell(logits, kept.raw, kept.rows.adjusted, slots, tokens, kept.columns.told, kept.scratch, kept.told)
+                    tally(slots, tokens, kept.columns)
+
+                row[f"greedy_{kind}_us"] = 1e3 * time_of_graph(adjusted)
             yield row
 
 

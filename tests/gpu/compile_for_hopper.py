@@ -7,6 +7,7 @@ told here that its target is a Hopper GPU, and every launch stops before it laun
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from baton.models.config import ModelConfig, RopeConfig, Traits
+from baton.models.config import Experts, ModelConfig, RopeConfig, Traits
 from baton.worker.cuda.decoder_step import DecoderStep, StepLimits
 from baton.worker.cuda.step_inputs import StepBatch, decode_views, ints_needed, mixed_views, pack_decode, pack_mixed
 from baton.worker.cuda.weights import random_weights
@@ -58,15 +59,17 @@ def main() -> None:
         intermediate_size=1536, rope=RopeConfig(), norm_eps=1e-6, tied_embeddings=True, context_tokens_max=512,
         traits=Traits(qk_norm=True),
     )  # fmt: skip
-    weights = random_weights(config, torch.bfloat16, "cpu")
+    experts = Experts(count=16, per_token=4, inner_size=256, normalised=True)
     pool = torch.zeros(8, 1, 2, config.kv_heads, 16, config.head_dim, dtype=torch.bfloat16)
     nobody = np.zeros(0, np.int32)
     empty = StepBatch(nobody, nobody, np.zeros(1, np.int32), nobody, np.zeros(0, np.bool_), nobody)
     two = np.zeros(2, np.int64)
     chunk = StepBatch(np.zeros(100, np.int32), two, np.array([0, 99, 100]), two, np.ones(2, np.bool_), two)
-    for deterministic in (False, True):
+    for deterministic, experts_too in ((False, False), (True, False), (False, True)):
+        shape = replace(config, experts=experts) if experts_too else config
+        weights = random_weights(shape, torch.bfloat16, "cpu")
         limits = StepLimits(rows=ROWS, sequences=SLOTS, context_tokens=512)
-        step = DecoderStep(config, weights, pool, limits, deterministic=deterministic)
+        step = DecoderStep(shape, weights, pool, limits, deterministic=deterministic)
         step.pdl = not deterministic  # as on a GPU
         run = np.zeros(ints_needed(ROWS, SLOTS, step.rows_per_tile), np.int32)
         inputs = torch.from_numpy(run)

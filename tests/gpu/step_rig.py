@@ -9,22 +9,20 @@ pytest.importorskip("torch")
 pytest.importorskip("triton", reason="Triton has no wheel for this machine, or is not installed")
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+import transformers
 
-from baton.models.config import ModelConfig, RopeConfig, Traits
+from baton.models.config import Experts, ModelConfig, RopeConfig, Traits
 from baton.worker.cuda.step_inputs import StepBatch, decode_views, ints_needed, mixed_views, pack_decode, pack_mixed
 
-THEIRS = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-}
-TRAITS = {"llama": Traits(), "qwen2": Traits(qkv_bias=True), "qwen3": Traits(qk_norm=True)}
+THEIRS = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
+NORMED = Traits(qk_norm=True)
+TRAITS = {"llama": Traits(), "qwen2": Traits(qkv_bias=True), "qwen3": NORMED, "qwen3_moe": NORMED}
 TINY = {"hidden": 64, "inner": 96, "heads": 4, "kv_heads": 2, "dim": 32, "layers": 2, "vocabulary": 300}
 NAMES = {
     "embed": "model.embed_tokens", "attention_norm": "input_layernorm", "attention": "self_attn", "q": "q_proj", "k": "k_proj",
     "v": "v_proj", "o": "o_proj", "mlp_norm": "post_attention_layernorm", "gate": "gate_proj", "up": "up_proj",
     "down": "down_proj", "final_norm": "model.norm", "layers": "model.layers",
+    "router": "gate",
 }  # fmt: skip
 
 
@@ -32,21 +30,36 @@ def their_name(ours: str) -> str:
     return ".".join(NAMES.get(part, part) for part in ours.split("."))
 
 
-def make_models(kind, device, dtype, *, hidden, inner, heads, kv_heads, dim, layers, vocabulary, context=1024):
+def their_tensor(state, ours: str) -> torch.Tensor:
+    """A newer transformers stacks the experts."""
+    name = their_name(ours)
+    if name in state:
+        return state[name]
+    layer, _, rest = name.partition(".experts.")
+    expert, part, _ = rest.split(".")
+    stacked = state[f"{layer}.experts.{'down_proj' if part == 'down_proj' else 'gate_up_proj'}"][int(expert)]
+    return stacked if part == "down_proj" else stacked.chunk(2)[part == "up_proj"]
+
+
+def make_models(kind, device, dtype, *, hidden, inner, heads, kv_heads, dim, layers, vocabulary, context=1024, experts=(8, 3)):
     """transformers' model with random weights, our config, and our weights: the same tensors, stacked."""
     from baton.worker.cuda.weights import take_weights
 
-    config_class, model_class = THEIRS[kind]
-    theirs = config_class(
+    mixture, more = None, {}
+    if kind == "qwen3_moe":
+        mixture = Experts(count=experts[0], per_token=experts[1], inner_size=inner, normalised=True)
+        more = {"num_experts": experts[0], "num_experts_per_tok": experts[1], "moe_intermediate_size": inner}
+        more["norm_topk_prob"] = True
+    theirs = getattr(transformers, f"{THEIRS[kind]}Config")(
         vocab_size=vocabulary, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=kv_heads, head_dim=dim, max_position_embeddings=context, rms_norm_eps=1e-5,
         tie_word_embeddings=False, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        attn_implementation="eager",
+        attn_implementation="eager", **more,
     )  # fmt: skip
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     with torch.device(device):
-        model = model_class(theirs).eval()
+        model = getattr(transformers, f"{THEIRS[kind]}ForCausalLM")(theirs).eval()
     torch.set_default_dtype(before)
     for name, parameter in model.named_parameters():
         with torch.no_grad():
@@ -56,10 +69,10 @@ def make_models(kind, device, dtype, *, hidden, inner, heads, kv_heads, dim, lay
     ours = ModelConfig(
         architecture=kind, vocab_size=vocabulary, layers=layers, hidden_size=hidden, heads=heads, kv_heads=kv_heads,
         head_dim=dim, intermediate_size=inner, rope=RopeConfig(theta=10000.0), norm_eps=1e-5, tied_embeddings=False,
-        traits=TRAITS[kind], context_tokens_max=context,
+        traits=TRAITS[kind], experts=mixture, context_tokens_max=context,
     )  # fmt: skip
     state = model.state_dict()
-    return model, ours, take_weights(ours, lambda names: torch.cat([state[their_name(name)] for name in names]).contiguous())
+    return model, ours, take_weights(ours, lambda names: torch.cat([their_tensor(state, name) for name in names]).contiguous())
 
 
 class StepRig:

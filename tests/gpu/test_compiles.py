@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 KERNELS = {
-    *("_add_norm", "_adjust", "_argmax", "_decode", "_draw", "_embed", "_fixed_gemm", "_gemv", "_judge"),
-    *("_pick_from_all", "_prefill", "_rope_store", "_silu_mul", "_skinny_gemm", "_tally", "_tell", "collect", "pick"),
+    *("_add_norm", "_adjust", "_argmax", "_combine", "_decode", "_draw", "_embed", "_fixed_gemm", "_gemv"),
+    *("_grouped_gemm", "_judge", "_pick_from_all", "_place", "_prefill", "_rope_store", "_route"),
+    *("_silu_mul", "_skinny_gemm", "_tally", "_tell", "collect", "pick"),
 }
 
 

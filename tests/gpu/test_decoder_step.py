@@ -21,7 +21,10 @@ def their_logits(model, tokens):
         return model(torch.tensor([tokens], device=model.device)).logits[0].float()
 
 
-@pytest.fixture(params=["llama", pytest.param("qwen2", marks=pytest.mark.slow), pytest.param("qwen3", marks=pytest.mark.slow)])
+SELDOM = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen2", "qwen3", "qwen3_moe")]
+
+
+@pytest.fixture(params=["llama", *SELDOM])
 def models(request, place):
     torch.manual_seed(1)
     return make_models(request.param, place.device, place.dtype, **TINY)

@@ -135,13 +135,14 @@ def test_draws_from_a_large_vocabulary(real, limits, spread):
 WIDE = {"hidden": 4096, "inner": 14336, "heads": 32, "kv_heads": 8, "dim": 128, "layers": 3, "vocabulary": 32000}
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3_moe"])
 def test_logits_are_as_good_as_those_of_transformers(gpu, kind):
     """Both round to bfloat16 at other places; the judge is transformers in float32 with the same weights."""
     from step_rig import StepRig, make_models
 
     torch.manual_seed(5)
-    theirs, config, weights = make_models(kind, "cuda", torch.bfloat16, **WIDE)
+    shape = {**WIDE, "hidden": 2048, "inner": 768, "experts": (64, 8)} if kind == "qwen3_moe" else WIDE
+    theirs, config, weights = make_models(kind, "cuda", torch.bfloat16, **shape)
     rig = StepRig(config, weights, context=1024, rows=1024)
     tokens = torch.randint(0, 32000, (700,)).tolist()
     _, first = rig.run({2: (0, tokens[:600]), 1: (0, tokens[:90])})
@@ -154,7 +155,9 @@ def test_logits_are_as_good_as_those_of_transformers(gpu, kind):
     for row, found in ((599, first[0]), (89, first[1]), (600, one[0]), (601, two[0]), (90, two[1]), (699, chunk[0])):
         scale = exact[row].norm()
         ours, other = (found - exact[row]).norm() / scale, (in_bf16[row] - exact[row]).norm() / scale
-        assert ours < min(0.03, 1.5 * other), (row, ours.item(), other.item())
+        # A row whose eighth and ninth experts are about equal may get another one: in theirs as in ours.
+        limit = max(0.06, 2.0 * other) if kind == "qwen3_moe" else min(0.03, 1.5 * other)
+        assert ours < limit, (row, ours.item(), other.item())
 
 
 class TestGraphs:

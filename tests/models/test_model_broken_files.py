@@ -358,7 +358,7 @@ class TestGGUF:
 
     def test_unknown_architecture(self, oracle, tmp_path):
         path = write_gguf(tmp_path / "m.gguf", oracle, "mamba")
-        message = r"architecture mamba is not supported; supported are llama, qwen2, qwen3"
+        message = r"architecture mamba is not supported; supported are llama, qwen2, qwen3, qwen3moe"
         with pytest.raises(ModelUnsupported, match=message):
             load_model(path)
 

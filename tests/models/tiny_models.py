@@ -36,6 +36,14 @@ def rope(kind: str, **settings: Any) -> dict[str, Any]:
 LLAMA3 = rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=16)
 
+MOE = {
+    "experts_implementation": "eager",
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -73,6 +81,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("Qwen3", {}),
     "qwen3-tied-bias": ("Qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+    "qwen3-moe": ("Qwen3Moe", MOE),
+    "qwen3-moe-shares": ("Qwen3Moe", {**MOE, "norm_topk_prob": False, "num_experts_per_tok": 1}),
     "qwen3-window": ("Qwen3", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}),
 }
 

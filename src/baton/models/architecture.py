@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import ClassVar
 
-from baton.models.config import Traits
+from baton.models.config import Experts, Traits
 from baton.models.config_fields import Fields
 
 
@@ -26,6 +26,11 @@ class Architecture(ABC):
     @abstractmethod
     def traits_from_hf(cls, fields: Fields) -> Traits:
         """From config.json."""
+
+    @classmethod
+    def experts_from_hf(cls, fields: Fields) -> Experts | None:
+        """From config.json. None: the architecture has none."""
+        return None
 
     @classmethod
     @abstractmethod

@@ -92,6 +92,23 @@ class Traits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Experts:
+    """A mixture of experts in place of every layer's MLP: a router picks a few of many small ones for each token."""
+
+    count: int
+    per_token: int
+    "How many work on a token."
+    inner_size: int
+    "Width of one expert; ModelConfig.intermediate_size is that of an MLP without experts, and not used."
+    normalised: bool
+    "The shares of the picked ones are scaled to add up to 1."
+
+    def __post_init__(self) -> None:
+        ok = 1 <= self.per_token <= self.count and self.inner_size >= 1
+        _require(ok, f"{self.per_token} of {self.count} experts of width {self.inner_size} cannot be picked")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     """A decoder-only transformer: RMS norm, rotary positions, grouped-query attention, SwiGLU."""
 
@@ -111,6 +128,8 @@ class ModelConfig:
     tied_embeddings: bool
     "The output head is the embedding table."
     traits: Traits = Traits()
+    experts: Experts | None = None
+    "None: one MLP for all tokens."
     context_tokens_max: int
     "Positions the model was made for, prompt and output together."
     bos_id: int | None = None

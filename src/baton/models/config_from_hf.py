@@ -40,6 +40,7 @@ def config_from_hf(
         norm_eps=fields.number("rms_norm_eps"),
         tied_embeddings=fields.boolean("tie_word_embeddings", False),
         traits=model.traits_from_hf(fields),
+        experts=model.experts_from_hf(fields),
         context_tokens_max=fields.integer("max_position_embeddings"),
         bos_id=next(iter(fields.token_ids("bos_token_id")), None),
         # generation_config.json goes first: for chat models it lists the end of a turn, which config.json may not.

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from baton.models.config import ModelConfig
 from baton.models.layers.attention import AttentionBlock, AttentionContext
+from baton.models.layers.experts import ExpertMixture
 from baton.models.layers.linear import Linear, linear_of
 from baton.models.layers.mlp import MLP
 from baton.models.layers.norm import RMSNorm
@@ -31,7 +32,7 @@ class DecoderLayer:
         self.attention_norm = RMSNorm(weights.take([f"{prefix}attention_norm.weight"]), config.norm_eps)
         self.attention = AttentionBlock(config, weights, layer)
         self.mlp_norm = RMSNorm(weights.take([f"{prefix}mlp_norm.weight"]), config.norm_eps)
-        self.mlp = MLP(config, weights, layer)
+        self.mlp = MLP(config, weights, layer) if config.experts is None else ExpertMixture(config.experts, weights, layer)
 
     def add_to(self, hidden: Tensor, angles: Angles, attention: AttentionContext) -> None:
         """Both halves of the layer add their part to `hidden`, in place."""

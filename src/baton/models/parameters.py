@@ -8,6 +8,8 @@ layers.N.attention.{q,k,v,o}.{weight,bias}
 layers.N.attention.{q,k}_norm.weight         [head_dim]
 layers.N.mlp_norm.weight                     [hidden]
 layers.N.mlp.{gate,up,down}.{weight,bias}
+layers.N.mlp.router.weight                   [experts, hidden], in place of those where there are experts, with
+layers.N.mlp.experts.E.{gate,up,down}.weight
 final_norm.weight                            [hidden]
 lm_head.weight                               [vocab, hidden], absent where the embedding is used again
 """
@@ -41,10 +43,14 @@ def _layer_shapes(config: ModelConfig, prefix: str) -> dict[str, Shape]:
         "attention.k": (config.kv_size, hidden, traits.qkv_bias),
         "attention.v": (config.kv_size, hidden, traits.qkv_bias),
         "attention.o": (hidden, config.q_size, traits.output_bias),
-        "mlp.gate": (inner, hidden, traits.mlp_bias),
-        "mlp.up": (inner, hidden, traits.mlp_bias),
-        "mlp.down": (hidden, inner, traits.mlp_bias),
     }
+    experts = config.experts
+    if experts is None:
+        linears |= _mlp_shapes("mlp.", hidden, inner, traits.mlp_bias)
+    else:
+        linears["mlp.router"] = (experts.count, hidden, False)
+        for expert in range(experts.count):
+            linears |= _mlp_shapes(f"mlp.experts.{expert}.", hidden, experts.inner_size, False)
     shapes: dict[str, Shape] = {
         f"{prefix}attention_norm.weight": (hidden,),
         f"{prefix}mlp_norm.weight": (hidden,),
@@ -57,3 +63,16 @@ def _layer_shapes(config: ModelConfig, prefix: str) -> dict[str, Shape]:
         if bias:
             shapes[f"{prefix}{name}.bias"] = (outputs,)
     return shapes
+
+
+def _mlp_shapes(prefix: str, hidden: int, inner: int, bias: bool) -> dict[str, tuple[int, int, bool]]:
+    return {
+        f"{prefix}gate": (inner, hidden, bias),
+        f"{prefix}up": (inner, hidden, bias),
+        f"{prefix}down": (hidden, inner, bias),
+    }
+
+
+def expert_names(layer: int, experts: int, *parts: str) -> list[str]:
+    """Of these parts (gate, up, down) of all experts of a layer, expert by expert."""
+    return [f"layers.{layer}.mlp.experts.{expert}.{part}.weight" for expert in range(experts) for part in parts]

@@ -9,8 +9,9 @@ from baton.models.architecture import Architecture
 from baton.models.llama import Llama
 from baton.models.qwen2 import Qwen2
 from baton.models.qwen3 import Qwen3
+from baton.models.qwen3_moe import Qwen3Moe
 
-ARCHITECTURES: dict[str, type[Architecture]] = {model.name: model for model in (Llama, Qwen2, Qwen3)}
+ARCHITECTURES: dict[str, type[Architecture]] = {model.name: model for model in (Llama, Qwen2, Qwen3, Qwen3Moe)}
 
 _BY_HF_NAME = {name: model for model in ARCHITECTURES.values() for name in model.hf_names}
 _BY_GGUF_NAME = {model.gguf_name: model for model in ARCHITECTURES.values()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.models.config import Llama3Scaling, ModelConfig, RopeConfig, Traits
+from baton.models.config import Experts, Llama3Scaling, ModelConfig, RopeConfig, Traits
 
 LLAMA_ROPE = RopeConfig(
     theta=500_000.0, scaling=Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8192)
@@ -44,4 +44,10 @@ SHAPES: dict[str, ModelConfig] = {
     "qwen3-0.6b": _qwen3(28, 1024, 16, 3072, tied_embeddings=True),
     "qwen3-4b": _qwen3(36, 2560, 32, 9728, tied_embeddings=True),
     "qwen3-8b": _qwen3(36, 4096, 32, 12_288),
+    "qwen3-30b-a3b": _qwen3(
+        *(48, 2048, 32, 6144),
+        architecture="qwen3_moe",
+        kv_heads=4,
+        experts=Experts(count=128, per_token=8, inner_size=768, normalised=True),
+    ),
 }

@@ -36,10 +36,13 @@ OUR_LAYER_NAMES = {
     "self_attn.o_proj": "attention.o",
     "self_attn.q_norm": "attention.q_norm",
     "self_attn.k_norm": "attention.k_norm",
+    "mlp.gate": "mlp.router",
     "mlp.gate_proj": "mlp.gate",
     "mlp.up_proj": "mlp.up",
     "mlp.down_proj": "mlp.down",
 }
+EXPERT_PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+EXPERT_NAME = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
 # Old Llama files store the rotary frequencies, which follow from the config.
@@ -51,6 +54,9 @@ def our_name(name: str) -> str:
     match = LAYER_NAME.fullmatch(name)
     if match and match[2] in OUR_LAYER_NAMES:
         return f"layers.{match[1]}.{OUR_LAYER_NAMES[match[2]]}.{match[3]}"
+    match = EXPERT_NAME.fullmatch(name)
+    if match:
+        return f"layers.{match[1]}.mlp.experts.{match[2]}.{EXPERT_PARTS[match[3]]}.weight"
     return OUR_TOP_NAMES.get(name, name)
 
 

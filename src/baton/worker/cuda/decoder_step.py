@@ -19,6 +19,7 @@ from torch import Tensor
 from baton.models.config import ModelConfig
 from baton.models.rotary import rotary_frequencies
 from baton.worker.cuda.adjustments import Adjustments
+from baton.worker.cuda.experts import ExpertSteps
 from baton.worker.cuda.kernels.add_norm import add_norm
 from baton.worker.cuda.kernels.adjust import adjust, tally
 from baton.worker.cuda.kernels.argmax import argmax
@@ -83,7 +84,12 @@ class DecoderStep:
         self._residual, self._normed, self._added = (buffer(rows, config.hidden_size) for _ in range(3))
         self._qkv = buffer(rows, config.q_size + 2 * config.kv_size)
         self._attended = buffer(rows, config.q_size)
-        self._gate_up, self._activated = buffer(rows, 2 * config.intermediate_size), buffer(rows, config.intermediate_size)
+        self._experts: ExpertSteps | None = None
+        inner = config.intermediate_size
+        if config.experts is not None:
+            given = (config.experts, rows, config.hidden_size, dtype, device)
+            self._experts, inner = ExpertSteps(*given, deterministic=deterministic), 0
+        self._gate_up, self._activated = buffer(rows, 2 * inner), buffer(rows, inner)
         self._logits = buffer(sequences, config.vocab_size, torch.float32)
         self._tokens, self._broken = column(sequences), column(rows)
         self.tables = torch.zeros(sequences, -(-limits.context_tokens // block_size), dtype=torch.int32, device=device)
@@ -95,7 +101,7 @@ class DecoderStep:
         self._angles = _angles(config, limits.context_tokens, device)
         tunings = [FIXED_TUNING] if deterministic else None
         self._decode_scratch = DecodeScratch(sequences, config.heads, config.kv_heads, config.head_dim, device, tunings)
-        outputs = max(config.q_size + 2 * config.kv_size, config.hidden_size, 2 * config.intermediate_size)
+        outputs = max(config.q_size + 2 * config.kv_size, config.hidden_size, 2 * inner)
         self._skinny_scratch = SkinnyScratch(outputs, device)
         self._fixed_scratch = FixedScratch(outputs if deterministic else 1, device)
         self._sample_scratch = SampleScratch(sequences, config.vocab_size, device)
@@ -109,7 +115,7 @@ class DecoderStep:
         rows = len(inputs.token_ids)
         residual = self._residual[:rows]
         embed(inputs.token_ids, inputs.row_slots, self.last_tokens, self.weights.embedding, residual)
-        if rows == 1 and not self.deterministic:
+        if rows == 1 and not self.deterministic and self._experts is None:
             self._run_one_row(inputs, residual, draws)
             return
         skinny = rows <= SKINNY_ROWS_MAX and not self.deterministic
@@ -171,6 +177,9 @@ class DecoderStep:
         added = self._added[:rows]
         self._linear(attended, layer.output, added)
         add_norm(residual, added, layer.mlp_norm, eps, normed)
+        if self._experts is not None:
+            self._experts.run(normed, inputs.row_slots, layer, added, self._float_product, add=False)
+            return added
         self._linear(normed, layer.gate_up, gate_up)
         silu_mul(gate_up, activated)
         self._linear(activated, layer.down, added)
@@ -185,6 +194,9 @@ class DecoderStep:
         out, down, up = layer.output, layer.down, layer.gate_up
         skinny_gemm(attended, out.weight, residual, scratch, bias=out.bias, residual=residual, pdl=pdl)
         add_norm(residual, None, layer.mlp_norm, eps, normed, pdl=pdl)
+        if self._experts is not None:
+            self._experts.run(normed, inputs.row_slots, layer, residual, self._float_product, add=True)
+            return
         skinny_gemm(normed, up.weight, activated, scratch, bias=up.bias, paired=True, pdl=pdl)
         skinny_gemm(activated, down.weight, residual, scratch, bias=down.bias, residual=residual, pdl=pdl)
 
@@ -263,14 +275,17 @@ class DecoderStep:
 
     def _head(self, x: Tensor, out: Tensor) -> None:
         """Logits are float32 also where the model is not: rounded to bfloat16 the likeliest tokens would often be equal."""
+        self._float_product(x, self.weights.head, out)
+
+    def _float_product(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         if self.deterministic:
-            fixed_gemm(x, self.weights.head, out, self._fixed_scratch)
+            fixed_gemm(x, weight, out, self._fixed_scratch)
         elif len(x) <= SKINNY_ROWS_MAX:
-            skinny_gemm(x, self.weights.head, out, self._skinny_scratch)
+            skinny_gemm(x, weight, out, self._skinny_scratch)
         elif x.dtype == out.dtype:
-            torch.mm(x, self.weights.head.t(), out=out)
+            torch.mm(x, weight.t(), out=out)
         else:
-            torch.mm(x, self.weights.head.t(), out_dtype=out.dtype, out=out)
+            torch.mm(x, weight.t(), out_dtype=out.dtype, out=out)
 
 
 def _angles(config: ModelConfig, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from baton.models.config import ModelConfig
-from baton.models.parameters import EMBED, FINAL_NORM, LM_HEAD, expected_shapes
+from baton.models.parameters import EMBED, FINAL_NORM, LM_HEAD, expected_shapes, expert_names
 
 Take = Callable[[Sequence[str]], Tensor]
 """The parameters of these names (models/parameters.py), stacked along their first dimension: torch_weights.Weights.take."""
@@ -32,6 +32,8 @@ class LayerWeights:
     mlp_norm: Tensor
     gate_up: LinearWeights
     down: LinearWeights
+    router: Tensor | None = None
+    "[experts, hidden]. Where there is one, `gate_up` and `down` are of all experts: [experts, outputs, inputs]."
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +49,14 @@ def take_weights(config: ModelConfig, take: Take) -> DecoderWeights:
     embedding = take([EMBED])
     return DecoderWeights(
         embedding=embedding,
-        layers=tuple(_layer(config, take, f"layers.{layer}.") for layer in range(config.layers)),
+        layers=tuple(_layer(config, take, layer) for layer in range(config.layers)),
         final_norm=take([FINAL_NORM]),
         head=embedding if config.tied_embeddings else take([LM_HEAD]),
     )
 
 
-def _layer(config: ModelConfig, take: Take, prefix: str) -> LayerWeights:
-    traits = config.traits
+def _layer(config: ModelConfig, take: Take, layer: int) -> LayerWeights:
+    traits, prefix = config.traits, f"layers.{layer}."
 
     def linear(names: Sequence[str], bias: bool) -> LinearWeights:
         names = [prefix + name for name in names]
@@ -63,15 +65,20 @@ def _layer(config: ModelConfig, take: Take, prefix: str) -> LayerWeights:
     head_norms = None
     if traits.qk_norm:
         head_norms = (take([f"{prefix}attention.q_norm.weight"]), take([f"{prefix}attention.k_norm.weight"]))
-    return LayerWeights(
-        attention_norm=take([f"{prefix}attention_norm.weight"]),
-        qkv=linear(["attention.q", "attention.k", "attention.v"], traits.qkv_bias),
-        head_norms=head_norms,
-        output=linear(["attention.o"], traits.output_bias),
-        mlp_norm=take([f"{prefix}mlp_norm.weight"]),
-        gate_up=linear(["mlp.gate", "mlp.up"], traits.mlp_bias),
-        down=linear(["mlp.down"], traits.mlp_bias),
-    )
+    attention_norm = take([f"{prefix}attention_norm.weight"])
+    qkv = linear(["attention.q", "attention.k", "attention.v"], traits.qkv_bias)
+    output = linear(["attention.o"], traits.output_bias)
+    mlp_norm = take([f"{prefix}mlp_norm.weight"])
+    router, experts = None, config.experts
+    if experts is None:
+        gate_up, down = linear(["mlp.gate", "mlp.up"], traits.mlp_bias), linear(["mlp.down"], traits.mlp_bias)
+    else:
+        router = take([f"{prefix}mlp.router.weight"])
+        of_all = take(expert_names(layer, experts.count, "gate", "up"))
+        gate_up = LinearWeights(of_all.view(experts.count, 2 * experts.inner_size, -1), None)
+        of_all = take(expert_names(layer, experts.count, "down"))
+        down = LinearWeights(of_all.view(experts.count, -1, experts.inner_size), None)
+    return LayerWeights(attention_norm, qkv, head_norms, output, mlp_norm, gate_up, down, router)
 
 
 def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> DecoderWeights:

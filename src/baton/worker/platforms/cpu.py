@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from baton.config import WorkerConfig
-from baton.errors import InvalidConfig
+from baton.errors import EngineError, InvalidConfig, ModelUnsupported
 from baton.kvpool.layout import KVKind, KVLayout
 from baton.kvpool.memory import MemoryFacts, main_memory, transient_bytes
 from baton.kvpool.pool import KVPool
@@ -38,20 +38,28 @@ class CpuPlatform:
         except NoCompiler as error:
             return error
 
+    def _native(self, model: ModelConfig) -> Library | EngineError:
+        """What computes this model in C, or why nothing does."""
+        if model.experts is not None:
+            return ModelUnsupported("our kernels for CPUs do not compute mixtures of experts: take --compute torch, or a GPU")
+        return self._library
+
     def kv_kind(self, model: ModelConfig, settings: WorkerConfig) -> KVKind:
-        if settings.compute != "torch" and isinstance(self._library, Library):
-            return kv_kind_for(self._library, model, settings)
+        native = self._native(model)
+        if settings.compute != "torch" and isinstance(native, Library):
+            return kv_kind_for(native, model, settings)
         return torch_kv_kind(settings)
 
     def load(self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> LoadedExecutor:
         settings = replace(settings, threads=settings.threads or usable_cores())
         why = ""
         if settings.compute != "torch":
-            if isinstance(self._library, Library):
-                return stepwise(load_native(self._library, opened, settings, progress))
+            native = self._native(opened.config)
+            if isinstance(native, Library):
+                return stepwise(load_native(native, opened, settings, progress))
             if settings.compute == "native":
-                raise self._library
-            why = str(self._library)
+                raise native
+            why = str(native)
         try:
             from baton.worker.forward.torch_forward import load_torch  # a second and 200 MiB, for those who need it
         except ModuleNotFoundError as error:

@@ -1,0 +1,156 @@
+"""Products of experts: each tile of rows (route.py) with the matrix of its expert.
+
+A program per tile and some outputs. The first product of an MLP takes row pair // PER_TOKEN of x; the second the pair itself,
+and its sums are multiplied by the pair's share. Results are written by pair, so nobody adds to what another writes; `combine`
+adds the few pairs of a row, always in the same order.
+
+Few rows per expert: the matrix is the left operand of the tensor cores, as in skinny_gemm.py. Many: the right one.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from baton.worker.cuda.kernels.route import RouteScratch
+from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
+
+TILE_LEAST, TILE_MOST = 16, 128
+
+
+def tile_for(rows: int, experts: int, per_token: int, *, fixed: bool) -> int:
+    """Rows of a tile: about twice as many as an expert gets on average. fixed: the same for any number of rows."""
+    wanted = 2 * rows * per_token // experts
+    return TILE_LEAST if fixed or wanted <= 16 else 32 if wanted <= 64 else 64 if wanted <= 128 else TILE_MOST
+
+
+@triton.jit
+def _grouped_gemm(
+    x, weight, out, members, tiles, shares, x_stride,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GATHER: tl.constexpr, PER_TOKEN: tl.constexpr, PAIRED: tl.constexpr,
+    SHARED: tl.constexpr, SWAPPED: tl.constexpr, TILE: tl.constexpr, SOME_OUTPUTS: tl.constexpr, SOME_INPUTS: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(1)
+    expert = tl.load(tiles + tile * 2)
+    if expert < 0:
+        return
+    place = tl.arange(0, TILE)
+    there = place < tl.load(tiles + tile * 2 + 1)
+    pair = tl.load(members + tile * TILE + place, mask=there, other=0)
+    if GATHER:
+        source = pair // PER_TOKEN
+    else:
+        source = pair
+    output = tl.program_id(0) * SOME_OUTPUTS + tl.arange(0, SOME_OUTPUTS)
+    at = tl.arange(0, SOME_INPUTS)
+    ROWS: tl.constexpr = 2 * OUTPUTS if PAIRED else OUTPUTS
+    matrix = weight + expert.to(tl.int64) * ROWS * INPUTS
+    weight_at = matrix + (output % OUTPUTS)[:, None] * INPUTS + at[None, :]
+    x_at = x + source.to(tl.int64)[:, None] * x_stride + at[None, :]
+    if SWAPPED:
+        sums = tl.zeros([SOME_OUTPUTS, TILE], tl.float32)
+        ups = tl.zeros([SOME_OUTPUTS, TILE], tl.float32)
+    else:
+        sums = tl.zeros([TILE, SOME_OUTPUTS], tl.float32)
+        ups = tl.zeros([TILE, SOME_OUTPUTS], tl.float32)
+    for start in tl.range(0, INPUTS, SOME_INPUTS, num_stages=STAGES):
+        if INPUTS % SOME_INPUTS == 0:
+            rows = tl.load(x_at + start, mask=there[:, None], other=0.0)
+            block = tl.load(weight_at + start)
+        else:
+            inside = (at < INPUTS - start)[None, :]
+            rows = tl.load(x_at + start, mask=there[:, None] & inside, other=0.0)
+            block = tl.load(weight_at + start, mask=inside, other=0.0)
+        if SWAPPED:
+            sums = tl.dot(block, tl.trans(rows), sums, input_precision=PRECISION)
+        else:
+            sums = tl.dot(rows, tl.trans(block), sums, input_precision=PRECISION)
+        if PAIRED:
+            if INPUTS % SOME_INPUTS == 0:
+                block = tl.load(weight_at + start + OUTPUTS * INPUTS)
+            else:
+                block = tl.load(weight_at + start + OUTPUTS * INPUTS, mask=inside, other=0.0)
+            if SWAPPED:
+                ups = tl.dot(block, tl.trans(rows), ups, input_precision=PRECISION)
+            else:
+                ups = tl.dot(rows, tl.trans(block), ups, input_precision=PRECISION)
+    if PAIRED:
+        sums = sums / (1.0 + tl.exp(-sums)) * ups
+    if SWAPPED:
+        sums = tl.trans(sums)
+    if SHARED:
+        sums *= tl.load(shares + pair, mask=there, other=0.0)[:, None]
+    mask = there[:, None] & (output < OUTPUTS)[None, :]
+    tl.store(out + pair.to(tl.int64)[:, None] * OUTPUTS + output[None, :], sums.to(out.dtype.element_ty), mask=mask)
+
+
+def grouped_gemm(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, scratch: RouteScratch, tiles: int, tile: int, *, first: bool
+) -> None:
+    """weight: [experts, outputs, inputs] -> out by pair.
+
+    first: x is [rows, inputs], and the first half of the outputs are gates of the second: out [pairs, outputs / 2]. Else x is
+    [pairs, inputs], and out [pairs, outputs] is multiplied by the shares.
+    """
+    _, outputs, inputs = weight.shape
+    if first:
+        outputs //= 2
+    wide = x.dtype == torch.float32  # only in tests
+    swapped = tile <= 32
+    # Two rows have few tiles: the chip is filled by smaller ones.
+    some_outputs = 32 if first and tiles <= 16 else 64 if swapped or first else 128
+    some_inputs = 32 if wide else 128 if tile <= 16 else 64
+    stages = 2 if wide else 4 if tile <= 32 else 3
+    _grouped_gemm[(cdiv(outputs, some_outputs), tiles)](
+        *(x, weight, out, scratch.members, scratch.tiles, scratch.shares, x.stride(0)),
+        OUTPUTS=outputs,
+        INPUTS=inputs,
+        GATHER=first,
+        PER_TOKEN=scratch.picked.shape[1],
+        PAIRED=first,
+        SHARED=not first,
+        SWAPPED=swapped,
+        TILE=tile,
+        SOME_OUTPUTS=some_outputs,
+        SOME_INPUTS=some_inputs,
+        STAGES=stages,
+        PRECISION="ieee" if wide else "tf32",
+        num_warps=8 if tile >= 128 else 4,
+        num_stages=stages,
+    )
+
+
+@triton.jit
+def _combine(
+    parts, picked, counts, out,
+    EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    if row == 0:  # nobody looks at the counts any more
+        expert = tl.arange(0, EXPERTS)
+        tl.store(counts + expert, tl.zeros([EXPERTS], tl.int32))
+    at = tl.arange(0, BLOCK)
+    inside = at < WIDTH
+    width = tl.where(tl.load(picked + row * PER_TOKEN) >= 0, WIDTH, 0)  # a row of padding has no parts
+    here = out + row.to(tl.int64) * WIDTH + at
+    sums = tl.zeros([BLOCK], tl.float32)
+    if ADD:
+        sums += tl.load(here, mask=inside, other=0.0).to(tl.float32)
+    for one in tl.static_range(PER_TOKEN):
+        part = parts + (row.to(tl.int64) * PER_TOKEN + one) * WIDTH + at
+        sums += tl.load(part, mask=at < width, other=0.0).to(tl.float32)
+    tl.store(here, sums.to(out.dtype.element_ty), mask=inside)
+
+
+def combine(parts: torch.Tensor, out: torch.Tensor, scratch: RouteScratch, *, add: bool) -> None:
+    """parts: [pairs, width] -> their sums by row, written to out [rows, width] or added to it."""
+    rows, width = out.shape
+    _combine[(rows,)](
+        *(parts, scratch.picked, scratch.counts, out),
+        EXPERTS=len(scratch.counts),
+        PER_TOKEN=scratch.picked.shape[1],
+        WIDTH=width,
+        ADD=add,
+        BLOCK=next_power_of_2(width),
+        num_warps=4,
+    )

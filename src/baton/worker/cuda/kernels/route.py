@@ -1,0 +1,129 @@
+"""Which experts work on which rows: the router's logits become tiles of rows that share an expert.
+
+route    a program per row: softmax, the best few experts and their shares, and the row's number among the rows of each expert
+place    the tiles of every expert lie one behind another; every pair (row, expert) gets its place in one
+
+    pair     = row * PER_TOKEN + which of its experts
+    members  | pairs of expert 3, up to TILE | more of expert 3 | pairs of expert 9 | ...       TILE places each, some empty
+    tiles    |      (3, how many)            |  (3, how many)   |    (9, how many)  | (-1, 0)   as many as there could be
+
+Numbers come from counting with atomics, so which place a row gets differs from run to run; what is computed of it does not.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
+
+PAIRS = 64
+
+
+class RouteScratch:
+    """For steps of up to so many rows."""
+
+    def __init__(self, rows: int, experts: int, per_token: int, sizes: tuple[int, int], device: torch.device | str) -> None:
+        """sizes: of the smallest and the largest tile."""
+        tile_least, tile_most = sizes
+        pairs, tiles = rows * per_token, tiles_most(rows, experts, per_token, tile_least)
+
+        def ints(*shape: int) -> torch.Tensor:
+            return torch.zeros(*shape, dtype=torch.int32, device=device)
+
+        self.picked, self.numbers = ints(rows, per_token), ints(rows, per_token)
+        self.shares = torch.zeros(rows, per_token, dtype=torch.float32, device=device)
+        self.counts = ints(experts)
+        "Rows of each expert; zero between steps (experts.py sets it back)."
+        self.tiles = ints(tiles, 2)
+        self.members = ints(pairs + experts * tile_most)
+
+
+def tiles_most(rows: int, experts: int, per_token: int, tile: int) -> int:
+    """No expert has more than one tile that is not full, and no tile is empty."""
+    pairs = rows * per_token
+    return min(pairs, experts + pairs // tile)
+
+
+@triton.jit
+def _route(
+    logits, slots, picked, shares, numbers, counts,
+    EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, NORMALISED: tl.constexpr, BLOCK: tl.constexpr, LEAST: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    here = row * PER_TOKEN
+    if tl.load(slots + row) < 0:  # padding: nobody works on it
+        for one in tl.static_range(PER_TOKEN):
+            tl.store(picked + here + one, -1)
+        return
+    at = tl.arange(0, BLOCK)
+    x = tl.load(logits + row * EXPERTS + at, mask=at < EXPERTS, other=float("-inf"))
+    weight = tl.exp(x - tl.max(x, 0))
+    share = weight / tl.sum(weight, 0)
+    # One number for a share and its expert, larger for a larger share and for the lower of two experts. Shares are positive, so
+    # their bits have their order; of a row that is not-a-number different experts are found all the same.
+    order = (share.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (0x7FFFFFFF - at).to(tl.int64)
+    order = tl.where(at < EXPERTS, order, LEAST)
+    total = 0.0
+    for one in tl.static_range(PER_TOKEN):
+        best = tl.max(order, 0)
+        expert = 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32)
+        part = (best >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+        total += part
+        order = tl.where(order == best, LEAST, order)
+        tl.store(picked + here + one, expert)
+        tl.store(shares + here + one, part)
+        tl.store(numbers + here + one, tl.atomic_add(counts + expert, 1, sem="relaxed"))
+    if NORMALISED:
+        tl.debug_barrier()
+        for one in tl.static_range(PER_TOKEN):
+            tl.store(shares + here + one, tl.load(shares + here + one) / total)
+
+
+@triton.jit
+def _place(
+    picked, numbers, counts, members, tiles, pairs, tile_count,
+    EXPERTS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Both pairs and tiles are cut into runs of PAIRS."""
+    expert = tl.arange(0, BLOCK)
+    count = tl.load(counts + expert, mask=expert < EXPERTS, other=0)
+    needed = (count + TILE - 1) // TILE
+    ends = tl.cumsum(needed, 0)
+    at = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
+    mine = tl.load(picked + at, mask=at < pairs, other=-1)
+    begins = tl.sum(tl.where(mine[:, None] == expert[None, :], (ends - needed)[None, :], 0), 1)
+    number = tl.load(numbers + at, mask=at < pairs, other=0)
+    tl.store(members + begins * TILE + number, at, mask=(at < pairs) & (mine >= 0))
+    of = tl.sum((ends[None, :] <= at[:, None]).to(tl.int32), 1)
+    own = of[:, None] == expert[None, :]
+    before = tl.sum(tl.where(own, (ends - needed)[None, :], 0), 1)
+    have = tl.sum(tl.where(own, count[None, :], 0), 1)
+    filled = tl.minimum(have - (at - before) * TILE, TILE)
+    used = of < BLOCK
+    tl.store(tiles + at * 2, tl.where(used, of, -1), mask=at < tile_count)
+    tl.store(tiles + at * 2 + 1, tl.where(used, filled, 0), mask=at < tile_count)
+
+
+def route(logits: torch.Tensor, slots: torch.Tensor, scratch: RouteScratch, tile: int, *, normalised: bool) -> int:
+    """logits: float32 [rows, experts]; slots: int32 [rows], -1: padding. Fills `scratch`; how many tiles there can be."""
+    rows, experts = logits.shape
+    per_token, block = scratch.picked.shape[1], next_power_of_2(experts)
+    _route[(rows,)](
+        *(logits, slots, scratch.picked, scratch.shares, scratch.numbers, scratch.counts),
+        EXPERTS=experts,
+        PER_TOKEN=per_token,
+        NORMALISED=normalised,
+        BLOCK=block,
+        LEAST=-(2**63),
+        num_warps=1,
+    )
+    pairs, count = rows * per_token, tiles_most(rows, experts, per_token, tile)
+    _place[(cdiv(max(pairs, count), PAIRS),)](
+        *(scratch.picked, scratch.numbers, scratch.counts, scratch.members, scratch.tiles, pairs, count),
+        EXPERTS=experts,
+        TILE=tile,
+        BLOCK=block,
+        PAIRS=PAIRS,
+        num_warps=4,
+    )
+    return count

@@ -1,0 +1,116 @@
+"""A mixture of experts by kernels against the plain one (models/layers/experts.py), and a whole model against transformers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton", reason="Triton has no wheel for this machine, or is not installed")
+
+import torch.nn.functional as F  # noqa: E402
+
+from baton.models.config import Experts  # noqa: E402
+from baton.models.layers.experts import pick_experts  # noqa: E402
+
+HIDDEN, SLOTS = 40, 6
+
+
+def plain(x, experts, router, gate_up, down):
+    """In float64, from what the router says in float32."""
+    picked, shares = pick_experts(F.linear(x.float(), router.float()), experts)
+    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    for expert in picked.unique().tolist():
+        rows, places = torch.where(picked == expert)
+        gate, up = F.linear(x[rows].double(), gate_up[expert].double()).chunk(2, -1)
+        answer = F.linear(F.silu(gate) * up, down[expert].double())
+        out.index_add_(0, rows, answer * shares[rows, places, None].double())
+    return out
+
+
+def mixture(place, experts, rows, *, padding=0, deterministic=False, hidden=HIDDEN):
+    """What the kernels make of random rows, twice; and what is right."""
+    from baton.worker.cuda.experts import ExpertSteps
+    from baton.worker.cuda.weights import LayerWeights, LinearWeights
+
+    x = place.random(rows + padding, hidden)
+    router = place.random(experts.count, hidden, scale=2 * hidden**-0.5)
+    gate_up = place.random(experts.count, 2 * experts.inner_size, hidden, scale=hidden**-0.5)
+    down = place.random(experts.count, hidden, experts.inner_size, scale=experts.inner_size**-0.5)
+    nothing = LinearWeights(x, None)
+    layer = LayerWeights(x, nothing, None, nothing, x, LinearWeights(gate_up, None), LinearWeights(down, None), router)
+    slots = place.ints([*range(rows), *[-1] * padding])
+    device = torch.device(place.device)
+    steps = ExpertSteps(experts, rows + padding, hidden, place.dtype, device, deterministic=deterministic)
+    steps._answers.fill_(float("nan"))
+    steps._activated.fill_(float("nan"))
+
+    def product(x, weight, out):
+        out.copy_(x.float() @ weight.float().t())
+
+    found = []
+    for add in (False, True):  # the second time what is counted must be back at zero
+        out = place.random(rows + padding, hidden)
+        before = out.clone() if add else torch.zeros_like(out)
+        steps.run(x, slots, layer, out, product, add=add)
+        found.append((out.double() - before.double())[:rows])
+        assert (out[rows:] == before[rows:]).all(), "padding gets nothing"
+    return found, plain(x[:rows], experts, router, gate_up, down)
+
+
+@pytest.mark.parametrize(
+    ("experts", "rows", "padding"),
+    [
+        (Experts(count=8, per_token=2, inner_size=24, normalised=True), 5, 3),
+        (Experts(count=6, per_token=6, inner_size=70, normalised=False), 1, 0),
+        (Experts(count=5, per_token=1, inner_size=16, normalised=False), 40, 0),
+        (Experts(count=4, per_token=2, inner_size=32, normalised=True), 70, 10),
+        pytest.param(Experts(count=128, per_token=8, inner_size=32, normalised=True), 33, 7, marks=pytest.mark.slow),
+        pytest.param(Experts(count=3, per_token=3, inner_size=32, normalised=True), 150, 0, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_rows_get_the_answers_of_their_experts(place, experts, rows, padding):
+    found, wanted = mixture(place, experts, rows, padding=padding)
+    for out in found:
+        place.check(out, wanted, 3.0)
+
+
+def test_fixed_tiles_give_the_same(place):
+    found, wanted = mixture(place, Experts(count=4, per_token=2, inner_size=32, normalised=True), 90, deterministic=True)
+    place.check(found[0], wanted, 3.0)
+
+
+def test_tiles_and_members(place):
+    """Every pair is in a tile of its expert, once; tiles are no more than there is room for."""
+    from baton.worker.cuda.kernels.route import RouteScratch, route
+
+    rows, experts, per_token, tile = 90, 16, 3, 16
+    logits = place.random(rows, experts, dtype=torch.float32)
+    logits[:, 3] += 5.0  # popular
+    logits[:, 7] = -50.0  # never picked
+    scratch = RouteScratch(rows, experts, per_token, (16, 128), place.device)
+    count = route(logits, place.ints(range(rows)), scratch, tile, normalised=True)
+    picked, tiles = scratch.picked.cpu().numpy(), scratch.tiles.cpu().numpy()[:count]
+    members, seen = scratch.members.cpu().numpy(), []
+    for number, (expert, filled) in enumerate(tiles):
+        pairs = members[number * tile : number * tile + filled]
+        assert (picked.reshape(-1)[pairs] == expert).all()
+        seen += pairs.tolist()
+    assert sorted(seen) == list(range(rows * per_token))
+    wanted, shares = pick_experts(logits, Experts(count=experts, per_token=per_token, inner_size=1, normalised=True))
+    assert np.array_equal(picked, wanted.cpu().numpy())
+    assert torch.allclose(scratch.shares, shares, atol=1e-6)
+    assert scratch.counts[[7, 3]].tolist() == [0, rows]
+
+
+def test_a_row_that_is_not_a_number_spoils_no_other(place):
+    from baton.worker.cuda.kernels.route import RouteScratch, route
+
+    logits = place.random(3, 16, dtype=torch.float32)
+    logits[1] = float("nan")
+    scratch = RouteScratch(3, 16, 4, (16, 128), place.device)
+    route(logits, place.ints(range(3)), scratch, 16, normalised=True)
+    picked = scratch.picked.cpu().numpy()
+    assert all(len(set(row)) == 4 and min(row) >= 0 and max(row) < 16 for row in picked.tolist())
+    assert torch.isfinite(scratch.shares[[0, 2]]).all()
