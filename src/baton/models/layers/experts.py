@@ -27,7 +27,7 @@ class ExpertMixture:
     def __call__(self, hidden: Tensor) -> Tensor:
         picked, shares = pick_experts(F.linear(hidden, self.router), self.experts)
         out = torch.zeros_like(hidden)
-        for expert in picked.unique().tolist():
+        for expert in picked.unique().tolist():  # type: ignore[no-untyped-call]
             rows, places = torch.where(picked == expert)
             gate, up = F.linear(hidden[rows], self.gate_up[expert]).chunk(2, -1)
             answer = F.linear(F.silu(gate) * up, self.down[expert])
