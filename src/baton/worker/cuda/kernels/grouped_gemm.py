@@ -97,10 +97,10 @@ def grouped_gemm(
         outputs //= 2
     wide = x.dtype == torch.float32  # only in tests
     swapped = tile <= 32
-    # Two rows have few tiles: the chip is filled by smaller ones.
-    some_outputs = 32 if first and tiles <= 16 else 64 if swapped or first else 128
-    some_inputs = 32 if wide else 128 if tile <= 16 else 64
-    stages = 2 if wide else 4 if tile <= 32 else 3
+    # Tuned on an H200 for 128 experts of 2048 x 768 (docs/notes/gpu-kernels.md).
+    some_outputs = 64 if swapped or (first and tile < TILE_MOST) else 128
+    some_inputs = 32 if wide else 128 if swapped else 64
+    stages = 2 if wide else 4 if swapped or (first and tile == TILE_MOST) else 3
     _grouped_gemm[(cdiv(outputs, some_outputs), tiles)](
         *(x, weight, out, scratch.members, scratch.tiles, scratch.shares, x.stride(0)),
         OUTPUTS=outputs,
