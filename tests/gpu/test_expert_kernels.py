@@ -28,22 +28,28 @@ def plain(x, experts, router, gate_up, down):
     return out
 
 
-def mixture(place, experts, rows, *, padding=0, deterministic=False, hidden=HIDDEN):
-    """What the kernels make of random rows, twice; and what is right."""
+def make_steps(place, experts, rows, hidden, *, deterministic=False):
+    """Poisoned ones, a layer, and a row of activations for each of theirs."""
     from baton.worker.cuda.experts import ExpertSteps
     from baton.worker.cuda.weights import LayerWeights, LinearWeights
 
-    x = place.random(rows + padding, hidden)
+    x = place.random(rows, hidden)
     router = place.random(experts.count, hidden, scale=2 * hidden**-0.5)
     gate_up = place.random(experts.count, 2 * experts.inner_size, hidden, scale=hidden**-0.5)
     down = place.random(experts.count, hidden, experts.inner_size, scale=experts.inner_size**-0.5)
     nothing = LinearWeights(x, None)
-    layer = LayerWeights(x, nothing, None, nothing, x, LinearWeights(gate_up, None), LinearWeights(down, None), router)
-    slots = place.ints([*range(rows), *[-1] * padding])
-    device = torch.device(place.device)
-    steps = ExpertSteps(experts, rows + padding, hidden, place.dtype, device, deterministic=deterministic)
+    norm, products = place.random(hidden) + 1.0, (LinearWeights(gate_up, None), LinearWeights(down, None))
+    layer = LayerWeights(x, nothing, None, nothing, norm, *products, router)
+    steps = ExpertSteps(experts, rows, hidden, place.dtype, torch.device(place.device), deterministic=deterministic)
     steps._answers.fill_(float("nan"))
     steps._activated.fill_(float("nan"))
+    return steps, layer, x
+
+
+def mixture(place, experts, rows, *, padding=0, deterministic=False, hidden=HIDDEN):
+    """What the kernels make of random rows, twice; and what is right."""
+    steps, layer, x = make_steps(place, experts, rows + padding, hidden, deterministic=deterministic)
+    slots = place.ints([*range(rows), *[-1] * padding])
 
     def product(x, weight, out):
         out.copy_(x.float() @ weight.float().t())
@@ -55,7 +61,7 @@ def mixture(place, experts, rows, *, padding=0, deterministic=False, hidden=HIDD
         steps.run(x, slots, layer, out, product, add=add)
         found.append((out.double() - before.double())[:rows])
         assert (out[rows:] == before[rows:]).all(), "padding gets nothing"
-    return found, plain(x[:rows], experts, router, gate_up, down)
+    return found, plain(x[:rows], experts, layer.router, layer.gate_up.weight, layer.down.weight)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +80,23 @@ def test_rows_get_the_answers_of_their_experts(place, experts, rows, padding):
     found, wanted = mixture(place, experts, rows, padding=padding)
     for out in found:
         place.check(out, wanted, 3.0)
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_one_row(place, normalised):
+    """Norm, router and choice in one kernel."""
+    from baton.worker.cuda import plain as plain_ops
+
+    experts = Experts(count=10, per_token=3, inner_size=24, normalised=normalised)
+    steps, layer, _ = make_steps(place, experts, 1, HIDDEN)
+    for _ in range(2):
+        residual = place.random(1, HIDDEN)
+        before, normed = residual.clone(), place.poisoned(1, HIDDEN)
+        x = plain_ops.norm(residual, layer.mlp_norm, 1e-5)
+        steps.run_row(residual, 1e-5, layer, normed)
+        wanted = before.double() + plain(x, experts, layer.router, layer.gate_up.weight, layer.down.weight)
+        place.check(normed, x, 2.0)
+        place.check(residual, wanted, 3.0)
 
 
 def test_fixed_tiles_give_the_same(place):

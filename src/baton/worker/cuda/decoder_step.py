@@ -115,7 +115,7 @@ class DecoderStep:
         rows = len(inputs.token_ids)
         residual = self._residual[:rows]
         embed(inputs.token_ids, inputs.row_slots, self.last_tokens, self.weights.embedding, residual)
-        if rows == 1 and not self.deterministic and self._experts is None:
+        if rows == 1 and not self.deterministic:
             self._run_one_row(inputs, residual, draws)
             return
         skinny = rows <= SKINNY_ROWS_MAX and not self.deterministic
@@ -242,6 +242,9 @@ class DecoderStep:
             gemv(residual, layer.qkv.weight, qkv, bias=layer.qkv.bias, norm=layer.attention_norm, eps=eps, pdl=pdl)
             self._attention(number, layer, inputs, qkv, attended, pdl=pdl)
             gemv(attended, out.weight, residual, bias=out.bias, residual=residual, pdl=pdl)
+            if self._experts is not None:
+                self._experts.run_row(residual, eps, layer, self._normed[:1])
+                continue
             gemv(residual, up.weight, activated, bias=up.bias, norm=layer.mlp_norm, eps=eps, paired=True, pdl=pdl)
             gemv(activated, down.weight, residual, bias=down.bias, residual=residual, pdl=pdl)
         self._last_hidden = residual, None

@@ -14,6 +14,7 @@ from torch import Tensor
 from baton.models.config import Experts
 from baton.worker.cuda.kernels.grouped_gemm import TILE_LEAST, TILE_MOST, combine, grouped_gemm, tile_for
 from baton.worker.cuda.kernels.route import RouteScratch, route
+from baton.worker.cuda.kernels.route_row import route_row
 from baton.worker.cuda.kernels.sizes import next_power_of_2
 from baton.worker.cuda.weights import LayerWeights
 
@@ -42,7 +43,18 @@ class ExpertSteps:
         product(x, layer.router, logits)
         tile = tile_for(rows, experts.count, experts.per_token, fixed=self.fixed)
         tiles = route(logits, slots, scratch, tile, normalised=experts.normalised)
-        pairs = rows * experts.per_token
+        self._products(x, layer, tiles, tile, out, add=add)
+
+    def run_row(self, residual: Tensor, eps: float, layer: LayerWeights, normed: Tensor) -> None:
+        """residual: [1, hidden], before the norm; the experts' answers are added to it. normed: [1, hidden], scratch."""
+        if layer.router is None:
+            raise ValueError("the layer has no router")
+        given = (residual, layer.mlp_norm, eps, layer.router, self._logits[:1], normed, self._scratch, TILE_LEAST)
+        tiles = route_row(*given, normalised=self.experts.normalised)
+        self._products(normed, layer, tiles, TILE_LEAST, residual, add=True)
+
+    def _products(self, x: Tensor, layer: LayerWeights, tiles: int, tile: int, out: Tensor, *, add: bool) -> None:
+        scratch, pairs = self._scratch, len(x) * self.experts.per_token
         activated, answers = self._activated[:pairs], self._answers[:pairs]
         grouped_gemm(x, layer.gate_up.weight, activated, scratch, tiles, tile, first=True)
         grouped_gemm(activated, layer.down.weight, answers, scratch, tiles, tile, first=False)

@@ -34,6 +34,7 @@ class RouteScratch:
         self.shares = torch.zeros(rows, per_token, dtype=torch.float32, device=device)
         self.counts = ints(experts)
         "Rows of each expert; zero between steps (experts.py sets it back)."
+        self.arrived = ints(1)
         self.tiles = ints(tiles, 2)
         self.members = ints(pairs + experts * tile_most)
 
