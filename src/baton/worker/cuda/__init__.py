@@ -3,7 +3,9 @@ know nothing of plans.
 
 executor.py       launches steps ahead of what the host knows, and collects their tokens
 columns.py        sampling columns by slot, host to device
-loader.py         weights from files to the device
+loader.py         weights from files to the device, file_bytes.py: how a file is read
+adjustments.py    penalties, bias, excluded tokens and log-probabilities; told.py: how the host reads those
+experts.py        a mixture of experts in place of an MLP
 plain_executor.py the same steps in plain torch (--compute torch): slow, and the oracle
 kernels/          one Triton kernel a file, with the function that launches it
 plain.py          the same functions in plain torch, on any device and in any data type: the oracle of the kernels

@@ -49,7 +49,7 @@ def load_cuda(opened: OpenedModel, settings: WorkerConfig, kind: KVKind, progres
             weights = random_weights(config, torch.float32 if settings.dtype == "float32" else torch.bfloat16, "cuda")
         else:
             raw = RawWeights(opened.weights, config, progress)
-            with DeviceWeights(raw, settings.dtype) as source:
+            with DeviceWeights(raw, settings.dtype, opened.files) as source:
                 weights = take_weights(config, source.take)
             raw.close()
 

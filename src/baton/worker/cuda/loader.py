@@ -1,7 +1,7 @@
 """Weights from files straight to the device: bytes as they are stored, through a ring of pinned buffers, cast on the device.
 
-mapped file --threads copy--> pinned buffer --DMA--> device (-- cast, if it is stored in another type -->)
-                              while one buffer is filled, the others are on their way
+file --threads read--> pinned buffer --DMA--> device (-- cast, if it is stored in another type -->)
+                       while one buffer is filled, the others are on their way
 """
 
 from __future__ import annotations
@@ -10,35 +10,41 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from baton.errors import ModelUnsupported
+from baton.models.files import MappedFile
 from baton.models.loaders.weights import RawWeights
 from baton.models.raw_tensor import Bytes, RawTensor
 from baton.models.torch_weights import PLAIN_TYPES, Weights
+from baton.worker.cuda.file_bytes import FileBytes
 
 BUFFER_BYTES = 64 << 20
 BUFFERS = 3
 THREADS = 8
-"""That copy out of the mapped file: one alone is slower than the bus."""
+"""That read: one alone is slower than the bus."""
 
 
 class DeviceWeights(Weights):
     """To be used as a context: its buffers and threads end with it, and then all copies have arrived."""
 
-    def __init__(self, raw: RawWeights, dtype: Literal["auto", "float32", "bfloat16"]) -> None:
+    def __init__(
+        self, raw: RawWeights, dtype: Literal["auto", "float32", "bfloat16"], files: Sequence[MappedFile] = ()
+    ) -> None:
+        """files: that the weights are in."""
         super().__init__(raw, dtype=torch.float32 if dtype == "float32" else torch.bfloat16, device="cuda")
         self._ring = [_Buffer() for _ in range(BUFFERS)]
         self._next = 0
         self._threads = ThreadPoolExecutor(THREADS, "weights")
+        self._files = FileBytes(files)
 
     def __enter__(self) -> DeviceWeights:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._threads.shutdown(cancel_futures=True)
+        self._files.close()
         torch.cuda.synchronize()
         self._ring.clear()
 
@@ -63,7 +69,7 @@ class DeviceWeights(Weights):
             buffer = self._ring[self._next]
             self._next = (self._next + 1) % BUFFERS
             part = content[at : at + BUFFER_BYTES]
-            buffer.fill(part, self._threads)
+            buffer.fill(part, self._threads, self._files)
             arrived[at : at + len(part)].copy_(buffer.pinned[: len(part)], non_blocking=True)
             buffer.sent.record()
 
@@ -73,10 +79,10 @@ class _Buffer:
         self.pinned = torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True)
         self.sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    def fill(self, content: Bytes, threads: ThreadPoolExecutor) -> None:
+    def fill(self, content: Bytes, threads: ThreadPoolExecutor, files: FileBytes) -> None:
         self.sent.synchronize()  # what was in it has left
         target: Bytes = self.pinned.numpy()
         piece = -(-len(content) // THREADS)
         ends = [(at, min(at + piece, len(content))) for at in range(0, len(content), piece)]
-        for copied in [threads.submit(np.copyto, target[begin:end], content[begin:end]) for begin, end in ends]:
-            copied.result()
+        for read in [threads.submit(files.read, content[begin:end], target[begin:end]) for begin, end in ends]:
+            read.result()

@@ -20,7 +20,7 @@ from baton.worker.forward.torch_forward import TorchForward
 
 def load_plain(opened: OpenedModel, settings: WorkerConfig, kind: KVKind, progress: Progress | None) -> LoadedExecutor:
     raw = RawWeights(opened.weights, opened.config, progress)
-    with DeviceWeights(raw, settings.dtype) as weights:
+    with DeviceWeights(raw, settings.dtype, opened.files) as weights:
         decoder = Decoder(opened.config, weights)
     raw.close()
 
