@@ -416,6 +416,18 @@ class ServeConfig:
     the request gets 400. Known fields that would change the answer and are not supported are always refused."""
     client_priority_min: Annotated[int, Range(-(2**31), 2**31 - 1)] = 0
     "Lowest priority, and so the most urgent, that a request may ask for without an admin key."
+    chat_page: bool = True
+    "Serve the chat page at /."
+    streams_per_key_max: Annotated[int, Range(1, 1_000_000)] | None = None
+    "Requests that one API key may have open. Without it: all that the server takes; with several keys half of them."
+    keep_alive_seconds: Seconds = 10.0
+    "A stream without news for this long gets a comment line, so that proxies keep it and clients that are gone are noticed."
+    retry_after_seconds: Annotated[int, Range(1, 86_400)] = 1
+    "What a client that gets 429 or 503 is told to wait, if nobody knows better."
+    text_threads: Annotated[int, Range(1, 64)] = 2
+    "Threads that parse, render and tokenise requests: so many for ordinary ones, and as many for large ones."
+    limits: dict[str, int | float] = field(default_factory=dict)
+    "Limits of requests and connections that differ from those of docs/limits.md, as YAML: {streams: 100, body_bytes: 1000000}."
     log_level: LogLevel = _ENGINE.log_level
     "What is logged on stderr. info: a line per request. debug: health checks and metrics too. warning, error: failures."
     log_format: LogFormat = _ENGINE.log_format

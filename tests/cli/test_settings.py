@@ -30,14 +30,17 @@ BESIDE = {
 """Settings that are nothing without others."""
 
 
+OTHER = {"root_path": "/x", "limits": {"streams": 7}}
+
+
 def other_value(name):
     """Some value that is not the default, as YAML would give it."""
     setting = SETTINGS[name]
     kind = setting.kind
     if name == "router":
         return ROUTERS
-    if name == "root_path":
-        return "/x"
+    if name in OTHER:
+        return OTHER[name]
     if get_origin(kind) is Literal:
         return get_args(kind)[-1]
     return {bool: not setting.default, int: 7, float: 0.75, str: "x", list[str]: ["a", "b"]}[kind]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from baton.api.limits import RANGES, Limits
@@ -12,6 +13,8 @@ from baton.config import ServeConfig
 from baton.errors import InvalidConfig
 from baton.protocol.request import OPENAI_SAMPLING
 
+_SERVE = ServeConfig()
+"A default is said once, there."
 _DEFAULTABLE = (*OPENAI_SAMPLING, "max_tokens")
 
 
@@ -77,11 +80,11 @@ class ApiConfig:
     "How it writes thoughts."
     streams_per_key_max: int | None = None
     "Requests one key may have open. None: all of limits.streams with one key, half with several: none shuts out another."
-    keep_alive_seconds: float = 10.0
+    keep_alive_seconds: float = _SERVE.keep_alive_seconds
     "A stream without news for this long gets a comment line, so that proxies and half-open sockets show."
-    retry_after_seconds: int = 1
+    retry_after_seconds: int = _SERVE.retry_after_seconds
     "What a 429 or 503 tells the client."
-    text_threads: int = 2
+    text_threads: int = _SERVE.text_threads
     "Threads that parse, render and tokenise large requests, so that streams of others go on."
     limits: Limits = field(default_factory=Limits)
     routers: tuple[str, ...] = ()
@@ -130,10 +133,26 @@ def api_config_of(serve: ServeConfig, settings: Mapping[str, Any]) -> ApiConfig:
         client_priority_min=serve.client_priority_min,
         tool_call_parser=serve.tool_call_parser,
         reasoning_parser=serve.reasoning_parser,
-        chat_page=not serve.routers,
+        chat_page=serve.chat_page and not serve.routers,
+        streams_per_key_max=serve.streams_per_key_max,
+        keep_alive_seconds=serve.keep_alive_seconds,
+        retry_after_seconds=serve.retry_after_seconds,
+        text_threads=serve.text_threads,
+        limits=limits_of(serve),
         routers=serve.routers,
         settings=settings,
     )
+
+
+def limits_of(serve: ServeConfig) -> Limits:
+    """Those of limits.py, but for what the operator says."""
+    known = {each.name: each.default for each in fields(Limits)}
+    for name, value in serve.limits.items():
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            raise InvalidConfig(f"limits has no {name}" + (f"; did you mean {close[0]}?" if close else ": see docs/limits.md"))
+        _require(not isinstance(known[name], int) or type(value) is int, f"limits: {name} is {value}: give a whole number")
+    return Limits(**serve.limits)  # type: ignore[arg-type]
 
 
 def _require(ok: bool, message: str) -> None:

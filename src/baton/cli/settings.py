@@ -80,6 +80,12 @@ PANELS: dict[str, tuple[str, ...]] = {
         "allowed_origins",
         "unknown_fields",
         "client_priority_min",
+        "chat_page",
+        "streams_per_key_max",
+        "keep_alive_seconds",
+        "retry_after_seconds",
+        "text_threads",
+        "limits",
     ),
     "Administration": ("admin_api_key", "admin_api_key_file", "admin_port", "admin_host", "log_level", "log_format"),
     "KV cache": (

@@ -21,11 +21,10 @@ from starlette.applications import Starlette
 
 from baton.addresses import parse_address
 from baton.api.app import make_app
-from baton.api.config import api_config_of
+from baton.api.config import api_config_of, limits_of
 from baton.api.http.reception import Reception
 from baton.api.http.server import make_server
 from baton.api.http.tls import tls_context
-from baton.api.limits import Limits
 from baton.api.routes.cluster import cluster_route
 from baton.config import shown
 from baton.core.cluster.events import CloseDoor
@@ -70,7 +69,7 @@ class RouterProcess:
         )
         template = read_template(serve.chat_template) if serve.chat_template else None
         reception = Reception("no instance has joined yet: try again later")
-        server = make_server(reception, limits=Limits(), lifespan="off", tls=tls, root_path=serve.root_path)
+        server = make_server(reception, limits=limits_of(serve), lifespan="off", tls=tls, root_path=serve.root_path)
         for sock in listeners:
             sock.listen(server.config.backlog)
         serving = asyncio.create_task(server.serve(sockets=listeners))

@@ -37,7 +37,11 @@ _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: c
 
 
 class DirectBody:
-    """Writes chunks of a body that has begun, as uvicorn would, without its way there (streaming.py says what for)."""
+    """Writes chunks of a body that has begun, as uvicorn would, without its way there (streaming.py says what for).
+
+    An event costs the front 67 us in place of 120 (bench/direct_body.py). It reads what uvicorn does not document:
+    pyproject.toml bounds the version, and where an attribute is missing the stream takes the long way (streaming.py: _flush).
+    """
 
     __slots__ = ("_cycle",)
 

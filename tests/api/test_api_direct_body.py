@@ -1,0 +1,39 @@
+"""Streams with another uvicorn than the one we know: what it does not document is missing, and they take the long way."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from api_fakes import Script, Serving, says
+
+from baton.api.http.server import DirectBody
+
+
+def streamed(server: Serving, http) -> str:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    with http.stream("POST", server.url + "/v1/chat/completions", json=body) as answer:
+        events = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
+    return "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
+
+
+def missing(*_: object) -> bool:
+    raise AttributeError("chunked_encoding")
+
+
+@pytest.mark.parametrize("way", ["ready", "write"])
+def test_a_stream_is_the_same_where_an_attribute_is_missing(server: Serving, http, text, monkeypatch, way: str):
+    words = "One two three four five six seven."
+    server.engine.script = Script(reply=says(text, words), delay_seconds=0.002)
+    assert streamed(server, http) == words
+    monkeypatch.setattr(DirectBody, way, property(missing) if way == "ready" else missing)
+    assert streamed(server, http) == words
+
+
+def test_the_short_way_is_taken_with_the_uvicorn_that_is_here(server: Serving, http, text, monkeypatch):
+    written: list[int] = []
+    own = DirectBody.write
+    monkeypatch.setattr(DirectBody, "write", lambda self, data: (written.append(len(data)), own(self, data))[1])
+    server.engine.script = Script(reply=says(text, "One two three four five."), delay_seconds=0.002)
+    assert streamed(server, http) == "One two three four five."
+    assert written
