@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,16 +14,21 @@ import pytest
 
 import baton
 from baton.api import errors
+from baton.api.anthropic.fields import MESSAGES
 from baton.api.app import PAGE, ROUTES
 from baton.api.config import ApiConfig, ServedModel
 from baton.api.limits import RANGES, Limits, Range
+from baton.api.ollama.fields import CHAT, GENERATE, OPTIONS
 from baton.api.openai.fields import Fields
 from baton.api.openai.known_fields import CHAT_ONLY, HARMLESS, UNSUPPORTED
 from baton.api.openai.schemas import Options, Schema
+from baton.api.responses.fields import RESPONSES
 from baton.api.routes.cluster import cluster_route
+from baton.api.translate import ONE_ANSWER, Field, Table
 from baton.protocol.request import OPENAI_SAMPLING
 
-TEXT = (Path(__file__).parent.parent.parent / "docs" / "http.md").read_text("utf-8")
+PAGE_FILE = Path(__file__).parent.parent.parent / "docs" / "http.md"
+TEXT = PAGE_FILE.read_text("utf-8")
 SOURCES = Path(baton.__file__).parent
 
 
@@ -118,6 +124,47 @@ def test_every_default(known: dict[str, tuple[set[str], Any]]):
     assert FIELDS["max_tokens"][3].endswith(f"completions: {completion.max_tokens}")
     for name, flag in (("add_generation_prompt", True), ("continue_final_message", False)):
         assert json.loads(FIELDS[name][3]) is flag is getattr(known["chat"][1], name)
+
+
+# Dialects
+
+TABLES: dict[str, Table] = {
+    "`/v1/responses`": RESPONSES,
+    "`/v1/messages`, `/v1/messages/count_tokens`": MESSAGES,
+    "`/api/chat`": CHAT,
+    "`/api/generate`": GENERATE,
+    "`options` of `/api/chat` and `/api/generate`": OPTIONS,
+}
+BEGIN, END = "from the tables in the code -->\n", "<!-- end -->"
+
+
+def becomes(field: Field) -> str:
+    match field.rule:
+        case "same":
+            return f"`{field.to}`" + (f": {field.about}" if field.about else "")
+        case "own":
+            return f"{field.kind}: {field.about}"
+        case "refused":
+            allowed = " or ".join(f"`{json.dumps(value)}`" for value in field.neutral)
+            return f"400{f', unless it is {allowed}' if allowed else ''}: {field.about}"
+    return f"taken: {field.about}"
+
+
+def tables() -> str:
+    parts = []
+    for title, table in TABLES.items():
+        rows = [f"| `{name}` | {becomes(field)} |" for name, field in table.items() if name not in ONE_ANSWER]
+        parts.append("\n".join([f"### {title}", "", "| field | becomes |", "| --- | --- |", *rows, ""]))
+    return "\n" + "\n".join(parts)
+
+
+def test_fields_of_every_dialect():
+    if os.environ.get("BATON_WRITE_DOCS"):
+        before, rest = TEXT.split(BEGIN)
+        PAGE_FILE.write_text(before + BEGIN + tables() + "\n" + END + rest.split(END, 1)[1], "utf-8")
+        return
+    told = TEXT.split(BEGIN)[1].split(END)[0].strip()
+    assert told == tables().strip(), "write them anew: BATON_WRITE_DOCS=1 pytest tests/api/test_api_http_page.py"
 
 
 # Errors
