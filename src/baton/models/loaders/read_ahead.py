@@ -1,6 +1,6 @@
 """Asks the system to fetch what comes next of a mapped file while its user still works on what is there.
 
-Left to itself it fetches 128 KiB whenever somebody touches a page that is not in memory, and two threads that walk through a file
+Left to itself it fetches 128 KiB whenever somebody touches a page that is not in memory, and threads that walk through a file
 of gigabytes wait for the disk most of the time.
 """
 
