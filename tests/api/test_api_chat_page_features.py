@@ -114,11 +114,11 @@ def test_markdown_looks_the_same_however_it_came(page: Browser):
     assert same
 
 
-@pytest.mark.parametrize("hostile", ["*a ", "**", "_*", "`", "[", "[a](", "> ", "- ", "|-", "~~a", "![", "http://", "# ", " -"])
-def test_hostile_markdown_is_drawn_within_the_deadline(page: Browser, hostile: str):
+def test_hostile_markdown_is_drawn_within_the_deadline(page: Browser):
     """A pattern that went back over what it has read would need hours for this: evaluate() has a deadline."""
-    assert len(rendered(page, hostile * 20_000)) > 0
-    assert len(rendered(page, (hostile + "\n") * 5_000)) > 0
+    for hostile in ("*a ", "**", "_*", "`", "[", "[a](", "> ", "- ", "|-", "~~a", "![", "http://", "# ", " -"):
+        assert len(rendered(page, hostile * 20_000)) > 0, hostile
+        assert len(rendered(page, (hostile + "\n") * 2_000)) > 0, hostile
 
 
 def test_a_code_block_is_copied_as_it_is(page: Browser, server: Serving, text):

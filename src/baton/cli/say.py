@@ -5,6 +5,7 @@ Bars are for people who look on: none where stderr is a file or a pipe.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -120,6 +121,8 @@ def resolve_model(name: str, revision: str = "", *, quiet: bool = False) -> Path
     """What the user typed as files on this machine, with a bar while they are fetched."""
     from baton.models.names import resolve
 
+    if quiet or not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the hub's library draws bars of its own, into files too
     with bar(f"fetching {name}", unit="bytes", quiet=quiet) as advance:
         return resolve(name, revision=revision, progress=lambda done, total: advance(done, total, ""))
 
