@@ -47,7 +47,7 @@ async def show(request: Request) -> Response:
             "modified_at": _modified(front),
             "details": _details(),
             "model_info": {"general.architecture": "baton", "baton.context_length": front.model.context_tokens},
-            "capabilities": ["completion"],
+            "capabilities": _capabilities(front),
             "parameters": "\n".join(f"{name} {value}" for name, value in front.model.sampling_defaults.items()),
             "template": "",
             "modelfile": "",
@@ -66,6 +66,11 @@ def _model(front: Front, name: str) -> dict[str, Any]:
         "digest": digest,
         "details": _details(),
     }
+
+
+def _capabilities(front: Front) -> list[str]:
+    able = {"completion": True, "tools": front.style.calls is not None, "thinking": front.style.thoughts is not None}
+    return [name for name, yes in able.items() if yes]
 
 
 def _details() -> dict[str, Any]:

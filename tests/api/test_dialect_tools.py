@@ -1,0 +1,199 @@
+"""Tool calls and reasoning in the other dialects: their own clients unmodified, an agent framework, a scripted model."""
+
+from __future__ import annotations
+
+import json
+
+import anthropic
+import ollama
+import openai
+import pytest
+from api_fakes import Script, Serving, says, serving
+from pydantic_ai import Agent
+from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
+from pydantic_ai.providers.openai import OpenAIProvider
+from tool_rig import QWEN, TOOLS, call, prompt_of, with_template
+
+ASK = [{"role": "user", "content": "How is Oslo?"}]
+OSLO = call("weather", city="Oslo")
+THOUGHT = "<think>\nHm.\n</think>\n\n"
+BOTH = f"{THOUGHT}Let me look.\n{OSLO}\n{call('time_in', zone='CET')}"
+RESPONSES_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]
+ANTHROPIC_TOOLS = [
+    {"name": tool["function"]["name"], "description": "x", "input_schema": tool["function"]["parameters"]} for tool in TOOLS
+]
+
+
+@pytest.fixture(scope="module")
+def shared_tool_server(text):
+    with serving(with_template(text, QWEN)) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_tool_server: Serving):
+    shared_tool_server.engine.script = Script()
+    shared_tool_server.engine.requests.clear()
+    return shared_tool_server
+
+
+@pytest.fixture
+def sdk(server):
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+def claude(server):
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20) as client:
+        yield client
+
+
+# Anthropic
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_anthropic_blocks(server, claude, text, stream):
+    server.engine.script = Script(reply=says(text, BOTH))
+    fields = {"model": "smol", "max_tokens": 200, "messages": ASK, "tools": ANTHROPIC_TOOLS}
+    if stream:
+        with claude.messages.stream(**fields) as events:
+            answer = events.get_final_message()
+    else:
+        answer = claude.messages.create(**fields)
+    assert [block.type for block in answer.content] == ["thinking", "text", "tool_use", "tool_use"]
+    assert answer.content[0].thinking.strip() == "Hm."
+    assert answer.content[1].text.strip() == "Let me look."
+    calls = [(block.name, block.input) for block in answer.content[2:]]
+    assert calls == [("weather", {"city": "Oslo"}), ("time_in", {"zone": "CET"})]
+    assert answer.stop_reason == "tool_use"
+
+
+def test_anthropic_results_go_to_the_template(server, claude, text):
+    server.engine.script = Script(reply=says(text, "Cold."))
+    messages = [
+        *ASK,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": ""},
+                {"type": "text", "text": "Let me look."},
+                {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Oslo"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "4 degrees"}]},
+                {"type": "text", "text": "Well?"},
+            ],
+        },
+    ]
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    claude.messages.create(model="smol", max_tokens=9, messages=messages, tools=ANTHROPIC_TOOLS, tool_choice=choice)
+    prompt = prompt_of(server)
+    assert '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>' in prompt
+    assert "(Hm.)" in prompt
+    assert "<tool_response>4 degrees</tool_response><|im_end|>\n<|im_start|>user\nWell?" in prompt
+    assert '"name": "time_in"' in prompt
+
+
+def test_anthropic_thinking_off(server, claude, text):
+    server.engine.script = Script(reply=says(text, "Cold."))
+    claude.messages.create(model="smol", max_tokens=9, messages=ASK, thinking={"type": "disabled"})
+    assert prompt_of(server).endswith("<think>\n\n</think>\n\n")
+
+
+# Ollama
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_ollama_calls(server, text, stream):
+    server.engine.script = Script(reply=says(text, BOTH))
+    answer = ollama.Client(host=server.url).chat("smol", ASK, tools=TOOLS, stream=stream)
+    messages = [part.message for part in answer] if stream else [answer.message]
+    assert "".join(message.thinking or "" for message in messages).strip() == "Hm."
+    assert "".join(message.content or "" for message in messages).strip() == "Let me look."
+    calls = [(each.function.name, each.function.arguments) for message in messages for each in message.tool_calls or []]
+    assert calls == [("weather", {"city": "Oslo"}), ("time_in", {"zone": "CET"})]
+
+
+def test_ollama_results_go_to_the_template(server, text):
+    server.engine.script = Script(reply=says(text, "Cold."))
+    asked = {"role": "assistant", "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Oslo"}}}]}
+    result = {"role": "tool", "tool_name": "weather", "content": "4 degrees"}
+    client = ollama.Client(host=server.url)
+    assert client.chat("smol", [*ASK, asked, result], think=False).message.content == "Cold."
+    prompt = prompt_of(server)
+    assert '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>' in prompt
+    assert "<tool_response>4 degrees</tool_response>" in prompt
+    assert prompt.endswith("<think>\n\n</think>\n\n")
+    assert {"tools", "thinking"} <= set(client.show("smol").capabilities)
+
+
+# Responses
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_responses_items(server, sdk, text, stream):
+    server.engine.script = Script(reply=says(text, BOTH))
+    answer = sdk.responses.create(model="smol", input="How is Oslo?", tools=RESPONSES_TOOLS, stream=stream)
+    if stream:
+        events = list(answer)
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+        assert "".join(deltas) == json.dumps({"city": "Oslo"}) + json.dumps({"zone": "CET"})
+        assert "".join(event.delta for event in events if event.type == "response.reasoning_text.delta").strip() == "Hm."
+        answer = events[-1].response
+    assert [item.type for item in answer.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert answer.output[0].content[0].text.strip() == "Hm."
+    assert answer.output_text.strip() == "Let me look."
+    assert [json.loads(item.arguments) for item in answer.output[2:]] == [{"city": "Oslo"}, {"zone": "CET"}]
+    assert answer.usage.output_tokens_details.reasoning_tokens > 0
+    # The next turn: only the results are sent, the calls are known.
+    server.engine.script = Script(reply=says(text, "Cold."))
+    outputs = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": f"result {place}"}
+        for place, item in enumerate(answer.output[2:])
+    ]
+    assert sdk.responses.create(model="smol", input=outputs, previous_response_id=answer.id).output_text == "Cold."
+    prompt = prompt_of(server)
+    assert prompt.index('{"city": "Oslo"}') < prompt.index("<tool_response>result 0") < prompt.index("<tool_response>result 1")
+
+
+# An agent framework: it asks, calls our function with the model's arguments, and asks again with the result.
+
+
+def _models(server):
+    by_openai = OpenAIProvider(base_url=server.url + "/v1", api_key="none")
+    yield OpenAIChatModel("smol", provider=by_openai)
+    yield OpenAIResponsesModel("smol", provider=by_openai)
+    yield AnthropicModel("smol", provider=AnthropicProvider(base_url=server.url, api_key="none"))
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["chat", "responses", "messages"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_agent_calls_its_tool(server, text, which, stream):
+    called = []
+
+    def turns(request, index):
+        prompt = text.tokenizer.decode(request.prompt, skip_special_tokens=False)
+        return says(text, "It is cold." if "<tool_response>" in prompt else OSLO)(request, index)
+
+    server.engine.script = Script(reply=turns)
+    agent = Agent(list(_models(server))[which])
+
+    @agent.tool_plain
+    def weather(city: str) -> str:
+        """Weather in a city."""
+        called.append(city)
+        return "4 degrees"
+
+    if stream:
+        assert agent.run_stream_sync("How is Oslo?").get_output() == "It is cold."
+    else:
+        assert agent.run_sync("How is Oslo?").output == "It is cold."
+    assert called == ["Oslo"]
+    assert "<tool_response>4 degrees</tool_response>" in prompt_of(server)
