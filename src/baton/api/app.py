@@ -30,6 +30,7 @@ from baton.api.responses.routes import stored_response
 from baton.api.responses.shape import ResponseShape
 from baton.api.routes import admin, models, tokens
 from baton.api.routes.chat_page import chat_page
+from baton.api.routes.openapi import openapi
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
 
@@ -54,6 +55,7 @@ ROUTES: Sequence[ApiRoute] = (
     ApiRoute("/api/ps", ollama_models.ps, methods=["GET"], dialect=OLLAMA),
     ApiRoute("/api/show", ollama_models.show, methods=["POST"], dialect=OLLAMA),
     ApiRoute("/api/version", ollama_models.version, methods=["GET"], dialect=OLLAMA),
+    ApiRoute("/openapi.json", openapi, methods=["GET"]),
     ApiRoute("/version", admin.version, methods=["GET"]),
     ApiRoute("/metrics", admin.metrics, methods=["GET"], right="admin"),
     ApiRoute("/config", admin.config, methods=["GET"], right="admin"),

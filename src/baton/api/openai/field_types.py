@@ -1,0 +1,57 @@
+"""Types of the fields of OpenAI's two older endpoints, for /openapi.json. Numbers have theirs in limits.RANGES.
+
+A test holds it against what schemas.py reads: a field that is read and not here, or here and not read, is an error.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_BOTH: Final[dict[str, str]] = {
+    "model": "string",
+    "stream": "boolean",
+    "stream_options": "object",
+    "stop": "string or array",
+    "include_stop_str_in_output": "boolean",
+    "stop_token_ids": "array",
+    "ignore_eos": "boolean",
+    "bad_words": "string or array",
+    "logit_bias": "object",
+    "echo": "boolean",
+    "return_token_ids": "boolean",
+    "skip_special_tokens": "boolean",
+    "add_special_tokens": "boolean",
+    "cache_salt": "string",
+    "user": "string",
+    "response_format": "object",
+    "structured_outputs": "object",
+    "guided_json": "string or object",
+    "guided_regex": "string",
+    "guided_choice": "array",
+    "guided_grammar": "string",
+    "grammar": "string",
+    "json_schema": "string or object",
+}
+CHAT: Final[dict[str, str]] = {
+    **_BOTH,
+    "messages": "array",
+    "logprobs": "boolean",
+    "tools": "array",
+    "tool_choice": "string or object",
+    "parallel_tool_calls": "boolean",
+    "add_generation_prompt": "boolean",
+    "continue_final_message": "boolean",
+    "chat_template_kwargs": "object",
+    "enable_thinking": "boolean",
+    "reasoning_effort": "string",
+    "reasoning": "object",
+    "thinking": "boolean or object",
+    "think": "boolean or string",
+    "thinking_budget": "integer",
+    "thinking_token_budget": "integer",
+    "reasoning_budget": "integer",
+    "include_reasoning": "boolean",
+    "separate_reasoning": "boolean",
+    "stream_reasoning": "boolean",
+}
+COMPLETION: Final[dict[str, str]] = {**_BOTH, "prompt": "string or array"}
