@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from baton.api.limits import RANGES
-from baton.api.openai.known_fields import HARMLESS, INTERNAL, UNSUPPORTED
+from baton.api.openai.known_fields import CHAT_ONLY, HARMLESS, INTERNAL, UNSUPPORTED
 from baton.protocol.codec import decode, encode
 
 COUNT = int(os.environ.get("BATON_API_FUZZ", "150"))
@@ -42,12 +42,27 @@ others = (
     "chat_template_kwargs",
     "model",
 )
-names = sorted({*RANGES, *flags, *others, *UNSUPPORTED, *HARMLESS, *INTERNAL[:2], "prompt", "messages", "tokens", "zzz"})
+known = {*RANGES, *flags, *others, *UNSUPPORTED, *CHAT_ONLY, *HARMLESS, *INTERNAL[:2]}
+names = sorted({*known, "prompt", "messages", "tokens", "zzz"})
 messages = st.lists(
     st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system", "x y"]), "content": scalars}), max_size=3
 )
 
+tools = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["function", "function", "other"])},
+        optional={
+            "function": st.fixed_dictionaries(
+                {"name": st.sampled_from(["f", "g", "a b", 5])}, optional={"parameters": values, "description": scalars}
+            )
+        },
+    ),
+    max_size=3,
+)
+
 likely = {
+    "tools": tools,
+    "thinking_budget": st.integers(-1, 3),
     "n": st.integers(1, 3),
     "max_tokens": st.integers(1, 6),
     "temperature": st.floats(0, 2),
@@ -115,7 +130,7 @@ def test_nearly_right_requests(server, http, path, prompt, chat, good, odd):
 @quick
 @given(
     prompt=st.text(min_size=1, max_size=30),
-    good=st.fixed_dictionaries({}, optional={k: v for k, v in likely.items() if k != "logprobs"}),
+    good=st.fixed_dictionaries({}, optional={k: v for k, v in likely.items() if k not in ("logprobs", *CHAT_ONLY)}),
 )
 def test_right_requests_are_answered(server, http, prompt, good):
     good.pop("stream_options", None)

@@ -4,8 +4,9 @@
     python tests/chaos/chaos_fuzz.py --requests 10000 --products     # large in every field at once (chaos_products.py)
 
 Bodies are drawn from the API's own tables (numbers and their ranges, internal, unsupported and harmless fields), so a new
-field is tried as soon as it is in a table. A good value, one at the edge, one beyond it, one of the wrong kind; sometimes bytes
-that are no JSON at all. Pass: every answer has a declared status and is well-formed, nobody dies, memory stays flat.
+field is tried as soon as it is in a table; tools, thoughts, formats and other dialects from chaos_fields.py. A good value, one
+at the edge, one beyond it, one of the wrong kind; sometimes bytes that are no JSON at all. Pass: every answer has a declared
+status and is well-formed, nobody dies, memory stays flat.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent.parent / "src")]
 
+from chaos_fields import format_fields, other_dialect, thinking_fields, tool_fields, tool_turns  # noqa: E402
 from chaos_model import CONTEXT, VOCABULARY, make_model  # noqa: E402
 from chaos_products import Products, memory_problems  # noqa: E402
 from chaos_server import Reply, Server, ask  # noqa: E402
 
 from baton.api.limits import RANGES  # noqa: E402
-from baton.api.openai.known_fields import HARMLESS, INTERNAL, UNSUPPORTED  # noqa: E402
+from baton.api.openai.known_fields import CHAT_ONLY, HARMLESS, INTERNAL, UNSUPPORTED  # noqa: E402
 
 DECLARED = {200, 400, 404, 405, 408, 409, 413, 415, 422, 429, 431, 503, 504}
 WEIRD: tuple[Any, ...] = (
@@ -39,6 +41,7 @@ WEIRD: tuple[Any, ...] = (
 PATHS = (
     "/health", "/live", "/ready", "/metrics", "/config", "/version", "/v1/models", "/v1/models/tiny", "/v1/models/%00",
     "/nothing", "/v1/completions", "/", "//", "/v1/models/../config", "/%2e%2e/etc/passwd", "/?a=1",
+    "/openapi.json", "/api/tags", "/api/version", "/v1/responses/resp_1",
 )  # fmt: skip
 WORDS = ("hello", " world", "<|end|>", "<|start|>", "\n", "ß", "日本", "\x00", "{{ 7*7 }}", "a" * 50)
 
@@ -54,10 +57,13 @@ class Fuzz:
         headers: dict[str, str] = {}
         if dice.random() < 0.05:
             headers[dice.choice(("x-request-id", "idempotency-key"))] = dice.choice(("a", "x" * 300, "k1", "k2", "~"))
-        if kind < 0.45:
+        if kind < 0.3:
             return "/v1/completions", self.spoiled(self.completion()), headers
-        if kind < 0.8:
+        if kind < 0.7:
             return "/v1/chat/completions", self.spoiled(self.chat()), headers
+        if kind < 0.8:
+            path, body = other_dialect(dice, self.chat(), self.text())
+            return path, self.spoiled(body), headers
         if kind < 0.85:
             return "/tokenize", self.spoiled({"prompt": self.text(), "return_token_strs": dice.random() < 0.5}), headers
         if kind < 0.9:
@@ -87,6 +93,12 @@ class Fuzz:
         body = {"messages": messages, **self.options()}
         if dice.random() < 0.3:
             body |= {"logprobs": True, "top_logprobs": dice.randint(0, 20)}
+        if dice.random() < 0.25:
+            body |= tool_fields(dice)
+        if dice.random() < 0.1:
+            body |= thinking_fields(dice)
+        if dice.random() < 0.15:
+            messages += tool_turns(dice)
         if dice.random() < 0.1:
             body["chat_template_kwargs"] = dice.choice(({}, {"a": 1}, {"messages": []}, {"enable_thinking": False}))
         return body
@@ -111,8 +123,10 @@ class Fuzz:
         }
         for name in dice.sample(sorted(extras), dice.randint(0, 3)):
             options[name] = extras[name]()
+        if dice.random() < 0.1:
+            options |= format_fields(dice)
         if dice.random() < 0.08:
-            options[dice.choice((*INTERNAL, *UNSUPPORTED, *HARMLESS))] = dice.choice(WEIRD)
+            options[dice.choice((*INTERNAL, *UNSUPPORTED, *CHAT_ONLY, *HARMLESS))] = dice.choice(WEIRD)
         return options
 
     def number(self, name: str) -> Any:
@@ -169,15 +183,24 @@ def problem_with(path: str, reply: Reply) -> str | None:
         return f"status {reply.status}"
     if reply.status != 200:
         try:
-            error = reply.json["error"]
+            return _problem_with_error(reply.json["error"], path)
         except (ValueError, KeyError, TypeError):
             return f"status {reply.status} without an error object"
-        return None if {"message", "type", "param", "code"} <= set(error) else "an error object that lacks something"
     if path.startswith("/v1/c") and not reply.content.startswith(b"data: "):
         return None if reply.json["choices"] else "no choices"
-    if reply.content.startswith(b"data: ") and not reply.complete:
+    if path.startswith("/v1/c") and not reply.complete:
         return f"a stream that does not end well: {reply.content[-200:]!r}"
+    if any(b'"error"' in line for line in reply.content.splitlines() if line.startswith((b"data: ", b'{"error"'))):
+        return f"a stream with an error: {reply.content[-200:]!r}"
     return None
+
+
+def _problem_with_error(error: Any, path: str) -> str | None:
+    """Each dialect has its own: OpenAI's four keys, Anthropic's two, Ollama's plain text."""
+    if path.startswith("/api/") and isinstance(error, str):
+        return None
+    least = {"message", "type"} if path.startswith(("/v1/messages", "/api/")) else {"message", "type", "param", "code"}
+    return None if least <= set(error) else "an error object that lacks something"
 
 
 async def bombard(

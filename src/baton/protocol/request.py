@@ -48,7 +48,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sequence ends, even before min_tokens."""
 
     thinking: Thinking | None = None
-    "How long its thought may be. Without: as long as it likes."
+    "Where its thought is, and how long it may be."
 
     @property
     def stop_length_min(self) -> int:

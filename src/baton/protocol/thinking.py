@@ -14,12 +14,13 @@ _TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class Thinking(Struct, frozen=True, omit_defaults=True):
-    """A thought ends after so many tokens: the next one is `end`, whatever the model likes best."""
+    """Where a thought is, in token ids. A grammar is about what follows it. With a budget it ends after so many tokens: the
+    next one is `end`, whatever the model likes best."""
 
     end: _TokenId
     "The token that closes a thought."
-    budget: Annotated[int, Meta(ge=0, le=2**31 - 1)]
-    "Tokens of a thought, its marks not counted."
+    budget: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    "Tokens of a thought, its marks not counted. None: as many as it likes."
     start: _TokenId | None = None
     "The token that opens one, at the beginning of the answer. None: it is only opened by the prompt."
     is_open: bool = False

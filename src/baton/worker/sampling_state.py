@@ -142,8 +142,9 @@ class SequenceSampling:
         "Ids that are forbidden now or at other times."
         if params.min_tokens:
             self.excluded.update(self.stop_ids.tolist())
-        limited = params.thinking is not None and params.thinking.end < vocab_size
-        self.thought = Thought(params.thinking) if limited and params.thinking is not None else None
+        rules = params.thinking
+        limited = rules is not None and rules.budget is not None and rules.end < vocab_size
+        self.thought = Thought(rules) if limited and rules is not None else None
         self.adjusted = bool(bias or self.tally or self.excluded or self.thought)
         "Something may change its logits before a token is chosen."
         top_k = min(params.top_k, vocab_size)  # any number may be asked for
@@ -196,4 +197,4 @@ def sampled_on_host(params: SamplingParams) -> bool:
 
 def waits_for_tokens(params: SamplingParams) -> bool:
     """Whether any executor must know its tokens so far before its next step is launched: they decide what may come."""
-    return params.thinking is not None
+    return params.thinking is not None and params.thinking.budget is not None

@@ -35,7 +35,8 @@ class Thought:
         if self._state != "over":
             for token in outputs[self._read :]:
                 self._take(int(token))
-        return self._rules.end if self._state == "open" and self._used >= self._rules.budget else None
+        budget = self._rules.budget
+        return self._rules.end if budget is not None and self._state == "open" and self._used >= budget else None
 
     def _take(self, token: int) -> None:
         self._read += 1

@@ -14,8 +14,10 @@ from typing import Final
 from baton.api.errors import bad
 from baton.api.front import Front
 from baton.api.openai.schemas import ChatBody
+from baton.protocol.grammar import Grammar
 from baton.protocol.thinking import Thinking
 from baton.text.parsers.base import MakeParser, Parser, PlainParser
+from baton.text.parsers.call_grammar import calls_grammar
 from baton.text.parsers.calls import CallsParser
 from baton.text.parsers.think import ThinkParser
 
@@ -65,18 +67,26 @@ def _is_open(prompt: str, start: str) -> bool:
     return prompt[-_TAIL_CHARS:].rstrip().endswith(start)
 
 
-def without_thought(front: Front, body: ChatBody, prompt: str) -> str:
+def without_thought(front: Front, body: ChatBody, prompt: str, *, constrained: bool) -> str:
     """The prompt of a chat that wants no thought. A template that knows the switch has seen to it; where one opens a thought
-    all the same, it is closed again, as Qwen's template does it."""
+    all the same, it is closed again, as Qwen's template does it. So it is where a grammar could not tell when it ends."""
     thoughts = front.style.thoughts
-    if thoughts is None or body.thinking.enabled is not False or not _is_open(prompt, thoughts.start):
+    if thoughts is None or not _is_open(prompt, thoughts.start):
         return prompt
-    return f"{prompt.rstrip()}\n\n{thoughts.end}\n\n"
+    if body.thinking.enabled is False or (constrained and _token(front, thoughts.end) is None):
+        return f"{prompt.rstrip()}\n\n{thoughts.end}\n\n"
+    return prompt
 
 
-def thinking_rules(front: Front, body: ChatBody, parts: AnswerParts) -> Thinking | None:
+def _token(front: Front, tag: str) -> int | None:
+    """Its id, if it is one token that the model has."""
+    token = front.tokenizer.added_ids.get(tag)
+    return token if token is not None and token < front.model.head_width else None
+
+
+def thinking_rules(front: Front, body: ChatBody, parts: AnswerParts, *, constrained: bool) -> Thinking | None:
     """What the sampler is told. A model without thoughts keeps within any budget; one whose template has no switch is kept from
-    thinking by a budget of nothing."""
+    thinking by a budget of nothing. `constrained`: by a grammar, which is about what comes after the thought."""
     thoughts, thinking, budget = front.style.thoughts, body.thinking, body.thinking.budget
     if thoughts is None:
         return None
@@ -92,4 +102,22 @@ def thinking_rules(front: Front, body: ChatBody, parts: AnswerParts) -> Thinking
         return None
     budget = 0 if switched_off else budget
     is_open = parts.is_open or thoughts.always_open
-    return None if budget is None else Thinking(end=end, budget=budget, start=start, is_open=is_open)
+    needed = budget is not None or (constrained and thinking.enabled is not False)
+    return Thinking(end=end, budget=budget, start=start, is_open=is_open) if needed else None
+
+
+def call_grammar(front: Front, body: ChatBody) -> Grammar | None:
+    """Of an answer that must be calls; or calls, or what the request says of an answer's format."""
+    tools, style, answer = body.tools, front.style.calls, body.options.grammar
+    if tools is None or style is None or (tools.choice == "auto" and answer is None):
+        return answer
+    if answer is not None and tools.choice == "required":
+        raise bad("a call is required (tool_choice), and a format of the answer is given: give one of them", "tool_choice")
+    if answer is not None and (style.bare or answer.kind not in ("json_schema", "json_object")):
+        why = "of this model" if style.bare else "other than JSON"
+        raise bad(f"tools together with an answer's format {why} are not supported", "tools", code="unsupported")
+    added, special_ids = front.tokenizer.added_ids, front.tokenizer.special_ids
+    special = {mark: added[mark] for mark in style.marks if added.get(mark) in special_ids}
+    or_answer = None if answer is None else answer.text
+    text = calls_grammar(style, tools.parameters, parallel=tools.parallel, special=special, or_answer=or_answer)
+    return Grammar("lark", text)

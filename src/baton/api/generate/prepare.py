@@ -12,7 +12,7 @@ from msgspec import structs
 
 from baton.api.errors import bad
 from baton.api.front import Front
-from baton.api.generate.answer_parts import answer_parts, thinking_rules, without_thought
+from baton.api.generate.answer_parts import answer_parts, call_grammar, thinking_rules, without_thought
 from baton.api.http.auth import Caller
 from baton.api.openai.schemas import ChatBody, CompletionBody, Options, Prompt, too_long
 from baton.protocol.grammar import Grammar
@@ -74,10 +74,12 @@ def chat_job(front: Front, body: ChatBody, caller: Caller) -> Job:
         tools_in_words=not front.style.template_knows_tools,
         extras=body.template_kwargs,
     )
-    text = without_thought(front, body, text)
+    options = replace(body.options, grammar=call_grammar(front, body))
+    text = without_thought(front, body, text, constrained=options.grammar is not None)
     parts = answer_parts(front, body, text)
-    job = _job(front, [_encoded(front, text, body.options, mark)], body.options, caller)
-    job = replace(job, requests=tuple(_with_thinking(request, thinking_rules(front, body, parts)) for request in job.requests))
+    thinking = thinking_rules(front, body, parts, constrained=options.grammar is not None)
+    job = _job(front, [_encoded(front, text, options, mark)], options, caller)
+    job = replace(job, requests=tuple(_with_thinking(request, thinking) for request in job.requests))
     return replace(job, parser=parts.make, thinks=parts.thinks, shown_ids=parts.shown_ids)
 
 
