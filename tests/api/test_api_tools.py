@@ -269,3 +269,29 @@ def test_any_model_can_call(text, http):
         sdk.chat.completions.create(messages=[*HI, made, *results], **fields)
         assert "Result: cold\nResult: wet" in prompt_of(server)
         assert '{"name": "weather", "arguments": {"city": "Oslo"}}<|im_end|>' in prompt_of(server)
+
+
+# Calls that must come: what the engine is asked; that a worker obeys a grammar is tested with the workers
+
+
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"), [("required", ["weather", "time_in"]), ("any", ["weather", "time_in"]), (NAMED, ["weather"])]
+)
+def test_a_call_that_is_required_is_enforced_by_a_grammar(ask, server, choice, names):
+    answer = ask(OSLO, tool_choice=choice).choices[0]
+    assert calls_of(answer.message) == [("weather", {"city": "Oslo"})]
+    assert answer.finish_reason == "tool_calls"
+    grammar = server.engine.requests[-1].sampling.grammar
+    assert grammar.kind == "lark"
+    for tool in TOOLS:
+        assert (json.dumps(json.dumps(tool["function"]["name"]))[1:-1] in grammar.text) is (tool["function"]["name"] in names)
+    assert grammar.ends
+
+
+def test_no_grammar_where_the_model_is_free(ask, server):
+    for choice in ("auto", "none"):
+        ask("No.", tool_choice=choice)
+        assert server.engine.requests[-1].sampling.grammar is None
