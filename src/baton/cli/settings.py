@@ -151,7 +151,7 @@ class Setting:
     def help_with_default(self) -> str:
         also = f" (also {', '.join(map(flag_of, self.familiar))})" if self.familiar else ""
         default = {True: "on", False: "off"}[self.default] if isinstance(self.default, bool) else self.default
-        return f"{self.help}{also}" + ("" if default is None or default == () else f" \\[default: {default}]")
+        return f"{self.help}{also}" + ("" if default in (None, (), "", {}) else f" \\[default: {default}]")
 
     def read(self, value: Any, origin: str) -> Any:
         """The value as the field's type wants it, and in its range. `origin` is the file, or empty for the command line."""
