@@ -1,8 +1,9 @@
 """Speed of the steps on a GPU, against what its memory and its matrix units allow.
 
-    python bench/gpu.py [--shape llama-3-8b] [--only ceilings,decode,prefill,attention,sampling,deterministic] [--json FILE]
+    python bench/gpu.py [--shape llama-3-8b] [--only decode,prefill,server,offline] [--json FILE]
 
-Random weights of the named shape, bfloat16; a pool that is filled with random numbers; random block tables. One line per case:
+Random weights of the named shape, bfloat16; a pool that is filled with random numbers; random block tables. All sections take
+about six minutes. Sections with whole engines: gpu_serving.py; with transformers: gpu_peer.py. One line per case:
 
 floor    bytes / read bandwidth + operations / matrix rate, whichever is larger for the products, plus the KV stream. The rates
          are those of gpu-performance.md (4.3 TB/s, 790 TFLOP/s), so that percentages can be compared between runs
@@ -24,6 +25,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import gpu_peer
+import gpu_serving
 from baton.models.config import ModelConfig
 from baton.models.parameters import expected_shapes
 from baton.models.shapes import SHAPES
@@ -47,7 +50,7 @@ def main() -> None:
     rows: list[Row] = []
     began = time.perf_counter()
     for section in options.only.split(","):
-        for row in SECTIONS[section](config, options):
+        for row in rows_of(section, config, options):
             row = {"section": section, **row}
             rows.append(row)
             print(
@@ -61,10 +64,19 @@ def main() -> None:
         options.json.write_text(json.dumps(rows, indent=1))
 
 
+def rows_of(section: str, config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
+    """A section that fails leaves the others their turn."""
+    try:
+        yield from SECTIONS[section](config, options)
+    except Exception as error:
+        yield {"failed": f"{type(error).__name__}: {error}"}
+
+
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="llama-3-8b")
-    parser.add_argument("--only", default="ceilings,decode,prefill,attention,sampling,deterministic")
+    parser.add_argument("--only", default=",".join(name for name in SECTIONS if name != "kernels"))
+    parser.add_argument("--requests", type=int, default=512, help="Of the section offline.")
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
     parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)))
     parser.add_argument("--steps", type=int, default=30)
@@ -336,6 +348,11 @@ SECTIONS: dict[str, Callable[[ModelConfig, argparse.Namespace], Iterator[Row]]] 
     "sampling": sampling,
     "deterministic": deterministic,
     "kernels": kernels,
+    "offline": gpu_serving.offline,
+    "server": gpu_serving.server,
+    "host_tier": gpu_serving.host_tier,
+    "handoff": gpu_serving.handoff,
+    "peer": gpu_peer.peer,
 }
 
 

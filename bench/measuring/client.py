@@ -63,14 +63,21 @@ def load(port: int, model: str, prompts: Sequence[Prompt], output: int, clients:
     return load_bodies(port, [request_bytes(port, model, prompt, output) for prompt in prompts], output, clients)
 
 
-def request_bytes(port: int, model: str, prompt: Prompt, output: int) -> bytes:
+def request_bytes(port: int, model: str, prompt: Prompt, output: int, *, token_ids: bool = False) -> bytes:
     asked = {"model": model, "prompt": prompt, "max_tokens": output, "temperature": 0, "ignore_eos": True, "stream": True}
-    body = json.dumps({**asked, "stream_options": {"include_usage": True}}).encode()
+    more = {"return_token_ids": True} if token_ids else {}
+    body = json.dumps({**asked, **more, "stream_options": {"include_usage": True}}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
     return head.encode() + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
 def load_bodies(port: int, bodies: Sequence[bytes], output: int, clients: int) -> Load:
+    streams, seconds = stream_all(port, bodies, clients)
+    return Load.of([stream.answer(output) for stream in streams], seconds)
+
+
+def stream_all(port: int, bodies: Sequence[bytes], clients: int) -> tuple[list[Stream], float]:
+    """What came of each, and how long all of it took."""
     todo, streams, running = list(bodies[::-1]), list[Stream](), dict[int, Stream]()
     with select.epoll() as epoll:
 
@@ -99,7 +106,7 @@ def load_bodies(port: int, bodies: Sequence[bytes], output: int, clients: int) -
             for stream in running.values():
                 stream.socket.close()
         seconds = perf_counter() - begin
-    return Load.of([stream.answer(output) for stream in streams], seconds)
+    return streams, seconds
 
 
 class Stream:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,25 @@ CLOCK = os.sysconf("SC_CLK_TCK")
 
 
 class Server:
-    def __init__(self, scratch: Path, command: str = "serve", **settings: Any) -> None:
+    def __init__(self, scratch: Path, command: str = "serve", *, arguments: Sequence[str] = (), **settings: Any) -> None:
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
             self.port = sock.getsockname()[1]
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
         self._log = (scratch / f"server-{self.port}.log").open("wb")
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "baton.cli.main", command, "--port", str(self.port), "--log-level", "warning", *flags],
+            [
+                sys.executable,
+                "-m",
+                "baton.cli.main",
+                command,
+                "--port",
+                str(self.port),
+                "--log-level",
+                "warning",
+                *arguments,
+                *flags,
+            ],
             stdout=self._log,
             stderr=self._log,
             env={**os.environ, "PYTHONPATH": str(SOURCES)},
@@ -91,8 +102,8 @@ class Server:
 
 
 @contextmanager
-def served(scratch: Path, command: str = "serve", **settings: Any) -> Iterator[Server]:
-    server = Server(scratch, command, **settings)
+def served(scratch: Path, command: str = "serve", *, arguments: Sequence[str] = (), **settings: Any) -> Iterator[Server]:
+    server = Server(scratch, command, arguments=arguments, **settings)
     try:
         yield server.wait_ready()
     finally:

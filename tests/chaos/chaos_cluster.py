@@ -11,14 +11,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from chaos_server import SOURCES, Process, Reply, ask, children, free_port, listens, parse_metrics, until
+from chaos_server import ON_DEVICE, SOURCES, USUAL, Process, Reply, ask, children, free_port, listens, parse_metrics, until
 
 READY_SECONDS = 180.0
 """A cluster has many processes, and the machine of a test few cores."""
 
 
 def flags(settings: dict[str, Any]) -> list[str]:
-    return [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    named = [(f"--{name.replace('_', '-')}", value) for name, value in settings.items()]
+    return [part for name, value in named for part in ((name,) if value is True else (name, str(value)))]
 
 
 class Cluster:
@@ -30,7 +31,7 @@ class Cluster:
         self._out, self._err = scratch / "stdout", scratch / "stderr"
         self.temporary = scratch / "tmp"
         self.temporary.mkdir(exist_ok=True)
-        usual = {"threads": 1, "kv_blocks": 256, "block_size": 4, "slots": 8, "handoff_tokens_min": 0, "drain_seconds_max": 20}
+        usual = {**USUAL, **ON_DEVICE, "handoff_tokens_min": 0}
         options = flags({**usual, **settings, "served_model_name": "tiny", "port": self.port})
         command = [sys.executable, "-m", "baton.cli.main", "up", str(model), "--plain", *options]
         # Sockets and secret of the cluster go here, and nothing may be left.

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from chaos_server import HELD, HERE, SOURCES, Process, Server, children, free_port, until
+from chaos_server import HELD, HERE, ON_DEVICE, SOURCES, USUAL, Process, Server, children, free_port, until
 
 BELOW = {"chaos_node_worker": "worker", "chaos_cache": "cache"}
 
@@ -40,7 +40,7 @@ class DisturbedCluster(Server):
         self.gates.mkdir(parents=True, exist_ok=True)
         private = scratch / "private"
         private.mkdir(mode=0o700)
-        serve = {"threads": 1, "kv_blocks": 256, "block_size": 4, "slots": 8, "drain_seconds_max": 20.0, **settings}
+        serve = {**USUAL, **ON_DEVICE, **settings}
         serve |= {"model": str(model), "served_model_name": ["tiny"], "port": self.port, "log_level": "info"}
         all_settings = {
             "serve": serve,

@@ -27,6 +27,10 @@ ROLES = {
     "chaos_worker": "worker",
     "baton.runtime.cache": "cache",
 }
+USUAL = {"threads": 1, "kv_blocks": 256, "block_size": 4, "slots": 8, "drain_seconds_max": 20.0}
+"""Settings of every server and instance, where a test gives no others."""
+ON_DEVICE: dict[str, Any] = {}
+"""Where they compute, beside USUAL. tests/gpu/test_servers_on_gpu.py runs the same tests with other values here."""
 PATIENCE_SECONDS = 90.0
 """For anything that must come to pass. Long, because nothing is asserted about time: only that it happens."""
 
@@ -133,7 +137,7 @@ class Server:
     ) -> None:
         """`packages`: a folder in which something is installed, beside what all servers have."""
         self.port = settings.pop("port", None) or free_port()
-        config = {"threads": 1, "kv_blocks": 256, "block_size": 4, "slots": 8, "drain_seconds_max": 20.0, **settings}
+        config = {**USUAL, **ON_DEVICE, **settings}
         config |= {"model": str(model), "served_model_name": ["tiny"], "port": self.port}
         scratch.mkdir(parents=True, exist_ok=True)
         self._out, self._err = scratch / "stdout", scratch / "stderr"

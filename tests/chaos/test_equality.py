@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos_server import Server, ask, until
+from chaos_server import ON_DEVICE, Server, ask, until
 
 from baton.errors import ModelNotFound
 from baton.llm import LLM, SamplingParams
@@ -45,7 +45,7 @@ def make_requests(count: int = 22) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def expected(tiny: Path) -> list[dict[int, list[int]]]:
-    llm = LLM(str(tiny), threads=1, kv_blocks=256, block_size=4, prefix_caching=False)
+    llm = LLM(str(tiny), **{"threads": 1, **ON_DEVICE}, kv_blocks=256, block_size=4, prefix_caching=False)
     answers = []
     for request in make_requests():
         params = {name: value for name, value in request.items() if name not in ("prompt", "n")}

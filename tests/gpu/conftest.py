@@ -14,20 +14,6 @@ if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 
 
-def mend_interpreter():
-    """numpy 2.4 makes no number of an array of one any more; Triton 3.6's interpreter wants that of loop bounds."""
-    from triton.runtime import interpreter
-
-    patch = interpreter._patch_lang_tensor
-
-    def patch_and_mend(tensor, scope):
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.reshape(-1)[0]))
-
-    if patch.__name__ != "patch_and_mend":
-        interpreter._patch_lang_tensor = patch_and_mend
-
-
 def pytest_generate_tests(metafunc):
     if "place" in metafunc.fixturenames:
         metafunc.parametrize("place", ["cpu-float32", "cuda-bfloat16", "cuda-float32"], indirect=True)
@@ -44,6 +30,8 @@ def place(request):
     if device == "cpu" and HAS_GPU:
         pytest.skip("Triton's interpreter and compiler do not share a process; the GPU's tests run here")
     if device == "cpu":
+        from mended_interpreter import mend_interpreter
+
         mend_interpreter()
     from gpu_cases import Place
 

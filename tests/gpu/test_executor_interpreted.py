@@ -16,6 +16,7 @@ if Path("/dev/nvidia0").exists():
     pytest.skip("Triton's interpreter and compiler do not share a process; the GPU's tests run here", allow_module_level=True)
 
 from interpreted_steps import InterpretedSteps  # noqa: E402
+from mended_interpreter import mend_interpreter  # noqa: E402
 from rig import Rig, RigModel  # noqa: E402
 
 from baton.config import WorkerConfig  # noqa: E402
@@ -32,7 +33,6 @@ from baton.worker.cuda.executor import CudaExecutor  # noqa: E402
 from baton.worker.cuda.weights import take_weights  # noqa: E402
 from baton.worker.executors.base import LoadedExecutor  # noqa: E402
 from baton.worker.platforms.cpu import CpuPlatform  # noqa: E402
-from conftest import mend_interpreter  # noqa: E402
 
 CONFIG = ModelConfig(
     architecture="llama",
