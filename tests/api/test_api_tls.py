@@ -13,7 +13,9 @@ import httpx
 import pytest
 from api_fakes import says, serving
 
+from baton.api.config import ApiConfig
 from baton.api.http.tls import tls_context
+from baton.api.limits import Limits
 from baton.config import ServeConfig
 from baton.errors import InvalidConfig
 
@@ -83,6 +85,15 @@ def test_clients_must_show_a_certificate_where_an_authority_is_named(text, files
         assert httpx.get(url, verify=shown, timeout=20).status_code == 200
         with pytest.raises(httpx.TransportError):
             httpx.get(url, verify=trusting(files), timeout=20)
+
+
+def test_a_client_that_does_not_shake_hands_is_gone_like_one_that_sends_no_headers(text, files: Path):
+    limits = ApiConfig(limits=Limits(header_seconds=0.3))
+    with serving(text, limits, tls=tls_context(config(files))) as server:
+        with socket.create_connection(("127.0.0.1", server.port), 20) as sock:
+            assert sock.recv(1) == b"", "closed, long before asyncio's minute: the socket waits 20 s"
+        url = f"https://127.0.0.1:{server.port}/live"
+        assert httpx.get(url, verify=trusting(files), timeout=20).status_code == 200
 
 
 @pytest.mark.parametrize(

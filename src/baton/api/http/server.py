@@ -14,6 +14,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -187,6 +188,21 @@ def _watch_peer(transport: Any, limits: Limits) -> None:
 class Server(uvicorn.Server):
     """Signals are for whoever runs it: he ends running requests with an answer before the server ends."""
 
+    handshake_seconds: float | None = None
+    "With TLS: a client that has not shaken hands by then is gone. It is not counted among the connections until it has."
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        if self.handshake_seconds is None:
+            return await super().startup(sockets=sockets)
+        # uvicorn passes no such time on, and asyncio's own is a minute.
+        create_server = loop.create_server
+        loop.create_server = partial(create_server, ssl_handshake_timeout=self.handshake_seconds)  # type: ignore[method-assign]
+        try:
+            await super().startup(sockets=sockets)
+        finally:
+            loop.create_server = create_server  # type: ignore[method-assign]
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -230,4 +246,6 @@ def make_server(
     if tls is not None:
         config.load()  # it would make a context from files, with ciphers of its own
         config.ssl = tls
-    return Server(config)
+    server = Server(config)
+    server.handshake_seconds = None if tls is None else limits.header_seconds
+    return server
