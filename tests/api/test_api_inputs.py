@@ -509,7 +509,7 @@ def test_82_defined_messages(server, http):
 
 
 def test_83_unknown_routes(server, http):
-    for path in ("/admin", "/debug", "/openapi.json", "/docs", "/.env", "/static/chat.html"):
+    for path in ("/admin", "/debug", "/swagger.json", "/docs", "/.env", "/static/chat.html"):
         answer = http.get(server.url + path)
         assert answer.status_code == 404
         assert answer.json()["error"]["code"] == "not_found"

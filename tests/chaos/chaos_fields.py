@@ -8,7 +8,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-NAMES = ("weather", "time_in", "a.b-c", "", "a b", "<|end|>", "x" * 200)
+GOOD = ("weather", "time_in", "a.b-c", "f", "g/h", "_")
+NAMES = ("weather", "time_in", "", "a b", "<|end|>", "x" * 200)
 SCHEMAS: tuple[Any, ...] = (
     {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0}}, "additionalProperties": False},
@@ -21,31 +22,34 @@ REGEXES = ("[a-c]{1,3}", "yes|no", "(", "(a*)*b", "\\d+", "", "a{1,100000}", "(?
 GRAMMARS = ('root ::= "yes" | "no"', "root ::= root", 'start: "a" | "b"', "start: nothing", "root ::=", "☃" * 50)
 
 
-def tool(dice: random.Random) -> Any:
-    if dice.random() < 0.1:
+def tool(dice: random.Random, name: str) -> Any:
+    if dice.random() < 0.05:
         return dice.choice(
             (None, 1, "x", {}, {"type": "web_search"}, {"type": "function"}, {"type": "function", "function": []})
         )
-    function = {
-        "name": dice.choice(NAMES[:3] * 4 + NAMES),
-        "description": dice.choice(("It does.", None, "<|end|>", 5, "é" * 99)),
-    }
+    name = dice.choice(NAMES) if dice.random() < 0.05 else name
+    function: dict[str, Any] = {"name": name, "description": dice.choice(("It does.", "<|end|>", "é" * 99))}
     if dice.random() < 0.8:
-        function["parameters"] = dice.choice(SCHEMAS[:5] * 3 + SCHEMAS)
-    if dice.random() < 0.2:
-        function["strict"] = dice.choice((True, False, "yes"))
+        function["parameters"] = dice.choice(SCHEMAS[:5] if dice.random() < 0.9 else SCHEMAS)
+    if dice.random() < 0.1:
+        function["strict"] = dice.choice((True, False, True, "yes"))
     return {"type": "function", "function": function}
 
 
 def tool_fields(dice: random.Random) -> dict[str, Any]:
-    fields: dict[str, Any] = {"tools": [tool(dice) for _ in range(dice.choice((0, 1, 1, 2, 3)))]}
+    fields: dict[str, Any] = {"tools": [tool(dice, name) for name in dice.sample(GOOD, dice.choice((0, 1, 1, 2, 3)))]}
     if dice.random() < 0.6:
-        named = {"type": "function", "function": {"name": dice.choice(NAMES)}}
+        name = dice.choice([each["function"]["name"] for each in fields["tools"] if _has_name(each)] * 4 + list(NAMES))
+        named = {"type": "function", "function": {"name": name}}
         allowed = {"type": "allowed_tools", "allowed_tools": {"mode": dice.choice(("auto", "required", 1)), "tools": [named]}}
-        fields["tool_choice"] = dice.choice(("auto", "none", "required", "required", named, named, allowed, "maybe", {}, []))
+        fields["tool_choice"] = dice.choice(("auto", "none", *["required"] * 4, *[named] * 4, allowed, "maybe", {}))
     if dice.random() < 0.3:
         fields["parallel_tool_calls"] = dice.choice((True, False, None, 1))
     return fields
+
+
+def _has_name(tool: Any) -> bool:
+    return isinstance(tool, dict) and isinstance(tool.get("function"), dict)
 
 
 def tool_turns(dice: random.Random) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -190,7 +191,7 @@ def problem_with(path: str, reply: Reply) -> str | None:
         return None if reply.json["choices"] else "no choices"
     if path.startswith("/v1/c") and not reply.complete:
         return f"a stream that does not end well: {reply.content[-200:]!r}"
-    if any(b'"error"' in line for line in reply.content.splitlines() if line.startswith((b"data: ", b'{"error"'))):
+    if re.search(rb'^(event: error|.*"error": ?[{"])', reply.content, re.MULTILINE):
         return f"a stream with an error: {reply.content[-200:]!r}"
     return None
 

@@ -128,7 +128,11 @@ class RequestLog:
         except ClientDisconnect:
             record.ended = record.ended or "disconnected"
         except Exception as error:
-            logger.error("request %s failed: %s", record.request_id, type(error).__name__, exc_info=error)
+            known = as_api_error(error).http_status
+            if known >= 500:
+                logger.error("request %s failed: %s", record.request_id, type(error).__name__, exc_info=error)
+            elif status == known:  # the caller's fault, and said
+                return
             if status:
                 raise
             response = await on_error(Request(scope), error)
