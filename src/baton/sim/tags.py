@@ -27,8 +27,8 @@ def next_tag(tag: int, token: int) -> int:
     return mixed ^ mixed >> 29
 
 
-tag_bytes = _TAG.pack
-"""Of one tag. The method itself: it is called for every token of a run."""
+def tag_bytes(tag: int) -> bytes:
+    return _TAG.pack(tag)
 
 
 def draw(context_crc: int, seed: int, index: int, position: int, vocab: int) -> int:
@@ -72,9 +72,9 @@ class Oracle:
         self._position = 0
 
     def _feed(self, token: int) -> None:
-        self._tag = tag = next_tag(self._tag, token)
-        self._crc = crc32(tag_bytes(tag), self._crc)
-        self.tags.append(tag)
+        self._tag = next_tag(self._tag, token)
+        self._crc = crc32(_TAG.pack(self._tag), self._crc)
+        self.tags.append(self._tag)
         self._position += 1
 
     def token(self, place: int) -> int | None:
@@ -114,9 +114,5 @@ class Oracle:
             self._feed(token)
 
     def _begin(self) -> None:
-        tag, tags = self._tag, self.tags
         for token in self._request.prompt:
-            tag = next_tag(tag, token)
-            tags.append(tag)
-        self._tag, self._position = tag, len(tags)
-        self._crc = crc32(b"".join(map(tag_bytes, tags)))
+            self._feed(token)

@@ -51,18 +51,15 @@ class _Seat:
         self.tag = first_tag(client.salt.encode())
         self.expected = bytearray()
         self.failed = False
-        self.compute(new.computed_tokens)
+        for token in self.tokens[: new.computed_tokens]:
+            self.compute(token)
 
-    def compute(self, count: int) -> bytes:
-        """So many tokens more. What their KV slots should hold."""
-        tag, tags, begin = self.tag, [], self.computed
-        for token in self.tokens[begin : begin + count]:
-            tag = next_tag(tag, token)
-            tags.append(tag_bytes(tag))
-        written = b"".join(tags)
-        self.tag, self.computed = tag, begin + count
-        self.expected += written
-        return written
+    def compute(self, token: int) -> bytes:
+        self.tag = next_tag(self.tag, token)
+        tag = tag_bytes(self.tag)
+        self.expected += tag
+        self.computed += 1
+        return tag
 
 
 class SimWorker:
@@ -137,12 +134,10 @@ class SimWorker:
         if begin + count > len(seat.tokens):
             raise InvariantBroken(f"step {plan.step}: slot {slot} is to run {count} tokens past {begin}", invariant=30)
         size, table, pool = self._size, seat.table, self.pool
-        written, at = seat.compute(count), begin
-        while at < begin + count:  # a block at a time
-            place, offset = divmod(at, size)
-            piece = written[(at - begin) * TAG_BYTES : (at - begin + size - offset) * TAG_BYTES]
-            pool[table[place]][offset * TAG_BYTES : offset * TAG_BYTES + len(piece)] = piece
-            at += size - offset
+        for position in range(begin, begin + count):
+            tag = seat.compute(seat.tokens[position])
+            offset = position % size * TAG_BYTES
+            pool[table[position // size]][offset : offset + TAG_BYTES] = tag
         context = b"".join([pool[block] for block in table])[: seat.computed * TAG_BYTES]
         if context != seat.expected:
             raise InvariantBroken(f"step {plan.step}: slot {slot} reads foreign KV (request {seat.client.id})", invariant=12)
