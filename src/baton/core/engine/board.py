@@ -256,9 +256,10 @@ class Board:
             del self.kept[kept.sequence.request.id]
 
     def _revoke_kept(self, behind: Order | None) -> bool:
-        """Of those whose sequence does not hold the same blocks itself, the last in line."""
+        """Of those whose sequence does not hold the same blocks itself, the last in line. The head's own too, if nothing runs:
+        one that must compute its prompt anew does not find them, and would wait for itself."""
         held = [kept.sequence for kept in self.kept.values() if kept.blocks and not kept.sequence.blocks]
-        idle = [sequence for sequence in held if behind is None or sequence.order > behind]
+        idle = [s for s in held if behind is None or s.order > behind or (s.order == behind and not self.running)]
         if idle:
             self.drop_kept(self.kept[max(idle, key=by_urgency).request.id])
         return bool(idle)

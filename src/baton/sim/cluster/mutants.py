@@ -15,6 +15,8 @@ CLUSTER_MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
      "what a worker that broke the protocol has left is released as kept"),
     ("kept-without-reference", "core.engine.board", "        self.cache.pool.share(more)\n", "",
      "kept blocks are not held"),
+    ("waits-for-its-own-blocks", "core.engine.board", " or (s.order == behind and not self.running)]", "]",
+     "a prompt that must be computed anew waits for blocks that are kept of itself (found by the rehearsal)"),
     ("prefill-ends-the-request", "core.engine.board", "handed_over = reason is FinishReason.LENGTH and sequence.admissions > 0", "handed_over = False",
      "the one token of a prompt that is handed over counts as the end"),
     # The decode end

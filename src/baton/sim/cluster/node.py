@@ -155,12 +155,11 @@ class ClusterNode:
 
     def heal(self) -> None:
         self._healed = True
-        if self.engine is None:
-            self.start()
-            return
-        if self.engine.frozen:
-            self._thaw(self.engine)
-        self.engine.heal()
+        self.start()
+        if (engine := self.engine) is not None:
+            if engine.frozen:
+                self._thaw(engine)
+            engine.heal()  # a new life too: nothing goes wrong in it
 
     # Sessions
 

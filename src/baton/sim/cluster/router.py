@@ -307,8 +307,10 @@ class RouterProcess:
 
     @property
     def is_whole(self) -> bool:
-        """It works, and none of its sessions is over without its knowing."""
-        return self.accepts() and all(wire.open for wire in self._wires.values())
+        """It works, and none of its sessions is over, nor any instance resumed, without its knowing."""
+        if self.machine is None or not self.accepts() or not all(wire.open for wire in self._wires.values()):
+            return False
+        return all(member.mode == "serving" for member in self.machine.membership.members.values())
 
     def at_rest(self) -> None:
         if self.machine is None:
