@@ -33,6 +33,10 @@ class CallerError(EngineError):
     http_status = 400
 
 
+class BadGrammar(CallerError):
+    """A request's grammar is none, or asks for what nobody can do."""
+
+
 class InvalidConfig(CallerError):
     """A setting is out of range or contradicts another one."""
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from baton.api.limits import RANGES
 from baton.api.openai.known_fields import CHAT_ONLY, HARMLESS, INTERNAL, UNSUPPORTED
+from baton.api.openai.structured import CONSTRAINTS
 from baton.protocol.codec import decode, encode
 
 COUNT = int(os.environ.get("BATON_API_FUZZ", "150"))
@@ -42,7 +43,7 @@ others = (
     "chat_template_kwargs",
     "model",
 )
-known = {*RANGES, *flags, *others, *UNSUPPORTED, *CHAT_ONLY, *HARMLESS, *INTERNAL[:2]}
+known = {*RANGES, *flags, *others, *UNSUPPORTED, *CONSTRAINTS, *CHAT_ONLY, *HARMLESS, *INTERNAL[:2]}
 names = sorted({*known, "prompt", "messages", "tokens", "zzz"})
 messages = st.lists(
     st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system", "x y"]), "content": scalars}), max_size=3

@@ -33,6 +33,7 @@ from chaos_server import Reply, Server, ask  # noqa: E402
 
 from baton.api.limits import RANGES  # noqa: E402
 from baton.api.openai.known_fields import CHAT_ONLY, HARMLESS, INTERNAL, UNSUPPORTED  # noqa: E402
+from baton.api.openai.structured import CONSTRAINTS  # noqa: E402
 
 DECLARED = {200, 400, 404, 405, 408, 409, 413, 415, 422, 429, 431, 503, 504}
 WEIRD: tuple[Any, ...] = (
@@ -45,6 +46,15 @@ PATHS = (
     "/openapi.json", "/api/tags", "/api/version", "/v1/responses/resp_1",
 )  # fmt: skip
 WORDS = ("hello", " world", "<|end|>", "<|start|>", "\n", "ß", "日本", "\x00", "{{ 7*7 }}", "a" * 50)
+
+
+LIST = {"schema": {"type": "array", "items": {"type": "integer"}}}
+GRAMMARS: tuple[tuple[str, Any], ...] = (
+    ("response_format", {"type": "json_object"}), ("response_format", {"type": "json_schema", "json_schema": LIST}),
+    ("guided_regex", "[a-f]{1,30}x"), ("guided_regex", "(a|b)*a(a|b){20}"), ("guided_regex", "("), ("guided_choice", ["a"]),
+    ("guided_json", {"$ref": "#"}), ("guided_json", {"type": "nothing"}), ("grammar", 'root ::= "a" root | "b"'),
+    ("grammar", "root"), ("guided_grammar", 'start: s\ns: s s | "a" | "ab" | s s s\n'),
+)  # fmt: skip
 
 
 class Fuzz:
@@ -127,7 +137,10 @@ class Fuzz:
         if dice.random() < 0.1:
             options |= format_fields(dice)
         if dice.random() < 0.08:
-            options[dice.choice((*INTERNAL, *UNSUPPORTED, *CHAT_ONLY, *HARMLESS))] = dice.choice(WEIRD)
+            options[dice.choice((*INTERNAL, *UNSUPPORTED, *CONSTRAINTS, *CHAT_ONLY, *HARMLESS))] = dice.choice(WEIRD)
+        if dice.random() < 0.08:
+            name, value = dice.choice(GRAMMARS)
+            options[name] = value
         return options
 
     def number(self, name: str) -> Any:

@@ -23,10 +23,11 @@ ALLOWED: dict[str, set[str] | None] = {
     "models": BASE | {"gguf"},
     "native": {"config", "errors", "models"},
     "kvpool": {"errors", "protocol"},  # a leaf: worker and cache service share it and nothing else
-    "worker": BASE | {"kvpool", "models", "native"},
+    "grammar": BASE | {"text"},
+    "worker": BASE | {"grammar", "kvpool", "models", "native", "text"},
     "kvcache": BASE | {"kvpool"},
     "text": BASE | {"gguf"},
-    "api": BASE | {"text", "observe"},
+    "api": BASE | {"grammar", "text", "observe"},
     "observe": BASE,
     "sim": BASE | {"core"},
     "runtime": BASE | {"addresses", "core", "worker", "kvcache", "kvpool", "api", "observe", "text"},

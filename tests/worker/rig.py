@@ -15,6 +15,7 @@ from baton.config import InstanceConfig, KVConfig, Quantization, SchedulerConfig
 from baton.core.effects import Refuse, RestartWorker, RunStep
 from baton.core.engine.instance import Instance
 from baton.core.events import Event, StepDone, Submit, WorkerLost, WorkerReady
+from baton.grammar.vocabulary import Vocabulary
 from baton.kvpool.base import Pool
 from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig, RopeConfig
@@ -33,6 +34,7 @@ from baton.worker.executors.base import LoadedExecutor
 from baton.worker.executors.stepwise import Stepwise
 from baton.worker.flat_batch import FlatBatch, Spans
 from baton.worker.forward.base import Forward
+from baton.worker.grammar_masks import GrammarMasks
 from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
 from baton.worker.platforms.base import Platform
@@ -67,6 +69,8 @@ class RigModel:
     config: ModelConfig
     loaded: LoadedExecutor
     platform: Platform = field(default_factory=CpuPlatform)
+    vocabulary: Callable[[], Vocabulary] | None = None
+    "For requests with a grammar."
 
 
 def load(opened: OpenedModel, *, quantization: Quantization = "none", threads: int = 1, **settings: Any) -> RigModel:
@@ -112,7 +116,7 @@ def make_pool(model: RigModel, *, blocks: int, block_size: int) -> Any:
 
 
 def make_runner(model: RigModel, pool: Pool, *, slots: int) -> ModelRunner:
-    return ModelRunner(model.loaded.with_pool(pool), pool, slots=slots)
+    return ModelRunner(model.loaded.with_pool(pool), pool, slots=slots, grammars=GrammarMasks(model.vocabulary))
 
 
 def forward_of(model: RigModel) -> Forward:

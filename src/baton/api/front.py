@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 from prometheus_client.registry import Collector
@@ -22,7 +23,10 @@ from baton.api.http.json_process import JsonProcess
 from baton.api.http.streaming import EndOfTurn
 from baton.api.openai.schemas import Schema
 from baton.api.responses.store import ResponseStore
+from baton.grammar.check_process import GrammarCheck
+from baton.grammar.vocabulary_source import source_of
 from baton.observe.metrics import Metrics
+from baton.protocol.grammar import Grammar
 from baton.text.chat_template import ChatTemplate
 from baton.text.parsers.styles import answer_style
 from baton.text.tokenizer import Tokenizer
@@ -34,6 +38,10 @@ logger = logging.getLogger("baton.api")
 _INLINE_BYTES = 4 * 1024
 "Work on texts up to this size takes less time than handing it to a thread and back."
 _LARGE_BYTES = 64 * 1024
+
+
+class WouldWait(Exception):
+    """The work has to wait for another process: to be done on a thread."""
 
 
 class Front:
@@ -65,6 +73,7 @@ class Front:
         self.idempotency = IdempotencyStore(config.limits)
         self.responses = ResponseStore(config.limits)
         self.turn = EndOfTurn()
+        self.grammars = GrammarCheck(lambda: source_of(self.tokenizer, self.model.head_width)())
         self.json = JsonProcess(config.limits, model.context_tokens)
         self.budget = ByteBudget(config.limits.bytes_in_flight)
         self._threads = ThreadPoolExecutor(config.text_threads, thread_name_prefix="baton-text")
@@ -78,13 +87,20 @@ class Front:
         renders   it waits for a chat template, which is another process: never here
         """
         if size_bytes <= _INLINE_BYTES and not renders:
-            return work()
+            with suppress(WouldWait):
+                return work()
         threads = self._threads if size_bytes <= _LARGE_BYTES else self._large_threads
         try:
             async with asyncio.timeout(self.limits.prepare_seconds):
                 return await asyncio.get_running_loop().run_in_executor(threads, work)
         except TimeoutError:
             raise ApiError(503, "too many requests are being prepared", code="prepare_timeout") from None
+
+    def check_grammar(self, grammar: Grammar) -> Grammar:
+        """In a form that workers take. Raises BadGrammar; on the loop WouldWait for a grammar that must be compiled first."""
+        if not self.grammars.knows(grammar) and _on_loop():
+            raise WouldWait
+        return self.grammars.check(grammar)
 
     async def ping(self) -> None:
         """One round trip to the engine at a time, however many ask: /health is open to everyone. Raises."""
@@ -99,8 +115,17 @@ class Front:
 
     def close(self) -> None:
         self.json.close()
+        self.grammars.close()
         for threads in (self._threads, self._large_threads):
             threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _on_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def front_of(request: Request) -> Front:

@@ -64,6 +64,10 @@ class Limits:
     "Their tokens, each word at the start of a text and after a space."
     tools_bytes: int = 1 * MIB
     "All tools of a chat together, as JSON."
+    grammar_bytes: int = 64 * 1024
+    "A schema, regular expression or grammar that the answer must follow."
+    choices_listed: int = 1024
+    "Entries of guided_choice."
     tokenize_bytes: int = 1 * MIB
     "Text of /tokenize. /detokenize takes as many ids as the context has tokens."
     name_bytes: int = 256

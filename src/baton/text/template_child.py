@@ -9,33 +9,16 @@ the rest no core file (it would hold prompts), no file can be written, and the k
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import signal
 import socket
 import sys
 
+from baton.text.child_limits import bound_this_process
 from baton.text.template_sandbox import TemplateSandbox
 from baton.text.template_wire import Kind, Request, frame, receive, send
 
 _TIMER_SECONDS_MORE = 1.0
-
-
-def _limit(kind: int, value: int) -> None:
-    _, hard = resource.getrlimit(kind)
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    with contextlib.suppress(ValueError, OSError):  # macOS knows RLIMIT_AS and refuses it
-        resource.setrlimit(kind, (value, value))
-
-
-def _bound_this_process(memory_bytes_max: int) -> None:
-    _limit(resource.RLIMIT_AS, memory_bytes_max)
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_FSIZE, 0)
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def serve(sock: socket.socket) -> None:
@@ -63,7 +46,7 @@ def _answer(sandbox: TemplateSandbox, request: Request) -> tuple[Kind, bytearray
 
 
 def main() -> None:
-    _bound_this_process(int(sys.argv[1]))
+    bound_this_process(int(sys.argv[1]))
     sock = socket.socket(fileno=0)
     # From here on nothing may reach the log: it could repeat a prompt.
     os.dup2(os.open(os.devnull, os.O_RDWR), 2)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
+from baton.grammar.vocabulary import Vocabulary
 from baton.kvpool.base import Pool
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.memory import GIB
@@ -18,6 +19,8 @@ from baton.models.loaders.weights import Progress
 from baton.models.names import resolve
 from baton.models.open import OpenedModel, open_model
 from baton.models.shapes import SHAPES
+from baton.text.tokenizer import Tokenizer
+from baton.worker.grammar_masks import GrammarMasks
 from baton.worker.identity import identity_of
 from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
@@ -82,14 +85,21 @@ def opened_as(config: WorkerConfig, path: Path) -> OpenedModel:
     return replace(opened, config=shape, weights=DummyWeights(shape), files=())
 
 
-def build_worker(config: WorkerConfig, progress: Progress | None = None, pool_source: PoolSource = own_pool) -> BuiltWorker:
-    """What is wrong with the settings is said before any weights are read."""
+def build_worker(
+    config: WorkerConfig,
+    progress: Progress | None = None,
+    pool_source: PoolSource = own_pool,
+    tokenizer: Tokenizer | None = None,
+) -> BuiltWorker:
+    """What is wrong with the settings is said before any weights are read. `tokenizer`: where it is read already."""
     path = resolve(config.model, progress=progress)
     platform, config = choose(config, path)
     opened = opened_as(config, path)
     defaults = sampling_defaults(opened.recommended, config.generation_config, str(opened.path))
     layout = kv_layout(opened.config, config.block_size, platform.kv_kind(opened.config, config))
     size = fit_pool(config, layout, opened.config.context_tokens_max)  # a profile can only be had with weights: see below
+    grammars = GrammarMasks(lambda: Vocabulary.of(tokenizer or Tokenizer.from_path(path), opened.config.vocab_size))
+    grammars.prepare()  # beside the weights
     with DigestInProgress(opened.files, config.threads or usable_cores()) as digesting:
         loaded = platform.load(opened, config, progress)
         weights = digesting.result()
@@ -99,7 +109,7 @@ def build_worker(config: WorkerConfig, progress: Progress | None = None, pool_so
         blocks = blocks_that_fit(profile, layout, config, config.memory_utilization)
         size = fit_pool(config, layout, opened.config.context_tokens_max, blocks)
     pool = pool_source(platform, layout, size.blocks)
-    runner = ModelRunner(loaded.with_pool(pool), pool, slots=config.slots)
+    runner = ModelRunner(loaded.with_pool(pool), pool, slots=config.slots, grammars=grammars)
     runner.executor.prepare()
     identity = identity_of(opened, weights.value, config, layout, runner.executor.arithmetic).digest()
     return BuiltWorker(runner, size.context_tokens, defaults, identity, weights, pool_plan(config, runner.pool, profile))

@@ -24,16 +24,19 @@ from baton.protocol.progress import ProgressWord
 from baton.protocol.request import SamplingParams
 from baton.protocol.step import NewSequence, Run, StepPlan, StepResult
 from baton.worker.executors.base import Executor
+from baton.worker.grammar_masks import GrammarMasks
 from baton.worker.input_batch import InputBatch
 from baton.worker.kv_layout import kv_layout
 from baton.worker.sampling_columns import SamplingColumns
 from baton.worker.sampling_state import BadWords, SequenceSampling, sampled_on_host, waits_for_tokens
 from baton.worker.ticket import Crew, Ticket
 
+OFF_GRAMMAR = "the answer cannot go on within its grammar"
+
 
 class ModelRunner:
-    def __init__(self, executor: Executor, pool: Pool, *, slots: int) -> None:
-        """`pool`: the one that `executor` is bound to. Both are closed with the runner."""
+    def __init__(self, executor: Executor, pool: Pool, *, slots: int, grammars: GrammarMasks | None = None) -> None:
+        """`pool`: the one that `executor` is bound to. Both are closed with the runner, and so is `grammars`."""
         layout = pool.layout
         if layout != kv_layout(executor.config, layout.block_size, layout.kind):
             raise ProtocolError(f"{layout} is not what a pool of this model looks like")
@@ -41,6 +44,7 @@ class ModelRunner:
         self.executor = executor
         self.steps_ahead = executor.steps_ahead
         self.pool = pool
+        self.grammars = grammars or GrammarMasks(None)
         self._slots = slots
         self._advance: Callable[[], None] = lambda: None
         self._tickets: deque[Ticket] = deque()
@@ -64,6 +68,7 @@ class ModelRunner:
     def report_progress(self, word: ProgressWord) -> None:
         """The word is advanced from now on: per layer, and at every phase of a step."""
         self._advance = word.advance
+        self.grammars.report_progress(word)
         self.executor.report_progress(word)
 
     def must_wait(self, plan: StepPlan) -> bool:
@@ -109,6 +114,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Give the pool back: nothing can be run any more."""
+        self.grammars.close()
         self.executor.close()
         self.pool.close()
 
@@ -139,7 +145,8 @@ class ModelRunner:
         self.batch.seat(new)
         prompt, outputs = new.tokens[: new.prompt_tokens], new.tokens[new.prompt_tokens :]
         vocabulary = self.config.vocab_size
-        made = SequenceSampling(sampling, new.index, vocabulary, prompt, outputs, bad_words)
+        grammar = self.grammars.seat(sampling, outputs)
+        made = SequenceSampling(sampling, new.index, vocabulary, prompt, outputs, bad_words, grammar)
         self.sampling.seat(new.slot, made)
         if not 0 <= min(new.tokens) <= max(new.tokens) < vocabulary:
             self._fail(new.slot, f"a token id of the prompt is outside the vocabulary of {vocabulary}")
@@ -162,6 +169,9 @@ class ModelRunner:
     def _learn(self, ticket: Ticket) -> None:
         crew, sampled = ticket.crew, ticket.sampled
         for place, reason in sampled.failed.items():
+            grammar = crew.sampling.states[place].grammar
+            if grammar is not None and grammar.error:
+                reason = f"{OFF_GRAMMAR}: {grammar.error}"
             self._fail_late(ticket, place, reason)
         slots, places, tokens = ticket.of_due(crew.lineup.slots), ticket.places, ticket.of_due(sampled.tokens)
         if self._tickets:  # younger steps, whose plans may have put somebody else into a slot
@@ -169,8 +179,12 @@ class ModelRunner:
             slots, places, tokens = slots[same], places[same], tokens[same]
         self.batch.learn(slots, places, tokens)
         for place, state in crew.sampling.tallied:
-            if crew.lineup.slots[place] not in ticket.failed and (ticket.due is None or place in ticket.due):
+            if ticket.got_token(place):
                 state.sampled(int(sampled.tokens[place]))
+        if crew.sampling.constrained:
+            ahead = [(grammar, int(sampled.tokens[at])) for at, grammar in crew.sampling.constrained if ticket.got_token(at)]
+            if ahead:
+                self.grammars.advance(ahead)
 
     def _fail_late(self, ticket: Ticket, place: int, reason: str) -> None:
         """Steps that were launched meanwhile have run it as well."""

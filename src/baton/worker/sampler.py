@@ -2,6 +2,7 @@
 
 judge      a row with a number that is none fails, alone
 keep       raw logits of rows that want log-probabilities: they report what the model said, before we changed it
+mask       what a row's grammar does not allow is minus infinity; a row whose grammar has failed fails, alone
 adjust     bad words, min_tokens, bias, penalties: all rows' changes in one indexed operation a kind; a token that is forced
            (thought.py) leaves no other
 choose     the likeliest, or a draw: draws.py says what that is, and the forward pass does it (Forward.choose)
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from baton.grammar.matcher import allowed
 from baton.protocol.step import TokenLogprob
 from baton.worker.arrays import Floats, Int32s, Int64s
 from baton.worker.draws import NOT_FINITE_ID, Draws, Ids
@@ -28,7 +30,7 @@ from baton.worker.sampling_state import SequenceSampling
 Choose = Callable[[Floats, Draws], Int64s]
 """Forward.choose, or draws.choose."""
 NOT_FINITE = "NaN or infinity in the logits"
-NOTHING_LEFT = "no token is allowed here: bias, bad words and stop ids exclude the whole vocabulary"
+NOTHING_LEFT = "no token is allowed here: bias, bad words, stop ids and the grammar exclude the whole vocabulary"
 
 
 @dataclass(slots=True)
@@ -66,6 +68,7 @@ def sample(logits: Floats, rows: Sequence[SampleRow], draws: Draws, choose: Choo
     if asked or touched:  # of all others, choosing finds out
         failed = {i: NOT_FINITE for i in {*asked, *touched} if not np.isfinite(logits[i]).all()}
         raw = [(i, rows[i].state.params.logprobs or 0, log_softmax(logits[i : i + 1])) for i in asked if i not in failed]
+        failed |= _mask(logits, rows, [i for i in touched if i not in failed])
         _adjust(logits, rows, [i for i in touched if i not in failed])
     tokens = choose(logits, draws)
     for i in np.flatnonzero(tokens < 0).tolist():
@@ -75,6 +78,21 @@ def sample(logits: Floats, rows: Sequence[SampleRow], draws: Draws, choose: Choo
 
 
 # Adjusting
+
+
+def _mask(logits: Floats, rows: Sequence[SampleRow], touched: list[int]) -> dict[int, str]:
+    """Waits for masks that are not there yet. Says which rows' grammars have failed."""
+    failed: dict[int, str] = {}
+    for i in touched:
+        grammar = rows[i].state.grammar
+        if grammar is None:
+            continue
+        words = grammar.mask()
+        if grammar.error:
+            failed[i] = grammar.error
+        else:
+            np.copyto(logits[i], -np.inf, where=~allowed(words, logits.shape[1]))
+    return failed
 
 
 def _adjust(logits: Floats, rows: Sequence[SampleRow], touched: list[int]) -> None:

@@ -13,7 +13,7 @@ class SamplingBatch:
     """The same object for all steps in which the same sequences run."""
 
     __slots__ = (
-        *("asks_prompts", "columns", "draws", "excludes", "on_host", "plain"),
+        *("asks_prompts", "columns", "constrained", "draws", "excludes", "on_host", "plain"),
         *("sequences", "slots", "states", "tallied", "tells"),
     )
 
@@ -28,11 +28,13 @@ class SamplingBatch:
         "The likeliest token is all that anybody wants, unless it is excluded."
         self.draws = any(state.params.temperature > 0.0 for state in self.states)
         "Somebody's token is left to chance."
-        self.excludes = any(state.excluded for state in self.states)
+        self.excludes = any(state.excluded or state.grammar is not None for state in self.states)
         self.asks_prompts = any(state.params.prompt_logprobs is not None for state in self.states)
         self.tells = any(state.params.logprobs is not None for state in self.states)
         "Somebody wants log-probabilities of sampled tokens."
         self.on_host = any(state.on_host for state in self.states)
+        self.constrained = [(place, state.grammar) for place, state in enumerate(self.states) if state.grammar is not None]
+        "Those with a grammar."
         self.tallied = [(place, state) for place, state in enumerate(self.states) if state.tally is not None]
 
     def draws_of(self, slots: Int64s) -> Draws:

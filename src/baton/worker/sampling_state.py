@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.grammar.matcher import allows_only
 from baton.protocol.request import SamplingParams
 from baton.worker.arrays import Floats, Int32s
 from baton.worker.draws import Ids
 from baton.worker.flat_batch import FEEDBACK
+from baton.worker.grammar_masks import GrammarState
 from baton.worker.thought import Thought
 
 ANY = -1
@@ -112,8 +114,8 @@ class SequenceSampling:
     """Of one sequence. Ids outside the vocabulary are left out here: they could only harm a neighbour's row."""
 
     __slots__ = (
-        *("adjusted", "bad_words", "bias_ids", "bias_values", "draw", "excluded", "index", "on_host", "params", "plain"),
-        *("seed", "stop_ids", "tally", "thought"),
+        *("adjusted", "bad_words", "bias_ids", "bias_values", "draw", "excluded", "grammar", "index", "on_host", "params"),
+        *("plain", "seed", "stop_ids", "tally", "thought"),
     )
 
     def __init__(
@@ -124,9 +126,12 @@ class SequenceSampling:
         prompt: Sequence[int],
         outputs: Sequence[int],
         bad_words: BadWords | None = None,
+        grammar: GrammarState | None = None,
     ) -> None:
-        """`bad_words`: those of `params`, where they were made for another sequence already."""
+        """`bad_words`: those of `params`, where they were made for another sequence already. `grammar`: of `params`, with these
+        outputs."""
         self.params = params
+        self.grammar = grammar
         self.index = index
         self.seed = params.seed & 0xFFFFFFFFFFFFFFFF
         bias = {token: value for token, value in params.logit_bias if token < vocab_size}
@@ -145,20 +150,20 @@ class SequenceSampling:
         rules = params.thinking
         limited = rules is not None and rules.budget is not None and rules.end < vocab_size
         self.thought = Thought(rules) if limited and rules is not None else None
-        self.adjusted = bool(bias or self.tally or self.excluded or self.thought)
+        self.adjusted = bool(bias or self.tally or self.excluded or self.thought or grammar)
         "Something may change its logits before a token is chosen."
         top_k = min(params.top_k, vocab_size)  # any number may be asked for
         self.draw = (0.0, params.top_p, params.min_p, params.temperature, top_k, self.adjusted, 0)
         "draws.DRAW, but for the uniform number."
         changed = bool(bias or self.tally or self.thought)
         self.plain = not (params.temperature > 0.0 or changed) and params.logprobs is None
-        "The likeliest token is all it wants, unless that is one of `excluded`."
+        "The likeliest token is all it wants, unless that is one of `excluded`, or its grammar does not allow it."
         self.on_host = sampled_on_host(params)
 
     def forbidden(self, outputs: NDArray[np.int32]) -> Ids:
-        """Token ids that may not come next. No stop id is drawn until min_tokens are out."""
+        """Token ids that may not come next, besides those that its grammar does not allow."""
         parts = []
-        if outputs.size < self.params.min_tokens:
+        if self._keeps_going(outputs):
             parts.append(self.stop_ids)
         if self.bad_words is not None:
             parts.append(self.bad_words.forbidden(outputs))
@@ -167,13 +172,19 @@ class SequenceSampling:
     def bans(self, outputs: NDArray[np.int32]) -> Int32s:
         """As forbidden(), but for single bad words: [bans, 2], (last token that makes it count or ANY, token). The last of
         `outputs` may be FEEDBACK."""
-        early = outputs.size < self.params.min_tokens and self.stop_ids.size
+        early = self.stop_ids.size and self._keeps_going(outputs)
         bans = NO_BANS if self.bad_words is None else self.bad_words.bans(outputs)
         return np.concatenate((_any_last(self.stop_ids), bans)) if early else bans
 
     def forced(self, outputs: NDArray[np.int32]) -> int | None:
         """The only token that may come next, if there is only one. None of `outputs` may be FEEDBACK."""
         return None if self.thought is None else self.thought.forced(outputs)
+
+    def _keeps_going(self, outputs: NDArray[np.int32]) -> bool:
+        """No stop id is drawn until min_tokens are out, unless the grammar allows nothing else."""
+        if outputs.size >= self.params.min_tokens:
+            return False
+        return self.grammar is None or not allows_only(self.grammar.mask(), self.stop_ids)
 
     def sampled(self, token: int) -> None:
         if self.tally is not None:
@@ -197,4 +208,5 @@ def sampled_on_host(params: SamplingParams) -> bool:
 
 def waits_for_tokens(params: SamplingParams) -> bool:
     """Whether any executor must know its tokens so far before its next step is launched: they decide what may come."""
-    return params.thinking is not None and params.thinking.budget is not None
+    limited = params.thinking is not None and params.thinking.budget is not None
+    return limited or params.grammar is not None

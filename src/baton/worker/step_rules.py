@@ -52,6 +52,16 @@ def masks_of(masks: Mapping[int, NDArray[np.uint32]], places: Int64s) -> Masks |
     return Masks(np.array(rows), np.stack([masks[int(places[row])] for row in rows]))
 
 
+def grammar_masks(sampling: SamplingBatch, places: Int64s, vocabulary: int) -> dict[int, NDArray[np.uint32]]:
+    """By place of the batch: what grammars allow. Waits for them. One that has failed allows nothing, so its row fails."""
+    wanted, masks = set(places.tolist()), dict[int, NDArray[np.uint32]]()
+    for place, grammar in sampling.constrained:
+        if place in wanted:
+            words = grammar.mask()[: -(-vocabulary // 32)]
+            masks[place] = words if words.size else np.zeros(-(-vocabulary // 32), np.uint32)
+    return masks
+
+
 def forced_masks(sampling: SamplingBatch, places: Int64s, vocabulary: int) -> dict[int, NDArray[np.uint32]]:
     """By place of the batch: masks with a single token, of those who have no choice (thought.py)."""
     masks: dict[int, NDArray[np.uint32]] = {}

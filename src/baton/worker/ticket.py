@@ -59,6 +59,10 @@ class Ticket:
     def runs(self, slot: int, incarnation: int) -> bool:
         return any(pair == (slot, incarnation) for pair in zip(self.crew.run.slots, self.crew.incarnations, strict=True))
 
+    def got_token(self, place: int) -> bool:
+        """Whether the step has a token for this place of the line-up."""
+        return self.crew.lineup.slots[place] not in self.failed and (self.due is None or place in self.due)
+
     def of_due(self, column: Int64s) -> Int64s:
         """What a column of the line-up says of the sequences that get a token."""
         return column if self.due is None else column[self.due]

@@ -15,6 +15,7 @@ from baton.api.front import Front
 from baton.api.generate.answer_parts import answer_parts, call_grammar, thinking_rules, without_thought
 from baton.api.http.auth import Caller
 from baton.api.openai.schemas import ChatBody, CompletionBody, Options, Prompt, too_long
+from baton.errors import BadGrammar
 from baton.protocol.grammar import Grammar
 from baton.protocol.ids import RequestId
 from baton.protocol.request import GenerateRequest, SamplingParams
@@ -234,11 +235,19 @@ def _salt(caller: Caller, cache_salt: str) -> bytes:
 
 
 def _grammar(front: Front, options: Options) -> Grammar | None:
+    """Compiled once, in a process of its own: what comes out of there no worker will stumble over."""
     if options.grammar is None:
         return None
+    size, most = len(options.grammar.text.encode("utf-8", "replace")), front.limits.grammar_bytes
+    if size > most:
+        raise bad(f"{options.grammar_field} has {size} bytes and at most {most} are allowed", options.grammar_field)
     if not front.tokenizer.eos_ids:
-        raise bad("the model has no end-of-text token: it cannot answer in a given format", "response_format")
-    return structs.replace(options.grammar, ends=front.tokenizer.eos_ids, ends_late=options.ignore_eos)
+        raise bad("the model has no end-of-text token: it cannot answer in a given format", options.grammar_field)
+    try:
+        grammar = front.check_grammar(options.grammar)
+    except BadGrammar as error:
+        raise bad(f"{options.grammar_field}: {error}", options.grammar_field, code="invalid_grammar") from None
+    return structs.replace(grammar, ends=front.tokenizer.eos_ids, ends_late=options.ignore_eos)
 
 
 def _bad_words(front: Front, options: Options) -> tuple[tuple[int, ...], ...]:

@@ -34,21 +34,9 @@ ALIASES: Final[dict[str, tuple[str, ...]]] = {
 """Ours -> theirs (Transformers, llama.cpp, Ollama, SGLang, TGI)."""
 
 _CONSTRAINTS: Final[dict[str, tuple[Any, ...]]] = {
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "structural_tag": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json_object": (False,),
     "guided_whitespace_pattern": (),
-    "grammar": ("",),
-    "json_schema": ({}, ""),
-    "json_object": (False,),
     "response_schema": (),
-    "regex": ("",),
-    "ebnf": ("",),
     "format": ("",),
     "allowed_token_ids": (),
 }
@@ -118,7 +106,8 @@ HINTS: Final[dict[str, str]] = {
     "functions": "send tools, which took its place",
     "function_call": "send tool_choice, which took its place",
     "chat_template": "templates come from the model or the operator, never from a request",
-    "response_format": 'only {"type": "text"} is supported',
+    "response_schema": "there is response_format",
+    "format": "there is response_format",
     "modalities": 'only ["text"] is supported',
     "input_ids": "send token ids as the prompt of /v1/completions",
     "system": "send a message with the role system",
@@ -140,6 +129,7 @@ HARMLESS: Final = (
     "prompt_cache_key",
     "prompt_cache_retention",
     "request_id",
+    "guided_decoding_backend",
     "length_penalty",  # for beams, which are refused
     "early_stopping",
 )

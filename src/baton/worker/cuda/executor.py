@@ -37,7 +37,7 @@ from baton.worker.executors.base import Launched, LoadedExecutor, Sampled
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.sampler import NOT_FINITE, NOTHING_LEFT
 from baton.worker.sampling_batch import SamplingBatch
-from baton.worker.step_rules import bans_of, forced_masks, masks_of
+from baton.worker.step_rules import bans_of, forced_masks, grammar_masks, masks_of
 
 STEPS_AHEAD = 2
 
@@ -109,7 +109,8 @@ class CudaExecutor:
         due = None if batch.due.all() else np.flatnonzero(batch.due)
         places = np.arange(sequences) if due is None else due
         bans = bans_of(sampling, places)
-        masks = masks_of(forced_masks(sampling, places, self.config.vocab_size), places)
+        width = self.config.vocab_size
+        masks = masks_of({**grammar_masks(sampling, places, width), **forced_masks(sampling, places, width)}, places)
         prompts, prompt_rows = asked_of_prompts(batch, sampling) if sampling.asks_prompts else ((), None)
         step = StepBatch(
             *(batch.token_ids, spans.slots, spans.starts, spans.contexts, batch.due),

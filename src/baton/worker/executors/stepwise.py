@@ -11,6 +11,7 @@ from math import isfinite
 
 import numpy as np
 
+from baton.grammar.matcher import allows
 from baton.kvpool.base import Pool
 from baton.protocol.progress import ProgressWord
 from baton.worker.arrays import Floats, Int64s
@@ -20,6 +21,7 @@ from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import Forward, LoadedForward
 from baton.worker.sampler import NOT_FINITE, Chosen, SampleRow, plain, sample
 from baton.worker.sampling_batch import SamplingBatch
+from baton.worker.sampling_state import SequenceSampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +119,17 @@ class Stepwise:
     def _choose_again(self, sampling: SamplingBatch, places: Int64s, hidden: Floats, chosen: Chosen) -> None:
         """The likeliest of all is the likeliest of those allowed, or it is forbidden: seldom, and then all are needed."""
         likeliest = zip(chosen.tokens.tolist(), places.tolist(), strict=True)
-        rows = [row for row, (token, place) in enumerate(likeliest) if token in sampling.states[place].excluded]
+        rows = [row for row, (token, place) in enumerate(likeliest) if _may_be_forbidden(sampling.states[place], token)]
         if rows:
             again = self._sampled(sampling, places[rows], hidden[rows])
             chosen.tokens[rows] = again.tokens
             chosen.failed.update((rows[place], why) for place, why in again.failed.items())
+
+
+def _may_be_forbidden(state: SequenceSampling, token: int) -> bool:
+    if token < 0:
+        return False  # it has failed already
+    return token in state.excluded or (state.grammar is not None and not allows(state.grammar.mask(), token))
 
 
 def not_finite(batch: FlatBatch, hidden: Floats) -> dict[int, str]:

@@ -1,0 +1,144 @@
+"""The fields that say what an answer must look like -> a Grammar. Five families of names for the same five things.
+
+    OpenAI       response_format {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": ...}}
+    vLLM         structured_outputs {"json" | "regex" | "choice" | "grammar" | "json_object": ...}; guided_json, ...
+    llama.cpp    grammar (GBNF), json_schema; response_format {"type": "json_object", "schema": ...}
+    SGLang       regex, ebnf, json_schema as a string
+
+Here only the shape of the fields is looked at. What is in a schema or a grammar is judged where it is compiled (prepare.py). At
+most one may be given: two constraints have no agreed meaning.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from baton.api.errors import bad
+from baton.api.limits import Limits
+from baton.api.openai.fields import Fields, shown
+from baton.protocol.grammar import Grammar
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    field: str
+    grammar: Grammar
+
+
+def grammar_of(fields: Fields, limits: Limits) -> Asked | None:
+    asked = [*_top_level(fields, limits), *_structured_outputs(fields, limits), *_response_format(fields)]
+    if len(asked) > 1 and any(one.grammar != asked[0].grammar for one in asked):
+        raise bad(f"{asked[0].field} and {asked[1].field} each constrain the answer: give one of them", asked[1].field)
+    return asked[0] if asked else None
+
+
+def _top_level(fields: Fields, limits: Limits) -> Iterator[Asked]:
+    for name, kind in _TOP_LEVEL.items():
+        value = fields.raw(name)
+        if value is not None and value != "" and not (name == "json_schema" and value == {}):
+            yield from _of_kind(kind, value, name, limits)
+
+
+_TOP_LEVEL: Final = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "guided_json_object": "json_object",
+    "grammar": "grammar",
+    "ebnf": "grammar",
+    "json_schema": "json",
+    "json_object": "json_object",
+    "regex": "regex",
+}
+
+
+CONSTRAINTS: Final = (*_TOP_LEVEL, "structured_outputs", "response_format")
+"""All fields that are read here."""
+
+
+def _structured_outputs(fields: Fields, limits: Limits) -> Iterator[Asked]:
+    kinds = ("json", "regex", "choice", "grammar", "json_object")
+    value = fields.object("structured_outputs", (*kinds, "structural_tag", "whitespace_pattern", *_BACKEND_SETTINGS))
+    if value is None:
+        return
+    for name in ("structural_tag", "whitespace_pattern"):
+        if value.get(name) is not None:
+            raise bad(f"structured_outputs.{name} is not supported", "structured_outputs", code="unsupported")
+    for kind in kinds:
+        if value.get(kind) is not None:
+            for asked in _of_kind(kind, value[kind], f"structured_outputs.{kind}", limits):
+                yield Asked("structured_outputs", asked.grammar)
+
+
+_BACKEND_SETTINGS: Final = ("disable_fallback", "_backend", "_backend_was_auto")
+"""Of vLLM: they change no answer."""
+
+
+def _response_format(fields: Fields) -> Iterator[Asked]:
+    name = "response_format"
+    value = fields.object(name, ("type", "json_schema", "schema"))
+    if value is None:
+        return
+    kind = value.get("type")
+    if kind == "json_object" and value.get("schema") is None:
+        yield Asked(name, Grammar("json_object"))
+    elif kind == "json_object":
+        yield _json(value["schema"], name, f"{name}.schema")
+    elif kind == "json_schema":
+        inner = value.get("json_schema")
+        if inner is None and value.get("schema") is not None:  # llama.cpp's
+            yield _json(value["schema"], name, f"{name}.schema")
+        elif not isinstance(inner, dict):
+            raise bad(f"{name}.json_schema must be an object, not {shown(inner)}", name)
+        else:
+            if inner.get("strict") not in (None, True, False):
+                raise bad(f"{name}.json_schema.strict must be true or false, not {shown(inner['strict'])}", name)
+            yield _json(inner.get("schema"), name, f"{name}.json_schema.schema")
+    elif kind != "text":
+        told = ascii(kind) if isinstance(kind, str) and len(kind) <= 64 else shown(kind)
+        raise bad(f"{name}.type must be text, json_object or json_schema, not {told}", name)
+
+
+def _of_kind(kind: str, value: Any, place: str, limits: Limits) -> Iterator[Asked]:
+    match kind:
+        case "json":
+            yield _json(value, place, place)
+        case "json_object":
+            if not isinstance(value, bool):
+                raise bad(f"{place} must be true or false, not {shown(value)}", place)
+            if value:
+                yield Asked(place, Grammar("json_object"))
+        case "choice":
+            yield Asked(place, Grammar("choice", _choices(value, place, limits)))
+        case "regex":
+            yield Asked(place, Grammar("regex", _text(value, place)))
+        case _:
+            text = _text(value, place)
+            yield Asked(place, Grammar("gbnf" if "::=" in text else "lark", text))
+
+
+def _json(value: Any, field: str, place: str) -> Asked:
+    """A schema, or a text that holds one. What the text holds is found out where it is compiled."""
+    if isinstance(value, str):
+        return Asked(field, Grammar("json_schema", _text(value, place)))
+    if isinstance(value, dict):
+        return Asked(field, Grammar("json_schema", json.dumps(value, ensure_ascii=False, separators=(",", ":"))))
+    raise bad(f"{place} must be a JSON schema, not {shown(value)}", field)
+
+
+def _choices(value: Any, place: str, limits: Limits) -> str:
+    if not isinstance(value, list) or not value or not all(isinstance(entry, str) for entry in value):
+        raise bad(f"{place} must be a list of strings, and not an empty one", place)
+    if len(value) > limits.choices_listed:
+        raise bad(f"{place} has {len(value)} entries and at most {limits.choices_listed} are allowed", place)
+    return json.dumps(value)
+
+
+def _text(value: Any, place: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise bad(f"{place} must be a text, and not an empty one", place)
+    return value

@@ -1,0 +1,142 @@
+"""A grammar and the tokens so far -> which tokens may come next, a bit each. A function of the two and of nothing else.
+
+The limits are counts of steps, not of time: a grammar that is too much for one machine is too much for all, at the same token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits
+from msgspec import structs
+from numpy.typing import NDArray
+
+from baton.errors import BadGrammar
+from baton.grammar.language import lark_of, reason_of
+from baton.grammar.vocabulary import Vocabulary
+from baton.protocol.grammar import Grammar
+from baton.protocol.thinking import Thinking
+
+Words = NDArray[np.uint32]
+"""Bit i % 32 of word i // 32 is token i."""
+
+LIMITS: Final = LLParserLimits(
+    max_items_in_row=1_000,
+    initial_lexer_fuel=500_000,
+    step_lexer_fuel=100_000,  # about 7 ms
+    step_max_items=20_000,  # about 1 ms
+    max_lexer_states=20_000,  # 1 to 2 KiB each
+    max_grammar_size=50_000,
+    verbose_errors=False,
+)
+
+
+class Matcher:
+    """Of one sequence. For one thread at a time; llguidance releases the interpreter's lock."""
+
+    __slots__ = ("_ends", "_ends_late", "_matcher", "_thought", "_width", "ended", "error")
+
+    def __init__(self, vocabulary: Vocabulary, grammar: Grammar) -> None:
+        """Never raises: `error` says what is wrong."""
+        self._width = vocabulary.width
+        self._ends = [end for end in grammar.ends if end < vocabulary.width]
+        self._ends_late = grammar.ends_late
+        self._thought: Thinking | None = None
+        "The text begins behind it. None: it has begun."
+        self.ended = False
+        "A token that ends the text was drawn."
+        self.error = ""
+        try:
+            self._matcher = LLMatcher(vocabulary.tokenizer, lark_of(grammar), log_level=0, limits=LIMITS)
+        except (BadGrammar, ValueError) as error:
+            self.error = reason_of(str(error))
+            return
+        self._judge()
+
+    def copy(self, thinking: Thinking | None = None) -> Matcher:
+        """For a sequence with this grammar: compiled once. `thinking`: what it says before its answer is free."""
+        other = Matcher.__new__(Matcher)
+        other._width, other._ends, other._ends_late = self._width, self._ends, self._ends_late
+        other.ended, other.error = self.ended, self.error
+        other._thought = thinking if thinking is not None and (thinking.is_open or thinking.start is not None) else None
+        if not self.error:
+            other._matcher = self._matcher.deep_copy()
+        return other
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """These follow."""
+        for token in tokens:
+            if self.error or self.ended:
+                return
+            if token in self._ends:
+                self.ended = True
+            elif self._thought is not None and self._thinks(self._thought, token):
+                continue
+            elif not self._matcher.consume_token(token):
+                self._judge()
+                self.error = self.error or f"token {token} is not one that the grammar allows"
+
+    def fill(self, words: Words) -> None:
+        """Which tokens may come next: `words` is Vocabulary.words long. Of an error nothing."""
+        if self.error or self.ended:
+            words[:] = 0
+            return
+        if self._thought is not None and self._thought.is_open:
+            words[:] = 0xFFFFFFFF
+            for token in (*self._ends, *range(self._width, 32 * len(words))):
+                _take_bit(words, token)
+            return
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self._judge()
+        if self.error:
+            words[:] = 0
+            return
+        may_end = _take_bit(words, self._width)
+        if may_end and not (self._ends_late and words.any()):
+            for end in self._ends:
+                words[end >> 5] |= np.uint32(1 << (end & 31))
+        if self._thought is not None and self._thought.start is not None and self._thought.start < self._width:
+            words[self._thought.start >> 5] |= np.uint32(1 << (self._thought.start & 31))
+        if not words.any():
+            self.error = "the grammar allows no token that the model has"
+
+    def _thinks(self, thought: Thinking, token: int) -> bool:
+        """Whether the token belongs to a thought. One that the prompt has not opened may open with the first token."""
+        if thought.is_open:
+            self._thought = None if token == thought.end else thought
+            return True
+        self._thought = structs.replace(thought, is_open=True) if token == thought.start else None
+        return token == thought.start
+
+    def _judge(self) -> None:
+        if self._matcher.is_error():
+            self.error = reason_of(self._matcher.get_error())
+
+
+def _take_bit(words: Words, at: int) -> bool:
+    """Whether it was set; it is not any more."""
+    bit = np.uint32(1 << (at & 31))
+    was = bool(words[at >> 5] & bit)
+    words[at >> 5] &= ~bit
+    return was
+
+
+def allows(words: Words, token: int) -> bool:
+    return words.size > 0 and bool(int(words[token >> 5]) >> (token & 31) & 1)
+
+
+def allows_only(words: Words, tokens: NDArray[np.int64]) -> bool:
+    """Whether no other token is allowed."""
+    if not words.size:
+        return False
+    others = words.copy()
+    for token in tokens.tolist():
+        others[token >> 5] &= ~np.uint32(1 << (token & 31))
+    return not others.any()
+
+
+def allowed(words: Words, width: int) -> NDArray[np.bool_]:
+    """A flag a token."""
+    return np.unpackbits(words.view(np.uint8), count=width, bitorder="little").view(np.bool_)
