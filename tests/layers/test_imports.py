@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "observe": BASE,
     "sim": BASE | {"core"},
     "runtime": BASE | {"addresses", "core", "worker", "kvcache", "kvpool", "api", "observe", "text"},
-    "llm": BASE | {"familiar", "core", "worker", "models", "text"},  # all of it in one process
+    "llm": BASE | {"familiar", "core", "grammar", "worker", "models", "text"},  # all of it in one process
     "cli": None,  # anything
     "": set(),  # baton/__init__.py
 }

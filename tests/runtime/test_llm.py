@@ -15,7 +15,7 @@ from chaos_model import CONTEXT, make_model
 
 from baton.core.events import Submit
 from baton.errors import CallerError, EngineError, InvalidConfig, RequestRefused
-from baton.llm import LLM, SamplingParams
+from baton.llm import LLM, GuidedDecodingParams, SamplingParams, StructuredOutputsParams
 from baton.protocol.request import OPENAI_SAMPLING
 from baton.protocol.request import SamplingParams as WireParams
 
@@ -291,3 +291,23 @@ def test_a_lowered_context_is_said_once(tmp_path: Path, caplog: pytest.LogCaptur
     assert "lowered to the 240 tokens" in said
     assert "512" in said
     assert "--kv-blocks 128" in said
+
+
+def structured(**what: object) -> SamplingParams:
+    return SamplingParams(max_tokens=40, temperature=1.0, seed=3, structured_outputs=StructuredOutputsParams(**what))
+
+
+def test_structured_outputs(llm: LLM):
+    choice = llm.generate("Colour? ", structured(choice=["red", "green"]))[0].outputs[0]
+    assert choice.text in ("red", "green")
+    assert choice.finish_reason == "stop"
+    assert llm.generate("x", structured(regex="[0-9]{4}"))[0].outputs[0].text.isdigit()
+    assert llm.generate("x", structured(grammar='root ::= "a" "b"+ "!"'))[0].outputs[0].text.startswith("ab")
+    guided = SamplingParams(max_tokens=40, guided_decoding=GuidedDecodingParams(json={"enum": [7, None]}))
+    assert llm.generate("x", guided)[0].outputs[0].text in ("7", "null")
+
+
+def test_structured_outputs_that_are_none(llm: LLM):
+    for wrong in ({"json": {"type": "nothing"}}, {"regex": "("}, {"grammar": "root ::="}, {}, {"regex": "a", "choice": ["a"]}):
+        with pytest.raises(CallerError):
+            llm.generate("x", structured(**wrong))

@@ -14,7 +14,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from baton.errors import BadGrammar
-from baton.grammar.language import lark_of, reason_of
+from baton.grammar.language import canonical, lark_of, reason_of
 from baton.grammar.vocabulary import Vocabulary
 from baton.protocol.grammar import Grammar
 from baton.protocol.thinking import Thinking
@@ -31,6 +31,15 @@ LIMITS: Final = LLParserLimits(
     max_grammar_size=50_000,
     verbose_errors=False,
 )
+
+
+def checked(grammar: Grammar) -> Grammar:
+    """In a form that workers take. Raises BadGrammar. For who has nobody to protect: it is compiled right here."""
+    made = canonical(grammar)
+    is_error, words = LLMatcher.validate_grammar_with_warnings(lark_of(made), None, limits=LIMITS)
+    if is_error:
+        raise BadGrammar(reason_of(words[0]))
+    return made
 
 
 class Matcher:

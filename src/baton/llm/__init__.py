@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from baton.llm.engine import LLM
 from baton.llm.outputs import Answer, Chunk, Output
-from baton.llm.sampling import SamplingParams
+from baton.llm.sampling import GuidedDecodingParams, SamplingParams, StructuredOutputsParams
 from baton.llm.stream import Stream
 
-__all__ = ["LLM", "Answer", "Chunk", "Output", "SamplingParams", "Stream"]
+__all__ = ["LLM", "Answer", "Chunk", "GuidedDecodingParams", "Output", "SamplingParams", "Stream", "StructuredOutputsParams"]

@@ -73,7 +73,7 @@ class LLM:
         engine = self.config.engine()
         text = load_model_text(path)
         self.tokenizer, self.chat_template = text.tokenizer, text.chat_template
-        built = build_worker(engine.worker)
+        built = build_worker(engine.worker, tokenizer=self.tokenizer)
         self._runner = built.runner
         self.context_tokens = built.context_tokens
         "Longest sequence, prompt and output: what the model was made for, or what the KV pool holds if that is less."

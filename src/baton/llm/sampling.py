@@ -9,13 +9,51 @@ stop_token_ids           end an answer besides the model's ends of text, which `
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from json import dumps
 from typing import Any
 
+from msgspec import Struct, structs
+
+from baton.errors import CallerError
+from baton.grammar.matcher import checked
+from baton.protocol.grammar import Grammar
 from baton.protocol.request import SamplingParams as WireParams
 from baton.text.tokenizer import Tokenizer
 
 MAX_TOKENS = 128
 """Of an answer, where neither the call nor the model says how long it may be."""
+
+
+class StructuredOutputsParams(Struct, frozen=True, kw_only=True):
+    """What an answer must look like: one of these (docs/structured-output.md)."""
+
+    json: str | Mapping[str, Any] | None = None
+    "A schema."
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    "GBNF or Lark."
+    json_object: bool | None = None
+
+    def wire(self) -> Grammar:
+        """Raises CallerError."""
+        made: list[Grammar] = []
+        if self.json is not None:
+            made.append(Grammar("json_schema", self.json if isinstance(self.json, str) else dumps(self.json)))
+        if self.regex is not None:
+            made.append(Grammar("regex", self.regex))
+        if self.choice is not None:
+            made.append(Grammar("choice", dumps(list(self.choice))))
+        if self.grammar is not None:
+            made.append(Grammar("gbnf" if "::=" in self.grammar else "lark", self.grammar))
+        if self.json_object:
+            made.append(Grammar("json_object"))
+        if len(made) != 1:
+            raise CallerError(f"structured_outputs needs one of json, regex, choice, grammar, json_object, and has {len(made)}")
+        return made[0]
+
+
+GuidedDecodingParams = StructuredOutputsParams
 
 
 class SamplingParams(WireParams, frozen=True, kw_only=True):
@@ -43,6 +81,11 @@ class SamplingParams(WireParams, frozen=True, kw_only=True):
     "Texts, or token ids, that must not appear in the output."
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = None  # type: ignore[assignment]
 
+    structured_outputs: StructuredOutputsParams | None = None
+    "What the answers must look like."
+    guided_decoding: StructuredOutputsParams | None = None
+    "The same, as older versions of vLLM call it."
+
     @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -61,8 +104,14 @@ def wire_params(asked: WireParams, defaults: Mapping[str, Any], seed: int, token
         given["logit_bias"] = tuple(bias.items() if isinstance(bias, Mapping) else bias)
         if given.get("top_k") == 0:
             given["top_k"] = -1  # both mean "all" to vLLM
+        if (structured := asked.structured_outputs or asked.guided_decoding) is not None:
+            given["grammar"] = structured.wire()
     elif not asked.stop_token_ids:
         given["stop_token_ids"] = tuple(tokenizer.eos_ids)
+    if (grammar := given.get("grammar")) is not None:
+        late = isinstance(asked, SamplingParams) and asked.ignore_eos
+        given["grammar"] = structs.replace(checked(grammar), ends=tokenizer.eos_ids, ends_late=late)
+        given["stop_token_ids"] = tuple(dict.fromkeys((*tokenizer.eos_ids, *given["stop_token_ids"])))
     return WireParams(**{"max_tokens": MAX_TOKENS, "seed": seed, **defaults, **given})
 
 

@@ -75,7 +75,9 @@ def chat_job(front: Front, body: ChatBody, caller: Caller) -> Job:
         tools_in_words=not front.style.template_knows_tools,
         extras=body.template_kwargs,
     )
-    options = replace(body.options, grammar=call_grammar(front, body))
+    options = body.options
+    if (grammar := call_grammar(front, body)) is not options.grammar:
+        options = replace(options, grammar=grammar, grammar_field="tools")
     text = without_thought(front, body, text, constrained=options.grammar is not None)
     parts = answer_parts(front, body, text)
     thinking = thinking_rules(front, body, parts, constrained=options.grammar is not None)

@@ -41,7 +41,7 @@ def calls_grammar(
     bodies = " | ".join(f"body_{place}" for place in range(len(names)))
     rules = [
         f"start: {'calls' if or_answer is None else 'calls | answer'}",
-        *([] if or_answer is None else [f"answer: %json {_schema(json.loads(or_answer or '{}'))}"]),
+        *([] if or_answer is None else [f"answer: %json {_schema(json.loads(or_answer or '{"type": "object"}'))}"]),
         f"calls: {_calls(style, parallel, special)}",
         f"body: {bodies}",
     ]
