@@ -308,6 +308,12 @@ def test_structured_outputs(llm: LLM):
 
 
 def test_structured_outputs_that_are_none(llm: LLM):
-    for wrong in ({"json": {"type": "nothing"}}, {"regex": "("}, {"grammar": "root ::="}, {}, {"regex": "a", "choice": ["a"]}):
+    for wrong in (
+        {"json": {"type": "nothing"}},
+        {"regex": "("},
+        {"grammar": "root ::= nowhere"},
+        {},
+        {"regex": "a", "choice": ["a"]},
+    ):
         with pytest.raises(CallerError):
             llm.generate("x", structured(**wrong))

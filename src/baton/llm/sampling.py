@@ -15,7 +15,6 @@ from typing import Any
 from msgspec import Struct, structs
 
 from baton.errors import CallerError
-from baton.grammar.matcher import checked
 from baton.protocol.grammar import Grammar
 from baton.protocol.request import SamplingParams as WireParams
 from baton.text.tokenizer import Tokenizer
@@ -109,6 +108,8 @@ def wire_params(asked: WireParams, defaults: Mapping[str, Any], seed: int, token
     elif not asked.stop_token_ids:
         given["stop_token_ids"] = tuple(tokenizer.eos_ids)
     if (grammar := given.get("grammar")) is not None:
+        from baton.grammar.matcher import checked  # brings numpy
+
         late = isinstance(asked, SamplingParams) and asked.ignore_eos
         given["grammar"] = structs.replace(checked(grammar), ends=tokenizer.eos_ids, ends_late=late)
         given["stop_token_ids"] = tuple(dict.fromkeys((*tokenizer.eos_ids, *given["stop_token_ids"])))

@@ -25,6 +25,7 @@ _JSON: Final = {
     "lenient": True,
     "coerce_one_of": True,
 }
+ANY_OBJECT: Final = '{"type": "object"}'
 
 
 def calls_grammar(
@@ -41,7 +42,7 @@ def calls_grammar(
     bodies = " | ".join(f"body_{place}" for place in range(len(names)))
     rules = [
         f"start: {'calls' if or_answer is None else 'calls | answer'}",
-        *([] if or_answer is None else [f"answer: %json {_schema(json.loads(or_answer or '{"type": "object"}'))}"]),
+        *([] if or_answer is None else [f"answer: %json {_schema(json.loads(or_answer or ANY_OBJECT))}"]),
         f"calls: {_calls(style, parallel, special)}",
         f"body: {bodies}",
     ]
