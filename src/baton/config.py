@@ -14,10 +14,11 @@ from baton.addresses import parse_address
 from baton.errors import InvalidConfig
 from baton.ranges import Range, check_values
 
-Quantization = Literal["auto", "int8", "int4", "none"]
+Quantization = Literal["auto", "int8", "int4", "fp8", "none"]
 """How weights are kept and computed on. What becomes of which tensor: models/quantise.py."""
-KVCacheType = Literal["auto", "float32", "float16", "bfloat16", "int8"]
-"""What the KV cache holds. bfloat16 needs a processor with tiles (AMX), int8 heads whose width is a multiple of 64."""
+KVCacheType = Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8"]
+"""What the KV cache holds. bfloat16 needs a processor with tiles (AMX), int8 heads whose width is a multiple of 64,
+fp8 a GPU."""
 Compute = Literal["auto", "native", "torch"]
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -457,10 +458,12 @@ class ServeConfig:
     """How weights are stored and multiplied. auto: 4-bit weights as the file has them, all others in 8 bits.
     int8: all in 8 bits; fastest for prompts and many requests at once. int4: all in 4 bits, but embedding and output head in 8
     where the file does not have them in 4; fastest for one request at a time, and smallest.
-    none: float32, dequantised at load; the exact mode, and the slowest."""
+    none: float32, dequantised at load; the exact mode, and the slowest. On a GPU auto and none: as --dtype says; fp8:
+    matrices of layers in 8 bits, with a scale for each block of 128 x 128."""
     kv_dtype: KVCacheType = _WORKER.kv_dtype
     """Data type of the KV cache. auto: with quantised weights int8 on x86 with AVX2 or more (a scale for each token and head),
-    else float16; also where heads are no multiple of 64 wide, or block_size is not 16. float32 with --quantization none."""
+    else float16; also where heads are no multiple of 64 wide, or block_size is not 16. float32 with --quantization none.
+    fp8: on a GPU, half the bytes of bfloat16."""
     compute: Compute = _WORKER.compute
     "Kernel backend. native: C, compiled at first use. torch: several times slower. auto: native if there is a C compiler."
     threads: Threads = _WORKER.threads

@@ -22,6 +22,7 @@ from baton.worker.cuda.step_inputs import StepBatch, decode_views, ints_needed, 
 from baton.worker.cuda.weights import random_weights
 
 ROWS, SLOTS = 160, 96
+CASES = ("plain", "deterministic", "experts", "fp8")
 
 
 class Hopper:
@@ -65,11 +66,13 @@ def main() -> None:
     empty = StepBatch(nobody, nobody, np.zeros(1, np.int32), nobody, np.zeros(0, np.bool_), nobody)
     two = np.zeros(2, np.int64)
     chunk = StepBatch(np.zeros(100, np.int32), two, np.array([0, 99, 100]), two, np.ones(2, np.bool_), two)
-    for deterministic, experts_too in ((False, False), (True, False), (False, True)):
-        shape = replace(config, experts=experts) if experts_too else config
-        weights = random_weights(shape, torch.bfloat16, "cpu")
+    for name in sys.argv[1:] or CASES:
+        deterministic, fp8 = name == "deterministic", name == "fp8"
+        shape = replace(config, experts=experts) if name == "experts" else config
+        weights = random_weights(shape, torch.bfloat16, "cpu", fp8=fp8)
+        kept = pool.to(torch.float8_e4m3fn) if fp8 else pool
         limits = StepLimits(rows=ROWS, sequences=SLOTS, context_tokens=512)
-        step = DecoderStep(shape, weights, pool, limits, deterministic=deterministic)
+        step = DecoderStep(shape, weights, kept, limits, deterministic=deterministic)
         step.pdl = not deterministic  # as on a GPU
         run = np.zeros(ints_needed(ROWS, SLOTS, step.rows_per_tile), np.int32)
         inputs = torch.from_numpy(run)

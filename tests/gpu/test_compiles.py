@@ -11,7 +11,7 @@ import pytest
 KERNELS = {
     *("_add_norm", "_adjust", "_argmax", "_combine", "_decode", "_draw", "_embed", "_fixed_gemm", "_gemv"),
     *("_grouped_gemm", "_judge", "_pick_from_all", "_place", "_prefill", "_rope_store", "_route", "_route_row"),
-    *("_silu_mul", "_skinny_gemm", "_tally", "_tell", "collect", "pick"),
+    *("_silu_mul", "_skinny_gemm", "_tally", "_tell", "_unpack", "collect", "pick"),
 }
 
 

@@ -30,13 +30,14 @@ from baton.errors import ProtocolError
 VERSION = "batonKV2"
 """Of the order within a block. Blocks of another one are never read."""
 
-KVDtype = Literal["float32", "float16", "bfloat16", "int8"]
+KVDtype = Literal["float32", "float16", "bfloat16", "int8", "float8_e4m3fn"]
 KVFormat = Literal["turned", "amx-pairs", "int8-fours", "token-major"]
 NUMPY_TYPES: dict[KVDtype, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(np.uint16),  # numpy has none: its arrays show the bits
     "int8": np.dtype(np.int8),
+    "float8_e4m3fn": np.dtype(np.uint8),  # likewise
 }
 ORDERS: dict[KVFormat, str] = {
     "turned": "k(head,dim,token) v(head,token,dim)",

@@ -37,7 +37,7 @@ BLOCK_TYPES = (Q8_0, Q4_0, Q4_1)
 def type_for(raw: TensorFacts, name: str, quantization: Quantization) -> TensorType:
     """What a parameter is computed on: one of BLOCK_TYPES, or F32. `name` is ours (models/parameters.py).
 
-    none    float32
+    none    float32; also fp8, which is a GPU's: there weights are quantised after they are loaded
     int8    Q8_0
     int4    Q4_0 and Q4_1 as they are, the rest Q4_1; but embedding and head Q8_0: 4 bits cost much there and save little
     auto    Q8_0, Q4_0 and Q4_1 as they are, the rest Q8_0
@@ -49,7 +49,7 @@ def type_for(raw: TensorFacts, name: str, quantization: Quantization) -> TensorT
     """
     if name.endswith(".mlp.router.weight"):  # small, and a wrong turn there is a large error
         return F32
-    if quantization == "none" or len(raw.shape) < 2 or raw.row_elements % BLOCK or raw.row_elements > ROW_MOST:
+    if quantization in ("none", "fp8") or len(raw.shape) < 2 or raw.row_elements % BLOCK or raw.row_elements > ROW_MOST:
         return F32
     at_ends = name in (EMBED, LM_HEAD)
     kept: dict[str, tuple[TensorType, ...]] = {

@@ -27,13 +27,14 @@ from baton.worker.cuda.kernels.attention_decode import FIXED_TUNING, DecodeScrat
 from baton.worker.cuda.kernels.attention_prefill import attend_prefill, rows_per_tile
 from baton.worker.cuda.kernels.embed import embed
 from baton.worker.cuda.kernels.fixed_gemm import FixedScratch, fixed_gemm
+from baton.worker.cuda.kernels.fp8 import unpack
 from baton.worker.cuda.kernels.gemv import gemv
 from baton.worker.cuda.kernels.judge import judge
 from baton.worker.cuda.kernels.rope_store import rope_store
 from baton.worker.cuda.kernels.sample import SampleScratch, SamplingColumns, sample
 from baton.worker.cuda.kernels.silu_mul import silu_mul
+from baton.worker.cuda.kernels.skinny_gemm import FP8_ROWS_MAX, SkinnyScratch, skinny_gemm
 from baton.worker.cuda.kernels.skinny_gemm import ROWS_MAX as SKINNY_ROWS_MAX
-from baton.worker.cuda.kernels.skinny_gemm import SkinnyScratch, skinny_gemm
 from baton.worker.cuda.kernels.tell import tell
 from baton.worker.cuda.step_inputs import StepInputs
 from baton.worker.cuda.weights import DecoderWeights, LayerWeights, LinearWeights
@@ -102,7 +103,14 @@ class DecoderStep:
         tunings = [FIXED_TUNING] if deterministic else None
         self._decode_scratch = DecodeScratch(sequences, config.heads, config.kv_heads, config.head_dim, device, tunings)
         outputs = max(config.q_size + 2 * config.kv_size, config.hidden_size, 2 * inner)
-        self._skinny_scratch = SkinnyScratch(outputs, device)
+        self._unpacked = torch.empty(0, dtype=dtype, device=device)
+        "Where the weights of one product are unpacked, with fp8."
+        rows_most = SKINNY_ROWS_MAX
+        if weights.layers[0].qkv.scales is not None:
+            rows_most = FP8_ROWS_MAX
+            largest = max(one.weight.numel() for one in (weights.layers[0].gate_up, weights.layers[0].qkv))
+            self._unpacked = torch.empty(largest if rows > rows_most or deterministic else 0, dtype=dtype, device=device)
+        self._skinny_scratch = SkinnyScratch(outputs, device, rows_most)
         self._fixed_scratch = FixedScratch(outputs if deterministic else 1, device)
         self._sample_scratch = SampleScratch(sequences, config.vocab_size, device)
 
@@ -189,16 +197,16 @@ class DecoderStep:
         rows, eps, scratch, pdl = len(residual), self.config.norm_eps, self._skinny_scratch, self.pdl
         normed, qkv, attended, activated = (x[:rows] for x in (self._normed, self._qkv, self._attended, self._activated))
         add_norm(residual, None, layer.attention_norm, eps, normed, pdl=pdl)
-        skinny_gemm(normed, layer.qkv.weight, qkv, scratch, bias=layer.qkv.bias, pdl=pdl)
+        skinny_gemm(normed, layer.qkv.weight, qkv, scratch, scales=layer.qkv.scales, bias=layer.qkv.bias, pdl=pdl)
         self._attention(number, layer, inputs, qkv, attended, pdl=pdl)
         out, down, up = layer.output, layer.down, layer.gate_up
-        skinny_gemm(attended, out.weight, residual, scratch, bias=out.bias, residual=residual, pdl=pdl)
+        skinny_gemm(attended, out.weight, residual, scratch, scales=out.scales, bias=out.bias, residual=residual, pdl=pdl)
         add_norm(residual, None, layer.mlp_norm, eps, normed, pdl=pdl)
         if self._experts is not None:
             self._experts.run(normed, inputs.row_slots, layer, residual, self._float_product, add=True)
             return
-        skinny_gemm(normed, up.weight, activated, scratch, bias=up.bias, paired=True, pdl=pdl)
-        skinny_gemm(activated, down.weight, residual, scratch, bias=down.bias, residual=residual, pdl=pdl)
+        skinny_gemm(normed, up.weight, activated, scratch, scales=up.scales, bias=up.bias, paired=True, pdl=pdl)
+        skinny_gemm(activated, down.weight, residual, scratch, scales=down.scales, bias=down.bias, residual=residual, pdl=pdl)
 
     def _attention(
         self, number: int, layer: LayerWeights, inputs: StepInputs, qkv: Tensor, out: Tensor, *, pdl: bool = False
@@ -239,14 +247,16 @@ class DecoderStep:
         qkv, attended, activated = self._qkv[:1], self._attended[:1], self._activated[:1]
         for number, layer in enumerate(weights.layers):
             out, down, up = layer.output, layer.down, layer.gate_up
-            gemv(residual, layer.qkv.weight, qkv, bias=layer.qkv.bias, norm=layer.attention_norm, eps=eps, pdl=pdl)
+            first, norm = layer.qkv, layer.attention_norm
+            gemv(residual, first.weight, qkv, scales=first.scales, bias=first.bias, norm=norm, eps=eps, pdl=pdl)
             self._attention(number, layer, inputs, qkv, attended, pdl=pdl)
-            gemv(attended, out.weight, residual, bias=out.bias, residual=residual, pdl=pdl)
+            gemv(attended, out.weight, residual, scales=out.scales, bias=out.bias, residual=residual, pdl=pdl)
             if self._experts is not None:
                 self._experts.run_row(residual, eps, layer, self._normed[:1])
                 continue
-            gemv(residual, up.weight, activated, bias=up.bias, norm=layer.mlp_norm, eps=eps, paired=True, pdl=pdl)
-            gemv(activated, down.weight, residual, bias=down.bias, residual=residual, pdl=pdl)
+            norm = layer.mlp_norm
+            gemv(residual, up.weight, activated, scales=up.scales, bias=up.bias, norm=norm, eps=eps, paired=True, pdl=pdl)
+            gemv(activated, down.weight, residual, scales=down.scales, bias=down.bias, residual=residual, pdl=pdl)
         self._last_hidden = residual, None
         if inputs.tiles is not None:
             judge(residual, None, self._broken[:1])
@@ -269,12 +279,19 @@ class DecoderStep:
         tally(slots, tokens, columns)
 
     def _linear(self, x: Tensor, linear: LinearWeights, out: Tensor) -> None:
+        weight = linear.weight
+        if linear.scales is not None:
+            if len(x) <= FP8_ROWS_MAX and not self.deterministic:
+                skinny_gemm(x, weight, out, self._skinny_scratch, scales=linear.scales, bias=linear.bias)
+                return
+            weight = self._unpacked[: weight.numel()].view(weight.shape)
+            unpack(linear.weight, linear.scales, weight)
         if self.deterministic:
-            fixed_gemm(x, linear.weight, out, self._fixed_scratch, linear.bias)
+            fixed_gemm(x, weight, out, self._fixed_scratch, linear.bias)
         elif linear.bias is None:
-            torch.mm(x, linear.weight.t(), out=out)
+            torch.mm(x, weight.t(), out=out)
         else:
-            torch.addmm(linear.bias, x, linear.weight.t(), out=out)
+            torch.addmm(linear.bias, x, weight.t(), out=out)
 
     def _head(self, x: Tensor, out: Tensor) -> None:
         """Logits are float32 also where the model is not: rounded to bfloat16 the likeliest tokens would often be equal."""

@@ -31,7 +31,7 @@ from baton.worker.cuda.graphs import Launched as DeviceLaunched
 from baton.worker.cuda.loader import DeviceWeights
 from baton.worker.cuda.step_inputs import StepBatch
 from baton.worker.cuda.told import AskedPrompt, asked_of_prompts, read_prompts, read_sampled
-from baton.worker.cuda.weights import random_weights, take_weights
+from baton.worker.cuda.weights import random_weights, refuse_fp8, take_weights
 from baton.worker.draws import NOT_FINITE_ID
 from baton.worker.executors.base import Launched, LoadedExecutor, Sampled
 from baton.worker.flat_batch import FlatBatch
@@ -44,13 +44,17 @@ STEPS_AHEAD = 2
 
 def load_cuda(opened: OpenedModel, settings: WorkerConfig, kind: KVKind, progress: Progress | None) -> LoadedExecutor:
     config = opened.config
+    fp8 = settings.quantization == "fp8"
+    if fp8:
+        refuse_fp8(config)
     with torch.inference_mode():
         if settings.load_format == "dummy":
-            weights = random_weights(config, torch.float32 if settings.dtype == "float32" else torch.bfloat16, "cuda")
+            dtype = torch.float32 if settings.dtype == "float32" else torch.bfloat16
+            weights = random_weights(config, dtype, "cuda", fp8=fp8)
         else:
             raw = RawWeights(opened.weights, config, progress)
             with DeviceWeights(raw, settings.dtype, opened.files) as source:
-                weights = take_weights(config, source.take)
+                weights = take_weights(config, source.take, fp8=fp8)
             raw.close()
 
     def with_pool(pool: Pool) -> CudaExecutor:
@@ -87,8 +91,9 @@ class CudaExecutor:
     def __init__(self, steps: DeviceSteps, gpu: str) -> None:
         self._steps, self._step = steps, steps.step
         dtype = str(self._step.weights.embedding.dtype).removeprefix("torch.")
-        self.name = f"cuda ({gpu}, {dtype})"
-        self.arithmetic = f"cuda {torch.__version__} {gpu}{' deterministic' if self._step.deterministic else ''}"
+        fp8 = " fp8" if self._step.weights.layers[0].qkv.scales is not None else ""
+        self.name = f"cuda ({gpu}, {dtype}{fp8})"
+        self.arithmetic = f"cuda {torch.__version__} {gpu}{fp8}{' deterministic' if self._step.deterministic else ''}"
         self.config = self._step.config
         self._advance: Callable[[], None] = lambda: None
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton.errors import InvalidConfig
 from baton.models.config import ModelConfig
 from baton.models.parameters import EMBED, FINAL_NORM, LM_HEAD, expected_shapes, expert_names
+from baton.worker.cuda.kernels.fp8 import SIDE, quantise
 
 Take = Callable[[Sequence[str]], Tensor]
 """The parameters of these names (models/parameters.py), stacked along their first dimension: torch_weights.Weights.take."""
@@ -20,6 +22,8 @@ class LinearWeights:
     weight: Tensor
     "[outputs, inputs]."
     bias: Tensor | None
+    scales: Tensor | None = None
+    "Of blocks of weights in fp8 (kernels/fp8.py)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +49,26 @@ class DecoderWeights:
     "[vocabulary, hidden]; the embedding itself where the model ties them."
 
 
-def take_weights(config: ModelConfig, take: Take) -> DecoderWeights:
+def take_weights(config: ModelConfig, take: Take, *, fp8: bool = False) -> DecoderWeights:
+    """fp8: matrices of layers are kept in 8 bits; embedding, head and norms are not."""
     embedding = take([EMBED])
     return DecoderWeights(
         embedding=embedding,
-        layers=tuple(_layer(config, take, layer) for layer in range(config.layers)),
+        layers=tuple(_layer(config, take, layer, fp8) for layer in range(config.layers)),
         final_norm=take([FINAL_NORM]),
         head=embedding if config.tied_embeddings else take([LM_HEAD]),
     )
 
 
-def _layer(config: ModelConfig, take: Take, layer: int) -> LayerWeights:
+def _layer(config: ModelConfig, take: Take, layer: int, fp8: bool) -> LayerWeights:
     traits, prefix = config.traits, f"layers.{layer}."
 
     def linear(names: Sequence[str], bias: bool) -> LinearWeights:
         names = [prefix + name for name in names]
-        return LinearWeights(take([f"{n}.weight" for n in names]), take([f"{n}.bias" for n in names]) if bias else None)
+        weight, scales = take([f"{n}.weight" for n in names]), None
+        if fp8:
+            weight, scales = quantise(weight)
+        return LinearWeights(weight, take([f"{n}.bias" for n in names]) if bias else None, scales)
 
     head_norms = None
     if traits.qk_norm:
@@ -81,7 +89,9 @@ def _layer(config: ModelConfig, take: Take, layer: int) -> LayerWeights:
     return LayerWeights(attention_norm, qkv, head_norms, output, mlp_norm, gate_up, down, router)
 
 
-def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> DecoderWeights:
+def random_weights(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device | str, seed: int = 0, *, fp8: bool = False
+) -> DecoderWeights:
     """Made on the device, in seconds: to measure a model that nobody has downloaded. Of a size that keeps activations alive."""
     generator = torch.Generator(device=device).manual_seed(seed)
     shapes = expected_shapes(config)
@@ -94,4 +104,13 @@ def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device
             return made.mul_(0.1).add_(1.0)
         return made.mul_(0.1 if names[0].endswith(".bias") else float(shape[-1]) ** -0.5)
 
-    return take_weights(config, take)
+    return take_weights(config, take, fp8=fp8)
+
+
+def refuse_fp8(config: ModelConfig) -> None:
+    """Says what is in the way of matrices in 8 bits."""
+    if config.experts is not None:
+        raise InvalidConfig("--quantization fp8: mixtures of experts are not computed in fp8 yet; leave it out")
+    sizes = (config.hidden_size, config.q_size, config.kv_size, config.intermediate_size)
+    if any(size % SIDE for size in sizes):
+        raise InvalidConfig(f"--quantization fp8 needs a model whose widths are multiples of {SIDE}; these are {sizes}")

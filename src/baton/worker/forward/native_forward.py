@@ -61,6 +61,8 @@ def kv_kind_for(library: Library, model: ModelConfig, settings: WorkerConfig) ->
         )
     if settings.kv_dtype == "int8" and not regular:
         raise InvalidConfig(f"kv_dtype int8 needs {needs}; here it is {here}")
+    if settings.kv_dtype == "fp8":
+        raise InvalidConfig("kv_dtype fp8 needs a GPU")
     if settings.kv_dtype == "bfloat16":
         return AMX_PAIRS
     if settings.kv_dtype == "int8":

@@ -11,7 +11,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from baton.config import WorkerConfig
+from baton.config import Quantization, WorkerConfig
 from baton.errors import InvalidConfig
 from baton.worker.platforms.base import Platform
 from baton.worker.platforms.cpu import CpuPlatform
@@ -69,23 +69,28 @@ def _cuda(config: WorkerConfig) -> tuple[Platform, WorkerConfig]:
         raise InvalidConfig(f"--device cuda: {missing}; or take --device cpu")
     if config.quantization in ("int8", "int4"):
         raise InvalidConfig(
-            f"--quantization {config.quantization} is for CPUs: on a GPU weights are kept in --dtype; leave it out, or take "
-            "--device cpu"
+            f"--quantization {config.quantization} is for CPUs: on a GPU weights are kept in --dtype or in fp8; leave it out, "
+            "or take --device cpu"
         )
     if config.compute == "native":
         raise InvalidConfig("--compute native is for CPUs; leave it out, or take --device cpu")
     from baton.worker.platforms.cuda import CudaPlatform
 
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
-    if config.kv_dtype not in ("auto", dtype):
-        raise InvalidConfig(f"--kv-dtype {config.kv_dtype}: on a GPU the KV cache has the data type of activations, {dtype}")
+    if config.kv_dtype not in ("auto", dtype, "fp8"):
+        raise InvalidConfig(f"--kv-dtype {config.kv_dtype}: on a GPU the KV cache is fp8 or as activations are, {dtype}")
+    if config.compute == "torch" and "fp8" in (config.kv_dtype, config.quantization):
+        raise InvalidConfig("fp8 needs our kernels for GPUs: leave --compute torch out, or --quantization and --kv-dtype fp8")
     share = config.memory_utilization
     if config.blocks is None and share is None and config.kv_memory_gib is None:
         share = GPU_MEMORY_SHARE
-    return CudaPlatform(), replace(config, device="cuda", dtype=dtype, quantization="none", memory_utilization=share)
+    quantization: Quantization = "fp8" if config.quantization == "fp8" else "none"
+    return CudaPlatform(), replace(config, device="cuda", dtype=dtype, quantization=quantization, memory_utilization=share)
 
 
 def _for_cpu(config: WorkerConfig) -> WorkerConfig:
+    if "fp8" in (config.quantization, config.kv_dtype):
+        raise InvalidConfig("--quantization fp8 and --kv-dtype fp8 are for GPUs: a CPU has int8 (leave them out for the best)")
     if config.dtype == "bfloat16":
         raise InvalidConfig(
             "--dtype bfloat16 is for GPUs: a CPU computes in float32; leave it out (--quantization says how weights are kept)"

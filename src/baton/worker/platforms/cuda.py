@@ -72,6 +72,8 @@ class CudaPlatform:
 
 
 def kv_dtype(settings: WorkerConfig) -> KVDtype:
+    if settings.kv_dtype == "fp8":
+        return "float8_e4m3fn"
     if settings.dtype == "auto":
         raise InvalidConfig("dtype is auto: platforms/choose.py says what it means")
     return settings.dtype

@@ -134,13 +134,13 @@ def _decode(
         inside = token < end
         block = tl.load(table + token // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
         here = (block * block_stride + (token % BLOCK_SIZE) * DIM)[:, None]
-        keys = tl.load(keys_at + here, mask=inside[:, None] & in_dim, other=0.0)
+        keys = tl.load(keys_at + here, mask=inside[:, None] & in_dim, other=0.0).to(queries.dtype)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
         scores = tl.where(inside[None, :], scores, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, 1))
         shares = tl.exp2(scores - higher[:, None])
         fade = tl.exp2(peak - higher)
-        values = tl.load(keys_at + here + values_after, mask=inside[:, None] & in_dim, other=0.0)
+        values = tl.load(keys_at + here + values_after, mask=inside[:, None] & in_dim, other=0.0).to(queries.dtype)
         found = found * fade[:, None] + tl.dot(shares.to(values.dtype), values, input_precision=PRECISION)
         total = total * fade + tl.sum(shares, 1)
         peak = higher

@@ -60,6 +60,7 @@ def _visit(queries, peak, total, found, start, position, end, table, keys_at, bl
         else:
             keys = tl.load(keys_at + place, mask=in_dim, other=0.0)
             values = tl.load(keys_at + place + VALUES_AFTER, mask=in_dim, other=0.0)
+    keys, values = keys.to(queries.dtype), values.to(queries.dtype)  # of a pool in fp8
     scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
     if MASKED:
         seen = token[None, :] <= position[:, None]

@@ -42,10 +42,10 @@ def gemv_tuning(outputs: int, inputs: int, *, paired: bool) -> GemvTuning:
 
 @triton.jit
 def _gemv(
-    x, norm, weight, bias, residual, out, eps,
+    x, norm, weight, scales, bias, residual, out, eps,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     PAIRED: tl.constexpr, SOME_OUTPUTS: tl.constexpr, SOME_INPUTS: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    SCALED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -67,13 +67,22 @@ def _gemv(
         if NORM:
             squares += inputs * inputs
             inputs *= tl.load(norm + at, mask=at < INPUTS, other=0.0).to(tl.float32)
-        sums += values.to(tl.float32) * inputs[None, :]
+        if SCALED:  # of the block of weights: the same for all outputs of a program
+            line_of_scales = scales + tl.program_id(0) * SOME_OUTPUTS // 128 * tl.cdiv(INPUTS, 128) + at // 128
+            scale = tl.load(line_of_scales, mask=at < INPUTS, other=0.0)
+            sums += values.to(tl.float32) * (inputs * scale)[None, :]
+        else:
+            sums += values.to(tl.float32) * inputs[None, :]
         if PAIRED:
             if EVEN:
                 ups = tl.load(line + OUTPUTS * INPUTS + at[None, :])
             else:
                 ups = tl.load(line + OUTPUTS * INPUTS + at[None, :], mask=inside, other=0.0)
-            up_sums += ups.to(tl.float32) * inputs[None, :]
+            if SCALED:
+                scale = tl.load(line_of_scales + OUTPUTS // 128 * tl.cdiv(INPUTS, 128), mask=at < INPUTS, other=0.0)
+                up_sums += ups.to(tl.float32) * (inputs * scale)[None, :]
+            else:
+                up_sums += ups.to(tl.float32) * inputs[None, :]
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     result, up = tl.sum(sums, 1), tl.sum(up_sums, 1)
@@ -97,6 +106,7 @@ def gemv(
     weight: torch.Tensor,
     out: torch.Tensor,
     *,
+    scales: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     norm: torch.Tensor | None = None,
     eps: float = 0.0,
@@ -105,7 +115,7 @@ def gemv(
     tuning: GemvTuning | None = None,
     pdl: bool = False,
 ) -> None:
-    """x: [1, inputs], weight: [outputs, inputs] -> out [1, outputs].
+    """x: [1, inputs], weight: [outputs, inputs] -> out [1, outputs]. scales: of blocks of weights in fp8 (fp8.py).
 
     norm: weights of the RMS norm that x gets first. residual: [1, outputs], added; may be `out`. paired: the first half of the
     outputs are gates, the second half are multiplied with their silu: out [1, outputs / 2].
@@ -116,7 +126,8 @@ def gemv(
     some_outputs, some_inputs, warps, stages = tuning or gemv_tuning(outputs, inputs, paired=paired)
     some_inputs = min(some_inputs, next_power_of_2(inputs))
     _gemv[(cdiv(outputs, some_outputs),)](
-        *(x, x if norm is None else norm, weight, x if bias is None else bias, x if residual is None else residual, out, eps),
+        *(x, x if norm is None else norm, weight, x if scales is None else scales),
+        *(x if bias is None else bias, x if residual is None else residual, out, eps),
         OUTPUTS=outputs,
         INPUTS=inputs,
         NORM=norm is not None,
@@ -126,6 +137,7 @@ def gemv(
         SOME_OUTPUTS=some_outputs,
         SOME_INPUTS=some_inputs,
         STAGES=stages,
+        SCALED=scales is not None,
         PDL=pdl,
         num_warps=warps,
         launch_pdl=pdl,

@@ -24,7 +24,7 @@ def _rope_store(
     qkv, q_norm, k_norm, cosines, sines, positions, slots, tables, pool,
     table_stride, block_stride, layer_offset, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr,
-    GROUP: tl.constexpr, HALF: tl.constexpr, PDL: tl.constexpr,
+    GROUP: tl.constexpr, HALF: tl.constexpr, SMALL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -69,6 +69,9 @@ def _rope_store(
         pool + block * block_stride + layer_offset + (head - HEADS) * (BLOCK_SIZE * DIM) + (position % BLOCK_SIZE) * DIM + at
     )
     is_kv = inside & (head >= HEADS)
+    if SMALL:  # fp8 has no larger numbers
+        turned_first = tl.clamp(turned_first.to(tl.float32), -448.0, 448.0)
+        turned_second = tl.clamp(turned_second.to(tl.float32), -448.0, 448.0)
     tl.store(place, turned_first.to(pool.dtype.element_ty), mask=is_kv)
     tl.store(place + DIM // 2, turned_second.to(pool.dtype.element_ty), mask=is_kv)
 
@@ -106,6 +109,7 @@ def rope_store(
         NORM=norms is not None,
         GROUP=HEADS_PER_PROGRAM,
         HALF=next_power_of_2(dim // 2),
+        SMALL=pool.dtype == torch.float8_e4m3fn,
         PDL=pdl,
         num_warps=4,
         launch_pdl=pdl,

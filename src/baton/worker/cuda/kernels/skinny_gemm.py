@@ -1,4 +1,5 @@
 """Products of 2 to 32 rows, with what stands behind them in a decoder layer: silu(gate) * up, or the residual's addition.
+With weights in fp8 (fp8.py) of up to 128 rows.
 
 Memory is the limit, as for one row (gemv.py), but there are enough rows for the tensor cores. The matrix is the left operand:
 they want 64 rows there. x is the right one, padded to 16 or 32. Where a matrix has few outputs, its inputs are cut into splits,
@@ -9,28 +10,30 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.worker.cuda.kernels.sizes import cdiv
+from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 
 ROWS_MAX = 32
+FP8_ROWS_MAX = 128
+"""With more rows the weights are worth being unpacked for cuBLAS (fp8.py)."""
 SOME_OUTPUTS, SOME_INPUTS = 64, 128
 PROGRAMS = 192
 SPLITS_MAX = 8
 
 
 class SkinnyScratch:
-    def __init__(self, outputs: int, device: torch.device | str) -> None:
+    def __init__(self, outputs: int, device: torch.device | str, rows: int = ROWS_MAX) -> None:
         """For matrices of up to so many outputs."""
         tiles = min(cdiv(outputs, SOME_OUTPUTS), PROGRAMS // 2)  # larger ones are not split
-        self.sums = torch.empty(SPLITS_MAX * tiles * SOME_OUTPUTS * ROWS_MAX, dtype=torch.float32, device=device)
+        self.sums = torch.empty(SPLITS_MAX * tiles * SOME_OUTPUTS * rows, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(tiles, dtype=torch.int32, device=device)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _skinny_gemm(
-    x, weight, bias, residual, out, part_sums, arrived, rows, x_stride, out_stride,
+    x, weight, scales, bias, residual, out, part_sums, arrived, rows, x_stride, out_stride,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PAIRED: tl.constexpr,
     SPLITS: tl.constexpr, SOME_OUTPUTS: tl.constexpr, SOME_INPUTS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -52,13 +55,21 @@ def _skinny_gemm(
             inside = at < INPUTS - start
             left = tl.load(weight_at + start, mask=inside[None, :], other=0.0)
             right = tl.load(x_at + start, mask=in_rows & inside[:, None], other=0.0)
-        sums = tl.dot(left, right, sums, input_precision=PRECISION)
+        if SCALED:
+            scale_at = scales + tile * SOME_OUTPUTS // 128 * tl.cdiv(INPUTS, 128) + start // 128
+            sums += tl.load(scale_at) * tl.dot(left.to(right.dtype), right, input_precision=PRECISION)
+        else:
+            sums = tl.dot(left, right, sums, input_precision=PRECISION)
         if PAIRED:
             if INPUTS % SOME_INPUTS == 0:
                 other = tl.load(weight_at + start + OUTPUTS * INPUTS)
             else:
                 other = tl.load(weight_at + start + OUTPUTS * INPUTS, mask=inside[None, :], other=0.0)
-            ups = tl.dot(other, right, ups, input_precision=PRECISION)
+            if SCALED:
+                scale = tl.load(scale_at + OUTPUTS // 128 * tl.cdiv(INPUTS, 128))
+                ups += scale * tl.dot(other.to(right.dtype), right, input_precision=PRECISION)
+            else:
+                ups = tl.dot(other, right, ups, input_precision=PRECISION)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     if SPLITS > 1:
@@ -91,12 +102,13 @@ def skinny_gemm(
     out: torch.Tensor,
     scratch: SkinnyScratch,
     *,
+    scales: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     paired: bool = False,
     pdl: bool = False,
 ) -> None:
-    """x: [rows, inputs], weight: [outputs, inputs] -> out [rows, outputs]; up to ROWS_MAX rows.
+    """x: [rows, inputs], weight: [outputs, inputs] -> out [rows, outputs]; up to ROWS_MAX rows, FP8_ROWS_MAX with `scales`.
 
     residual: [rows, outputs] with the rows of `out`, added; may be `out`. paired: the first half of the outputs are gates, the
     second half are multiplied with their silu: out [rows, outputs / 2].
@@ -110,7 +122,8 @@ def skinny_gemm(
         splits *= 2
     wide = x.dtype == torch.float32  # only in tests: half the stages fit
     _skinny_gemm[(tiles, splits)](
-        *(x, weight, x if bias is None else bias, x if residual is None else residual, out, scratch.sums, scratch.arrived),
+        *(x, weight, x if scales is None else scales, x if bias is None else bias, x if residual is None else residual, out),
+        *(scratch.sums, scratch.arrived),
         *(len(x), x.stride(0), out.stride(0)),
         OUTPUTS=outputs,
         INPUTS=inputs,
@@ -120,11 +133,12 @@ def skinny_gemm(
         SPLITS=splits,
         SOME_OUTPUTS=SOME_OUTPUTS,
         SOME_INPUTS=32 if wide else SOME_INPUTS,
-        ROWS=16 if len(x) <= 16 else 32,
+        ROWS=max(16, next_power_of_2(len(x))),
         STAGES=2 if wide else 6 if inputs > outputs else 4,
         PRECISION="ieee" if wide else "tf32",
+        SCALED=scales is not None,
         PDL=pdl,
-        num_warps=4,
+        num_warps=4 if len(x) <= 64 else 8,
         num_stages=2 if wide else 6 if inputs > outputs else 4,
         launch_pdl=pdl,
     )
