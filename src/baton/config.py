@@ -459,7 +459,7 @@ class ServeConfig:
     int8: all in 8 bits; fastest for prompts and many requests at once. int4: all in 4 bits, but embedding and output head in 8
     where the file does not have them in 4; fastest for one request at a time, and smallest.
     none: float32, dequantised at load; the exact mode, and the slowest. On a GPU auto and none: as --dtype says; fp8:
-    matrices of layers in 8 bits, with a scale for each block of 128 x 128."""
+    matrices of layers in 8 bits, with a scale for each output."""
     kv_dtype: KVCacheType = _WORKER.kv_dtype
     """Data type of the KV cache. auto: with quantised weights int8 on x86 with AVX2 or more (a scale for each token and head),
     else float16; also where heads are no multiple of 64 wide, or block_size is not 16. float32 with --quantization none.

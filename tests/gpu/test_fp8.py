@@ -17,9 +17,9 @@ def packed(place, outputs, inputs):
     from baton.worker.cuda.kernels.fp8 import quantise
 
     weight = place.random(outputs, inputs, scale=inputs**-0.5)
-    weight[:128, :128] *= 30.0  # blocks of other sizes
+    weight[:100] *= 30.0  # outputs of other sizes
     small, scales = quantise(weight)
-    meant = small.float() * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    meant = small.float() * scales[:, None]
     error = ((meant - weight.float()).norm() / weight.float().norm()).item()
     assert 0.01 < error < 0.04, "three bits behind the point"
     return small, scales, meant
@@ -99,5 +99,5 @@ def test_what_cannot_be_in_8_bits():
     refuse_fp8(SHAPES["llama-3-8b"])
     with pytest.raises(InvalidConfig, match="experts are not computed in fp8"):
         refuse_fp8(SHAPES["qwen3-30b-a3b"])
-    with pytest.raises(InvalidConfig, match="multiples of 128"):
+    with pytest.raises(InvalidConfig, match="multiples of 16"):
         refuse_fp8(replace(SHAPES["llama-3-8b"], intermediate_size=1000))

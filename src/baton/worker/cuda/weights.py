@@ -11,7 +11,7 @@ from torch import Tensor
 from baton.errors import InvalidConfig
 from baton.models.config import ModelConfig
 from baton.models.parameters import EMBED, FINAL_NORM, LM_HEAD, expected_shapes, expert_names
-from baton.worker.cuda.kernels.fp8 import SIDE, quantise
+from baton.worker.cuda.kernels.fp8 import ALIGNED, quantise
 
 Take = Callable[[Sequence[str]], Tensor]
 """The parameters of these names (models/parameters.py), stacked along their first dimension: torch_weights.Weights.take."""
@@ -23,7 +23,7 @@ class LinearWeights:
     "[outputs, inputs]."
     bias: Tensor | None
     scales: Tensor | None = None
-    "Of blocks of weights in fp8 (kernels/fp8.py)."
+    "Of outputs, where weights are in fp8 (kernels/fp8.py)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,5 +112,5 @@ def refuse_fp8(config: ModelConfig) -> None:
     if config.experts is not None:
         raise InvalidConfig("--quantization fp8: mixtures of experts are not computed in fp8 yet; leave it out")
     sizes = (config.hidden_size, config.q_size, config.kv_size, config.intermediate_size)
-    if any(size % SIDE for size in sizes):
-        raise InvalidConfig(f"--quantization fp8 needs a model whose widths are multiples of {SIDE}; these are {sizes}")
+    if any(size % ALIGNED for size in sizes):
+        raise InvalidConfig(f"--quantization fp8 needs a model whose widths are multiples of {ALIGNED}; these are {sizes}")

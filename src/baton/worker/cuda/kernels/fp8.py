@@ -1,5 +1,5 @@
-"""Weights in 8 bits (e4m3): every block of 128 outputs and 128 inputs has a scale, so its largest weight is the largest number
-of the format. Activations stay as they are: a product unpacks weights on its way to the tensor cores (gemv.py, skinny_gemm.py).
+"""Weights in 8 bits (e4m3): every output has a scale, so its largest weight is the largest number of the format. Activations
+stay as they are: a product unpacks weights on its way to the tensor cores, and scales its sums (gemv.py, skinny_gemm.py).
 
 For many rows, whose products are bound by arithmetic, `unpack` writes the matrix out for cuBLAS.
 """
@@ -10,36 +10,34 @@ import triton.language as tl
 
 from baton.worker.cuda.kernels.sizes import cdiv
 
-SIDE = 128
+ALIGNED = 16
+"""Inputs are a multiple of it: so a row of bytes can be read in whole words."""
 LARGEST = 448.0
 FP8 = torch.float8_e4m3fn
+BLOCK = 2048
 
 
 def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """weight: [outputs, inputs], multiples of 128 -> the same in fp8, and scales float32 [outputs / 128, inputs / 128]."""
-    outputs, inputs = weight.shape
-    packed = torch.empty(outputs, inputs, dtype=FP8, device=weight.device)
-    scales = torch.empty(outputs // SIDE, inputs // SIDE, dtype=torch.float32, device=weight.device)
-    step = max(1, (64 << 20) // (SIDE * inputs))  # a part at a time: in float32 it would be large
-    for at in range(0, outputs // SIDE, step):
-        blocks = weight[at * SIDE : (at + step) * SIDE].float().view(-1, SIDE, inputs // SIDE, SIDE)
-        scale = blocks.abs().amax((1, 3)).clamp(min=1e-12) / LARGEST
-        scales[at : at + step] = scale
-        rounded = (blocks / scale[:, None, :, None]).clamp(-LARGEST, LARGEST)
-        packed[at * SIDE : (at + step) * SIDE] = rounded.view(-1, inputs).to(FP8)
+    """weight: [outputs, inputs] -> the same in fp8, and scales float32 [outputs]."""
+    packed = torch.empty_like(weight, dtype=FP8)
+    scales = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
+    step = max(1, (64 << 20) // weight.shape[1])  # a part at a time: in float32 it would be large
+    for part in (slice(at, at + step) for at in range(0, len(weight), step)):
+        values = weight[part].float()
+        scales[part] = values.abs().amax(1).clamp(min=1e-12) / LARGEST
+        packed[part] = (values / scales[part, None]).clamp(-LARGEST, LARGEST).to(FP8)
     return packed, scales
 
 
 @triton.jit
-def _unpack(packed, scales, out, inputs, SIDE: tl.constexpr):
-    block, of = tl.program_id(0), tl.program_id(1)
-    row = block * SIDE + tl.arange(0, SIDE)
-    at = row.to(tl.int64)[:, None] * inputs + (of * SIDE + tl.arange(0, SIDE))[None, :]
-    scale = tl.load(scales + block * tl.num_programs(1) + of)
-    tl.store(out + at, (tl.load(packed + at).to(tl.float32) * scale).to(out.dtype.element_ty))
+def _unpack(packed, scales, out, inputs, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place = row.to(tl.int64) * inputs + at
+    values = tl.load(packed + place, mask=at < inputs, other=0.0).to(tl.float32) * tl.load(scales + row)
+    tl.store(out + place, values.to(out.dtype.element_ty), mask=at < inputs)
 
 
 def unpack(packed: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
     """As quantise() made them -> out [outputs, inputs]."""
     outputs, inputs = packed.shape
-    _unpack[(cdiv(outputs, SIDE), cdiv(inputs, SIDE))](packed, scales, out, inputs, SIDE=SIDE, num_warps=8)
+    _unpack[(outputs, cdiv(inputs, BLOCK))](packed, scales, out, inputs, BLOCK=BLOCK, num_warps=4)

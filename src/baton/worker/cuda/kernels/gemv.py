@@ -67,25 +67,20 @@ def _gemv(
         if NORM:
             squares += inputs * inputs
             inputs *= tl.load(norm + at, mask=at < INPUTS, other=0.0).to(tl.float32)
-        if SCALED:  # of the block of weights: the same for all outputs of a program
-            line_of_scales = scales + tl.program_id(0) * SOME_OUTPUTS // 128 * tl.cdiv(INPUTS, 128) + at // 128
-            scale = tl.load(line_of_scales, mask=at < INPUTS, other=0.0)
-            sums += values.to(tl.float32) * (inputs * scale)[None, :]
-        else:
-            sums += values.to(tl.float32) * inputs[None, :]
+        sums += values.to(tl.float32) * inputs[None, :]
         if PAIRED:
             if EVEN:
                 ups = tl.load(line + OUTPUTS * INPUTS + at[None, :])
             else:
                 ups = tl.load(line + OUTPUTS * INPUTS + at[None, :], mask=inside, other=0.0)
-            if SCALED:
-                scale = tl.load(line_of_scales + OUTPUTS // 128 * tl.cdiv(INPUTS, 128), mask=at < INPUTS, other=0.0)
-                up_sums += ups.to(tl.float32) * (inputs * scale)[None, :]
-            else:
-                up_sums += ups.to(tl.float32) * inputs[None, :]
+            up_sums += ups.to(tl.float32) * inputs[None, :]
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     result, up = tl.sum(sums, 1), tl.sum(up_sums, 1)
+    if SCALED:
+        result *= tl.load(scales + output, mask=output < OUTPUTS, other=0.0)
+        if PAIRED:
+            up *= tl.load(scales + OUTPUTS + output, mask=output < OUTPUTS, other=0.0)
     if NORM:
         factor = tl.rsqrt(tl.sum(squares, 0) / INPUTS + eps)
         result *= factor
@@ -115,7 +110,7 @@ def gemv(
     tuning: GemvTuning | None = None,
     pdl: bool = False,
 ) -> None:
-    """x: [1, inputs], weight: [outputs, inputs] -> out [1, outputs]. scales: of blocks of weights in fp8 (fp8.py).
+    """x: [1, inputs], weight: [outputs, inputs] -> out [1, outputs]. scales: of outputs, with fp8 (fp8.py).
 
     norm: weights of the RMS norm that x gets first. residual: [1, outputs], added; may be `out`. paired: the first half of the
     outputs are gates, the second half are multiplied with their silu: out [1, outputs / 2].

@@ -33,7 +33,7 @@ def _skinny_gemm(
     x, weight, scales, bias, residual, out, part_sums, arrived, rows, x_stride, out_stride,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PAIRED: tl.constexpr,
     SPLITS: tl.constexpr, SOME_OUTPUTS: tl.constexpr, SOME_INPUTS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, SCALED: tl.constexpr, HALF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -55,21 +55,17 @@ def _skinny_gemm(
             inside = at < INPUTS - start
             left = tl.load(weight_at + start, mask=inside[None, :], other=0.0)
             right = tl.load(x_at + start, mask=in_rows & inside[:, None], other=0.0)
-        if SCALED:
-            scale_at = scales + tile * SOME_OUTPUTS // 128 * tl.cdiv(INPUTS, 128) + start // 128
-            sums += tl.load(scale_at) * tl.dot(left.to(right.dtype), right, input_precision=PRECISION)
-        else:
-            sums = tl.dot(left, right, sums, input_precision=PRECISION)
+        if SCALED:  # to float16 the chip converts at once, to bfloat16 in three steps; an eighth: float16 ends at 65504
+            left, right = left.to(HALF), (right.to(tl.float32) * 0.125).to(HALF)
+        sums = tl.dot(left, right, sums, input_precision=PRECISION)
         if PAIRED:
             if INPUTS % SOME_INPUTS == 0:
                 other = tl.load(weight_at + start + OUTPUTS * INPUTS)
             else:
                 other = tl.load(weight_at + start + OUTPUTS * INPUTS, mask=inside[None, :], other=0.0)
             if SCALED:
-                scale = tl.load(scale_at + OUTPUTS // 128 * tl.cdiv(INPUTS, 128))
-                ups += scale * tl.dot(other.to(right.dtype), right, input_precision=PRECISION)
-            else:
-                ups = tl.dot(other, right, ups, input_precision=PRECISION)
+                other = other.to(HALF)
+            ups = tl.dot(other, right, ups, input_precision=PRECISION)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     if SPLITS > 1:
@@ -83,6 +79,10 @@ def _skinny_gemm(
         sums = tl.load(parts, cache_modifier=".cg")
         for one in tl.static_range(1, SPLITS):
             sums += tl.load(parts + one * (SOME_OUTPUTS * ROWS), cache_modifier=".cg")
+    if SCALED:
+        sums *= 8.0 * tl.load(scales + output, mask=output < OUTPUTS, other=0.0)[:, None]
+        if PAIRED:
+            ups *= 8.0 * tl.load(scales + OUTPUTS + output, mask=output < OUTPUTS, other=0.0)[:, None]
     if BIAS:
         sums += tl.load(bias + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)[:, None]
         if PAIRED:
@@ -121,6 +121,7 @@ def skinny_gemm(
     while not paired and 2 * splits * tiles <= PROGRAMS and 2 * splits * 4 * SOME_INPUTS <= inputs and splits < SPLITS_MAX:
         splits *= 2
     wide = x.dtype == torch.float32  # only in tests: half the stages fit
+    stages = 2 if wide else 3 if len(x) > 64 else 4 if len(x) > 32 or inputs <= outputs else 6
     _skinny_gemm[(tiles, splits)](
         *(x, weight, x if scales is None else scales, x if bias is None else bias, x if residual is None else residual, out),
         *(scratch.sums, scratch.arrived),
@@ -134,11 +135,12 @@ def skinny_gemm(
         SOME_OUTPUTS=SOME_OUTPUTS,
         SOME_INPUTS=32 if wide else SOME_INPUTS,
         ROWS=max(16, next_power_of_2(len(x))),
-        STAGES=2 if wide else 6 if inputs > outputs else 4,
+        STAGES=stages,
         PRECISION="ieee" if wide else "tf32",
         SCALED=scales is not None,
+        HALF=tl.float32 if wide else tl.float16,
         PDL=pdl,
         num_warps=4 if len(x) <= 64 else 8,
-        num_stages=2 if wide else 6 if inputs > outputs else 4,
+        num_stages=stages,
         launch_pdl=pdl,
     )
