@@ -177,7 +177,7 @@ def test_logits_are_changed_to_the_bit(place):
     assert np.array_equal(on_device.cpu().numpy().view(np.int32), logits.view(np.int32))
 
 
-@pytest.mark.parametrize("last_known", [True, False])
+@pytest.mark.parametrize("last_known", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_bad_word_ends_only_after_its_beginning(place, last_known):
     words = ((8, 9, 10), (9, 11), (1, 2, 3, 4, 12))
     ends = [[8, 9], [7, 9], [8, 8], [1, 2, 3, 4], [2, 3, 4], [9], []]
@@ -211,7 +211,7 @@ def test_more_bans_than_there_is_room_for(place):
     assert check(device, random_logits(place, 2), last_known=False)[0] == 77
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("value", [np.nan, *(pytest.param(value, marks=pytest.mark.slow) for value in (np.inf, -np.inf))])
 def test_what_is_not_finite_fails_also_where_it_is_excluded(place, value):
     params = {
         "banned": {"bad_words": ((5,),)},

@@ -68,7 +68,7 @@ def load(
         settings = WorkerConfig(**SETTINGS, device="cpu", compute="torch", threads=8)
         return RigModel(config, CpuPlatform().load(opened, settings))
     platform = CudaPlatform()
-    settings = WorkerConfig(**SETTINGS, device="cuda", compute=compute, **more)
+    settings = WorkerConfig(**{**SETTINGS, **more}, device="cuda", compute=compute)
     return RigModel(config, platform.load(opened, settings), platform)
 
 
@@ -209,6 +209,21 @@ def test_a_deterministic_answer_is_the_same_alone_and_together():
         alone = answers(model, {name: prompt}, logprobs=1)
         assert alone[0][name, 0] == together[0][name, 0]
         assert alone[2][name] == together[2][name]
+
+
+@pytest.mark.parametrize(
+    "more", [{"quantization": "fp8"}, {"kv_dtype": "fp8"}, {"quantization": "fp8", "kv_dtype": "fp8"}], ids=str
+)
+def test_8_bits_change_little(cpu, shape, more):
+    requests = prompts(4, seed=9)
+    expected = answers(cpu, requests, prompt_logprobs=0, max_tokens=4)[2]
+    found = answers(load("cuda", shape, **more), requests, {"chunk": 40}, prompt_logprobs=0, max_tokens=4)[2]
+    off = [
+        abs(found[name][position].logprob - expected[name][position].logprob)
+        for name, prompt in requests.items()
+        for position in range(1, len(prompt))
+    ]
+    assert 1e-4 < sum(off) / len(off) < 0.3
 
 
 def test_steps_are_launched_ahead(cuda):

@@ -62,10 +62,10 @@ class Poisoned(DummyWeights):
         return tensor
 
 
-def interpreted(source: type[DummyWeights] = DummyWeights) -> RigModel:
+def interpreted(source: type[DummyWeights] = DummyWeights, *, fp8: bool = False) -> RigModel:
     """Its pool is a tensor; the rig's own is only counted."""
     raw = RawWeights(source(CONFIG, 3), CONFIG)
-    weights = take_weights(CONFIG, Weights(raw).take)
+    weights = take_weights(CONFIG, Weights(raw).take, fp8=fp8)
 
     def with_pool(pool):
         layout = pool.layout
@@ -160,3 +160,15 @@ def test_not_a_number_ends_one_sequence_only(model, chunk):
     assert rig.ended["sick", 0].reason is FinishReason.ERROR
     assert "NaN" in rig.ended["sick", 0].detail
     assert rig.tokens["well", 0] == answers(model, {"well": [1, 2, 3]}, max_tokens=4).tokens["well", 0]
+
+
+@pytest.mark.slow
+def test_weights_in_8_bits_change_little(oracle):
+    """What the model thinks of a prompt: chunks, one row, and rows of both kinds."""
+    requests = {"a": REQUESTS["a"], "c": REQUESTS["c"]}
+    eight = interpreted(fp8=True)
+    ours, theirs = (answers(of, requests, {"chunk": 9}, prompt_logprobs=0, max_tokens=2) for of in (eight, oracle))
+    assert "fp8" in ours.runner.executor.arithmetic
+    for name in requests:
+        for position in list(theirs.words(name))[: len(requests[name]) - 1]:
+            assert ours.words(name)[position].logprob == pytest.approx(theirs.words(name)[position].logprob, abs=0.6)

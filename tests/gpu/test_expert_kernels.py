@@ -70,7 +70,7 @@ def mixture(place, experts, rows, *, padding=0, deterministic=False, hidden=HIDD
         (Experts(count=8, per_token=2, inner_size=24, normalised=True), 5, 3),
         (Experts(count=6, per_token=6, inner_size=70, normalised=False), 1, 0),
         (Experts(count=5, per_token=1, inner_size=16, normalised=False), 40, 0),
-        (Experts(count=4, per_token=2, inner_size=32, normalised=True), 70, 10),
+        pytest.param(Experts(count=4, per_token=2, inner_size=32, normalised=True), 70, 10, marks=pytest.mark.slow),
         pytest.param(Experts(count=128, per_token=8, inner_size=32, normalised=True), 33, 7, marks=pytest.mark.slow),
         pytest.param(Experts(count=3, per_token=3, inner_size=32, normalised=True), 150, 0, marks=pytest.mark.slow),
     ],
@@ -99,6 +99,7 @@ def test_one_row(place, normalised):
         place.check(residual, wanted, 3.0)
 
 
+@pytest.mark.slow
 def test_fixed_tiles_give_the_same(place):
     found, wanted = mixture(place, Experts(count=4, per_token=2, inner_size=32, normalised=True), 90, deterministic=True)
     place.check(found[0], wanted, 3.0)
