@@ -146,4 +146,5 @@ def test_shapes_are_as_large_as_their_names_say():
         "qwen3-0.6b": 0.6,
         "qwen3-4b": 4.0,
         "qwen3-8b": 8.2,
+        "qwen3-30b-a3b": 30.5,
     }
