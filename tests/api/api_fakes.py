@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import struct
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -39,6 +40,10 @@ def pseudo_tokens(request: GenerateRequest, index: int) -> list[int]:
 def a_logprob(token: int, top: int) -> TokenLogprob:
     likeliest = tuple(((token + place) % VOCAB, -0.25 * (place + 1)) for place in range(top))
     return TokenLogprob(token, -0.25, 1, likeliest)
+
+
+def a_vector(request: GenerateRequest) -> bytes:
+    return struct.pack("<3f", 1.0, float(len(request.prompt)), 0.5 if request.sampling.pooling == "mean" else 0.25)
 
 
 @dataclass
@@ -116,7 +121,8 @@ class FakeEngine:
                 left[index] = (rest, stopped)
                 logprobs = [] if sampling.logprobs is None else [a_logprob(token, sampling.logprobs) for token in now]
                 end = self._end(request, index, ended, done[index]) if ended else None
-                yield Delta(index, now, logprobs, prompt if index == 0 else None, end)
+                pooled = a_vector(request) if sampling.pooling is not None and now else b""
+                yield Delta(index, now, logprobs, prompt if index == 0 else None, end, pooled)
                 prompt = None if index == 0 else prompt
                 sent += 1
                 if ended is not None:

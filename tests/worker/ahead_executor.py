@@ -35,6 +35,7 @@ class Ahead:
 
 class AheadExecutor:
     steps_ahead = 2
+    pools = False
     samples_on_host = True
 
     def __init__(self, inner: Executor) -> None:

@@ -15,6 +15,7 @@ from baton.api.anthropic.count import count_tokens
 from baton.api.anthropic.dialect import ANTHROPIC
 from baton.api.anthropic.shape import MessageShape
 from baton.api.config import ApiConfig, ServedModel
+from baton.api.embeddings.shapes import EmbeddingShape, OllamaEmbeddingsShape, OllamaEmbedShape
 from baton.api.errors import ApiError
 from baton.api.front import Front
 from baton.api.generate.answer import GenerateRoute
@@ -45,12 +46,15 @@ ROUTES: Sequence[ApiRoute] = (
     ApiRoute("/v1/abort", admin.abort, methods=["POST"]),
     ApiRoute("/tokenize", tokens.tokenize, methods=["POST"]),
     ApiRoute("/detokenize", tokens.detokenize, methods=["POST"]),
+    ApiRoute("/v1/embeddings", GenerateRoute(EmbeddingShape), methods=["POST"]),
     ApiRoute("/v1/responses", GenerateRoute(ResponseShape), methods=["POST"]),
     ApiRoute("/v1/responses/{id}", stored_response, methods=["GET", "DELETE"]),
     ApiRoute("/v1/messages", GenerateRoute(MessageShape), methods=["POST"], dialect=ANTHROPIC),
     ApiRoute("/v1/messages/count_tokens", count_tokens, methods=["POST"], dialect=ANTHROPIC),
     ApiRoute("/api/chat", GenerateRoute(ollama.ChatShape), methods=["POST"], dialect=OLLAMA),
     ApiRoute("/api/generate", GenerateRoute(ollama.GenerateShape), methods=["POST"], dialect=OLLAMA),
+    ApiRoute("/api/embed", GenerateRoute(OllamaEmbedShape), methods=["POST"], dialect=OLLAMA),
+    ApiRoute("/api/embeddings", GenerateRoute(OllamaEmbeddingsShape), methods=["POST"], dialect=OLLAMA),
     ApiRoute("/api/tags", ollama_models.tags, methods=["GET"], dialect=OLLAMA),
     ApiRoute("/api/ps", ollama_models.ps, methods=["GET"], dialect=OLLAMA),
     ApiRoute("/api/show", ollama_models.show, methods=["POST"], dialect=OLLAMA),

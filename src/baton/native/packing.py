@@ -124,7 +124,8 @@ class PackedModel:
         )
         self.embedding, self.embedding_kind = looked_up.data, STORED[looked_up.type]
         self.blocks = (Block * config.layers)(*(self._block(layer) for layer in range(config.layers)))
-        self.final_norm = self._vector(FINAL_NORM)
+        self.final_norm_weights: Floats = np.ascontiguousarray(dequantise(weights.take(FINAL_NORM)).reshape(-1), np.float32)
+        self.final_norm = self._keep(self.final_norm_weights)
         self.head = self._matrix([embedding if config.tied_embeddings else weights.take(LM_HEAD)], [LM_HEAD])
         weights.close()
 

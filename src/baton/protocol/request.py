@@ -19,6 +19,9 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
+Pooling = Literal["mean", "last"]
+
+
 class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How tokens are drawn and when to stop. A draw depends on (seed, sequence index, position) and nothing else."""
 
@@ -49,6 +52,9 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     thinking: Thinking | None = None
     "Where its thought is, and how long it may be."
+    pooling: Pooling | None = None
+    """The prompt's hidden states, after the last norm, become one vector of length 1, which comes with the first token: their
+    mean, for which the whole prompt is computed whatever is cached, or the last one."""
 
     @property
     def stop_length_min(self) -> int:

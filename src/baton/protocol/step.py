@@ -103,7 +103,7 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
 
 
 class RowLogprobs(Struct, frozen=True, array_like=True):
-    """Log-probabilities that a sequence asked for. The core hands them on and never looks inside."""
+    """What a sequence asked for besides tokens. The core hands it on and never looks inside."""
 
     slot: Slot
     incarnation: Incarnation
@@ -111,6 +111,8 @@ class RowLogprobs(Struct, frozen=True, array_like=True):
     prompt_from: int = 0
     "Position of the first of `prompt`. A prompt computed twice is reported twice; the receiver keeps one."
     prompt: tuple[TokenLogprob, ...] = ()
+    embedding: bytes = b""
+    "The pooled prompt, where that was asked for and is complete: float32, little-endian."
 
 
 Row = tuple[Slot, Incarnation, Sequence[int]]

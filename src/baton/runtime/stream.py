@@ -23,7 +23,7 @@ TIMEOUT_SECONDS_MIN = 0.001
 
 
 class Stream:
-    __slots__ = ("_begun", "_take", "_unwanted", "attempt", "done", "lost", "open", "prompt", "request")
+    __slots__ = ("_begun", "_take", "_unwanted", "attempt", "done", "embedding", "lost", "open", "prompt", "request")
 
     def __init__(self, request: GenerateRequest, take: Callable[[Delta], None], now: float) -> None:
         self.request = request
@@ -38,6 +38,8 @@ class Stream:
         "All has ended, or nothing more is told: refused, the engine gone, or an error of whoever takes the deltas."
         self.lost = False
         "The engine does not have the request (any more): there is nothing to abort."
+        self.embedding = b""
+        "The pooled prompt, where it was asked for: told with whatever is told after it."
         self.prompt: list[TokenLogprob | None] | None = None
         "Told once, with sequence 0; the first token has nothing before it."
         if request.sampling.prompt_logprobs is not None:
@@ -61,6 +63,7 @@ class Stream:
     def tell(self, delta: Delta) -> None:
         if self.done.done():
             return
+        delta.embedding = self.embedding
         if self.prompt is not None and delta.index == 0:
             delta.prompt_logprobs, self.prompt = self.prompt, None
         if delta.ended is not None:
@@ -80,6 +83,7 @@ class Stream:
 
     def add_prompt_logprobs(self, row: RowLogprobs) -> None:
         """A prompt that was computed twice comes twice: places are written, not appended."""
+        self.embedding = row.embedding or self.embedding
         if self.prompt is not None:
             for place, entry in enumerate(row.prompt, row.prompt_from):
                 if place < len(self.prompt):

@@ -13,7 +13,7 @@ class SamplingBatch:
     """The same object for all steps in which the same sequences run."""
 
     __slots__ = (
-        *("asks_prompts", "columns", "constrained", "draws", "excludes", "on_host", "plain"),
+        *("asks_prompts", "columns", "constrained", "draws", "excludes", "on_host", "plain", "pools"),
         *("sequences", "slots", "states", "tallied", "tells"),
     )
 
@@ -29,6 +29,7 @@ class SamplingBatch:
         self.draws = any(state.params.temperature > 0.0 for state in self.states)
         "Somebody's token is left to chance."
         self.excludes = any(state.excluded or state.grammar is not None for state in self.states)
+        self.pools = [(place, state.pool) for place, state in enumerate(self.states) if state.pool is not None]
         self.asks_prompts = any(state.params.prompt_logprobs is not None for state in self.states)
         self.tells = any(state.params.logprobs is not None for state in self.states)
         "Somebody wants log-probabilities of sampled tokens."

@@ -13,6 +13,7 @@ from baton.worker.arrays import Floats, Int32s
 from baton.worker.draws import Ids
 from baton.worker.flat_batch import FEEDBACK
 from baton.worker.grammar_masks import GrammarState
+from baton.worker.pooling import PromptPool
 from baton.worker.thought import Thought
 
 ANY = -1
@@ -115,7 +116,7 @@ class SequenceSampling:
 
     __slots__ = (
         *("adjusted", "bad_words", "bias_ids", "bias_values", "draw", "excluded", "grammar", "index", "on_host", "params"),
-        *("plain", "seed", "stop_ids", "tally", "thought"),
+        *("plain", "pool", "seed", "stop_ids", "tally", "thought"),
     )
 
     def __init__(
@@ -133,6 +134,7 @@ class SequenceSampling:
         self.params = params
         self.grammar = grammar
         self.index = index
+        self.pool = None if params.pooling is None else PromptPool(params.pooling)
         self.seed = params.seed & 0xFFFFFFFFFFFFFFFF
         bias = {token: value for token, value in params.logit_bias if token < vocab_size}
         self.bias_ids = np.array(list(bias), np.int64)

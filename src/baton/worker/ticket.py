@@ -90,7 +90,7 @@ class Ticket:
             lengths=lengths,
             values=values,
             failures=tuple(self._failures(failed)) if failed else (),
-            logprobs=tuple(self._logprobs()) if sampled.logprobs or sampled.prompts else (),
+            logprobs=tuple(self._logprobs()) if sampled.logprobs or sampled.prompts or sampled.embeddings else (),
         )
 
     def _failures(self, failed: Mapping[int, str]) -> Iterator[RowFailure]:
@@ -106,5 +106,6 @@ class Ticket:
             if place is None or slot in self.failed:
                 continue
             word, (prompt_from, prompt) = sampled.logprobs.get(place), sampled.prompts.get(place, (0, ()))
-            if word is not None or prompt:
-                yield RowLogprobs(slot, incarnation, word, prompt_from, prompt)
+            embedding = sampled.embeddings.get(place, b"")
+            if word is not None or prompt or embedding:
+                yield RowLogprobs(slot, incarnation, word, prompt_from, prompt, embedding)

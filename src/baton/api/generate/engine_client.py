@@ -39,6 +39,8 @@ class Delta(Struct):
     prompt_logprobs: list[TokenLogprob | None] | None = None
     "One a prompt token, the first one None. Given once, with sequence 0, where they were asked for."
     ended: Ended | None = None
+    embedding: bytes = b""
+    "The pooled prompt, where that was asked for: with the token, float32."
 
 
 class EngineRefused(EngineError):

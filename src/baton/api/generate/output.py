@@ -41,6 +41,8 @@ class Piece:
     stop_reason: str | int | None = None
     "The stop string or stop token id that the client had named and that ended it."
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    embedding: bytes = b""
+    "The pooled prompt, where that is the answer: float32."
     usage: tuple[int, int] = (0, 0)
     "Prompt and output tokens of this choice so far."
 
@@ -53,7 +55,7 @@ class Piece:
         """About what it takes in memory."""
         entries = [entry for entry in (*self.logprobs, *(self.prompt_logprobs or ())) if entry is not None]
         texts = len(self.text) + len(self.reasoning) + sum(100 + len(call.arguments) for call in self.tool_calls)
-        return texts + 16 * len(self.tokens) + sum(100 + 80 * len(entry.top) for entry in entries)
+        return texts + 4 * len(self.embedding) + 16 * len(self.tokens) + sum(100 + 80 * len(entry.top) for entry in entries)
 
     def add(self, later: Piece) -> None:
         """Joins what came later; both of the same choice."""
@@ -65,6 +67,7 @@ class Piece:
         self.offsets += later.offsets
         self.finish, self.stop_reason, self.usage = later.finish, later.stop_reason, later.usage
         self.called = later.called
+        self.embedding = later.embedding or self.embedding
         self.prompt_logprobs = later.prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs
 
 
@@ -122,6 +125,7 @@ class SequenceOutput:
 
     def _without_tokens(self, delta: Delta) -> Piece:
         piece = Piece(self._choice, prompt_logprobs=delta.prompt_logprobs, usage=(len(self._request.prompt), 0))
+        piece.embedding = delta.embedding
         if delta.ended is not None:
             stopped = delta.ended.reason is FinishReason.STOP
             self._end(piece, FinishReason.LENGTH if stopped else delta.ended.reason)

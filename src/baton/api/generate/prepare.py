@@ -18,7 +18,7 @@ from baton.api.openai.schemas import ChatBody, CompletionBody, Options, Prompt, 
 from baton.errors import BadGrammar
 from baton.protocol.grammar import Grammar
 from baton.protocol.ids import RequestId
-from baton.protocol.request import GenerateRequest, SamplingParams
+from baton.protocol.request import GenerateRequest, Pooling, SamplingParams
 from baton.protocol.thinking import Thinking
 from baton.text.chat_prompt import render_chat
 from baton.text.chat_template import TemplateLimits
@@ -58,6 +58,7 @@ class Job:
             or options.return_token_ids
             or options.stream.continuous_usage
             or self.echo
+            or self.prompt_only
             or self.stops.stops
         )
         return options.logprobs is None and options.prompt_logprobs is None and not beside
@@ -101,6 +102,15 @@ def completion_job(front: Front, body: CompletionBody, caller: Caller) -> Job:
         asked = replace(options, prompt_logprobs=options.logprobs)
         return replace(_job(front, prompts, asked, caller), options=options, echo=True, prompt_only=body.prompt_only)
     return replace(_job(front, prompts, options, caller), echo=body.echo, prompt_only=body.prompt_only)
+
+
+def embedding_job(front: Front, body: CompletionBody, pooling: Pooling, caller: Caller) -> Job:
+    """A vector for each prompt. The engine makes a token too, because it has to."""
+    job = replace(_job(front, _prompts(front, body), body.options, caller), prompt_only=True)
+    requests = (
+        structs.replace(request, sampling=structs.replace(request.sampling, pooling=pooling)) for request in job.requests
+    )
+    return replace(job, requests=tuple(requests))
 
 
 def _prompts(front: Front, body: CompletionBody) -> list[tuple[int, ...]]:

@@ -69,7 +69,12 @@ def _model(front: Front, name: str) -> dict[str, Any]:
 
 
 def _capabilities(front: Front) -> list[str]:
-    able = {"completion": True, "tools": front.style.calls is not None, "thinking": front.style.thoughts is not None}
+    able = {
+        "completion": True,
+        "embedding": True,
+        "tools": front.style.calls is not None,
+        "thinking": front.style.thoughts is not None,
+    }
     return [name for name, yes in able.items() if yes]
 
 

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from baton import __version__
 from baton.api.anthropic.fields import MESSAGES
+from baton.api.embeddings import fields as embeddings
 from baton.api.errors import JsonResponse
 from baton.api.http.access import ApiRoute
 from baton.api.limits import RANGES
@@ -60,7 +61,7 @@ def _of_table(table: Table) -> Json:
 
 
 def _of_field(field: Field) -> Json:
-    schema = type_schema(field.kind) if field.kind else dict(CHAT.get(field.to, {}))
+    schema = type_schema(field.kind) if field.kind else dict({**COMPLETION, **CHAT}.get(field.to, {}))
     return {**schema, "description": field.about} if field.about else schema
 
 
@@ -72,6 +73,9 @@ _OPTIONS: Final = {"options": {"type": "object", "properties": _of_table(ollama.
 BODIES: Final[dict[str, Json]] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETION,
+    "/v1/embeddings": _of_table(embeddings.OPENAI),
+    "/api/embed": _of_table(embeddings.OLLAMA),
+    "/api/embeddings": _of_table(embeddings.OLLAMA_OLDER),
     "/v1/responses": _of_table(RESPONSES),
     "/v1/messages": _of_table(MESSAGES),
     "/v1/messages/count_tokens": _of_table(MESSAGES),

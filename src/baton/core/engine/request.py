@@ -220,8 +220,11 @@ class Sequence:
 
     @property
     def must_compute_prompt(self) -> bool:
-        """Its log-probabilities are wanted and not told yet: a cached block has none. One sequence tells them for all."""
-        return self.request.sampling.prompt_logprobs is not None and self.outputs == 0 and self is self.group.leader
+        """Its log-probabilities, or the mean of its hidden states, are wanted and not told yet: a cached block has neither. One
+        sequence tells them for all."""
+        sampling = self.request.sampling
+        asks = sampling.prompt_logprobs is not None or sampling.pooling == "mean"
+        return asks and self.outputs == 0 and self is self.group.leader
 
     @property
     def gives_way(self) -> bool:

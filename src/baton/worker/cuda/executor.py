@@ -86,6 +86,7 @@ class CudaLaunched:
 
 class CudaExecutor:
     steps_ahead = STEPS_AHEAD
+    pools = False
     samples_on_host = False
 
     def __init__(self, steps: DeviceSteps, gpu: str) -> None:

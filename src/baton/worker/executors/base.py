@@ -37,6 +37,8 @@ class Sampled:
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     "Of those that asked."
     prompts: dict[int, PromptLogprobs] = field(default_factory=dict)
+    embeddings: dict[int, bytes] = field(default_factory=dict)
+    "Of prompts that asked for it and are complete (../pooling.py)."
 
 
 class Launched(Protocol):
@@ -56,6 +58,8 @@ class Executor(Protocol):
     config: ModelConfig
     steps_ahead: int
     "How many steps may be launched and not collected."
+    pools: bool
+    "Gives embeddings."
     samples_on_host: bool
     "Penalties and the like are worked out on the host: such a sequence's next step is launched when its tokens are known."
 

@@ -19,6 +19,7 @@ from baton.worker.executors.base import Launched, LoadedExecutor, Sampled
 from baton.worker.executors.host_logprobs import describe_prompts
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import Forward, LoadedForward
+from baton.worker.pooling import normed
 from baton.worker.sampler import NOT_FINITE, Chosen, SampleRow, plain, sample
 from baton.worker.sampling_batch import SamplingBatch
 from baton.worker.sampling_state import SequenceSampling
@@ -43,6 +44,7 @@ def stepwise(loaded: LoadedForward) -> LoadedExecutor:
 
 class Stepwise:
     steps_ahead = 1
+    pools = True
     samples_on_host = True
 
     def __init__(self, forward: Forward) -> None:
@@ -65,6 +67,8 @@ class Stepwise:
             prompts = describe_prompts(batch, sampling, failed, lambda begin, end: self._logits(hidden[begin:end]))
         sampled = self._sample(batch, sampling, hidden, failed)
         sampled.prompts = prompts
+        if sampling.pools:
+            sampled.embeddings = self._pooled(batch, sampling, hidden, failed)
         self._advance()
         return Computed(sampled)
 
@@ -78,6 +82,20 @@ class Stepwise:
 
     def close(self) -> None:
         self.forward.close()
+
+    def _pooled(self, batch: FlatBatch, sampling: SamplingBatch, hidden: Floats, failed: dict[int, str]) -> dict[int, bytes]:
+        """Of prompts that end in this step. Tokens after the prompt are nobody's business."""
+        vectors, spans = {}, batch.spans
+        weight, eps = self.forward.final_norm, self.config.norm_eps
+        for place, pool in sampling.pools:
+            begin, first = int(spans.contexts[place]), int(spans.starts[place])
+            tokens = int(sampling.sequences.prompt_tokens[int(sampling.slots[place])])
+            end = min(begin + int(spans.starts[place + 1]) - first, tokens)
+            if place not in failed and begin < end:
+                states = normed(hidden[first : first + end - begin], weight, eps)
+                if vector := pool.add(begin, states, last=end == tokens):
+                    vectors[place] = vector
+        return vectors
 
     def _logits(self, hidden: Floats) -> Floats:
         self._advance()

@@ -24,6 +24,8 @@ class Forward(Protocol):
     arithmetic: str
     "Two that differ in it may round differently: neither goes on with the keys and values of the other."
     config: ModelConfig
+    final_norm: Floats
+    "[hidden_size] weights of the last norm."
 
     def hidden(self, flat: FlatBatch) -> Floats:
         """[tokens, hidden_size], before the last norm; valid until the next call. Stores the keys and values of these tokens

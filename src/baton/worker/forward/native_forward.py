@@ -81,6 +81,7 @@ class NativeForward:
         self.name = f"native ({library.variant.name})"
         self.arithmetic = f"native {library.variant.name} {platform.machine()} {sources_digest()}"
         self.config = packed.config
+        self.final_norm = packed.final_norm_weights
         self._decoder = NativeDecoder(
             library,
             packed,

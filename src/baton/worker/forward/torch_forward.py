@@ -36,6 +36,7 @@ class TorchForward:
         machine = platform.machine() if device.type == "cpu" else torch.cuda.get_device_name(device)
         self.arithmetic = f"torch {torch.__version__} {machine}"
         self.config = decoder.config
+        self.final_norm: Floats = decoder.final_norm.weight.detach().float().cpu().numpy()
         self.decoder = decoder
         self.attention = attention
 

@@ -1,0 +1,1 @@
+"""Vectors of texts: OpenAI's /v1/embeddings, Ollama's /api/embed and /api/embeddings."""

@@ -1,0 +1,30 @@
+"""Fields of requests for embeddings, and what becomes of each (translate.py says what the rules mean)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from baton.api.translate import ONE_ANSWER, Table, harmless, own, refused, same
+
+_ALL: Final[Table] = {
+    **ONE_ANSWER,
+    "model": own("a served name", "string"),
+    "input": same("prompt", "a text, token ids, or a list of those"),
+    "pooling": own('"mean" of all tokens (the default), or the "last" one', "string"),
+    "dimensions": refused(about="a vector has the model's own width"),
+    "stream": refused(False),
+    "stream_options": refused(),
+    "prompt": refused(about="here it is called input"),
+    "max_tokens": refused(about="nothing is generated"),
+    "logprobs": refused(False, about="nothing is generated"),
+    "truncate_prompt_tokens": refused(about="a prompt is never cut"),
+}
+OPENAI: Final[Table] = {**_ALL, "encoding_format": own('"float" (the default) or "base64"', "string")}
+OLLAMA: Final[Table] = {
+    **_ALL,
+    "truncate": harmless("a prompt is never cut: one that is too long is refused"),
+    "options": harmless("nothing is generated"),
+    "keep_alive": harmless("the model stays"),
+}
+OLLAMA_OLDER: Final[Table] = {**OLLAMA, "prompt": same("prompt", "a text"), "input": refused(about="here it is called prompt")}
+"""Of /api/embeddings."""

@@ -1,0 +1,117 @@
+"""Requests for embeddings and their answers. To the engine they are prompts whose hidden states are pooled (worker/pooling.py):
+scheduled, preempted and replayed like any other."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from baton.api.embeddings.fields import OLLAMA, OLLAMA_OLDER, OPENAI
+from baton.api.errors import ApiError, JsonRows, bad
+from baton.api.front import Front
+from baton.api.generate.generation import Generation, Usage
+from baton.api.generate.output import Piece
+from baton.api.generate.prepare import Job, embedding_job
+from baton.api.generate.shape import Events, Put, Shape
+from baton.api.http.auth import Caller
+from baton.api.ollama.bodies import model_name
+from baton.api.openai.fields import shown
+from baton.api.translate import Table, errors_named_by, translated
+
+
+class EmbeddingShape(Shape):
+    """POST /v1/embeddings."""
+
+    kind = "embedding"
+    id_prefix = "embd-"
+    table: ClassVar[Table] = OPENAI
+
+    def __init__(self, front: Front) -> None:
+        super().__init__(front)
+        self._model = front.model.name
+        self._base64 = False
+
+    def job(self, body: dict[str, Any], caller: Caller) -> Job:
+        encoding, pooling = body.get("encoding_format") or "float", body.get("pooling") or "mean"
+        if encoding not in ("float", "base64"):
+            raise bad('encoding_format must be "float" or "base64"', "encoding_format")
+        if pooling not in ("mean", "last"):
+            raise bad(f'pooling must be "mean" or "last", not {shown(pooling)}', "pooling")
+        self._base64 = encoding == "base64"
+        asked = {**translated(body, self.table), "model": self._asked_model(body), "max_tokens": 1, "temperature": 0}
+        asked["stream"] = False
+        with errors_named_by((self.table, "")):
+            return embedding_job(self.front, self.front.schema.completion(asked), pooling, caller)
+
+    def whole(self, job: Job, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+        for piece in pieces:
+            if not piece.embedding:
+                how = piece.finish.value if piece.finish is not None else "lost"
+                raise ApiError(503, f"the request ended before its vectors were there: {how}", code=f"ended_by_{how}")
+        return self.answer(pieces, usage)
+
+    def answer(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+        tokens = usage.prompt_tokens
+        return {
+            "object": "list",
+            "model": self.front.model.name,
+            "data": JsonRows(self._row, pieces),
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+
+    def events(self, job: Job, generation: Generation, put: Put) -> Events:
+        raise NotImplementedError  # the table refuses `stream`
+
+    def _asked_model(self, body: dict[str, Any]) -> Any:
+        return body.get("model")
+
+    def _row(self, piece: Piece) -> dict[str, Any]:
+        vector = base64.b64encode(piece.embedding).decode() if self._base64 else floats(piece.embedding)
+        return {"object": "embedding", "index": piece.choice, "embedding": vector}
+
+
+class OllamaEmbedShape(EmbeddingShape):
+    """POST /api/embed."""
+
+    kind = "ollama.embed"
+    table = OLLAMA
+
+    def _asked_model(self, body: dict[str, Any]) -> Any:
+        if isinstance(body.get("model"), str):
+            self._model = body["model"]
+        return model_name(self.front, body.get("model"))
+
+    def answer(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+        return {
+            "model": self._model,
+            "embeddings": JsonRows(lambda piece: floats(piece.embedding), pieces),
+            "total_duration": int((usage.prompt_seconds + usage.output_seconds) * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+        }
+
+
+class OllamaEmbeddingsShape(OllamaEmbedShape):
+    """POST /api/embeddings, the older one: a text, a vector."""
+
+    kind = "ollama.embeddings"
+    table = OLLAMA_OLDER
+
+    def job(self, body: dict[str, Any], caller: Caller) -> Job:
+        if not isinstance(body.get("prompt"), str):
+            raise bad(f"prompt must be a text, not {shown(body.get('prompt'))}", "prompt")
+        return super().job(body, caller)
+
+    def answer(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+        return {"embedding": floats(pieces[0].embedding)}
+
+
+def floats(vector: bytes) -> list[float]:
+    numbers = array("f")
+    numbers.frombytes(vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()
