@@ -17,6 +17,7 @@ from baton.api import errors
 from baton.api.anthropic.fields import MESSAGES
 from baton.api.app import PAGE, ROUTES
 from baton.api.config import ApiConfig, ServedModel
+from baton.api.embeddings import fields as embeddings
 from baton.api.limits import RANGES, Limits, Range
 from baton.api.ollama.fields import CHAT, GENERATE, OPTIONS
 from baton.api.openai.fields import Fields
@@ -130,9 +131,12 @@ def test_every_default(known: dict[str, tuple[set[str], Any]]):
 
 TABLES: dict[str, Table] = {
     "`/v1/responses`": RESPONSES,
+    "`/v1/embeddings`": embeddings.OPENAI,
     "`/v1/messages`, `/v1/messages/count_tokens`": MESSAGES,
     "`/api/chat`": CHAT,
     "`/api/generate`": GENERATE,
+    "`/api/embed`": embeddings.OLLAMA,
+    "`/api/embeddings`": embeddings.OLLAMA_OLDER,
     "`options` of `/api/chat` and `/api/generate`": OPTIONS,
 }
 BEGIN, END = "from the tables in the code -->\n", "<!-- end -->"

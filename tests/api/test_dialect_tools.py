@@ -9,6 +9,7 @@ import ollama
 import openai
 import pytest
 from api_fakes import Script, Serving, says, serving
+from pydantic import BaseModel
 from pydantic_ai import Agent
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
@@ -197,3 +198,23 @@ def test_an_agent_calls_its_tool(server, text, which, stream):
         assert agent.run_sync("How is Oslo?").output == "It is cold."
     assert called == ["Oslo"]
     assert "<tool_response>4 degrees</tool_response>" in prompt_of(server)
+
+
+# Structured output: the same grammar, whatever the client calls it.
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+
+
+class Answer(BaseModel):
+    a: int
+
+
+def test_structured_output(server, sdk, claude, text):
+    server.engine.script = Script(reply=says(text, '{"a": 4}'))
+    assert sdk.responses.parse(model="smol", input="x", text_format=Answer).output_parsed == Answer(a=4)
+    form = {"type": "json_schema", "schema": SCHEMA}
+    claude.messages.create(model="smol", max_tokens=20, messages=ASK, output_config={"format": form})
+    ollama.Client(host=server.url).chat("smol", ASK, format=SCHEMA)
+    ollama.Client(host=server.url).generate("smol", "x", format="json")
+    kinds = [request.sampling.grammar.kind for request in server.engine.requests]
+    assert kinds == ["json_schema", "json_schema", "json_schema", "json_object"]

@@ -13,5 +13,8 @@ generate/generation.py  GenerateRequest -> deltas of the engine -> pieces for th
 openai/chat.py, openai/completions.py    pieces -> OpenAI's shapes
 http/streaming.py       server-sent events, never waiting for a slow client
 
+Other dialects (responses/, anthropic/, ollama/, embeddings/) have a table of their fields, which makes OpenAI's of them
+(translate.py), and shapes of their own.
+
 routes/ answers everything that generates nothing. `generate/engine_client.py` is all that is known of the engine.
 """

@@ -50,7 +50,7 @@ class EmbeddingShape(Shape):
         for piece in pieces:
             if not piece.embedding:
                 how = piece.finish.value if piece.finish is not None else "lost"
-                raise ApiError(503, f"the request ended before its vectors were there: {how}", code=f"ended_by_{how}")
+                raise ApiError(503, f"the request ended before its vectors were there: {how}", code="no_vector")
         return self.answer(pieces, usage)
 
     def answer(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:

@@ -29,6 +29,10 @@ _BOTH: Final[dict[str, str]] = {
     "guided_regex": "string",
     "guided_choice": "array",
     "guided_grammar": "string",
+    "guided_json_object": "boolean",
+    "json_object": "boolean",
+    "regex": "string",
+    "ebnf": "string",
     "grammar": "string",
     "json_schema": "string or object",
 }
