@@ -62,6 +62,28 @@ def test_a_context_that_was_asked_for_and_does_not_fit(tiny_model):
     assert "lower context_tokens_max to 128" in said(ran)
 
 
+def test_every_dialect_says_the_same(chat_model):
+    """One model behind OpenAI's, Anthropic's and Ollama's routes; and vectors from the worker's own kernels."""
+    messages = [{"role": "user", "content": "Hi"}]
+    with serving(chat_model, "--served-model-name", "tiny") as server:
+        same = {"model": "tiny", "temperature": 0, "logit_bias": {"257": -100}}
+        told = server.post("/v1/chat/completions", {**same, "messages": messages, "max_tokens": 8})["choices"][0]["message"]
+        response = server.post("/v1/responses", {**same, "input": "Hi", "max_output_tokens": 8})
+        message = server.post("/v1/messages", {**same, "messages": messages, "max_tokens": 8})
+        options = {"num_predict": 8, "temperature": 0}
+        ollama = {"model": "tiny", "messages": messages, "options": options, "stream": False, "logit_bias": {"257": -100}}
+        assert response["output"][0]["content"][0]["text"] == told["content"]
+        assert message["content"][0]["text"] == told["content"]
+        assert server.post("/api/chat", ollama)["message"]["content"] == told["content"]
+        asked = {"model": "tiny", "input": ["Hello there", "Hello there", "Bye"]}
+        for pooling in ("mean", "last"):
+            data = server.post("/v1/embeddings", {**asked, "pooling": pooling})["data"]
+            first, again, other = (entry["embedding"] for entry in data)
+            assert first == again != other
+            assert abs(sum(number * number for number in first) - 1.0) < 1e-5
+        assert server.interrupt()[0] == 0
+
+
 def test_every_way_in_samples_as_the_model_recommends(chat_model):
     """Server and defaults through real processes: what GET /v1/models and /config show is what requests get."""
     with serving(chat_model, "--served-model-name", "tiny") as server:
