@@ -20,6 +20,7 @@ from baton.api.http.auth import Caller
 from baton.api.ollama.bodies import model_name
 from baton.api.openai.fields import shown
 from baton.api.translate import Table, errors_named_by, translated
+from baton.protocol.request import Pooling
 
 
 class EmbeddingShape(Shape):
@@ -35,7 +36,8 @@ class EmbeddingShape(Shape):
         self._base64 = False
 
     def job(self, body: dict[str, Any], caller: Caller) -> Job:
-        encoding, pooling = body.get("encoding_format") or "float", body.get("pooling") or "mean"
+        encoding = body.get("encoding_format") or "float"
+        pooling: Pooling = body.get("pooling") or "mean"
         if encoding not in ("float", "base64"):
             raise bad('encoding_format must be "float" or "base64"', "encoding_format")
         if pooling not in ("mean", "last"):
