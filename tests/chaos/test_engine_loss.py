@@ -11,11 +11,14 @@ from chaos_server import Process, Reply, Server, ask, until
 
 PLAIN = {"prompt": "The quick brown fox", "max_tokens": 64, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
 SEEDED = {**PLAIN, "prompt": "Lorem ipsum", "temperature": 1.0, "seed": 4711}
+LIST = {"type": "array", "items": {"type": "string", "minLength": 3, "maxLength": 8}, "minItems": 20}
 BODIES: dict[str, dict[str, Any]] = {
     "greedy": {**PLAIN, "stream": True, "stream_options": {"include_usage": True}},
     "seeded": {**SEEDED, "stream": True, "presence_penalty": 0.5},
     "two": {**SEEDED, "n": 2, "stream": True, "stream_options": {"include_usage": True}},
     "logprobs": {**PLAIN, "prompt": "dolor sit", "stream": True, "logprobs": 2},
+    "grammar": {**PLAIN, "prompt": "sit", "stream": True, "guided_regex": "[a-f]{50}[0-9]{30}"},
+    "schema": {**SEEDED, "prompt": "tempor", "n": 2, "stream": True, "guided_json": LIST},
     "echo": {**PLAIN, "prompt": "amet", "logprobs": 1, "echo": True},
     "whole": {**SEEDED, "prompt": "consectetur", "n": 2, "logprobs": 1},
 }

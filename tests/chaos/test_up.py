@@ -25,6 +25,13 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "penalties": {"max_tokens": 12, "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5},
     "minimum": {"max_tokens": 6, "min_tokens": 5, "ignore_eos": False},
     "token ids": {"prompt": list(range(40, 90)), "max_tokens": 8},
+    "schema": {
+        "max_tokens": 60,
+        "ignore_eos": False,
+        "guided_json": {"type": "array", "items": {"enum": [1, "two"]}, "minItems": 2},
+    },
+    "regex, drawn": {"max_tokens": 40, "n": 2, "temperature": 1.0, "seed": 7, "guided_regex": "(ab|cd){3,9}[0-9]{4}"},
+    "choice": {"max_tokens": 9, "guided_choice": ["red", "green", "blue"]},
     "several prompts": {"prompt": [PROMPT, PROMPT[::-1]], "max_tokens": 5},
 }
 
