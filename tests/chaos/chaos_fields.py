@@ -28,7 +28,7 @@ def tool(dice: random.Random, name: str) -> Any:
             (None, 1, "x", {}, {"type": "web_search"}, {"type": "function"}, {"type": "function", "function": []})
         )
     name = dice.choice(NAMES) if dice.random() < 0.05 else name
-    function: dict[str, Any] = {"name": name, "description": dice.choice(("It does.", "<|end|>", "é" * 99))}
+    function: dict[str, Any] = {"name": name, "description": dice.choice(("", "It.", "<|end|>", "é"))}
     if dice.random() < 0.8:
         function["parameters"] = dice.choice(SCHEMAS[:5] if dice.random() < 0.9 else SCHEMAS)
     if dice.random() < 0.1:
@@ -37,7 +37,7 @@ def tool(dice: random.Random, name: str) -> Any:
 
 
 def tool_fields(dice: random.Random) -> dict[str, Any]:
-    fields: dict[str, Any] = {"tools": [tool(dice, name) for name in dice.sample(GOOD, dice.choice((0, 1, 1, 2, 3)))]}
+    fields: dict[str, Any] = {"tools": [tool(dice, name) for name in dice.sample(GOOD, dice.choice((0, 1, 1, 1, 2)))]}
     if dice.random() < 0.6:
         name = dice.choice([each["function"]["name"] for each in fields["tools"] if _has_name(each)] * 4 + list(NAMES))
         named = {"type": "function", "function": {"name": name}}

@@ -104,11 +104,11 @@ class Fuzz:
         body = {"messages": messages, **self.options()}
         if dice.random() < 0.3:
             body |= {"logprobs": True, "top_logprobs": dice.randint(0, 20)}
-        if dice.random() < 0.25:
+        if dice.random() < 0.2:
             body |= tool_fields(dice)
         if dice.random() < 0.1:
             body |= thinking_fields(dice)
-        if dice.random() < 0.15:
+        if dice.random() < 0.08:
             messages += tool_turns(dice)
         if dice.random() < 0.1:
             body["chat_template_kwargs"] = dice.choice(({}, {"a": 1}, {"messages": []}, {"enable_thinking": False}))
@@ -134,7 +134,7 @@ class Fuzz:
         }
         for name in dice.sample(sorted(extras), dice.randint(0, 3)):
             options[name] = extras[name]()
-        if dice.random() < 0.1:
+        if dice.random() < 0.06:
             options |= format_fields(dice)
         if dice.random() < 0.08:
             options[dice.choice((*INTERNAL, *UNSUPPORTED, *CONSTRAINTS, *CHAT_ONLY, *HARMLESS))] = dice.choice(WEIRD)
@@ -164,7 +164,7 @@ class Fuzz:
 
     def spoiled(self, body: dict[str, Any]) -> Any:
         dice = self.dice
-        if dice.random() < 0.2 and body:
+        if dice.random() < 0.15 and body:
             body[dice.choice(sorted(body))] = dice.choice(WEIRD)
         if dice.random() < 0.1:
             body[dice.choice((*RANGES, "surprise", "a" * 300))] = dice.choice(WEIRD)
