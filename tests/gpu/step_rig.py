@@ -12,7 +12,15 @@ import torch
 import transformers
 
 from baton.models.config import Experts, ModelConfig, RopeConfig, Traits
-from baton.worker.cuda.step_inputs import StepBatch, decode_views, ints_needed, mixed_views, pack_decode, pack_mixed
+from baton.worker.cuda.step_inputs import (
+    NO_PADDING,
+    StepBatch,
+    decode_views,
+    ints_needed,
+    mixed_views,
+    pack_decode,
+    pack_mixed,
+)
 
 THEIRS = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
 NORMED = Traits(qk_norm=True)
@@ -95,7 +103,7 @@ class StepRig:
         self.ints = np.zeros(ints_needed(rows, slots, self.step.rows_per_tile), np.int32)
         self.config = config
 
-    def run(self, work, *, outputs=0, bucket=None, due=None):
+    def run(self, work, *, outputs=0, bucket=None, due=None, padding=NO_PADDING):
         """work: {slot: (context, token ids)}. Tokens and logits of those that are due, in order."""
         slots = np.array(list(work), np.int32)
         counts = np.array([len(ids) for _, ids in work.values()])
@@ -111,7 +119,8 @@ class StepRig:
         if batch.decodes and bucket is not None:
             packing, views = pack_decode(batch, bucket, self.ints, kv_heads, fixed=fixed), decode_views
         else:
-            packing, views = pack_mixed(batch, self.ints, kv_heads, self.step.rows_per_tile, fixed=fixed), mixed_views
+            views, tile = mixed_views, self.step.rows_per_tile
+            packing = pack_mixed(batch, self.ints, kv_heads, tile, fixed=fixed, padding=padding)
         self.step._logits.fill_(float("nan"))
         self.step._tokens.fill_(-9)
         inputs = torch.from_numpy(self.ints.copy()).to(self.pool.device)

@@ -200,9 +200,22 @@ def test_not_a_number_ends_one_sequence_only(compute, chunk):
     rig.close()
 
 
-def test_a_deterministic_answer_is_the_same_alone_and_together():
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_deterministic_answer_is_the_same_after_a_preemption(dtype):
+    """What was decoded is computed again with the bits that it had."""
+    model = load("cuda", SMALL, deterministic=True, dtype=dtype)
+    requests = prompts(12, seed=1)
+    expected, _, words = answers(model, requests, logprobs=1)
+    found, preempted, words_again = answers(model, requests, {"blocks": 20, "chunk": 32}, logprobs=1)
+    assert preempted > 0
+    assert found == expected
+    assert words_again == words
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_deterministic_answer_is_the_same_alone_and_together(dtype):
     """To the last bit of what the model thought of its tokens."""
-    model = load("cuda", SMALL, deterministic=True)
+    model = load("cuda", SMALL, deterministic=True, dtype=dtype)
     requests = prompts(8, seed=8)
     together = answers(model, requests, {"chunk": 33}, logprobs=1)
     for name, prompt in requests.items():

@@ -6,6 +6,8 @@ import torch
 pytest.importorskip("transformers", reason="the oracle of this test")
 from step_rig import TINY, StepRig, make_models
 
+from baton.worker.cuda.step_inputs import MixedPadding
+
 
 def relative(found, wanted):
     assert torch.isfinite(found).all()
@@ -54,6 +56,18 @@ def test_logits_of_prompts_and_decode(place, models):
         assert relative(logits[row], their_logits(theirs, wanted)[-1]) < bound(place, config)
     _, logits = rig.run({3: (17, [one[17]])}, bucket=1)
     assert relative(logits[0], their_logits(theirs, one[:18])[-1]) < bound(place, config)
+
+
+def test_padding_of_a_step_with_prompts_changes_nothing(place):
+    torch.manual_seed(1)
+    _, config, weights = make_models("llama", place.device, place.dtype, **TINY)
+    one, two = random_tokens(place, 20, 9)
+    plain, padded = (StepRig(config, weights) for _ in range(2))
+    # 24 rows, all of the slots, more rows that are decoded than there are, and more tiles.
+    for work in ({3: (0, one[:15]), 5: (0, two)}, {3: (15, one[15:]), 5: (9, [7])}):
+        _, wanted = plain.run(work)
+        _, found = padded.run(work, padding=MixedPadding(24, 8, 4, 6))
+        assert relative(found, wanted) < bound(place) / 10
 
 
 def test_tokens_feed_back_on_the_device(place):

@@ -1,5 +1,7 @@
 """On a GPU, with the shapes of real models: against oracles, with the same bits on every run, and whole steps as graphs."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -221,6 +223,29 @@ class TestGraphs:
         assert len({token for step in wanted for token in step}) > 100
         for ahead in (1, 2, 3):
             assert generate(ahead) == wanted
+
+    def test_steps_with_prompts_as_graphs(self, rigs):
+        """Of every size: one sequence, several, beside many that are decoded, and the last rows of a prompt."""
+        rig, steps = rigs
+        steps._mixed.capture(steps._record)
+        assert torch.isnan(rig.pool.float()).all(), "recording writes nothing"
+        rng = np.random.default_rng(4)
+        lengths = rng.integers(1, 60, 48)
+        steps.launch(self.batch([0] * 48, range(48), [rng.integers(0, 32000, n).tolist() for n in lengths]), recorded=False)
+        for fresh, decoded in (([1], 0), ([20], 0), ([3, 5], 12), ([70], 1), ([200, 3], 48), ([9] * 10, 5), ([400, 33], 30)):
+            contexts = [*lengths[:decoded], *[0] * len(fresh)]
+            ids = [[7]] * decoded + [rng.integers(0, 32000, n).tolist() for n in fresh]
+            slots = [*range(decoded), *range(48, 48 + len(fresh))]
+            batch = self.batch(contexts, slots, ids)
+            if batch.decodes:
+                batch = dataclasses.replace(batch, of_prompt=np.ones(1, np.int64))
+            assert steps._mixed.padding_for(batch) is not None
+            found = []
+            for recorded in (False, True):
+                steps.launch(batch, recorded=recorded).done.synchronize()
+                found.append(rig.step.logits(len(slots)).clone())
+            assert torch.isfinite(found[0]).all()
+            assert ((found[1] - found[0]).norm() / found[0].norm()).item() < 0.02
 
     def test_drawn_tokens_are_those_of_the_definition(self, rigs):
         from baton.worker import draws

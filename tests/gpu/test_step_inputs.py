@@ -1,5 +1,7 @@
 """Packing of a step's numbers into one run of int32."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -10,12 +12,14 @@ import torch
 
 from baton.worker.cuda.step_inputs import (
     ALIGNED,
+    MixedPadding,
     StepBatch,
     decode_views,
     ints_needed,
     mixed_views,
     pack_decode,
     pack_mixed,
+    split_few_rows,
 )
 
 
@@ -56,6 +60,41 @@ def test_mixed_has_the_rows_of_all_and_tiles_of_prompts():
     assert views.due_slots.tolist() == [1, 5, 7]
     assert views.outputs.tolist() == [7, 9, 10]
     assert views.split_tokens.tolist() == [256]
+
+
+def test_outputs_that_run_again_are_decoded_row_by_row():
+    run = np.zeros(ints_needed(80, 4, 32), np.int32)
+    batch = batch_of([40, 60, 10, 6], [1, 8, 1, 3])
+    batch = dataclasses.replace(batch, of_prompt=np.array([0, 5, 1, 0]))
+    views = mixed_views(pack_mixed(batch, run, 8, 32, fixed=True), torch.from_numpy(run))
+    assert views.order.tolist() == [8, 7, 6, 0, 12, 11, 10], "rows 6 to 8 of the second, and all of the first and last"
+    assert views.tiles.tolist() == [[1, 0], [2, 0]]
+    assert not batch.decodes
+    alone = dataclasses.replace(batch_of([9], [1]), of_prompt=np.array([1]))
+    assert not alone.decodes, "the last token of a prompt is the prompt's"
+    assert dataclasses.replace(alone, of_prompt=np.array([0])).decodes
+
+
+def test_few_rows_behind_a_long_context_are_split():
+    counts, contexts = np.array([1, 16, 16, 17]), np.array([9, 512, 511, 600])
+    assert split_few_rows(counts, contexts, 64).tolist() == [0, 0, 16, 17]
+    assert split_few_rows(counts, contexts, 16) is None, "more rows than can be decoded"
+    assert split_few_rows(counts[2:], contexts[2:], 64) is None
+
+
+def test_padding_leaves_what_is_there_in_place():
+    run, padded = (np.zeros(ints_needed(96, 8, 32), np.int32) for _ in range(2))
+    batch = batch_of([40, 0, 100, 6], [1, 70, 1, 3], due=[True, False, True, True])
+    padding = MixedPadding(96, 8, 4, 15)
+    plain = mixed_views(pack_mixed(batch, run, 8, 32, fixed=False), torch.from_numpy(run))
+    views = mixed_views(pack_mixed(batch, padded, 8, 32, fixed=False, padding=padding), torch.from_numpy(padded))
+    for name, count in (("token_ids", 96), ("positions", 96), ("slots", 8), ("starts", 9), ("order", 4), ("tiles", 15)):
+        there, found = getattr(plain, name), getattr(views, name)
+        assert (len(found), found[: len(there)].tolist()) == (count, there.tolist())
+    assert views.positions[75:].tolist() == [-1] * 21
+    assert views.order[2:].tolist() == [-1, -1]
+    assert views.tiles[4:].tolist() == [[-1, -1]] * 11
+    assert views.due_rows.tolist() == plain.due_rows.tolist()
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -39,6 +39,8 @@ from baton.worker.cuda.kernels.tell import tell
 from baton.worker.cuda.step_inputs import StepInputs
 from baton.worker.cuda.weights import DecoderWeights, LayerWeights, LinearWeights
 
+Hidden = tuple[Tensor, Tensor | None]
+"""Rows, and what is still to be added to them."""
 LIBRARY_ROWS = range(49, 97)
 """For so many rows cublasLt chooses better kernels than cuBLAS does: 1.5 % of a step of 64 rows on an H200."""
 
@@ -72,8 +74,8 @@ class DecoderStep:
         self.pdl = self._gpu = device.type == "cuda"
         "Programmatic dependent launch: a kernel is brought onto the chip while the one before it ends."
         self._tuning: DecodeTuning = FIXED_TUNING
-        self._last_hidden: tuple[Tensor, Tensor | None] = torch.empty(0), None
-        "Of the last step that was no graph: all rows, and what is to be added to them."
+        self.last_hidden: Hidden = torch.empty(0), None
+        "Of the last step with prompts: all rows, and what is to be added to them. Who replays it as a graph says so here."
         rows, sequences, block_size = limits.rows, limits.sequences, pool.shape[4]
 
         def buffer(count: int, width: int, kind: torch.dtype = dtype) -> Tensor:
@@ -119,15 +121,40 @@ class DecoderStep:
 
         draws: not all want just their likeliest token. even: all that are decoded are about equally long.
         """
+        self.run_layers(inputs, even=even)
+        self.choose_tokens(inputs, draws=draws)
+
+    def run_layers(self, inputs: StepInputs, *, even: bool) -> None:
         self._tuning = FIXED_TUNING if self.deterministic else tuning_for(len(inputs.order), self.config.kv_heads, even=even)
         rows = len(inputs.token_ids)
         residual = self._residual[:rows]
         embed(inputs.token_ids, inputs.row_slots, self.last_tokens, self.weights.embedding, residual)
         if rows == 1 and not self.deterministic:
-            self._run_one_row(inputs, residual, draws)
+            self._layers_of_one_row(inputs, residual)
+            added: Tensor | None = None
+        else:
+            added = self._layers(inputs, residual)
+        self.last_hidden = residual, added
+        if inputs.tiles is not None:
+            judge(residual, added, self._broken[:rows])
+
+    def choose_tokens(self, inputs: StepInputs, *, draws: bool) -> None:
+        """After run_layers. For who is due."""
+        due, eps, (residual, added) = len(inputs.due_slots), self.config.norm_eps, self.last_hidden
+        if not due:
             return
+        if len(residual) == 1 and not self.deterministic:
+            gemv(residual, self.weights.head, self._logits[:1], norm=self.weights.final_norm, eps=eps, pdl=self.pdl)
+        else:
+            normed = self._normed[:due]
+            add_norm(residual, added, self.weights.final_norm, eps, normed, inputs.due_rows)
+            self._head(normed, self._logits[:due])
+        self._choose(inputs, draws)
+
+    def _layers(self, inputs: StepInputs, residual: Tensor) -> Tensor | None:
+        """What is still to be added to the residual."""
+        rows, added = len(residual), None
         skinny = rows <= SKINNY_ROWS_MAX and not self.deterministic
-        added: Tensor | None = None
         if rows in LIBRARY_ROWS and self._gpu:
             torch.backends.cuda.preferred_blas_library("cublaslt")
         for number, layer in enumerate(self.weights.layers):
@@ -137,15 +164,7 @@ class DecoderStep:
                 added = self._layer(number, layer, inputs, residual, added)
         if rows in LIBRARY_ROWS and self._gpu:
             torch.backends.cuda.preferred_blas_library("default")
-        self._last_hidden = residual, added
-        if inputs.tiles is not None:
-            judge(residual, added, self._broken[:rows])
-        due = len(inputs.due_slots)
-        if due:
-            normed = self._normed[:due]
-            add_norm(residual, added, self.weights.final_norm, self.config.norm_eps, normed, inputs.due_rows)
-            self._head(normed, self._logits[:due])
-            self._choose(inputs, draws)
+        return added
 
     def logits(self, due: int) -> Tensor:
         """float32 [due, vocabulary] of the last step, as adjusted."""
@@ -155,7 +174,7 @@ class DecoderStep:
         """What the model thought of these tokens, each after its row of the last step, which had prompts (PromptRows).
         `prompts_told` is there when the stream gets to it."""
         kept = self.adjustments
-        residual, added = self._last_hidden
+        residual, added = self.last_hidden
         for at in range(0, len(rows), len(kept.raw)):
             part = slice(at, min(at + len(kept.raw), len(rows)))
             count = part.stop - part.start
@@ -219,18 +238,6 @@ class DecoderStep:
             heads=heads,
             pdl=pdl,
         )
-        if len(inputs.order):
-            order = None if len(qkv) == 1 else inputs.order
-            attend_decode(
-                *(qkv, self.pool, number, tables, inputs.row_slots, inputs.positions, order, inputs.split_tokens),
-                *(self._decode_scratch, out),
-                heads=heads,
-                scale=scale,
-                window=window,
-                tuning=self._tuning,
-                # Whatever else is in the step: so a step with prompts finds compiled what the graphs use.
-                pdl=self.pdl and len(inputs.order) <= SKINNY_ROWS_MAX and not self.deterministic,
-            )
         if inputs.tiles is not None and len(inputs.tiles):
             if inputs.slots is None or inputs.starts is None or inputs.contexts is None:
                 raise ValueError("tiles need slots, starts and contexts")
@@ -239,9 +246,23 @@ class DecoderStep:
                 heads=heads,
                 scale=scale,
                 window=window,
+                fixed=self.deterministic,
+            )
+        # After the prompts: a tile may reach into rows that are decoded (StepBatch.of_prompt), and these are to win.
+        for some in torch.split(inputs.order, self.limits.sequences) if len(inputs.order) else ():
+            attend_decode(
+                *(qkv, self.pool, number, tables, inputs.row_slots, inputs.positions),
+                *(None if len(qkv) == 1 else some, inputs.split_tokens, self._decode_scratch, out),
+                heads=heads,
+                scale=scale,
+                window=window,
+                tuning=self._tuning,
+                # Whatever else is in the step: so a step with prompts finds compiled what the graphs use.
+                pdl=self.pdl and len(inputs.order) <= SKINNY_ROWS_MAX and not self.deterministic,
+                fixed=self.deterministic,
             )
 
-    def _run_one_row(self, inputs: StepInputs, residual: Tensor, draws: bool) -> None:
+    def _layers_of_one_row(self, inputs: StepInputs, residual: Tensor) -> None:
         """Six kernels per layer: all that is not attention is inside the products."""
         eps, weights, pdl = self.config.norm_eps, self.weights, self.pdl
         qkv, attended, activated = self._qkv[:1], self._attended[:1], self._activated[:1]
@@ -257,12 +278,6 @@ class DecoderStep:
             norm = layer.mlp_norm
             gemv(residual, up.weight, activated, scales=up.scales, bias=up.bias, norm=norm, eps=eps, paired=True, pdl=pdl)
             gemv(activated, down.weight, residual, scales=down.scales, bias=down.bias, residual=residual, pdl=pdl)
-        self._last_hidden = residual, None
-        if inputs.tiles is not None:
-            judge(residual, None, self._broken[:1])
-        if len(inputs.due_slots):
-            gemv(residual, weights.head, self._logits[:1], norm=weights.final_norm, eps=eps, pdl=pdl)
-            self._choose(inputs, draws)
 
     def _choose(self, inputs: StepInputs, draws: bool) -> None:
         due = len(inputs.due_slots)

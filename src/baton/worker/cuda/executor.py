@@ -29,7 +29,7 @@ from baton.worker.cuda.decoder_step import DecoderStep, StepLimits
 from baton.worker.cuda.graphs import DeviceSteps
 from baton.worker.cuda.graphs import Launched as DeviceLaunched
 from baton.worker.cuda.loader import DeviceWeights
-from baton.worker.cuda.step_inputs import StepBatch
+from baton.worker.cuda.step_inputs import StepBatch, split_few_rows
 from baton.worker.cuda.told import AskedPrompt, asked_of_prompts, read_prompts, read_sampled
 from baton.worker.cuda.weights import random_weights, refuse_fp8, take_weights
 from baton.worker.draws import NOT_FINITE_ID
@@ -126,11 +126,25 @@ class CudaExecutor:
             bans=bans,
             masks=masks,
             prompts=prompt_rows,
+            of_prompt=self._of_prompt(batch, sampling),
         )
         device = self._steps.launch(step)
         told = tuple(state.params.logprobs for state in sampling.states) if sampling.tells else ()
         starts = None if device.broken is None else spans.starts.copy()
         return CudaLaunched(device, due, starts, sequences, told, prompts)
+
+    def _of_prompt(self, batch: FlatBatch, sampling: SamplingBatch) -> Int64s | None:
+        """How many rows of each are attended to as a prompt's. In deterministic mode what was sampled and is computed again
+        (after a preemption, after a worker was lost) is attended to as it was the first time: row by row."""
+        spans, deterministic = batch.spans, self._step.deterministic
+        if len(batch.token_ids) == len(spans.slots) and not deterministic:
+            return None
+        counts = np.diff(spans.starts)
+        if not deterministic:
+            return split_few_rows(counts, spans.contexts, self._step.limits.sequences)
+        left = sampling.sequences.prompt_tokens[spans.slots] - spans.contexts
+        found: Int64s = np.clip(left, 0, counts)
+        return found
 
     def collect(self, launched: Launched) -> Sampled:
         assert type(launched) is CudaLaunched

@@ -6,12 +6,12 @@ host                                     collect(n): its event has passed
 
 Step n + 1 may be launched before the tokens of step n are known here: rows whose token is FEEDBACK take it from the device.
 Inputs are copied in the order of the stream, so one buffer on the device serves all steps; the host has a ring of pinned ones.
-Steps with prompts are launched call by call.
+Steps with prompts are launched call by call; those with few rows, whose layers are graphs too (mixed_graphs.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,9 @@ from torch import Tensor
 from baton.worker.cuda.adjustments import sent
 from baton.worker.cuda.decoder_step import DecoderStep, StepLimits
 from baton.worker.cuda.kernels.tell import WORDS
+from baton.worker.cuda.mixed_graphs import MixedGraphs
 from baton.worker.cuda.step_inputs import (
+    NO_PADDING,
     Packing,
     PromptRows,
     StepBatch,
@@ -91,6 +93,7 @@ class DeviceSteps:
         self._memory: Any = None  # the graphs' shared memory pool; torch's type of it is private
         ints = ints_needed(limits.rows, limits.sequences, step.rows_per_tile)
         self._inputs = torch.zeros(ints, dtype=torch.int32, device="cuda")
+        self._mixed = MixedGraphs(step, self._inputs)
         self._ring = [_Pinned(ints, limits.rows, limits.sequences) for _ in range(RING)]
         self._next = 0
 
@@ -102,10 +105,12 @@ class DeviceSteps:
         """Waits for all steps, and gives the memory of the graphs back."""
         torch.cuda.synchronize()
         self._graphs.clear()
+        self._mixed.clear()
         torch.cuda.empty_cache()
 
     def capture(self) -> None:
-        """Compiles and records all decode steps, the largest first: smaller ones then find all the memory they need."""
+        """Compiles and records all steps that are replayed, the largest first: smaller ones then find the memory they need."""
+        self._mixed.capture(self._record)
         for bucket in reversed(self.buckets):
             for draws in (False, True):
                 for even in (False, True):
@@ -125,9 +130,10 @@ class DeviceSteps:
             due=np.ones(1, np.bool_),
             outputs=np.zeros(1, np.int32),
         )
-        self.launch(batch).done.synchronize()
+        self.launch(batch, recorded=False).done.synchronize()
 
-    def launch(self, batch: StepBatch) -> Launched:
+    def launch(self, batch: StepBatch, *, recorded: bool = True) -> Launched:
+        """recorded: a graph may be replayed. Graphs know the pool that they were recorded with."""
         limits = self.step.limits
         if len(batch.token_ids) > limits.rows or len(batch.slots) > limits.sequences:
             raise ValueError(f"{len(batch.token_ids)} rows of {len(batch.slots)} sequences are more than {limits}")
@@ -137,12 +143,13 @@ class DeviceSteps:
         with torch.cuda.stream(self.stream):
             if batch.draws and self.step.adjustments.write_rules(batch.bans, batch.masks):
                 self._graphs = {kind: graph for kind, graph in self._graphs.items() if not kind[1]}
-            due = self._queue_decode(batch, pinned) if batch.decodes else self._queue_mixed(batch, pinned)
+            decodes = batch.decodes
+            due = self._queue_decode(batch, pinned) if decodes else self._queue_mixed(batch, pinned, recorded=recorded)
             tokens, broken = pinned.tokens[:due], None
             tokens.copy_(self.step.tokens(due), non_blocking=True)
             told = self._queue_told(pinned, due) if batch.tells else None
             prompts = self._queue_prompts(pinned, batch.prompts) if batch.prompts is not None else None
-            if not batch.decodes:
+            if not decodes:
                 broken = pinned.broken[: len(batch.token_ids)]
                 broken.copy_(self.step.broken(len(batch.token_ids)), non_blocking=True)
             pinned.done.record()
@@ -166,12 +173,21 @@ class DeviceSteps:
         self._graphs[kind].replay()
         return sequences
 
-    def _queue_mixed(self, batch: StepBatch, pinned: _Pinned) -> int:
+    def _queue_mixed(self, batch: StepBatch, pinned: _Pinned, *, recorded: bool) -> int:
         step = self.step
-        kv_heads = step.config.kv_heads
-        packing = pack_mixed(batch, pinned.packed, kv_heads, step.rows_per_tile, fixed=step.deterministic)
+        kv_heads, padding = step.config.kv_heads, self._mixed.padding_for(batch) if recorded else None
+        packing = pack_mixed(
+            *(batch, pinned.packed, kv_heads, step.rows_per_tile),
+            fixed=step.deterministic,
+            padding=padding or NO_PADDING,
+        )
         self._send(pinned, packing)
-        step.run(mixed_views(packing, self._inputs), draws=batch.draws, even=False)
+        inputs = mixed_views(packing, self._inputs)
+        if padding is None:
+            step.run_layers(inputs, even=False)
+        else:
+            self._mixed.replay(padding)
+        step.choose_tokens(inputs, draws=batch.draws)
         return int(batch.due.sum())
 
     def _queue_told(self, pinned: _Pinned, due: int) -> Tensor:
@@ -197,12 +213,16 @@ class DeviceSteps:
         packing = self._packed(batch, bucket, run)  # all rows are padding: nothing is written to the pool
         inputs: StepInputs = decode_views(packing, self._inputs)
         self.stream.synchronize()
+        self._inputs[: packing.size].copy_(torch.from_numpy(run[: packing.size]))
+        self._graphs[bucket, draws, even] = self._record(lambda: self.step.run(inputs, draws=draws, even=even))
+
+    def _record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        torch.cuda.synchronize()
         with torch.cuda.stream(self.stream):
-            self._inputs[: packing.size].copy_(torch.from_numpy(run[: packing.size]))
-            self.step.run(inputs, draws=draws, even=even)  # compiles, and lets cuBLAS allocate its work space outside the graph
+            run()  # compiles, and lets cuBLAS allocate its work space outside the graph
         self.stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory, stream=self.stream):
-            self.step.run(inputs, draws=draws, even=even)
+            run()
         self._memory = graph.pool()
-        self._graphs[bucket, draws, even] = graph
+        return graph

@@ -8,6 +8,7 @@ mixed    chunks of prompts among the rows; places differ from step to step
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,9 @@ class StepBatch:
     bans: Bans | None = None
     masks: Masks | None = None
     prompts: PromptRows | None = None
+    of_prompt: NDArray[np.integer] | None = None
+    """[sequences] how many of its rows are its prompt's: they come first, and alone they are attended to as a prompt. None: all
+    of a sequence that runs several, none of one that runs one."""
 
     @property
     def even(self) -> bool:
@@ -66,8 +70,40 @@ class StepBatch:
 
     @property
     def decodes(self) -> bool:
-        """One row for each sequence, and a token for each."""
-        return len(self.token_ids) == len(self.slots) and bool(self.due.all())
+        """One row for each sequence, no prompt's, and a token for each."""
+        one_each = len(self.token_ids) == len(self.slots) and bool(self.due.all())
+        return one_each and (self.of_prompt is None or not self.of_prompt.any())
+
+    @property
+    def prompt_rows(self) -> NDArray[np.integer]:
+        """[sequences] leading rows of each that are attended to together, as a prompt; the others one by one."""
+        counts = np.diff(self.starts)
+        return np.where(counts > 1, counts, 0) if self.of_prompt is None else self.of_prompt
+
+    @property
+    def decoded_rows(self) -> int:
+        return len(self.token_ids) - int(self.prompt_rows.sum())
+
+
+FEW_ROWS, LONG_CONTEXT = 16, 512
+
+
+def split_few_rows(counts: NDArray[np.int64], contexts: NDArray[np.int64], decoded_max: int) -> NDArray[np.int64] | None:
+    """StepBatch.of_prompt. A few rows behind a long context, as when all but the end of a prompt was cached, are one tile for
+    each kv head, and most of the chip would wait for these programs. Row by row they are split over the context."""
+    few = (counts <= FEW_ROWS) & (contexts >= LONG_CONTEXT) | (counts == 1)
+    fits = int(counts[few].sum()) <= decoded_max
+    return np.where(few, 0, counts) if fits and bool((few & (counts > 1)).any()) else None
+
+
+class MixedPadding(NamedTuple):
+    """How many of everything a step with prompts is padded to."""
+
+    rows: int
+    sequences: int
+    decoded: int
+    "Rows that are decoded."
+    tiles: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +149,7 @@ class Packing:
 
 def ints_needed(rows: int, sequences: int, rows_per_tile: int) -> int:
     """An upper bound for what a step of so many rows and sequences is packed into."""
-    return 3 * rows + 7 * sequences + 2 * (rows // rows_per_tile + sequences) + 16 * ALIGNED
+    return 4 * rows + 7 * sequences + 2 * (rows // rows_per_tile + max(sequences, rows // 8 + 1)) + 16 * ALIGNED
 
 
 def pack_decode(batch: StepBatch, bucket: int, run: Ints, kv_heads: int, *, fixed: bool) -> Packing:
@@ -133,28 +169,40 @@ def decode_views(packing: Packing, run: Tensor) -> StepInputs:
     return StepInputs(**views, due_slots=views["row_slots"])
 
 
-def pack_mixed(batch: StepBatch, run: Ints, kv_heads: int, rows_per_tile: int, *, fixed: bool) -> Packing:
+NO_PADDING = MixedPadding(0, 0, 0, 0)
+
+
+def pack_mixed(
+    batch: StepBatch, run: Ints, kv_heads: int, rows_per_tile: int, *, fixed: bool, padding: MixedPadding = NO_PADDING
+) -> Packing:
     packing = Packing(run)
     counts = np.diff(batch.starts)
     of_row = np.repeat(np.arange(len(counts)), counts)
-    positions = batch.contexts[of_row] + np.arange(len(of_row)) - batch.starts[:-1][of_row]
-    packing.add("token_ids", batch.token_ids)
-    packing.add("positions", positions)
-    packing.add("row_slots", batch.slots[of_row])
-    packing.add("slots", batch.slots)
-    packing.add("starts", batch.starts)
-    packing.add("contexts", batch.contexts)
-    single = np.flatnonzero(counts == 1)
-    single = single[np.argsort(-batch.contexts[single], kind="stable")]
-    packing.add("order", batch.starts[single])
-    packing.add("split_tokens", _split_tokens(batch.contexts[single] + 1, kv_heads, fixed=fixed))
-    several = np.flatnonzero(counts > 1)
-    packing.add("tiles", prefill_tiles(several, counts[several], batch.contexts[several].astype(np.int64), rows_per_tile))
+    in_sequence = np.arange(len(of_row)) - batch.starts[:-1][of_row]
+    positions, prompt_rows = batch.contexts[of_row] + in_sequence, batch.prompt_rows
+    packing.add("token_ids", batch.token_ids, padding.rows, 0)
+    packing.add("positions", positions, padding.rows)
+    packing.add("row_slots", batch.slots[of_row], padding.rows)
+    packing.add("slots", batch.slots, padding.sequences)
+    packing.add("starts", batch.starts, padding.sequences + 1)
+    packing.add("contexts", batch.contexts, padding.sequences)
+    decoded = np.flatnonzero(in_sequence >= prompt_rows[of_row])
+    decoded = decoded[np.argsort(-positions[decoded], kind="stable")]
+    packing.add("order", decoded, padding.decoded)
+    packing.add("split_tokens", _split_tokens(positions[decoded] + 1, kv_heads, fixed=fixed))
+    some = np.flatnonzero(prompt_rows)
+    lengths, contexts = (column[some].astype(np.int64) for column in (prompt_rows, batch.contexts))
+    tiles = prefill_tiles(some, lengths, contexts, rows_per_tile)
+    packing.add("tiles", np.concatenate((tiles, np.full((max(0, padding.tiles - len(tiles)), 2), -1, np.int32))))
     due = np.flatnonzero(batch.due)
     packing.add("due_rows", batch.starts[1:][due] - 1)
     packing.add("due_slots", batch.slots[due])
     packing.add("outputs", batch.outputs[due])
     return packing
+
+
+def tiles_of(batch: StepBatch, rows_per_tile: int) -> int:
+    return int((-(-batch.prompt_rows // rows_per_tile)).sum())
 
 
 def mixed_views(packing: Packing, run: Tensor) -> StepInputs:

@@ -105,6 +105,8 @@ def _decode(
     head, place, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if ORDERED:
         row = tl.load(order + place)
+        if row < 0:
+            return  # padding
     else:
         row = place
     length = tl.load(positions + row) + 1
@@ -203,13 +205,14 @@ def attend_decode(
     window: int | None = None,
     tuning: DecodeTuning | None = None,
     pdl: bool = False,
+    fixed: bool = False,
 ) -> None:
     """q: [rows, at least heads * head_dim], rotated (the qkv product as rope_store left it) -> out [rows, heads * head_dim].
 
     slots, positions: int32 by row; a row's own key and value are in the pool already; position -1 is padding.
     order: int32 [sequences] rows in the order in which they start, best longest first. Rows that are not in it are left alone.
     None: all, as they come.
-    split_tokens: int32 [1]. tables, pool: as for rope_store.
+    split_tokens: int32 [1]. tables, pool: as for rope_store. fixed: a product and a sum are rounded apart.
     """
     kv_heads, block_size, dim = pool.shape[3:]
     group = heads // kv_heads
@@ -248,4 +251,5 @@ def attend_decode(
         num_warps=warps,
         num_stages=stages,
         launch_pdl=pdl,
+        enable_fp_fusion=not fixed,
     )

@@ -88,6 +88,8 @@ def _prefill(
 ):  # fmt: skip
     head = tl.program_id(0)
     sequence = tl.load(tiles + 2 * tl.program_id(1))
+    if sequence < 0:
+        return  # padding
     first = tl.load(tiles + 2 * tl.program_id(1) + 1)
     start_row = tl.load(starts + sequence)
     context = tl.load(contexts + sequence)
@@ -143,11 +145,15 @@ def attend_prefill(
     scale: float,
     window: int | None = None,
     tuning: tuple[int, int, int] = (64, 4, 3),
+    fixed: bool = False,
 ) -> None:
     """q: [rows, at least heads * head_dim] of a flat batch, rotated -> out [rows, heads * head_dim].
 
     slots, contexts: int32 by sequence, starts: int32 [sequences + 1] (flat_batch.py). tiles: prefill_tiles with
     rows_per_tile; rows in no tile are left alone. tuning: tokens per tile, warps, stages.
+
+    fixed: the bits of a row do not depend on where its chunk begins. A product and a sum that the compiler makes one rounding
+    of in the tiles without a mask, and two in those with one, are two in both.
     """
     kv_heads, block_size, dim = pool.shape[3:]
     group = heads // kv_heads
@@ -170,4 +176,5 @@ def attend_prefill(
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=warps,
         num_stages=stages,
+        enable_fp_fusion=not fixed,
     )
