@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from baton.grammar.matcher import allowed
+from baton.grammar.matcher import ceilings
 from baton.protocol.step import TokenLogprob
 from baton.worker.arrays import Floats, Int32s, Int64s
 from baton.worker.draws import NOT_FINITE_ID, Draws, Ids
@@ -91,7 +91,7 @@ def _mask(logits: Floats, rows: Sequence[SampleRow], touched: list[int]) -> dict
         if grammar.error:
             failed[i] = grammar.error
         else:
-            np.copyto(logits[i], -np.inf, where=~allowed(words, logits.shape[1]))
+            np.minimum(logits[i], ceilings(words, logits.shape[1]), out=logits[i])
     return failed
 
 
