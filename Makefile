@@ -43,7 +43,7 @@ lint: $(VENV)/.ready    ## ruff and mypy --strict
 	$(BIN)/ruff format --check src tests bench
 	$(BIN)/mypy
 
-bench: $(VENV)/.ready   ## the figures of docs/performance.md
+bench: $(VENV)/.ready   ## the figures of docs/performance.md and docs/notes
 	$(BIN)/python bench/scheduler.py
 	$(BIN)/python bench/prefix_cache.py
 	$(BIN)/python bench/host.py

@@ -230,7 +230,7 @@ def make_server(
             "port": port,
             "http": protocol_class(limits),
             "ws": "none",
-            "loop": "asyncio",  # uvloop made no difference that showed (docs/performance.md)
+            "loop": "asyncio",  # uvloop made no difference that showed (docs/notes/host-speed.md)
             "access_log": False,
             "server_header": False,
             "date_header": True,
