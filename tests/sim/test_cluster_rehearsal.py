@@ -39,7 +39,7 @@ def played(scenario: Scenario) -> ClusterWorld:
     return world
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", [*range(SEEDS), 10649])  # the last one: moved by a router that was frozen before
 def test_a_seed_is_clean(seed: int):
     outcome = run(generate_cluster(seed))
     assert outcome.invariant is None, outcome.violation

@@ -27,13 +27,15 @@ HEARD_SECONDS = 0.5
 class Heard:
     """What a node says of itself."""
 
-    __slots__ = ("at", "hello", "stalled_since", "well_since")
+    __slots__ = ("at", "hello", "stalled_before", "stalled_since", "well_since")
 
     def __init__(self, hello: NodeHello, now: float) -> None:
         self.hello = hello
         self.at = now
         self.stalled_since: float | None = None
         self.well_since: float | None = None
+        self.stalled_before = False
+        "It stood still when the router froze: for how long, as the router sees it, is not known here."
 
 
 class StallWatch:
@@ -56,6 +58,7 @@ class StallWatch:
     def was_frozen(self) -> None:
         """How long something has lasted is not known any more."""
         for node in self._nodes.values():
+            node.stalled_before |= node.stalled_since is not None
             node.stalled_since = node.well_since = None
 
     def gone(self, session: Session) -> None:
@@ -72,7 +75,7 @@ class StallWatch:
             case Forget():
                 if self._homes.get(message.request) == session:
                     del self._homes[message.request]
-                if self._lasts(session, now) > self._lapse_seconds / DRIFT and not self._is_over(message.request):
+                if self._may_be_moved(session, now) and not self._is_over(message.request):
                     self._moved[message.request] = self._tokens(message.request)
                     self._watch.saw("a worker stood still for long, and its requests were moved")
 
@@ -95,7 +98,7 @@ class StallWatch:
 
     def _on_beat(self, node: Heard, beat: Beat, now: float) -> None:
         if not beat.stalled:
-            node.stalled_since = None
+            node.stalled_since, node.stalled_before = None, False
         elif node.stalled_since is None:
             node.stalled_since = now
         if beat.fault:
@@ -106,6 +109,11 @@ class StallWatch:
     def _lasts(self, session: Session, now: float) -> float:
         node = self._nodes.get(session)
         return 0.0 if node is None or node.stalled_since is None else now - node.stalled_since
+
+    def _may_be_moved(self, session: Session, now: float) -> bool:
+        """Whether a request that is forgotten there now may have been moved because the worker stands still."""
+        node = self._nodes.get(session)
+        return node is not None and (node.stalled_before or self._lasts(session, now) > self._lapse_seconds / DRIFT)
 
     def _is_over(self, request: str) -> bool:
         return self._watch.trips[request].is_answered
