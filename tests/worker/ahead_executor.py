@@ -85,7 +85,19 @@ def _copied(batch: FlatBatch) -> FlatBatch:
 def _settled(sampling: SamplingBatch) -> Any:
     """So are the slots: what a draw depends on is looked up now. Who is sampled on the host is computed at once."""
     draws = dict(zip(sampling.slots.tolist(), sampling.draws_of(sampling.slots), strict=True))
-    names = ("slots", "states", "plain", "excludes", "asks_prompts", "pools", "on_host", "draws", "sequences", "columns")
+    names = (
+        "constrained",
+        "slots",
+        "states",
+        "plain",
+        "excludes",
+        "asks_prompts",
+        "pools",
+        "on_host",
+        "draws",
+        "sequences",
+        "columns",
+    )
 
     def draws_of(slots: Any) -> Any:
         return np.array([draws[slot] for slot in slots.tolist()], sampling.columns.draws.dtype)

@@ -6,6 +6,7 @@ The limits are counts of steps, not of time: a grammar that is too much for one 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -33,6 +34,7 @@ LIMITS: Final = LLParserLimits(
 )
 
 
+@lru_cache(64)
 def checked(grammar: Grammar) -> Grammar:
     """In a form that workers take. Raises BadGrammar. For who has nobody to protect: it is compiled right here."""
     made = canonical(grammar)

@@ -92,7 +92,7 @@ class GrammarMasks:
         task = state.pending
         assert task is not None
         for _ in range(int(WAIT_SECONDS_MAX / _BEAT_SECONDS)):
-            if wait([task], _BEAT_SECONDS).done:
+            if task.done() or wait([task], _BEAT_SECONDS).done:
                 break
             self._advance()  # the worker waits, and does not hang
         state.pending = None

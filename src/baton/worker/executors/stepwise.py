@@ -122,7 +122,8 @@ class Stepwise:
 
     def _choose(self, sampling: SamplingBatch, places: Int64s | None, hidden: Floats) -> Chosen:
         """A token for each row of `hidden`. `places`: whose they are; None: everybody's, in order."""
-        if not sampling.plain:
+        mostly_constrained = 2 * len(sampling.constrained) >= len(sampling.states)  # their likeliest is often not allowed
+        if not sampling.plain or mostly_constrained:
             return self._sampled(sampling, np.arange(len(hidden)) if places is None else places, hidden)
         chosen = plain(self.forward.likeliest(hidden))
         if sampling.excludes:
