@@ -70,6 +70,7 @@ def test_padding_of_a_step_with_prompts_changes_nothing(place):
         assert relative(found, wanted) < bound(place) / 10
 
 
+@pytest.mark.slow
 def test_tokens_feed_back_on_the_device(place):
     torch.manual_seed(2)
     theirs, config, weights = make_models("llama", place.device, place.dtype, **TINY)

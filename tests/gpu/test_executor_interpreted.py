@@ -119,6 +119,7 @@ def test_draws_by_slot_s_columns(model, oracle):
     assert ours.tokens == theirs.tokens
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_penalties_and_the_like(model, oracle):
     """What depends on the tokens so far is right although the host does not know the last one."""
 
@@ -142,7 +143,8 @@ def test_nobody_waits_for_penalties_and_the_like(model, oracle):
         assert ours.words("told")[position].logprob == pytest.approx(word.logprob, abs=1e-4)
 
 
-@pytest.mark.parametrize("chunk", [9, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [9, None])
 def test_log_probabilities_of_prompts(model, oracle, chunk):
     requests = {"a": REQUESTS["a"], "c": REQUESTS["c"]}
     ours, theirs = (answers(of, requests, {"chunk": chunk}, prompt_logprobs=1, max_tokens=2) for of in (model, oracle))
@@ -153,7 +155,8 @@ def test_log_probabilities_of_prompts(model, oracle, chunk):
             assert ours.words(name)[position].logprob == pytest.approx(word.logprob, abs=1e-4)
 
 
-@pytest.mark.parametrize("chunk", [3, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [3, None])
 def test_not_a_number_ends_one_sequence_only(model, chunk):
     requests = {"well": [1, 2, 3], "sick": [1, 2, 50, 4, 5, 6]}
     rig = answers(interpreted(Poisoned), requests, {"chunk": chunk}, max_tokens=4)

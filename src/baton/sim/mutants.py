@@ -241,7 +241,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # Log-probabilities
     Mutant("logprobs-of-strangers", "core.engine.absorb", "board.slots.occupant_of(logprobs.slot, logprobs.incarnation)", "board.slots.occupants[logprobs.slot]",
            "log-probabilities of a former occupant are told to the present one"),
-    Mutant("prompt-logprobs-cut", "core.engine.request", "return self.request.sampling.prompt_logprobs is not None and", "return False and",
+    Mutant("prompt-logprobs-cut", "core.engine.request", "return asks and self.outputs == 0", "return False and self.outputs == 0",
            "a cached prompt has no log-probabilities, and is not computed again"),
     Mutant("logprobs-lost-at-preemption", "core.engine.absorb", "        if sequence is not None and sequence.phase is not Phase.CLOSING:\n            board.out.logprobs", "        if sequence is not None and sequence.phase is Phase.DECODE:\n            board.out.logprobs",
            "a token in flight at a preemption comes without its log-probability"),
