@@ -132,6 +132,7 @@ def test_every_token_is_that_of_the_undisturbed_run(tiny: Path, tmp_path: Path, 
         assert numbers["baton:crash_ends_total"] == 0
 
 
+@pytest.mark.slow
 def test_smollm2_under_pressure(tmp_path: Path):
     """The real model: more text than the pool holds, and a worker that is killed."""
     try:

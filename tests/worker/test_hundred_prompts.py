@@ -31,7 +31,8 @@ PROMPTS = [shape.replace("{}", topic) for topic in TOPICS for shape in SHAPES]
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("count", [6, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [6, 100])
 def test_greedy_tokens_of_many_prompts_equal_transformers(smollm2_path, oracle, count):  # noqa: F811
     tokenizer = Tokenizer.from_path(smollm2_path)
     prompts = {f"p{i}": tokenizer.encode(text, parse_special=True) for i, text in enumerate(PROMPTS[:count])}
