@@ -124,6 +124,15 @@ def slow_connection(server) -> socket.socket:
 LONG = {"prompt": "x", "stream": True, "max_tokens": 30_000, "ignore_eos": True, "logprobs": 20}
 
 
+def test_two_megabytes_in_one_go_are_not_a_slow_reader(text, http):
+    """What an engine says at once is not the client's fault: 48 choices with log-probabilities once ended in mid-stream."""
+    with serving(text, model=replace(MODEL, context_tokens=40_000)) as server:
+        server.engine.script = Script(reply=lambda request, index: [500] * request.sampling.max_tokens, tokens_per_delta=8000)
+        told = http.post(server.url + TEXT, json=LONG | {"max_tokens": 8000})
+        assert told.text.endswith("data: [DONE]\n\n")
+        assert len(told.content) > 1_100_000
+
+
 @pytest.mark.parametrize(
     "limits",
     [Limits(send_buffer_bytes=50_000, write_seconds=60), Limits(send_buffer_bytes=1 << 30, write_seconds=0.3)],

@@ -78,7 +78,7 @@ class Limits:
     "Requests being answered at once. Over it: 429."
     bytes_in_flight: int = 256 * MIB
     "Bodies being read or prepared and whole answers being sent, of all requests together. Over it: 429."
-    send_buffer_bytes: int = 1 * MIB
+    send_buffer_bytes: int = 4 * MIB
     "Bytes that wait for a slow reader; over it its request is cancelled."
     write_seconds: float = 60.0
     "A reader that takes nothing for this long is gone."

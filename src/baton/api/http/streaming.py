@@ -3,7 +3,7 @@
     engine -> Generation -> sink: one event -> SendBuffer -> flush -> socket    all events of a wake-up in one write
                                                  |             `- a client that is behind: writer -> socket
                                                  |                  `- waits for the client, never longer than write_seconds
-                                                 `- over 1 MiB: the request is cancelled, the connection dropped
+                                                 `- over 4 MiB: the request is cancelled, the connection dropped
 
 The writer is the way of ASGI: a task, two timers and some layers of calls for every event. So in the middle of an answer, while
 the client keeps up, events go to the socket without it (server.py offers that; where nobody does, all go through the writer).
