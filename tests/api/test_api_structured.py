@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from queue import Queue
+from threading import Event
 
 import pytest
 from api_fakes import says
@@ -134,6 +137,30 @@ def test_a_grammar_is_not_compiled_on_the_loop(server, complete, monkeypatch):
 
     monkeypatch.setattr(front.grammars, "check", check)
     assert complete("x", guided_regex="new one [0-9]").status_code == 200
-    assert threads[0].startswith("baton-text")
+    assert threads[0].startswith("baton-grammars")  # and not one that texts need
     assert complete("x", guided_regex="new one [0-9]").status_code == 200
-    assert not threads[1].startswith("baton-text")  # known: nothing is waited for
+    assert not any(name.startswith("baton") for name in threads[1:])  # known: nothing is waited for
+
+
+def test_grammars_that_take_long_hold_up_no_other_request(server, http, chat, monkeypatch):
+    """There are two threads for texts: two slow grammars once stopped every chat."""
+    grammars = server.app.state.front.grammars
+    asked, go_on, check = Queue[str](), Event(), grammars.check
+
+    def slow(grammar: Grammar) -> Grammar:
+        if not grammars.knows(grammar):
+            asked.put(grammar.text)
+            assert go_on.wait(30)
+        return check(grammar)
+
+    monkeypatch.setattr(grammars, "check", slow)
+    with ThreadPoolExecutor(4) as clients:
+        bodies = [{"prompt": "x", "max_tokens": 4, "regex": f"[0-9]{{{number}}}"} for number in range(1, 5)]
+        answers = [clients.submit(http.post, server.url + "/v1/completions", json=body) for body in bodies]
+        try:
+            asked.get(timeout=30)
+            assert chat("hello").status_code == 200
+            assert not any(answer.done() for answer in answers)
+        finally:
+            go_on.set()
+        assert [answer.result(30).status_code for answer in answers] == [200] * 4

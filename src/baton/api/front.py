@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from prometheus_client.registry import Collector
@@ -40,8 +40,16 @@ _INLINE_BYTES = 4 * 1024
 _LARGE_BYTES = 64 * 1024
 
 
-class WouldWait(Exception):
-    """The work has to wait for another process: to be done on a thread."""
+_TRIES = 3
+"What was found out about a grammar may be pushed out by others before it is used."
+
+
+class UnknownGrammar(Exception):
+    """It must be compiled first, in another process, and the work done again."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        super().__init__("a grammar that nobody has checked yet")
+        self.grammar = grammar
 
 
 class Front:
@@ -78,28 +86,39 @@ class Front:
         self.budget = ByteBudget(config.limits.bytes_in_flight)
         self._threads = ThreadPoolExecutor(config.text_threads, thread_name_prefix="baton-text")
         self._large_threads = ThreadPoolExecutor(config.text_threads, thread_name_prefix="baton-large-text")
+        self._grammar_thread = ThreadPoolExecutor(1, thread_name_prefix="baton-grammars")
         self._ping: asyncio.Task[None] | None = None
 
     async def off_loop(self, size_bytes: int, work: Callable[[], T], *, renders: bool = False) -> T:
         """Does `work` here where it is small, else on a thread, so that one large request does not hold up all streams.
 
-        Large ones have threads of their own: a few of them take seconds, and an ordinary prompt must not wait for those.
+        Large ones have threads of their own: a few of them take seconds, and an ordinary prompt must not wait for those. So has
+        the wait for a grammar that nobody has checked yet: a client may send many that take long.
         renders   it waits for a chat template, which is another process: never here
         """
-        if size_bytes <= _INLINE_BYTES and not renders:
-            with suppress(WouldWait):
-                return work()
-        threads = self._threads if size_bytes <= _LARGE_BYTES else self._large_threads
         try:
             async with asyncio.timeout(self.limits.prepare_seconds):
-                return await asyncio.get_running_loop().run_in_executor(threads, work)
+                for _ in range(_TRIES):
+                    try:
+                        return await self._do(size_bytes, work, renders)
+                    except UnknownGrammar as unknown:
+                        await self._on_thread(self._grammar_thread, partial(self.grammars.learn, unknown.grammar))
         except TimeoutError:
-            raise ApiError(503, "too many requests are being prepared", code="prepare_timeout") from None
+            pass
+        raise ApiError(503, "too many requests are being prepared", code="prepare_timeout")
+
+    async def _do(self, size_bytes: int, work: Callable[[], T], renders: bool) -> T:
+        if size_bytes <= _INLINE_BYTES and not renders:
+            return work()
+        return await self._on_thread(self._threads if size_bytes <= _LARGE_BYTES else self._large_threads, work)
+
+    async def _on_thread(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def check_grammar(self, grammar: Grammar) -> Grammar:
-        """In a form that workers take. Raises BadGrammar; on the loop WouldWait for a grammar that must be compiled first."""
-        if not self.grammars.knows(grammar) and _on_loop():
-            raise WouldWait
+        """In a form that workers take. Raises BadGrammar, and UnknownGrammar for `off_loop`."""
+        if not self.grammars.knows(grammar):
+            raise UnknownGrammar(grammar)
         return self.grammars.check(grammar)
 
     async def ping(self) -> None:
@@ -116,16 +135,8 @@ class Front:
     def close(self) -> None:
         self.json.close()
         self.grammars.close()
-        for threads in (self._threads, self._large_threads):
+        for threads in (self._threads, self._large_threads, self._grammar_thread):
             threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _on_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def front_of(request: Request) -> Front:

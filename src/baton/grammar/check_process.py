@@ -59,6 +59,11 @@ class GrammarCheck:
             raise BadGrammar(why)
         return structs.replace(grammar, kind=kind, text=text)
 
+    def learn(self, grammar: Grammar) -> None:
+        """`check` answers at once from now on, until many others were asked for. Raises Unavailable."""
+        with contextlib.suppress(BadGrammar):
+            self.check(grammar)
+
     def close(self) -> None:
         """End the child, unless a grammar is in it; that one ends when its reply finds nobody."""
         with contextlib.suppress(Empty):
