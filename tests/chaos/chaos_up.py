@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from baton.cluster_config import RouterConfig
-from baton.config import ServeConfig
+from baton.config import RouterConfig, ServeConfig
 from baton.errors import EngineError
 from baton.protocol.control import InstanceReady
 from baton.runtime.router_config import RouterProcessConfig

@@ -18,7 +18,7 @@ def sources(layer: str = "") -> list[Path]:
 
 
 def layer_of(path: Path) -> str:
-    """`core` for core/kv/eviction.py, `config` for config.py, "" for baton/__init__.py."""
+    """`core` for core/kv/eviction.py, `gguf` for gguf.py, "" for baton/__init__.py."""
     first = path.relative_to(SRC).parts[0]
     return "" if first == "__init__.py" else first.removesuffix(".py")
 

@@ -8,7 +8,7 @@ import pytest
 
 from .rules import SRC, imports, layer_of, set_iterations, sources, wrong_calls, wrong_layers, wrong_modules
 
-BASE = {"protocol", "config", "cluster_config", "errors"}
+BASE = {"protocol", "config", "errors"}
 
 ALLOWED: dict[str, set[str] | None] = {
     "errors": set(),
@@ -16,8 +16,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "addresses": {"errors"},
     "familiar": set(),
     "gguf": {"errors"},
-    "config": {"addresses", "cluster_config", "errors", "ranges"},
-    "cluster_config": {"errors", "ranges"},
+    "config": {"addresses", "errors", "ranges"},
     "protocol": {"errors"},
     "core": BASE,
     "models": BASE | {"gguf"},

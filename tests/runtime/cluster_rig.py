@@ -7,7 +7,7 @@ import socket
 from random import Random
 from typing import Any, TypeVar
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.router import Router
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceReady, InstanceStats, ModelChanged, OrderAnswer, WakeInstance

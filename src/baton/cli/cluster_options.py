@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from baton.cluster_config import HandoffPolicy, PlacementPolicy, RouterConfig
-from baton.config import ServeConfig
+from baton.config import HandoffPolicy, PlacementPolicy, RouterConfig, ServeConfig
 from baton.errors import InvalidConfig
 from baton.ranges import Range, check_values
 

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.events import ClusterEvent, Join, Part, Say, Session
 from baton.errors import PeerError
 from baton.protocol.codec import Message

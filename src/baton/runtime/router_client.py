@@ -21,7 +21,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from baton.api.generate.engine_client import Delta, EngineRefused
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.events import (
     Arrive,
     BreakOff,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.cluster_config import RouterConfig
-from baton.config import ServeConfig
+from baton.config import RouterConfig, ServeConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

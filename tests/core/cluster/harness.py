@@ -13,7 +13,7 @@ from random import Random
 
 from msgspec.structs import replace
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.events import (
     Arrive,
     BreakOff,

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.events import CloseDoor, Say, Tick
 from baton.protocol.control import InstanceStats
 from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released

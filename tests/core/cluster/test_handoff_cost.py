@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.membership import Membership
 from baton.core.cluster.placement import TRY_AGAIN, Candidate, Placement
 from baton.protocol.node import Beat

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.protocol.control import InstanceStats
 from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.events import Part, Say
 from baton.core.handoff.table import TripState
 from baton.protocol.control import InstanceStats, RefusedRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.events import HangUp, Join, Part, Say, Session, Tick
 from baton.protocol.control import InstanceStats
 from baton.protocol.node import Beat

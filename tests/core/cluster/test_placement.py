@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.prefix_memory import PrefixMemory
 from baton.errors import InvalidConfig
 from baton.protocol.handoff import Expect, Prefill

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.alarms import Alarms
 from baton.core.cluster.events import CloseDoor, Tick
 from baton.core.cluster.trip import Trip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.events import Tick
 from baton.core.handoff.table import TripState
 from baton.protocol.handoff import Forget

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.coordinator import TO_COMPUTE, Coordinator
 from baton.core.cluster.trip import Trip
 from baton.core.handoff.table import TripState

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.alarms import Alarms
 from baton.core.cluster.trip import Trip
 from baton.core.handoff.table import TripFact, TripState

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.clocks import Clocks
 from baton.core.cluster.events import BreakOff, ClusterEffect, Deliver, Tell, ToInstance, TurnAway
 from baton.core.cluster.line import Line

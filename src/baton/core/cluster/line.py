@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.trip import Order, Trip
 from baton.core.handoff.table import TripState
 from baton.protocol.request import GenerateRequest, Refused

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.events import Session
 from baton.core.cluster.prefix_memory import PrefixMemory
 from baton.errors import InvariantBroken

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from baton.cluster_config import PlacementPolicy, RouterConfig
+from baton.config import PlacementPolicy, RouterConfig
 from baton.core.cluster.membership import Member, Membership
 from baton.core.cluster.trip import Trip
 from baton.core.kv.block_hash import BlockHasher

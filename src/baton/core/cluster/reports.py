@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.coordinator import Coordinator
 from baton.core.cluster.membership import Member
 from baton.core.cluster.trip import Trip

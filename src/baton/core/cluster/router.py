@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.checks import check_router
 from baton.core.cluster.coordinator import Coordinator
 from baton.core.cluster.delivery import Delivery

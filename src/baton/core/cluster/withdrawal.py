@@ -9,7 +9,7 @@ Whatever is waited for, is for `withdraw_seconds_max`; a loss of the instance en
 
 from __future__ import annotations
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.coordinator import Coordinator
 from baton.core.cluster.events import Tell
 from baton.core.cluster.trip import Trip

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.events import Session
 from baton.errors import InvariantBroken
 from baton.protocol.control import InstanceStats, RefusedRequest

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.events import (
     Arrive,
     BreakOff,

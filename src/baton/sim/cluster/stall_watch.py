@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.events import Session
 from baton.errors import InvariantBroken
 from baton.protocol.control import RefusedRequest

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.events import Pause
 from baton.errors import InvariantBroken
 from baton.sim.cache import CacheService, StoredObject

@@ -1,7 +1,6 @@
-"""Configuration: frozen, one class per owner, a sentence per field, checked once when it is made.
+"""What `baton serve` is told: every option of the command line and the configuration file, with its line of --help.
 
-What a number may be is stated once, at its field (`Annotated[int, Range(...)]`). ranges.py checks it, here and for the
-command line.
+It owns the settings of the front alone. All others are somebody else's, whose default it takes and whom `engine()` tells.
 """
 
 from __future__ import annotations
@@ -11,361 +10,38 @@ from math import ceil
 from typing import Annotated, Literal
 
 from baton.addresses import parse_address
+from baton.config.engine import EngineConfig, TiersConfig, WorkerConfig
+from baton.config.instance import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig
+from baton.config.values import (
+    API_KEY_CHARACTERS_MAX,
+    NODE_NAME_CHARACTERS_MAX,
+    SERVED_NAME_CHARACTERS_MAX,
+    Blocks,
+    BlockSize,
+    Compute,
+    ContextTokens,
+    Device,
+    Dtype,
+    GenerationConfig,
+    Gibibytes,
+    KVCacheType,
+    LoadFormat,
+    LogFormat,
+    LogLevel,
+    Quantization,
+    Role,
+    Seconds,
+    Share,
+    Slots,
+    StepTokens,
+    Threads,
+    is_api_key,
+    require,
+)
 from baton.errors import InvalidConfig
 from baton.ranges import Range, check_values
 
-Quantization = Literal["auto", "int8", "int4", "fp8", "none"]
-"""How weights are kept and computed on. What becomes of which tensor: models/quantise.py."""
-KVCacheType = Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8"]
-"""What the KV cache holds. bfloat16 needs a processor with tiles (AMX), int8 heads whose width is a multiple of 64,
-fp8 a GPU."""
-Compute = Literal["auto", "native", "torch"]
-Device = Literal["auto", "cpu", "cuda"]
-Dtype = Literal["auto", "float32", "bfloat16"]
-"""Of activations, and on a GPU of weights and KV cache too."""
-LoadFormat = Literal["auto", "dummy"]
-GenerationConfig = Literal["auto", "none"]
-"""Whether requests that do not say are sampled as the model's files recommend (models/generation.py)."""
-Role = Literal["mixed", "prefill", "decode"]
-"""What an instance does: both, or one half of a split deployment."""
-PoolAccess = Literal["private", "announced", "attached"]
-"""How a worker comes to its KV pool: it makes one for itself, makes and announces it, or attaches to the one it is handed."""
-LogLevel = Literal["debug", "info", "warning", "error"]
-LogFormat = Literal["text", "json"]
-
-
-API_KEY_CHARACTERS_MAX = 1024
-SERVED_NAME_CHARACTERS_MAX = 256
-NODE_NAME_CHARACTERS_MAX = 64
-
-
-def _require(ok: bool, message: str) -> None:
-    if not ok:
-        raise InvalidConfig(message)
-
-
-Threads = Annotated[int, Range(0, 1024)]
-ContextTokens = Annotated[int, Range(2, 2**31 - 1)]
-Blocks = Annotated[int, Range(1, 2**31 - 1)]
-BlockSize = Annotated[int, Range(1, 1024)]
-Share = Annotated[float, Range(0, 1, above=True)]
-Gibibytes = Annotated[float, Range(0, 1_000_000, above=True)]
-Slots = Annotated[int, Range(1, 65_536)]
-StepTokens = Annotated[int, Range(1, 1_048_576)]
-Seconds = Annotated[float, Range(0, 31_536_000, above=True)]
-
-
-def is_api_key(key: str) -> bool:
-    return key.isascii() and key.isprintable() and " " not in key and 1 <= len(key) <= API_KEY_CHARACTERS_MAX
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KVConfig:
-    """The device pool of one instance."""
-
-    blocks: int = 1024
-    "Blocks in the pool."
-    block_size: int = 16
-    "Tokens a block holds."
-    prefix_caching: bool = True
-    "Share computed blocks between requests. Off: only the n sequences of one request share their prompt."
-    eviction: Literal["lru", "lfu"] = "lru"
-    "Which unreferenced cached block goes first (core/kv/eviction.py)."
-
-    def __post_init__(self) -> None:
-        _require(self.blocks >= 1, f"kv.blocks is {self.blocks}: a pool needs at least one block")
-        _require(self.block_size >= 1, f"kv.block_size is {self.block_size}: a block holds at least one token")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SchedulerConfig:
-    """What one step may hold, and how careful admission is."""
-
-    slots: int = 256
-    "Sequences that may sit on the worker at once."
-    tokens_per_step: int = 8192
-    "Upper bound of tokens, prompt and decode together, in one step."
-    chunk_tokens_max: int | None = None
-    "Upper bound of prompt tokens of one sequence in one step. None: only tokens_per_step bounds it."
-    prefill_tokens_beside_decodes: int | None = None
-    "Upper bound of prompt tokens in a step in which others decode: their next token waits for it. None: as tokens_per_step."
-    decode_gap_seconds: float | None = None
-    "How long a step may take in which prompts are computed beside decodes (core/engine/pace.py). None: as long as it takes."
-    steps_in_flight: int = 2
-    "Plans handed to the worker before the oldest result is in. 2 hides the scheduler behind the worker."
-    order: Literal["priority", "arrival"] = "priority"
-    "Order of waiting requests: by priority (lower is more urgent) and then arrival, or by arrival alone."
-    reserve_start: float = 0.05
-    "Share of max_tokens that a sequence is expected to use, before any has ended. Admission keeps that much room free."
-    reserve_learning: float = 0.0625
-    "How much the end of one sequence counts in that share. 0: it stays as it is."
-    reserve_clip_tokens: int = 4096
-    "A sequence's expected growth is counted up to this many tokens."
-    step_seconds_max: float = 60.0
-    "A step without a result for this long means that the worker is lost."
-    worker_start_seconds_max: float = 600.0
-    "A restarted worker that is not ready after this long is lost too."
-    worker_restarts_max: int = 5
-    "Worker losses in a row, none of them healthy in between, after which the instance gives up."
-    restart_backoff_seconds_max: float = 10.0
-    "Restarts in a row wait longer and longer, up to this."
-
-    def __post_init__(self) -> None:
-        _require(self.slots >= 1, f"scheduler.slots is {self.slots}: at least one sequence must be able to run")
-        _require(
-            self.tokens_per_step >= self.slots,
-            f"scheduler.tokens_per_step is {self.tokens_per_step}, less than scheduler.slots ({self.slots}): "
-            "every running sequence needs one token of a step",
-        )
-        _require(self.steps_in_flight >= 1, "scheduler.steps_in_flight must be at least 1")
-        _require(self.chunk_tokens_max is None or self.chunk_tokens_max >= 1, "scheduler.chunk_tokens_max must be at least 1")
-        _require(
-            self.prefill_tokens_beside_decodes is None or self.prefill_tokens_beside_decodes >= 1,
-            "scheduler.prefill_tokens_beside_decodes must be at least 1: prompts would wait for as long as anything decodes",
-        )
-        _require(
-            self.decode_gap_seconds is None or self.decode_gap_seconds > 0, "scheduler.decode_gap_seconds must be positive"
-        )
-        _require(0.0 <= self.reserve_start <= 1.0, "scheduler.reserve_start must be between 0 and 1")
-        _require(0.0 <= self.reserve_learning <= 1.0, "scheduler.reserve_learning must be between 0 and 1")
-        _require(self.reserve_clip_tokens >= 1, "scheduler.reserve_clip_tokens must be at least 1")
-        _require(
-            self.step_seconds_max > 0 and self.worker_start_seconds_max > 0,
-            "scheduler.step_seconds_max and scheduler.worker_start_seconds_max must be positive",
-        )
-        _require(self.worker_restarts_max >= 0, "scheduler.worker_restarts_max must not be negative")
-        _require(self.restart_backoff_seconds_max >= 0, "scheduler.restart_backoff_seconds_max must not be negative")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QueueConfig:
-    """How much may wait. Over it a request is refused at once, with the numbers."""
-
-    requests_max: int = 1024
-    "Sequences waiting for their first admission; a preempted one keeps its place and does not count."
-    tokens_max: int = 1_000_000
-    "Prompt tokens of those sequences."
-
-    def __post_init__(self) -> None:
-        _require(self.requests_max >= 1 and self.tokens_max >= 1, "queue: both bounds must be at least 1")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TierConfig:
-    """Where KV goes that the device has no room for (core/kv/tiers.py)."""
-
-    host_blocks: int = 0
-    "Of the host tier. 0: there are no tiers. Storage needs some, which its blocks pass through."
-    storage: bool = False
-    write: Literal["through", "selective", "back"] = "through"
-    """Which blocks are copied down. through: each when it is computed. selective: when it was found again `write_hits` times.
-    back: when the device runs out of blocks, the ones that would be evicted next."""
-    write_outputs: bool = True
-    "With through: what was generated too, not only prompts."
-    write_hits: int = 1
-    watermark: float = 0.25
-    "With back: the share of blocks that are kept free or copied."
-    write_back_blocks: int = 64
-    "With back: copied at once."
-    preempted: Literal["storage", "host", "drop"] = "drop"
-    "How far down the KV of a preempted sequence goes at once."
-    storage_seconds_max: float = 1.0
-    "How long storage may take for a question or a move."
-    memory_seconds_max: float = 10.0
-    "A copy in memory that takes longer means that the cache service hangs."
-    load_blocks_min: int = 1
-    "Fewer are computed rather than loaded."
-    peers: bool = False
-    "The cache service can copy blocks of other instances: a prompt may be computed there (core/handoff/destination.py)."
-    pull_seconds_max: float = 5.0
-    "How long such a copy may take. What is not here by then is computed."
-    release_seconds_max: float = 2.0
-    "How long the other instance may take to say that what was copied is what it offered."
-
-    @property
-    def adopt_seconds_max(self) -> float:
-        """From the last offer of a prompt that another instance computed until it goes on here."""
-        return self.pull_seconds_max + self.release_seconds_max
-
-    def __post_init__(self) -> None:
-        _require(self.host_blocks >= 0 and self.write_hits >= 1 and self.load_blocks_min >= 1, "tiers: a number is too small")
-        _require(self.pull_seconds_max > 0.0 and self.release_seconds_max > 0.0, "tiers: a hand-off needs time")
-        _require(0.0 <= self.watermark <= 1.0, "tiers.watermark must be between 0 and 1")
-        _require(not self.storage or self.host_blocks > 0, "tiers: storage needs host blocks that its blocks pass through")
-        _require(self.preempted == "drop" or self.host_blocks > 0, "tiers.preempted needs a host tier or storage")
-        _require(self.preempted != "storage" or self.storage, "tiers.preempted is storage, and there is none")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InstanceConfig:
-    """Everything the instance machine (core/engine/instance.py) is told."""
-
-    kv: KVConfig = field(default_factory=KVConfig)
-    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    queue: QueueConfig = field(default_factory=QueueConfig)
-    tiers: TierConfig = field(default_factory=TierConfig)
-
-
-_KV, _SCHEDULER, _QUEUE, _TIER = KVConfig(), SchedulerConfig(), QueueConfig(), TierConfig()
-"""A default is said once, by the owner of the setting. Others take it from there."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerConfig:
-    """What the worker process is told."""
-
-    model: str = "smollm2"
-    "A folder, a .gguf file, a Hugging Face id, or an alias."
-    device: Device = "auto"
-    "Compute device (worker/platforms/choose.py)."
-    dtype: Dtype = "auto"
-    "Data type of activations."
-    deterministic: bool = False
-    "On a GPU: the bits of an answer do not depend on what else runs. Native kernels of a CPU are always so."
-    load_format: LoadFormat = "auto"
-    "Where weights come from: the model's files, or chance."
-    model_shape: str = ""
-    "With dummy weights: a name of models/shapes.py instead of the model's own shape."
-    quantization: Quantization = "auto"
-    "How weights are kept and computed on."
-    kv_dtype: KVCacheType = "auto"
-    "What the KV cache holds."
-    compute: Compute = "auto"
-    "Kernel backend."
-    threads: Threads = 0
-    "Compute threads. 0: one per core."
-    generation_config: GenerationConfig = "auto"
-    "Sampling of requests that do not say: as the model's files recommend, or OpenAI's defaults."
-    context_tokens_max: ContextTokens | None = None
-    "Longest sequence, prompt and output. None: what the model was made for, or what the pool holds if that is less."
-    blocks: Blocks | None = None
-    "KV blocks. None: as many as memory_utilization leaves room for, or kv_memory_gib holds."
-    memory_utilization: Share | None = None
-    "Share of the memory for weights, steps and KV pool together; how much of it the pool gets is measured (worker/profile.py)."
-    kv_memory_gib: Gibibytes | None = None
-    "Memory for the KV pool, where neither of them is given. None: 2 on a CPU; on a GPU memory_utilization is 0.9 then."
-    memory_reserved_gib: Annotated[float, Range(0, 1_000_000)] = 0.0
-    "Memory that is taken after the KV pool: of memory_utilization the pool leaves so much."
-    block_size: BlockSize = _KV.block_size
-    slots: Slots = 64
-    tokens_per_step: StepTokens = 512
-    "The largest step that is ever run."
-    pool: PoolAccess = "private"
-    "Whose the KV pool is; the engine says it by its row of core/startup.py."
-    start_seconds_max: Seconds = _SCHEDULER.worker_start_seconds_max
-    "How long it waits for a pool that it is to be handed."
-    epoch: int = 1
-    "Which life of the worker this is; the engine counts."
-
-    def __post_init__(self) -> None:
-        check_values(self)
-
-
-STAGING_GIB = 0.25
-"""Memory that blocks pass through on their way to and from storage, where there is no host tier."""
-STAGING_BLOCKS_MIN = 16
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TiersConfig:
-    """Where KV blocks are kept besides the device. Neither: there are no tiers."""
-
-    host_gib: Annotated[float, Range(0, 1_000_000)] = 0.0
-    "Memory of the host tier. 0: none."
-    storage: str = ""
-    "URL of the storage tier (kvcache/storage/open.py). Empty: none."
-    write: Literal["through", "selective", "back"] = _TIER.write
-    write_outputs: bool = _TIER.write_outputs
-    preempted: Literal["auto", "storage", "host", "drop"] = "auto"
-
-    def __post_init__(self) -> None:
-        check_values(self)
-        _require(
-            self.preempted not in ("storage", "host") or bool(self),
-            f"preempted_kv is {self.preempted}, and there is no tier: give kv_host_gib or kv_storage too",
-        )
-        _require(
-            self.preempted != "storage" or bool(self.storage), "preempted_kv is storage, and there is none: give kv_storage too"
-        )
-        _require(
-            self.preempted != "host" or self.host_gib > 0,
-            "preempted_kv is host, and there is no host tier: give kv_host_gib too",
-        )
-
-    def __bool__(self) -> bool:
-        return self.host_gib > 0 or bool(self.storage)
-
-    @property
-    def memory_gib(self) -> float:
-        """Of the host pool. Without a host tier: what blocks need on their way to and from storage."""
-        if not self:
-            return 0.0
-        return self.host_gib if self.host_gib > 0 else STAGING_GIB
-
-    def host_blocks(self, block_bytes: int) -> int:
-        if not self:
-            return 0
-        return max(STAGING_BLOCKS_MIN, int(self.memory_gib * 2**30) // max(block_bytes, 1))
-
-    def machine(self, block_bytes: int) -> TierConfig:
-        """What the core is told of them."""
-        lowest: Literal["storage", "host", "drop"] = "storage" if self.storage else "host" if self else "drop"
-        return TierConfig(
-            host_blocks=self.host_blocks(block_bytes),
-            storage=bool(self.storage),
-            write=self.write,
-            write_outputs=self.write_outputs,
-            preempted=lowest if self.preempted == "auto" else self.preempted,
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CacheConfig:
-    """What the cache service is told."""
-
-    tiers: TiersConfig = field(default_factory=TiersConfig)
-    worker: WorkerConfig = field(default_factory=WorkerConfig)
-    "Of the worker beside it: a messenger that makes the pool before there is a worker looks there for the layout."
-    peer: str = ""
-    "Address at which its messenger lets other instances read the pool; the engine says it. Empty: there is no messenger."
-    log_level: LogLevel
-    log_format: LogFormat
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineConfig:
-    """What the engine process is told."""
-
-    instance: InstanceConfig = field(default_factory=InstanceConfig)
-    worker: WorkerConfig = field(default_factory=WorkerConfig)
-    role: Role = "mixed"
-    tiers: TiersConfig = field(default_factory=TiersConfig)
-    "Without prefix caching they are not used."
-    peer: str = ""
-    "Where other instances may read its pool; the engine finds a place."
-    routers: tuple[str, ...] = ()
-    "Addresses of the routers that it serves (addresses.py). None: only its front."
-    cluster_secret: str = ""
-    "File with the secret of the cluster. The secret itself is in no configuration."
-    name: str = ""
-    "In the cluster: unique, and the same after a restart."
-    health_url: str = ""
-    "Of the HTTP beside it, for people."
-    drain_seconds_max: float = 30.0
-    "When it is told to end, requests of its routers may run so long; then others go on with them."
-    log_level: LogLevel = "info"
-    log_format: LogFormat = "text"
-
-    def cache(self) -> CacheConfig:
-        return CacheConfig(
-            tiers=self.tiers,
-            worker=self.worker,
-            peer=self.peer,
-            log_level=self.log_level,
-            log_format=self.log_format,
-        )
-
-
+_KV, _SCHEDULER, _QUEUE = KVConfig(), SchedulerConfig(), QueueConfig()
 _WORKER, _TIERS, _ENGINE = WorkerConfig(), TiersConfig(), EngineConfig()
 
 
@@ -541,9 +217,9 @@ class ServeConfig:
         check_values(self)
         self._check_cluster()
         for name in ("model", "host", "admin_host"):
-            _require(bool(getattr(self, name).strip()), f"{name} is empty")
+            require(bool(getattr(self, name).strip()), f"{name} is empty")
         for served in self.served_model_name:
-            _require(
+            require(
                 served.isprintable() and 1 <= len(served.strip()) <= SERVED_NAME_CHARACTERS_MAX,
                 f"served_model_name must be 1 to {SERVED_NAME_CHARACTERS_MAX} printable characters",
             )
@@ -551,26 +227,26 @@ class ServeConfig:
         for name in ("api_key", "admin_api_key"):
             keys = getattr(self, name)
             for place, key in enumerate(keys, 1):
-                _require(
+                require(
                     is_api_key(key),
                     f"{name} {place} of {len(keys)} must be 1 to {API_KEY_CHARACTERS_MAX:,} printable ASCII characters "
                     f"without spaces, and it {'is empty' if not key else 'is not'}",
                 )
-        _require(not set(self.api_key) & set(self.admin_api_key), "admin_api_key has a key that is an api_key too: use another")
-        _require(
+        require(not set(self.api_key) & set(self.admin_api_key), "admin_api_key has a key that is an api_key too: use another")
+        require(
             self.prefix_caching or not (self.kv_host_gib or self.kv_storage),
             "kv_host_gib and kv_storage are tiers of the prefix cache, which is off (prefix_caching)",
         )
         self._tiers()
-        _require(self.admin_port is None or self.admin_port != self.port, "admin_port is the same as port: give another one")
+        require(self.admin_port is None or self.admin_port != self.port, "admin_port is the same as port: give another one")
 
     def _check_listening(self) -> None:
         for name in ("ssl_keyfile", "ssl_ca_certs"):
-            _require(
+            require(
                 not getattr(self, name) or bool(self.ssl_certfile), f"{name} needs an ssl_certfile too: give --ssl-certfile"
             )
         path = self.root_path
-        _require(
+        require(
             not path or (path[0] == "/" and path[-1] != "/" and all(is_api_key(part) for part in path[1:].split("/"))),
             f"root_path is {path!r}: it must begin with / and not end with it, like /llm",
         )
@@ -581,19 +257,19 @@ class ServeConfig:
                 parse_address(address)
             except InvalidConfig as error:
                 raise InvalidConfig(f"router {error}") from None
-        _require(not self.router or bool(self.routers), "router is empty: give tcp://HOST:PORT or unix:/PATH")
-        _require(
+        require(not self.router or bool(self.routers), "router is empty: give tcp://HOST:PORT or unix:/PATH")
+        require(
             self.role == "mixed" or bool(self.routers),
             f"role is {self.role}: such an instance gets its requests from a router; give --router and --cluster-secret too",
         )
-        _require(
+        require(
             bool(self.routers) == bool(self.cluster_secret),
             "router needs a cluster_secret: a file that routers and instances share"
             if self.routers
             else "cluster_secret is for an instance that has a --router",
         )
         name = self.name
-        _require(
+        require(
             not name or (name.isascii() and name.isprintable() and " " not in name and len(name) <= NODE_NAME_CHARACTERS_MAX),
             f"name must be up to {NODE_NAME_CHARACTERS_MAX} printable ASCII characters without spaces",
         )

@@ -1,10 +1,11 @@
-"""Configuration of a router. A leaf beside config.py, with the same habits: frozen, a sentence per field, checked when made."""
+"""What a router is told."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from baton.config.values import Seconds
 from baton.errors import InvalidConfig
 from baton.ranges import Range, check_values
 
@@ -21,7 +22,6 @@ HandoffPolicy = Literal["auto", "always", "never"]
 
 Count = Annotated[int, Range(1, 2**31 - 1)]
 Many = Annotated[int, Range(0, 2**31 - 1)]
-Seconds = Annotated[float, Range(0, 31_536_000, above=True)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

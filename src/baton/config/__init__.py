@@ -1,0 +1,58 @@
+"""Configuration: frozen, one class per owner, a sentence per field, checked once when it is made.
+
+serve.py     ServeConfig       what `baton serve` is told: every option; the front's own settings
+engine.py    EngineConfig      the engine process; WorkerConfig, CacheConfig: its children; TiersConfig: where KV is kept
+instance.py  InstanceConfig    the core; KVConfig, SchedulerConfig, QueueConfig and TierConfig are its parts
+router.py    RouterConfig      a router
+values.py                      what settings may be; a number's range is said once, at its field (`Annotated[int, Range(...)]`)
+"""
+
+from baton.config.engine import CacheConfig, EngineConfig, TiersConfig, WorkerConfig
+from baton.config.instance import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig, TierConfig
+from baton.config.router import HandoffPolicy, PlacementPolicy, RouterConfig
+from baton.config.serve import ServeConfig, lowered_context, shown, without_password
+from baton.config.values import (
+    API_KEY_CHARACTERS_MAX,
+    NODE_NAME_CHARACTERS_MAX,
+    Device,
+    GenerationConfig,
+    KVCacheType,
+    LoadFormat,
+    LogFormat,
+    LogLevel,
+    PoolAccess,
+    Quantization,
+    Role,
+    is_api_key,
+)
+
+__all__ = [
+    "API_KEY_CHARACTERS_MAX",
+    "NODE_NAME_CHARACTERS_MAX",
+    "CacheConfig",
+    "Device",
+    "EngineConfig",
+    "GenerationConfig",
+    "HandoffPolicy",
+    "InstanceConfig",
+    "KVCacheType",
+    "KVConfig",
+    "LoadFormat",
+    "LogFormat",
+    "LogLevel",
+    "PlacementPolicy",
+    "PoolAccess",
+    "Quantization",
+    "QueueConfig",
+    "Role",
+    "RouterConfig",
+    "SchedulerConfig",
+    "ServeConfig",
+    "TierConfig",
+    "TiersConfig",
+    "WorkerConfig",
+    "is_api_key",
+    "lowered_context",
+    "shown",
+    "without_password",
+]

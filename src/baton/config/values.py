@@ -1,0 +1,52 @@
+"""What settings may be: the names to choose from, and the range of each kind of number. ranges.py checks them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from baton.errors import InvalidConfig
+from baton.ranges import Range
+
+Quantization = Literal["auto", "int8", "int4", "fp8", "none"]
+"""How weights are kept and computed on. What becomes of which tensor: models/quantise.py."""
+KVCacheType = Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8"]
+"""What the KV cache holds. bfloat16 needs a processor with tiles (AMX), int8 heads whose width is a multiple of 64,
+fp8 a GPU."""
+Compute = Literal["auto", "native", "torch"]
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "float32", "bfloat16"]
+"""Of activations, and on a GPU of weights and KV cache too."""
+LoadFormat = Literal["auto", "dummy"]
+GenerationConfig = Literal["auto", "none"]
+"""Whether requests that do not say are sampled as the model's files recommend (models/generation.py)."""
+Role = Literal["mixed", "prefill", "decode"]
+"""What an instance does: both, or one half of a split deployment."""
+PoolAccess = Literal["private", "announced", "attached"]
+"""How a worker comes to its KV pool: it makes one for itself, makes and announces it, or attaches to the one it is handed."""
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
+
+
+API_KEY_CHARACTERS_MAX = 1024
+SERVED_NAME_CHARACTERS_MAX = 256
+NODE_NAME_CHARACTERS_MAX = 64
+
+
+def require(ok: bool, message: str) -> None:
+    if not ok:
+        raise InvalidConfig(message)
+
+
+Threads = Annotated[int, Range(0, 1024)]
+ContextTokens = Annotated[int, Range(2, 2**31 - 1)]
+Blocks = Annotated[int, Range(1, 2**31 - 1)]
+BlockSize = Annotated[int, Range(1, 1024)]
+Share = Annotated[float, Range(0, 1, above=True)]
+Gibibytes = Annotated[float, Range(0, 1_000_000, above=True)]
+Slots = Annotated[int, Range(1, 65_536)]
+StepTokens = Annotated[int, Range(1, 1_048_576)]
+Seconds = Annotated[float, Range(0, 31_536_000, above=True)]
+
+
+def is_api_key(key: str) -> bool:
+    return key.isascii() and key.isprintable() and " " not in key and 1 <= len(key) <= API_KEY_CHARACTERS_MAX
