@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Threads that wait sleep: test processes share the cores, and a spinning one takes its neighbour's time.
 QUIET  := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0
 
-.PHONY: help serve test lint bench chaos simulate mutants clean
+.PHONY: help serve test lint kernels bench chaos simulate mutants clean
 
 help:            ## what there is
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,7 +34,8 @@ $(VENV)/.serve: pyproject.toml
 serve: $(VENV)/.serve   ## serve the default model
 	$(BIN)/baton serve
 
-test: lint       ## lint, types, unit tests, kept scenarios (one for every mutant), fresh seeds
+test: $(VENV)/.ready    ## lint, types, unit tests, kept scenarios (one for every mutant), fresh seeds
+	$(MAKE) -j2 lint kernels
 	$(QUIET) $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder -n $$(( ($$(nproc) * 3 + 1) / 2 ))   # many tests wait for a process to start
 	first=$$(date +%s)000 && $(BIN)/baton simulate --seeds $$first:$$((first + 80))   # fresh ones every time
 
@@ -42,6 +43,9 @@ lint: $(VENV)/.ready    ## ruff and mypy --strict
 	$(BIN)/ruff check src tests bench
 	$(BIN)/ruff format --check src tests bench
 	$(BIN)/mypy
+
+kernels: $(VENV)/.ready ## compile the kernels, every variant that this machine can run
+	-$(BIN)/python -m baton.native --all
 
 bench: $(VENV)/.ready   ## the figures of docs/performance.md and docs/notes
 	$(BIN)/python bench/scheduler.py

@@ -1,22 +1,27 @@
-"""`python -m baton.native`: compile the kernels for this machine now, and say which they are."""
+"""`python -m baton.native`: compile the kernels for this machine now, and say which they are.
+
+With --all: those of every variant that this machine can run, which the tests compare with each other.
+"""
 
 from __future__ import annotations
 
 import sys
 
 from baton.native.build import NoCompiler
-from baton.native.library import load_best
+from baton.native.library import Library, load_best, load_variant
+from baton.native.variants import usable
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     try:
-        variant = load_best().variant
+        loaded: list[Library] = [load_variant(variant) for variant in usable()] if "--all" in arguments else [load_best()]
     except NoCompiler as error:
         print(f"no kernels in C: {error}", file=sys.stderr)
         return 1
-    print(f"kernels: {variant.name} ({variant.what})")
+    for library in loaded:
+        print(f"kernels: {library.variant.name} ({library.variant.what})")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
