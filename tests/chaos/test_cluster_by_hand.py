@@ -1,5 +1,5 @@
-"""`baton router`, `baton serve --role prefill` and `--role decode`, each started by hand: they find each other, answer as one
-server does, obey orders that come through the router, and may be stopped in mid-stream."""
+"""Two times `baton router`, `baton serve --role prefill` and `--role decode`, each started by hand: they find each other,
+answer as one server does, obey orders that come through a router, and may be stopped in mid-stream."""
 
 from __future__ import annotations
 
@@ -28,35 +28,36 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 
 class ByHand:
-    """Router, p0 and d0, each a command of its own."""
+    """Two routers, p0 and d0, each a command of its own. What is asked is asked of the first router."""
 
     def __init__(self, model: Path, folder: Path, stack: ExitStack) -> None:
-        self.port, self.cluster_port, self.folder = free_port(), free_port(), folder
-        secret = folder / "secret"
-        secret.touch(0o600)
-        secret.write_text("0123456789abcdef" * 4)
+        self.port, self.second_port, self.folder = free_port(), free_port(), folder
         self._model, self._stack = model, stack
-        self._common = ("--cluster-secret", secret, "--served-model-name", "tiny", "--drain-seconds-max", 30)
-        ports = ("--port", self.port, "--cluster-port", self.cluster_port, "--handoff", "always", "--handoff-tokens-min", 0)
-        self.router = stack.enter_context(running(folder / "router", "router", model, *ports, *self._common))
+        self._secret = make_secret(folder / "secret", "0123456789abcdef")
+        self._common = ("--served-model-name", "tiny", "--drain-seconds-max", 30)
+        self._addresses: list[str] = []
+        self.router, self.second = self._start_router("router-1", self.port), self._start_router("router-2", self.second_port)
         self.own_ports: dict[str, int] = {}
         self.instances = {name: self.start(name, role) for name, role in (("p0", "prefill"), ("d0", "decode"))}
 
-    def start(self, name: str, role: str) -> subprocess.Popen[bytes]:
+    def _start_router(self, name: str, port: int) -> subprocess.Popen[bytes]:
+        cluster_port = free_port()
+        self._addresses.append(f"tcp://127.0.0.1:{cluster_port}")
+        ports = ("--port", port, "--cluster-port", cluster_port, "--cluster-secret", self._secret)
+        handoff = ("--handoff", "always", "--handoff-tokens-min", 0)
+        command = ("router", self._model, *ports, *handoff, *self._common)
+        return self._stack.enter_context(running(self.folder / name, *command))
+
+    def start(self, name: str, role: str, *, model: Path | None = None, secret: Path | None = None) -> subprocess.Popen[bytes]:
         self.own_ports[name] = free_port()
-        where = (
-            "--router",
-            f"tcp://127.0.0.1:{self.cluster_port}",
-            "--port",
-            self.own_ports[name],
-            "--name",
-            name,
-            "--role",
-            role,
-        )
+        where = ("--router", ",".join(self._addresses), "--cluster-secret", secret or self._secret)
+        own = ("--port", self.own_ports[name], "--name", name, "--role", role)
         sizes = ("--threads", 1, "--kv-blocks", 300, "--block-size", 4, "--slots", 4)
-        arguments = ("serve", self._model, *where, *sizes, *self._common)
-        return self._stack.enter_context(running(self.folder / name, *arguments))
+        command = ("serve", model or self._model, *where, *own, *sizes, *self._common)
+        return self._stack.enter_context(running(self.folder / name, *command))
+
+    def log(self, name: str) -> str:
+        return (self.folder / name).read_text(errors="replace")
 
     def wait_joined(self, *names: str) -> None:
         def joined() -> bool:
@@ -81,6 +82,12 @@ class ByHand:
 
     def count(self, name: str) -> int:
         return int(self.view()["counters"][name])
+
+
+def make_secret(path: Path, word: str) -> Path:
+    path.touch(0o600)
+    path.write_text(word * 4)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +128,7 @@ def test_prompts_are_handed_over_and_every_page_says_so(cluster: ByHand):
     own = {name: asyncio.run(ask(port, "/metrics")).content.decode() for name, port in cluster.own_ports.items()}
     assert parse_metrics(own["p0"])['baton:instance_handoffs_total{what="handed_over"}'] > 0
     assert parse_metrics(own["d0"])['baton:instance_handoffs_total{what="adopted"}'] > 0
-    assert parse_metrics(own["d0"])["baton:instance_routers"] == 1
+    assert parse_metrics(own["d0"])["baton:instance_routers"] == 2
     router = parse_metrics(cluster.ask("/metrics").content.decode())
     assert router['baton:router_sessions_total{event="opened"}'] == 2
     assert router['baton:router_handoff_ends_total{outcome="adopted"}'] > 0
@@ -157,8 +164,47 @@ def test_other_weights_reach_all_and_those_that_cannot_be_loaded_change_nothing(
     assert told(cluster.ask("/v1/completions", GREEDY)) == first
 
 
+def test_who_does_not_fit_or_has_another_secret_is_told_so(cluster: ByHand, tmp_path: Path):
+    """Nobody else notices, but in the logs."""
+    unfit = cluster.start("unfit", "decode", model=make_model(tmp_path / "other", seed=8))
+    stranger = cluster.start("stranger", "decode", secret=make_secret(tmp_path / "secret", "fedcba9876543210"))
+    until(lambda: "the router refuses us: identity is" in cluster.log("unfit"), "it is told why", START_SECONDS)
+    assert "instance unfit is refused: identity is" in cluster.log("router-1")
+    until(lambda: "secret" in cluster.log("stranger"), "the other one too", START_SECONDS)
+    counted = parse_metrics(cluster.ask("/metrics").content.decode())
+    assert counted["baton:router_instances_refused_total"] > 0
+    assert counted['baton:router_sessions_total{event="secret"}'] > 0
+    cluster.wait_joined("p0", "d0")
+    for serve in (unfit, stranger):
+        serve.terminate()
+        assert serve.wait(60) == 0
+
+
+def test_a_router_that_is_killed_takes_only_its_own_streams_along(cluster: ByHand, alone: Server):
+    """Both serve the same instances, whose other router has given them other weights twice by now."""
+    until(lambda: status(cluster.second_port, "/ready") == 200, "the second router has instances")
+    mine, theirs = ({**LONG, "seed": seed} for seed in (11, 12))
+    expected = told(alone.ask("/v1/completions", mine))
+    short = {**GREEDY, "max_tokens": 5}
+    assert told(asyncio.run(ask(cluster.second_port, "/v1/completions", short))) == told(alone.ask("/v1/completions", short))
+
+    def kill(data: bytes) -> None:
+        """At its first token."""
+        cluster.second.kill()
+
+    async def killed_amid() -> list[Reply | BaseException]:
+        streams = ask(cluster.port, "/v1/completions", mine), ask(cluster.second_port, "/v1/completions", theirs, on_bytes=kill)
+        return await asyncio.gather(*streams, return_exceptions=True)
+
+    went_on, broken = asyncio.run(killed_amid())
+    assert told(went_on) == expected
+    assert isinstance(broken, (OSError, EOFError)), broken
+    until(lambda: not any(one["stats"]["requests_open"] for one in cluster.view()["instances"]), "nothing is left of it")
+    assert told(cluster.ask("/v1/completions", mine)) == expected
+
+
 def test_an_instance_that_is_told_to_end_finishes_its_streams(cluster: ByHand, alone: Server):
-    """The last one: decode is gone afterwards, and prefill answers by itself."""
+    """Decode is gone afterwards, and prefill answers by itself."""
     expected, replays = told(alone.ask("/v1/completions", LONG)), cluster.count("replays")
 
     async def stopped_amid() -> Reply:
@@ -173,7 +219,25 @@ def test_an_instance_that_is_told_to_end_finishes_its_streams(cluster: ByHand, a
     until(lambda: len(cluster.view()["instances"]) == 1, "the router knows")
     assert cluster.count("lost_left") == 1
     assert told(cluster.ask("/v1/completions", GREEDY)) == told(alone.ask("/v1/completions", GREEDY))
-    assert "Traceback" not in "".join((cluster.folder / name).read_text() for name in ("router", "p0", "d0"))
+
+
+def test_when_nobody_is_left_there_is_one_clean_error_and_no_token_is_lost(cluster: ByHand, alone: Server):
+    """The last one: the instance is killed at the first token of a stream, with all of its processes, and nobody comes back."""
+
+    def kill(data: bytes) -> None:
+        cluster.instances["p0"].kill()
+
+    reply = asyncio.run(ask(cluster.port, "/v1/completions", LONG, on_bytes=kill))
+    assert reply.status == 200, "it had begun"
+    *chunks, last = reply.events
+    assert last["error"]["type"] == "service_unavailable_error"
+    assert not any("error" in chunk for chunk in chunks)
+    tokens = [token for chunk in chunks for choice in chunk["choices"] for token in choice["token_ids"]]
+    assert tokens == told(alone.ask("/v1/completions", LONG))[0][: len(tokens)]
+    refused = cluster.ask("/v1/completions", GREEDY)
+    assert refused.status == 503
+    assert status(cluster.port, "/ready") == 503
+    assert "Traceback" not in "".join(map(cluster.log, ("router-1", "router-2", "p0", "d0")))
 
 
 def decoding(cluster: ByHand) -> bool:

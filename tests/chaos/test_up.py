@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 from chaos_cluster import Cluster
-from chaos_server import Server, until
+from chaos_server import Reply, Server, until
 
 PROMPT = "The quick brown fox jumps over the lazy dog, and then again over another one."
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -34,6 +35,47 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "choice": {"max_tokens": 9, "guided_choice": ["red", "green", "blue"]},
     "several prompts": {"prompt": [PROMPT, PROMPT[::-1]], "max_tokens": 5},
 }
+CHAT = [{"role": "user", "content": "Say something about the weather of last week"}]
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+SHORT = {"model": "tiny", "max_tokens": 9, "temperature": 0}
+DIALECTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat, n = 2": (
+        "/v1/chat/completions",
+        {**SHORT, "messages": CHAT, "n": 2, "temperature": 1.0, "seed": 4, "logprobs": True},
+    ),
+    "a required call": (
+        "/v1/chat/completions",
+        {**SHORT, "messages": CHAT, "tools": [TOOL], "tool_choice": "required", "max_tokens": 80},
+    ),
+    "a schema": (
+        "/v1/chat/completions",
+        {**SHORT, "messages": CHAT, "max_tokens": 60, "response_format": {"type": "json_object"}},
+    ),
+    "responses": ("/v1/responses", {"model": "tiny", "input": PROMPT, "max_output_tokens": 9, "temperature": 0}),
+    "messages": ("/v1/messages", {**SHORT, "messages": CHAT}),
+    "ollama": (
+        "/api/chat",
+        {"model": "tiny", "messages": CHAT, "stream": False, "options": {"num_predict": 9, "temperature": 0}},
+    ),
+    "embedding": ("/v1/embeddings", {"model": "tiny", "input": PROMPT}),
+    "embeddings": ("/v1/embeddings", {"model": "tiny", "input": [PROMPT, "Hi", PROMPT * 3], "pooling": "last"}),
+    "embeddings of ollama": ("/api/embed", {"model": "tiny", "input": [PROMPT, "Hi"]}),
+    "how many tokens": ("/tokenize", {"model": "tiny", "prompt": PROMPT}),
+}
+OF_THE_CALL = ("id", "item_id", "created", "created_at", "completed_at", "system_fingerprint", "cached_tokens")
+"""Fields that differ from call to call, or with what was asked before."""
+
+
+def same_for_all(answer: Any) -> Any:
+    if isinstance(answer, list):
+        return [same_for_all(each) for each in answer]
+    if not isinstance(answer, dict):
+        return answer
+    return {
+        name: same_for_all(value)
+        for name, value in answer.items()
+        if name not in OF_THE_CALL and not name.endswith(("_duration", "_details"))
+    }
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +92,19 @@ def expected(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         text = whole["greedy"]["choices"][0]["text"]
         stop = text[len(text) // 2 :][:1]
         stopped = server.ask("/v1/completions", body_of({"max_tokens": 12, "stop": [stop]})).json
-        return {**{name: told(answer) for name, answer in whole.items()}, "stop": stop, "stopped": told(stopped)}
+        dialects = {name: same_for_all(ok(server.ask(*asked))) for name, asked in DIALECTS.items()}
+        return {
+            **{name: told(answer) for name, answer in whole.items()},
+            "stop": stop,
+            "stopped": told(stopped),
+            "dialects": dialects,
+            "usage of cached": usage_of_cached(server),
+        }
+
+
+def ok(reply: Reply) -> Any:
+    assert reply.status == 200, reply.content
+    return reply.json
 
 
 def body_of(request: dict[str, Any]) -> dict[str, Any]:
@@ -83,9 +137,37 @@ def test_a_stop_string_ends_it_on_either_side_of_the_hand_off(cluster: Cluster, 
     assert answer["choices"][0]["finish_reason"] == "stop"
 
 
-def test_a_chat_is_answered(cluster: Cluster):
-    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "temperature": 0}
-    assert cluster.ask("/v1/chat/completions", body).json["usage"]["completion_tokens"] >= 1
+@pytest.mark.parametrize("name", DIALECTS)
+def test_every_dialect_answers_as_one_server_does(cluster: Cluster, expected: dict[str, Any], name: str):
+    assert same_for_all(ok(cluster.ask(*DIALECTS[name]))) == expected["dialects"][name]
+
+
+def test_a_request_that_is_sent_again_is_generated_once(cluster: Cluster):
+    body = body_of({"prompt": "Once and only once", "max_tokens": 7, "temperature": 1.0})
+    before = cluster.view()["counters"]["requests"]
+    first, again = (cluster.ask("/v1/completions", body, headers={"Idempotency-Key": "k-1"}) for _ in range(2))
+    assert first.status == 200
+    assert again.json == first.json
+    assert cluster.view()["counters"]["requests"] == before + 1
+
+
+def usage_of_cached(target: Cluster | Server) -> list[Any]:
+    """Of a prompt that nobody has, of the same again, and of a longer one; each with two sequences too."""
+    first = "Nobody has ever asked for this before, and then somebody did."
+    asked = [body_of({"prompt": prompt, "max_tokens": 3, "n": n}) for prompt in (first, first, first * 2) for n in (1, 2)]
+    return [ok(target.ask("/v1/completions", each))["usage"] for each in asked]
+
+
+def test_cached_tokens_are_told_as_by_one_server(cluster: Cluster, expected: dict[str, Any]):
+    cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in expected["usage of cached"]]
+    assert [count > 0 for count in cached] == [False, True, True, True, True, True]
+    assert usage_of_cached(cluster) == expected["usage of cached"]
+
+
+def test_a_kept_response_goes_on(cluster: Cluster):
+    first = ok(cluster.ask("/v1/responses", {"model": "tiny", "input": "Hello", "max_output_tokens": 5}))
+    more = {"model": "tiny", "input": "And?", "max_output_tokens": 5, "previous_response_id": first["id"]}
+    assert ok(cluster.ask("/v1/responses", more))["usage"]["input_tokens"] > first["usage"]["input_tokens"]
 
 
 def test_prompts_are_handed_over_and_it_is_counted(cluster: Cluster):
@@ -137,6 +219,19 @@ def test_a_killed_router_is_started_again_and_instances_find_it(cluster: Cluster
     for name in ("prefill-0", "decode-0"):
         cluster.engine(name)
     assert told(cluster.ask("/v1/completions", body_of(REQUESTS["two sequences"])).json) == expected["two sequences"]
+
+
+@pytest.mark.slow
+def test_one_that_is_killed_takes_everybody_along(tiny: Path, tmp_path: Path):
+    """Nobody is left that holds memory or a port. Its directory stays until another one begins."""
+    with Cluster(tiny, tmp_path / "first", prefill=1, decode=1) as first:
+        first.wait_ready()
+        first.popen.kill()
+        first.popen.wait(30)
+        for process in first.seen.values():
+            until(lambda process=process: not process.alive, f"process {process.pid} is gone", 30.0)
+        for path in first.temporary.iterdir():
+            shutil.rmtree(path)
 
 
 def test_it_ends_in_order_and_leaves_nothing(cluster: Cluster):

@@ -17,6 +17,7 @@ COUNTERS = {
     "moved": 2,
     "left": 3,
     "broken": 4,
+    "paths_given_up": 9,
     "lost_silent": 1,
     "lost_left": 5,
     "handoff_adopted": 7,
@@ -46,6 +47,7 @@ def test_a_router_tells_losses_moves_hand_offs_and_sessions():
     assert told["baton:router_handoff_ends_total{outcome=decode_lost}"] == 6
     assert told["baton:router_refused_total{reason=queue_full}"] == 8
     assert told["baton:router_broken_total"] == 4
+    assert told["baton:router_paths_given_up_total"] == 9
     assert told["baton:router_sessions_total{event=opened}"] == 3
     assert told["baton:router_sessions_total{event=mac}"] == 1
     assert told["baton:instance_sessions_total{event=opened}{instance=d0}{role=decode}"] == 2

@@ -24,7 +24,7 @@ class FakeInstance:
 
     def __init__(self, channel: Channel, name: str, role: Role, ready: InstanceReady) -> None:
         self.channel = channel
-        self.hello = NodeHello(name, 1, role, ready, b"layout", f"/peer/{name}")
+        self.hello = NodeHello(name, 1, role, ready, b"layout", f"/peer/{name}", model=f"/old/{name}")
         self.beat = Beat("", 0.05, ready.blocks, ready.slots)
         self.serving: asyncio.Task[None] | None = None
         self._beats: asyncio.Task[None] | None = None
@@ -79,14 +79,13 @@ class FakeInstance:
 class Cluster:
     """`async with Cluster(...) as cluster`. Settings are RouterConfig's."""
 
-    def __init__(self, *, model: str = "", **settings: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.config = RouterConfig(**{"handoff_tokens_min": 0, **settings})
-        self._model = model
         self._instances: list[FakeInstance] = []
 
     async def __aenter__(self) -> Cluster:
         self.machine = Router(self.config, Random(7))
-        self.client = RouterClient(self.machine, self.config, model=self._model)
+        self.client = RouterClient(self.machine, self.config)
         return self
 
     async def connect(self, name: str, role: Role = "mixed", ready: InstanceReady = READY) -> FakeInstance:

@@ -47,7 +47,7 @@ def test_an_idle_engine_checks_itself_and_ends_loudly_if_its_state_is_impossible
         rig = Rig()
         async with rig:
             monkeypatch.setattr(Instance, "check", broken)
-            rig.engine._check_due = 0.0
+            rig.engine._machine._check_due = 0.0
             rig.ask("a")
             await asyncio.wait([rig.running], timeout=30)
             assert isinstance(rig.running.exception(), InvariantBroken)
@@ -216,7 +216,7 @@ def test_a_successor_has_the_pool_of_the_first():
             await rig.until(lambda: len(rig.tokens.get("a", ())) > 3)
             rig.engine._worker.process.kill()
             await rig.until(lambda: "a" in rig.ended)
-            assert rig.engine._config.worker.blocks == 48
+            assert rig.engine.config.worker.blocks == 48
             assert rig.stats.blocks_total == 48
 
     finish(main())

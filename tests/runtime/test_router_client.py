@@ -444,7 +444,7 @@ def test_other_weights_are_served_when_all_have_them():
         identities: list[bytes] = []
         async with Cluster() as cluster, asyncio.timeout(8):
             instances = [await cluster.instance("m-0"), await cluster.instance("m-1")]
-            cluster.client.on_identity = identities.append
+            cluster.client.orders.on_identity = identities.append
             loading = asyncio.create_task(cluster.client.load_weights("/new", None))
             done = await asyncio.gather(*(each.obey(*RELOAD, ResumeInstance, identity=b"new") for each in instances))
             assert [orders[2].model for orders in done] == ["/new", "/new"]
@@ -461,15 +461,15 @@ def test_other_weights_are_served_when_all_have_them():
 def test_where_one_cannot_load_them_all_have_the_old_ones_again():
     async def main() -> None:
         identities: list[bytes] = []
-        async with Cluster(model="/old") as cluster, asyncio.timeout(8):
+        async with Cluster() as cluster, asyncio.timeout(8):
             can, cannot = await cluster.instance("m-0"), await cluster.instance("m-1")
-            cluster.client.on_identity = identities.append
+            cluster.client.orders.on_identity = identities.append
             loading = asyncio.create_task(cluster.client.load_weights("/new", None))
 
             async def obey_and_go_back() -> None:
                 await can.obey(*RELOAD, identity=b"new")
                 _, back = await can.obey(SleepInstance, WakeInstance, identity=b"weights")
-                assert back.model == "/old"
+                assert back.model == "/old/m-0", "what it had itself"
                 await can.obey(ResumeInstance)
 
             async def refuse() -> None:

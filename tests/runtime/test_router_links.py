@@ -67,7 +67,7 @@ def test_an_instance_registers_beats_and_serves(secret_file: Path):
             hello = visit.hello
             assert isinstance(hello, NodeHello)
             assert (hello.name, hello.role, hello.health_url, hello.layout) == ("node-1", "mixed", "http://me", b"fake")
-            assert hello.ready == rig.engine._ready
+            assert hello.ready == rig.engine._reporting.ready
             visit.ask("a")
             await rig.until(lambda: "a" in visit.ended)
             assert visit.tokens["a"] == expected(5, 12)

@@ -62,6 +62,7 @@ def _of_router(view: ClusterView) -> Iterator[Metric]:
         ("replays", "Requests sent again with what their client had, after a loss or a refusal."),
         ("broken", "Attempts in which an instance did not do what it should."),
         ("broken_off", "Requests that no instance could go on with."),
+        ("paths_given_up", "Times that prompts were found not to arrive from one instance at another."),
         ("instances_joined", "Sessions of instances that began."),
         ("instances_refused", "Instances that do not fit the others."),
     ):

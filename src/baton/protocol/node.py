@@ -37,6 +37,8 @@ class NodeHello(Struct, frozen=True, array_like=True):
     "Of its engine, for people on the same machine."
     adopt_seconds_max: float = 0.0
     "How long it may take from the last offer of a prompt until it goes on with it. 0: it takes none."
+    model: str = ""
+    "Where its weights are, for itself: a router that has given it others can give it these again. Empty: not known."
 
 
 class RouterHello(Struct, frozen=True, array_like=True):

@@ -4,7 +4,7 @@ The router itself drains first. It takes nothing new, waits for what is open (ha
 be at work), and only then are instances paused. One that joins while the cluster is paused is paused too.
 
 Weights: all instances sleep, all wake with the new ones, and the cluster's identity is the new one when all have them. Where
-one of them cannot load them, those that could are given the old ones again, and the order is refused. An instance that can
+one of them cannot load them, those that could are given again what each had, and the order is refused. An instance that can
 load neither, or is lost on the way, has other weights than the rest when it comes back: then it is refused as unfit until it
 is started with the right ones.
 """
@@ -13,27 +13,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
 
 from baton.errors import CallerError, EngineError, Unavailable
 from baton.protocol.request import Refused
 from baton.runtime.node import Node
-
-if TYPE_CHECKING:
-    from baton.runtime.router_client import RouterClient
+from baton.runtime.node_set import NodeSet
 
 logger = logging.getLogger("baton.router")
 
 
+class Streams(Protocol):
+    """The requests of the cluster's clients."""
+
+    @property
+    def streams_open(self) -> int: ...
+
+    def withdraw_all(self) -> None: ...
+
+
 class ClusterOrders:
-    def __init__(self, client: RouterClient, model: str = "") -> None:
-        self._client = client
-        self._model = model
-        "Where the weights are that are served. Empty: not known, and so there is no way back to them."
+    def __init__(self, streams: Streams, instances: NodeSet) -> None:
+        self._streams = streams
+        self._instances = instances
         self.mode = "serving"
+        self.on_identity: Callable[[bytes], None] = lambda identity: None
+        "Told when other weights are served."
         self._stream_ended = asyncio.Event()
-        client.instances.on_joined = self.on_joined
+        instances.on_joined = self.on_joined
 
     @property
     def refusal(self) -> Refused | None:
@@ -57,7 +65,7 @@ class ClusterOrders:
             async with asyncio.timeout(drain_seconds):
                 await self._drained()
         except TimeoutError:
-            self._client.withdraw_all()
+            self._streams.withdraw_all()
             left = 0.0
         self._require_not_resumed()
         await self._there(lambda node: node.orders.pause(left))
@@ -66,7 +74,7 @@ class ClusterOrders:
             self.mode = "paused"
 
     async def _drained(self) -> None:
-        while self._client.streams_open and self.mode != "serving":
+        while self._streams.streams_open and self.mode != "serving":
             self._stream_ended.clear()
             await self._stream_ended.wait()
 
@@ -94,53 +102,49 @@ class ClusterOrders:
     async def load_weights(self, model: str, drain_seconds: float | None) -> None:
         """CallerError: they cannot be loaded, and the old ones are served again."""
         await self.sleep(drain_seconds)
-        nodes = self._client.nodes
+        nodes = self._instances.nodes
+        before = {node: node.hello.model for node in nodes}
         outcomes = await self._outcomes(nodes, lambda node: node.orders.wake_with(model))
         refused = [(node, error) for node, error in zip(nodes, outcomes, strict=True) if isinstance(error, CallerError)]
         if refused:
-            changed = [node for node, error in zip(nodes, outcomes, strict=True) if error is None]
-            await self._give_back(changed)
-        else:
-            self._model = model
+            await self._give_back({node: before[node] for node, error in zip(nodes, outcomes, strict=True) if error is None})
         self._rejoin(nodes)
         await self.resume()
         if refused:
             raise CallerError("; ".join(f"{node.hello.name}: {error}" for node, error in refused))
 
-    async def _give_back(self, changed: Sequence[Node]) -> None:
-        """To those that have the new weights the old ones."""
-        if not self._model:
-            logger.warning("instances that keep weights which others could not load: %d", len(changed))
-            return
+    async def _give_back(self, models: Mapping[Node, str]) -> None:
+        """To those that have the new weights what each had before. A path is of one machine."""
 
         async def give_back(node: Node) -> None:
             await node.orders.sleep()
-            await node.orders.wake_with(self._model)
+            await node.orders.wake_with(models[node])
 
+        changed = list(models)
         for node, error in zip(changed, await self._outcomes(changed, give_back), strict=True):
             if error is not None:
                 logger.warning("instance %s does not get its old weights again: %s", node.hello.name, error)
 
     def _rejoin(self, nodes: Sequence[Node]) -> None:
         """First all leave: while one with the old identity is there, none with another fits."""
-        self._client.instances.rejoin(nodes)
-        there = self._client.nodes
+        self._instances.rejoin(nodes)
+        there = self._instances.nodes
         if there:
-            self._client.on_identity(there[0].hello.ready.identity)
+            self.on_identity(there[0].hello.ready.identity)
 
     async def _all(self, order: Callable[[Node], Awaitable[None]]) -> None:
         """Somebody must be there to do it."""
-        if not self._client.nodes:
+        if not self._instances.nodes:
             raise Unavailable("no instance is connected: try again later")
         await self._there(order)
-        if not self._client.nodes:
+        if not self._instances.nodes:
             raise Unavailable("every instance was lost on the way")
 
     async def _there(self, order: Callable[[Node], Awaitable[None]]) -> None:
         """One that is lost on the way has nothing left to do. What another one answers is what all answer."""
-        nodes = self._client.nodes
+        nodes = self._instances.nodes
         for node, error in zip(nodes, await self._outcomes(nodes, order), strict=True):
-            if error is not None and node in self._client.nodes:
+            if error is not None and node in self._instances.nodes:
                 raise error
 
     async def _outcomes(self, nodes: Sequence[Node], order: Callable[[Node], Awaitable[None]]) -> list[EngineError | None]:

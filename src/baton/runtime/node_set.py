@@ -155,8 +155,8 @@ class NodeSet:
             case ModeReport(mode):
                 node.stats = replace(node.stats, mode=mode)
                 self._owner.tell(Say(node.session, node.stats))
-            case ModelChanged(_, identity):
-                node.hello = replace(node.hello, ready=replace(node.hello.ready, identity=identity))
+            case ModelChanged(model, identity):
+                node.hello = replace(node.hello, ready=replace(node.hello.ready, identity=identity), model=model)
             case _:
                 if type(message) is InstanceStats:
                     node.stats = message

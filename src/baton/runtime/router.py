@@ -54,7 +54,7 @@ class RouterProcess:
     def __init__(self, config: RouterProcessConfig, supervisor: Channel) -> None:
         self._config = config
         self._supervisor = supervisor
-        self._client = RouterClient(Router(config.router, Random()), config.router, model=config.serve.model)
+        self._client = RouterClient(Router(config.router, Random()), config.router)
         self._links: LinkServer | None = None
         self._sessions: dict[asyncio.Task[None], None] = {}
         self._view_timer: asyncio.TimerHandle | None = None
@@ -144,7 +144,7 @@ class RouterProcess:
             if context is not None and context != front.model.context_tokens:
                 front.model = replace(front.model, context_tokens=context)
 
-        client.on_identity = on_identity
+        client.orders.on_identity = on_identity
         client.instances.on_changed = on_changed
         on_changed()  # others may have joined since the first
         return app

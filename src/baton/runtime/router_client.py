@@ -53,10 +53,6 @@ from baton.runtime.stream import Stream
 
 logger = logging.getLogger("baton.router")
 
-HELLO_SECONDS: Final = 5.0
-"""Between the handshake of a session and the instance's own hello."""
-
-
 CHECK_SECONDS: Final = 10.0
 """An idle router checks its books at most this often."""
 HANDOFFS_SHOWN: Final = 100
@@ -84,8 +80,7 @@ class RoutedStream(Stream):
 class RouterClient:
     """Satisfies api.engine_client.EngineClient."""
 
-    def __init__(self, machine: Router, config: RouterConfig, *, model: str = "", name: str | None = None) -> None:
-        """`model`: where the weights are that instances begin with."""
+    def __init__(self, machine: Router, config: RouterConfig, *, name: str | None = None) -> None:
         self.name = name or secrets.token_hex(8)
         self._prefix = f"{self.name}."
         ports: dict[type[Any], Callable[[Any], None]] = {
@@ -104,11 +99,9 @@ class RouterClient:
         "By the name on the wire."
         self._loop = asyncio.get_running_loop()
         self.instances = NodeSet(self.name, config, self)
-        self.orders = ClusterOrders(self, model)
+        self.orders = ClusterOrders(self, self.instances)
         self._handoffs: deque[float] = deque(maxlen=HANDOFFS_SHOWN)
         "What the last ones took, in seconds."
-        self.on_identity: Callable[[bytes], None] = lambda identity: None
-        "Told when other weights are served."
         self.on_handoff: Callable[[float], None] = lambda seconds: None
         self.over: asyncio.Future[None] = self._loop.create_future()
         "Nothing but a failure of our own ends it."
@@ -284,6 +277,7 @@ class RouterClient:
             "replays": stats.retries,
             "moved": stats.moved,
             "left": stats.left,
+            "paths_given_up": stats.paths_given_up,
             "broken": stats.broken,
             "broken_off": sum(stats.broken_off.values()),
             "instances_joined": self.instances.joined,

@@ -88,6 +88,12 @@ class Scripted:
         "Kinds of message that it does not answer."
         self.frozen = False
         "Neither hears nor says anything, nor computes."
+        self.unreadable = ()
+        "Instances from which it can copy nothing, by their messengers' addresses."
+        self.lapsed = False
+        "It has kept no prompt when it is asked for it."
+        self.peer = ""
+        "Whose blocks it was offered last."
 
     def _say(self, message):
         if type(message) not in self.hold:
@@ -106,21 +112,23 @@ class Scripted:
                     self._say(Expecting(request.id, request.attempt, 0))
             case Prefill(request):
                 self._begin(request, "prefill")
-            case PeerOffer(offer, _, outputs):
+            case PeerOffer(offer, peer, outputs):
+                self.peer = peer
                 leg = self._leg(offer)
                 if leg is not None and leg.kind == "expected" and offer.last:
                     leg.outputs[next(iter(leg.outputs))] = list(outputs)
                     self._say(AskRelease(offer.request, offer.attempt))
             case AskRelease(request, attempt):
                 leg = self._leg(message)
-                kept = leg is not None and leg.kind == "kept"
+                kept = leg is not None and leg.kind == "kept" and not self.lapsed
                 self.legs.pop(request, None)
                 self._say(Released(request, attempt, kept))
-            case Released(request, attempt):
+            case Released(request, attempt, kept):
                 leg = self._leg(message)
                 if leg is not None and leg.kind == "expected":
                     leg.kind = "adopted"
-                    self._say(Adopted(request, attempt, 0))
+                    came = kept and self.peer not in self.unreadable
+                    self._say(Adopted(request, attempt, len(leg.request.prompt) if came else 0))
             case AbortRequest(request, index, reason):
                 leg = self.legs.get(request)
                 if leg is not None:

@@ -100,7 +100,8 @@ class Coordinator:
             self.stats.whole += 1
             self.advance(trip, TripFact.PLACED_WHOLE)
         else:
-            trip.prefill = prefill
+            trip.prefill, trip.source = prefill, prefill.session
+            trip.copied = trip.denied = False
             prefill.legs[trip.id] = trip
             prefill.prompts += 1
             prefill.tokens_since += choice.uncached
@@ -122,8 +123,8 @@ class Coordinator:
         if fact is TripFact.BROKEN:
             self.stats.broken += 1
         if before in HANDED_OFF and trip.state not in HANDED_OFF:
-            early = fact is TripFact.ADOPTED and before is not TripState.HANDING
-            self.stats.handoff_ends["not_copied" if early else OUTCOMES[fact]] += 1
+            in_vain = fact is TripFact.ADOPTED and not trip.copied
+            self.stats.handoff_ends["not_copied" if in_vain else OUTCOMES[fact]] += 1
         self._measure(trip, before)
         self.clocks.set(trip, before, fact, self.now)
         for action in actions:
@@ -143,7 +144,7 @@ class Coordinator:
                 trip.asked_at = self.now
             case TripState.RESERVING, TripState.PREFILLING:
                 trip.handoff_seconds = self.now - trip.asked_at
-            case TripState.HANDING, TripState.SERVING:
+            case TripState.HANDING, TripState.SERVING if trip.copied:
                 self.stats.handoffs += 1
                 self._placement.measured(trip.handoff_seconds + self.now - trip.asked_at)
 
@@ -182,10 +183,12 @@ class Coordinator:
 
     def _pass_release(self, trip: Trip, released: Released) -> None:
         """Either way prefill has nothing of it any more."""
+        trip.denied |= not released.kept
         self._tell(trip.home, released)
         self._detach_prefill(trip)
 
     def _deny_release(self, trip: Trip, _: object) -> None:
+        trip.denied = True
         self._tell(trip.home, Released(trip.id, trip.attempt, kept=False))
         self._detach_prefill(trip)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from baton.config import RouterConfig
 from baton.core.cluster.events import Session
+from baton.core.cluster.paths import Paths
 from baton.core.cluster.prefix_memory import PrefixMemory
 from baton.errors import InvariantBroken
 from baton.protocol.ids import Instant, RequestId
@@ -49,6 +50,7 @@ class Member:
         "mode",
         "number",
         "overdrawn",
+        "paths",
         "prompts",
         "sequences",
         "session",
@@ -72,6 +74,8 @@ class Member:
         self.inhibited_until = now
         self.legs: dict[RequestId, Trip] = {}
         "Requests that it has, whole or a part."
+        self.paths = Paths()
+        "Whom it cannot read from."
         self.prompts = 0
         "Hand-offs whose prompt it computes, or will."
         self.sequences = 0
@@ -186,6 +190,8 @@ class Membership:
         del self.members[member.session]
         del self.names[member.name]
         self._stalled.pop(member.session, None)
+        for other in self.members.values():
+            other.paths.forget(member.session)
         losses, _ = self._losses.pop(member.name, (0, now))
         if member.mode == "serving":  # not one that was stopped with care
             self._losses[member.name] = (1 if now - member.joined_at >= HEALTHY_SECONDS else losses + 1, now)
@@ -269,3 +275,5 @@ class Membership:
         for member in self.members.values():
             if len(member.memory) > member.memory.blocks_max:
                 raise InvariantBroken(f"{member!r} remembers {len(member.memory)} keys", invariant=49)
+            if len(member.paths) >= len(self.members):
+                raise InvariantBroken(f"{member!r} remembers {len(member.paths)} that it cannot read from", invariant=49)

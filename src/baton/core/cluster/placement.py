@@ -126,13 +126,18 @@ class Placement:
             room = _has_room(home, blocks)
             if trip.is_short(home):
                 continue
-            if not pairs or home.hello.role != "decode" or self.stays(candidate):
+            near, best = prefills, prefill
+            if home.paths:  # there are some that it cannot read from
+                near = [member for member in prefills if home.paths.may_read(member.session, now)]
+                best = self._prefill_for(trip, near, keys, now)
+            unread = bool(prefills) and not near
+            if not pairs or home.hello.role != "decode" or unread or self.stays(candidate):
                 if room or self._may_wait(home, trip):
                     return self._chosen(Choice(home, None, candidate.uncached, blocks, not room))
-            elif prefill is None:
-                short = Shortage.PREFILL if prefills else Shortage.AVOIDED
+            elif best is None:
+                short = Shortage.PREFILL if near else Shortage.AVOIDED
             elif room:
-                return self._chosen(Choice(home, prefill.member, prefill.uncached, blocks, waits=False))
+                return self._chosen(Choice(home, best.member, best.uncached, blocks, waits=False))
         return short
 
     def remember(self, member: Member, trip: Trip, tokens: Sequence[int]) -> None:

@@ -20,6 +20,7 @@ class RouterStats:
         "left",
         "losses",
         "moved",
+        "paths_given_up",
         "refused",
         "retries",
         "stale_rows",
@@ -36,9 +37,11 @@ class RouterStats:
         self.whole = 0
         "Requests sent to one instance."
         self.handoffs = 0
-        "Hand-offs that decode adopted."
+        "Prompts that were computed by one instance and came to another."
         self.handoff_ends: Counter[str] = Counter(dict.fromkeys((*OUTCOMES.values(), "not_copied"), 0))
         "Hand-offs that were begun, by what became of them."
+        self.paths_given_up = 0
+        "Times that an instance was found unable to copy from another (core/cluster/paths.py)."
         self.retries = 0
         "Attempts after the first one."
         self.refused: Counter[str] = Counter()

@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from baton.core.cluster.events import Session
 from baton.core.cluster.membership import Member
 from baton.core.handoff.table import TripState
 from baton.core.kv.block_hash import BlockHasher
@@ -35,7 +36,9 @@ class Trip:
         "base",
         "begun",
         "charged",
+        "copied",
         "deadline",
+        "denied",
         "first",
         "handoff_seconds",
         "hasher",
@@ -56,6 +59,7 @@ class Trip:
         "renew_at",
         "request",
         "short",
+        "source",
         "state",
         "timeout_at",
         "unfit",
@@ -83,6 +87,12 @@ class Trip:
         "Computes its prompt, or keeps it."
         self.charged = (0, 0)
         "Prompt tokens and sequences that home was charged with."
+        self.source: Session | None = None
+        "Whose blocks home copies, also when prefill has nothing more to do with it."
+        self.denied = False
+        "Those have not stayed as they were: that home has not got them is no fault of the way between the two."
+        self.copied = False
+        "Its prompt has come to home."
         self.base = 0
         "Tokens that the leader had when its prompt was sent off."
         self.first = True

@@ -1,0 +1,89 @@
+"""The engine's cache service in all of its lives: what it says of itself must be what the books of the instance say.
+
+The directory in which other instances find our pool is made here and not by the service, which may be killed at any moment:
+it outlives it, and the service's successor listens at the same address.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from baton.config import EngineConfig
+from baton.core.effects import RestartCache, TellCache
+from baton.core.events import CacheLost, CacheReady
+from baton.core.startup import StartupPlan
+from baton.errors import PeerError
+from baton.protocol.control import CacheHello
+from baton.runtime.child_set import ChildSet
+from baton.runtime.instance_loop import InstanceLoop
+from baton.runtime.private_folder import PrivateFolder, peer_folder
+from baton.runtime.startup import Startup
+
+logger = logging.getLogger("baton.engine")
+
+CACHE = "cache"
+
+
+class CacheKeeper:
+    def __init__(self, plan: StartupPlan, children: ChildSet[EngineConfig], machine: InstanceLoop, startup: Startup) -> None:
+        self._plan = plan
+        self._children = children
+        self._machine = machine
+        self._startup = startup
+        self._folder: PrivateFolder | None = None
+        self._early: CacheHello | None = None
+        "It was quicker than the rest of the start."
+        self.counters: dict[str, int] = {}
+        "Of its storage, as it told them last."
+
+    @property
+    def needed(self) -> bool:
+        """Whether there is a cache service at all."""
+        return CACHE in self._plan.processes
+
+    @property
+    def peer(self) -> str:
+        """Where other instances may read our pool: the same in all lives of the service. Empty: nowhere."""
+        return "" if self._folder is None else self._folder.address
+
+    def make_folder(self) -> None:
+        if self.needed:
+            self._folder = peer_folder(needed=self._plan.creator == "messenger")
+
+    def remove_folder(self) -> None:
+        if self._folder is not None:
+            self._folder.remove()
+
+    def on_hello(self, hello: CacheHello) -> None:
+        instance = self._machine.instance
+        if instance is None:
+            self._early = hello
+            self._startup.reach("ready", CACHE)
+            return
+        books = instance.board.tiers.host.total
+        if hello.host_blocks != books:
+            raise PeerError(f"the cache service has {hello.host_blocks} host blocks, and the books are about {books}")
+        if hello.peer != self.peer:
+            raise PeerError("the cache service lets others read our pool elsewhere than it was told")
+        self._machine.tell(CacheReady(hello.kept, hello.wants_tokens))
+
+    def on_begun(self) -> None:
+        """There is an instance now."""
+        if self._early is not None:
+            self.on_hello(self._early)
+
+    def on_lost(self) -> None:
+        self._early = None
+        self._machine.tell(CacheLost())
+
+    # What the instance wants done
+
+    def send(self, effect: TellCache) -> None:
+        if (cache := self._children.get(CACHE)) is not None:
+            cache.control.send(effect.message)
+
+    def restart(self, effect: RestartCache) -> None:
+        """Its end is noticed like any other, and another one is started."""
+        logger.warning("the cache service is killed: %s", effect.reason)
+        if (cache := self._children.get(CACHE)) is not None:
+            cache.process.kill()
