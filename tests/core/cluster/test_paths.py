@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.cluster_config import RouterConfig
+from baton.config import RouterConfig
 from baton.core.cluster.paths import DOUBLINGS_MAX, FREE_FAILURES, SECONDS
 from baton.protocol.handoff import Prefill
 
