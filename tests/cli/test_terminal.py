@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from itertools import product
+from pathlib import Path
 
 import pytest
 from command_rig import family, gone
@@ -37,6 +38,29 @@ def test_a_failed_start_gives_the_cursor_back_and_the_error_is_the_last_line(tin
         assert terminal.process.wait(60) == 1
         assert terminal.seen.rfind(SHOW_CURSOR) >= terminal.seen.rfind(HIDE_CURSOR)
         assert not [code for code in (HIDE_CURSOR, ERASE_LINE, UP) if code in terminal.seen[said:]]
+
+
+def test_up_draws_its_instances_and_gives_the_terminal_back(tiny_model):
+    """One of its processes is killed meanwhile: the row says so, and that another one was started."""
+    with on_terminal("up", tiny_model, "--port", "0", "--mixed", "1", *SMALL) as terminal:
+        ready = terminal.until("Ctrl-C ends it.")
+        for words in ("instance", "KV blocks", "preempt", "restarts", "mixed-0", "router: serving", "0 hand-offs"):
+            terminal.until(words, ready)
+        engine = next(pid for pid in family(terminal.process.pid) if b"baton.runtime.engine" in command_of(pid))
+        os.kill(engine, signal.SIGKILL)
+        lost = terminal.until("killed by SIGKILL: starting another", ready)
+        terminal.until("1 instances lost", lost)
+        terminal.until("serving", terminal.until("mixed-0", lost))
+        processes = family(terminal.process.pid)
+        terminal.write("\x03")
+        terminal.until("baton up: stopped")
+        assert terminal.process.wait(60) == 0
+        assert terminal.seen.rfind(SHOW_CURSOR) > terminal.seen.rfind(HIDE_CURSOR)
+        assert gone(processes) == []
+
+
+def command_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_chat_erases_neither_what_is_typed_nor_what_is_answered(tiny_model):
