@@ -56,13 +56,14 @@ class Instance(Rig):
     async def __aenter__(self) -> Instance:
         waits, self.waits = self.waits, False
         await super().__aenter__()
-        tell = self.engine.tell
+        machine = self.engine._machine
+        tell = machine.tell
 
         def heard(event: Any) -> None:
             self.told.append(event)
             tell(event)
 
-        self.engine.tell = heard
+        machine.tell = heard
         if waits:
             await self.until(lambda: any(type(event) is CacheReady for event in self.told))
         return self
