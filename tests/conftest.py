@@ -4,6 +4,7 @@ BATON_HYPOTHESIS=explore pytest tests             new examples, ten times as man
 BATON_SLOW=1 pytest tests                         also the cases that take long (make chaos)
 """
 
+import gc
 import os
 from pathlib import Path
 
@@ -15,6 +16,14 @@ HERE = Path(__file__).parent
 settings.register_profile("repeatable", max_examples=40, derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("explore", max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 settings.load_profile(os.environ.get("BATON_HYPOTHESIS", "repeatable"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def the_collector_looks_at_this_module_alone() -> None:
+    """Many tests collect garbage to see what is left. A process that has loaded torch goes through millions of objects each
+    time, for a second. What there is before a module begins is set aside."""
+    gc.collect()
+    gc.freeze()
 
 
 REAL_PROCESSES = ("chaos", "cli", "runtime")

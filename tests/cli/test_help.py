@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 from command_rig import baton, said
@@ -13,9 +14,14 @@ COMMANDS += ["up", "router", "kv", "kv ls", "kv stat", "kv verify", "kv clear"]
 HEAVY = ("torch", "numpy", "transformers", "starlette", "uvicorn", "tokenizers", "yaml")
 
 
+@cache
+def helped(command: str) -> subprocess.CompletedProcess[str]:
+    return baton(*command.split(), "--help", COLUMNS="400")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_works_and_shows_examples(command):
-    ran = baton(*command.split(), "--help")
+    ran = helped(command)
     assert ran.returncode == 0, ran.stderr
     assert "Example" in ran.stdout
     assert f"baton {command}".strip() in ran.stdout
@@ -24,7 +30,7 @@ def test_help_works_and_shows_examples(command):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_says_it_plainly(command):
     """STYLE 21 and 22: name the thing, and one way of saying "per"."""
-    text = said(baton(*command.split(), "--help", COLUMNS="400"))
+    text = said(helped(command))
     for words in ("Line order", "Arithmetic.", "What computes", "one a core", " a line;", " a second.", "What is asked"):
         assert words not in text
 

@@ -84,6 +84,9 @@ LIMITS = {
 }
 
 
+SELDOM = [pytest.param(limits, marks=pytest.mark.slow) for limits in ({"top_k": 8500}, {"min_p": 0.001, "top_p": 0.7})]
+
+
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
 def test_draws(place, limits):
     rows = 6
@@ -100,13 +103,14 @@ def test_draws(place, limits):
     assert found.tolist() == wanted.tolist()
 
 
-@pytest.mark.parametrize("limits", [{"top_p": 0.95}, {"top_k": 8500}, {"min_p": 0.001, "top_p": 0.7}], ids=str)
+@pytest.mark.parametrize("limits", [{"top_p": 0.95}, *SELDOM], ids=str)
 def test_draws_from_a_flat_distribution(place, limits):
     """More candidates than fit into registers."""
     found, wanted = choose(place, random_logits(place, 2, 9_000, 0.3), temperature=1.0, seed=[5, 6], **limits)
     assert found.tolist() == wanted.tolist()
 
 
+@pytest.mark.slow
 def test_equal_weights_are_told_apart_by_id(place):
     """Few different logits: nearly every limit falls among equals."""
     logits = place.rng.integers(0, 4, (6, 4200)).astype(np.float32)
