@@ -13,6 +13,8 @@ from baton.protocol.ids import RequestId
 from baton.protocol.request import GenerateRequest, SamplingParams
 
 VOCAB = 16
+PULL_SHARE, RELEASE_SHARE = 0.4, 0.3
+"Of the time that a router gives a hand-off. The rest is for the messages."
 
 Abortable = Literal["held", "waiting", "loading", "prefill", "decode", "preempting", "closing", "end"]
 
@@ -183,6 +185,7 @@ class Cluster(Struct, omit_defaults=True, forbid_unknown_fields=True):
     router_queue_max: int = 1024
     lease_seconds: float = 10.0
     handing_seconds_max: float = 10.0
+    "Nodes give up copying in less: a router takes no others (core/cluster/membership.py)."
 
 
 class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -226,6 +229,9 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     storage_tokens: bool = False
     "Storage finds blocks by token ids, and is to be told them."
     cache_faults: list[CacheFault] = []
+    pull_seconds_max: float = 5.0
+    "Less in a cluster whose router gives a hand-off less time."
+    release_seconds_max: float = 2.0
     cluster: Cluster | None = None
     "Several nodes behind routers, each with sizes of its own. Of the faults above only those of clients are looked at."
     fails: int | None = None
@@ -260,6 +266,8 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
                 write_back_blocks=8,
                 storage_seconds_max=0.2,
                 memory_seconds_max=1.0,
+                pull_seconds_max=self.pull_seconds_max,
+                release_seconds_max=self.release_seconds_max,
             ),
         )
 
@@ -294,6 +302,8 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
             step_seconds=self.step_seconds * spec.speed,
             token_seconds=self.token_seconds * spec.speed,
             pool_kept=spec.role != "mixed",
+            pull_seconds_max=min(self.pull_seconds_max, PULL_SHARE * self.cluster.handing_seconds_max),
+            release_seconds_max=min(self.release_seconds_max, RELEASE_SHARE * self.cluster.handing_seconds_max),
             steps=spec.steps,
             cache_faults=spec.cache_faults,
             nudges=[],

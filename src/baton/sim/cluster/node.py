@@ -67,6 +67,8 @@ class ClusterNode:
         self.lives = 0
         self.links = [Link() for _ in range(routers)]
         self._scenario = scenario
+        tiers = scenario.of_node(number).config().tiers
+        self._adopt_seconds_max = tiers.adopt_seconds_max if spec.role != "mixed" else 0.0
         self._measured = scenario.cluster is not None and scenario.cluster.measured
         self._timeline = timeline
         self._watch = watch
@@ -188,7 +190,7 @@ class ClusterNode:
             spec.blocks, self._scenario.block_size, spec.slots, VOCAB, spec.blocks * self._scenario.block_size + 1
         )
         peer = self.address if self.role != "mixed" else ""
-        return NodeHello(self.name, self.lives, self.role, ready, b"layout", peer)
+        return NodeHello(self.name, self.lives, self.role, ready, b"layout", peer, adopt_seconds_max=self._adopt_seconds_max)
 
     def arrived(self, wire: Wire, message: Any) -> None:
         engine = self.engine
