@@ -168,3 +168,35 @@ def _makes_set(value: ast.AST) -> bool:
 def _is_set_type(annotation: ast.AST) -> bool:
     base = annotation.value if isinstance(annotation, ast.Subscript) else annotation
     return _last_name(base) in ("set", "frozenset", "Set", "AbstractSet", "MutableSet", "FrozenSet")
+
+
+# Circles
+
+
+def module_of(path: Path) -> str:
+    """`baton.core.kv.eviction` for that file, `baton.core` for its __init__.py."""
+    return ".".join(["baton", *path.relative_to(SRC).with_suffix("").parts]).removesuffix(".__init__")
+
+
+def circles(modules: dict[str, str]) -> list[str]:
+    """Modules that come back to themselves by imports, however many steps it takes. Those for types count too: a reader who
+    must know both files to understand either does not care when they are loaded. `modules`: source by dotted name."""
+    imported: dict[str, list[str]] = {}
+    for module, source in modules.items():
+        names = {name for _, name in imports(ast.parse(source), module.rpartition(".")[0])}
+        names |= {name.rpartition(".")[0] for name in names}
+        imported[module] = sorted(names & modules.keys() - {module})
+    return sorted({" -> ".join(way) for module in imported if (way := _way_back(module, imported)) is not None})
+
+
+def _way_back(module: str, imported: dict[str, list[str]]) -> list[str] | None:
+    """The shortest, for whoever has to cut it. Told once for each circle: by the first of its modules."""
+    ways, seen = [[module]], {module}
+    for way in ways:
+        for following in imported[way[-1]]:
+            if following == module:
+                return [*way, module] if module == min(way) else None
+            if following not in seen:
+                seen.add(following)
+                ways.append([*way, following])
+    return None

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from .rules import SRC, imports, layer_of, set_iterations, sources, wrong_calls, wrong_layers, wrong_modules
+from .rules import SRC, circles, imports, layer_of, module_of, set_iterations, sources, wrong_calls, wrong_layers, wrong_modules
 
 BASE = {"protocol", "config", "errors"}
 
@@ -109,6 +109,11 @@ def test_core_never_iterates_a_set(name):
     assert not set_iterations(FILES[name].read_text())
 
 
+@pytest.mark.parametrize("layer", ["core", "protocol", "sim", "kvpool", "kvcache", "worker"])
+def test_no_file_imports_itself_by_way_of_others(layer):
+    assert not circles({module_of(path): path.read_text() for path in sources(layer)})
+
+
 @pytest.mark.parametrize("layer", ["core", "protocol"])
 def test_only_third_party_import_is_msgspec(layer):
     for path in sources(layer):
@@ -184,6 +189,13 @@ def test_checker_finds_an_import_of_a_wrong_layer(planted):
 )
 def test_checker_lets_a_right_import_pass(fine):
     assert not wrong_layers(fine, "baton.core.kv", ALLOWED["core"])
+
+
+def test_checker_finds_circles_also_those_for_types():
+    types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from baton.a import A"
+    assert circles({"baton.a": "from baton.b import B", "baton.b": types}) == ["baton.a -> baton.b -> baton.a"]
+    assert circles({"baton.a": "import baton.b", "baton.b": "from . import c", "baton.c": "def f():\n    import baton.a"})
+    assert not circles({"baton.a": "import baton.b, baton.c", "baton.b": "import baton.c", "baton.c": "import json"})
 
 
 @pytest.mark.parametrize("module", sorted(IMPURE))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from baton.core.engine.request import Phase
+from baton.core.engine.phase import Phase
 from baton.errors import InvariantBroken
 from baton.sim.trip import Order, Trip
 

@@ -106,7 +106,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("equals-make-way", "core.engine.preemption", "victim.priority > head.priority", "victim.priority >= head.priority",
            "two of a class push each other out in turn"),
     # Preemption and ends
-    Mutant("requeue-before-ack", "core.engine.request", "(Phase.DECODE, Fact.PREEMPTED): Phase.PREEMPTING", "(Phase.DECODE, Fact.PREEMPTED): Phase.WAITING",
+    Mutant("requeue-before-ack", "core.engine.phase", "(Phase.DECODE, Fact.PREEMPTED): Phase.PREEMPTING", "(Phase.DECODE, Fact.PREEMPTED): Phase.WAITING",
            "a victim is back in line before the acknowledgement (FastDeploy 3267)"),
     Mutant("drop-not-told", "core.engine.board", "        self.drops.append((sequence.slot, sequence.incarnation))\n", "",
            "the worker is not told of a preemption"),

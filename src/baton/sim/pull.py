@@ -8,19 +8,28 @@ its blocks were kept all the time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
+from baton.protocol.ids import PoolIncarnation
 from baton.protocol.moves import BlockMove, MoveResult
 from baton.sim.scenario import CacheFault
 
-if TYPE_CHECKING:
-    from baton.sim.cache import CacheService
+
+class Copier(Protocol):
+    """The cache service that pulls (cache.py)."""
+
+    def later(self, seconds: float, action: Callable[[], None], *, copies: bool = False) -> None: ...
+    def map_peer(self, peer: str, incarnation: PoolIncarnation) -> list[bytearray] | None: ...
+    def target(self, move: BlockMove) -> list[bytearray]: ...
+    def done(self, move: BlockMove, result: MoveResult, fault: CacheFault | None) -> None: ...
+    def saw(self, what: str) -> None: ...
 
 
 class Pull:
     __slots__ = ("_fault", "_move", "_moved", "_service", "_whole")
 
-    def __init__(self, service: CacheService, move: BlockMove, fault: CacheFault | None) -> None:
+    def __init__(self, service: Copier, move: BlockMove, fault: CacheFault | None) -> None:
         self._service = service
         self._move = move
         self._fault = fault

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from baton.core.engine.request import Phase
+from baton.core.engine.phase import Phase
 from baton.core.engine.view import InstanceView
 from baton.core.kv.block_hash import BlockHasher
 from baton.errors import InvariantBroken

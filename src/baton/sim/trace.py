@@ -15,7 +15,7 @@ from textwrap import wrap
 
 import msgspec
 
-from baton.core.engine.request import Phase
+from baton.core.engine.phase import Phase
 from baton.core.engine.request import Sequence as Answer
 from baton.protocol.ids import RequestId
 from baton.protocol.step import StepPlan

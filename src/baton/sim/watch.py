@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from baton.core.effects import Mode, Refuse
 from baton.core.engine.instance import Instance
-from baton.core.engine.request import Phase, Sequence
+from baton.core.engine.phase import Phase
+from baton.core.engine.request import Sequence
 from baton.core.events import Event, EvictSome, LossCause, PreemptSome, WorkerReady
 from baton.errors import InvariantBroken
 from baton.protocol.ids import RequestId

@@ -22,7 +22,7 @@ def stays(placement: Placement, uncached: int) -> bool:
 
 def placement(**settings) -> Placement:
     config = RouterConfig(handoff_tokens_min=100, handoff_seconds_start=0.5, **settings)
-    return Placement(config, Membership(config), Random(1))
+    return Placement(config, Membership(config), {}, Random(1))
 
 
 @pytest.mark.parametrize(("policy", "short", "cheap", "long"), [("auto", 1, 1, 0), ("always", 0, 0, 0), ("never", 1, 1, 1)])

@@ -3,7 +3,7 @@
 import pytest
 
 from baton.core.effects import Mode
-from baton.core.engine.request import Phase
+from baton.core.engine.phase import Phase
 from baton.core.engine.service_mode import PAUSES_MAX
 from baton.core.events import Abort, Pause, Resume, Tick
 from baton.protocol.ids import RequestId

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.core.engine.request import Phase
+from baton.core.engine.phase import Phase
 from baton.core.events import EvictSome
 from baton.core.kv.block_hash import BlockHasher
 

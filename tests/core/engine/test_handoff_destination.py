@@ -6,7 +6,7 @@ import pytest
 
 import baton.core.handoff.destination as destination
 from baton.core.effects import Mode, Refuse
-from baton.core.engine.request import Phase
+from baton.core.engine.phase import Phase
 from baton.core.events import Abort, CacheReady, Pause, Submit
 from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Forget, Offer, PeerOffer, Prefill, Released
 from baton.protocol.ids import BlockId, PoolIncarnation, RequestId

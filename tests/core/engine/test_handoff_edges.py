@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from baton.core.effects import Mode
-from baton.core.engine.request import Phase
+from baton.core.engine.phase import Phase
 from baton.core.events import Pause, Resume, Sleep, StorageAnswered, Submit, Wake, WorkerStopped
 from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer
 from baton.protocol.ids import RequestId

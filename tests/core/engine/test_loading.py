@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from baton.core.engine.loading import QUERIES_MAX
-from baton.core.engine.request import Phase
+from baton.core.engine.phase import Phase
 from baton.core.events import BlocksMoved, CacheReady, StorageAnswered, WorkerLost
 from baton.protocol.moves import MoveResult, StorageAnswer
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.core.engine.request import Phase
+from baton.core.engine.phase import Phase
 
 from .harness import Driver, stop_at
 

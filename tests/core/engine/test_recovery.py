@@ -5,7 +5,7 @@ from math import ceil, log2
 import pytest
 from msgspec.structs import replace
 
-from baton.core.engine.request import Phase
+from baton.core.engine.phase import Phase
 from baton.core.engine.worker_watch import HEALTHY_STEPS, WorkerState
 from baton.core.events import LossCause, Tick
 

@@ -6,7 +6,8 @@ import pytest
 
 from baton.config import SchedulerConfig
 from baton.core.engine.instance import Instance
-from baton.core.engine.request import Group, Phase, Sequence
+from baton.core.engine.phase import Phase
+from baton.core.engine.request import Group, Sequence
 
 from .harness import Driver
 from .stub_line import StubLine

@@ -4,7 +4,8 @@ from itertools import product
 
 import pytest
 
-from baton.core.engine.request import NEXT, ON_WORKER, OPEN, Fact, Group, Phase, Sequence
+from baton.core.engine.phase import NEXT, ON_WORKER, OPEN, Fact, Phase
+from baton.core.engine.request import Group, Sequence
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockKey
 

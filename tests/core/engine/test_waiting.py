@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.engine.request import Fact, Group, Sequence
+from baton.core.engine.phase import Fact
+from baton.core.engine.request import Group, Sequence
 from baton.core.engine.waiting import WaitingLine
 from baton.protocol.ids import BlockKey
 

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from baton.core.engine.request import Phase
+from baton.core.engine.phase import Phase
 from baton.core.engine.worker_watch import HEALTHY_STEPS, WorkerState
 from baton.core.events import StepDone, WorkerLost, WorkerReady
 from baton.protocol.ids import PoolIncarnation, WorkerEpoch

@@ -60,7 +60,7 @@ def _check_members(config: RouterConfig, coordinator: Coordinator) -> None:
         for member in (trip.home, trip.prefill):
             if member is None:
                 continue
-            if coordinator.membership.members.get(member.session) is not member or member.legs.get(trip.id) is not trip:
+            if coordinator.membership.members.get(member.session) is not member or trip.id not in member.legs:
                 raise InvariantBroken(f"{trip!r} is at an instance that does not know of it", invariant=43)
             legs[member.number] = legs.get(member.number, 0) + 1
         if trip.home is not None:

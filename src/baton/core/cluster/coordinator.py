@@ -48,12 +48,20 @@ class Coordinator:
         "waited_seconds",
     )
 
-    def __init__(self, config: RouterConfig, membership: Membership, placement: Placement, stats: RouterStats) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        membership: Membership,
+        placement: Placement,
+        trips: dict[RequestId, Trip],
+        stats: RouterStats,
+    ) -> None:
+        """`trips`: all that are open. They are begun and ended here, and looked up by others."""
         self._config = config
         self._placement = placement
         self.membership = membership
         self.stats = stats
-        self.trips: dict[RequestId, Trip] = {}
+        self.trips = trips
         self.line = Line(config)
         self.clocks = Clocks(config)
         self.effects: list[ClusterEffect] = []
@@ -89,20 +97,20 @@ class Coordinator:
             self.waited_seconds += WAITED_LEARNING * (self.now - trip.begun - self.waited_seconds)
         home, prefill = choice.home, choice.prefill
         trip.home = home
-        home.legs[trip.id] = trip
+        home.legs[trip.id] = None
         home.sequences += len(trip.open)
         home.slots_since -= len(trip.open)
         home.blocks_since -= choice.blocks
         if prefill is None:
             home.tokens_since += choice.uncached
             if choice.waits:
-                home.overdrawn.append(trip)
+                home.overdrawn[trip.id] = None
             self.stats.whole += 1
             self.advance(trip, TripFact.PLACED_WHOLE)
         else:
             trip.prefill, trip.source = prefill, prefill.session
             trip.copied = trip.denied = False
-            prefill.legs[trip.id] = trip
+            prefill.legs[trip.id] = None
             prefill.prompts += 1
             prefill.tokens_since += choice.uncached
             self.advance(trip, TripFact.PLACED_PAIR)
@@ -279,13 +287,20 @@ class Coordinator:
 
     def lose(self, member: Member) -> None:
         """It is gone. What it had goes on elsewhere."""
-        for trip in list(member.legs.values()):
+        for trip in self.trips_at(member):
             trip.avoid(member.name, Instant(self.now + self._config.again_seconds), self.now)
             self.advance(trip, TripFact.HOME_LOST if trip.home is member else TripFact.PREFILL_LOST)
         if member.legs:
             raise InvariantBroken(f"{member!r} is gone and has something", invariant=46)
 
     # Legs
+
+    def trips_at(self, member: Member) -> list[Trip]:
+        """Those of which it has something."""
+        return [self.trips[request] for request in member.legs]
+
+    def trip_at(self, member: Member, request: RequestId) -> Trip | None:
+        return self.trips[request] if request in member.legs else None
 
     def _detach_home(self, trip: Trip) -> None:
         home, trip.home = trip.home, None

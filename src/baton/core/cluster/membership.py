@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from baton.config import RouterConfig
 from baton.core.cluster.events import Session
@@ -22,9 +22,6 @@ from baton.core.cluster.prefix_memory import PrefixMemory
 from baton.errors import InvariantBroken
 from baton.protocol.ids import Instant, RequestId
 from baton.protocol.node import Beat, NodeHello
-
-if TYPE_CHECKING:
-    from baton.core.cluster.trip import Trip
 
 HEALTHY_SECONDS: Final = 30.0
 """An instance that lived so long is not in a row of losses any more."""
@@ -72,15 +69,15 @@ class Member:
         self.held_until = now
         "Gets no new work before: it has just said that it takes none."
         self.inhibited_until = now
-        self.legs: dict[RequestId, Trip] = {}
-        "Requests that it has, whole or a part."
+        self.legs: dict[RequestId, None] = {}
+        "Requests that it has, whole or a part, in the order in which they came."
         self.paths = Paths()
         "Whom it cannot read from."
         self.prompts = 0
         "Hand-offs whose prompt it computes, or will."
         self.sequences = 0
         "Sequences that it answers."
-        self.overdrawn: list[Trip] = []
+        self.overdrawn: dict[RequestId, None] = {}
         "Those that were sent although there was no room; they wait there, and have no token yet."
         self.blocks_since = self.slots_since = self.tokens_since = 0
         "What changed since the last beat."

@@ -9,7 +9,7 @@ Instances that can take a request are candidates; a policy is a sort key over th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,7 +17,7 @@ from baton.config import PlacementPolicy, RouterConfig
 from baton.core.cluster.membership import Member, Membership
 from baton.core.cluster.trip import Trip
 from baton.core.kv.block_hash import BlockHasher
-from baton.protocol.ids import BlockKey, Instant
+from baton.protocol.ids import BlockKey, Instant, RequestId
 
 if TYPE_CHECKING:
     from random import Random
@@ -88,11 +88,13 @@ KEYS: Final[dict[PlacementPolicy, SortKey]] = {
 
 
 class Placement:
-    __slots__ = ("_config", "_hasher", "_key", "_membership", "_not_worth", "_rng", "_turn", "handoff_seconds")
+    __slots__ = ("_config", "_hasher", "_key", "_membership", "_not_worth", "_rng", "_trips", "_turn", "handoff_seconds")
 
-    def __init__(self, config: RouterConfig, membership: Membership, rng: Random) -> None:
+    def __init__(self, config: RouterConfig, membership: Membership, trips: Mapping[RequestId, Trip], rng: Random) -> None:
+        """`trips`: all that are open."""
         self._config = config
         self._membership = membership
+        self._trips = trips
         self._rng = rng
         self._key = KEYS[config.policy]
         self._turn = 0
@@ -221,9 +223,9 @@ class Placement:
 
     def _may_wait(self, member: Member, trip: Trip) -> bool:
         """May one more wait there? Those that are less urgent are no reason against it."""
-        member.overdrawn = waiting = [
-            other for other in member.overdrawn if other.home is member and other.told == other.mark and other.open
-        ]
+        found = [self._trips[request] for request in member.overdrawn if request in self._trips]
+        waiting = [other for other in found if other.home is member and other.told == other.mark and other.open]
+        member.overdrawn = {other.id: None for other in waiting}
         ahead = sum(other.order <= trip.order for other in waiting)
         return ahead < self._config.waiting_prompts_max and len(waiting) < OVERDRAWN_MAX
 

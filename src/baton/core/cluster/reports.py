@@ -50,7 +50,7 @@ class Reports:
         now = self._coordinator.now
         self._coordinator.membership.on_beat(member, beat, now)
         for request in beat.preempted:
-            if (trip := member.legs.get(request)) is not None:
+            if (trip := self._coordinator.trip_at(member, request)) is not None:
                 trip.preempted[member.name] = Instant(now + self._config.preempted_seconds)
         return True
 
@@ -85,7 +85,7 @@ class Reports:
         return self._told_by_home(member, message.request, message.attempt, TripFact.ASKED)
 
     def _on_adopted(self, member: Member, message: Adopted) -> bool:
-        trip = member.legs.get(message.request)
+        trip = self._coordinator.trip_at(member, message.request)
         early = trip is not None and trip.state is TripState.PREFILLING and trip.prompt_owed
         if trip is not None and member is trip.home and message.attempt == trip.attempt:
             self._note_copy(trip, member, message.tokens)
@@ -141,7 +141,7 @@ class Reports:
 
     def _leg(self, member: Member, request: RequestId, attempt: int) -> Trip | None:
         """The trip, if this instance has the present attempt of it."""
-        trip = member.legs.get(request)
+        trip = self._coordinator.trip_at(member, request)
         if trip is not None and trip.attempt == attempt:
             return trip
         self._stats.late_facts += 1

@@ -38,7 +38,7 @@ from baton.core.cluster.stats import RouterStats
 from baton.core.cluster.trip import Trip
 from baton.core.cluster.withdrawal import Withdrawal
 from baton.core.handoff.table import TripState
-from baton.protocol.ids import Instant
+from baton.protocol.ids import Instant, RequestId
 from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 
@@ -67,8 +67,9 @@ class Router:
         self._config = config
         self.stats = RouterStats()
         self.membership = Membership(config)
-        self._placement = Placement(config, self.membership, rng)
-        self.coordinator = Coordinator(config, self.membership, self._placement, self.stats)
+        trips: dict[RequestId, Trip] = {}
+        self._placement = Placement(config, self.membership, trips, rng)
+        self.coordinator = Coordinator(config, self.membership, self._placement, trips, self.stats)
         self._alarms = self.coordinator.clocks.alarms
         self._delivery = Delivery(self.coordinator, self._placement)
         self._dispatch = Dispatch(self.coordinator, self._placement)
@@ -228,7 +229,7 @@ class Router:
         One that was moved before and has got no token since may be what workers stop at, or was beside it: it stays, and the
         instance finds out (core/engine/recovery.py). So nothing makes one instance after the other stand still."""
         others = self.membership.usable(self.coordinator.now)
-        for trip in list(member.legs.values()):
+        for trip in self.coordinator.trips_at(member):
             computed = trip.state is TripState.HANDING and trip.prefill is member
             suspect = trip.moved_at == trip.progress
             if not computed and not suspect and any(self._placement.could(other, trip) for other in others):

@@ -6,7 +6,8 @@ The instance has held the rows against the plan: each is about the slot's presen
 from __future__ import annotations
 
 from baton.core.engine.board import Board
-from baton.core.engine.request import Phase, Sequence
+from baton.core.engine.phase import Phase
+from baton.core.engine.request import Sequence
 from baton.protocol.ids import Slot
 from baton.protocol.request import FinishReason
 from baton.protocol.step import Rows, StepResult

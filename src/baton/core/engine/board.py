@@ -2,7 +2,7 @@
 
 Each file beside this one decides one thing and acts through these moves: scheduler.py plans steps, admission.py says what is
 short, preemption.py chooses victims, absorb.py takes results in, recovery.py handles a lost worker. They import this file;
-it imports none of them.
+it imports none of them. proof.py proves its books from scratch.
 
 A block may be handed on at once: plans are executed in order, so the plan that gives a block to its next owner is executed
 after every plan in which the last owner still writes to it.
@@ -13,10 +13,9 @@ from __future__ import annotations
 from bisect import insort
 
 from baton.config import InstanceConfig
-from baton.core.engine.kept import Kept
 from baton.core.engine.outbox import Outbox
-from baton.core.engine.proof import check_board
-from baton.core.engine.request import ON_WORKER, Fact, Group, Order, Phase, Sequence, Stay, by_urgency
+from baton.core.engine.phase import ON_WORKER, Fact, Phase
+from baton.core.engine.request import Group, Kept, Order, Sequence, Stay, by_urgency
 from baton.core.engine.reserve import GrowthReserve
 from baton.core.engine.slots import SlotTable
 from baton.core.engine.stats import Stats
@@ -390,7 +389,3 @@ class Board:
         self.drops.clear()
         self.folds.clear()
         self.decoding = 0
-
-    def check(self) -> None:
-        """Prove the books from scratch (proof.py)."""
-        check_board(self)

@@ -21,6 +21,7 @@ from baton.core.engine.board import Board
 from baton.core.engine.intake import Intake
 from baton.core.engine.loading import Loader
 from baton.core.engine.pace import StepPace
+from baton.core.engine.proof import check_board
 from baton.core.engine.recovery import Suspects
 from baton.core.engine.scheduler import PlanInFlight, Scheduler
 from baton.core.engine.service_mode import ServiceMode
@@ -173,7 +174,7 @@ class Instance:
         return deadline
 
     def check(self) -> None:
-        self.board.check()
+        check_board(self.board)
         queue = self.config.queue
         if self.board.queued > queue.requests_max or self.board.queued_tokens > queue.tokens_max:
             raise InvariantBroken("more is queued than the queue may hold", invariant=49)

@@ -9,7 +9,8 @@ from baton.config import InstanceConfig
 from baton.core.effects import Mode
 from baton.core.engine.admission import new_bytes
 from baton.core.engine.board import Board
-from baton.core.engine.request import OPEN, Group
+from baton.core.engine.phase import OPEN
+from baton.core.engine.request import Group
 from baton.core.engine.service_mode import ServiceMode
 from baton.core.engine.worker_watch import WorkerState, WorkerWatch
 from baton.core.events import Abort

@@ -19,7 +19,8 @@ from typing import Final
 from baton.core.engine.admission import Room, blocks
 from baton.core.engine.board import Board
 from baton.core.engine.pace import StepPace
-from baton.core.engine.request import Phase, Sequence, Stay
+from baton.core.engine.phase import Phase
+from baton.core.engine.request import Sequence, Stay
 from baton.core.kv.move import Move
 from baton.core.kv.tiers import Tiers
 from baton.core.kv.token_links import NO_RUN, Run

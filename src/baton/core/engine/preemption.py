@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 from baton.core.engine.admission import Room, shortage
 from baton.core.engine.board import Board
-from baton.core.engine.request import Phase, Sequence
+from baton.core.engine.phase import Phase
+from baton.core.engine.request import Sequence
 from baton.protocol.ids import BlockId
 
 PrefillRoom = Callable[[int], int]

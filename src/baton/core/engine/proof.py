@@ -3,14 +3,11 @@ docs/reliability.md."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from baton.core.engine.request import ON_WORKER, OPEN, Phase, Sequence, by_urgency
+from baton.core.engine.board import Board
+from baton.core.engine.phase import ON_WORKER, OPEN, Phase
+from baton.core.engine.request import Sequence, by_urgency
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId
-
-if TYPE_CHECKING:
-    from baton.core.engine.board import Board
 
 
 def check_board(board: Board) -> None:

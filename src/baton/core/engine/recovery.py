@@ -18,7 +18,8 @@ from __future__ import annotations
 from typing import Final
 
 from baton.core.engine.board import Board
-from baton.core.engine.request import OPEN, Phase, Sequence, by_urgency
+from baton.core.engine.phase import OPEN, Phase
+from baton.core.engine.request import Sequence, by_urgency
 from baton.protocol.request import FinishReason
 from baton.protocol.step import StepPlan
 

@@ -1,85 +1,15 @@
-"""A sequence's life. A request is one prompt; each of its n answers is a sequence, and sequences are what is scheduled.
-
-HELD        waits for the leader's prompt, or for its turn  -> WAITING when the leader's first token is in (absorb.py),
-            as a suspect                                       or the suspects before it are cleared (recovery.py)
-WAITING     in line, holds nothing                          -> PREFILL when admission has slot and blocks (scheduler.py)
-LOADING     out of line while a lower tier is asked or      -> WAITING when that is over, whatever came of it (loading.py)
-            brings its KV; may hold blocks, has no slot
-PREFILL     on the worker, prompt being computed            -> DECODE when its last chunk is planned
-DECODE      on the worker, one token a step                 -> CLOSING at its end
-PREEMPTING  blocks given up, slot still taken               -> WAITING when the worker has acknowledged the drop
-CLOSING     ended for the client, slot still taken          -> DONE when the worker has acknowledged the drop
-DONE        nothing is held, nothing follows
-
-`NEXT` is the program: a pair that is not in it cannot happen, and trying it stops the instance.
+"""A request is one prompt; each of its n answers is a sequence, and sequences are what is scheduled. What a sequence goes
+through is the table in phase.py.
 """
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import TYPE_CHECKING, Final
-
 from msgspec.structs import replace
 
+from baton.core.engine.phase import NEXT, Fact, Phase
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId, BlockKey, Incarnation, Instant, Slot
 from baton.protocol.request import FinishReason, GenerateRequest, SamplingParams
-
-if TYPE_CHECKING:
-    from baton.core.engine.kept import Kept
-
-
-class Phase(Enum):
-    HELD = "held"
-    WAITING = "waiting"
-    LOADING = "loading"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    PREEMPTING = "preempting"
-    CLOSING = "closing"
-    DONE = "done"
-
-
-class Fact(Enum):
-    RELEASED = "released"
-    SUSPECTED = "suspected"
-    LOAD_BEGUN = "load_begun"
-    LOAD_OVER = "load_over"
-    ADMITTED = "admitted"
-    PROMPT_PLANNED = "prompt_planned"
-    PREEMPTED = "preempted"
-    ACKNOWLEDGED = "acknowledged"
-    ENDED = "ended"
-    WORKER_LOST = "worker_lost"
-
-
-NEXT: Final[dict[tuple[Phase, Fact], Phase]] = {
-    (Phase.HELD, Fact.RELEASED): Phase.WAITING,
-    (Phase.HELD, Fact.ENDED): Phase.DONE,
-    (Phase.WAITING, Fact.ADMITTED): Phase.PREFILL,
-    (Phase.WAITING, Fact.SUSPECTED): Phase.HELD,
-    (Phase.WAITING, Fact.ENDED): Phase.DONE,
-    (Phase.WAITING, Fact.LOAD_BEGUN): Phase.LOADING,
-    (Phase.LOADING, Fact.LOAD_OVER): Phase.WAITING,
-    (Phase.LOADING, Fact.ENDED): Phase.DONE,
-    (Phase.PREFILL, Fact.PROMPT_PLANNED): Phase.DECODE,
-    (Phase.PREFILL, Fact.PREEMPTED): Phase.PREEMPTING,
-    (Phase.PREFILL, Fact.ENDED): Phase.CLOSING,
-    (Phase.PREFILL, Fact.WORKER_LOST): Phase.WAITING,
-    (Phase.DECODE, Fact.PREEMPTED): Phase.PREEMPTING,
-    (Phase.DECODE, Fact.ENDED): Phase.CLOSING,
-    (Phase.DECODE, Fact.WORKER_LOST): Phase.WAITING,
-    (Phase.PREEMPTING, Fact.ACKNOWLEDGED): Phase.WAITING,
-    (Phase.PREEMPTING, Fact.ENDED): Phase.CLOSING,
-    (Phase.PREEMPTING, Fact.WORKER_LOST): Phase.WAITING,
-    (Phase.CLOSING, Fact.ACKNOWLEDGED): Phase.DONE,
-    (Phase.CLOSING, Fact.WORKER_LOST): Phase.DONE,
-}
-
-ON_WORKER: Final = (Phase.PREFILL, Phase.DECODE)
-OPEN: Final = (Phase.HELD, Phase.WAITING, Phase.LOADING, Phase.PREFILL, Phase.DECODE, Phase.PREEMPTING)
-"""Phases in which the client is still owed something."""
-
 
 Order = tuple[int, float, int]
 """(priority, arrival, counter): smaller runs first and is preempted last."""
@@ -97,6 +27,37 @@ class Stay:
 
     def ended(self) -> None:
         """The sequence has ended in it."""
+
+
+class Kept:
+    """Blocks of a prompt that was computed for another instance: they stay as they are until that one has copied them.
+
+        sequence    computing | preempted | computing | ended
+        its blocks  |--------|             |---------|
+        kept        |---- grows with what is computed ----|---- for keep_seconds ----| released, lapsed or revoked
+
+    The board has them (Board.kept), the hand-off decides about them (handoff/source.py). Giving them up is always allowed:
+    whoever has copied them asks, before it believes its copy, whether they were kept all the time.
+    """
+
+    __slots__ = ("blocks", "deadline", "finished", "keep_seconds", "offered", "sequence", "tokens", "void")
+
+    def __init__(self, sequence: Sequence, keep_seconds: float) -> None:
+        self.sequence = sequence
+        "That computes them. It may have ended."
+        self.keep_seconds = keep_seconds
+        self.blocks: list[BlockId] = []
+        "A leading run of its table, each with a reference of its own."
+        self.offered = 0
+        "How many of them were offered."
+        self.tokens = 0
+        "Of an ended sequence: how many tokens the blocks are about."
+        self.finished = False
+        "The sequence has ended."
+        self.void = False
+        "They were given up."
+        self.deadline: Instant | None = None
+        "Of a finished one: so long they stay."
 
 
 class Sequence:

@@ -12,8 +12,9 @@ from baton.core.engine.admission import Room, shortage
 from baton.core.engine.board import Board
 from baton.core.engine.loading import Answer, Loader
 from baton.core.engine.pace import StepPace
+from baton.core.engine.phase import Phase
 from baton.core.engine.preemption import preempt_for_head
-from baton.core.engine.request import Phase, Sequence
+from baton.core.engine.request import Sequence
 from baton.protocol.ids import BlockId, Instant, Slot, StepNo, WorkerEpoch
 from baton.protocol.step import NewSequence, Run, StepPlan
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from baton.core.engine.request import ON_WORKER, Phase, Sequence
+from baton.core.engine.phase import ON_WORKER, Phase
+from baton.core.engine.request import Sequence
 from baton.errors import InvariantBroken
 from baton.protocol.ids import Incarnation, Slot
 from baton.protocol.step import StepResult

@@ -9,7 +9,8 @@ from collections import deque
 from typing import NamedTuple
 
 from baton.core.engine.board import Board
-from baton.core.engine.request import Phase, Sequence
+from baton.core.engine.phase import Phase
+from baton.core.engine.request import Sequence
 from baton.core.engine.scheduler import PlanInFlight
 from baton.core.kv.move import TierStats
 from baton.protocol.ids import BlockId, BlockKey, HostBlockId, Incarnation, RequestId, Slot, StepNo

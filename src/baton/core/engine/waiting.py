@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from baton.core.engine.request import Order, Phase, Sequence
+from baton.core.engine.phase import Phase
+from baton.core.engine.request import Order, Sequence
 from baton.errors import InvariantBroken
 
 

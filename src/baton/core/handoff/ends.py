@@ -12,7 +12,7 @@ from baton.config import InstanceConfig
 from baton.core.effects import Effect, Refuse
 from baton.core.engine.board import Board
 from baton.core.engine.intake import Intake
-from baton.core.engine.request import Phase
+from baton.core.engine.phase import Phase
 from baton.core.events import HandoffEvent
 from baton.core.handoff.destination import Destination
 from baton.core.handoff.source import Source

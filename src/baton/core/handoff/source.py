@@ -7,7 +7,7 @@
 
     AskRelease -> Released(kept)     kept: every block was held from its offer until now, so the copy is what was computed
 
-What is kept is a promise that may be broken at any time, because whoever copies asks at the end (engine/kept.py). It is broken
+What is kept is a promise that may be broken at any time: whoever copies asks at the end (Kept in request.py). It is broken
 when time is up, when blocks are short (Board.revoke_lease), when the pool is lost or not to be trusted, and when its keys
 begin anew.
 """
@@ -18,8 +18,7 @@ from typing import Final
 
 from baton.core.effects import Effect
 from baton.core.engine.board import Board
-from baton.core.engine.kept import Kept
-from baton.core.engine.request import Sequence
+from baton.core.engine.request import Kept, Sequence
 from baton.protocol.handoff import AskRelease, Offer, Released
 from baton.protocol.ids import Instant, PoolIncarnation
 

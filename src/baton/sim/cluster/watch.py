@@ -6,24 +6,32 @@ docs/reliability.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from baton.core.engine.instance import Instance
 from baton.errors import InvariantBroken
 from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Offer, PeerOffer, Prefill, Released
 from baton.protocol.ids import BlockId, RequestId
 from baton.protocol.output import Emit
 from baton.protocol.request import GenerateRequest
+from baton.sim.process import WorkerProcess
 from baton.sim.scenario import Scenario, Stage
 from baton.sim.tags import TAG_BYTES, tag_bytes
 from baton.sim.tiers_watch import KeyContents
 from baton.sim.trip import Trip
 
-if TYPE_CHECKING:
-    from baton.sim.cluster.engine import Engine
-
 MARK = "|"
 """Behind the tag of a session, in the ids of an instance."""
 Attempt = tuple[str, int]
+
+
+class Engine(Protocol):
+    """Of a node (engine.py)."""
+
+    @property
+    def instance(self) -> Instance: ...
+    @property
+    def process(self) -> WorkerProcess: ...
 
 
 def untagged(request: RequestId) -> RequestId:
