@@ -1,4 +1,4 @@
-"""Cost of the core: plan + absorb of one step, at 1, 64 and 256 running with 0 and 10,000 waiting; then a burst.
+"""Cost of the core: plan + absorb of one step, at 1, 64 and 256 running with 0 and 10,000 waiting; a burst; a lost worker.
 
     python bench/scheduler.py [--steps N] [--json]
 
@@ -16,8 +16,9 @@ from time import perf_counter
 from baton.config import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig
 from baton.core.effects import RunStep
 from baton.core.engine.instance import Instance
-from baton.core.events import StepDone, Submit, WorkerReady
+from baton.core.events import Event, LossCause, StepDone, Submit, WorkerLost, WorkerReady
 from baton.protocol.ids import Instant, PoolIncarnation, RequestId
+from baton.protocol.output import Emit
 from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.protocol.step import PREEMPTED_TOKEN_ID, StepPlan, StepResult
 
@@ -100,6 +101,42 @@ def burst(admissions: int) -> float:
     return took
 
 
+def recovery(cause: LossCause, *, pool_kept: bool) -> int:
+    """Steps from the start of another worker until each of 64 streams, behind prompts of 480 tokens, has its next token."""
+    streams = 64
+    config = InstanceConfig(
+        kv=KVConfig(blocks=streams * 200, block_size=16),
+        scheduler=SchedulerConfig(slots=streams, tokens_per_step=160, decode_gap_seconds=None),
+        queue=QueueConfig(requests_max=streams, tokens_max=10**9),
+    )
+    instance, worker = Instance(config), StubWorker()
+    plans: list[StepPlan] = []
+    told: dict[str, int] = {}
+
+    def handle(event: Event) -> None:
+        for effect in instance.handle(event, Instant(0.0)):
+            if isinstance(effect, RunStep):
+                plans.append(effect.plan)
+            elif isinstance(effect, Emit):
+                for request, *_ in effect.tokens:
+                    told[request] = told.get(request, 0) + 1
+
+    handle(WorkerReady(instance.worker.epoch, PoolIncarnation(1)))
+    for number in range(streams):
+        tokens = tuple((number * 7 + place) % 50_000 for place in range(480))
+        handle(Submit(GenerateRequest(id=RequestId(str(number)), prompt=tokens, sampling=SamplingParams(max_tokens=2000))))
+    while len(told) < streams or min(told.values()) < 2:
+        handle(StepDone(worker.run(plans.pop(0))))
+    plans.clear()
+    handle(WorkerLost(instance.worker.epoch, cause=cause))
+    handle(WorkerReady(instance.worker.epoch, PoolIncarnation(1 if pool_kept else 2)))
+    before, steps = dict(told), 0
+    while any(told[request] == before[request] for request in before):
+        handle(StepDone(worker.run(plans.pop(0))))
+        steps += 1
+    return steps
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400, help="steps for each line (default 400)")
@@ -107,8 +144,10 @@ def main() -> None:
     arguments = parser.parse_args()
     lines = [measure(running, waiting, arguments.steps) for running in (1, 64, 256) for waiting in (0, 10_000)]
     bursts = {admissions: min(burst(admissions) for _ in range(5)) for admissions in (128, 256, 512, 1024)}
+    losses = {(cause, kept): recovery(cause, pool_kept=kept) for cause in ("killed", "died") for kept in (True, False)}
     if arguments.json:
-        print(json.dumps({"steps": lines, "bursts": bursts}))
+        recovered = [{"cause": cause, "pool_kept": kept, "steps": steps} for (cause, kept), steps in losses.items()]
+        print(json.dumps({"steps": lines, "bursts": bursts, "recovery": recovered}))
         return
     print(f"{'running':>8} {'waiting':>8} {'plan+absorb, median us':>24} {'p99 us':>10}")
     for line in lines:
@@ -116,6 +155,9 @@ def main() -> None:
     print(f"\n{'admissions in one event':>32} {'ms':>10} {'us each':>10}")
     for admissions, took in bursts.items():
         print(f"{admissions:>32} {took * 1e3:>10.1f} {took * 1e6 / admissions:>10.1f}")
+    print(f"\n{'a worker is lost, 64 streams':>32} {'pool':>10} {'steps until all have a token':>30}")
+    for (cause, kept), steps in losses.items():
+        print(f"{cause:>32} {'kept' if kept else 'lost':>10} {steps:>30}")
 
 
 if __name__ == "__main__":

@@ -83,6 +83,23 @@ def test_a_node_that_never_joins_is_noticed_after_healing():
     assert world.run().invariant == 35
 
 
+def test_nodes_give_up_copying_before_their_router_does():
+    """Seed 8277 of 4ae7d37: nodes that would take 7 s, at a router that gives them 0.3, which it would not have let in. A
+    decode node with long steps, whose copy waits for the step that uses its blocks, counted as one that failed."""
+    for seed in range(60):
+        scenario = generate_cluster(seed)
+        assert scenario.cluster is not None
+        for number in range(len(scenario.cluster.nodes)):
+            assert scenario.of_node(number).config().tiers.adopt_seconds_max < scenario.cluster.handing_seconds_max
+    slow = pair(requests=12, handing_seconds_max=0.3, migrations_max=0)
+    assert slow.cluster is not None
+    slow.cluster.nodes[1].speed = 40.0
+    for client in slow.clients:
+        client.at = 0.0
+    world = played(slow)
+    assert all(trip.ended == ["length"] for trip in world.watch.all_trips)
+
+
 class Ear:
     def __init__(self) -> None:
         self.heard: list[object] = []
