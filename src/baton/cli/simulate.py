@@ -7,9 +7,7 @@ wrong with the core, 2 with the command, 130 Ctrl-C. The simulator is loaded whe
 from __future__ import annotations
 
 import signal
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import process_time
@@ -17,18 +15,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from baton.cli.simulate_report import bar, print_json, print_mutants, print_outcome, print_summary
 
-    from baton.sim.campaign import Campaign, Violation
+if TYPE_CHECKING:
+    from baton.sim.campaign import Violation
     from baton.sim.mutants import MutantResult
     from baton.sim.scenario import Scenario
     from baton.sim.trace import PerfettoTrace
-    from baton.sim.world import Outcome, Tracer
+    from baton.sim.world import Tracer
 
 SEEDS = "0:200"
-SHOWN = 20
-"""Violations that the summary tells of, one by one."""
 FOUND, USAGE, INTERRUPTED = 1, 2, 130
 
 
@@ -192,55 +188,19 @@ def _campaign(order: Order) -> int:
     from baton.sim.campaign import cores, run_campaign
 
     seeds = read_range(order.seeds or SEEDS)
-    with _bar(order, "seeds", len(seeds)) as advance:
+    with bar("seeds", len(seeds), hidden=order.as_json) as advance:
         campaign = run_campaign(
             seeds, order.jobs or cores(), lambda done, found: advance(done, f"{found} violations"), cluster=order.cluster
         )
     if order.as_json:
-        _print_json(campaign)
+        print_json(campaign)
     else:
-        _print_summary(campaign, "--cluster " if order.cluster else "")
+        print_summary(campaign, "--cluster " if order.cluster else "")
     if campaign.interrupted:
         typer.echo(f"interrupted after {campaign.seeds:,} of {len(seeds):,} seeds", err=True)
         return INTERRUPTED
     _shrink_seeds(order, campaign.violations)
     return 0 if campaign.ok else FOUND
-
-
-def _print_summary(campaign: Campaign, options: str) -> None:
-    typer.echo(f"seeds      {campaign.seeds:,} in {campaign.seconds:.1f} s with {campaign.jobs} jobs")
-    typer.echo(f"requests   {campaign.requests:,}")
-    rate = f"{campaign.events_per_second:,.0f} per second and core"
-    typer.echo(f"events     {campaign.events:,} counted ({rate}), {campaign.heap_events:,} on the heap")
-    typer.echo(f"tokens     {campaign.tokens:,} in {campaign.virtual_seconds:,.0f} virtual seconds")
-    typer.echo(f"digest     {campaign.digest}")
-    typer.echo(f"violations {len(campaign.violations)}")
-    for violation in campaign.violations[:SHOWN]:
-        typer.echo(f"  seed {violation.seed}: {violation.message}")
-        typer.echo(f"    replay: baton simulate {options}--seed {violation.seed} --trace")
-    if len(campaign.violations) > SHOWN:
-        typer.echo(f"  ... and {len(campaign.violations) - SHOWN} more (--json tells all)")
-    _print_sometimes(campaign)
-
-
-def _print_sometimes(campaign: Campaign) -> None:
-    """Which rare states were reached, and in how many seeds; those that were not are marked."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from baton.sim.campaign import LARGE
-
-    table = Table("state", "seeds", "share", title="Rare states", title_justify="left", box=None, pad_edge=False)
-    table.columns[1].justify = table.columns[2].justify = "right"
-    for name, seeds in campaign.sometimes.items():
-        style = "yellow" if name in campaign.missing else ""
-        share = f"{100 * seeds / max(1, campaign.seeds):.1f} %"
-        table.add_row(Text(name, style), Text(f"{seeds:,}", style), Text(share, style))
-    _console().print(table)
-    if campaign.missing and campaign.seeds >= LARGE:
-        typer.echo(f"FAILED: reached in less than 0.1 % of the seeds: {'; '.join(campaign.missing)}")
-    elif campaign.missing:
-        typer.echo(f"not reached (no failure below {LARGE:,} seeds): {'; '.join(campaign.missing)}")
 
 
 # One run
@@ -260,9 +220,12 @@ def _one_run(order: Order) -> int:
     if picture is not None and order.perfetto is not None:
         picture.save(order.perfetto, outcome)
     if order.as_json:
-        _print_json(part_of(outcome, seconds, cluster=scenario.cluster is not None).campaign(seconds, jobs=1))
+        print_json(part_of(outcome, seconds, cluster=scenario.cluster is not None).campaign(seconds, jobs=1))
     else:
-        _print_outcome(order, outcome)
+        what = f"seed {order.seed}" if order.seed is not None else f"scenario {order.scenario}"
+        kind = "--cluster " if order.cluster else ""
+        again = f"{kind}--seed {order.seed}" if order.seed is not None else f"--scenario {order.scenario}"
+        print_outcome(outcome, what, again, order.perfetto)
     _shrink(order, scenario, violations_of(outcome))
     return 0 if outcome.invariant is None else FOUND
 
@@ -286,23 +249,6 @@ def _tracers(order: Order, *, cluster: bool) -> tuple[Tracer | None, PerfettoTra
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends the run, as it ends any other program
     columns = LineTrace(typer.echo) if cluster else ColumnTrace(typer.echo)
     return (columns if picture is None else Tee([columns, picture])), picture
-
-
-def _print_outcome(order: Order, outcome: Outcome) -> None:
-    what = f"seed {order.seed}" if order.seed is not None else f"scenario {order.scenario}"
-    kind = "--cluster " if order.cluster else ""
-    again = f"{kind}--seed {order.seed}" if order.seed is not None else f"--scenario {order.scenario}"
-    typer.echo(f"{what}: {'ok' if outcome.invariant is None else 'VIOLATION'}")
-    typer.echo(f"requests   {outcome.requests:,}")
-    typer.echo(f"events     {outcome.events:,} counted, {outcome.heap_events:,} on the heap")
-    typer.echo(f"tokens     {outcome.tokens:,} in {outcome.virtual_seconds:.3f} virtual seconds")
-    typer.echo(f"digest     {outcome.digest}")
-    typer.echo(f"reached    {'; '.join(sorted(outcome.sometimes))}")
-    if order.perfetto is not None:
-        typer.echo(f"trace      {order.perfetto} (open it in https://ui.perfetto.dev)")
-    if outcome.invariant is not None:
-        typer.echo(f"violation  {outcome.violation}")
-        typer.echo(f"  replay: baton simulate {again} --trace")
 
 
 # Shrinking
@@ -351,57 +297,11 @@ def _mutants(order: Order) -> int:
         done += 1
         advance(done, result.name)
 
-    with _bar(order, "mutants", len(MUTANTS)) as advance:
+    with bar("mutants", len(MUTANTS), hidden=order.as_json) as advance:
         results = run_mutants([mutant.name for mutant in MUTANTS], seeds.stop, order.jobs or cores(), progress)
     survivors = [result.name for result in results if result.killed_by_seed is None]
     if order.as_json:
-        _print_json({"mutants": results, "survivors": survivors})
+        print_json({"mutants": results, "survivors": survivors})
     else:
-        _print_mutants(results, survivors)
+        print_mutants(results, survivors)
     return FOUND if survivors else 0
-
-
-def _print_mutants(results: Sequence[MutantResult], survivors: Sequence[str]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("mutant", "file", "fault", "killed by", "invariant", box=None, pad_edge=False)
-    for result in results:
-        killed = "SURVIVED" if result.killed_by_seed is None else f"seed {result.killed_by_seed}"
-        style = "bold red" if result.killed_by_seed is None else ""
-        cells = (result.name, result.file, result.fault, killed, "" if result.invariant is None else str(result.invariant))
-        table.add_row(*(Text(cell, style) for cell in cells))
-    _console().print(table)
-    typer.echo(f"{len(results) - len(survivors)} of {len(results)} mutants killed")
-    if survivors:
-        typer.echo(f"FAILED: nothing found {', '.join(survivors)}: the simulator lacks a check or a scenario")
-
-
-# Output
-
-
-def _print_json(answer: object) -> None:
-    import msgspec
-
-    sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
-    sys.stdout.flush()
-
-
-def _console() -> Console:
-    """For tables. A pipe has no width; make it one in which no line is broken."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else 160)
-
-
-@contextmanager
-def _bar(order: Order, what: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """A bar on stderr, where a person looks on; for a file or a JSON reader it would be noise."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console: Console = Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(*columns, console=console, transient=True, disable=order.as_json or not console.is_terminal) as progress:
-        task = progress.add_task(what, total=total, note="")
-        yield lambda done, note: progress.update(task, completed=done, note=note)
