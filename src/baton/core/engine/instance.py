@@ -3,27 +3,25 @@
 A request's way:  Submit -> line -> admitted into a plan -> RunStep -> StepDone -> Emit ... Ended
                   (waiting.py)      (scheduler.py)                    (absorb.py)
 
-Plans go out while fewer than `steps_in_flight` results are missing, so the worker always has its next step. Results are
-absorbed once and in order, whatever order they arrive in. A worker that is lost takes its plans with it: every sequence goes
-back in line with the tokens it has, and the next worker computes the rest again.
+Plans and results are pipeline.py's. A worker that is lost takes its plans with it: every sequence goes back in line with the
+tokens it has, and the next worker computes the rest again.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any, get_args
 
 from baton.config import InstanceConfig
 from baton.core.effects import Effect, Mode, Refuse, RestartCache, RestartWorker, RunStep, TellCache
-from baton.core.engine.absorb import absorb
 from baton.core.engine.board import Board
 from baton.core.engine.intake import Intake
 from baton.core.engine.loading import Loader
 from baton.core.engine.pace import StepPace
+from baton.core.engine.pipeline import StepPipeline
 from baton.core.engine.proof import check_board
 from baton.core.engine.recovery import Suspects
-from baton.core.engine.scheduler import PlanInFlight, Scheduler
+from baton.core.engine.scheduler import Scheduler
 from baton.core.engine.service_mode import ServiceMode
 from baton.core.engine.sleeping import Sleeping
 from baton.core.engine.stats import Stats
@@ -55,27 +53,23 @@ from baton.core.events import (
 from baton.core.handoff.ends import HandoffEnds
 from baton.errors import InvariantBroken, ProtocolError
 from baton.protocol.control import OrderAnswer
-from baton.protocol.ids import Instant, PoolIncarnation, StepNo
+from baton.protocol.ids import Instant, PoolIncarnation
 from baton.protocol.request import FinishReason
-from baton.protocol.step import StepResult, read_rows
 
 
 class Instance:
     __slots__ = (
-        "_absorbed_at",
-        "_early",
         "_effects",
         "_handlers",
         "_handoff",
         "_intake",
         "_loader",
-        "_next_step",
         "_now",
         "_pace",
         "_pool",
-        "_scheduler",
         "_service",
         "_sleeping",
+        "_steps",
         "_suspects",
         "board",
         "config",
@@ -91,23 +85,19 @@ class Instance:
         self.board = Board(config, self.stats)
         self._pace = StepPace(config.scheduler)
         self._loader = Loader(self.board, self.board.tiers, self._pace)
-        self._scheduler = Scheduler(config.scheduler, self.board, self._pace, self._loader)
+        scheduler = Scheduler(config.scheduler, self.board, self._pace, self._loader)
         self._suspects = Suspects()
-        self.in_flight: deque[PlanInFlight] = deque()
-        "Plans without a result, oldest first."
-        self.view = InstanceView(self.board, self.in_flight)
         self.worker = WorkerWatch(config.scheduler)
+        self._steps = StepPipeline(config.scheduler, self.board, scheduler, self._pace, self.worker)
+        self.in_flight = self._steps.in_flight
+        self.view = InstanceView(self.board, self.in_flight)
         self._service = ServiceMode()
         self._sleeping = Sleeping(self.worker)
         self._intake = Intake(config, self.board, self.worker, self._service)
         self._handoff = HandoffEnds(config, self.board, self._intake)
         self._pool: PoolIncarnation | None = None
         "The pool that the cache is about. None: no pool that comes can be it."
-        self._early: dict[StepNo, StepResult] = {}
-        "Results that overtook an older one; never more than steps_in_flight."
-        self._next_step = StepNo(1)
         self._now = Instant(0.0)
-        self._absorbed_at = Instant(0.0)
         self._effects: list[Effect] = []
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             Submit: self._on_submit,
@@ -214,61 +204,23 @@ class Instance:
         self._intake.abort(event)
 
     def _on_handoff(self, event: HandoffEvent) -> None:
-        self._handoff.handle(event, self._now, StepNo(self._next_step - 1))
+        self._handoff.handle(event, self._now, self._steps.last_step)
 
     # Steps
 
     def _pump(self) -> None:
         """Keep the worker supplied."""
-        while (
-            self.worker.state is WorkerState.READY
-            and self.mode is not Mode.PAUSED
-            and len(self.in_flight) < self.config.scheduler.steps_in_flight
-        ):
-            issued = self._scheduler.plan_step(self._next_step, self.worker.epoch, self._now)
-            if issued is None:
+        while self.worker.state is WorkerState.READY and self.mode is not Mode.PAUSED:
+            plan = self._steps.plan(self._now)
+            if plan is None:
                 return
-            self._next_step = StepNo(self._next_step + 1)
-            self.stats.steps += 1
-            self.worker.step_planned(self._now)
-            self.in_flight.append(issued)
-            self._effects.append(RunStep(issued.plan))
+            self._effects.append(RunStep(plan))
 
     def _on_step_done(self, event: StepDone) -> None:
-        """Absorb what is next in order; keep what overtook it; ignore what is not of this worker or was absorbed."""
-        result = event.result
-        if result.epoch != self.worker.epoch or not self.in_flight or not self._is_awaited(result.step):
-            self.stats.stale_results += 1
-            return
-        self._early[result.step] = result
-        while self.in_flight and (due := self._early.pop(self.in_flight[0].plan.step, None)) is not None:
-            if not self._absorb(self.in_flight[0], due):
-                return
-            done = self.in_flight.popleft()
-            began = max(done.planned_at, self._absorbed_at)
-            self._pace.step_done(done.prompt_tokens, done.decoding, self._now - began)
-            self._absorbed_at = self._now
-            self.worker.step_absorbed(self._now, bool(self.in_flight))
-
-    def _is_awaited(self, step: StepNo) -> bool:
-        return self.in_flight[0].plan.step <= step <= self.in_flight[-1].plan.step and step not in self._early
-
-    def _absorb(self, issued: PlanInFlight, result: StepResult) -> bool:
-        """False: the worker broke the protocol. Its state is not what we think it is, so it is restarted."""
-        plan = issued.plan
         try:
-            rows = read_rows(plan, issued.unfinished, result)
-            if not self.board.slots.rows_match(plan.rows, result):
-                raise ProtocolError(f"step {plan.step}: a row is doubled, or of another occupant")
+            self._steps.take(event.result, self._now)
         except ProtocolError as error:
             self._lose_worker("protocol", str(error))
-            return False
-        run, chunks = plan.run, {}
-        if run.counts.count(1) != len(run.counts):
-            chunks = {slot: tokens for slot, tokens in zip(run.slots, run.counts, strict=True) if tokens != 1}
-        self.stats.stale_rows += len(result.slots) - len(plan.rows)
-        absorb(self.board, chunks, rows, result)
-        return True
 
     # The worker's life
 
@@ -309,8 +261,7 @@ class Instance:
         oldest = self.in_flight[0].plan if self.in_flight else None
         evidence = cause != "killed"
         explained = self._suspects.worker_lost(self.board, oldest, evidence=evidence)
-        self.in_flight.clear()
-        self._early.clear()
+        self._steps.clear()
         if cause == "protocol":
             self._pool = None  # it may have written through a wrong table
             self.board.tiers.void_device_moves()
