@@ -9,7 +9,7 @@ TIER_MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
     # Copies down
     ("copy-of-a-block-handed-on", "core.kv.tiers", "not move.void and pool.generation(block) == generation", "not move.void",
      "a copy counts though its block was handed on meanwhile"),
-    ("generation-taken-too-late", "core.kv.tiers", "wanted = {key: entry for key, entry in self._to_store.items() if pool.generation(entry[0]) == entry[1]}", "wanted = {key: (e[0], pool.generation(e[0]), e[2]) for key, e in self._to_store.items()}",
+    ("generation-taken-too-late", "core.kv.tiers", "wanted = {key: entry for key, entry in to_store.items() if pool.generation(entry[0]) == entry[1]}", "wanted = {key: (e[0], pool.generation(e[0]), e[2]) for key, e in to_store.items()}",
      "a block that was handed on in the event that published it is copied"),
     ("short-copy-believed", "core.kv.tiers", "            place < moved and not move.void", "            not move.void",
      "a store that ended early is found whole"),

@@ -349,6 +349,6 @@ def test_a_service_without_a_host_tier_is_told_of_no_block_and_nothing_piles_up(
         driver.settle()
     driver.assert_answered()
     assert not driver.told
-    assert not driver.instance.board.tiers._to_store
+    assert not driver.instance.board.tiers.writes.to_store
     assert driver.instance.board.tiers.stats.skipped_stores == 0, "nothing was to be stored"
     driver.assert_at_rest()

@@ -82,5 +82,6 @@ def publish(board: Board, sequence: Sequence) -> None:
             board.folds.append((sequence, sequence.incarnation, place, blocks[place]))
             board.stats.folded_blocks += 1
         elif tiers.up:
-            tiers.published(keys[place], blocks[place], prompt=(place + 1) * board.block_size <= sequence.prompt_tokens)
+            prompt = (place + 1) * board.block_size <= sequence.prompt_tokens
+            tiers.writes.published(keys[place], blocks[place], prompt=prompt)
     sequence.published = full

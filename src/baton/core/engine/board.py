@@ -323,7 +323,7 @@ class Board:
         need = self.need(sequence, room)
         hits = self.cache.acquire(sequence.keys[: need.hit])  # held first, so that `take` cannot evict them
         if self.tiers.up:
-            self.tiers.found(sequence.keys[: need.hit], hits)
+            self.tiers.writes.found(sequence.keys[: need.hit], hits)
         sequence.blocks = hits + self.cache.take(need.new)
         sequence.capacity = len(sequence.blocks) * self.block_size
         return need.hit
@@ -348,7 +348,8 @@ class Board:
         victim.preemptions += 1
         self.stats.preemptions += 1
         self.preempting.append(victim)
-        self.tiers.park(victim.keys[: victim.published], victim.blocks[: victim.published])
+        if self.tiers.up:
+            self.tiers.writes.park(victim.keys[: victim.published], victim.blocks[: victim.published])
         self.vacate_worker(victim, was)
 
     def vacate_worker(self, sequence: Sequence, was: Phase) -> None:

@@ -246,8 +246,8 @@ class Destination:
         full = tokens // size
         board.hasher.extend(sequence.keys, sequence.root, sequence.tokens, full)
         for place in range(begin, full):
-            if board.publish(sequence, place):
-                board.tiers.adopted(sequence.keys[place], sequence.blocks[place])
+            if board.publish(sequence, place) and board.tiers.up:
+                board.tiers.writes.adopted(sequence.keys[place], sequence.blocks[place])
         sequence.computed, sequence.published = tokens, full
         sequence.pulled_tokens = tokens - begin * size
 

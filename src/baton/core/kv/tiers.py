@@ -15,8 +15,8 @@ Who holds what while a move is under way:
     put     the source is pinned: what is written must be what its key says
     fetch   the target belongs to the move
 
-Storage is asked by key and trusted for nothing: what it does not bring whole and verified is computed. A storage that wants
-token ids gets them too (token_links.py).
+What is copied down is write_policy.py's to say. Storage is asked by key and trusted for nothing: what it does not bring whole
+and verified is computed. A storage that wants token ids gets them too (token_links.py).
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ from baton.core.kv.move import Move, Peer, TierStats, message_of
 from baton.core.kv.prefix_cache import PrefixCache
 from baton.core.kv.rates import BlockRate
 from baton.core.kv.token_links import NO_RUN, Run, TokenLinks
+from baton.core.kv.write_policy import PUT_BLOCKS, WritePolicy
 from baton.errors import InvariantBroken
-from baton.protocol.ids import BlockId, BlockKey, Generation, HostBlockId, Instant, MoveId, PoolIncarnation, StepNo
+from baton.protocol.ids import BlockId, BlockKey, HostBlockId, Instant, MoveId, PoolIncarnation, StepNo
 from baton.protocol.moves import BlockMove, MoveKind, MoveResult, StorageAnswer, StorageQuery
 
 STORE_BLOCKS_MAX: Final = 1024
 """Being copied to the host at once. What is published beyond that is not copied: the service is far behind."""
-PUT_BLOCKS: Final = 32
-"""Of one put. Several are under way at once."""
 
 
 class Tiers:
@@ -47,6 +46,7 @@ class Tiers:
         self.config = config
         self.enabled = config.host_blocks > 0 or config.peers
         self.host = HostTier(config.host_blocks)
+        self.writes = WritePolicy(config, cache, self.host)
         self.stats = TierStats()
         self.rates: dict[MoveKind, BlockRate] = {
             "store": BlockRate(),
@@ -72,10 +72,6 @@ class Tiers:
         self._fenced: list[Move] = []
         self._queries: dict[MoveId, Attempt] = {}
         self._numbers = count(1)
-        self._to_store: dict[BlockKey, tuple[BlockId, Generation, bool]] = {}
-        "Published in this event; its generation then; whether storage gets it at once."
-        self._to_put: dict[BlockKey, None] = {}
-        self._cleaned = -1
         self._storing = 0
         self._putting = 0
         self._copies: dict[MoveId, Instant] = {}
@@ -85,64 +81,21 @@ class Tiers:
 
     # What is copied down
 
-    def published(self, key: BlockKey, block: BlockId, *, prompt: bool) -> None:
-        """A block is computed, and the cache has it under this key."""
-        if self.up and self.config.write == "through" and (prompt or self.config.write_outputs) and key not in self.host:
-            self._want(key, block, self.config.storage)
-
-    def adopted(self, key: BlockKey, block: BlockId) -> None:
-        """A block that another instance computed: it puts it on storage, too, if anybody does."""
-        if self.up and self.config.write == "through" and key not in self.host:
-            self._want(key, block, False)
-
-    def found(self, keys: Sequence[BlockKey], blocks: Sequence[BlockId]) -> None:
-        """Blocks of the device are used again."""
-        if self.config.write == "selective":
-            for key, block in zip(keys, blocks, strict=True):
-                if key not in self.host and self._cache.hits_of(block) >= self.config.write_hits:
-                    self._want(key, block, self.config.storage)
-
-    def park(self, keys: Sequence[BlockKey], blocks: Sequence[BlockId]) -> None:
-        """A sequence was preempted: what it had published is copied while it is still there."""
-        if self.up and self.config.preempted != "drop":
-            self.host.touch(keys)
-            for key, block in zip(keys, blocks, strict=True):
-                if key not in self.host:
-                    self._want(key, block, self.config.preempted == "storage")
-                elif self.config.preempted == "storage" and not self.host.is_stored(key):
-                    self._to_put[key] = None
-
-    def _want(self, key: BlockKey, block: BlockId, on_to_storage: bool) -> None:
-        if self.host.total:  # else the service is there for hand-offs only
-            self._to_store[key] = (block, self._cache.pool.generation(block), on_to_storage)
-
     def flush(self, now: Instant) -> None:
         """At the end of an event: everything of one kind goes out in one move."""
         if self.up:
-            if self.config.write == "back" and self._trusted:
-                self._clean_ahead()
-            if self._to_store:
+            if self.config.write == "back" and self._trusted and not self._storing:
+                self.writes.clean_ahead(putting=self._putting > 0)
+            if self.writes.to_store:
                 self._store(now)
-            if self._to_put:
+            if self.writes.to_put:
                 self._put(now)
 
-    def _clean_ahead(self) -> None:
-        """Write back: what will be evicted next is copied before it has to be."""
-        pool = self._cache.pool
-        if self._storing or self._cache.changes == self._cleaned or pool.free >= self.config.watermark * pool.total:
-            return
-        self._cleaned = self._cache.changes  # once for each change: a host tier that is too small must not be churned
-        for key, block in self._cache.coldest(min(self.config.write_back_blocks, self.host.total)):
-            if key not in self.host:
-                self._want(key, block, False)
-        if self.config.storage and not self._putting and self.host.free < self.config.watermark * self.host.total:
-            self._to_put.update(dict.fromkeys(self.host.oldest_unstored(PUT_BLOCKS)))
-
     def _store(self, now: Instant) -> None:
-        pool = self._cache.pool
-        wanted = {key: entry for key, entry in self._to_store.items() if pool.generation(entry[0]) == entry[1]}
-        self.stats.lost_stores += len(self._to_store) - len(wanted)  # handed on in this very event
-        self._to_store = {}
+        pool, to_store = self._cache.pool, self.writes.to_store
+        wanted = {key: entry for key, entry in to_store.items() if pool.generation(entry[0]) == entry[1]}
+        self.stats.lost_stores += len(to_store) - len(wanted)  # handed on in this very event
+        to_store.clear()
         room = min(len(wanted), STORE_BLOCKS_MAX - self._storing)
         host = self.host.take(room) if room > 0 else []
         self.stats.skipped_stores += len(wanted) - len(host)
@@ -160,11 +113,11 @@ class Tiers:
 
     def _put(self, now: Instant) -> None:
         """As many as may be pinned; the rest waits for its turn, within the same bound."""
-        bound = max(PUT_BLOCKS, self.host.total // 4)
-        while self._to_put and self._putting + PUT_BLOCKS <= bound:
-            keys = [key for key in list(self._to_put)[:PUT_BLOCKS] if key in self.host and not self.host.is_stored(key)]
-            for key in list(self._to_put)[:PUT_BLOCKS]:
-                del self._to_put[key]
+        bound, to_put = max(PUT_BLOCKS, self.host.total // 4), self.writes.to_put
+        while to_put and self._putting + PUT_BLOCKS <= bound:
+            keys = [key for key in list(to_put)[:PUT_BLOCKS] if key in self.host and not self.host.is_stored(key)]
+            for key in list(to_put)[:PUT_BLOCKS]:
+                del to_put[key]
             if self.links is None:
                 self._put_run(keys, NO_RUN, now)
                 continue
@@ -172,8 +125,8 @@ class Tiers:
             self.stats.skipped_puts += len(keys) - sum(len(chain) for chain, _ in runs)
             for chain, run in runs:
                 self._put_run(chain, run, now)
-        while len(self._to_put) > bound:
-            del self._to_put[next(iter(self._to_put))]
+        while len(to_put) > bound:
+            del to_put[next(iter(to_put))]
             self.stats.skipped_puts += 1
 
     def _put_run(self, keys: Sequence[BlockKey], run: Run, now: Instant) -> None:
@@ -316,7 +269,7 @@ class Tiers:
         self.stats.lost_stores += len(whole) - sum(whole)
         for key, arrived, put in zip(move.keys, whole, move.on_to_storage, strict=True):
             if arrived and put:
-                self._to_put[key] = None
+                self.writes.to_put[key] = None
 
     def _insert(self, move: Move, whole: list[bool], *, stored: bool) -> None:
         """Deepest first: the beginning of a chain is the last to be evicted."""
@@ -364,8 +317,7 @@ class Tiers:
         self._pulls.clear()
         self._fenced.clear()
         self._queries.clear()
-        self._to_store.clear()
-        self._to_put.clear()
+        self.writes.clear()
         self.outgoing.clear()
         return over
 
@@ -384,7 +336,7 @@ class Tiers:
     def void_device_moves(self) -> None:
         """What the device holds is not to be trusted, and what is brought into it is for nobody."""
         self._trusted = False
-        self._to_store.clear()
+        self.writes.to_store.clear()
         for move in self._moves.values():
             move.void = move.void or bool(move.device)
 

@@ -1,0 +1,83 @@
+"""Which blocks are copied down, and when (TierConfig.write).
+
+    through     each block when it is computed
+    selective   one that was found again so many times
+    back        when the device runs out of blocks, the ones that would be evicted next
+
+Beside it, what a preempted sequence had published (TierConfig.preempted). What is chosen in an event goes out at its end
+(tiers.py); nobody waits for it, and a block that is handed on before is not copied. Asked only while the service is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from baton.config import TierConfig
+from baton.core.kv.host_tier import HostTier
+from baton.core.kv.prefix_cache import PrefixCache
+from baton.protocol.ids import BlockId, BlockKey, Generation
+
+PUT_BLOCKS: Final = 32
+"""Of one put. Several are under way at once."""
+
+
+class WritePolicy:
+    __slots__ = ("_cache", "_cleaned", "_config", "_host", "to_put", "to_store")
+
+    def __init__(self, config: TierConfig, cache: PrefixCache, host: HostTier) -> None:
+        self._config = config
+        self._cache = cache
+        self._host = host
+        self.to_store: dict[BlockKey, tuple[BlockId, Generation, bool]] = {}
+        "Chosen in this event; its generation then; whether storage gets it at once."
+        self.to_put: dict[BlockKey, None] = {}
+        "On the host, for storage."
+        self._cleaned = -1
+
+    def published(self, key: BlockKey, block: BlockId, *, prompt: bool) -> None:
+        """A block is computed, and the cache has it under this key."""
+        if self._config.write == "through" and (prompt or self._config.write_outputs) and key not in self._host:
+            self._want(key, block, self._config.storage)
+
+    def adopted(self, key: BlockKey, block: BlockId) -> None:
+        """A block that another instance computed: it puts it on storage, too, if anybody does."""
+        if self._config.write == "through" and key not in self._host:
+            self._want(key, block, False)
+
+    def found(self, keys: Sequence[BlockKey], blocks: Sequence[BlockId]) -> None:
+        """Blocks of the device are used again."""
+        if self._config.write == "selective":
+            for key, block in zip(keys, blocks, strict=True):
+                if key not in self._host and self._cache.hits_of(block) >= self._config.write_hits:
+                    self._want(key, block, self._config.storage)
+
+    def park(self, keys: Sequence[BlockKey], blocks: Sequence[BlockId]) -> None:
+        """A sequence was preempted: what it had published is copied while it is still there."""
+        if self._config.preempted != "drop":
+            self._host.touch(keys)
+            for key, block in zip(keys, blocks, strict=True):
+                if key not in self._host:
+                    self._want(key, block, self._config.preempted == "storage")
+                elif self._config.preempted == "storage" and not self._host.is_stored(key):
+                    self.to_put[key] = None
+
+    def clean_ahead(self, *, putting: bool) -> None:
+        """Write back: what will be evicted next is copied before it has to be. Nothing is being stored now."""
+        config, cache, host, pool = self._config, self._cache, self._host, self._cache.pool
+        if cache.changes == self._cleaned or pool.free >= config.watermark * pool.total:
+            return
+        self._cleaned = cache.changes  # once for each change: a host tier that is too small must not be churned
+        for key, block in cache.coldest(min(config.write_back_blocks, host.total)):
+            if key not in host:
+                self._want(key, block, False)
+        if config.storage and not putting and host.free < config.watermark * host.total:
+            self.to_put.update(dict.fromkeys(host.oldest_unstored(PUT_BLOCKS)))
+
+    def clear(self) -> None:
+        self.to_store.clear()
+        self.to_put.clear()
+
+    def _want(self, key: BlockKey, block: BlockId, on_to_storage: bool) -> None:
+        if self._host.total:  # else the service is there for hand-offs only
+            self.to_store[key] = (block, self._cache.pool.generation(block), on_to_storage)
