@@ -54,6 +54,33 @@ def test_killed_and_stalled_workers_change_nothing(tiny: Path, tmp_path: Path):
         assert server.wait_ended() == 0
 
 
+@pytest.mark.slow
+def test_three_kills_under_24_streams_cost_no_answer(tiny: Path, tmp_path: Path):
+    """The case of the review: within 6 s, where 2 of 48 streams ended with "the worker was lost twice"."""
+    bodies = [{**SAMPLED, "n": 1, "max_tokens": 40, "seed": number, "prompt": f"Lorem {number}"} for number in range(8)]
+    with Server(tiny, tmp_path, orders={"delay": [1, 0.01]}).wait_ready() as server:
+        alone = [server.ask("/v1/completions", body).tokens for body in bodies]
+        seen, kills = 0, [60, 300, 540]
+
+        def count(data: bytes) -> None:
+            nonlocal seen
+            seen += data.count(b'"token_ids"')
+            if kills and seen >= kills[0]:
+                kills.pop(0)
+                server.process("worker").send(signal.SIGKILL)
+
+        async def all_of_them() -> list:
+            streams = [ask(server.port, "/v1/completions", {**body, "stream": True}, on_bytes=count) for body in bodies * 3]
+            return await asyncio.gather(*streams)
+
+        replies = asyncio.run(all_of_them())
+        assert not kills
+        assert all(reply.complete for reply in replies), [reply.content[-300:] for reply in replies]
+        assert [reply.tokens for reply in replies] == alone * 3
+        numbers = server.wait_idle()
+        assert (numbers["baton:worker_losses_total"], numbers["baton:crash_ends_total"]) == (3, 0)
+
+
 def test_a_worker_that_cannot_be_replaced_ends_the_server_with_clean_errors(tiny: Path, tmp_path: Path):
     """Whoever supervises the server from outside sees it end, and may start it again."""
     with Server(tiny, tmp_path, orders={"delay": [1, 0.01], "dies_from": 2}).wait_ready() as server:
