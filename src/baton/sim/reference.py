@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from baton.core.engine.worker_watch import HEALTHY_STEPS
 from baton.core.events import Event, Pause, Resume
 from baton.errors import InvariantBroken
 from baton.protocol.request import Refused
 from baton.sim.scenario import Client, Scenario
 from baton.sim.trip import Order
+
+HEALTHY_STEPS = 16
+"""A worker that has absorbed so many is not in a row of losses any more. Our own number: that of the core may be wrong."""
 
 
 class Reference:

@@ -165,6 +165,7 @@ class Instance:
 
     def check(self) -> None:
         check_board(self.board)
+        self._suspects.check(self.board)
         queue = self.config.queue
         if self.board.queued > queue.requests_max or self.board.queued_tokens > queue.tokens_max:
             raise InvariantBroken("more is queued than the queue may hold", invariant=49)

@@ -20,6 +20,7 @@ from typing import Final
 from baton.core.engine.board import Board
 from baton.core.engine.phase import OPEN, Phase
 from baton.core.engine.request import Sequence, by_urgency
+from baton.errors import InvariantBroken
 from baton.protocol.request import FinishReason
 from baton.protocol.step import StepPlan
 
@@ -80,6 +81,14 @@ class Suspects:
                 if sequence.phase is Phase.HELD:
                     board.release(sequence)
 
+    def check(self, board: Board) -> None:
+        """47: whoever is a suspect is being looked at, or waits for that. Nobody stays one who was forgotten."""
+        watched = [_name(sequence) for group in (self._active, *self._held) for sequence in group]
+        for group in board.groups.values():
+            for sequence in group.sequences:
+                if sequence.phase in OPEN and sequence.suspect != (_name(sequence) in watched):
+                    raise InvariantBroken(f"{sequence!r} is a suspect, and nobody looks at it; or the other way", invariant=47)
+
     def _count_against(self, board: Board, sequence: Sequence) -> None:
         """There was evidence, and it is the only suspect."""
         sequence.suspect_losses += 1
@@ -94,6 +103,10 @@ class Suspects:
         for sequence in group:
             if sequence.phase is Phase.WAITING:
                 board.hold(sequence)
+
+
+def _name(sequence: Sequence) -> tuple[str, int, int]:
+    return sequence.request.id, sequence.attempt, sequence.index
 
 
 def _clear(sequence: Sequence) -> None:

@@ -19,10 +19,12 @@ from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Releas
 from baton.protocol.ids import Instant
 from baton.protocol.moves import BlockMove
 from baton.protocol.output import Emit
+from baton.protocol.request import GenerateRequest
 from baton.protocol.step import StepResult
 from baton.sim.cache import CacheService, Peers, StoredObject
 from baton.sim.cluster.clock import Clock
 from baton.sim.cluster.plans import NodePlans
+from baton.sim.cluster.room_watch import RoomWatch
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.network import Network
 from baton.sim.process import NO_EPOCH, WorkerProcess
@@ -67,6 +69,8 @@ class Engine:
         "Its worker was, once."
         self.dead = False
         self.frozen = False
+        self._by_priority = scenario.order == "priority"
+        self._block_size = scenario.block_size
         self._number = number
         self._name = name
         self._timeline = timeline
@@ -240,6 +244,12 @@ class Engine:
     def is_drained(self) -> bool:
         instance = self.instance
         return instance.mode.value == "paused" and not any(instance.view.load()[2:]) and instance.next_deadline() is None
+
+    def room_for(self, request: GenerateRequest) -> RoomWatch:
+        """What there is now, and what of it is promised to others."""
+        priority = request.priority if self._by_priority else 0
+        order = (priority, self._clock.now() - request.age_seconds)
+        return RoomWatch(self.instance.view, request.id, order, self._block_size)
 
     def full_check(self) -> None:
         """12: what can be found in the device's cache is what its key says."""

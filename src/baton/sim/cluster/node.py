@@ -222,7 +222,12 @@ class ClusterNode:
                 stop = message.reason is FinishReason.STOP
                 ours = RequestId(tag + message.request)
                 engine.tell(Abort(ours, message.index, FinishReason.STOP if stop else FinishReason.ABORT))
-            case Expect(request=request) | Prefill(request=request):
+            case Expect(request=request):
+                ours = replace(request, id=RequestId(tag + request.id))
+                room = engine.room_for(ours)
+                engine.tell(replace(message, request=ours))
+                room.look()
+            case Prefill(request=request):
                 engine.tell(replace(message, request=replace(request, id=RequestId(tag + request.id))))
             case PeerOffer(offer=offer):
                 engine.tell(replace(message, offer=replace(offer, request=RequestId(tag + offer.request))))

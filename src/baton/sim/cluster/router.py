@@ -34,6 +34,7 @@ from baton.protocol.node import NodeHello, NodeRefused, RouterBeat, RouterHello
 from baton.protocol.output import Emit
 from baton.protocol.request import GenerateRequest
 from baton.sim.cluster.clock import Clock
+from baton.sim.cluster.line_watch import LineWatch
 from baton.sim.cluster.preempt_watch import PreemptWatch
 from baton.sim.cluster.stall_watch import StallWatch
 from baton.sim.cluster.watch import ClusterWatch
@@ -54,8 +55,17 @@ class Hearers(Protocol):
 
 class RouterProcess:
     def __init__(
-        self, number: int, config: RouterConfig, seed: int, timeline: Timeline, clock: Clock, watch: ClusterWatch
+        self,
+        number: int,
+        config: RouterConfig,
+        seed: int,
+        timeline: Timeline,
+        clock: Clock,
+        watch: ClusterWatch,
+        *,
+        pairs: bool,
     ) -> None:
+        """`pairs`: some of its instances prefill for others."""
         self.number = number
         self.name = f"router{number}"
         self.config = config
@@ -77,6 +87,7 @@ class RouterProcess:
         self._attempts: dict[str, int] = {}
         self._stalls = StallWatch(config, watch)
         self._preemptions = PreemptWatch(config, watch)
+        self._line = LineWatch(config, pairs=pairs)
         self._inbox: list[Callable[[], None]] = []
         self._armed: float | None = None
 
@@ -101,6 +112,7 @@ class RouterProcess:
         self._attempts.clear()
         self._stalls.clear()
         self._preemptions.clear()
+        self._line.clear()
         self._armed = None
         for wire in (*self._wires.values(), *self._dialled.values()):
             wire.close("down", in_order=False)
@@ -205,11 +217,18 @@ class RouterProcess:
         if machine is None:
             return
         self.events += 1
-        for effect in machine.handle(event, Instant(max(self._clock.now(), at_least))):
+        queued = machine.queued
+        effects = machine.handle(event, Instant(max(self._clock.now(), at_least)))
+        if type(event) is Arrive:
+            self._line.arrives(event.request)
+            self._line.answered(event.request, queued, effects)
+        for effect in effects:
             self._timeline.record(effect)
+            self._line.effect(effect)
             match effect:
                 case Tell(session, message):
                     self._look(session, message)
+                    self._line.told(message)
                     self._stalls.told(session, message, self._timeline.now)
                     self._preemptions.told(session, message, self._timeline.now)
                     if (wire := self._wires.get(session)) is not None:

@@ -42,8 +42,11 @@ class ClusterWorld:
         self.watch = ClusterWatch(scenario)
         self.wires = Wires(self.timeline, scenario.seed, cluster.delay, cluster.jitter)
         self.remote = cluster.remote
+        pairs = any(node.role == "prefill" for node in cluster.nodes)
         self.routers = [
-            RouterProcess(number, self._router_config(), scenario.seed, self.timeline, self._clock(100 + number), self.watch)
+            RouterProcess(
+                number, self._router_config(), scenario.seed, self.timeline, self._clock(100 + number), self.watch, pairs=pairs
+            )
             for number in range(cluster.routers)
         ]
         self.nodes = [

@@ -1,0 +1,80 @@
+"""The line of one router, by an order of its own: who may be placed before whom (34), and who finds no room in it (22).
+
+    in line     A (urgent)   B   C
+    placed on a pair: C      wrong, if A or B needs no more than C does, and was never tried anywhere
+
+A request may be passed over for something that is its own: an instance that refused it or lost it, or pools that are too small
+for it. So only those are held against the router that nobody has had yet and that are no larger than the one that is
+placed. One on a pair took a prefill instance, which they could have had; one that is placed whole may be one that needs none,
+so those are looked at only where nobody prefills for others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.config import RouterConfig
+from baton.core.cluster.events import BreakOff, Deliver, TurnAway
+from baton.errors import InvariantBroken
+from baton.protocol.handoff import Expect
+from baton.protocol.request import GenerateRequest
+
+
+class LineWatch:
+    def __init__(self, config: RouterConfig, *, pairs: bool) -> None:
+        """`pairs`: some instances prefill for others."""
+        self._config = config
+        self._pairs = pairs
+        self._orders: dict[str, tuple[int, int]] = {}
+        self._untried: dict[str, GenerateRequest] = {}
+        "In line, and nobody has had it yet."
+        self._attempts: dict[str, int] = {}
+        "Of a request that was placed: the last one."
+
+    def clear(self) -> None:
+        """The router begins anew."""
+        for books in (self._orders, self._untried, self._attempts):
+            books.clear()
+
+    def arrives(self, request: GenerateRequest) -> None:
+        priority = request.priority if self._config.order == "priority" else 0
+        self._orders[request.id] = (priority, len(self._orders))
+        self._untried[request.id] = request
+
+    def answered(self, request: GenerateRequest, queued: int, effects: list[Any]) -> None:
+        """To its arrival, when so many sequences were in line."""
+        refused = next((e.refused for e in effects if type(e) is TurnAway and e.request == request.id), None)
+        needed, limit = queued + len(request.wanted), self._config.queue_requests_max
+        if refused is None or refused.reason == "queue_full":
+            told = (refused.needed, refused.limit) if refused is not None else None
+            if (told is None) != (needed <= limit) or (told is not None and told != (needed, limit)):
+                answer = "let in" if refused is None else f"turned away with {told}"
+                raise InvariantBroken(f"{request.id} is {answer}: {needed} would be in a line of {limit}", invariant=22)
+
+    def effect(self, effect: Any) -> None:
+        match effect:
+            case TurnAway() | BreakOff():
+                self._untried.pop(effect.request, None)
+            case Deliver(emit):
+                for ended in emit.ended:
+                    self._untried.pop(ended.request, None)
+
+    def told(self, message: Any) -> None:
+        match message:
+            case GenerateRequest():
+                self._placed(message, paired=False)
+            case Expect(request=request):
+                self._placed(request, paired=True)
+
+    def _placed(self, request: GenerateRequest, *, paired: bool) -> None:
+        self._untried.pop(request.id, None)
+        if self._attempts.get(request.id) == request.attempt:
+            return  # told again, so that room is kept
+        self._attempts[request.id] = request.attempt
+        if not paired and self._pairs:
+            return
+        order, tokens = self._orders[request.id], len(request.prompt) + request.sampling.max_tokens
+        for other in self._untried.values():
+            smaller = len(other.prompt) <= len(request.prompt) and len(other.prompt) + other.sampling.max_tokens <= tokens
+            if smaller and self._orders[other.id] < order:
+                raise InvariantBroken(f"{request.id} is placed before {other.id}, which needs no more", invariant=34)

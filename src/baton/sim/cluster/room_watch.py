@@ -1,0 +1,50 @@
+"""7: room that is kept for a prompt which is computed elsewhere is room that there was, beside what was promised before.
+
+    available before   |-- new blocks of the reservation --|-- growth of what runs --|-- one block for each that comes first --|
+
+What others need who come first is at least a block each: the last token of a prompt is computed into one of its own.
+"""
+
+from __future__ import annotations
+
+from baton.core.engine.phase import Phase
+from baton.core.engine.view import InstanceView
+from baton.errors import InvariantBroken
+from baton.protocol.ids import RequestId
+
+
+class RoomWatch:
+    """Made before an instance is asked to keep room, looked at after."""
+
+    def __init__(self, view: InstanceView, request: RequestId, order: tuple[int, float], block_size: int) -> None:
+        """`order`: priority and arrival, by the instance's clock."""
+        self._view = view
+        self._request = request
+        self._known = view.is_open(request)
+        load = view.load()
+        self._available = load.blocks_free + load.blocks_idle
+        self._generations = view.generations()
+        ratio = view.reserve_ratio
+        growth = 0
+        for sequence in view.running():
+            expected = min(sequence.prompt_tokens + int(ratio * sequence.declared_tokens), sequence.stop_position)
+            if sequence.priority <= order[0] and expected > sequence.capacity:
+                growth += -(-(expected - sequence.capacity) // block_size)
+        self._growth = growth
+        self._earlier = sum(sequence.order[:2] < order for sequence in view.preempting())
+
+    def look(self) -> None:
+        if self._known:
+            return  # told again, so that it is kept
+        kept = [s for s in self._view.sequences(self._request) if s.phase is Phase.LOADING]
+        if not kept or not kept[0].blocks:
+            return
+        now = self._view.generations()
+        new = sum(now[block] != self._generations[block] for block in kept[0].blocks)
+        wanted = new + self._growth + self._earlier
+        if wanted > self._available:
+            raise InvariantBroken(
+                f"{self._request} has {new} blocks, {self._growth} are for growth and {self._earlier} come first: "
+                f"{self._available} were available",
+                invariant=7,
+            )
