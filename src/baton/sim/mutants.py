@@ -204,6 +204,10 @@ MUTANTS: tuple[Mutant, ...] = (
            "the worker is given up and nobody is told"),
     Mutant("narrowing-counts", "core.engine.instance", "counts=evidence and not explained", "counts=True",
            "kills from outside and the search for a culprit count towards giving the worker up"),
+    Mutant("healthy-at-once", "core.engine.worker_watch", "HEALTHY_STEPS: Final = 16", "HEALTHY_STEPS: Final = 1",
+           "one step is enough for a healthy life: a worker that always dies in its second is restarted for ever"),
+    Mutant("beside-suspects-not-held", "core.engine.recovery", "        self._hold(board, later, last=True)\n", "",
+           "those that ran beside a known suspect are suspects that nobody looks at"),
     # Broken results
     Mutant("missing-ack-believed", "protocol.step", "if lengths[count : len(rows)] != (1,) * len(acks) or result.values[tokens : tokens + len(acks)] != _DROPPED * len(acks):", "if False:",
            "a drop that the worker did not execute counts as executed"),

@@ -97,6 +97,9 @@ class InstanceView:
         """Given up their blocks, not acknowledged yet."""
         return list(self._board.preempting)
 
+    def first_in_line(self) -> Sequence | None:
+        return self._board.waiting.head()
+
     def preempted_requests(self, most: int) -> list[RequestId]:
         """Of sequences that were preempted and do not run now. At most so many, the first in line first."""
         board = self._board

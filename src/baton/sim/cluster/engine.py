@@ -249,7 +249,7 @@ class Engine:
         """What there is now, and what of it is promised to others."""
         priority = request.priority if self._by_priority else 0
         order = (priority, self._clock.now() - request.age_seconds)
-        return RoomWatch(self.instance.view, request.id, order, self._block_size)
+        return RoomWatch(self.instance.view, request.id, order, self._block_size, cached=self._shares)
 
     def full_check(self) -> None:
         """12: what can be found in the device's cache is what its key says."""

@@ -69,4 +69,13 @@ CLUSTER_MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
      "an instance's loss of its worker is an error for the client"),
     ("timeout-told-as-abort", "core.cluster.trip", "if why is not None and ended.reason is FinishReason.ABORT:", "if why is None and ended.reason is None:",
      "a request whose time is over is told to be aborted (found by the rehearsal)"),
+    # The line
+    ("line-overtaken", "core.cluster.dispatch", "if found is Shortage.ROOM:\n                break", "if found is None:\n                break",
+     "whoever fits overtakes a request that waits for room"),
+    ("router-priority-ignored", "core.cluster.router", 'request.priority if self._config.order == "priority" else 0', "0",
+     "the router takes all for equally urgent"),
+    ("router-queue-one-more", "core.cluster.line", "if self.sequences + sequences > config.queue_requests_max:", "if self.sequences + sequences > config.queue_requests_max + 1:",
+     "the router's line takes one sequence more than it may"),
+    ("reservation-takes-the-reserve", "core.handoff.destination", " + board.reserve.blocks_of(board.running, sequence.priority)", "",
+     "room that is kept for growth is given to a prompt that is computed elsewhere"),
 )  # fmt: skip

@@ -223,9 +223,9 @@ class ClusterNode:
                 ours = RequestId(tag + message.request)
                 engine.tell(Abort(ours, message.index, FinishReason.STOP if stop else FinishReason.ABORT))
             case Expect(request=request):
-                ours = replace(request, id=RequestId(tag + request.id))
-                room = engine.room_for(ours)
-                engine.tell(replace(message, request=ours))
+                tagged = replace(request, id=RequestId(tag + request.id))
+                room = engine.room_for(tagged)
+                engine.tell(replace(message, request=tagged))
                 room.look()
             case Prefill(request=request):
                 engine.tell(replace(message, request=replace(request, id=RequestId(tag + request.id))))

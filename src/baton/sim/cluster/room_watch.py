@@ -1,8 +1,9 @@
 """7: room that is kept for a prompt which is computed elsewhere is room that there was, beside what was promised before.
 
-    available before   |-- new blocks of the reservation --|-- growth of what runs --|-- one block for each that comes first --|
+    available before   |-- new blocks of the reservation --|-- growth of what runs --|-- who comes first --|
 
-What others need who come first is at least a block each: the last token of a prompt is computed into one of its own.
+Who comes first are the head of the line and those that were preempted, if they are more urgent. They need at least a block
+each, because the last token of a prompt is computed into one of its own; all of their blocks where nothing is cached.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from baton.protocol.ids import RequestId
 class RoomWatch:
     """Made before an instance is asked to keep room, looked at after."""
 
-    def __init__(self, view: InstanceView, request: RequestId, order: tuple[int, float], block_size: int) -> None:
-        """`order`: priority and arrival, by the instance's clock."""
+    def __init__(
+        self, view: InstanceView, request: RequestId, order: tuple[int, float], block_size: int, *, cached: bool
+    ) -> None:
+        """`order`: priority and arrival, by the instance's clock. `cached`: blocks may be found."""
         self._view = view
         self._request = request
         self._known = view.is_open(request)
@@ -31,7 +34,10 @@ class RoomWatch:
             if sequence.priority <= order[0] and expected > sequence.capacity:
                 growth += -(-(expected - sequence.capacity) // block_size)
         self._growth = growth
-        self._earlier = sum(sequence.order[:2] < order for sequence in view.preempting())
+        first = view.first_in_line()
+        earlier = [*view.preempting(), *([first] if first is not None and not first.blocks else [])]
+        needs = [1 if cached else -(-len(sequence.tokens) // block_size) for sequence in earlier if sequence.order[:2] < order]
+        self._earlier = sum(needs)
 
     def look(self) -> None:
         if self._known:
