@@ -132,6 +132,12 @@ class Watch:
         hit = trip.hit[index] or 0
         if (ended.prompt_tokens, ended.output_tokens, ended.cached_tokens) != (len(client.prompt), len(delivered), hit):
             raise InvariantBroken(f"{ended.request}.{index}: usage is {ended}", invariant=23)
+        below = (ended.host_tokens, ended.storage_tokens)
+        if min(below) < 0 or sum(below) > (hit if self._scenario.host_blocks else 0):
+            raise InvariantBroken(f"{ended.request}.{index}: {below} of {hit} tokens came from lower tiers", invariant=23)
+        preempted = next((sequence.preemptions for sequence in trip.sequences if sequence.index == index), 0)
+        if ended.preemptions != preempted:
+            raise InvariantBroken(f"{ended.request}.{index} was preempted {preempted} times: {ended}", invariant=23)
         match ended.reason:
             case FinishReason.STOP if self._by_stop_string(trip, index):
                 pass
