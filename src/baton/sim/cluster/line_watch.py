@@ -6,7 +6,8 @@
 A request may be passed over for something that is its own: an instance that refused it or lost it, or pools that are too small
 for it. So only those are held against the router that nobody has had yet and that are no larger than the one that is
 placed. One on a pair took a prefill instance, which they could have had; one that is placed whole may be one that needs none,
-so those are looked at only where nobody prefills for others.
+so those are looked at only where nobody prefills for others. Where some cannot read from others, it depends on who can have
+which pair: nothing is looked at then.
 """
 
 from __future__ import annotations
@@ -59,19 +60,20 @@ class LineWatch:
                 for ended in emit.ended:
                     self._untried.pop(ended.request, None)
 
-    def told(self, message: Any) -> None:
+    def told(self, message: Any, *, readable: bool) -> None:
+        """`readable`: every instance can read from every other, as far as the router knew before."""
         match message:
             case GenerateRequest():
-                self._placed(message, paired=False)
+                self._placed(message, exact=not self._pairs)
             case Expect(request=request):
-                self._placed(request, paired=True)
+                self._placed(request, exact=readable)
 
-    def _placed(self, request: GenerateRequest, *, paired: bool) -> None:
+    def _placed(self, request: GenerateRequest, *, exact: bool) -> None:
         self._untried.pop(request.id, None)
         if self._attempts.get(request.id) == request.attempt:
             return  # told again, so that room is kept
         self._attempts[request.id] = request.attempt
-        if not paired and self._pairs:
+        if not exact:
             return
         order, tokens = self._orders[request.id], len(request.prompt) + request.sampling.max_tokens
         for other in self._untried.values():

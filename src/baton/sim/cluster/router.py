@@ -218,6 +218,7 @@ class RouterProcess:
             return
         self.events += 1
         queued = machine.queued
+        readable = not any(member.paths for member in machine.membership.members.values())
         effects = machine.handle(event, Instant(max(self._clock.now(), at_least)))
         if type(event) is Arrive:
             self._line.arrives(event.request)
@@ -228,7 +229,7 @@ class RouterProcess:
             match effect:
                 case Tell(session, message):
                     self._look(session, message)
-                    self._line.told(message)
+                    self._line.told(message, readable=readable)
                     self._stalls.told(session, message, self._timeline.now)
                     self._preemptions.told(session, message, self._timeline.now)
                     if (wire := self._wires.get(session)) is not None:
