@@ -291,6 +291,18 @@ def test_a_call_that_is_required_is_enforced_by_a_grammar(ask, server, choice, n
     assert grammar.ends
 
 
+def test_a_strict_tool_is_held_to_its_schema_where_the_model_is_free(ask, server):
+    strict = {**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}
+    ask(call("weather", city="Oslo"), tools=[strict, TOOLS[1]])
+    grammar = server.engine.requests[-1].sampling.grammar
+    assert grammar.kind == "lark"
+    assert "unbound" in grammar.text
+    assert '"city"' in grammar.text
+    assert '"zone"' not in grammar.text  # the other one is not strict: any object will do
+    ask(call("weather", city="Oslo"), tools=[{**strict, "function": {**strict["function"], "strict": False}}])
+    assert server.engine.requests[-1].sampling.grammar is None
+
+
 def test_no_grammar_where_the_model_is_free(ask, server):
     for choice in ("auto", "none"):
         ask("No.", tool_choice=choice)

@@ -177,7 +177,7 @@ def test_items_of_one_turn_are_one_message():
         ({"max_output_tokens": 0}, "max_output_tokens must be"),
         ({"input": 3}, "input must be"),
         ({"input": [3]}, "input[0] must be an item"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
         ({"input": [{"role": "x", "content": "y"}]}, "input[0].role"),
         ({"input": [{"type": "function_call", "name": 3}]}, "input[0].name"),
         ({"input": []}, "at least one message"),

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from baton.text.parsers.call_grammar import calls_grammar
-from baton.text.parsers.calls import CallsParser
+from baton.text.parsers.deepseek_calls import CALL as CALL_MARK
+from baton.text.parsers.deepseek_calls import CALLS, END_CALL, END_CALLS, SEP
+from baton.text.parsers.open_calls import calls_parser
 from baton.text.parsers.styles import CALL_STYLES
 
 llguidance = pytest.importorskip("llguidance")
 
-MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>")
+MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", CALLS, CALL_MARK, SEP, END_CALL, END_CALLS)
 TOKENS = [bytes([byte]) for byte in range(256)] + [mark.encode() for mark in MARKS] + [b"<end>"]
 END = len(TOKENS) - 1
 WEATHER = {
@@ -75,7 +77,7 @@ def test_what_it_allows_is_read_as_calls(style, parallel, special):
     dice = random.Random(f"{style} {parallel} {special}")
     for _ in range(6):
         text = wander(matcher(style, parallel=parallel, special=special), dice)
-        parser = CallsParser(CALL_STYLES[style], tuple(TOOLS), calls_max=999)
+        parser = calls_parser(CALL_STYLES[style], TOOLS, calls_max=999)
         parts = [*parser.feed(text), *parser.flush()]
         assert all(hasattr(part, "arguments") for part in parts), text
         names = [part.name for part in parts if part.name is not None]
@@ -88,6 +90,11 @@ def test_what_it_allows_is_read_as_calls(style, parallel, special):
 
 
 CALL = '{"name": "weather", "arguments": {"city": "Oslo", "days": 3}}'
+DEEPSEEK = f"{CALLS}{CALL_MARK}function{SEP}weather\n```json\n" + '{"city": "Oslo", "days": 3}' + f"\n```{END_CALL}{END_CALLS}"
+XML = (
+    "<tool_call>\n<function=weather>\n<parameter=city>\n%s\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
+)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +104,10 @@ CALL = '{"name": "weather", "arguments": {"city": "Oslo", "days": 3}}'
         ("mistral", f"[TOOL_CALLS][{CALL}]"),
         ("llama3_json", CALL.replace("arguments", "parameters")),
         ("json", CALL),
+        ("qwen3_coder", XML % '"Oslo"'),  # untyped, so in JSON
+        ("pythonic", '[weather(city="Oslo", days=3)]'),
+        ("deepseek_v3", DEEPSEEK),
+        ("deepseek_v31", f"{CALLS}{CALL_MARK}weather{SEP}" + '{"city": "Oslo", "days": 3}' + f"{END_CALL}{END_CALLS}"),
     ],
 )
 def test_it_allows_what_models_write(style, text):
@@ -111,3 +122,59 @@ def test_or_an_answer_in_its_format():
     for text in ('{"a": 5}', f"<tool_call>\n{CALL}\n</tool_call>"):
         assert takes(matcher("hermes", or_answer=schema), text)
     assert not takes(matcher("hermes", or_answer=schema), '{"b": 5}')
+
+
+# A tool that is strict, and a model that is free to call
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("style", [style.name for style in CALL_STYLES.values() if not style.bare])
+def test_from_the_opening_mark_on_a_call_follows_its_schema(style, special):
+    """Anything else may be said; what is begun as a call is one. The parser reads it so."""
+    dice = random.Random(f"free {style} {special}")
+    opening, inside = CALL_STYLES[style].opens[0], []
+    for _ in range(4):
+        made = matcher(style, special=special, free=True)
+        said = [*b"It is {cold}. ", *([SPECIAL[opening]] if special else opening.encode())]
+        assert made.try_consume_tokens(said) == len(said)
+        text = ("It is {cold}. " + opening).encode()
+        for _ in range(3000):  # to the end of the first call: behind it anything may come
+            words = np.zeros((len(TOKENS) + 31) // 32, np.uint32)
+            made.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")[: len(TOKENS)]).tolist()
+            if END in allowed:
+                break
+            token = dice.choice(allowed)
+            assert made.consume_token(token)
+            text += TOKENS[token]
+        parser = calls_parser(CALL_STYLES[style], TOOLS, calls_max=1)
+        parts = [*parser.feed(text.decode()), *([] if parser.done else parser.flush())]
+        assert parts[0].text == "It is {cold}. "
+        inside.append(parts[1].name)
+        arguments = json.loads("".join(part.arguments for part in parts[1:]))
+        assert set(arguments) <= set(TOOLS[parts[1].name]["properties"])
+    assert set(inside) <= set(TOOLS)
+
+
+def test_a_free_answer_is_any_text():
+    for text in ("", "It is cold.", '{"a": 5}', "\n\n```python\nprint(1)\n```", "<tool", "5 < 6"):
+        assert takes(matcher("hermes", free=True), text)
+    assert takes(matcher("hermes", free=True), f"So: <tool_call>\n{CALL}\n</tool_call>\nThat was it.")
+    assert not takes(matcher("hermes", free=True), "So: <tool_call>\nno")
+    assert not takes(matcher("hermes", free=True, parallel=False), "<tool_call>\n" + CALL.replace("Oslo", "Nowhere"))
+
+
+def test_texts_of_xml_are_any_text():
+    schema = {
+        "t": {"properties": {"a": {"type": "string"}, "b": {"type": "string", "enum": ["x", "y"]}}, "required": ["a", "b"]}
+    }
+    text = calls_grammar(CALL_STYLES["qwen3_coder"], schema, parallel=False, special={})
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Tokens(False)), n_vocab=len(TOKENS), eos_token=END)
+    head, tail = "<tool_call>\n<function=t>\n<parameter=a>\n", "\n</parameter>\n</function>\n</tool_call>"
+    for a, b, good in (('<b>"\\n\n\n</b> </para', "x", True), ("", "y", True), ("1", "z", False)):
+        made = llguidance.LLMatcher(tokenizer, '%llguidance {"no_forcing": true}\n' + text, log_level=0)
+        said = f"{head}{a}\n</parameter>\n<parameter=b>\n{b}{tail}"
+        assert takes(made, said) is good
+        if good:
+            parser = calls_parser(CALL_STYLES["qwen3_coder"], schema, calls_max=1)
+            assert json.loads("".join(part.arguments for part in parser.feed(said))) == {"a": a, "b": b}

@@ -11,12 +11,17 @@ from hypothesis import strategies as st
 from baton.errors import InvalidConfig
 from baton.text.parsers.base import Content, PlainParser, Reasoning
 from baton.text.parsers.call_object import HELD_CHARS_MAX
-from baton.text.parsers.calls import CallsParser
+from baton.text.parsers.deepseek_calls import CALL, CALLS, END_CALL, END_CALLS, SEP
 from baton.text.parsers.json_scan import DEPTH_MAX, JsonScan
+from baton.text.parsers.open_calls import calls_parser
 from baton.text.parsers.styles import CALL_STYLES, THINK_STYLES, answer_style
 from baton.text.parsers.think import ThinkParser
 
-TOOLS = ("weather", "time_in", "a.b-c")
+TOOLS = {
+    "weather": {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "maybe": {"type": ["string", "null"]}}},
+    "time_in": {},
+    "a.b-c": {},
+}
 MANY = settings(max_examples=400, deadline=None)
 A = '{"name": "weather", "arguments": {"city": "Oslo"}}'
 B = '{"name": "time_in", "arguments": {"zone": [1, -2.5e+3, null, "\\u00e5 }"]}}'
@@ -49,11 +54,19 @@ def taken_apart(parser, pieces) -> tuple[str, str, list[tuple[str, str]]]:
 
 
 def calls_in(style: str, text: str, calls_max: int = 100):
-    content, _, calls = taken_apart(CallsParser(CALL_STYLES[style], TOOLS, calls_max=calls_max), [text])
+    content, _, calls = taken_apart(calls_parser(CALL_STYLES[style], TOOLS, calls_max=calls_max), [text])
     return content, calls
 
 
 W, T = ("weather", CITY), ("time_in", ZONE)
+XML = "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>"
+PYTHON = '[weather(city="Oslo"), time_in(zone=[1, -2.5e+3, None, "\\u00e5 }"])]'
+ZONE_TOLD = '{"zone": [1, -2500.0, null, "\u00e5 }"]}'
+FENCED = f"{CALL}function{SEP}weather\n```json\n{CITY}\n```{END_CALL}"
+
+
+def xml(key: str, value: str) -> str:
+    return f"<function=weather><parameter={key}>{value}</parameter></function>"
 
 
 @pytest.mark.parametrize(
@@ -91,11 +104,51 @@ W, T = ("weather", CITY), ("time_in", ZONE)
         ("json", f"```json\n{A}\n```", "", [W]),
         ("json", '{"answer": 42}', '{"answer": 42}', []),
         ("json", "[1, 2, 3]", "[1, 2, 3]", []),
+        ("qwen3_coder", XML, "", [W]),
+        ("qwen3_coder", f"So.\n{XML}\n{XML}\nDone.", "So.\n\nDone.", [W, W]),
+        ("qwen3_coder", XML.removeprefix("<tool_call>\n"), "", [W]),
+        ("qwen3_coder", "<function=time_in>\n</function>", "", [("time_in", "{}")]),
+        ("qwen3_coder", xml("city", '\n\na "b"\n</p>\n\n'), "", [("weather", '{"city": "\\na \\"b\\"\\n</p>\\n"}')]),
+        ("qwen3_coder", xml("city", "5"), "", [("weather", '{"city": "5"}')]),
+        ("qwen3_coder", xml("days", "\n5\n"), "", [("weather", '{"days": 5}')]),
+        ("qwen3_coder", xml("days", "5.5"), "", [("weather", '{"days": "5.5"}')]),
+        ("qwen3_coder", xml("days", "five"), "", [("weather", '{"days": "five"}')]),
+        (
+            "qwen3_coder",
+            xml("maybe", "null") + xml("maybe", "5"),
+            "",
+            [("weather", '{"maybe": null}'), ("weather", '{"maybe": "5"}')],
+        ),
+        ("qwen3_coder", xml("x", "True"), "", [("weather", '{"x": true}')]),
+        ("qwen3_coder", xml("x", '{"a": [1, "\\ud800"]}'), "", [("weather", '{"x": "{\\"a\\": [1, \\"\\\\ud800\\"]}"}')]),
+        ("qwen3_coder", xml("x", "NaN"), "", [("weather", '{"x": "NaN"}')]),
+        ("qwen3_coder", "<function=nobody></function>", "<function=nobody></function>", []),
+        ("qwen3_coder", f"<tool_call>{A}</tool_call>", f"<tool_call>{A}</tool_call>", []),
+        ("qwen3_coder", "<function=weather>oops", "oops", [("weather", "{")]),
+        ("pythonic", PYTHON, "", [W, ("time_in", ZONE_TOLD)]),
+        ("pythonic", f"<|python_start|>{PYTHON}<|python_end|>", "", [W, ("time_in", ZONE_TOLD)]),
+        ("pythonic", f"It is {PYTHON}", f"It is {PYTHON}", []),  # without a mark only at the start
+        ("pythonic", "[ weather ( city = 'Oslo' , days = 3 ) ]", "", [("weather", '{"city": "Oslo", "days": 3}')]),
+        ("pythonic", r"[weather(city='it\'s, \\')]", "", [("weather", '{"city": "it\'s, \\\\"}')]),
+        ("pythonic", "[a.b-c(x={'a': (1, true), 'b': null})]", "", [("a.b-c", '{"x": {"a": [1, true], "b": null}}')]),
+        ("pythonic", "[time_in()] And more.", " And more.", [("time_in", "{}")]),
+        ("pythonic", "[1, 2, 3]", "[1, 2, 3]", []),
+        ("pythonic", "[nobody(a=1)]", "[nobody(a=1)]", []),
+        ("pythonic", "[weather(city=open('x'))]", "open('x'))]", [("weather", '{"city": ')]),
+        ("deepseek_v3", f"{CALLS}{FENCED}\n{FENCED}{END_CALLS}", "", [W, W]),
+        (
+            "deepseek_v31",
+            f"Hm.{CALLS}{CALL}weather{SEP}{CITY}{END_CALL}{CALL}time_in{SEP}{ZONE}{END_CALL}{END_CALLS}",
+            "Hm.",
+            [W, T],
+        ),
+        ("deepseek_v31", f"{CALLS}{CALL}nobody{SEP}{{}}", f"{CALLS}{CALL}nobody{SEP}{{}}", []),
+        ("deepseek_v3", f"{CALLS}{FENCED} more", " more", [W]),
     ],
 )
 def test_formats(style, text, content, calls):
     assert calls_in(style, text) == (content, calls)
-    whole = taken_apart(CallsParser(CALL_STYLES[style], TOOLS, calls_max=100), text)  # a character at a time
+    whole = taken_apart(calls_parser(CALL_STYLES[style], TOOLS, calls_max=100), text)  # a character at a time
     assert whole == (content, "", calls)
 
 
@@ -139,13 +192,13 @@ def test_a_cut_answer_has_the_arguments_so_far():
 
 
 def test_one_call_where_one_is_wanted():
-    parser = CallsParser(CALL_STYLES["hermes"], TOOLS, calls_max=1)
+    parser = calls_parser(CALL_STYLES["hermes"], TOOLS, calls_max=1)
     assert taken_apart(parser, [f"<tool_call>{A}</tool_call><tool_call>{B}"]) == ("", "", [W])
     assert parser.done
 
 
 def test_arguments_stream_as_they_come():
-    parser = CallsParser(CALL_STYLES["hermes"], TOOLS, calls_max=9)
+    parser = calls_parser(CALL_STYLES["hermes"], TOOLS, calls_max=9)
     assert parser.feed('<tool_call>{"name": "weather", "argum') == []
     first, second = parser.feed('ents": {"ci')
     assert (first.name, first.arguments, second.name, second.arguments) == ("weather", "", None, '{"ci')
@@ -177,7 +230,7 @@ def test_thoughts(is_open, text, content, reasoning):
 
 
 def test_thoughts_then_calls():
-    rest = CallsParser(CALL_STYLES["hermes"], TOOLS, calls_max=9)
+    rest = calls_parser(CALL_STYLES["hermes"], TOOLS, calls_max=9)
     text = f"<think>I could write <tool_call>.</think>\n\nOne moment.\n<tool_call>\n{A}\n</tool_call>"
     parsed = taken_apart(ThinkParser(THINK_STYLES["qwen3"], rest, is_open=False), [text])
     assert parsed == ("One moment.\n", "I could write <tool_call>.", [W])
@@ -191,15 +244,39 @@ def test_a_thought_nobody_wants_is_left_out():
 # Any text, any cuts
 
 MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "```json", "```")
+OTHER_MARKS = (
+    CALLS,
+    END_CALLS,
+    CALL,
+    SEP,
+    END_CALL,
+    "<function=",
+    "</function>",
+    "<parameter=",
+    "</parameter>",
+    "<|python_start|>",
+)
 BITS = ("name", '"name": ', '"weather"', "weather", '"arguments": ', "{}", "-1.5e3", "tru", "null", "\\u00", *'{}[]",:;< \n\\')
-FRAGMENTS = st.sampled_from([*MARKS, *BITS, A, B])
+OTHER_BITS = (
+    "<function=weather>",
+    "<parameter=city>",
+    "<parameter=days>",
+    "[weather(",
+    "city=",
+    "'",
+    ")",
+    "]",
+    "True",
+    f"{CALL}weather{SEP}",
+)
+FRAGMENTS = st.sampled_from([*MARKS, *BITS, A, B]) | st.sampled_from([*OTHER_MARKS, *OTHER_BITS, XML, PYTHON, FENCED])
 TEXTS = st.one_of(st.lists(FRAGMENTS, max_size=25).map("".join), st.text(max_size=40))
 STYLES = st.sampled_from([*CALL_STYLES, None])
 THINKS = st.sampled_from([None, ("qwen3", False), ("qwen3", True), ("deepseek_r1", False), ("mistral", True)])
 
 
 def a_parser(style, think):
-    rest = PlainParser() if style is None else CallsParser(CALL_STYLES[style], TOOLS, calls_max=4)
+    rest = PlainParser() if style is None else calls_parser(CALL_STYLES[style], TOOLS, calls_max=4)
     return rest if think is None else ThinkParser(THINK_STYLES[think[0]], rest, is_open=think[1])
 
 
@@ -249,14 +326,42 @@ def test_the_scanner_takes_what_python_takes(text):
 
 def test_a_hostile_text_is_held_within_a_bound():
     """Arguments before a name that never comes: given back as content once there are too many."""
-    parser = CallsParser(CALL_STYLES["hermes"], TOOLS, calls_max=4)
+    parser = calls_parser(CALL_STYLES["hermes"], TOOLS, calls_max=4)
     begin = '<tool_call>{"arguments": {"a": "'
     parser.feed(begin)
     said = sum(len(part.text) for _ in range(3 * HELD_CHARS_MAX // 4096) for part in parser.feed("x" * 4096))
     assert said > HELD_CHARS_MAX
-    parser = CallsParser(CALL_STYLES["llama3_json"], TOOLS, calls_max=4)
+    parser = calls_parser(CALL_STYLES["llama3_json"], TOOLS, calls_max=4)
     text = "{" + " " * (2 * HELD_CHARS_MAX)
     assert taken_apart(parser, [text[i : i + 1000] for i in range(0, len(text), 1000)]) == (text, "", [])
+
+
+@pytest.mark.parametrize(
+    ("style", "begin", "more"),
+    [
+        ("qwen3_coder", "<tool_call>", " "),
+        ("qwen3_coder", "<function=weather><parameter=days>", "1"),
+        ("pythonic", "[", " "),
+        ("pythonic", "[weather(city='", "x"),
+        ("deepseek_v3", f"{CALLS}{CALL}", "x"),
+    ],
+)
+def test_other_formats_are_held_within_a_bound(style, begin, more):
+    whole = taken_apart(calls_parser(CALL_STYLES[style], TOOLS, calls_max=4), [begin + more * (2 * HELD_CHARS_MAX)])
+    parser = calls_parser(CALL_STYLES[style], TOOLS, calls_max=4)
+    pieces = [begin, *[more * 4096] * (2 * HELD_CHARS_MAX // 4096)]
+    said = sum(len(part.text) for piece in pieces for part in parser.feed(piece) if isinstance(part, Content))
+    assert said > HELD_CHARS_MAX / 2
+    assert taken_apart(calls_parser(CALL_STYLES[style], TOOLS, calls_max=4), pieces) == whole
+
+
+def test_a_text_of_xml_streams_as_it_comes():
+    parser = calls_parser(CALL_STYLES["qwen3_coder"], TOOLS, calls_max=9)
+    told = [
+        [part.arguments for part in parser.feed(piece)]
+        for piece in ("<function=weather><parameter=city>\nOs", "lo\n</", "b>\n</parameter>")
+    ]
+    assert ["".join(each) for each in told] == ['{"city": "Os', "lo", '\\n</b>"']
 
 
 # Which template speaks which
@@ -272,6 +377,11 @@ def test_a_hostile_text_is_held_within_a_bound():
         ("{{ tools }} <tool_call> {{ enable_thinking }} </think>", "hermes", "qwen3"),
         ("{{ messages }}", "json", None),
         ("[THINK][/THINK]", "json", "mistral"),
+        ("{{ tools }} <tool_call>\n<function=example>", "qwen3_coder", None),
+        (f"{{{{ tools }}}} {CALLS}{CALL} ```json", "deepseek_v3", None),
+        (f"{{{{ tools }}}} {CALLS}{CALL} </think>", "deepseek_v31", "qwen3"),
+        ("{{ tools }} in the format [func_name1(params_name1=params_value1...)]", "pythonic", None),
+        ("{{ tools }} <|header_start|> <|python_start|>", "pythonic", None),
     ],
 )
 def test_chosen_from_the_template(source, calls, thoughts):
@@ -286,5 +396,6 @@ def test_chosen_by_name():
     assert (style.calls.name, style.thoughts.name) == ("mistral", "deepseek_r1")
     assert answer_style(("</think>",), tool_calls="none", reasoning="none") == answer_style(("",), tool_calls="none")
     assert answer_style(("",), frozenset({"<think>", "</think>"})).thoughts.name == "qwen3"
+    assert answer_style(("",), tool_calls="qwen3_xml").calls.name == "qwen3_coder"
     with pytest.raises(InvalidConfig, match="--tool-call-parser xml"):
         answer_style(("",), tool_calls="xml")

@@ -20,14 +20,14 @@ from baton.api.errors import ApiError
 from baton.api.front import Front
 from baton.api.generate.answer import GenerateRoute
 from baton.api.generate.engine_client import EngineClient
-from baton.api.http.access import Access, ApiRoute, no_route
+from baton.api.http.access import Access, ApiRoute, NoRoute
 from baton.api.http.request_log import RequestLog, on_error
 from baton.api.ollama import models as ollama_models
 from baton.api.ollama import shapes as ollama
 from baton.api.ollama.dialect import OLLAMA
 from baton.api.openai.chat import ChatShape
 from baton.api.openai.completions import CompletionShape
-from baton.api.responses.routes import stored_response
+from baton.api.responses.routes import stored_input, stored_response
 from baton.api.responses.shape import ResponseShape
 from baton.api.routes import admin, models, tokens
 from baton.api.routes.chat_page import chat_page
@@ -49,6 +49,7 @@ ROUTES: Sequence[ApiRoute] = (
     ApiRoute("/v1/embeddings", GenerateRoute(EmbeddingShape), methods=["POST"]),
     ApiRoute("/v1/responses", GenerateRoute(ResponseShape), methods=["POST"]),
     ApiRoute("/v1/responses/{id}", stored_response, methods=["GET", "DELETE"]),
+    ApiRoute("/v1/responses/{id}/input_items", stored_input, methods=["GET"]),
     ApiRoute("/v1/messages", GenerateRoute(MessageShape), methods=["POST"], dialect=ANTHROPIC),
     ApiRoute("/v1/messages/count_tokens", count_tokens, methods=["POST"], dialect=ANTHROPIC),
     ApiRoute("/api/chat", GenerateRoute(ollama.ChatShape), methods=["POST"], dialect=OLLAMA),
@@ -58,6 +59,7 @@ ROUTES: Sequence[ApiRoute] = (
     ApiRoute("/api/tags", ollama_models.tags, methods=["GET"], dialect=OLLAMA),
     ApiRoute("/api/ps", ollama_models.ps, methods=["GET"], dialect=OLLAMA),
     ApiRoute("/api/show", ollama_models.show, methods=["POST"], dialect=OLLAMA),
+    ApiRoute("/api/pull", ollama_models.pull, methods=["POST"], dialect=OLLAMA),
     ApiRoute("/api/version", ollama_models.version, methods=["GET"], dialect=OLLAMA),
     ApiRoute("/openapi.json", openapi, methods=["GET"]),
     ApiRoute("/version", admin.version, methods=["GET"]),
@@ -104,7 +106,7 @@ def make_app(
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    app.router.default = no_route
+    app.router.default = NoRoute({"/api/": OLLAMA, "/v1/messages/": ANTHROPIC})
     app.state.front = front
     app.state.access = Access(config)
     return app

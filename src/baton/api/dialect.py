@@ -1,7 +1,8 @@
 """What differs between dialects below their shapes: how an error looks, and how a stream is framed.
 
 A route of app.py names its dialect, so even a request that is refused before anybody read it (a wrong key, a wrong method) is
-refused in the words of its client. What has no route (404, a broken request line) is told as OpenAI does it.
+refused in the words of its client. What has no route is told in the words of the dialect whose paths begin so, a broken request
+line as OpenAI does it.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class Dialect:
     error_event: Callable[[dict[str, Any]], bytes] = event
     "An error's body as the last event of a stream that has begun."
     stream_type: str = "text/event-stream"
+    untyped_bodies: bool = False
+    "Its clients do not say that a body is JSON (http/access.py)."
     keep_alive: bytes = b": keep-alive\n\n"
     "Sent where a stream has no news for long. Clients must be able to skip it."
 

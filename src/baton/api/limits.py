@@ -41,7 +41,9 @@ class Limits:
     prompts: int = 64
     "Prompts in one completions request."
     choices: int = 64
-    "n x prompts."
+    "n x prompts. Of more inputs for embeddings so many are with the engine at a time."
+    embedding_inputs: int = 2048
+    "Texts in one request for embeddings: OpenAI's number, which its clients fill."
     request_tokens: int = 4 * MIB
     "n x prompts x max_tokens, after max_tokens is clipped to the context."
     characters_per_token: int = 64

@@ -11,7 +11,9 @@ _ALL: Final[Table] = {
     "model": own("a served name", "string"),
     "input": same("prompt", "a text, token ids, or a list of those"),
     "pooling": own('"mean" of all tokens (the default), or the "last" one', "string"),
-    "dimensions": refused(about="a vector has the model's own width"),
+    "dimensions": own(
+        "so many numbers from the vector's beginning, scaled to length 1 again; the model's width at most", "integer"
+    ),
     "stream": refused(False),
     "stream_options": refused(),
     "prompt": refused(about="here it is called input"),

@@ -4,10 +4,11 @@ scheduled, preempted and replayed like any other."""
 from __future__ import annotations
 
 import base64
+import math
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from baton.api.embeddings.fields import OLLAMA, OLLAMA_OLDER, OPENAI
 from baton.api.errors import ApiError, JsonRows, bad
@@ -17,10 +18,13 @@ from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, embedding_job
 from baton.api.generate.shape import Events, Put, Shape
 from baton.api.http.auth import Caller
+from baton.api.limits import Range
 from baton.api.ollama.bodies import model_name
-from baton.api.openai.fields import shown
+from baton.api.openai.fields import shown, whole_number
 from baton.api.translate import Table, errors_named_by, translated
 from baton.protocol.request import Pooling
+
+_DIMENSIONS: Final = Range(1, 2**31 - 1)
 
 
 class EmbeddingShape(Shape):
@@ -34,6 +38,7 @@ class EmbeddingShape(Shape):
         super().__init__(front)
         self._model = front.model.name
         self._base64 = False
+        self._dimensions: int | None = None
 
     def job(self, body: dict[str, Any], caller: Caller) -> Job:
         encoding = body.get("encoding_format") or "float"
@@ -43,16 +48,21 @@ class EmbeddingShape(Shape):
         if pooling not in ("mean", "last"):
             raise bad(f'pooling must be "mean" or "last", not {shown(pooling)}', "pooling")
         self._base64 = encoding == "base64"
+        if (dimensions := body.get("dimensions")) is not None:
+            self._dimensions = whole_number(dimensions, _DIMENSIONS, "dimensions")
         asked = {**translated(body, self.table), "model": self._asked_model(body), "max_tokens": 1, "temperature": 0}
         asked["stream"] = False
+        most = self.front.limits.embedding_inputs
         with errors_named_by((self.table, "")):
-            return embedding_job(self.front, self.front.schema.completion(asked), pooling, caller)
+            return embedding_job(self.front, self.front.schema.completion(asked, prompts_max=most), pooling, caller)
 
     def whole(self, job: Job, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         for piece in pieces:
             if not piece.embedding:
                 how = piece.finish.value if piece.finish is not None else "lost"
                 raise ApiError(503, f"the request ended before its vectors were there: {how}", code="no_vector")
+            if self._dimensions is not None and self._dimensions > (width := len(piece.embedding) // 4):
+                raise bad(f"dimensions must be at most {width}, the width of the model, not {self._dimensions}", "dimensions")
         return self.answer(pieces, usage)
 
     def answer(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
@@ -70,8 +80,16 @@ class EmbeddingShape(Shape):
     def _asked_model(self, body: dict[str, Any]) -> Any:
         return body.get("model")
 
+    def _vector(self, piece: Piece) -> list[float]:
+        numbers = floats(piece.embedding)
+        return numbers if self._dimensions is None else shortened(numbers, self._dimensions)
+
     def _row(self, piece: Piece) -> dict[str, Any]:
-        vector = base64.b64encode(piece.embedding).decode() if self._base64 else floats(piece.embedding)
+        if self._base64 and self._dimensions is None:  # as it is: an index of a million texts is made of these
+            vector: str | list[float] = base64.b64encode(piece.embedding).decode()
+        else:
+            numbers = self._vector(piece)
+            vector = base64.b64encode(packed(numbers)).decode() if self._base64 else numbers
         return {"object": "embedding", "index": piece.choice, "embedding": vector}
 
 
@@ -89,7 +107,7 @@ class OllamaEmbedShape(EmbeddingShape):
     def answer(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         return {
             "model": self._model,
-            "embeddings": JsonRows(lambda piece: floats(piece.embedding), pieces),
+            "embeddings": JsonRows(self._vector, pieces),
             "total_duration": int((usage.prompt_seconds + usage.output_seconds) * 1e9),
             "load_duration": 0,
             "prompt_eval_count": usage.prompt_tokens,
@@ -108,7 +126,7 @@ class OllamaEmbeddingsShape(OllamaEmbedShape):
         return super().job(body, caller)
 
     def answer(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
-        return {"embedding": floats(pieces[0].embedding)}
+        return {"embedding": self._vector(pieces[0])}
 
 
 def floats(vector: bytes) -> list[float]:
@@ -117,3 +135,18 @@ def floats(vector: bytes) -> list[float]:
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers.tolist()
+
+
+def packed(numbers: list[float]) -> bytes:
+    """As single-precision numbers, the lowest byte first."""
+    vector = array("f", numbers)
+    if sys.byteorder == "big":
+        vector.byteswap()
+    return vector.tobytes()
+
+
+def shortened(numbers: list[float], dimensions: int) -> list[float]:
+    """The beginning of a vector, with length 1. Models that are trained for it (Matryoshka) have most of the meaning there."""
+    begin = numbers[:dimensions]
+    length = math.sqrt(math.fsum(number * number for number in begin)) or 1.0
+    return floats(packed([number / length for number in begin]))

@@ -18,7 +18,7 @@ from baton.protocol.grammar import Grammar
 from baton.protocol.thinking import Thinking
 from baton.text.parsers.base import MakeParser, Parser, PlainParser
 from baton.text.parsers.call_grammar import calls_grammar
-from baton.text.parsers.calls import CallsParser
+from baton.text.parsers.open_calls import calls_parser
 from baton.text.parsers.think import ThinkParser
 
 _TAIL_CHARS: Final = 256
@@ -48,7 +48,7 @@ def answer_parts(front: Front, body: ChatBody, prompt: str) -> AnswerParts:
     def make() -> Parser:
         rest: Parser = PlainParser()
         if tools is not None and style.calls is not None:
-            rest = CallsParser(style.calls, tuple(tools.parameters), calls_max=tools.calls_max)
+            rest = calls_parser(style.calls, tools.parameters, calls_max=tools.calls_max)
         if thoughts is None:
             return rest
         return ThinkParser(thoughts, rest, is_open=is_open, shown=thinking.included)
@@ -107,9 +107,14 @@ def thinking_rules(front: Front, body: ChatBody, parts: AnswerParts, *, constrai
 
 
 def call_grammar(front: Front, body: ChatBody) -> Grammar | None:
-    """Of an answer that must be calls; or calls, or what the request says of an answer's format."""
+    """Of an answer that must be calls; or calls, or what the request says of its format; or whatever it likes, but a call of a
+    strict tool by its schema."""
     tools, style, answer = body.tools, front.style.calls, body.options.grammar
-    if tools is None or style is None or (tools.choice == "auto" and answer is None):
+    if tools is None or style is None:
+        return answer
+    # A model whose calls have no mark may answer in JSON: nothing tells a call before it is whole, so it is free.
+    free = tools.choice == "auto" and answer is None and bool(tools.strict) and not style.bare
+    if tools.choice == "auto" and answer is None and not free:
         return answer
     if answer is not None and tools.choice == "required":
         raise bad("a call is required (tool_choice), and a format of the answer is given: give one of them", "tool_choice")
@@ -119,5 +124,6 @@ def call_grammar(front: Front, body: ChatBody) -> Grammar | None:
     added, special_ids = front.tokenizer.added_ids, front.tokenizer.special_ids
     special = {mark: added[mark] for mark in style.marks if added.get(mark) in special_ids}
     or_answer = None if answer is None else answer.text
-    text = calls_grammar(style, tools.parameters, parallel=tools.parallel, special=special, or_answer=or_answer)
+    held = {name: schema if not free or name in tools.strict else {} for name, schema in tools.parameters.items()}
+    text = calls_grammar(style, held, parallel=tools.parallel, special=special, or_answer=or_answer, free=free)
     return Grammar("lark", text)

@@ -113,10 +113,20 @@ class Generation:
         if len(self._job.requests) == 1:
             await self._follow(0, sink)
             return
+        places = iter(range(len(self._job.requests)))
+
+        async def one_after_another() -> None:
+            for place in places:  # shared: whoever is free takes the next one
+                if self._live.aborted:
+                    for output in self._of(place):
+                        sink(output.cut(FinishReason.ABORT))
+                else:
+                    await self._follow(place, sink)
+
         try:
             async with asyncio.TaskGroup() as group:
-                for place in range(len(self._job.requests)):
-                    group.create_task(self._follow(place, sink))
+                for _ in range(min(len(self._job.requests), self._front.limits.choices)):
+                    group.create_task(one_after_another())
         except BaseExceptionGroup as errors:  # one failed, which cancelled the others: that one is the answer
             raise errors.exceptions[0] from None
 

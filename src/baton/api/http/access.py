@@ -10,13 +10,15 @@ for anyone's page.
 Host            a name that is ours. A page whose own name is made to point to us (DNS rebinding) is of the same origin to a
                 browser, but its Host is still that name. A bearer key proves as much: no browser adds one by itself
 Origin          on everything but GET: our own, or an allowed one
-content type    JSON, on everything that has a body: other types are sent across origins without asking
+content type    JSON, on everything that has a body: other types are sent across origins without asking. Clients of Ollama send
+                none (Dialect.untyped_bodies); theirs are taken where nothing in the headers is a browser's
 """
 
 from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Mapping
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -24,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from baton.api.config import ApiConfig
-from baton.api.dialect import OPENAI, Dialect
+from baton.api.dialect import OPENAI, Dialect, dialect_of
 from baton.api.errors import ApiError, not_found
 from baton.api.http.auth import Caller, Keys
 
@@ -64,11 +66,20 @@ class ApiRoute(Route):
         await super().handle(scope, receive, send)
 
 
-async def no_route(scope: Scope, receive: Receive, send: Send) -> None:
+class NoRoute:
     """The router's answer where no route matches. It needs a key too: a stranger learns nothing of what is here."""
-    access: Access = scope["app"].state.access
-    access.require(scope, "key")
-    raise not_found(access.routers)
+
+    def __init__(self, dialects: Mapping[str, Dialect]) -> None:
+        """`dialects`: by the beginnings of paths whose clients read an error in another form than OpenAI's."""
+        self._dialects = dialects
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        for begin, dialect in self._dialects.items():
+            if scope["path"].startswith(begin):
+                scope.setdefault("state", {})["dialect"] = dialect
+        access: Access = scope["app"].state.access
+        access.require(scope, "key")
+        raise not_found(access.routers)
 
 
 class Access:
@@ -136,8 +147,16 @@ def _require_json(scope: Scope) -> None:
     if scope["method"] in _SAFE_METHODS or not has_body:
         return
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-    if kind != b"application/json" and not kind.endswith(b"+json"):
+    if kind == b"application/json" or kind.endswith(b"+json"):
+        return
+    if not (dialect_of(scope).untyped_bodies and not _may_be_a_page(headers)):
         raise ApiError(415, "send the body as 'Content-Type: application/json'", code="unsupported_content_type")
+
+
+def _may_be_a_page(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a browser may have sent it: they all say where a POST comes from (Origin, Sec-Fetch-Site), and are "Mozilla"."""
+    said = any(name in (b"origin", b"referer", b"cookie") or name.startswith(b"sec-") for name in headers)
+    return said or b"mozilla" in headers.get(b"user-agent", b"").lower()
 
 
 class CrossSite:

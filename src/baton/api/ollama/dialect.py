@@ -17,5 +17,6 @@ OLLAMA: Final = Dialect(
     _error_body,
     error_event=line,
     stream_type="application/x-ndjson",
+    untyped_bodies=True,
     keep_alive=b" ",  # a blank before the next line: clients parse every line, and an empty one would be none
 )

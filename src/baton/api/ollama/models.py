@@ -10,10 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from baton import __version__
+from baton.api.dialect import line
 from baton.api.errors import JsonResponse
 from baton.api.front import Front, front_of
 from baton.api.http.json_body import parse_object, read_body
 from baton.api.ollama.bodies import model_name
+from baton.api.ollama.dialect import OLLAMA
 
 API_VERSION: Final = "0.12.6"
 "The version of Ollama whose fields are answered: clients refuse a server that seems too old for them."
@@ -36,12 +38,24 @@ async def version(request: Request) -> Response:
     return JsonResponse({"version": API_VERSION, "baton": __version__})
 
 
-async def show(request: Request) -> Response:
+async def pull(request: Request) -> Response:
+    """Many clients pull a model before they chat. The served one is here; a server does not fetch others. One line of JSON is
+    the whole stream, so it is the same with stream: false."""
+    await _require_model(request)
+    return Response(line({"status": "success"}), media_type=OLLAMA.stream_type)
+
+
+async def _require_model(request: Request) -> None:
     front = front_of(request)
     with front.budget.lease() as lease:
         body = parse_object(await read_body(request, front.limits, lease), front.limits)
     name = body.get("model") if body.get("model") is not None else body.get("name")
     front.schema.require_model(model_name(front, name))
+
+
+async def show(request: Request) -> Response:
+    front = front_of(request)
+    await _require_model(request)
     return JsonResponse(
         {
             "modified_at": _modified(front),

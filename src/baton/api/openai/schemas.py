@@ -125,15 +125,16 @@ class Schema:
             options=replace(options, ignored=fields.finish(self._config.unknown_fields)),
         )
 
-    def completion(self, body: dict[str, Any]) -> CompletionBody:
+    def completion(self, body: dict[str, Any], *, prompts_max: int | None = None) -> CompletionBody:
+        """`prompts_max`: in place of the limits `prompts` and `choices`, for a request that takes a few prompts at a time."""
         fields = self.open(body)
-        prompts = self.prompts(fields.raw("prompt"))
+        prompts = self.prompts(fields.raw("prompt"), prompts_max or self._limits.prompts)
         echo = fields.boolean("echo")
         prompt_only = echo and type(fields.raw("max_tokens")) is int and fields.raw("max_tokens") == 0
         max_tokens = 1 if prompt_only else _max_tokens(fields, 16)
         logprobs = fields.integer("logprobs", None)
         options = self._options(fields, max_tokens=max_tokens, logprobs=logprobs, chat=False)
-        if options.n * len(prompts) > self._limits.choices:
+        if prompts_max is None and options.n * len(prompts) > self._limits.choices:
             raise bad(f"n x prompts is {options.n * len(prompts)} and at most {self._limits.choices} are allowed", "n")
         _require_no_best_of(fields, options.n)
         options = replace(options, ignored=fields.finish(self._config.unknown_fields))
@@ -166,7 +167,7 @@ class Schema:
             404, f"there is no model {told} here; there is '{self._model.name}'", param="model", code="model_not_found"
         )
 
-    def prompts(self, value: Any) -> tuple[Prompt, ...]:
+    def prompts(self, value: Any, most: int) -> tuple[Prompt, ...]:
         """A text, a list of texts, a list of token ids, or a list of such lists."""
         if isinstance(value, str):
             return (value,)
@@ -176,8 +177,8 @@ class Schema:
             raise bad("prompt is an empty list", "prompt")
         if type(value[0]) is not str and type(value[0]) is not list:
             return (self._ids(value, "prompt"),)
-        if len(value) > self._limits.prompts:
-            raise bad(f"prompt has {len(value)} prompts and at most {self._limits.prompts} are allowed", "prompt")
+        if len(value) > most:
+            raise bad(f"prompt has {len(value)} prompts and at most {most} are allowed", "prompt")
         return tuple(self._prompt(entry, f"prompt[{index}]") for index, entry in enumerate(value))
 
     def thinking(self, fields: Fields) -> tuple[Thinking, Mapping[str, Any] | None]:

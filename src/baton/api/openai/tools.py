@@ -5,8 +5,8 @@
                          {"type": "allowed_tools"} narrows auto and required to some of them
     parallel_tool_calls  false: not more than one call
 
-Without tools, "none" and "auto" say nothing. A call that is required is enforced by a grammar, not asked for
-(generate/answer_parts.py).
+Without tools, "none" and "auto" say nothing. A call that is required is enforced by a grammar, not asked for, and so are the
+arguments of a tool that is `strict` (generate/answer_parts.py).
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ class Tools:
     "By the names that may be called: the schema of the arguments."
     choice: Choice = "auto"
     parallel: bool = True
+    strict: frozenset[str] = frozenset()
+    "Those whose arguments follow their schema also where the model calls as it likes."
 
     @property
     def calls_max(self) -> int:
@@ -58,7 +60,8 @@ def read_tools(fields: Fields, limits: Limits) -> Tools | None:
     if wanted == "none":
         return None
     schemas = {name: told[name]["function"].get("parameters") or {"type": "object", "properties": {}} for name in names}
-    return Tools(told=tuple(told.values()), parameters=schemas, choice=wanted, parallel=parallel)
+    strict = frozenset(name for name in names if told[name]["function"].get("strict"))
+    return Tools(told=tuple(told.values()), parameters=schemas, choice=wanted, parallel=parallel, strict=strict)
 
 
 def _checked_tools(value: Any, limits: Limits) -> dict[str, dict[str, Any]]:

@@ -11,6 +11,7 @@ from baton.api.openai.fields import shown
 from baton.api.openai.schemas import ChatBody
 from baton.api.responses.fields import RESPONSES
 from baton.api.responses.items import Message, messages_of
+from baton.api.responses.stored_items import StoredItems
 from baton.api.translate import errors_named_by, translated
 
 _INCLUDABLE = ("message.output_text.logprobs", "reasoning.encrypted_content")
@@ -23,6 +24,8 @@ class Asked:
     conversation: list[Message]
     "What was said until now, without instructions: what the next request goes on with."
     store: bool
+    summary: bool
+    "A summary of the thought is asked for (output_items.py)."
     echoed: dict[str, Any]
     "Settings that come back with the answer."
 
@@ -32,7 +35,8 @@ def responses_body(front: Front, body: dict[str, Any], tenant: bytes) -> Asked:
     store = True if body.get("store") is None else body["store"]
     if not isinstance(store, bool):
         raise bad(f"store must be true or false, not {shown(store)}", "store")
-    conversation = [*_previous(front, body, tenant), *messages_of(body.get("input"))]
+    stored = StoredItems(front.responses, tenant)
+    conversation = [*_previous(front, body, tenant), *messages_of(body.get("input"), stored.item)]
     instructions = body.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
         raise bad(f"instructions must be a text, not {shown(instructions)}", "instructions")
@@ -46,7 +50,7 @@ def responses_body(front: Front, body: dict[str, Any], tenant: bytes) -> Asked:
     _include(asked, body)
     with errors_named_by((RESPONSES, "")):
         chat = front.schema.chat(asked)
-    return Asked(chat, conversation, store, _echoed(body, chat, store))
+    return Asked(chat, conversation, store, _summary(body.get("reasoning")), _echoed(body, chat, store))
 
 
 def _previous(front: Front, body: dict[str, Any], tenant: bytes) -> list[Message]:
@@ -58,6 +62,13 @@ def _previous(front: Front, body: dict[str, Any], tenant: bytes) -> list[Message
         message = "there is no stored response with that previous_response_id: not kept, deleted, or it made room for others"
         raise ApiError(404, message, param="previous_response_id", code="previous_response_not_found")
     return stored.conversation
+
+
+def _summary(reasoning: Any) -> bool:
+    wanted = (reasoning.get("summary") or reasoning.get("generate_summary")) if isinstance(reasoning, dict) else None
+    if wanted not in (None, "auto", "concise", "detailed"):
+        raise bad(f'reasoning.summary must be "auto", "concise" or "detailed", not {shown(wanted)}', "reasoning")
+    return wanted is not None
 
 
 def _tools(value: Any) -> list[Message]:

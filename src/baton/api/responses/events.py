@@ -2,34 +2,58 @@
 
 response.created  response.in_progress
     response.output_item.added  response.content_part.added  response.output_text.delta...  .done  response.output_item.done
-    (reasoning: response.reasoning_text.delta; a call: response.function_call_arguments.delta, and no content part)
+    (reasoning: response.reasoning_text.delta, or reasoning_summary_part and reasoning_summary_text.delta where it is asked for;
+    a call: response.function_call_arguments.delta, and no content part)
 response.completed or response.incomplete, with the whole answer
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 from baton.api.dialect import named_event, one_line, text_frame
+from baton.api.front import Front
 from baton.api.generate.blocks import BlockKind, Blocks
-from baton.api.generate.generation import Generation
+from baton.api.generate.generation import Generation, Usage
 from baton.api.generate.output import Piece
 from baton.api.generate.shape import Put
 from baton.api.openai.logprobs import chat_logprobs
+from baton.api.responses.output_items import Item, OutputItems, text_part
 from baton.text.parsers.base import ToolCallDelta
 
-if TYPE_CHECKING:
-    from baton.api.responses.shape import Item, ResponseShape
 
-_DELTA = {
-    "text": "response.output_text",
-    "reasoning": "response.reasoning_text",
-    "call": "response.function_call_arguments",
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """How events call a kind of block."""
+
+    text: str
+    part: str = ""
+    index: str = ""
+    "The place of the part in its item."
+
+
+_WORDS: Final = {
+    "text": _Words("response.output_text", "response.content_part", "content_index"),
+    "reasoning": _Words("response.reasoning_text", "response.content_part", "content_index"),
+    "summary": _Words("response.reasoning_summary_text", "response.reasoning_summary_part", "summary_index"),
+    "call": _Words("response.function_call_arguments"),
 }
 
 
+class Answer(Protocol):
+    """The response whose events these are (shape.py)."""
+
+    front: Front
+    items: OutputItems
+
+    def response(self, status: str, output: list[Item]) -> dict[str, Any]: ...
+
+    def finished(self, piece: Piece, output: list[Item], usage: Usage) -> dict[str, Any]: ...
+
+
 class ResponseEvents:
-    def __init__(self, shape: ResponseShape, generation: Generation, put: Put) -> None:
+    def __init__(self, shape: Answer, generation: Generation, put: Put) -> None:
         self._shape = shape
         self._generation = generation
         self._put = put
@@ -80,18 +104,18 @@ class ResponseEvents:
         self._tell({"type": kind, "response": answer})
 
     def open(self, kind: BlockKind, call: ToolCallDelta | None) -> None:
-        self._text, place, shape = [], len(self._output), self._shape
+        self._text, place, items = [], len(self._output), self._shape.items
         if call is not None:
             self._call = ToolCallDelta(call.index, call.id, call.name)
-            opened = shape.call_item(place, self._call, "in_progress")
+            opened = items.call(place, self._call, "in_progress")
         elif kind == "reasoning":
-            opened = shape.reasoning_item(place, "", "in_progress")
+            opened = items.reasoning(place, "", "in_progress")
         else:
-            opened = shape.message_item(place, "", [], "in_progress")
+            opened = items.message(place, "", [], "in_progress")
         self._item_id: str = opened["id"]
         self._tell({"type": "response.output_item.added", "output_index": place, "item": opened})
         if kind != "call":
-            self._tell({"type": "response.content_part.added", **self._place(kind), "part": self._part(kind, "", [])})
+            self._tell({"type": f"{self._words(kind).part}.added", **self._place(kind), "part": self._part(kind, "", [])})
 
     def more(self, kind: BlockKind, text: str) -> None:
         self._text.append(text)
@@ -99,22 +123,22 @@ class ResponseEvents:
 
     def close(self, kind: BlockKind) -> None:
         self._frame = None
-        text, shape, place = "".join(self._text), self._shape, len(self._output)
+        text, items, place, words = "".join(self._text), self._shape.items, len(self._output), self._words(kind)
         logprobs = self._logprobs if kind == "text" else []
         if kind == "call":
             self._call.arguments = text
             self._whole.tool_calls.append(self._call)
-            item = shape.call_item(place, self._call)
-            self._tell({"type": f"{_DELTA[kind]}.done", **self._place(kind), "name": self._call.name, "arguments": text})
+            item = items.call(place, self._call)
+            self._tell({"type": f"{words.text}.done", **self._place(kind), "name": self._call.name, "arguments": text})
         else:
-            done = {"type": f"{_DELTA[kind]}.done", **self._place(kind), "text": text}
+            done = {"type": f"{words.text}.done", **self._place(kind), "text": text}
             self._tell({**done, "logprobs": logprobs} if kind == "text" else done)
-            self._tell({"type": "response.content_part.done", **self._place(kind), "part": self._part(kind, text, logprobs)})
+            self._tell({"type": f"{words.part}.done", **self._place(kind), "part": self._part(kind, text, logprobs)})
             if kind == "text":
-                item, self._whole.text = shape.message_item(place, text, logprobs), self._whole.text + text
+                item, self._whole.text = items.message(place, text, logprobs), self._whole.text + text
                 self._logprobs = []
             else:
-                item, self._whole.reasoning = shape.reasoning_item(place, text), self._whole.reasoning + text
+                item, self._whole.reasoning = items.reasoning(place, text), self._whole.reasoning + text
         self._tell({"type": "response.output_item.done", "output_index": place, "item": item})
         self._output.append(item)
 
@@ -129,15 +153,16 @@ class ResponseEvents:
     def _tell(self, content: dict[str, Any]) -> None:
         self._put(named_event({**content, "sequence_number": self.next_number()}))
 
+    def _words(self, kind: BlockKind) -> _Words:
+        return _WORDS["summary" if kind == "reasoning" and self._shape.items.summary else kind]
+
     def _delta(self, kind: BlockKind, text: str) -> dict[str, Any]:
-        delta = {"type": f"{_DELTA[kind]}.delta", **self._place(kind), "delta": text}
+        delta = {"type": f"{self._words(kind).text}.delta", **self._place(kind), "delta": text}
         return {**delta, "logprobs": []} if kind == "text" else delta
 
     def _place(self, kind: BlockKind) -> dict[str, Any]:
         place = {"item_id": self._item_id, "output_index": len(self._output)}
-        return place if kind == "call" else {**place, "content_index": 0}
+        return place if kind == "call" else {**place, self._words(kind).index: 0}
 
-    def _part(self, kind: BlockKind, text: str, logprobs: list[Any]) -> dict[str, Any]:
-        if kind == "reasoning":
-            return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+    def _part(self, kind: BlockKind, text: str, logprobs: list[Any]) -> Item:
+        return self._shape.items.reasoning_part(text) if kind == "reasoning" else text_part(text, logprobs)

@@ -9,7 +9,9 @@ from baton.api.translate import ONE_ANSWER, Table, harmless, own, refused, same
 RESPONSES: Final[Table] = {
     **ONE_ANSWER,
     "model": same("model", "a served name"),
-    "input": own("a text, or items: message, function_call, function_call_output, reasoning", "string or array"),
+    "input": own(
+        "a text, or items: message, function_call, function_call_output, reasoning, item_reference", "string or array"
+    ),
     "instructions": own("a system message before all others; not carried over by previous_response_id", "string"),
     "previous_response_id": own("goes on with an answer that was stored", "string"),
     "store": own("keep the answer for previous_response_id and GET; true where it is not given", "boolean"),
@@ -21,7 +23,7 @@ RESPONSES: Final[Table] = {
     "tool_choice": own("auto, none, required, or a function", "string or object"),
     "parallel_tool_calls": same("parallel_tool_calls"),
     "text": own("format: text, json_object or json_schema", "object"),
-    "reasoning": same("reasoning", "effort"),
+    "reasoning": same("reasoning", "effort; with summary the thought is told as its summary"),
     "include": own("message.output_text.logprobs", "array"),
     "top_logprobs": own("likeliest tokens to tell with message.output_text.logprobs", "integer"),
     "metadata": own("comes back with the answer", "object"),

@@ -6,24 +6,39 @@ assistant joins the message before it, where that is the assistant's too and has
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from baton.api.errors import ApiError, bad
 from baton.api.openai.fields import shown
 
 Message = dict[str, Any]
+FindItem = Callable[[str], Message | None]
 
 
-def messages_of(value: Any) -> list[Message]:
-    """Raises ApiError naming the place."""
+def messages_of(value: Any, find: FindItem = lambda _: None) -> list[Message]:
+    """Raises ApiError naming the place. `find`: an item of an answer that was kept, by its id."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
         raise bad(f"input must be a text or a list of items, not {shown(value)}", "input")
     messages: list[Message] = []
     for index, item in enumerate(value):
-        _add(messages, item, f"input[{index}]")
+        place = f"input[{index}]"
+        _add(messages, _referred(item, place, find), place)
     return messages
+
+
+def _referred(item: Any, place: str, find: FindItem) -> Any:
+    """An item, or the one that it is a reference to: {"type": "item_reference", "id": "msg_..."}, or the id alone."""
+    is_reference = isinstance(item, dict) and (item.get("type") == "item_reference" or item.keys() == {"id"})
+    if not is_reference:
+        return item
+    found = find(_string(item, "id", place))
+    if found is None:
+        message = f"{place} refers to an item that is not kept here: send the item itself, with store: false or without"
+        raise ApiError(404, message, param="input", code="item_not_found")
+    return found
 
 
 def _add(messages: list[Message], item: Any, place: str) -> None:
@@ -51,7 +66,7 @@ def _add(messages: list[Message], item: Any, place: str) -> None:
         case _:
             raise ApiError(
                 400,
-                f"{place}.type: only message, function_call, function_call_output and reasoning are supported",
+                f"{place}.type: only message, function_call, function_call_output, reasoning and item_reference are supported",
                 param="input",
                 code="unsupported",
             )

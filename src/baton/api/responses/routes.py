@@ -1,12 +1,16 @@
-"""GET and DELETE /v1/responses/{id}: answers that were kept."""
+"""GET and DELETE /v1/responses/{id}, and what an answer was given: of answers that were kept."""
 
 from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from baton.api.errors import ApiError, JsonResponse
+from baton.api.errors import ApiError, JsonResponse, bad
 from baton.api.front import caller_of, front_of
+from baton.api.responses.store import Stored
+from baton.api.responses.stored_items import input_items
+
+_PAGE_MAX = 100
 
 
 async def stored_response(request: Request) -> Response:
@@ -15,10 +19,32 @@ async def stored_response(request: Request) -> Response:
         if not store.drop(tenant, name):
             raise _not_here()
         return JsonResponse({"id": name, "object": "response", "deleted": True})
-    stored = store.get(tenant, name)
+    return Response(_stored(request).response, media_type="application/json")
+
+
+async def stored_input(request: Request) -> Response:
+    """A page of it: the newest first, unless order=asc; `after` is the id of the item before."""
+    query, name = request.query_params, request.path_params["id"]
+    limit, order = query.get("limit", "20"), query.get("order", "desc")
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= _PAGE_MAX):
+        raise bad(f"limit must be a whole number from 1 to {_PAGE_MAX}", "limit")
+    if order not in ("asc", "desc"):
+        raise bad('order must be "asc" or "desc"', "order")
+    items = input_items(name, _stored(request))
+    items = items if order == "asc" else items[::-1]
+    if after := query.get("after"):
+        places = [place for place, item in enumerate(items, start=1) if item["id"] == after]
+        items = items[places[0] :] if places else []
+    page = items[: int(limit)]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return JsonResponse({"object": "list", "data": page, **ends, "has_more": len(page) < len(items)})
+
+
+def _stored(request: Request) -> Stored:
+    stored = front_of(request).responses.get(caller_of(request).tenant, request.path_params["id"])
     if stored is None:
         raise _not_here()
-    return Response(stored.response, media_type="application/json")
+    return stored
 
 
 def _not_here() -> ApiError:

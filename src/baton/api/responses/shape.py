@@ -1,4 +1,4 @@
-"""The answers of /v1/responses: output items, whole. events.py has them as a stream."""
+"""The answers of /v1/responses, whole (output_items.py makes their parts). events.py has them as a stream."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from baton.api.http.auth import Caller
 from baton.api.openai.logprobs import chat_logprobs
 from baton.api.responses.bodies import Asked, responses_body
 from baton.api.responses.events import ResponseEvents
+from baton.api.responses.output_items import RESPONSE_PREFIX, Item, OutputItems
 from baton.protocol.request import FinishReason
-from baton.text.parsers.base import ToolCallDelta
 
-Item = dict[str, Any]
 _STATUS = {FinishReason.STOP: "completed", FinishReason.ABORT: "cancelled"}
 _WHY = {FinishReason.LENGTH: "max_output_tokens", FinishReason.TIMEOUT: "timeout"}
 
 
 class ResponseShape(Shape):
     kind = "response"
-    id_prefix = "resp_"
+    id_prefix = RESPONSE_PREFIX
     renders = True
 
     def __init__(self, front: Front) -> None:
@@ -33,22 +32,24 @@ class ResponseShape(Shape):
         self._asked: Asked | None = None
         self._tenant = b""
         self._events: ResponseEvents | None = None
+        self.items = OutputItems(self.id)
 
     def job(self, body: dict[str, Any], caller: Caller) -> Job:
         self._tenant = caller.tenant
         self._asked = responses_body(self.front, body, caller.tenant)
+        self.items = OutputItems(self.id, summary=self._asked.summary)
         return chat_job(self.front, self._asked.chat, caller)
 
     def whole(self, job: Job, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         piece = pieces[0]
         output: list[Item] = []
         if piece.reasoning:
-            output.append(self.reasoning_item(len(output), piece.reasoning))
+            output.append(self.items.reasoning(len(output), piece.reasoning))
         if piece.text or not piece.tool_calls:
             logprobs = [entry for entry in piece.logprobs if entry is not None] if job.options.logprobs is not None else []
             rows = list(chat_logprobs(self.front.tokenizer, logprobs)["content"])
-            output.append(self.message_item(len(output), piece.text, rows))
-        output += [self.call_item(len(output) + place, call) for place, call in enumerate(piece.tool_calls)]
+            output.append(self.items.message(len(output), piece.text, rows))
+        output += [self.items.call(len(output) + place, call) for place, call in enumerate(piece.tool_calls)]
         return self.finished(piece, output, usage)
 
     def events(self, job: Job, generation: Generation, put: Put) -> Events:
@@ -89,29 +90,6 @@ class ResponseShape(Shape):
             "usage": None,
             **self._asked.echoed,
         }
-
-    def message_item(self, place: int, text: str, logprobs: list[Any], status: str = "completed") -> Item:
-        content = [text_part(text, logprobs)] if status == "completed" else []
-        return {"id": self._id("msg", place), "type": "message", "role": "assistant", "status": status, "content": content}
-
-    def reasoning_item(self, place: int, text: str, status: str = "completed") -> Item:
-        content = [reasoning_part(text)] if status == "completed" else []
-        return {"id": self._id("rs", place), "type": "reasoning", "status": status, "summary": [], "content": content}
-
-    def call_item(self, place: int, call: ToolCallDelta, status: str = "completed") -> Item:
-        named = {"call_id": call.id, "name": call.name, "arguments": call.arguments if status == "completed" else ""}
-        return {"id": self._id("fc", place), "type": "function_call", "status": status, **named}
-
-    def _id(self, kind: str, place: int) -> str:
-        return f"{kind}_{self.id.removeprefix(self.id_prefix)}{place:02x}"
-
-
-def text_part(text: str, logprobs: list[Any]) -> Item:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-def reasoning_part(text: str) -> Item:
-    return {"type": "reasoning_text", "text": text}
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:

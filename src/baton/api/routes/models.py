@@ -1,7 +1,8 @@
-"""GET /v1/models and /v1/models/{id}."""
+"""GET /v1/models and /v1/models/{id}. Anthropic's clients ask at the same address: what theirs has is there too."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -13,7 +14,9 @@ from baton.api.front import Front, front_of
 
 async def list_models(request: Request) -> Response:
     front = front_of(request)
-    return JsonResponse({"object": "list", "data": [_model(front, name) for name in front.model.names]})
+    names = front.model.names
+    ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return JsonResponse({"object": "list", "data": [_model(front, name) for name in names], **ends})
 
 
 async def get_model(request: Request) -> Response:
@@ -33,4 +36,7 @@ def _model(front: Front, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": front.model.context_tokens,
         "sampling_defaults": dict(front.model.sampling_defaults),
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(front.model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }

@@ -1,7 +1,8 @@
-r"""The grammar of an answer that must call a tool, in the very words that the model's style of calls has. In Lark, as
-llguidance reads it.
+r"""The grammar of an answer that calls tools, in the very words that the model's style of calls has. In Lark, as llguidance
+reads it.
 
-    start: call (/\n?/ call)*
+    start: call (/\n?/ call)*                       a call is required
+    start: (free call)* rest                        a call may come: from the opening mark on it has to be one (`free`)
     call: "<tool_call>\n" body "\n</tool_call>"
     body: "{\"name\": \"weather\", \"arguments\": " %json {...schema of its arguments...} "}" | ...
 
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from baton.text.parsers.calls import CallStyle
+from baton.text.parsers.deepseek_calls import CALL, END_CALL, END_CALLS, END_FENCE, FENCE, SEP
 
 _JSON: Final = {
     "whitespace_flexible": True,
@@ -26,6 +28,7 @@ _JSON: Final = {
     "coerce_one_of": True,
 }
 ANY_OBJECT: Final = '{"type": "object"}'
+_END_PARAMETER: Final = "\n</parameter>\n"
 
 
 def calls_grammar(
@@ -35,39 +38,142 @@ def calls_grammar(
     parallel: bool,
     special: Mapping[str, int],
     or_answer: str | None = None,
+    free: bool = False,
 ) -> str:
     """`parameters`: by name of the tool, the schema of its arguments. `special`: ids of marks that are special tokens.
-    `or_answer`: a JSON schema; an answer that follows it will do as well."""
-    names = list(parameters)
-    bodies = " | ".join(f"body_{place}" for place in range(len(names)))
+    `or_answer`: a JSON schema; an answer that follows it will do as well. `free`: so will any other, for a style with marks."""
+    words = _Words(style, special)
     rules = [
-        f"start: {'calls' if or_answer is None else 'calls | answer'}",
+        f"start: {_start(words, parallel, or_answer, free)}",
         *([] if or_answer is None else [f"answer: %json {_schema(json.loads(or_answer or ANY_OBJECT))}"]),
-        f"calls: {_calls(style, parallel, special)}",
-        f"body: {bodies}",
+        f"inside: {words.inside(parallel)}",
+        f"calls: {words.opening} inside"
+        + (f" ({words.between} {words.opening} inside)*" if parallel and words.between else ""),
+        "body: " + " | ".join(f"body_{place}" for place in range(len(parameters))),
     ]
-    key = "parameters" if style.name == "llama3_json" else "arguments"
-    for place, name in enumerate(names):
-        head = f'{{"name": {json.dumps(name)}, "{key}": '
-        rules.append(f"body_{place}: {_text(head)} arguments_{place} {_text('}')}")
-        rules.append(f"arguments_{place}: %json {_schema({**parameters[name], 'type': 'object'})}")
+    for place, (name, schema) in enumerate(parameters.items()):
+        rules += _BODIES[style.form](words, place, name, schema)
+    if style.form == "xml":
+        rules.append(f"text_value[suffix={_text(_END_PARAMETER)}]: /(?s:.*)/")
     return "\n".join(rules) + "\n"
 
 
-def _calls(style: CallStyle, parallel: bool, special: Mapping[str, int]) -> str:
-    def mark(text: str, before: str = "", after: str = "") -> str:
-        if text in special:
-            return " ".join(part for part in (before and _text(before), f"<[{special[text]}]>", after and _text(after)) if part)
-        return _text(before + text + after)
+def _start(words: _Words, parallel: bool, or_answer: str | None, free: bool) -> str:
+    if not free:
+        return "calls" if or_answer is None else "calls | answer"
+    again = "*" if parallel else "?"
+    if words.opening.startswith("<["):
+        return f"rest ({words.opening} inside rest){again}\nrest: /(?s:.*)/"
+    return f"(unbound inside){again} rest\nunbound[suffix={words.opening}]: /(?s:.*)/\nrest: /(?s:.*)/"
 
-    if style.closes and not style.bare:  # Hermes: marks around each
-        call = f"{mark(style.opens[0], after=chr(10))} body {mark(style.closes, before=chr(10))}"
-        return f"({call})" + (f" ({_text(chr(10))} {call})*" if parallel else "")
-    if style.name_first:  # Mistral: a mark before the list
-        return f'{mark(style.opens[0])} "[" body' + (' (", " body)*' if parallel else "") + ' "]"'
-    if style.opens == ("<|python_tag|>",):  # Llama 3: separated by semicolons
-        return "body" + (' ("; " body)*' if parallel else "")
-    return "body" + (' | "[" body (", " body)* "]"' if parallel else "")
+
+class _Words:
+    """The marks of a style, as the grammar writes them."""
+
+    def __init__(self, style: CallStyle, special: Mapping[str, int]) -> None:
+        self._style = style
+        self._special = special
+        self.key = "parameters" if style.name == "llama3_json" else "arguments"
+        self.fenced = style.name == "deepseek_v3"
+        "Arguments stand in a block of code, behind the name."
+        self.opening = "" if style.bare else self.mark(style.opens[0])
+        self.between = _text("\n") if style.closes and not style.bare and style.form != "deepseek" else ""
+        "Between a call with its marks and the next; nothing: all calls are inside of the marks."
+
+    def mark(self, text: str, before: str = "", after: str = "") -> str:
+        if text not in self._special:
+            return _text(before + text + after)
+        parts = (before and _text(before), f"<[{self._special[text]}]>", after and _text(after))
+        return " ".join(part for part in parts if part)
+
+    def inside(self, parallel: bool) -> str:
+        """What comes behind the opening mark."""
+        style = self._style
+        if style.form == "deepseek":
+            more = f" ({self.mark(CALL, before=chr(10))} body)*" if parallel else ""
+            return f"{self.mark(CALL)} body{more} {self.mark(END_CALLS)}"
+        if style.form == "python":
+            return '"[" body' + (' (", " body)*' if parallel else "") + ' "]"'
+        if self.between:  # Hermes, Qwen3-Coder: marks around each
+            return f"{_text(chr(10))} body {self.mark(style.closes, before=chr(10))}"
+        if style.name_first:  # Mistral: a mark before the list
+            return '"[" body' + (' (", " body)*' if parallel else "") + ' "]"'
+        if style.opens == ("<|python_tag|>",):  # Llama 3: separated by semicolons
+            return "body" + (' ("; " body)*' if parallel else "")
+        return "body" + (' | "[" body (", " body)* "]"' if parallel else "")
+
+
+# One call of a tool, by the form of the style
+
+
+def _json_body(words: _Words, place: int, name: str, schema: Mapping[str, Any]) -> list[str]:
+    head = f'{{"name": {json.dumps(name)}, "{words.key}": '
+    return [f"body_{place}: {_text(head)} arguments_{place} {_text('}')}", _arguments(place, schema)]
+
+
+def _deepseek_body(words: _Words, place: int, name: str, schema: Mapping[str, Any]) -> list[str]:
+    if words.fenced:
+        head = f"{_text('function')} {words.mark(SEP, after=f'{name}{chr(10)}{FENCE}{chr(10)}')}"
+        tail = words.mark(END_CALL, before=f"\n{END_FENCE}")
+    else:
+        head, tail = f"{_text(name)} {words.mark(SEP)}", words.mark(END_CALL)
+    return [f"body_{place}: {head} arguments_{place} {tail}", _arguments(place, schema)]
+
+
+def _xml_body(words: _Words, place: int, name: str, schema: Mapping[str, Any]) -> list[str]:
+    rules, members = [], []
+    for index, (key, inner, required) in enumerate(_properties(schema)):
+        rule = f"value_{place}_{index}"
+        rules.append(f"{rule}: {_text(f'<parameter={key}>{chr(10)}')} {_xml_value(inner, schema)}")
+        members.append(rule if required else f"{rule}?")
+    head, tail = _text(f"<function={name}>\n"), _text("</function>")
+    return [f"body_{place}: {' '.join([head, *members, tail])}", *rules]
+
+
+def _xml_value(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
+    if inner.get("type") != "string":
+        return f"%json {_schema(_with_definitions(inner, outer))} {_text(_END_PARAMETER)}"
+    listed = inner.get("enum")
+    if isinstance(listed, list) and listed and all(isinstance(each, str) and "</parameter>" not in each for each in listed):
+        return f"({' | '.join(_text(each + _END_PARAMETER) for each in listed)})"
+    return "text_value"
+
+
+def _python_body(words: _Words, place: int, name: str, schema: Mapping[str, Any]) -> list[str]:
+    """Arguments that must be there first; then others, any of them."""
+    found = sorted(_properties(schema), key=lambda each: not each[2])
+    rules, required = [], sum(needed for _, _, needed in found)
+    for index, (key, inner, _) in enumerate(found):
+        value = f"%json {_schema(_with_definitions(inner, schema))}"
+        rules.append(f"value_{place}_{index}: {_text(f'{key}=')} {value}")
+    names = [f"value_{place}_{index}" for index in range(len(found))]
+    more = " ".join(f'(", " {each})?' for each in names[required:])
+    if required:
+        members = ' ", " '.join(names[:required]) + f" {more}"
+    else:  # whichever comes first has no comma before it
+        begins = [f"{each} " + " ".join(f'(", " {later})?' for later in names[index + 1 :]) for index, each in enumerate(names)]
+        members = f"({' | '.join(begins)})?" if begins else ""
+    return [f"body_{place}: {_text(f'{name}(')} {members} {_text(')')}", *rules]
+
+
+_BODIES: Final = {"json": _json_body, "deepseek": _deepseek_body, "xml": _xml_body, "python": _python_body}
+
+
+def _arguments(place: int, schema: Mapping[str, Any]) -> str:
+    return f"arguments_{place}: %json {_schema({**schema, 'type': 'object'})}"
+
+
+def _properties(schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], bool]]:
+    """Name, schema, and whether it must be there."""
+    properties, required = schema.get("properties"), schema.get("required")
+    needed = required if isinstance(required, list) else []
+    found = properties if isinstance(properties, Mapping) else {}
+    return [(key, inner if isinstance(inner, Mapping) else {}, key in needed) for key, inner in found.items()]
+
+
+def _with_definitions(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema from inside of another: what it refers to comes along."""
+    return {**{key: outer[key] for key in ("$defs", "definitions") if key in outer}, **inner}
 
 
 def _text(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Finds the tool calls in an answer. One machine for all formats; a CallStyle says how a model writes them.
+"""Finds the tool calls in an answer. One machine for all formats of JSON; a CallStyle says how a model writes them.
 
     Let me look.\\n<tool_call>\\n{"name": "weather", "arguments": {"city": "Oslo"}}\\n</tool_call>
     CONTENT       OPEN          OBJECT                                            NEXT
@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from baton.text.parsers.base import Content, Part
 from baton.text.parsers.call_object import HELD_CHARS_MAX, CallObject
@@ -41,11 +41,17 @@ class CallStyle:
     "JSON at the start of an answer may be a call without any mark. Then it has no other keys than a call has."
     name_first: bool = False
     "The name may stand before the object, which is the arguments."
+    form: Literal["json", "xml", "python", "deepseek"] = "json"
+    "What reads it: this file, or xml_calls.py, pythonic_calls.py, deepseek_calls.py."
+    others: tuple[str, ...] = ()
+    "Further marks, inside of calls."
+    told_by: tuple[str, ...] = ()
+    "What a template has in it that speaks of such calls; without: one of the opening marks."
 
     @property
     def marks(self) -> tuple[str, ...]:
         """Texts that may be special tokens."""
-        return (*self.opens, self.closes, *(("[ARGS]", "[CALL_ID]") if self.name_first else ()))
+        return (*self.opens, self.closes, *self.others)
 
 
 class CallsParser:
@@ -104,7 +110,7 @@ class CallsParser:
             if self._style.bare and not self._calls and text[at] in "{[":
                 self._opened("")
                 return at
-        place, mark = _first(self._style.opens, text, at)
+        place, mark = first_mark(self._style.opens, text, at)
         if mark:
             self._say(text[at:place])
             self._opened(mark)
@@ -214,15 +220,15 @@ class CallsParser:
             self._parts.append(Content(text))
 
 
-def _first(marks: tuple[str, ...], text: str, at: int) -> tuple[int, str]:
+def first_mark(marks: tuple[str, ...], text: str, at: int) -> tuple[int, str]:
     """Where the first of the marks begins, and which it is; or where one may begin whose end is not here, and ""."""
     found = [(place, mark) for mark in marks if (place := text.find(mark, at)) >= 0]
     if found:
         return min(found)
-    return len(text) - max((_overlap(mark, text, at) for mark in marks), default=0), ""
+    return len(text) - max((overlap(mark, text, at) for mark in marks), default=0), ""
 
 
-def _overlap(mark: str, text: str, at: int) -> int:
+def overlap(mark: str, text: str, at: int) -> int:
     """How many characters at the end of the text are the beginning of the mark."""
     for size in range(min(len(mark) - 1, len(text) - at), 0, -1):
         if text.endswith(mark[:size]):

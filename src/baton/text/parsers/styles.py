@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from baton.errors import InvalidConfig
 from baton.text.parsers.calls import CallStyle
+from baton.text.parsers.deepseek_calls import CALL, CALLS, END_CALL, END_CALLS, FENCE, SEP
 from baton.text.parsers.think import ThinkStyle
 
 Style = TypeVar("Style", CallStyle, ThinkStyle)
@@ -19,9 +20,22 @@ Style = TypeVar("Style", CallStyle, ThinkStyle)
 CALL_STYLES: Final = {
     style.name: style
     for style in (
+        CallStyle(
+            name="qwen3_coder", form="xml", opens=("<tool_call>", "<function="), closes="</tool_call>", told_by=("<function=",)
+        ),
+        CallStyle(name="deepseek_v3", form="deepseek", opens=(CALLS, CALL), closes=END_CALLS, others=(SEP, END_CALL)),
+        CallStyle(name="deepseek_v31", form="deepseek", opens=(CALLS, CALL), closes=END_CALLS, others=(SEP, END_CALL)),
+        CallStyle(
+            name="pythonic",
+            form="python",
+            opens=("<|python_start|>",),
+            closes="<|python_end|>",
+            bare=True,
+            told_by=("<|python_start|>", "[func_name1(", "[func_name("),
+        ),
         CallStyle(name="hermes", opens=("<tool_call>",), closes="</tool_call>"),
         CallStyle(name="llama3_json", opens=("<|python_tag|>",), bare=True),
-        CallStyle(name="mistral", opens=("[TOOL_CALLS]",), name_first=True),
+        CallStyle(name="mistral", opens=("[TOOL_CALLS]",), name_first=True, others=("[ARGS]", "[CALL_ID]")),
         CallStyle(name="json", opens=("```json",), closes="```", bare=True),
     )
 }
@@ -33,7 +47,11 @@ THINK_STYLES: Final = {
         ThinkStyle(name="mistral", start="[THINK]", end="[/THINK]"),
     )
 }
-_ALIASES: Final = {"qwen": "hermes", "qwen25": "hermes", "llama3": "llama3_json", "generic": "json", "think": "qwen3"}
+_ALIASES: Final = {"qwen": "hermes", "qwen25": "hermes", "llama3": "llama3_json", "generic": "json", "think": "qwen3"} | {
+    "qwen3_xml": "qwen3_coder",
+    "llama4_pythonic": "pythonic",
+    "llama_pythonic": "pythonic",
+}
 TOOL_CALL_PARSERS: Final = ("auto", *CALL_STYLES, "none")
 REASONING_PARSERS: Final = ("auto", *THINK_STYLES, "none")
 
@@ -77,8 +95,9 @@ def _calls(name: str, source: str, *, knows_tools: bool) -> CallStyle | None:
         return _named(CALL_STYLES, name, "tool-call-parser", TOOL_CALL_PARSERS)
     if knows_tools:
         for style in CALL_STYLES.values():
-            if any(mark in source for mark in style.opens):
-                return style
+            if any(mark in source for mark in style.told_by or style.opens):
+                # Which DeepSeek: the one whose template shows the arguments in a block of code, or its successor.
+                return CALL_STYLES["deepseek_v31"] if style.form == "deepseek" and FENCE not in source else style
         if "ipython" in source:  # Llama 3.1's own, which opens no mark before a call
             return CALL_STYLES["llama3_json"]
     return CALL_STYLES["json"]

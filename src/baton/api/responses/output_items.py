@@ -1,0 +1,53 @@
+"""The items of an answer of /v1/responses, and their ids.
+
+resp_ID     msg_ID00  rs_ID00  fc_ID01      an item's id has the response's in it, and its place in the output: it is found
+                                            again by that alone (`response_of`), without a table of items
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from baton.text.parsers.base import ToolCallDelta
+
+Item = dict[str, Any]
+
+RESPONSE_PREFIX: Final = "resp_"
+_PLACE_CHARS: Final = 2
+
+
+def response_of(item_id: str) -> str:
+    """The id of the response that made the item. Of any other text: the id of none."""
+    return RESPONSE_PREFIX + item_id.partition("_")[2][:-_PLACE_CHARS]
+
+
+class OutputItems:
+    """Makes the items of one response."""
+
+    def __init__(self, response_id: str, *, summary: bool = False) -> None:
+        """`summary`: one was asked for. A thought is its own summary then: some clients look nowhere else for it."""
+        self._id = response_id.removeprefix(RESPONSE_PREFIX)
+        self.summary = summary
+
+    def message(self, place: int, text: str, logprobs: list[Any], status: str = "completed") -> Item:
+        content = [text_part(text, logprobs)] if status == "completed" else []
+        return {"id": self._named("msg", place), "type": "message", "role": "assistant", "status": status, "content": content}
+
+    def reasoning(self, place: int, text: str, status: str = "completed") -> Item:
+        parts = [self.reasoning_part(text)] if status == "completed" else []
+        told = {"summary": parts, "content": []} if self.summary else {"summary": [], "content": parts}
+        return {"id": self._named("rs", place), "type": "reasoning", "status": status, **told}
+
+    def call(self, place: int, call: ToolCallDelta, status: str = "completed") -> Item:
+        named = {"call_id": call.id, "name": call.name, "arguments": call.arguments if status == "completed" else ""}
+        return {"id": self._named("fc", place), "type": "function_call", "status": status, **named}
+
+    def reasoning_part(self, text: str) -> Item:
+        return {"type": "summary_text" if self.summary else "reasoning_text", "text": text}
+
+    def _named(self, kind: str, place: int) -> str:
+        return f"{kind}_{self._id}{place:0{_PLACE_CHARS}x}"
+
+
+def text_part(text: str, logprobs: list[Any]) -> Item:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

@@ -1,0 +1,205 @@
+"""What the formats of calls that are not JSON have in common. A subclass reads a call unit by unit: a mark, a name, a value.
+
+    Let me look.  <function=weather>  <parameter=city>  Oslo  </parameter>  </function>
+    content       begins: from here on all is held, until the call is certain; then unit by unit it is told
+
+A step looks at the text from `_at` on and either reads a unit and moves `_at`, or wants more text (False), or finds that this
+is no call (NoCall): what is held since `_begin` is content then; of a call whose name is told already, what comes after it is.
+Nothing depends on where the text was cut: a unit is read when all of it is there, and not before.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Final
+
+from baton.text.clean import has_lone_surrogate
+from baton.text.parsers.base import Content, Part, ToolCallDelta
+from baton.text.parsers.call_object import HELD_CHARS_MAX
+from baton.text.parsers.calls import CallStyle, first_mark
+
+SPACE: Final = " \t\r\n"
+Schemas = Mapping[str, Mapping[str, Any]]
+"""By the name of a tool: the schema of its arguments."""
+
+
+class NoCall(Exception):
+    """What follows does not belong to a call."""
+
+
+class TextCalls(ABC):
+    in_reasoning = False
+
+    def __init__(self, style: CallStyle, tools: Schemas, *, calls_max: int) -> None:
+        self._style = style
+        self._tools = tools
+        self._calls_max = calls_max
+        self._calls = 0
+        "That are told whole."
+        self._told = False
+        "The name of one more is told."
+        self._members = 0
+        "Arguments of that one."
+        self._text = ""
+        self._begin = 0
+        self._at = 0
+        self._gap = True
+        "Nothing but white space has come since the start, or since the last call."
+        self._step = self._content
+        self._parts: list[Part] = []
+        self.done = False
+
+    def feed(self, text: str) -> list[Part]:
+        self._text, self._at, self._begin = self._text[self._begin :] + text, self._at - self._begin, 0
+        while not self.done:
+            try:
+                if not self._step():
+                    break
+            except NoCall:
+                self._no_call()
+        parts, self._parts = self._parts, []
+        return parts
+
+    def flush(self) -> list[Part]:
+        rest = self._text[self._begin :]
+        if self._told:
+            self._cut(rest)
+        elif self._calls and self._gap and self._is_tail(rest.strip(SPACE)):
+            pass  # white space and half a closing mark behind the last call belong to it
+        else:
+            self._say(rest)
+        return self._parts
+
+    # What a format is
+
+    @abstractmethod
+    def _begun(self, mark: str) -> None:
+        """An opening mark is read, or, of a bare call, nothing: says which step comes next."""
+
+    @abstractmethod
+    def _after(self) -> bool:
+        """The step behind a call."""
+
+    def _may_begin(self, char: str) -> bool:
+        """A bare call may begin with it, at the start of an answer."""
+        return False
+
+    def _cut(self, rest: str) -> None:
+        """The answer ends inside a call: tells what of `rest` is certain. As a rule a unit that is not whole is nothing."""
+        del rest
+
+    def _is_tail(self, rest: str) -> bool:
+        return any(mark.startswith(rest) for mark in self._style.marks)
+
+    # Steps and their tools
+
+    def _content(self) -> bool:
+        text, begin = self._text, self._begin
+        if self._gap and not self._calls:
+            bare = text[begin:].lstrip(SPACE)
+            if bare and self._may_begin(bare[0]):
+                self._at = len(text) - len(bare)
+                self._begun("")
+                return True
+        place, mark = first_mark(self._style.opens, text, self._at)
+        if not self._gap or text[begin:place].strip(SPACE):
+            self._say(text[begin:place])
+            self._gap, self._begin = False, place
+        self._at = place + len(mark)
+        if mark:
+            self._begun(mark)
+        return bool(mark)
+
+    def _mark(self, *marks: str) -> str:
+        """The one that follows, behind white space; "" if more text must come to know it."""
+        text = self._text
+        while self._at < len(text) and text[self._at] in SPACE:
+            self._at += 1
+        for mark in marks:
+            if text.startswith(mark, self._at):
+                self._at += len(mark)
+                return mark
+        rest = text[self._at :]
+        if self._at - self._begin > HELD_CHARS_MAX or not any(mark.startswith(rest) for mark in marks):
+            raise NoCall
+        return ""
+
+    def _until(self, mark: str, chars_max: int = HELD_CHARS_MAX) -> str | None:
+        """The text before the mark, which is read too."""
+        end = self._at + chars_max
+        place = self._text.find(mark, self._at, end + len(mark))
+        if place < 0:
+            if len(self._text) >= end + len(mark):
+                raise NoCall
+            return None
+        found, self._at = self._text[self._at : place], place + len(mark)
+        return found
+
+    # Changes
+
+    def _start(self, name: str) -> None:
+        """It is certain: a call of this tool. Its arguments are an object."""
+        if name not in self._tools:
+            raise NoCall
+        self._told, self._members, self._gap = True, 0, True
+        self._begin = self._at
+        self._parts.append(ToolCallDelta(self._calls, name=name, arguments="{"))
+
+    def _member(self, key: str) -> None:
+        self._tell((", " if self._members else "") + to_json(key) + ": ")
+        self._members += 1
+
+    def _tell(self, arguments: str) -> None:
+        if arguments:
+            self._parts.append(ToolCallDelta(self._calls, arguments=arguments))
+        self._begin = self._at
+
+    def _end(self) -> None:
+        self._tell("}")
+        self._ended()
+
+    def _ended(self) -> None:
+        self._calls += 1
+        self._told, self._gap = False, True
+        self._step, self._begin = self._after, self._at
+        self.done = self._calls >= self._calls_max
+
+    def _back_to_content(self) -> None:
+        """What was read since the last call belongs to it."""
+        self._step, self._begin = self._content, self._at
+
+    def _no_call(self) -> None:
+        if self._told:
+            self._calls += 1
+            self.done = self._calls >= self._calls_max
+        if self._told or self._step != self._after:
+            at = max(self._at, self._begin + 1) if not self._told else self._begin
+            self._say(self._text[self._begin : at])
+            self._begin, self._gap = at, False
+        self._at, self._told, self._step = self._begin, False, self._content
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._parts.append(Content(text))
+
+
+def to_json(value: Any) -> str:
+    """Raises ValueError for what JSON or a client could not read."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if has_lone_surrogate(text):
+        raise ValueError("half a character")
+    return text
+
+
+def of_json(text: str) -> Any:
+    """Raises ValueError for what is not exactly JSON."""
+
+    def refuse(word: str) -> Any:
+        raise ValueError(word)
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except RecursionError:
+        raise ValueError("too deep") from None
