@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, Literal, TypeVar, overload
 
 from baton.api.errors import ApiError, bad
@@ -24,6 +25,10 @@ class Fields:
         """The value as it is, None where it is null or not there."""
         self._known.add(name)
         return self._body.get(name)
+
+    def know(self, names: Iterable[str]) -> None:
+        """Fields that are looked at elsewhere, or need not be."""
+        self._known.update(names)
 
     def object(self, name: str, known: tuple[str, ...]) -> dict[str, Any] | None:
         """An object inside the body. What is not known of it counts as an unknown field."""

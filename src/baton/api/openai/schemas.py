@@ -94,6 +94,9 @@ class CompletionBody:
     "max_tokens 0 with echo: the prompt comes back, with its log-probabilities, and nothing follows it."
 
 
+_REFUSED_OUTSIDE_OF_CHATS: Final = {**UNSUPPORTED, **CHAT_ONLY}
+
+
 class Schema:
     """Reads the bodies of all POST routes that name a model."""
 
@@ -147,13 +150,14 @@ class Schema:
         for name in INTERNAL:
             if name in body:
                 raise bad(f"{name} is not accepted from clients", name, code="internal_field")
-        for name, neutral in (UNSUPPORTED if chat else {**UNSUPPORTED, **CHAT_ONLY}).items():
-            if not asks_for_nothing(fields.raw(name), neutral):
+        refused = UNSUPPORTED if chat else _REFUSED_OUTSIDE_OF_CHATS
+        fields.know(refused)
+        for name in [name for name in refused if name in body]:  # of so many names a body has hardly any
+            if not asks_for_nothing(body[name], refused[name]):
                 hint = f": {HINTS[name]}" if name in HINTS else ""
                 raise bad(f"{name} is not supported{hint}", name, code="unsupported")
         fields.name("user")
-        for name in HARMLESS:
-            fields.raw(name)
+        fields.know(HARMLESS)
         return fields
 
     def require_model(self, name: Any) -> None:
