@@ -1,4 +1,4 @@
-"""From the bytes of a chat request to what is checked: our tables of fields, against msgspec's Structs. Medians, in microseconds
+"""From the bytes of a chat request to what is checked: our tables of fields, against msgspec's Structs. Medians, microseconds
 of a processor.
 
     python bench/parse_body.py

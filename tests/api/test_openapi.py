@@ -34,8 +34,9 @@ def test_bodies_are_of_routes_that_there_are():
 @pytest.mark.parametrize(("body", "described"), [({"messages": []}, CHAT), ({"prompt": "x"}, COMPLETION)])
 def test_fields_are_those_that_are_read(monkeypatch, body, described):
     read: set[str] = set()
-    raw = Fields.raw
+    raw, know = Fields.raw, Fields.know
     monkeypatch.setattr(Fields, "raw", lambda self, name: (read.add(name), raw(self, name))[1])
+    monkeypatch.setattr(Fields, "know", lambda self, names: (read.update(names), know(self, names))[1])
     schema = Schema(MODEL, ApiConfig())
     schema.chat(body) if "messages" in body else schema.completion(body)
     refused = {*UNSUPPORTED, *HARMLESS, *INTERNAL}
