@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 from baton.api.app import make_app
 from baton.api.config import ApiConfig, ServedModel
 from baton.api.generate.engine_client import Delta, Ended, EngineRefused, EngineStats, TokenLogprob
+from baton.api.http.door import Connections
 from baton.api.http.server import make_server
 from baton.errors import CallerError, EngineError
 from baton.protocol.ids import RequestId
@@ -202,6 +203,7 @@ class Serving:
     app: object
     state: ServerState
     "uvicorn's: its open connections."
+    connections: Connections
 
 
 @contextlib.contextmanager
@@ -219,7 +221,7 @@ def serving(
         time.sleep(0.005)
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        yield Serving(engine, f"http://127.0.0.1:{port}", port, app, server.server_state)
+        yield Serving(engine, f"http://127.0.0.1:{port}", port, app, server.server_state, server.open_connections)
     finally:
         server.should_exit = True
         thread.join(10)

@@ -6,8 +6,10 @@ import httpx
 import pytest
 from api_fakes import MODEL, serving
 
+from baton.api.app import ROUTES
 from baton.api.config import ApiConfig
-from baton.config import ServeConfig
+from baton.api.routes.cluster import cluster_route
+from baton.config import OWN_PATHS, ServeConfig
 from baton.errors import InvalidConfig
 from baton.protocol.control import InstanceReady
 from baton.runtime.front import served_model
@@ -46,6 +48,19 @@ def test_rights_are_the_same_below_it(url: str):
 def test_a_path_that_is_none_is_refused(path: str):
     with pytest.raises(InvalidConfig, match=r"root_path is .* it must begin with /"):
         ServeConfig(root_path=path)
+
+
+@pytest.mark.parametrize("path", ["/v1", "/v1/one", "/api", "/health", "/config/x"])
+def test_a_path_that_begins_like_a_route_is_refused(path: str):
+    """With --root-path /v1 both /v1/models and /v1/v1/models could be meant by either."""
+    with pytest.raises(InvalidConfig, match=rf"root_path is '{path}': /\w+ is the beginning of routes"):
+        ServeConfig(root_path=path)
+
+
+def test_the_first_parts_of_all_routes_are_known():
+    routes = [*ROUTES, cluster_route(lambda: None)]
+    firsts = {route.path.split("/")[1] for route in routes}
+    assert firsts == set(OWN_PATHS)
 
 
 def test_all_names_of_a_model_are_served_and_answers_have_the_first():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from api_fakes import says, serving
+from api_fakes import eventually, says, serving
 
 from baton.api.config import ApiConfig
 from baton.api.http.tls import tls_context
@@ -94,6 +94,21 @@ def test_a_client_that_does_not_shake_hands_is_gone_like_one_that_sends_no_heade
             assert sock.recv(1) == b"", "closed, long before asyncio's minute: the socket waits 20 s"
         url = f"https://127.0.0.1:{server.port}/live"
         assert httpx.get(url, verify=trusting(files), timeout=20).status_code == 200
+
+
+def test_connections_that_never_shake_hands_are_bounded_in_number(text, files: Path):
+    """They count like all others, and the oldest of them make room for who does shake hands."""
+    limits = ApiConfig(limits=Limits(handshakes=8, header_seconds=60))
+    with serving(text, limits, tls=tls_context(config(files))) as server:
+        silent = [socket.create_connection(("127.0.0.1", server.port), 20) for _ in range(20)]
+        assert [sock.recv(1) for sock in silent[:12]] == [b""] * 12, "closed long before their time is over"
+        assert eventually(lambda: server.connections.shaking == 8)
+        assert eventually(lambda: server.connections.total == 8)
+        url = f"https://127.0.0.1:{server.port}/live"
+        assert httpx.get(url, verify=trusting(files), timeout=20).status_code == 200
+        for sock in silent:
+            sock.close()
+        assert eventually(lambda: server.connections.total == 0)
 
 
 @pytest.mark.parametrize(

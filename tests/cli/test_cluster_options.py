@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from baton.cli import router as router_command
 from baton.cli import up as up_command
-from baton.cli.cluster_options import PlacementOptions, RouterOptions, UpOptions
+from baton.cli.cluster_options import _BY_OTHER_OPTIONS, PlacementOptions, RouterOptions, UpOptions
 from baton.cli.main import app
 from baton.cli.say import Failed
 from baton.cli.settings import PANELS, Given, all_settings
+from baton.cluster_config import RouterConfig
 from baton.config import ServeConfig
 from baton.errors import InvalidConfig
 from baton.runtime.router_config import RouterProcessConfig
@@ -52,6 +54,23 @@ def test_settings_of_placement_reach_the_router():
     assert (config.queue_requests_max, config.order) == (9, "priority")
 
 
+def test_nothing_of_the_router_is_out_of_reach():
+    """Each of its fields is an option, or a key of --router-limits; and each key is in the document."""
+    page = (Path(__file__).parents[2] / "docs" / "disaggregation.md").read_text()
+    _, plain, serve = read(decode=1)
+    for each in fields(RouterConfig):
+        if each.name in _BY_OTHER_OPTIONS:
+            continue
+        value = each.default * 1.5 if isinstance(each.default, float) else each.default + 1
+        if each.name == "beat_seconds":
+            value = each.default / 2
+        _, placement, _ = read(decode=1, router_limits=f"{{{each.name}: {value}}}")
+        assert placement.router(serve) == replace(plain.router(serve), **{each.name: value})
+        assert f"| `{each.name}` | {each.default:g} |" in page, each.name
+    options = {"order": serve, "queue_requests_max": serve, "queue_tokens_max": serve, "policy": None}
+    assert all(name in options or hasattr(plain, name) for name in _BY_OTHER_OPTIONS)
+
+
 def test_a_file_has_the_same_keys(tmp_path):
     file = tmp_path / "up.yaml"
     file.write_text("prefill: 1\ndecode: 2\nplacement: round_robin\nslots: 4\n")
@@ -66,6 +85,10 @@ def test_a_file_has_the_same_keys(tmp_path):
         ({}, "--decode is 0"),
         ({"decode": 65}, "--decode"),
         ({"decode": 1, "placement": "best"}, "--placement"),
+        ({"decode": 1, "router_limits": "{laps_seconds: 3}"}, "--router-limits has no laps_seconds; did you mean lapse_seconds?"),
+        ({"decode": 1, "router_limits": "{policy: 3}"}, "--router-limits has no policy"),
+        ({"decode": 1, "router_limits": "{lapse_seconds: 0.5}"}, "suspect_seconds must be less than lapse_seconds"),
+        ({"decode": 1, "router_limits": "{instances_max: 1.5}"}, "instances_max is 1.5: it must be a whole number"),
     ],
 )
 def test_what_cannot_be_is_refused(given, words):

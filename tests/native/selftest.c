@@ -685,9 +685,10 @@ static void idle_members(void) {
     baton_free(runner);
 }
 
-/* `selftest threads`: what members of a team do together, and nothing else. */
+/* `selftest threads`: what members of a team do together, and nothing else. `selftest briefly`: one case of everything, for
+ * sanitizers that make it slow. */
 int main(int count, char **words) {
-    int threads_alone = count > 1 && !strcmp(words[1], "threads");
+    int threads_alone = count > 1 && !strcmp(words[1], "threads"), briefly = count > 1 && !strcmp(words[1], "briefly");
     if (baton_allow()) return puts("the system does not allow these instructions"), 2;
 #if defined(__FMA__) || defined(__aarch64__)
     puts("rounds once");
@@ -701,11 +702,12 @@ int main(int count, char **words) {
     functions();
     halves();
     dismissal();
-    bursts(!threads_alone);
+    bursts(!threads_alone && !briefly);
     idle_members();
     for (int kind = F32; kind <= INT4M && !threads_alone; kind++) {
         if (kind == F32) product(runners, kind, 33, 37, 17);
-        product(runners, kind, 33, 32, 130);
+        product(runners, kind, 33, 32, briefly ? 20 : 130);
+        if (briefly) continue;
         product(runners, kind, 96, 288, 40);
         product(runners, kind, 70, 1024, 40);
         gated_product(runners[0], kind);
@@ -715,14 +717,14 @@ int main(int count, char **words) {
         {8, 2, 20, 8, 50, 0}, {3, 1, 8, 3, 0, 0}, {10, 2, 32, 64, 33, 0},
     };
     for (KVKind kv = KV_FLOAT; kv <= KV_BYTES && !threads_alone; kv++)
-        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        for (size_t i = 0; i < (briefly ? 1 : sizeof cases / sizeof *cases); i++) {
             Case c = cases[i];
             c.kv = kv;
             if (kv == KV_BYTES) c.block = 16, c.dim = c.dim < 128 ? 64 : 128;
             if (kv != KV_PAIRS) attention(runners, &c);
         }
     for (int kind = F32; kind <= INT4M; kind++) model(kind, kind % 2);
-    for (size_t i = 0; !threads_alone && i < sizeof SCORES / sizeof *SCORES; i++) {
+    for (size_t i = 0; !threads_alone && i < (briefly ? 1 : sizeof SCORES / sizeof *SCORES); i++) {
         large_scores(runners, KV_BYTES, i % 2 ? 128 : 64, SCORES[i]);
         large_scores(runners, KV_FLOAT, 64, SCORES[i]);
     }

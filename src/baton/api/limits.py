@@ -105,6 +105,8 @@ class Limits:
     "Open connections, idle ones too: room above `streams`, to answer 429. Over it: 503 on all routes but health."
     connections_per_address: int = 2048
     "Of them from one address, so that one peer does not shut out all others. Over it: 429."
+    handshakes: int = 256
+    "Of them in a TLS handshake. Over it the oldest is closed."
 
     def __post_init__(self) -> None:
         for field in fields(self):

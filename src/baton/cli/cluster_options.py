@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Annotated, Any
 
 from baton.config import HandoffPolicy, PlacementPolicy, RouterConfig, ServeConfig
 from baton.errors import InvalidConfig
 from baton.ranges import Range, check_values
 
 _ROUTER = RouterConfig()
+_BY_OTHER_OPTIONS = (
+    "policy",
+    "order",
+    "queue_requests_max",
+    "queue_tokens_max",
+    "handoff",
+    "handoff_tokens_min",
+    "migrations_max",
+)
+"""Fields of RouterConfig that have an option of their own. All others are keys of `router_limits`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,11 +37,15 @@ class PlacementOptions:
     "A prompt with fewer uncached tokens than this is computed by the instance that decodes it, without a hand-off."
     migrations_max: Annotated[int, Range(0, 1_000_000)] = _ROUTER.migrations_max
     "Losses of its instance that a request survives. After one more it ends with an error."
+    router_limits: dict[str, int | float] = field(default_factory=dict)
+    "Counts and times of the router that differ from those of docs/disaggregation.md, as YAML: {lapse_seconds: 5}."
 
     def __post_init__(self) -> None:
         check_values(self)
+        _check_router_limits(self.router_limits)
 
     def router(self, serve: ServeConfig) -> RouterConfig:
+        others: dict[str, Any] = self.router_limits
         return RouterConfig(
             policy=self.placement,
             order=serve.order,
@@ -39,7 +54,22 @@ class PlacementOptions:
             handoff=self.handoff,
             handoff_tokens_min=self.handoff_tokens_min,
             migrations_max=self.migrations_max,
+            **others,
         )
+
+
+def _check_router_limits(given: dict[str, int | float]) -> None:
+    known = [each.name for each in fields(RouterConfig) if each.name not in _BY_OTHER_OPTIONS]
+    for name in given:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ": see docs/disaggregation.md"
+            raise InvalidConfig(f"router_limits has no {name}{hint}")
+    values: dict[str, Any] = given
+    try:
+        RouterConfig(**values)
+    except InvalidConfig as error:
+        raise InvalidConfig(f"router_limits: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -48,6 +48,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "handoff",
         "handoff_tokens_min",
         "migrations_max",
+        "router_limits",
     ),
     "Model": (
         "model",

@@ -45,6 +45,13 @@ _KV, _SCHEDULER, _QUEUE = KVConfig(), SchedulerConfig(), QueueConfig()
 _WORKER, _TIERS, _ENGINE = WorkerConfig(), TiersConfig(), EngineConfig()
 
 
+OWN_PATHS = (
+    *("v1", "api", "health", "live", "ready", "tokenize", "detokenize", "openapi.json", "version", "metrics", "config"),
+    "reset_prefix_cache",
+)
+"""First parts of the paths of all routes (api/app.py)."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeConfig:
     """Everything `baton serve` can be told. Each field is a flag, a YAML key and a line of GET /config."""
@@ -249,6 +256,12 @@ class ServeConfig:
         require(
             not path or (path[0] == "/" and path[-1] != "/" and all(is_api_key(part) for part in path[1:].split("/"))),
             f"root_path is {path!r}: it must begin with / and not end with it, like /llm",
+        )
+        first = path.split("/")[1] if path else ""
+        _require(
+            first not in OWN_PATHS,
+            f"root_path is {path!r}: /{first} is the beginning of routes of the server itself, so it would not be clear which "
+            "path is below root_path; give another one, like /llm",
         )
 
     def _check_cluster(self) -> None:

@@ -3,8 +3,8 @@
 Conflicting lengths and the like are refused by its parser (llhttp). Without a timer and a cap a client that sends a byte a
 minute would hold a connection for nothing.
 
-Connections are counted, in all and by address. One over the bound may ask for health and is told an error for all else, and
-a few more are closed at once. Nothing is read from the environment, where uvicorn looks for settings too.
+Connections come through a door that counts them (door.py), and requests begin a few at a time (turnstile.py). Nothing is read
+from the environment, where uvicorn looks for settings too.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from baton.api.errors import ApiError
+from baton.api.http.door import Connections, Door
 from baton.api.http.root_path import RootPath
 from baton.api.http.shutdown import EndedByShutdown
+from baton.api.http.turnstile import Paced
 from baton.api.limits import Limits
 
-_RESERVE = 64
-"Connections over the bound that still get an answer."
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _RECEIVE_BYTES = 64 * 1024
 "What one connection brings in a turn of the loop: many that send much at once then do not hold up those that wait for a token."
@@ -59,57 +59,21 @@ class DirectBody:
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
-class Connections:
-    """How many are open, in all and from each address."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._total = 0
-        self._of_address: dict[str, int] = {}
-
-    def open(self, address: str) -> None:
-        self._total += 1
-        self._of_address[address] = self._of_address.get(address, 0) + 1
-
-    def close(self, address: str) -> None:
-        self._total -= 1
-        self._of_address[address] -= 1
-        if not self._of_address[address]:
-            del self._of_address[address]
-
-    def over(self, address: str, reserve: int = 0) -> ApiError | None:
-        """What a connection from there, counted already, is told."""
-        limits = self._limits
-        if self._of_address[address] > limits.connections_per_address + reserve:
-            message = f"{limits.connections_per_address} connections from this address are open, which is the limit"
-            return ApiError(429, message, code="too_many_connections")
-        if self._total > limits.connections + reserve:
-            message = f"{limits.connections} connections are open, which is the limit"
-            return ApiError(503, message, code="too_many_connections")
-        return None
-
-
 class StrictProtocol(HttpToolsProtocol):
     limits: Limits
     open_connections: Connections
     _header_bytes = 0
     _header_timer: asyncio.TimerHandle | None = None
-    _address = ""
     _refusal: ApiError | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._address = str((transport.get_extra_info("peername") or ("",))[0])
-        self.open_connections.open(self._address)
-        self._refusal = self.open_connections.over(self._address)
-        if self.open_connections.over(self._address, _RESERVE) is not None:
-            transport.abort()
+        self._refusal = self.open_connections.begin_requests(transport.get_extra_info("peername"))
         _watch_peer(transport, self.limits)
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
-        self.open_connections.close(self._address)
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -168,9 +132,9 @@ class StrictProtocol(HttpToolsProtocol):
             self._header_timer = None
 
 
-def protocol_class(limits: Limits) -> type[HttpToolsProtocol]:
+def protocol_class(limits: Limits, connections: Connections) -> type[HttpToolsProtocol]:
     """A class with its limits inside: uvicorn makes the objects and passes nothing of ours."""
-    return type("Protocol", (StrictProtocol,), {"limits": limits, "open_connections": Connections(limits)})
+    return type("Protocol", (StrictProtocol,), {"limits": limits, "open_connections": connections})
 
 
 def _watch_peer(transport: Any, limits: Limits) -> None:
@@ -188,18 +152,23 @@ def _watch_peer(transport: Any, limits: Limits) -> None:
 class Server(uvicorn.Server):
     """Signals are for whoever runs it: he ends running requests with an answer before the server ends."""
 
-    handshake_seconds: float | None = None
-    "With TLS: a client that has not shaken hands by then is gone. It is not counted among the connections until it has."
+    def __init__(self, config: uvicorn.Config, connections: Connections, handshake_seconds: float) -> None:
+        super().__init__(config)
+        self.open_connections = connections
+        self._handshake_seconds = handshake_seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        tls = self.config.ssl is not None
+        listening = sockets or [self.config.bind_socket()]
+        doors: list[socket.socket] = [Door(sock, self.open_connections, tls=tls) for sock in listening]
         loop = asyncio.get_running_loop()
-        if self.handshake_seconds is None:
-            return await super().startup(sockets=sockets)
+        if not tls:
+            return await super().startup(sockets=doors)
         # uvicorn passes no such time on, and asyncio's own is a minute.
         create_server = loop.create_server
-        loop.create_server = partial(create_server, ssl_handshake_timeout=self.handshake_seconds)  # type: ignore[method-assign]
+        loop.create_server = partial(create_server, ssl_handshake_timeout=self._handshake_seconds)  # type: ignore[method-assign]
         try:
-            await super().startup(sockets=sockets)
+            await super().startup(sockets=doors)
         finally:
             loop.create_server = create_server  # type: ignore[method-assign]
 
@@ -217,18 +186,19 @@ def make_server(
     tls: ssl.SSLContext | None = None,
     root_path: str = "",
     **settings: Any,
-) -> uvicorn.Server:
-    """Loopback unless told otherwise. `settings` go to uvicorn.Config (uds, fd, log_level, ...). `limits`: of what is no app of
-    ours, which has its own."""
+) -> Server:
+    """Loopback unless told otherwise. `settings` go to uvicorn.Config (log_level, ...). `limits`: of what is no app of ours,
+    which has its own."""
     if limits is None:
         assert isinstance(app, Starlette)
         limits = app.state.front.limits
+    connections = Connections(limits)
     config = uvicorn.Config(
-        EndedByShutdown(RootPath(app, root_path) if root_path else app),
+        EndedByShutdown(Paced(RootPath(app, root_path) if root_path else app)),
         **{
             "host": host,
             "port": port,
-            "http": protocol_class(limits),
+            "http": protocol_class(limits, connections),
             "ws": "none",
             "loop": "asyncio",  # uvloop made no difference that showed (docs/notes/host-speed.md)
             "access_log": False,
@@ -246,6 +216,4 @@ def make_server(
     if tls is not None:
         config.load()  # it would make a context from files, with ciphers of its own
         config.ssl = tls
-    server = Server(config)
-    server.handshake_seconds = None if tls is None else limits.header_seconds
-    return server
+    return Server(config, connections, limits.header_seconds)

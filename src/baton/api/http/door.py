@@ -1,0 +1,131 @@
+"""Where connections come in: how many may be open, how many come in at once, how many may be shaking hands.
+
+                    too many, far       a few over the bound       within it
+    accept ------>  closed at once      answered: an error         served
+        \\                              (health is served)
+         TLS only: the handshake. Of too many the oldest is closed, for an honest client is done with it in a moment.
+
+A connection counts from here to the end of its socket, so one that never finishes its handshake counts too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Any, Final
+
+from baton.api.errors import ApiError
+from baton.api.limits import Limits
+
+RESERVE: Final = 64
+"Connections over the bound that still get an answer."
+ACCEPTS_PER_TURN: Final = 4
+"""asyncio would take as many as wait, hundreds, in one turn of the loop; meanwhile nobody gets a token. 200 connections that
+send something wrong at once kept the loop for 41 ms of a processor in one turn, with this for 8 (docs/notes/gaps.md)."""
+
+
+class Connections:
+    """Those of all listeners of a server."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._of_address: dict[str, int] = {}
+        self._refused: dict[Any, ApiError] = {}
+        self._shaking: dict[Any, socket.socket] = {}
+        self.total = 0
+
+    def admit(self, peer: Any) -> bool:
+        """Counts it. False: so many are open already that it gets no answer either, and is not counted."""
+        if self._full(peer, RESERVE) is not None:
+            return False
+        refusal = self._full(peer, 0)
+        if refusal is not None:
+            self._refused[peer] = refusal
+        address = _address(peer)
+        self.total += 1
+        self._of_address[address] = self._of_address.get(address, 0) + 1
+        return True
+
+    def begin_handshake(self, connection: socket.socket, peer: Any) -> None:
+        self._shaking[peer] = connection
+        while len(self._shaking) > self._limits.handshakes:
+            oldest = self._shaking.pop(next(iter(self._shaking)))
+            with contextlib.suppress(OSError):  # the client may have left
+                oldest.shutdown(socket.SHUT_RDWR)  # asyncio reads the end of it, and closes
+
+    def begin_requests(self, peer: Any) -> ApiError | None:
+        """Its handshake is done, if there was one. What its requests are told, where there are too many connections."""
+        self._shaking.pop(peer, None)
+        return self._refused.get(peer)
+
+    def close(self, peer: Any) -> None:
+        address = _address(peer)
+        self._shaking.pop(peer, None)
+        self._refused.pop(peer, None)
+        self.total -= 1
+        self._of_address[address] -= 1
+        if not self._of_address[address]:
+            del self._of_address[address]
+
+    @property
+    def shaking(self) -> int:
+        return len(self._shaking)
+
+    def _full(self, peer: Any, more: int) -> ApiError | None:
+        """What one more is told where the limits, and so many more, are reached."""
+        limits = self._limits
+        if self._of_address.get(_address(peer), 0) >= limits.connections_per_address + more:
+            message = f"{limits.connections_per_address} connections from this address are open, which is the limit"
+            return ApiError(429, message, code="too_many_connections")
+        if self.total >= limits.connections + more:
+            message = f"{limits.connections} connections are open, which is the limit"
+            return ApiError(503, message, code="too_many_connections")
+        return None
+
+
+class Door(socket.socket):
+    """A listening socket, for asyncio's server. It takes the place of the one it is made of."""
+
+    def __init__(self, listening: socket.socket, connections: Connections, *, tls: bool) -> None:
+        super().__init__(fileno=listening.detach())
+        self._connections = connections
+        self._tls = tls
+        self._accepted = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self._accepted == ACCEPTS_PER_TURN:
+            self._accepted = 0
+            raise BlockingIOError("the rest waits for the next turn of the loop")
+        try:
+            plain, peer = super().accept()
+        except OSError:  # nobody waits any more
+            self._accepted = 0
+            raise
+        self._accepted += 1
+        if not self._connections.admit(peer):
+            plain.close()
+            raise ConnectionAbortedError("too many connections")  # asyncio goes on with its turn, and comes back
+        connection = _Counted(plain, self._connections, peer)
+        if self._tls:
+            self._connections.begin_handshake(connection, peer)
+        return connection, peer
+
+
+class _Counted(socket.socket):
+    """An accepted one, until it is closed."""
+
+    def __init__(self, accepted: socket.socket, connections: Connections, peer: Any) -> None:
+        super().__init__(fileno=accepted.detach())
+        self._counted_in: Connections | None = connections
+        self._peer = peer
+
+    def close(self) -> None:
+        super().close()
+        connections, self._counted_in = self._counted_in, None
+        if connections is not None:
+            connections.close(self._peer)
+
+
+def _address(peer: Any) -> str:
+    """Of a unix socket there is none."""
+    return str(peer[0]) if isinstance(peer, tuple) else ""
