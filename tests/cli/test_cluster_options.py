@@ -85,7 +85,10 @@ def test_a_file_has_the_same_keys(tmp_path):
         ({}, "--decode is 0"),
         ({"decode": 65}, "--decode"),
         ({"decode": 1, "placement": "best"}, "--placement"),
-        ({"decode": 1, "router_limits": "{laps_seconds: 3}"}, "--router-limits has no laps_seconds; did you mean lapse_seconds?"),
+        (
+            {"decode": 1, "router_limits": "{laps_seconds: 3}"},
+            "has no laps_seconds; did you mean lapse_seconds?",
+        ),
         ({"decode": 1, "router_limits": "{policy: 3}"}, "--router-limits has no policy"),
         ({"decode": 1, "router_limits": "{lapse_seconds: 0.5}"}, "suspect_seconds must be less than lapse_seconds"),
         ({"decode": 1, "router_limits": "{instances_max: 1.5}"}, "instances_max is 1.5: it must be a whole number"),

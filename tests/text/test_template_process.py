@@ -142,7 +142,7 @@ def test_who_waits_too_long_for_others_is_told_to_try_again(process, monkeypatch
     template = ChatTemplate(CHATML, process=process)
     busy = Rendering(ChatTemplate(NEVER_ENDS, limits=TemplateLimits(render_seconds_max=2.0), process=process))
     until(lambda: cpu_ticks(pid) > 20)
-    monkeypatch.setattr(template_process, "TURN_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(process, "turn_seconds_max", 0.01)
     with pytest.raises(Unavailable, match="try again"):
         template.render(HI)
     assert isinstance(busy.wait().error, TemplateFailed)

@@ -1,18 +1,14 @@
-"""The process that checks grammars: `python -m baton.grammar.check_child MEMORY_BYTES_MAX`, its socket as stdin.
+"""The process that checks grammars (check_process.py, text/helper_child.py).
 
 A grammar comes from a client and is compiled by code that is not ours, so it is compiled here first: where it takes too much
 time or memory, or ends the process, nobody else is hurt.
 
-    first    [tokens, special ids, width of the head]   -> "ready"
-    then     [kind, text, seconds]                      -> [kind, text, ""] in a form that workers take, or ["", "", why not]
+    first    [tokens, special ids, width of the head]
+    then     [kind, text]    -> [kind, text, ""] in a form that workers take, or ["", "", why not]
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import sys
 import time
 from typing import Any, Final
 
@@ -20,33 +16,26 @@ import numpy as np
 from msgspec import structs
 
 from baton.errors import BadGrammar
+from baton.grammar.check_process import TOO_MUCH
 from baton.grammar.language import canonical
 from baton.grammar.matcher import Matcher
 from baton.grammar.vocabulary import Vocabulary
 from baton.protocol.grammar import Grammar
-from baton.text.child_limits import bound_this_process
-from baton.text.template_wire import frame, receive, send
+from baton.text.helper_child import Answer, run
 
 COMPILE_SECONDS_MAX: Final = 0.5
 """Of a processor, for the grammar and its first mask. A worker compiles it too, and others may have to wait for that."""
 
-_TIMER_SECONDS_MORE: Final = 1.0
 
-
-def serve(sock: socket.socket) -> None:
-    """Until the parent closes the socket."""
-    tokens, special, width = receive(sock)
+def begin(first: Any) -> Answer:
+    tokens, special, width = first
     vocabulary = Vocabulary(tokens, special, width)
-    send(sock, frame(("ok", "")))
-    while True:
-        try:
-            kind, text, seconds = receive(sock)
-        except ConnectionError:
-            return
-        signal.setitimer(signal.ITIMER_REAL, seconds + _TIMER_SECONDS_MORE)
-        reply: Any = answer(vocabulary, Grammar(kind, text))
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        send(sock, frame(reply))
+
+    def reply(request: Any) -> tuple[str, str, str]:
+        kind, text = request
+        return answer(vocabulary, Grammar(kind, text))
+
+    return reply
 
 
 def answer(vocabulary: Vocabulary, grammar: Grammar) -> tuple[str, str, str]:
@@ -65,13 +54,5 @@ def answer(vocabulary: Vocabulary, grammar: Grammar) -> tuple[str, str, str]:
     return checked.kind, checked.text, ""
 
 
-def main() -> None:
-    bound_this_process(int(sys.argv[1]))
-    sock = socket.socket(fileno=0)
-    # From here on nothing may reach the log: it could repeat what a client sent.
-    os.dup2(os.open(os.devnull, os.O_RDWR), 2)
-    serve(sock)
-
-
 if __name__ == "__main__":
-    main()
+    run(begin, out_of_memory=TOO_MUCH)

@@ -5,7 +5,7 @@
       |     |-- worker    the model                    ends: with the engine
       |     `-- cache     tiers and hand-off           ends: with the engine
       `-- front     HTTP, tokenizer                    ends: drains, then closes the engine's channel
-            `-- templates   renders chat templates     ends: with the front (text/template_process.py)
+            `-- templates, grammars, large JSON        end: with the front (text/helper.py)
 
 Every child has a control channel to its parent, which sees its end there at once. What else it is given says its row. Which of
 the engine's are started at all, and in what order, says core/startup.py.

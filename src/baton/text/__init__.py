@@ -9,5 +9,7 @@ detokenizer.py     token ids, a few at a time    -> text, never half a character
 parsers/           text, a piece at a time       -> typed parts: content, reasoning, tool calls
 stops.py           content, a piece at a time    -> the text that may be sent, and the stop string that ended it
 
+helper.py          processes that can be killed, for templates, grammars and large JSON
+
 loading.py reads all of it from a model on disk: a Hugging Face folder or a GGUF file.
 """

@@ -19,7 +19,8 @@ from typing import Any
 from baton.errors import CallerError, InvalidConfig
 from baton.text.chat_messages import plain_messages
 from baton.text.clean import replace_lone_surrogates
-from baton.text.template_process import TemplateCrash, TemplateProcess, TemplateTimeout, shared_process
+from baton.text.helper import HelperCrash, HelperTimeout
+from baton.text.template_process import TemplateProcess, shared_process
 from baton.text.template_wire import UTF8_BYTES_MAX, Kind, Reply, Request
 
 CHATML = (
@@ -159,9 +160,9 @@ class ChatTemplate:
             )
         try:
             kind, words = self._ask(source, None)
-        except TemplateTimeout:
+        except HelperTimeout:
             kind, words = "failed", f"it takes more than {self._limits.render_seconds_max:g} s"
-        except TemplateCrash:
+        except HelperCrash:
             kind, words = "failed", "it ends the process that compiles it"
         match kind, words:
             case "ok", [*literals]:
@@ -210,10 +211,10 @@ class ChatTemplate:
         """What the template says in an error may hold the prompt: only what also stands in its source is shown."""
         try:
             kind, words = self._ask(template.source, values)
-        except TemplateTimeout:
+        except HelperTimeout:
             seconds = self._limits.render_seconds_max
             raise TemplateFailed(f"the model's chat template was stopped: it takes more than {seconds:g} s") from None
-        except TemplateCrash:
+        except HelperCrash:
             raise TemplateFailed("the model's chat template ends the process that renders it") from None
         except (TypeError, ValueError, RecursionError):
             raise CallerError("messages, tools and extras must be plain JSON values, and not nested deeply") from None
@@ -244,10 +245,9 @@ class ChatTemplate:
             "values": values,
             "now": self._now().isoformat(),
             "prompt_chars_max": limits.prompt_chars_max,
-            "seconds_max": limits.render_seconds_max,
         }
         chars_max = max(limits.prompt_chars_max, limits.template_chars_max)
-        return self._process.ask(request, UTF8_BYTES_MAX * chars_max + 4096)
+        return self._process.render(request, limits.render_seconds_max, UTF8_BYTES_MAX * chars_max + 4096)
 
 
 def _cut(prompt: str) -> str:
