@@ -31,8 +31,9 @@ def knock(door: Door) -> socket.socket:
 
 
 def is_closed(client: socket.socket) -> bool:
+    client.setblocking(False)
     try:
-        return client.recv(1, socket.MSG_DONTWAIT) == b""
+        return client.recv(1) == b""
     except BlockingIOError:
         return False
 

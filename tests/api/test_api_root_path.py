@@ -9,7 +9,8 @@ from api_fakes import MODEL, serving
 from baton.api.app import ROUTES
 from baton.api.config import ApiConfig
 from baton.api.routes.cluster import cluster_route
-from baton.config import OWN_PATHS, ServeConfig
+from baton.config import ServeConfig
+from baton.config.serve import OWN_PATHS
 from baton.errors import InvalidConfig
 from baton.protocol.control import InstanceReady
 from baton.runtime.front import served_model

@@ -14,8 +14,7 @@ from baton.cli.cluster_options import _BY_OTHER_OPTIONS, PlacementOptions, Route
 from baton.cli.main import app
 from baton.cli.say import Failed
 from baton.cli.settings import PANELS, Given, all_settings
-from baton.cluster_config import RouterConfig
-from baton.config import ServeConfig
+from baton.config import RouterConfig, ServeConfig
 from baton.errors import InvalidConfig
 from baton.runtime.router_config import RouterProcessConfig
 from baton.runtime.up import UpConfig

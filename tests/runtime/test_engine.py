@@ -299,6 +299,24 @@ def test_health_is_green_through_a_long_honest_step_and_does_not_wait_for_it(tmp
     finish(main())
 
 
+def test_a_worker_that_is_slow_is_not_killed_for_it(tmp_path):
+    """A large step of a large model on few cores may take longer than step_seconds_max. Progress shows that it is no hang."""
+
+    async def main() -> None:
+        done = tmp_path / "done"
+        async with Rig({"works_at": 3, "done": str(done)}, step_seconds_max=1.0) as rig:
+            rig.ask("a")
+            await rig.until(lambda: len(rig.tokens.get("a", ())) == 2)
+            await asyncio.sleep(3.0)
+            assert rig.stats.worker_losses == 0
+            done.touch()
+            await rig.until(lambda: "a" in rig.ended)
+            assert rig.tokens["a"] == expected(5, 12)
+            assert len(rig.workers) == 1
+
+    finish(main())
+
+
 def test_health_is_red_while_the_worker_is_stopped_and_green_again_after(tmp_path):
     async def main() -> None:
         async with Rig({"works_at": 3, "done": str(tmp_path / "done")}) as rig:

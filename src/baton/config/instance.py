@@ -51,7 +51,7 @@ class SchedulerConfig:
     reserve_clip_tokens: int = 4096
     "A sequence's expected growth is counted up to this many tokens."
     step_seconds_max: float = 60.0
-    "A step without a result for this long means that the worker is lost."
+    "A step without a result and without progress for this long means that the worker is lost; so does one 20 times as long."
     worker_start_seconds_max: float = 600.0
     "A restarted worker that is not ready after this long is lost too."
     worker_restarts_max: int = 5

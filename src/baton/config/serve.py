@@ -204,7 +204,7 @@ class ServeConfig:
     queue_tokens_max: Annotated[int, Range(1, 1_000_000_000)] = _QUEUE.tokens_max
     "Prompt tokens that may wait. Beyond it clients get 429."
     step_seconds_max: Seconds = _SCHEDULER.step_seconds_max
-    "A worker that gives no result for a step within this time is replaced."
+    "A worker that makes no progress in a step for this long is replaced, and in any case after 20 times as long."
     drain_seconds_max: Annotated[float, Range(0, 31_536_000)] = _ENGINE.drain_seconds_max
     "How long running requests may take to finish after Ctrl-C. Those that do not are ended with an error."
     start_seconds_max: Seconds = _WORKER.start_seconds_max
@@ -258,7 +258,7 @@ class ServeConfig:
             f"root_path is {path!r}: it must begin with / and not end with it, like /llm",
         )
         first = path.split("/")[1] if path else ""
-        _require(
+        require(
             first not in OWN_PATHS,
             f"root_path is {path!r}: /{first} is the beginning of routes of the server itself, so it would not be clear which "
             "path is below root_path; give another one, like /llm",

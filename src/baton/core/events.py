@@ -43,6 +43,12 @@ class WorkerReady(Struct, frozen=True):
     "Digest of all besides tokens that KV depends on: the root of every block key."
 
 
+class WorkerProgressed(Struct, frozen=True):
+    """The worker of this epoch got on with the plan that it has (progress_watch.py): a long step, and no hang."""
+
+    epoch: WorkerEpoch
+
+
 LossCause = Literal["died", "killed", "timeout", "protocol"]
 """How a worker was lost. All are evidence against what it was computing, but one.
 
@@ -150,6 +156,7 @@ Event = (
     | StepDone
     | WorkerReady
     | WorkerLost
+    | WorkerProgressed
     | BlocksMoved
     | StorageAnswered
     | CacheReady

@@ -60,8 +60,12 @@ class InstanceLoop:
         self.after(event)
 
     def _on_due(self) -> None:
+        self.tell_from_loop(Tick())
+
+    def tell_from_loop(self, event: Event) -> None:
+        """For what the loop itself calls: asyncio would only log an error there."""
         try:
-            self.tell(Tick())
+            self.tell(event)
         except Exception as error:
             self._on_over(error)
 

@@ -16,6 +16,8 @@ class WorkerHealth:
     def __init__(self) -> None:
         self._word: ProgressWord | None = None
         self._watch = ProgressWatch()
+        self._asked = 0
+        "The word when `progressed` was last asked."
 
     def attach(self, fd: int) -> None:
         """A worker has begun, with this word."""
@@ -30,6 +32,11 @@ class WorkerHealth:
     def look(self, instance: Instance, now: float) -> None:
         """While plans are in flight: several times per second."""
         self._watch.look(None if self._word is None else self._word.value, bool(instance.in_flight), Instant(now))
+
+    def progressed(self) -> bool:
+        """Whether the word has changed since this was last asked."""
+        before, self._asked = self._asked, self._word.value if self._word is not None else self._asked
+        return self._asked != before
 
     @property
     def known(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from baton.config import EngineConfig
 from baton.core.effects import RestartWorker, RunStep, StopWorker
 from baton.core.engine.worker_watch import WorkerState
-from baton.core.events import Wake, WorkerLost, WorkerReady, WorkerStopped
+from baton.core.events import Wake, WorkerLost, WorkerProgressed, WorkerReady, WorkerStopped
 from baton.protocol.control import ModelChanged, OrderAnswer, Ping, Pong, WorkerHello
 from baton.protocol.ids import WorkerEpoch
 from baton.runtime.callers import Callers
@@ -133,6 +133,9 @@ class WorkerKeeper:
         """At its progress, while plans are in flight."""
         if self._machine.instance is not None:
             self.health.look(self._machine.instance, self._loop.time())
+            if self._machine.instance.in_flight and self.health.progressed():
+                progressed = WorkerProgressed(self._machine.instance.worker.epoch)
+                self._loop.call_soon(self._machine.tell_from_loop, progressed)  # we may be within an event
 
     def fault(self) -> str:
         """What is wrong with it, for beats: several times per second. Empty: nothing."""

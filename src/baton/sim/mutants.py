@@ -150,7 +150,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "suspects run together: the culprit is never the only one"),
     Mutant("position-off", "core.engine.absorb", "length - sequence.prompt_tokens - 1, token", "length - sequence.prompt_tokens, token",
            "a token is told with the position of the next"),
-    Mutant("deadline-not-disarmed", "core.engine.worker_watch", "Instant(now + self._config.step_seconds_max) if more_in_flight else None", "Instant(now + self._config.step_seconds_max)",
+    Mutant("deadline-not-disarmed", "core.engine.worker_watch", "        if more_in_flight:\n", "        if True:\n",
            "the step deadline stays armed when nothing is in flight"),
     Mutant("never-fits-accepted", "core.engine.intake", "if worst > kv.blocks:", "if worst > kv.blocks + 1:",
            "a request that can never fit is accepted"),

@@ -5,8 +5,8 @@ import pytest
 from baton.core.effects import Mode
 from baton.core.engine.phase import Phase
 from baton.core.engine.service_mode import PAUSES_MAX
-from baton.core.events import Abort, Pause, Resume, Tick
-from baton.protocol.ids import RequestId
+from baton.core.events import Abort, Pause, Resume, Tick, WorkerProgressed
+from baton.protocol.ids import RequestId, WorkerEpoch
 from baton.protocol.request import FinishReason
 
 from .harness import Driver, freeze
@@ -268,6 +268,23 @@ def test_deadlines_of_ended_requests_do_not_pile_up():
             driver.step()
     assert driver.reason("long") is None
     assert len(driver.instance._intake._deadlines) < 100
+
+
+def test_progress_of_a_step_puts_its_deadline_off_but_not_for_ever():
+    driver = Driver(step_seconds_max=10.0)
+    driver.submit("a", max_tokens=8)
+    assert driver.instance.next_deadline() == 10.0
+    epoch = driver.instance.worker.epoch
+    driver.advance(seconds=9.0)
+    driver.tell(WorkerProgressed(WorkerEpoch(epoch + 1)))
+    assert driver.instance.next_deadline() == 10.0, "that of another life says nothing"
+    for _ in range(40):
+        driver.tell(WorkerProgressed(epoch))
+        driver.advance(seconds=9.0)
+        if driver.instance.worker.epoch != epoch:
+            break
+    assert driver.instance.worker.epoch == epoch + 1, "after twenty times as long it is lost all the same"
+    assert 190.0 < driver.now <= 210.0
 
 
 def test_clock_backwards():

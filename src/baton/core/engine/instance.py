@@ -47,6 +47,7 @@ from baton.core.events import (
     Tick,
     Wake,
     WorkerLost,
+    WorkerProgressed,
     WorkerReady,
     WorkerStopped,
 )
@@ -105,6 +106,7 @@ class Instance:
             StepDone: self._on_step_done,
             WorkerReady: self._on_worker_ready,
             WorkerLost: self._on_worker_lost,
+            WorkerProgressed: self._on_worker_progressed,
             BlocksMoved: self._on_blocks_moved,
             StorageAnswered: self._on_storage_answered,
             CacheReady: self._on_cache_ready,
@@ -255,6 +257,10 @@ class Instance:
     def _on_worker_lost(self, event: WorkerLost) -> None:
         if event.epoch == self.worker.epoch and self.worker.state is not WorkerState.GONE:
             self._lose_worker(event.cause, event.reason)
+
+    def _on_worker_progressed(self, event: WorkerProgressed) -> None:
+        if event.epoch == self.worker.epoch:
+            self.worker.progressed(self._now)
 
     def _lose_worker(self, cause: LossCause, reason: str) -> None:
         """Everything on the worker goes back in line, with the tokens it has; plans in flight are void."""

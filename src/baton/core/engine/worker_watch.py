@@ -16,6 +16,8 @@ from baton.config import SchedulerConfig
 from baton.protocol.ids import Instant, WorkerEpoch
 
 HEALTHY_STEPS: Final = 16
+LONGEST_STEPS: Final = 20
+"""A step that shows progress may take so many times `step_seconds_max`."""
 BACKOFF_SECONDS: Final = 0.1
 """Before the second restart in a row; doubled for each one after it."""
 
@@ -29,7 +31,7 @@ class WorkerState(Enum):
 
 
 class WorkerWatch:
-    __slots__ = ("_config", "_restarts", "_steps", "deadline", "epoch", "losses", "state")
+    __slots__ = ("_begun", "_config", "_restarts", "_steps", "deadline", "epoch", "losses", "state")
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -41,6 +43,8 @@ class WorkerWatch:
         "In a row, of whatever cause."
         self._steps = 0
         "Absorbed in this life."
+        self._begun = Instant(0.0)
+        "When the time of the oldest plan began."
         self.deadline: Instant | None = None
         "By then the oldest plan has its result, or the new worker is ready. The first start is the start-up table's."
 
@@ -93,11 +97,23 @@ class WorkerWatch:
 
     def step_planned(self, now: Instant) -> None:
         if self.deadline is None:
-            self.deadline = Instant(now + self._config.step_seconds_max)
+            self._begin_step(now)
+
+    def progressed(self, now: Instant) -> None:
+        """It computes, if slowly: a large step of a large model on few cores takes minutes."""
+        if self.state is WorkerState.READY and self.deadline is not None:
+            seconds = self._config.step_seconds_max
+            self.deadline = Instant(min(now + seconds, self._begun + LONGEST_STEPS * seconds))
 
     def step_absorbed(self, now: Instant, more_in_flight: bool) -> None:
         """The worker answers: the next plan's time runs from now, because it could not begin before."""
         self._steps += 1
         if self._steps == HEALTHY_STEPS:
             self.losses = self._restarts = 0
-        self.deadline = Instant(now + self._config.step_seconds_max) if more_in_flight else None
+        self.deadline = None
+        if more_in_flight:
+            self._begin_step(now)
+
+    def _begin_step(self, now: Instant) -> None:
+        self._begun = now
+        self.deadline = Instant(now + self._config.step_seconds_max)
