@@ -88,7 +88,7 @@ def test_clients_must_show_a_certificate_where_an_authority_is_named(text, files
 
 
 def test_a_client_that_does_not_shake_hands_is_gone_like_one_that_sends_no_headers(text, files: Path):
-    limits = ApiConfig(limits=Limits(header_seconds=0.3))
+    limits = ApiConfig(limits=Limits(header_seconds=2))
     with serving(text, limits, tls=tls_context(config(files))) as server:
         with socket.create_connection(("127.0.0.1", server.port), 20) as sock:
             assert sock.recv(1) == b"", "closed, long before asyncio's minute: the socket waits 20 s"
