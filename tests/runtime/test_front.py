@@ -12,7 +12,9 @@ import pytest
 from baton.config import ServeConfig
 from baton.protocol.control import InstanceReady, InstanceStats
 from baton.runtime import front as front_process
+from baton.runtime.channel import Channel
 from baton.runtime.fingerprint import SMALL_BYTES, system_fingerprint
+from baton.runtime.process_table import CONTROL, DESCRIPTORS
 
 READY = InstanceReady(8, 16, 4, 300, 128, 128, identity=b"of the weights")
 
@@ -66,22 +68,33 @@ def test_every_setting_of_the_edge_reaches_the_front(model):
     assert config.settings["serve"]["admin_api_key"] == 1
 
 
-def test_the_front_closes_its_threads_when_the_server_ends(model):
-    """uvicorn runs the lifespan; it was off in production, so nobody did."""
-    app = made(model)
+def test_the_front_closes_its_threads_and_helpers_when_the_process_ends(model, monkeypatch):
+    """uvicorn's lifespan would do it and is off in production, so nobody did."""
     closed = []
-    front = app.state.front
-    front.close, real = lambda: closed.append(True) or real(), front.close
+    real_app = front_process._app
+
+    def watched_app(*given):
+        app = real_app(*given)
+        front = app.state.front
+        front.close, real = lambda: closed.append(True) or real(), front.close
+        return app
+
+    monkeypatch.setattr(front_process, "_app", watched_app)
+    monkeypatch.setattr(front_process, "load_text", lambda *_: Text())
+    monkeypatch.setattr(front_process, "freeze_gc_heap", lambda: None)
 
     async def run() -> None:
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            server = front_process.make_server(app)
-            serving = asyncio.create_task(server.serve(sockets=[sock]))
-            while not server.started:
-                await asyncio.sleep(0.01)
-            server.should_exit = True
-            await asyncio.wait_for(serving, 20)
+        pairs = {name: socket.socketpair() for name in ("engine", CONTROL, DESCRIPTORS)}
+        config = ServeConfig(model=str(model), port=0, drain_seconds_max=0.0)
+        serving = asyncio.create_task(front_process.serve(config, {name: pair[0] for name, pair in pairs.items()}))
+        engine, supervisor = [await Channel.open(pairs[name][1]) for name in ("engine", CONTROL)]
+        engine.send(READY)
+        assert await asyncio.wait_for(supervisor.receive(), 20) == READY
+        assert closed == []
+        supervisor.close()
+        await asyncio.wait_for(serving, 20)
+        engine.close()
+        pairs[DESCRIPTORS][1].close()
 
     asyncio.run(run())
     assert closed == [True]
