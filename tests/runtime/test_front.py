@@ -100,6 +100,15 @@ def test_the_front_closes_its_threads_and_helpers_when_the_process_ends(model, m
     assert closed == [True]
 
 
+def test_what_takes_long_is_made_before_the_first_request(monkeypatch):
+    prepared = []
+    text = Text()
+    text.tokenizer = type("Prepared", (Tokens,), {"prepare_plain": lambda self: prepared.append(True)})()
+    monkeypatch.setattr(front_process, "load_model_text", lambda *_, **__: text)
+    assert front_process.load_text("model", None) is text
+    assert prepared == [True]
+
+
 def test_both_ports_are_listened_on():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
