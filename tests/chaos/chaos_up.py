@@ -16,6 +16,7 @@ from typing import Any
 from baton.config import RouterConfig, ServeConfig
 from baton.errors import EngineError
 from baton.protocol.control import InstanceReady
+from baton.runtime.process_table import Restart
 from baton.runtime.router_config import RouterProcessConfig
 from baton.runtime.secret import create_secret
 from baton.runtime.up import UpConfig, UpGroup, UpReporter, up_children
@@ -40,7 +41,9 @@ async def run(settings: dict[str, Any]) -> None:
         engines[name] = replace(engine, routers=(address,), cluster_secret=str(secret))
         orders[name] = {"BATON_CHAOS": json.dumps({"name": name, **instance.get("orders", {})})}
     rows = [
-        replace(row, module="chaos_node", environment={**row.environment, **orders[row.name]}) if row.name in orders else row
+        replace(row, module="chaos_node", environment={**row.environment, **orders[row.name]})
+        if row.name in orders
+        else replace(row, restart=Restart.ALWAYS)  # a router that is killed more often than `up` would stand
         for row in up_children(engines)
     ]
     await UpGroup(UpConfig(router=router, engines=engines), Reporter(), tuple(rows)).run()

@@ -77,12 +77,21 @@ def test_a_broken_transport_costs_time_and_nothing_else(cluster: DisturbedCluste
         until(lambda: fetched(cluster) > 0, "it was found on storage")
         again = cluster.ask("/v1/completions", body(2))  # nothing of it is on storage when it is asked for, or all, or a part
         assert again.tokens == expected[2]
+        numbers = iter(range(3, 60))
+
+        def given_up() -> bool:
+            request = body(next(numbers))
+            assert cluster.ask("/v1/completions", request).tokens == alone.ask("/v1/completions", request).tokens
+            return number_of(cluster, "baton:router_paths_given_up_total") > 0
+
+        until(given_up, "prompts are not computed twice any more")
+        assert number_of(cluster, "baton:router_handoff_ends_total", outcome="not_copied") >= 3
     cluster.wait_idle()
 
 
 def test_when_the_transport_works_again_prompts_are_copied(cluster: DisturbedCluster, alone: Server):
     cluster.wait_all_there()
-    before, numbers = adopted(cluster, "adopted"), iter(range(3, 100))
+    before, numbers = adopted(cluster, "adopted"), iter(range(60, 160))
 
     def copied() -> bool:
         """On a slow machine an instance may be suspect just now: then another request is asked."""

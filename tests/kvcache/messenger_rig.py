@@ -29,8 +29,8 @@ def mapped() -> int:
     return sum("memfd:baton-kv" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
-def finish(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 60))
+def finish(work: Coroutine[Any, Any, None], seconds: float = 60) -> None:
+    asyncio.run(asyncio.wait_for(work, seconds))
 
 
 async def until(question: Callable[[], bool], seconds: float = 20) -> None:

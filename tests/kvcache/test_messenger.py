@@ -415,4 +415,4 @@ def test_many_pulls_of_coming_and_going_peers_leave_nothing(turns: int):
                     moved += whole
             assert moved > 8 * turns
 
-    finish(main())
+    finish(main(), seconds=800)
