@@ -164,24 +164,6 @@ def test_other_weights_reach_all_and_those_that_cannot_be_loaded_change_nothing(
     assert told(cluster.ask("/v1/completions", GREEDY)) == first
 
 
-def test_preemption_at_decode_is_invisible(cluster: ByHand, alone: Server):
-    """Four answers that together need more blocks than decode has."""
-    requests = [{**LONG, "seed": seed} for seed in range(20, 24)]
-
-    async def all_at_once() -> list[Reply]:
-        return await asyncio.gather(*(ask(cluster.port, "/v1/completions", request) for request in requests))
-
-    before, replays = preemptions(cluster), cluster.count("replays")
-    for request, reply in zip(requests, asyncio.run(all_at_once()), strict=True):
-        assert told(reply) == told(alone.ask("/v1/completions", request))
-    until(lambda: preemptions(cluster) > before, "somebody was preempted")  # numbers come once a second
-    assert cluster.count("replays") == replays, "resumed in place"
-
-
-def preemptions(cluster: ByHand) -> int:
-    return sum(one["stats"]["preemptions"] for one in cluster.view()["instances"])
-
-
 def test_who_does_not_fit_or_has_another_secret_is_told_so(cluster: ByHand, tmp_path: Path):
     """Nobody else notices, but in the logs."""
     unfit = cluster.start("unfit", "decode", model=make_model(tmp_path / "other", seed=8))
