@@ -34,7 +34,7 @@ inner_keys = st.sampled_from(
 )  # fmt: skip
 kinds = st.sampled_from(
     ["text", "message", "user", "assistant", "tool_use", "tool_result", "thinking", "function_call", "function_call_output",
-     "reasoning", "function", "custom", "json_schema", "enabled", "auto", "any"]
+     "reasoning", "function", "custom", "json_schema", "enabled", "auto", "any", "item_reference"]
 )  # fmt: skip
 blocks = st.recursive(
     scalars | kinds,

@@ -82,6 +82,7 @@ BODIES: Final[dict[str, Json]] = {
     "/api/chat": {**_of_table(ollama.CHAT), **_OPTIONS},
     "/api/generate": {**_of_table(ollama.GENERATE), **_OPTIONS},
     "/api/show": _MODEL,
+    "/api/pull": _MODEL,
     "/tokenize": {**_MODEL, **_TEXT, "return_token_strs": {"type": "boolean"}},
     "/detokenize": {**_MODEL, "tokens": {"type": "array", "items": {"type": "integer"}}},
     "/v1/abort": {"id": {"type": "string"}},
