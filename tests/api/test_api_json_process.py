@@ -121,7 +121,7 @@ def test_a_child_that_does_not_answer_is_killed_at_the_deadline():
 def test_a_body_that_takes_too_much_memory_is_refused_and_the_next_is_not():
     """The bound follows from body_bytes; here it is too small for what comes."""
     process = JsonProcess(Limits(body_bytes=1), 512)
-    body = b'{"a": [' + b",".join([b"{}"] * 3_000_000) + b"]}"
+    body = b'{"a": [' + b",".join([b"[]"] * 3_500_000) + b"]}"
     assert outcome(process.parse, body)[:2] == (413, "the body takes too much memory to parse")
     assert process.parse(json.dumps({"a": FILL}).encode()) == {"a": FILL}
     process.close()
