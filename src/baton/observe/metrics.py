@@ -204,9 +204,12 @@ class EngineCollector(Collector):
             missed.add_metric([name], stats.tiers.get(name, 0))
         yield missed
         if stats.storage_circuit:
-            circuit = GaugeMetricFamily("baton:kv_circuit_state", "Of storage: 1 for the present one.", labels=["state"])
-            for state in ("closed", "half_open", "open"):
-                circuit.add_metric([state], float(stats.storage_circuit == state))
+            circuit = GaugeMetricFamily(
+                "baton:kv_circuit_state", "Of reading and writing storage: 1 for the present state.", labels=["way", "state"]
+            )
+            for way, present in (("read", stats.storage_circuit), ("write", stats.storage_write_circuit)):
+                for state in ("closed", "half_open", "open"):
+                    circuit.add_metric([way, state], float(present == state))
             yield circuit
         storage = CounterMetricFamily("baton:kv_storage", "What the storage backend counts.", labels=["what"])
         for name, count in stats.storage.items():

@@ -211,7 +211,9 @@ class InstanceStats(Struct, kw_only=True):
     cache_service: bool = False
     "It is there, and takes moves."
     storage_circuit: str = ""
-    "State of the circuit of storage; empty: there is none."
+    "State of the circuit of reading storage; empty: there is no storage."
+    storage_write_circuit: str = ""
+    "The same of writing."
     routers: int = 0
     "Sessions with routers that are open."
 

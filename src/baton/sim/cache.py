@@ -314,8 +314,13 @@ class CacheService:
         moved = 0
         if error is None and fault is not None and fault.kind == "error":
             error = "EIO"
+        full = fault is not None and fault.kind == "full" and move.kind == "put"
         while moved < len(move.host) and error is None:
             key, host = move.keys[moved], move.host[moved]
+            if full and key not in self.storage and fault is not None and moved >= int(fault.seconds * 10) % 3:
+                self._saw("storage was full")
+                error = "full"
+                break
             if move.kind == "put":
                 self._put(key, bytes(self.host[host]), fault, moved)
             elif not self._fetch(key, host):
@@ -351,6 +356,7 @@ class CacheService:
         self.host[host][: len(found.payload)] = found.payload[: self._block_bytes]  # as a real read would
         if not found.is_whole(key, self._block_bytes):
             self._saw("a damaged object was found out")
+            del self.storage[key]  # it is never found again
             return False
         return True
 
@@ -360,6 +366,7 @@ class CacheService:
         self._tell(BlocksMoved(result))
         if not self._untold:
             self._watch.entries(move.host, self.host)
+        self._watch.arrived(move)
         if fault is not None and fault.kind == "repeat":
             self.later(fault.seconds, lambda: self._tell(BlocksMoved(result)))
 

@@ -111,6 +111,8 @@ SOMETIMES: tuple[str, ...] = (
     "an object on storage was damaged",
     "a damaged object was found out",
     "an object vanished from storage",
+    "storage was full",
+    "the cache was cleared with copies under way",
     # Time
     "the clock jumped back",
     "the clock jumped ahead",

@@ -29,7 +29,8 @@ from baton.sim.scenario import (
 FAULTS = ("slow", "stall", "crash", "late", "repeat", "ghost", "garble", "abort", "preempt", "evict", "clock", "pause",
           "poison", "nan", "restart_fails", "again", "stop_string", "hang", "lose_result", "restart_hangs", "lose_plan",
           "freeze", "oom", "crash_loop")  # fmt: skip
-CACHE_FAULTS: tuple[CacheFaultKind, ...] = get_args(CacheFaultKind)
+CACHE_FAULTS: tuple[CacheFaultKind, ...] = tuple(kind for kind in get_args(CacheFaultKind) if kind != "full")
+"""Drawn one by one. A storage that is full stays so for a while (`_full_and_cleared`)."""
 PHASES: tuple[Abortable, ...] = ("held", "waiting", "loading", "prefill", "decode", "preempting", "closing", "end")
 
 
@@ -69,8 +70,20 @@ def generate(seed: int) -> Scenario:
     _nudges(scenario, faults, last, stream(seed, "nudges"))
     if kind != "tight":
         _tiers(scenario, last, stream(seed, "tiers"))
+    _full_and_cleared(scenario, last, stream(seed, "full and cleared"))
     scenario.storage_tokens = storage_wants_tokens(scenario)
     return scenario
+
+
+def _full_and_cleared(scenario: Scenario, last: float, rng: Random) -> None:
+    """Of the seeds with lower tiers: some storages take no more for a while, some caches are cleared."""
+    if scenario.storage and rng.random() < 0.25:
+        begin, taken = rng.randint(1, 80), {fault.move for fault in scenario.cache_faults}
+        moves = [move for move in range(begin, begin + rng.randint(10, 80)) if move not in taken]
+        scenario.cache_faults += [CacheFault(move, "full", rng.uniform(0.0, 0.3)) for move in moves]
+    if scenario.host_blocks and rng.random() < 0.25:
+        scenario.nudges += [Nudge(rng.uniform(0.0, last + 0.5), "clear") for _ in range(rng.randint(1, 4))]
+        scenario.nudges.sort(key=lambda nudge: nudge.at)
 
 
 def storage_wants_tokens(scenario: Scenario) -> bool:

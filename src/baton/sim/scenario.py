@@ -91,11 +91,11 @@ class StepFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 NudgeKind = Literal[
     "preempt", "evict", "crash", "clock", "pause", "resume", "restart_fails", "restart_hangs", "freeze", "crash_loop",
-    "cache_crash", "cache_hang",
+    "cache_crash", "cache_hang", "clear",
 ]  # fmt: skip
 
 
-CacheFaultKind = Literal["slow", "error", "repeat", "flip", "torn", "misdirect", "foreign", "vanish"]
+CacheFaultKind = Literal["slow", "error", "repeat", "flip", "torn", "misdirect", "foreign", "vanish", "full"]
 
 
 class CacheFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -104,7 +104,7 @@ class CacheFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
     move: int
     kind: CacheFaultKind
     seconds: float = 0.0
-    "slow: added; repeat: until the second answer; damage: which block of the move."
+    "slow: added; repeat: until the second answer; damage, full: which block of the move."
 
 
 class Nudge(Struct, omit_defaults=True, forbid_unknown_fields=True):

@@ -76,10 +76,16 @@ class TierWatch:
         self._plans = plans
         self.contents = contents
         self._stores = self._steps = 0
-        self._sent: dict[int, float] = {}
-        "Questions to storage, puts and fetches without an answer that counts: when they were sent."
-        self._failed: list[float] = []
+        self._ways: dict[int, str] = {}
+        "Questions to storage, puts and fetches that are not answered: whether they read or write."
+        self._sent: dict[str, dict[int, float]] = {"read": {}, "write": {}}
+        "Those whose answer counts: when they were sent."
+        self._failed: dict[str, list[float]] = {"read": [], "write": []}
         "When those were sent that failed since the last success."
+        self._to_host: dict[int, None] = {}
+        "Stores and fetches that are under way."
+        self._forgotten: dict[int, None] = {}
+        "Those of them that were when the cache was cleared."
 
     # What a key says
 
@@ -104,18 +110,23 @@ class TierWatch:
 
     def told(self, message: BlockMove | StorageQuery, now: float, *, worker_ready: bool) -> None:
         """16: a load waits for every plan that may read or write its targets. 45: storage that fails is left alone. 55: it is
-        told the token ids of its keys if it wants them, and nobody is told any otherwise."""
+        told the token ids of its keys if it wants them, and nobody is told any otherwise. Reads and writes fail apart."""
         if message.tokens or self._wants_tokens:
             self._tokens(message)
+        if isinstance(message, BlockMove) and message.kind in ("store", "fetch"):
+            self._to_host[message.id] = None
         if isinstance(message, BlockMove) and message.kind in ("store", "load", "pull"):
             if message.kind != "store":
                 self._load(message, worker_ready)
             else:
                 self._store()
             return
-        if len(self._failed) >= FAILURES_MAX and now < self._failed[0] + LEFT_ALONE_SECONDS - 1e-6:
-            raise InvariantBroken(f"storage has failed {len(self._failed)} times in a row and is asked again", invariant=45)
-        self._sent[message.id] = now
+        way = "write" if isinstance(message, BlockMove) and message.kind == "put" else "read"
+        failed = self._failed[way]
+        if len(failed) >= FAILURES_MAX and now < failed[0] + LEFT_ALONE_SECONDS - 1e-6:
+            raise InvariantBroken(f"storage has failed to {way} {len(failed)} times in a row and is asked again", invariant=45)
+        self._ways[message.id] = way
+        self._sent[way][message.id] = now
 
     def _tokens(self, message: BlockMove | StorageQuery) -> None:
         to_storage = isinstance(message, StorageQuery) or message.kind in ("put", "fetch")
@@ -145,16 +156,37 @@ class TierWatch:
 
     def answered(self, number: int, error: str | None) -> None:
         """The instance has read how a question, put or fetch ended."""
-        sent = self._sent.pop(number, None)
+        self._to_host.pop(number, None)
+        way = self._ways.pop(number, None)
+        if way is None:
+            return
+        sent = self._sent[way].pop(number, None)
         if error is None:
-            self._failed.clear()
-            self._sent.clear()  # what was sent before a success says nothing about what comes after it
+            self._failed[way].clear()
+            self._sent[way].clear()  # what was sent before a success says nothing about what comes after it
         elif sent is not None:
-            self._failed.append(sent)
-            self._failed.sort()
+            self._failed[way].append(sent)
+            self._failed[way].sort()
 
     def service_died(self) -> None:
-        self._sent.clear()
+        for memory in (self._ways, *self._sent.values(), self._to_host, self._forgotten):
+            memory.clear()
+
+    # A cache that is cleared
+
+    def cleared(self) -> bool:
+        """57: nothing of before can be found in the host tier ... True: copies to it were under way."""
+        if self._view.host_index():
+            raise InvariantBroken("the cache was cleared, and the host tier has entries", invariant=57)
+        self._forgotten.update(self._to_host)
+        return bool(self._to_host)
+
+    def arrived(self, move: BlockMove) -> None:
+        """... nor what was on its way there."""
+        if move.id in self._forgotten:
+            del self._forgotten[move.id]
+            if any(self._view.host_key(block) is not None for block in move.host):
+                raise InvariantBroken(f"{move.kind} {move.id} is of a cache that was cleared, and is found", invariant=57)
 
     # What the service does
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from baton.core.engine.instance import Instance
-from baton.core.events import EvictSome, Pause, PreemptSome, Resume
+from baton.core.events import EvictSome, ForgetCache, Pause, PreemptSome, Resume
 from baton.errors import InvariantBroken
 from baton.sim.clients import Clients
 from baton.sim.node import Node
@@ -121,7 +121,7 @@ class World:
     def _nudge(self, nudge: Nudge) -> None:
         self.timeline.note("world", f"{nudge.kind} {nudge.amount:.2f}")
         node, amount = self.node, max(1, int(nudge.amount))
-        if node.frozen_until is not None and nudge.kind in ("preempt", "evict", "clock", "pause", "resume"):
+        if node.frozen_until is not None and nudge.kind in ("preempt", "evict", "clear", "clock", "pause", "resume"):
             self.timeline.at(node.frozen_until, self._nudge, nudge)  # the engine finds it when it reads again
             return
         match nudge.kind:
@@ -130,6 +130,10 @@ class World:
                 node.tell(PreemptSome(amount))
             case "evict":
                 node.tell(EvictSome(amount))
+            case "clear" if node.cache is not None:
+                node.tell(ForgetCache(0))
+                if node.tiers.cleared():
+                    node.cache.saw("the cache was cleared with copies under way")
             case "crash":
                 node.kill_worker()
             case "cache_crash" if node.cache is not None:

@@ -243,7 +243,7 @@ def test_storage_that_does_not_answer_holds_its_request_up_for_a_moment_only():
 def test_a_store_that_never_answers_is_asked_again_by_the_next():
     """Questions at once are bounded; one that is late makes room."""
     driver = warmed(storage=True, storage_seconds_max=0.5)
-    driver.tiers.circuit.config = replace(driver.tiers.circuit.config, failures_max=10_000)
+    driver.tiers.read_circuit.config = replace(driver.tiers.read_circuit.config, failures_max=10_000)
     for number in range(3 * QUERIES_MAX):
         driver.submit(f"r{number}", range(100 * number, 100 * number + 21), max_tokens=1)
         assert driver.phase(f"r{number}") is Phase.LOADING
@@ -266,7 +266,7 @@ def test_storage_that_fails_again_and_again_is_left_alone():
                 driver.carry_out()
             else:
                 driver.carry_out(error="EIO", moved=0)
-    assert driver.tiers.circuit.state == "open"
+    assert driver.tiers.read_circuit.state == driver.tiers.write_circuit.state == "open"
     driver.submit("last", range(2000, 2021), max_tokens=2)
     assert driver.phase("last") is not Phase.LOADING
     driver.settle()
@@ -292,9 +292,7 @@ def test_a_preempted_sequence_finds_prompt_and_output_again(policy):
     driver.assert_answered()
     resumed = driver.seated[-1]
     assert len(resumed.tokens) >= known > len(PROMPT)
-    if resumed.computed_tokens:
-        assert resumed.computed_tokens >= (known - 2) // 4 * 4 - 4
-        assert resumed.computed_tokens > len(PROMPT)
+    assert resumed.computed_tokens >= (known - 3) // 4 * 4 > len(PROMPT), "all but what was in flight"
 
 
 def test_drop_parks_nothing():

@@ -342,7 +342,7 @@ class Instance:
         if event.device:
             self.board.cache.evict(len(self.board.cache))
         if event.host:
-            self.board.tiers.host.evict(len(self.board.tiers.host))
+            self.board.tiers.forget_host()
         self._effects.append(OrderAnswer(event.number, "done"))
 
     def _on_tick(self, event: Tick) -> None:

@@ -19,7 +19,7 @@ from baton.protocol.ids import Instant
 
 CircuitState = Literal["closed", "half_open", "open"]
 CIRCUIT_STATES: tuple[CircuitState, ...] = ("closed", "half_open", "open")
-"""Label values of the metric `baton:kv_circuit_state`, and its number by position."""
+"""Label values of the metric `baton:kv_circuit_state`."""
 
 Attempt = NewType("Attempt", int)
 
@@ -60,6 +60,12 @@ class Circuit:
             return None
         self._change("half_open", Instant(now + self.config.probe_seconds_max))
         return Attempt(self._epoch)
+
+    def ended(self, attempt: Attempt, error: str | None, now: Instant) -> None:
+        if error is None:
+            self.succeeded(attempt)
+        else:
+            self.failed(attempt, now)
 
     def succeeded(self, attempt: Attempt) -> None:
         if attempt != self._epoch:

@@ -3,6 +3,7 @@
     free      nobody uses it                              take ->    writing
     writing   a move copies into it; it has no key yet    insert ->  cached,  discard ->  free
     cached    it has a key; a pinned one is being read    evicted when blocks are short, unless it is pinned
+    orphan    forgotten while it was being read           unpin ->   free
 
 The one used longest ago goes first. Unlike the device's, this cache may have holes: a block is useful only behind a leading run
 that is on the device or here, and `run` counts exactly that.
@@ -118,9 +119,12 @@ class HostTier:
             if not self._pins[block]:
                 raise InvariantBroken(f"host block {block} is unpinned without a pin", invariant=2)
             self._pins[block] -= 1
+            if not self._pins[block] and self._key_of[block] is None:
+                self._free.append(block)
 
     def mark_stored(self, block: HostBlockId) -> None:
-        self._stored[block] = 1
+        if self._key_of[block] is not None:  # else it was forgotten while it was being put
+            self._stored[block] = 1
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
         """They were used. The first of a chain count as the latest: a hole there makes all behind it useless."""
@@ -134,6 +138,16 @@ class HostTier:
         if any(self._pins) or any(self._writing):
             raise InvariantBroken("the host tier is cleared while a move is under way", invariant=15)
         self.evict(len(self._block_of))
+
+    def forget(self) -> None:
+        """From now on nothing is found. What a move still reads is free when that move is over."""
+        for block in self._block_of.values():
+            self._key_of[block] = None
+            self._stored[block] = 0
+            if not self._pins[block]:
+                self._free.append(block)
+        self.evicted += len(self._block_of)
+        self._block_of.clear()
 
     def evict(self, count: int) -> None:
         """Up to so many that nobody reads, the one used longest ago first."""
@@ -153,7 +167,7 @@ class HostTier:
     # Proof
 
     def check(self, read: dict[HostBlockId, int], written: dict[HostBlockId, int]) -> None:
-        """1: every block is free, being written or cached, exactly one of them. 17: moves hold exactly what is pinned."""
+        """1: every block is free, being written, cached or an orphan, one of them. 17: moves hold exactly what is pinned."""
         states = [0] * self.total
         for block in self._free:
             states[block] += 1
@@ -162,7 +176,7 @@ class HostTier:
             if self._key_of[block] != key:
                 raise InvariantBroken(f"host block {block} has a key that names another block", invariant=14)
         for number, writing in enumerate(self._writing):
-            states[number] += writing
+            states[number] += writing + (self._pins[number] > 0 and self._key_of[number] is None)
         if any(count != 1 for count in states):
             wrong = next(block for block, count in enumerate(states) if count != 1)
             raise InvariantBroken(f"host block {wrong} is in {states[wrong]} states", invariant=1)

@@ -53,7 +53,7 @@ class Move:
         self.peer: Peer | None = None
         "Of a pull: from where."
         self.void = False
-        "The device pool is another one by now."
+        "What arrives is for nobody: the device pool is another one by now, or the host tier was cleared."
         self.whole = 0
         "When it is over: how many leading blocks arrived."
 

@@ -59,8 +59,8 @@ class Tiers:
         "For the service, in this order."
         self.up = False
         "The service is there."
-        self.circuit = Circuit()
-        "Of storage."
+        self.read_circuit, self.write_circuit = Circuit(), Circuit()
+        "Of storage, apart: one that is full, or that we may only read, still gives what it has."
         self.links: TokenLinks | None = None
         "Token ids of blocks; None where storage does not want them."
         self._block_size = block_size
@@ -130,7 +130,7 @@ class Tiers:
             self.stats.skipped_puts += 1
 
     def _put_run(self, keys: Sequence[BlockKey], run: Run, now: Instant) -> None:
-        attempt = self.circuit.admit(now) if keys else None
+        attempt = self.write_circuit.admit(now) if keys else None
         if attempt is None:
             self.stats.skipped_puts += len(keys)
             return
@@ -143,7 +143,7 @@ class Tiers:
 
     def query(self, keys: Sequence[BlockKey], run: Run, now: Instant) -> MoveId | None:
         """How many of these does storage have? None: it is not asked, because it has failed too often."""
-        attempt = self.circuit.admit(now)
+        attempt = self.read_circuit.admit(now)
         if attempt is None:
             return None
         number = self._number()
@@ -154,7 +154,7 @@ class Tiers:
     def fetch(self, keys: Sequence[BlockKey], run: Run, now: Instant) -> MoveId | None:
         """From storage to the host, as much as there is room for. None: there is none."""
         host = self.host.take(min(len(keys), max(1, self.host.total // 2)))
-        attempt = self.circuit.admit(now) if host else None  # asked last: a probe that is not sent would be one that failed
+        attempt = self.read_circuit.admit(now) if host else None  # asked last: a probe that is not sent is one that failed
         if attempt is None:
             for block in host:
                 self.host.discard(block)
@@ -207,7 +207,8 @@ class Tiers:
         moved = max(0, min(result.moved, len(move.device if move.kind == "pull" else move.host)))
         self.rates[move.kind].moved(moved, result.seconds)
         if move.attempt is not None:
-            self._heard(move.attempt, result.error, now)
+            circuit = self.write_circuit if move.kind == "put" else self.read_circuit
+            circuit.ended(move.attempt, result.error, now)
         self._end(move, moved)
         return move
 
@@ -216,7 +217,7 @@ class Tiers:
         attempt = self._queries.pop(answer.id, None)
         if attempt is None:
             return False
-        self._heard(attempt, answer.error, now)
+        self.read_circuit.ended(attempt, answer.error, now)
         return True
 
     def late(self, number: MoveId, now: Instant) -> None:
@@ -225,13 +226,7 @@ class Tiers:
         if attempt is None and number in self._moves:
             attempt = self._moves[number].attempt
         if attempt is not None:
-            self.circuit.failed(attempt, now)
-
-    def _heard(self, attempt: Attempt, error: str | None, now: Instant) -> None:
-        if error is None:
-            self.circuit.succeeded(attempt)
-        else:
-            self.circuit.failed(attempt, now)
+            self.read_circuit.failed(attempt, now)
 
     def _end(self, move: Move, moved: int) -> None:
         if move.kind == "store":
@@ -252,6 +247,7 @@ class Tiers:
             self.stats.put += moved
             self.stats.put_failures += len(move.host) - moved
         else:
+            moved = 0 if move.void else moved
             self._insert(move, [place < moved for place in range(len(move.host))], stored=True)
             self.stats.fetched += moved
         move.whole = moved
@@ -283,6 +279,12 @@ class Tiers:
                 self.host.discard(block)
 
     # Lives of others
+
+    def forget_host(self) -> None:
+        """Copies on their way to the host are of what is to be forgotten too: they arrive for nobody."""
+        self.host.forget()
+        for move in self._moves.values():
+            move.void = move.void or move.kind in ("store", "fetch")
 
     def next_deadline(self) -> Instant | None:
         if not self.up:

@@ -1,0 +1,191 @@
+"""What is copied down, and when: each policy of `--kv-write`, what a full storage costs, what clearing the cache means."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from baton.core.events import ForgetCache, StorageAnswered
+from baton.protocol.moves import BlockMove, StorageAnswer
+
+from .tiered import TieredDriver
+
+PROMPT = range(1, 22)  # five whole blocks of four, and a token
+ORDERS = count(1)
+
+
+def ask(driver: TieredDriver, name: str, prompt: range = PROMPT, max_tokens: int = 3) -> None:
+    driver.submit(name, prompt, max_tokens=max_tokens)
+    driver.settle()
+    driver.assert_answered()
+
+
+# Policies
+
+
+@pytest.mark.parametrize(("outputs", "blocks"), [(True, 7), (False, 5)])
+def test_through_copies_what_is_computed_with_or_without_what_was_generated(outputs: bool, blocks: int):
+    driver = TieredDriver(write="through", write_outputs=outputs)
+    ask(driver, "a", max_tokens=9)  # 21 + 9 tokens, the last one never computed: seven whole blocks
+    assert len(driver.tiers.host) == blocks == driver.tiers.stats.stored
+
+
+def test_selective_copies_what_was_found_again_often_enough():
+    driver = TieredDriver(write="selective", write_hits=2)
+    ask(driver, "first")
+    ask(driver, "second")
+    assert not driver.tiers.stats.stored, "found again once"
+    ask(driver, "third")
+    assert driver.tiers.stats.stored == 5, "found again twice: the prompt, and nothing that was generated"
+
+
+def test_back_copies_what_would_be_evicted_next_before_it_has_to_be():
+    driver = TieredDriver(write="back", watermark=0.5, blocks=12)
+    ask(driver, "first")
+    assert not driver.tiers.stats.stored, "more than half of the blocks are free"
+    ask(driver, "second", range(30, 51))
+    assert driver.tiers.stats.stored, "the watermark is passed"
+    ask(driver, "third", range(60, 81))  # takes blocks of the first one
+    assert driver.instance.board.cache.evicted
+    assert driver.tiers.stats.lost_stores == 0
+    driver.submit("first again", PROMPT, max_tokens=3)
+    assert "load" in driver.kinds
+    driver.settle()
+    driver.assert_answered()
+
+
+def test_a_host_tier_that_is_full_skips_copies_and_says_so():
+    """A full tier is no error: vLLM's crashed."""
+    driver = TieredDriver(host_blocks=2)
+    driver.submit("a", PROMPT, max_tokens=3)
+    while "store" not in driver.kinds:
+        driver.step()
+    first = driver.told[driver.kinds.index("store")]
+    assert isinstance(first, BlockMove)
+    assert len(first.host) == 2
+    assert driver.tiers.stats.skipped_stores == 3
+    driver.settle()
+    driver.assert_answered()
+
+
+# Storage that takes no more
+
+
+def fill_up(driver: TieredDriver, requests: int) -> None:
+    for number in range(requests):
+        driver.submit(f"r{number}", range(100 * number, 100 * number + 21), max_tokens=2)
+        while driver.told or driver.plans:
+            if not driver.told:
+                driver.step()
+            elif "put" in driver.kinds:
+                driver.carry_out("put", error="full", moved=0)
+            else:
+                driver.carry_out()
+
+
+def test_a_storage_that_is_full_is_still_read():
+    driver = TieredDriver(storage=True, host_blocks=16)
+    ask(driver, "kept")
+    assert driver.storage
+    fill_up(driver, 8)
+    assert driver.tiers.write_circuit.state == "open"
+    assert driver.tiers.read_circuit.state == "closed"
+    assert driver.tiers.stats.skipped_puts, "an open circuit is not asked"
+    driver.tell(ForgetCache(1))
+    driver.submit("again", PROMPT, max_tokens=3)
+    assert driver.kinds == ["query"]
+    driver.settle()
+    driver.assert_answered()
+    assert driver.seated[-1].computed_tokens == 20
+    assert driver.ended["again", 0].storage_tokens == 20
+
+
+def test_a_full_storage_takes_blocks_again_when_there_is_room():
+    driver = TieredDriver(storage=True)
+    fill_up(driver, 8)
+    driver.advance(120.0)
+    before = len(driver.storage)
+    ask(driver, "later", range(3000, 3021))
+    assert driver.tiers.write_circuit.state == "closed"
+    assert len(driver.storage) > before
+
+
+# A cache that is cleared
+
+
+def cleared(driver: TieredDriver) -> None:
+    driver.tell(ForgetCache(next(ORDERS)))
+    driver.instance.check()
+    assert not len(driver.tiers.host)
+
+
+def test_what_is_on_its_way_to_the_host_when_the_cache_is_cleared_is_not_found():
+    driver = TieredDriver()
+    driver.submit("a", PROMPT, max_tokens=3)
+    while "store" not in driver.kinds:
+        driver.step()
+    cleared(driver)
+    driver.settle()
+    driver.assert_answered()
+    driver.tell(ForgetCache(next(ORDERS), host=False))
+    driver.submit("b", PROMPT, max_tokens=3)
+    assert "load" not in driver.kinds, "copied before the clearing, arrived after it"
+    driver.settle()
+    driver.assert_answered()
+    driver.assert_at_rest()
+
+
+def test_what_is_fetched_when_the_cache_is_cleared_is_computed():
+    driver = TieredDriver(storage=True)
+    ask(driver, "first")
+    cleared(driver)
+    driver.submit("again", PROMPT, max_tokens=3)
+    driver.carry_out("query")
+    assert driver.kinds == ["fetch"]
+    cleared(driver)
+    driver.carry_out("fetch")
+    driver.instance.check()
+    driver.settle()
+    driver.assert_answered()
+    assert driver.ended["again", 0].cached_tokens == 0
+    driver.assert_at_rest()
+
+
+@pytest.mark.parametrize("kind", ["load", "put"])
+def test_a_block_that_is_read_when_the_cache_is_cleared_is_free_when_that_is_over(kind: str):
+    driver = TieredDriver(storage=kind == "put")
+    driver.submit("first", PROMPT, max_tokens=3)
+    while "put" not in driver.kinds and (driver.plans or driver.told):
+        if driver.told:
+            driver.carry_out()
+        else:
+            driver.step()
+    if kind == "load":
+        driver.settle()
+        driver.forget_device()
+        driver.submit("again", PROMPT, max_tokens=3)
+    assert kind in driver.kinds
+    cleared(driver)
+    assert driver.tiers.host.free < driver.tiers.host.total, "a move still reads"
+    driver.carry_out(kind)
+    driver.instance.check()
+    driver.settle()
+    driver.assert_answered()
+    if kind == "load":
+        assert driver.ended["again", 0].host_tokens == 20, "whoever was loading uses what it was promised"
+    assert not any(driver.tiers.host._pins)
+    driver.assert_at_rest()
+
+
+def test_an_answer_of_storage_that_comes_twice_changes_nothing():
+    driver = TieredDriver(storage=True)
+    ask(driver, "first")
+    cleared(driver)
+    driver.submit("again", PROMPT, max_tokens=3)
+    asked = driver.told[0]
+    driver.carry_out("query")
+    driver.tell(StorageAnswered(StorageAnswer(asked.id, 5)))
+    assert driver.kinds == ["fetch"]
+    driver.settle()
+    driver.assert_answered()
