@@ -185,8 +185,9 @@ def test_numbers_of_lower_tiers_are_there_if_they_are(counted, http):
     counted.engine.snapshot = EngineStats()
     assert not [name for name in scrape(counted, http) if name.startswith(("baton:kv_blocks_moved", "baton:kv_circuit"))]
     counted.engine.snapshot = EngineStats(
-        loading=2, cache_service=True, host_blocks=10, host_blocks_cached=4, storage_circuit="open", storage={"hits": 6},
-        tiers={"stored": 1, "loaded": 2, "put": 3, "fetched": 4, "lost_stores": 5},
+        loading=2, cache_service=True, host_blocks=10, host_blocks_cached=4, storage_circuit="closed", storage={"hits": 6},
+        tiers={"stored": 1, "loaded": 2, "put": 3, "fetched": 4, "lost_stores": 5, "put_bytes": 7, "write_circuit_opened": 8},
+        storage_write_circuit="open", mode="asleep",
     )  # fmt: skip
     after = scrape(counted, http)
     for name, value in {
@@ -199,7 +200,11 @@ def test_numbers_of_lower_tiers_are_there_if_they_are(counted, http):
         "baton:kv_blocks_moved_total[way=host_to_storage]": 3,
         "baton:kv_blocks_moved_total[way=storage_to_host]": 4,
         "baton:kv_blocks_not_moved_total[why=lost_stores]": 5,
-        "baton:kv_circuit_state[state=open]": 1,
+        "baton:kv_bytes_moved_total[way=host_to_storage]": 7,
+        "baton:kv_circuit_state[state=open][way=write]": 1,
+        "baton:kv_circuit_state[state=closed][way=read]": 1,
+        "baton:kv_circuit_opened_total[way=write]": 8,
+        "baton:engine_mode[mode=asleep]": 1,
         "baton:kv_storage_total[what=hits]": 6,
     }.items():
         assert after[name] == value, name

@@ -161,7 +161,7 @@ class EngineCollector(Collector):
         yield from self._tiers(stats)
         yield from self._cluster(stats)
         mode = GaugeMetricFamily("baton:engine_mode", "1 for the present mode.", labels=["mode"])
-        for name in ("serving", "draining", "paused"):
+        for name in ("serving", "draining", "paused", "asleep"):
             mode.add_metric([name], float(stats.mode == name))
         yield mode
         yield from self._counters(stats)
@@ -191,6 +191,7 @@ class EngineCollector(Collector):
             host.add_metric([state], count)
         yield host
         moved = CounterMetricFamily("baton:kv_blocks_moved", "KV blocks copied between tiers.", labels=["way"])
+        moved_bytes = CounterMetricFamily("baton:kv_bytes_moved", "The same in bytes.", labels=["way"])
         for way, name in (
             ("device_to_host", "stored"),
             ("host_to_device", "loaded"),
@@ -198,7 +199,9 @@ class EngineCollector(Collector):
             ("storage_to_host", "fetched"),
         ):
             moved.add_metric([way], stats.tiers.get(name, 0))
+            moved_bytes.add_metric([way], stats.tiers.get(f"{name}_bytes", 0))
         yield moved
+        yield moved_bytes
         missed = CounterMetricFamily("baton:kv_blocks_not_moved", "KV blocks not copied, by what became of it.", labels=["why"])
         for name in ("lost_stores", "skipped_stores", "skipped_puts", "put_failures", "voided_loads"):
             missed.add_metric([name], stats.tiers.get(name, 0))
@@ -211,6 +214,10 @@ class EngineCollector(Collector):
                 for state in ("closed", "half_open", "open"):
                     circuit.add_metric([way, state], float(present == state))
             yield circuit
+            opened = CounterMetricFamily("baton:kv_circuit_opened", "How often storage was left alone.", labels=["way"])
+            for way in ("read", "write"):
+                opened.add_metric([way], stats.tiers.get(f"{way}_circuit_opened", 0))
+            yield opened
         storage = CounterMetricFamily("baton:kv_storage", "What the storage backend counts.", labels=["what"])
         for name, count in stats.storage.items():
             storage.add_metric([name], count)

@@ -6,6 +6,7 @@ from typing import Final
 
 from baton.core.engine.instance import Instance
 from baton.core.engine.worker_watch import WorkerState
+from baton.core.kv.tiers import Tiers
 from baton.protocol.control import InstanceStats
 from baton.protocol.node import Beat
 
@@ -14,7 +15,11 @@ PREEMPTED_TOLD: Final = 64
 """Preempted requests that a beat names."""
 
 
-def snapshot(instance: Instance, storage: dict[str, int] | None = None) -> InstanceStats:
+MOVED: Final = ("stored", "loaded", "put", "fetched", "pulled")
+"""Counters of blocks, which are told in bytes too."""
+
+
+def snapshot(instance: Instance, storage: dict[str, int] | None = None, block_bytes: int = 0) -> InstanceStats:
     board, stats, pool = instance.board, instance.stats, instance.board.cache.pool
     tiers = board.tiers
     return InstanceStats(
@@ -35,7 +40,7 @@ def snapshot(instance: Instance, storage: dict[str, int] | None = None) -> Insta
         storage_circuit=tiers.read_circuit.state if tiers.config.storage else "",
         storage_write_circuit=tiers.write_circuit.state if tiers.config.storage else "",
         handoffs={name: getattr(stats, name) for name in HANDOFF_COUNTERS},
-        tiers={name: getattr(tiers.stats, name) for name in tiers.stats.__slots__} if tiers.enabled else {},
+        tiers=_tier_counters(tiers, block_bytes) if tiers.enabled else {},
         storage=storage or {},
         steps=stats.steps,
         prompt_tokens=stats.prompt_tokens,
@@ -53,6 +58,16 @@ def snapshot(instance: Instance, storage: dict[str, int] | None = None) -> Insta
         held_back={str(reason): count for reason, count in stats.held_back.items()},
         mode=mode_of(instance),
     )
+
+
+def _tier_counters(tiers: Tiers, block_bytes: int) -> dict[str, int]:
+    counters = {name: getattr(tiers.stats, name) for name in tiers.stats.__slots__}
+    counters |= {f"{name}_bytes": counters[name] * block_bytes for name in MOVED}
+    circuits = {
+        "read_circuit_opened": tiers.read_circuit.opened_total,
+        "write_circuit_opened": tiers.write_circuit.opened_total,
+    }
+    return counters | (circuits if tiers.config.storage else {})
 
 
 def mode_of(instance: Instance) -> str:

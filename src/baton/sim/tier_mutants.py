@@ -26,6 +26,13 @@ TIER_MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
      "two copies of one block: the second takes the first one's place, which is lost"),
     ("host-hit-behind-a-hole", "core.kv.host_tier", "while place < limit and keys[place] in self._block_of:", "while place < limit and (keys[place] in self._block_of or place > start):",
      "blocks behind a hole count as hits"),
+    # A cache that is cleared
+    ("cleared-copies-are-found", "core.kv.tiers", 'move.void = move.void or move.kind in ("store", "fetch")', "move.void = move.void",
+     "what is on its way to the host when the cache is cleared is found afterwards"),
+    ("clear-leaves-what-is-read", "core.kv.tiers", "        self.host.forget()\n", "        self.host.evict(len(self.host))\n",
+     "what is being read when the cache is cleared is found afterwards"),
+    ("orphans-are-lost", "core.kv.host_tier", "            if not self._pins[block] and self._key_of[block] is None:\n", "            if self._pins[block] < 0:\n",
+     "a block that was forgotten while it was read is never free again"),
     # Loads
     ("load-without-fence", "core.kv.tiers", "if oldest_in_flight is None or m.fence is None or m.fence < oldest_in_flight]", "if m.fence is not None]",
      "a load does not wait for plans that still write to its targets"),
@@ -52,6 +59,8 @@ TIER_MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
      "what storage did not bring, or brought damaged, is found"),
     ("storage-waited-for-for-ever", "core.engine.loading", "while self._deadlines and (self._deadlines[0][0] <= now or self._is_over(self._deadlines[0][2])):", "while self._deadlines and self._is_over(self._deadlines[0][2]):",
      "whoever asked storage waits until it answers"),
+    ("failures-not-counted", "core.kv.tiers", "circuit.ended(move.attempt, result.error, now)", "circuit.ended(move.attempt, None, now)",
+     "a storage that fails, or is full, is asked again and again"),
     # Token ids for a storage that wants them
     ("prefix-told-backwards", "core.kv.token_links", 'b"".join(reversed(parts))', 'b"".join(parts)',
      "the blocks before a run are told in the order in which their links were followed"),
