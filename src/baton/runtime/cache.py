@@ -27,7 +27,7 @@ import sys
 from concurrent.futures import Future
 
 from baton.config import CacheConfig
-from baton.errors import EngineError, PeerError
+from baton.errors import EngineError, InvalidConfig, PeerError
 from baton.kvcache.messenger import Messenger
 from baton.kvcache.shared_memory import SCHEME, SharedMemory
 from baton.kvcache.storage.backend import LayoutName, StorageBackend
@@ -35,6 +35,7 @@ from baton.kvcache.storage.open import open_backend
 from baton.kvcache.transfer import Transfer
 from baton.kvpool.base import Pool
 from baton.kvpool.layout import KVLayout
+from baton.kvpool.memory import GIB, main_memory
 from baton.kvpool.open import attach_pool, create_pool
 from baton.kvpool.pool import KVPool
 from baton.observe.logs import configure
@@ -167,7 +168,7 @@ class CacheProcess:
         host = self._host
         self._kept = host is not None and host.layout.fingerprint() == layout.fingerprint() and host.blocks == blocks
         if not self._kept:
-            host = await asyncio.to_thread(KVPool.create, layout, blocks, "baton-host")
+            host = await asyncio.to_thread(self._make_host_pool, layout, blocks)
             ready = HostPoolReady(layout.fingerprint(), host.incarnation, host.blocks)
             send_descriptor(self._link, ready, host.fd)
         assert host is not None
@@ -175,6 +176,19 @@ class CacheProcess:
         self._transfer = Transfer(host, self._storage, self._report)
         if self.pool is not None:
             self._transfer.attach(self.pool)
+
+    def _make_host_pool(self, layout: KVLayout, blocks: int) -> KVPool:
+        needed, free = blocks * layout.block_bytes / GIB, main_memory().free_bytes / GIB
+        if needed > free:
+            tiers = self._config.tiers
+            what = (
+                f"kv_host_gib is {tiers.host_gib:g}" if tiers.host_gib else f"kv_storage passes blocks through {needed:.2f} GiB"
+            )
+            raise InvalidConfig(
+                f"{what}, and {free:.2f} GiB of memory are free beside model and KV pool: "
+                + ("lower it, or kv_memory_gib" if tiers.host_gib else "lower kv_memory_gib")
+            )
+        return KVPool.create(layout, blocks, "baton-host")
 
     def _prepared(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():

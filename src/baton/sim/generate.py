@@ -82,7 +82,7 @@ def _full_and_cleared(scenario: Scenario, last: float, rng: Random) -> None:
         moves = [move for move in range(begin, begin + rng.randint(10, 80)) if move not in taken]
         scenario.cache_faults += [CacheFault(move, "full", rng.uniform(0.0, 0.3)) for move in moves]
     if scenario.host_blocks and rng.random() < 0.25:
-        scenario.nudges += [Nudge(rng.uniform(0.0, last + 0.5), "clear") for _ in range(rng.randint(1, 4))]
+        scenario.nudges += [Nudge(rng.uniform(0.0, last + 0.5), "clear") for _ in range(rng.choice((2, 8, 20)))]
         scenario.nudges.sort(key=lambda nudge: nudge.at)
 
 
