@@ -66,6 +66,9 @@ class Script:
     deaf: bool = False
     "Does not hear aborts."
     cached_tokens: int = 0
+    host_tokens: int = 0
+    storage_tokens: int = 0
+    "Of the cached ones."
 
 
 @dataclass
@@ -146,6 +149,8 @@ class FakeEngine:
             cached_tokens=self.script.cached_tokens,
             output_tokens=output,
             preemptions=0,
+            host_tokens=self.script.host_tokens,
+            storage_tokens=self.script.storage_tokens,
             detail="row failed: NaN logits" if reason is FinishReason.ERROR else "",
         )
 

@@ -52,8 +52,9 @@ def choose(browser: Browser, control: str, value: float) -> None:
 
 def test_a_chat(server, browser, text):
     server.engine.script = Script(
-        reply=says(text, "The sky is blue.\n\nBecause of <b>Rayleigh</b>."), delay_seconds=0.01, cached_tokens=16
-    )
+        reply=says(text, "The sky is blue.\n\nBecause of <b>Rayleigh</b>."), delay_seconds=0.01, cached_tokens=16,
+        host_tokens=5, storage_tokens=7,
+    )  # fmt: skip
     browser.open(server.url + "/")
     browser.until("document.getElementById('model').textContent.includes('smol')")
     shot(browser, "empty")
@@ -64,7 +65,7 @@ def test_a_chat(server, browser, text):
     assert "tokens/s" in numbers
     assert "first token 0." in numbers
     assert "16 of" in numbers
-    assert "cached" in numbers
+    assert "cached (5 from host, 7 from storage)" in numbers
     assert browser.evaluate("document.querySelectorAll('.assistant b').length") == 0
     ask(browser, "And at night?")
     browser.until(

@@ -211,6 +211,14 @@ def test_numbers_of_lower_tiers_are_there_if_they_are(counted, http):
     counted.engine.snapshot = EngineStats()
 
 
+@pytest.mark.parametrize(("host", "storage"), [(0, 0), (2, 0), (1, 3)])
+def test_usage_says_which_tier_cached_tokens_came_from(counted, http, text, host, storage):
+    counted.engine.script = Script(reply=says(text, "one"), cached_tokens=6, host_tokens=host, storage_tokens=storage)
+    told = http.post(counted.url + TEXT, json={"prompt": "one two three"}).json()["usage"]["prompt_tokens_details"]
+    by_tier = {"device": 6 - host - storage, "host": host, "storage": storage}
+    assert told == {"cached_tokens": 6} | ({"cached_tokens_by_tier": by_tier} if host else {})
+
+
 def test_cached_tokens_by_tier(counted, http):
     tiers = counted.app.state.front.metrics
     before = scrape(counted, http)

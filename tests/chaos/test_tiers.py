@@ -157,7 +157,16 @@ def test_preempted_requests_end_as_if_nothing_had_happened(policy: str, tiny: Pa
         server.wait_idle()
 
 
-def test_storage_that_cannot_work_is_told_at_the_start(tiny: Path, tmp_path: Path):
-    with Server(tiny, tmp_path, kv_storage="nowhere://x") as server:
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"kv_storage": "nowhere://x"}, "no KV storage for nowhere"),
+        pytest.param({"kv_host_gib": 900_000}, "kv_host_gib is 900000, and", marks=pytest.mark.slow),
+    ],
+    ids=["storage", "host"],
+)
+def test_a_tier_that_cannot_work_is_told_at_the_start(tiny: Path, tmp_path: Path, settings: dict[str, Any], words: str):
+    with Server(tiny, tmp_path, **settings) as server:
         assert server.wait_ended() != 0
-        assert "no KV storage for nowhere" in server.output + server.errors
+        assert words in server.output + server.errors
+        assert "Traceback" not in server.errors

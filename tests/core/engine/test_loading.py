@@ -227,6 +227,17 @@ def test_a_pool_that_was_lost_takes_its_loads_with_it():
     driver.assert_at_rest()
 
 
+def test_the_host_tier_outlives_the_worker_and_its_pool():
+    driver = warmed()
+    driver.lose_worker()
+    driver.restart_worker()  # with another pool
+    driver.submit("again", PROMPT, max_tokens=3)
+    assert driver.kinds == ["load"]
+    driver.settle()
+    driver.assert_answered()
+    assert driver.ended["again", 0].host_tokens == 20
+
+
 def test_storage_that_does_not_answer_holds_its_request_up_for_a_moment_only():
     driver = warmed(storage=True, storage_seconds_max=0.5)
     driver.submit("new", range(40, 61), max_tokens=3)

@@ -6,8 +6,8 @@ from itertools import count
 
 import pytest
 
-from baton.core.events import ForgetCache, StorageAnswered
-from baton.protocol.moves import BlockMove, StorageAnswer
+from baton.core.events import BlocksMoved, ForgetCache, StorageAnswered
+from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer
 
 from .tiered import TieredDriver
 
@@ -175,6 +175,35 @@ def test_a_block_that_is_read_when_the_cache_is_cleared_is_free_when_that_is_ove
     if kind == "load":
         assert driver.ended["again", 0].host_tokens == 20, "whoever was loading uses what it was promised"
     assert not any(driver.tiers.host._pins)
+    driver.assert_at_rest()
+
+
+# Other weights
+
+
+def test_other_weights_find_nothing_of_the_old_ones_on_any_tier_and_late_copies_are_inert():
+    driver = TieredDriver(storage=True)
+    ask(driver, "old")
+    ask(driver, "old too", range(30, 51))
+    assert driver.storage
+    driver.submit("under way", range(60, 81), max_tokens=3)
+    driver.carry_out("query")
+    while "store" not in driver.kinds:
+        driver.step()
+    late = driver.told.pop(driver.kinds.index("store"))
+    driver.run()
+    assert isinstance(late, BlockMove)
+    driver.lose_worker("killed")
+    driver.restart_worker(fingerprint=b"other weights")
+    driver.copy(late, len(late.host))
+    driver.tell(BlocksMoved(MoveResult(late.id, len(late.host), 0.001)))  # of the pool and the weights before
+    driver.instance.check()
+    for number, prompt in enumerate((PROMPT, range(30, 51), range(60, 81))):
+        driver.submit(f"new{number}", prompt, max_tokens=3)
+        assert driver.kinds[-1] == "query", "nothing is loaded from the host"
+        driver.settle()
+        assert driver.ended[f"new{number}", 0].cached_tokens == 0
+    driver.assert_answered()
     driver.assert_at_rest()
 
 
