@@ -192,10 +192,15 @@ def ready_text(config: ServeConfig, ready: InstanceReady, seconds: float) -> str
     admin = "" if config.admin_port is None else base_url(config, config.admin_host, config.admin_port)
     rows = (
         *([("instance", f"{config.name} ({config.role}), of router {', '.join(config.routers)}")] if member else ()),
-        *([("health", f"{url}/health")] if member else [("chat page", f"{url}/"), ("API", f"{url}/v1")]),
+        *(
+            [("health", f"{url}/health")]
+            if member
+            else [*([("chat page", f"{url}/")] if config.chat_page else []), ("API", f"{url}/v1")]
+        ),
         *([("admin", f"{admin}/metrics")] if admin else ()),
         ("model", f"{config.model} ({dtype_text(config, ready)}, {ready.context_tokens:,} tokens of context)"),
         ("KV cache", f"{ready.blocks:,} blocks of {ready.block_size} tokens ({tokens:,}); {ready.slots} sequences at once"),
+        *([("tiers", tiers_text(ready.plan))] if "kv_host_blocks" in ready.plan else ()),
         *([("plan", plan_text(ready))] if ready.plan else ()),
         *([] if member else [("try", f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'")]),
     )
@@ -206,6 +211,13 @@ def ready_text(config: ServeConfig, ready: InstanceReady, seconds: float) -> str
 def dtype_text(config: ServeConfig, ready: InstanceReady) -> str:
     plan = {"dtype": config.dtype, "device": config.device, **ready.plan}
     return f"{plan['dtype']} on {plan['device']}"
+
+
+def tiers_text(plan: dict[str, int | float | str]) -> str:
+    """Below the KV cache (docs/caching.md)."""
+    storage = f" and {plan['kv_storage']}" if plan["kv_storage"] else ""
+    host = f"{plan['kv_host_gib']} GiB of host memory ({plan['kv_host_blocks']:,} blocks)"
+    return f"{host}{storage}; written {plan['kv_write']}, preempted KV: {plan['preempted_kv']}"
 
 
 def plan_text(ready: InstanceReady) -> str:

@@ -20,7 +20,7 @@ class WeightReload:
         """False: the worker with the new weights was lost, so this one is to have the old ones."""
         self._starts += 1
         if self._starts > 1 and not self.failure:
-            self.failure = f"{self.new}: {reason}"
+            self.failure = reason if reason.startswith(f"{self.new}:") else f"{self.new}: {reason}"
         return not self.failure
 
     def does_not_fit(self, hello: WorkerHello, served: InstanceReady) -> bool:
