@@ -245,6 +245,21 @@ def test_a_directory_that_was_taken_away_is_not_made_anew(rig, make_files):
     assert not rig.root.exists()
 
 
+def test_the_mount_point_of_an_unmounted_disk_is_not_filled(rig, make_files):
+    backend = make_files(rig)
+    rig.put(backend, [0])
+    disk = rig.root.rename(rig.root.with_name("the disk, unmounted"))
+    rig.root.mkdir()
+    assert rig.get(backend, [0]) == 0
+    with pytest.raises(StorageFailed) as failed:
+        rig.put(backend, [0])
+    assert failed.value.reason == "gone"
+    assert not list(rig.root.iterdir())
+    rig.root.rmdir()
+    disk.rename(rig.root)  # mounted again
+    assert rig.get(backend, [0]) == rig.put(backend, range(3)) - 2 == 1
+
+
 def test_a_deadline_that_has_passed_ends_every_call(rig, make_files):
     backend = make_files(rig)
     rig.put(backend, range(3))

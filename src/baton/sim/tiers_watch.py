@@ -169,8 +169,11 @@ class TierWatch:
             self._failed[way].sort()
 
     def service_died(self) -> None:
-        for memory in (self._ways, *self._sent.values(), self._to_host, self._forgotten):
-            memory.clear()
+        self._ways.clear()
+        for sent in self._sent.values():
+            sent.clear()
+        self._to_host.clear()
+        self._forgotten.clear()
 
     # A cache that is cleared
 

@@ -48,6 +48,8 @@ REASONS: dict[int, StorageReason] = {
 NO_OBJECT = (errno.ENOENT, errno.EISDIR, errno.ESPIPE, errno.ELOOP, errno.EINVAL, errno.ENXIO)
 """What opening or reading gives where there is no file, or something that is none."""
 
+MARK = ".baton-kv"
+
 
 def open_files(url: StorageURL, layout: LayoutName) -> StorageBackend:
     url.allow("quota_gib")
@@ -77,12 +79,21 @@ class FileBackend:
             os.makedirs(self.root, mode=0o700, exist_ok=True)
         except OSError as error:
             raise InvalidConfig(f"the KV storage directory {root} cannot be made: {error.strerror}; name another one")
+        self._marked = self._mark()
         self._counters = Counters()
         self._quota = Quota(self.root, quota_bytes, self.object_bytes, self._count_evicted)
         self._suffix = self.layout.object_name(b"") + SUFFIX
         self._touched: dict[bytes, float] = {}
         "When this process last looked at an object's time of last use."
         self._writer, self._numbers = os.urandom(6).hex(), count()  # Names of temporary files, also between machines.
+
+    def _mark(self) -> bool:
+        """A file that says that this is the directory and not the mount point of an unmounted disk. False: we may only read."""
+        try:
+            os.close(os.open(f"{self.root}/{MARK}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except OSError:
+            return False
+        return True
 
     def contains_prefix(self, keys: Sequence[bytes], deadline: Deadline, tokens: Sequence[int] | None = None) -> int:
         for place, key in enumerate(keys):
@@ -196,7 +207,9 @@ class FileBackend:
         try:
             descriptor = os.open(path, WRITE_FLAGS, 0o600)
         except FileNotFoundError:
-            # Only this folder: where the root was taken away (an unmounted disk, say) nothing is put in its place.
+            # Only this folder, and only where the mark is: of an unmounted disk the mount point is left, or nothing.
+            if self._marked:
+                os.stat(f"{self.root}/{MARK}")
             with suppress(FileExistsError):
                 os.mkdir(folder, 0o700)
             descriptor = os.open(path, WRITE_FLAGS, 0o600)
