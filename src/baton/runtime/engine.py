@@ -29,7 +29,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
 
-from baton.config import EngineConfig, PoolAccess, TiersConfig
+from baton.config import EngineConfig, PoolAccess, TierConfig, TiersConfig, without_password
 from baton.core.effects import ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, StopWorker, TellCache
 from baton.core.engine.instance import Instance
 from baton.core.events import Event, WorkerReady
@@ -60,6 +60,19 @@ from baton.runtime.startup import Startup
 from baton.runtime.worker_keeper import WorkerKeeper
 
 logger = logging.getLogger("baton.engine")
+
+
+def _resolved_tiers(given: TiersConfig, resolved: TierConfig, block_bytes: int) -> dict[str, int | float | str]:
+    """The same of lower tiers, where there are any."""
+    if not given or not resolved.host_blocks:
+        return {}
+    return {
+        "kv_host_blocks": resolved.host_blocks,
+        "kv_host_gib": round(resolved.host_blocks * block_bytes / 2**30, 3),
+        "kv_storage": without_password(given.storage),
+        "kv_write": resolved.write,
+        "preempted_kv": resolved.preempted,
+    }
 
 
 class Engine:
@@ -184,7 +197,7 @@ class Engine:
             hello.model_context_tokens,
             hello.sampling_defaults,
             hello.identity,
-            self._resolved() | hello.plan,
+            self._resolved() | _resolved_tiers(self._given.tiers, tiers, hello.block_bytes) | hello.plan,
         )
         self._reporting.begin(ready, hello.layout)
         if hello.digest_seconds:

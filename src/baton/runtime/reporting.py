@@ -96,7 +96,8 @@ class Reporting:
 
     def stats(self) -> InstanceStats:
         assert self._machine.instance is not None
-        stats = snapshot(self._machine.instance, self.storage_counters())
+        block_bytes = 0 if self.ready is None else int(self.ready.plan.get("kv_block_bytes", 0))
+        stats = snapshot(self._machine.instance, self.storage_counters(), block_bytes)
         if self.links is not None:
             stats.routers, stats.router_sessions = self.links.open_sessions, {**self.links.counts}
         return stats
