@@ -3,7 +3,8 @@
     python bench/gpu.py [--shape llama-3-8b] [--only decode,prefill,server,offline] [--json FILE]
 
 Random weights of the named shape, bfloat16; a pool that is filled with random numbers; random block tables. All sections take
-about six minutes. Sections with whole engines: gpu_serving.py; with transformers: gpu_peer.py. One line per case:
+less than ten minutes, but for `kernels` and `8_bits`, which must be asked for (--only). Sections with whole engines:
+gpu_serving.py; with transformers: gpu_peer.py; with fp8: gpu_8_bits.py. One line per case:
 
 floor    bytes / read bandwidth + operations / matrix rate, whichever is larger for the products, plus the KV stream. The rates
          are those of gpu-performance.md (4.3 TB/s, 790 TFLOP/s), so that percentages can be compared between runs
@@ -15,6 +16,7 @@ host     time that the host needs to launch one step
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import statistics
@@ -25,6 +27,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import gpu_8_bits
 import gpu_peer
 import gpu_serving
 from baton.models.config import ModelConfig
@@ -51,7 +54,7 @@ def main() -> None:
     began = time.perf_counter()
     for section in options.only.split(","):
         for row in rows_of(section, config, options):
-            row = {"section": section, **row}
+            row = {"section": section, **row, "at_s": round(time.perf_counter() - began)}
             rows.append(row)
             print(
                 "  ".join(
@@ -65,7 +68,11 @@ def main() -> None:
 
 
 def rows_of(section: str, config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
-    """A section that fails leaves the others their turn."""
+    """A section that fails leaves the others their turn. What has models of its own needs the memory."""
+    if section in ALONE:
+        Rig.made, Rig.pool = {}, None
+        gc.collect()
+        torch.cuda.empty_cache()
     try:
         yield from SECTIONS[section](config, options)
     except Exception as error:
@@ -75,8 +82,10 @@ def rows_of(section: str, config: ModelConfig, options: argparse.Namespace) -> I
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="llama-3-8b")
-    parser.add_argument("--only", default=",".join(name for name in SECTIONS if name != "kernels"))
-    parser.add_argument("--requests", type=int, default=512, help="Of the section offline.")
+    parser.add_argument("--only", default=",".join(name for name in SECTIONS if name not in ("kernels", "8_bits")))
+    parser.add_argument("--requests", type=int, default=256, help="Of the section offline.")
+    parser.add_argument("--quantization", default="auto", help="Of the sections with whole engines.")
+    parser.add_argument("--kv-dtype", default="auto", help="Likewise.")
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
     parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)))
     parser.add_argument("--steps", type=int, default=30)
@@ -276,9 +285,10 @@ def attention(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]
 def sampling(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
     """Choosing tokens alone, on peaked and on flat logits."""
     from baton.worker.cuda.adjustments import Adjustments
+    from baton.worker.cuda.columns import SlotColumns
     from baton.worker.cuda.kernels.adjust import adjust, tally
     from baton.worker.cuda.kernels.argmax import argmax
-    from baton.worker.cuda.kernels.sample import SampleScratch, SamplingColumns, sample
+    from baton.worker.cuda.kernels.sample import SampleScratch, sample
     from baton.worker.cuda.kernels.tell import tell
 
     kinds = {"greedy": (0.0, 0, 1.0), "temperature": (0.8, 0, 1.0), "top_p": (0.8, 0, 0.95), "top_k": (0.8, 20, 0.95)}
@@ -290,7 +300,7 @@ def sampling(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
             scratch = SampleScratch(rows, config.vocab_size, "cuda")
             row: Row = {"logits": name, "rows": rows}
             for kind, (temperature, top_k, top_p) in kinds.items():
-                columns = SamplingColumns.empty(rows, "cuda")
+                columns = SlotColumns(rows, config.vocab_size, "cuda").draws
                 columns.temperature.fill_(temperature)
                 columns.top_k.fill_(top_k)
                 columns.top_p.fill_(top_p)
@@ -301,7 +311,7 @@ def sampling(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
                     sample(logits, slots, slots, columns, scratch, tokens, last)
 
                 row[f"{kind}_us"] = 1e3 * time_of_graph(choose)
-            kept = Adjustments(rows, rows, config.vocab_size, torch.device("cuda"))
+            kept = Adjustments(SlotColumns(rows, config.vocab_size, "cuda").adjust, rows)
             for kind, (flags, told) in {"untouched": (0, -1), "penalties": (3, -1), "penalties_20_told": (3, 20)}.items():
                 kept.columns.kinds.fill_(flags)
                 kept.columns.told.fill_(told)
@@ -353,7 +363,10 @@ SECTIONS: dict[str, Callable[[ModelConfig, argparse.Namespace], Iterator[Row]]] 
     "host_tier": gpu_serving.host_tier,
     "handoff": gpu_serving.handoff,
     "peer": gpu_peer.peer,
+    "8_bits": gpu_8_bits.eight_bits,
 }
+
+ALONE = ("offline", "server", "host_tier", "handoff", "peer", "8_bits")
 
 
 def time_of(work: Callable[[], object], repeats: int = 10) -> float:

@@ -14,6 +14,7 @@ import math
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -22,17 +23,24 @@ import torch
 
 from baton.models.config import ModelConfig
 
-CASES = ("best:1:1024:64", "best:64:1024:64", "stock:8:1024:24")
+CASES = ("best:1:1024:64", "best:8:1024:48", "best:64:1024:72", "stock:1:1024:24", "stock:8:1024:24", "best:256:1024:170")
+"""Outputs are long enough that all decode together for a while: two prompts are computed in a step."""
+SECONDS_MAX = 220.0
 BLOCK_SIZE = 256
 
 
 def peer(config: ModelConfig, options: argparse.Namespace) -> Iterator[dict[str, object]]:
     command = [sys.executable, __file__, options.shape, *CASES]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    yield from map(json.loads, lines)
-    if done.returncode:
-        yield {"failed": done.stderr[-300:]}
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
+        try:
+            code = subprocess.run(command, stdout=said, stderr=errors, timeout=SECONDS_MAX).returncode
+        except subprocess.TimeoutExpired:
+            code = -1
+        for file in (said, errors):
+            file.seek(0)
+        yield from (json.loads(line) for line in said if line.startswith("{"))
+        if code:
+            yield {"failed": f"{code}, after at most {SECONDS_MAX:g} s: {errors.read()[-300:]}"}
 
 
 def flash_attention(
@@ -101,8 +109,8 @@ def measure(model: Any, name: str, batch: int, length: int, output: int) -> dict
             ).values()
         )
     model.destroy_cached_continuous_batching_manager()
-    first = max(answer.timestamps[0] for answer in answers)
-    gaps = [late - early for answer in answers for early, late in pairwise(answer.timestamps) if early >= first]
+    first, end = max(answer.timestamps[0] for answer in answers), min(answer.timestamps[-1] for answer in answers)
+    gaps = [late - early for answer in answers for early, late in pairwise(answer.timestamps) if early >= first and late <= end]
     wall = max(answer.timestamps[-1] for answer in answers) - min(answer.created_time for answer in answers)
     return {
         "peer": f"transformers, {name}", "batch": batch, "in": length, "out": output,

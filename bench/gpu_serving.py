@@ -56,6 +56,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
         "device": "cuda", "load_format": "dummy", "model_shape": options.shape, "slots": 256, "tokens_per_step": 8192,
         "prefill_tokens_beside_decodes": 2048, "decode_gap_ms": 0,
         "kv_blocks": 24_576, "context_tokens_max": 8192, "served_model_name": "it",
+        "quantization": options.quantization, "kv_dtype": options.kv_dtype,
     }  # fmt: skip
 
 
@@ -328,8 +329,9 @@ def first_token(one: Server, ids: list[int]) -> tuple[float, dict[str, int]]:
 
 
 def settle(one: Server, way: str) -> None:
-    """Until copies have come to rest."""
-    before = -1.0
-    while (now := one.metric(f'baton:kv_blocks_moved_total{{way="{way}"}}')) != before:
-        before = now
+    """Until copies have come to rest: nothing was moved for a second, for the server counts anew twice a second."""
+    before, same = -1.0, 0
+    while same < 2:
         time.sleep(0.5)
+        now = one.metric(f'baton:kv_blocks_moved_total{{way="{way}"}}')
+        before, same = now, same + 1 if now == before else 0

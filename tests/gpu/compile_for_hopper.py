@@ -18,6 +18,7 @@ from triton.runtime.jit import JITFunction
 
 from baton.models.config import Experts, ModelConfig, RopeConfig, Traits
 from baton.worker.cuda.decoder_step import DecoderStep, StepLimits
+from baton.worker.cuda.kernels.fp8 import quantise_rows
 from baton.worker.cuda.step_inputs import StepBatch, decode_views, ints_needed, mixed_views, pack_decode, pack_mixed
 from baton.worker.cuda.weights import random_weights
 
@@ -65,7 +66,7 @@ def main() -> None:
     nobody = np.zeros(0, np.int32)
     empty = StepBatch(nobody, nobody, np.zeros(1, np.int32), nobody, np.zeros(0, np.bool_), nobody)
     two = np.zeros(2, np.int64)
-    chunk = StepBatch(np.zeros(100, np.int32), two, np.array([0, 99, 100]), two, np.ones(2, np.bool_), two)
+    chunk = StepBatch(np.zeros(140, np.int32), two, np.array([0, 139, 140]), two, np.ones(2, np.bool_), two)
     for name in sys.argv[1:] or CASES:
         deterministic, fp8 = name == "deterministic", name == "fp8"
         shape = replace(config, experts=experts) if name == "experts" else config
@@ -81,6 +82,10 @@ def main() -> None:
             step.run(decode_views(packing, inputs), even=True)
         packing = pack_mixed(chunk, run, config.kv_heads, step.rows_per_tile, fixed=deterministic)
         step.run(mixed_views(packing, inputs))
+        step.pool_rows(inputs[:2].view(1, 2))
+        if fp8:
+            x = torch.zeros(40, config.hidden_size, dtype=torch.bfloat16)
+            quantise_rows(x, x.to(torch.float8_e4m3fn), torch.zeros(40))
 
 
 if __name__ == "__main__":

@@ -45,4 +45,6 @@ class InterpretedSteps:
         if batch.prompts is not None:
             step.tell_prompts(*map(torch.from_numpy, (batch.prompts.rows, batch.prompts.tokens, batch.prompts.told)))
             prompts = step.adjustments.prompts_told[: len(batch.prompts.rows)].clone()
-        return SimpleNamespace(done=done, tokens=step.tokens(due).clone(), broken=broken, told=told, prompts=prompts)
+        pooled = None if batch.pooled is None else step.pool_rows(torch.from_numpy(batch.pooled)).clone()
+        tokens = step.tokens(due).clone()
+        return SimpleNamespace(done=done, tokens=tokens, broken=broken, told=told, prompts=prompts, pooled=pooled)

@@ -39,17 +39,16 @@ class Device:
 
     def __init__(self, place, sequences, vocabulary=VOCABULARY):
         from baton.worker.cuda.adjustments import Adjustments
-        from baton.worker.cuda.columns import write_columns
+        from baton.worker.cuda.columns import SlotColumns
         from baton.worker.cuda.kernels.sample import SampleScratch
-        from baton.worker.cuda.kernels.sample import SamplingColumns as DeviceColumns
 
         count = len(sequences)
         self.place, self.sequences, self.vocabulary = place, sequences, vocabulary
         self.slots = place.rng.permutation(count + 2)[:count]
         self.host = SamplingColumns(count + 2)
         device = torch.device(place.device)
-        self.columns = DeviceColumns.empty(count + 2, device)
-        self.kept = Adjustments(count + 2, count + 2, vocabulary, device)
+        columns = SlotColumns(count + 2, vocabulary, device)
+        self.columns, self.kept = columns.draws, Adjustments(columns.adjust, count + 2)
         self.kept.columns.bias.fill_(7.0)  # of whoever had the slot before
         self.kept.columns.counts.fill_(9)
         self.scratch = SampleScratch(count, vocabulary, device)
@@ -57,7 +56,7 @@ class Device:
         for slot, one in zip(self.slots.tolist(), sequences, strict=True):
             self.host.seat(slot, one.state)
         changed = self.host.take_changed()
-        write_columns(self.columns, self.host, changed)
+        columns.write(self.host, changed)
         self.kept.write(self.host, changed)
 
     def choose(self, logits, *, last_known=True):

@@ -10,8 +10,20 @@ import pytest
 
 KERNELS = {
     *("_add_norm", "_adjust", "_argmax", "_combine", "_decode", "_draw", "_embed", "_fixed_gemm", "_gemv"),
-    *("_grouped_gemm", "_judge", "_pick_from_all", "_place", "_prefill", "_rope_store", "_route", "_route_row"),
-    *("_silu_mul", "_skinny_gemm", "_tally", "_tell", "_unpack", "collect", "pick"),
+    *("_grouped_gemm", "_judge", "_pick_from_all", "_place", "_pool_rows", "_prefill", "_quantise_rows"),
+    *(
+        "_rope_store",
+        "_route",
+        "_route_row",
+        "_row_scales",
+        "_silu_mul",
+        "_skinny_gemm",
+        "_tally",
+        "_tell",
+        "_unpack",
+        "collect",
+        "pick",
+    ),
 }
 
 

@@ -101,3 +101,38 @@ def test_what_cannot_be_in_8_bits():
         refuse_fp8(SHAPES["qwen3-30b-a3b"])
     with pytest.raises(InvalidConfig, match="multiples of 16"):
         refuse_fp8(replace(SHAPES["llama-3-8b"], intermediate_size=1000))
+
+
+def test_rows_in_8_bits(place):
+    from baton.worker.cuda.kernels.fp8 import FP8, quantise_rows
+
+    x = place.random(5, 200)
+    x[1] *= 1e3
+    x[2] = 0.0
+    packed, scales = torch.zeros(5, 200, dtype=FP8, device=place.device), place.poisoned(5, dtype=torch.float32)
+    quantise_rows(x, packed, scales)
+    meant = packed.float() * scales[:, None]
+    assert torch.equal(meant[2], torch.zeros_like(meant[2]))
+    for row in (0, 1, 3, 4):
+        # Triton's interpreter loses what is carried into the exponent.
+        error = ((meant[row] - x[row].float()).norm() / x[row].float().norm()).item()
+        assert error < (0.04 if place.device == "cuda" else 0.2)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [33, 64, 200, 1000])
+def test_products_of_8_bits_with_8_bits(gpu, rows, bias):
+    """Against the same rounded numbers: only sums differ."""
+    from gpu_cases import Place
+
+    from baton.worker.cuda.kernels.fp8 import FP8, Rows8Bits, quantise_rows
+
+    place = Place("cuda", torch.bfloat16)
+    small, scales, meant = packed(place, 512, 384)
+    x, more = place.random(rows, 384), place.random(512) if bias else None
+    out = place.poisoned(rows, 512)
+    Rows8Bits(1024, 512, gpu).product(x, small, scales, out, more)
+    rounded, of_rows = torch.zeros(rows, 384, dtype=FP8, device=gpu), torch.zeros(rows, device=gpu)
+    quantise_rows(x, rounded, of_rows)
+    wanted = (rounded.double() * of_rows[:, None].double()) @ meant.double().t()
+    place.check(out, wanted + more.double() if bias else wanted, 2.0)

@@ -251,9 +251,9 @@ class TestGraphs:
         from baton.worker import draws
 
         rig, steps = rigs
-        rig.step.sampling.temperature.fill_(0.7)
-        rig.step.sampling.top_p.fill_(0.9)
-        rig.step.sampling.seed.copy_(torch.arange(64))
+        rig.step.columns.draws.temperature.fill_(0.7)
+        rig.step.columns.draws.top_p.fill_(0.9)
+        rig.step.columns.draws.seed.copy_(torch.arange(64))
         slots = [7, 3, 9]
         steps.launch(self.batch([0, 0, 0], slots, [[1, 2, 3], [4, 5], [6]])).done.synchronize()
         launched = steps.launch(self.batch([3, 2, 1], slots, outputs=1))

@@ -95,3 +95,19 @@ def test_rope_store_leaves_padding_alone(place):
     rope_store(batch.qkv, None, 1e-6, batch.angles(), positions, slots, batch.tables, batch.pool, 0, heads=shape.heads)
     assert torch.equal(batch.qkv, qkv)
     assert torch.equal(batch.pool.isnan(), before.isnan())
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_pooled_rows(place, added):
+    """Sums of normed rows in steps of 2^-24, of some ranges; a width that is no multiple of a tile."""
+    from baton.worker.cuda.kernels.pool_rows import pool_rows
+
+    x, more, weight = place.random(70, 200), place.random(70, 200) if added else None, place.random(200)
+    states = plain.add_norm(x, more, weight, 1e-5)[0].double()
+    states = states * (states.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+    ranges, sums = [(0, 1), (3, 66), (69, 1)], torch.full((3, 200), -7, dtype=torch.int64, device=place.device)
+    scales = place.poisoned(80, dtype=torch.float32)
+    pool_rows(x, more, weight, 1e-5, place.ints(ranges), scales, sums, steps_per_one=2.0**24, largest=2.0)
+    for (first, count), found in zip(ranges, sums, strict=True):
+        wanted = states[first : first + count].clamp(-2.0, 2.0).sum(0)
+        assert ((found.double() / 2**24 - wanted).norm() / wanted.norm()).item() < 1e-5

@@ -9,8 +9,9 @@ from baton.worker import draws as definition
 
 def choose(place, logits, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, index=0, position=0, times=1):
     """Parameters: one for all rows, or one a row. Tokens of the kernels, and of the definition."""
+    from baton.worker.cuda.columns import SlotColumns
     from baton.worker.cuda.kernels.argmax import argmax
-    from baton.worker.cuda.kernels.sample import SampleScratch, SamplingColumns, sample
+    from baton.worker.cuda.kernels.sample import SampleScratch, sample
 
     rows, vocabulary = logits.shape
     wide = {
@@ -21,7 +22,7 @@ def choose(place, logits, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0
         ]
     }  # fmt: skip
     slots = place.rng.permutation(rows + 3)[:rows]
-    columns = SamplingColumns.empty(rows + 3, place.device)
+    columns = SlotColumns(rows + 3, vocabulary, place.device).draws
     for column, (name, values) in zip(columns, wide.items(), strict=True):
         values = values.astype(np.uint64).view(np.int64) if name == "seed" else values
         column[torch.from_numpy(slots).to(place.device)] = torch.tensor(values, device=place.device)

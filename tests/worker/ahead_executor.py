@@ -35,7 +35,6 @@ class Ahead:
 
 class AheadExecutor:
     steps_ahead = 2
-    pools = False
     samples_on_host = True
 
     def __init__(self, inner: Executor) -> None:
@@ -102,4 +101,6 @@ def _settled(sampling: SamplingBatch) -> Any:
     def draws_of(slots: Any) -> Any:
         return np.array([draws[slot] for slot in slots.tolist()], sampling.columns.draws.dtype)
 
-    return SimpleNamespace(**{name: getattr(sampling, name) for name in names}, draws_of=draws_of)
+    return SimpleNamespace(
+        **{name: getattr(sampling, name) for name in names}, draws_of=draws_of, prompt_parts=sampling.prompt_parts
+    )

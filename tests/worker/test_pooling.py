@@ -123,12 +123,3 @@ def test_a_gap_in_a_prompt_is_found_out():
     pool.add(0, np.ones((3, 4), np.float32), last=False)
     with pytest.raises(ValueError, match="begins at 5"):
         pool.add(5, np.ones((1, 4), np.float32), last=True)
-
-
-def test_a_device_that_pools_nothing_says_so(model):
-    rig = Rig(model)
-    rig.runner.executor.pools = False
-    rig.submit("x", [1, 2, 3], max_tokens=1, pooling="mean")
-    rig.run()
-    assert rig.ended["x", 0].reason is FinishReason.ERROR
-    assert "not computed on this device" in rig.ended["x", 0].detail

@@ -29,6 +29,22 @@ class Run(NamedTuple):
     blocks: int
 
 
+def runs_of(sources: Sequence[int], targets: Sequence[int]) -> list[Run]:
+    """Blocks that follow each other in both pools, or precede each other in both, are copied together."""
+    runs: list[Run] = []
+    for source, target in zip(sources, targets, strict=True):
+        if runs:
+            first, into, count = runs[-1]
+            if (source, target) == (first + count, into + count):
+                runs[-1] = Run(first, into, count + 1)
+                continue
+            if (source, target) == (first - 1, into - 1):
+                runs[-1] = Run(source, target, count + 1)
+                continue
+        runs.append(Run(source, target, 1))
+    return runs
+
+
 class TierCopies(Protocol):
     """Between one device pool and one host pool. For one thread at a time."""
 
@@ -76,14 +92,14 @@ class _DeviceCopies:
 
     def store(self, device: Sequence[int], host: Sequence[int]) -> None:
         size, base = self._bytes, self._device.address
-        for block, place in zip(device, host, strict=True):
-            self._stream.to_host(self._host + place * size, base + block * size, size)
+        for block, place, count in runs_of(device, host):
+            self._stream.to_host(self._host + place * size, base + block * size, count * size)
         self._stream.wait()
 
     def load(self, host: Sequence[int], device: Sequence[int]) -> None:
         size, base = self._bytes, self._device.address
-        for place, block in zip(host, device, strict=True):
-            self._stream.to_device(base + block * size, self._host + place * size, size)
+        for place, block, count in runs_of(host, device):
+            self._stream.to_device(base + block * size, self._host + place * size, count * size)
         self._stream.wait()
 
     def close(self) -> None:

@@ -150,8 +150,6 @@ class ModelRunner:
         self.sampling.seat(new.slot, made)
         if not 0 <= min(new.tokens) <= max(new.tokens) < vocabulary:
             self._fail(new.slot, f"a token id of the prompt is outside the vocabulary of {vocabulary}")
-        if sampling.pooling is not None and not self.executor.pools:
-            self._fail(new.slot, "embeddings are not computed on this device yet: serve the model on a CPU (--device cpu)")
         return made
 
     def _fail(self, slot: int, reason: str) -> None:

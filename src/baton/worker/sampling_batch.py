@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from baton.worker.arrays import Int64s
 from baton.worker.draws import Draws
+from baton.worker.flat_batch import FlatBatch
 from baton.worker.input_batch import InputBatch
+from baton.worker.pooling import PromptPart, prompt_parts
 from baton.worker.sampling_columns import SamplingColumns
 from baton.worker.sampling_state import SequenceSampling
 
@@ -37,6 +41,10 @@ class SamplingBatch:
         self.constrained = [(place, state.grammar) for place, state in enumerate(self.states) if state.grammar is not None]
         "Those with a grammar."
         self.tallied = [(place, state) for place, state in enumerate(self.states) if state.tally is not None]
+
+    def prompt_parts(self, batch: FlatBatch) -> Iterator[PromptPart]:
+        """What a step computes of prompts that are pooled."""
+        return prompt_parts(batch, self.pools, self.slots, self.sequences)
 
     def draws_of(self, slots: Int64s) -> Draws:
         """How the next token of these is drawn."""

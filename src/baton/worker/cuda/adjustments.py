@@ -1,6 +1,7 @@
 """What changes logits on the device, and what was asked to be told: kernels/adjust.py and kernels/tell.py with their memory.
 
-by slot   settings, bias and counts of tokens: written when a sequence takes its slot, counts also by every step
+by slot   bias and counts of tokens: written when a sequence takes its slot, counts also by every step (columns.py has what
+          is a number for each slot)
 by row    bans and masks: written before a step that has any; those of the step before are taken away
 
 Bias, counts and the kept logits are [slots, vocabulary]: 12 bytes per slot and token of the vocabulary, 400 MB for 256 slots
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.worker.arrays import Int64s
+from baton.worker.cuda.columns import kind_of
 from baton.worker.cuda.kernels.adjust import BIASED, TALLIED, AdjustColumns, RowAdjustments
 from baton.worker.cuda.kernels.tell import WORDS, TellScratch
 from baton.worker.sampling_columns import SamplingColumns
@@ -34,14 +36,15 @@ def sent(array: NDArray[np.generic], device: torch.device) -> Tensor:
 
 
 class Adjustments:
-    def __init__(self, slots: int, rows: int, vocabulary: int, device: torch.device) -> None:
-        """`slots`: also the most rows of logits. `rows`: of a step, prompts included."""
+    def __init__(self, columns: AdjustColumns, rows: int) -> None:
+        """columns: of as many slots as rows of logits there may be. rows: of a step, prompts included."""
+        device, (slots, vocabulary) = columns.bias.device, columns.bias.shape
 
         def column(count: int, value: int = 0) -> Tensor:
             return torch.full((count,), value, dtype=torch.int32, device=device)
 
         self.device, self.vocabulary = device, vocabulary
-        self.columns = AdjustColumns.empty(slots, vocabulary, device)
+        self.columns = columns
         words = -(-vocabulary // 32)
         self.rows = RowAdjustments(
             ban_ends=column(slots + 1),
@@ -67,16 +70,7 @@ class Adjustments:
         states = [(slot, state) for slot in slots.tolist() if (state := host.states[slot]) is not None]
         if not states:
             return
-        kinds, columns = [_kind(state) for _, state in states], self.columns
-        numbers = np.array([_numbers(state) for _, state in states], np.float32)
-        asked = [state.params.logprobs for _, state in states]
-        told = [-1 if top is None else top for top in asked]
-        rows = np.array([(slot, kind, top) for (slot, _), kind, top in zip(states, kinds, told, strict=True)], np.int64)
-        on_device, values = sent(rows.T, self.device), sent(numbers.T, self.device)
-        for column, row in ((columns.kinds, on_device[1]), (columns.told, on_device[2])):
-            column.index_copy_(0, on_device[0], row.to(torch.int32))
-        for column, row in zip((columns.repetition, columns.presence, columns.frequency), values, strict=True):
-            column.index_copy_(0, on_device[0], row)
+        kinds = [kind_of(state) for _, state in states]
         self._write_bias([(slot, state) for (slot, state), kind in zip(states, kinds, strict=True) if kind & BIASED.value])
         self._write_counts([(slot, state) for (slot, state), kind in zip(states, kinds, strict=True) if kind & TALLIED.value])
 
@@ -128,13 +122,3 @@ class Adjustments:
             self.rows.masked.copy_(sent(masked, self.device))
         self._has_bans, self._has_masks = bans is not None, masks is not None
         return grown
-
-
-def _kind(state: SequenceSampling) -> int:
-    biased = state.bias_ids.size or (state.bad_words is not None and state.bad_words.always.size)
-    return (BIASED.value if biased else 0) | (TALLIED.value if state.tally is not None else 0)
-
-
-def _numbers(state: SequenceSampling) -> tuple[float, float, float]:
-    params = state.params
-    return params.repetition_penalty, params.presence_penalty, params.frequency_penalty

@@ -1,6 +1,8 @@
-"""Sampling columns of the host (worker/sampling_columns.py), copied to the device for the slots that have changed.
+"""Settings by slot on the device: all columns are rows of two matrices, so that the slots that changed are written by one copy
+and two scatters. (A write per column was a millisecond of a first token, before anything of it was launched.)
 
-One copy: all columns as rows of one int64 matrix, numbers with a fraction by their bits.
+    wide     int64   top_p, min_p (bits of float64), seed
+    narrow   int32   temperature, repetition, presence, frequency (bits of float32), top_k, sequence_index, kinds, told
 """
 
 from __future__ import annotations
@@ -9,25 +11,65 @@ import numpy as np
 import torch
 
 from baton.worker.arrays import Int64s
-from baton.worker.cuda.kernels.sample import SamplingColumns as DeviceColumns
+from baton.worker.cuda.kernels.adjust import BIASED, TALLIED, AdjustColumns
+from baton.worker.cuda.kernels.sample import SamplingColumns as DrawColumns
 from baton.worker.sampling_columns import SamplingColumns
+from baton.worker.sampling_state import SequenceSampling
+
+ALIGNED = 4
+"""Rows begin at multiples of 16 bytes: kernels are compiled for that."""
+WIDE, NARROW = 3, 8
 
 
-def write_columns(device: DeviceColumns, host: SamplingColumns, slots: Int64s) -> None:
-    """On the current stream."""
-    draws = host.draws[slots]
-    rows = np.empty((7, len(slots)), np.int64)
-    rows[0] = slots
-    for row, name in ((1, "temperature"), (2, "top_p"), (3, "min_p")):
-        rows[row] = draws[name].astype(np.float64).view(np.int64)
-    rows[4] = np.maximum(draws["top_k"], 0)
-    rows[5] = host.seeds[slots].view(np.int64)
-    rows[6] = host.indices[slots].view(np.int64)
-    sent = torch.from_numpy(rows)
-    if device.seed.is_cuda:
-        sent = sent.pin_memory().to(device.seed.device, non_blocking=True)
-    at = sent[0]
-    for column, row in ((device.temperature, 1), (device.top_p, 2), (device.min_p, 3)):
-        column.index_copy_(0, at, sent[row].view(torch.float64).to(column.dtype))
-    for column, row in ((device.top_k, 4), (device.seed, 5), (device.sequence_index, 6)):
-        column.index_copy_(0, at, sent[row].to(column.dtype))
+class SlotColumns:
+    def __init__(self, slots: int, vocabulary: int, device: torch.device | str) -> None:
+        """Everybody is greedy and wants nothing."""
+        padded = -(-slots // ALIGNED) * ALIGNED
+        self._wide = torch.zeros(WIDE, padded, dtype=torch.int64, device=device)
+        self._narrow = torch.zeros(NARROW, padded, dtype=torch.int32, device=device)
+        top_p, min_p = self._wide[:2, :slots].view(torch.float64)
+        temperature, repetition, presence, frequency = self._narrow[:4, :slots].view(torch.float32)
+        top_k, sequence_index, kinds, told = self._narrow[4:, :slots]
+        top_p.fill_(1.0)
+        repetition.fill_(1.0)
+        told.fill_(-1)
+        self.draws = DrawColumns(temperature, top_k, top_p, min_p, self._wide[2, :slots], sequence_index)
+        bias = torch.zeros(slots, vocabulary, dtype=torch.float32, device=device)
+        counts = torch.zeros(slots, vocabulary, dtype=torch.int32, device=device)
+        self.adjust = AdjustColumns(kinds, told, repetition, presence, frequency, bias, counts)
+
+    def write(self, host: SamplingColumns, slots: Int64s) -> None:
+        """Of the sequences that have taken these slots, but for bias and counts (adjustments.py). On the current stream."""
+        draws, states = host.draws[slots], [host.states[slot] for slot in slots.tolist()]
+        rows = np.zeros((1 + WIDE + NARROW, len(slots)), np.int64)
+        rows[0] = slots
+        rows[1], rows[2] = draws["top_p"].view(np.int64), draws["min_p"].view(np.int64)
+        rows[3] = host.seeds[slots].view(np.int64)
+        numbers = np.array([_numbers(state) for state in states], np.float32)
+        rows[4:8] = np.vstack((draws["temperature"], numbers.T)).view(np.int32)
+        rows[8], rows[9] = np.maximum(draws["top_k"], 0), host.indices[slots].view(np.int64)
+        rows[10:] = np.array([(kind_of(state), _told(state)) for state in states]).T
+        sent = torch.from_numpy(rows)
+        if self._wide.is_cuda:
+            sent = sent.pin_memory().to(self._wide.device, non_blocking=True)
+        self._wide.index_copy_(1, sent[0], sent[1:4])
+        self._narrow.index_copy_(1, sent[0], sent[4:].to(torch.int32))
+
+
+def kind_of(state: SequenceSampling | None) -> int:
+    """None: it has left its slot already."""
+    if state is None:
+        return 0
+    biased = state.bias_ids.size or (state.bad_words is not None and state.bad_words.always.size)
+    return (BIASED.value if biased else 0) | (TALLIED.value if state.tally is not None else 0)
+
+
+def _told(state: SequenceSampling | None) -> int:
+    return -1 if state is None or state.params.logprobs is None else state.params.logprobs
+
+
+def _numbers(state: SequenceSampling | None) -> tuple[float, float, float]:
+    if state is None:
+        return 1.0, 0.0, 0.0
+    params = state.params
+    return params.repetition_penalty, params.presence_penalty, params.frequency_penalty

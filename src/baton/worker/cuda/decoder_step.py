@@ -19,6 +19,7 @@ from torch import Tensor
 from baton.models.config import ModelConfig
 from baton.models.rotary import rotary_frequencies
 from baton.worker.cuda.adjustments import Adjustments
+from baton.worker.cuda.columns import SlotColumns
 from baton.worker.cuda.experts import ExpertSteps
 from baton.worker.cuda.kernels.add_norm import add_norm
 from baton.worker.cuda.kernels.adjust import adjust, tally
@@ -27,17 +28,19 @@ from baton.worker.cuda.kernels.attention_decode import FIXED_TUNING, DecodeScrat
 from baton.worker.cuda.kernels.attention_prefill import attend_prefill, rows_per_tile
 from baton.worker.cuda.kernels.embed import embed
 from baton.worker.cuda.kernels.fixed_gemm import FixedScratch, fixed_gemm
-from baton.worker.cuda.kernels.fp8 import unpack
+from baton.worker.cuda.kernels.fp8 import Rows8Bits, unpack
 from baton.worker.cuda.kernels.gemv import gemv
 from baton.worker.cuda.kernels.judge import judge
+from baton.worker.cuda.kernels.pool_rows import pool_rows
 from baton.worker.cuda.kernels.rope_store import rope_store
-from baton.worker.cuda.kernels.sample import SampleScratch, SamplingColumns, sample
+from baton.worker.cuda.kernels.sample import SampleScratch, sample
 from baton.worker.cuda.kernels.silu_mul import silu_mul
 from baton.worker.cuda.kernels.skinny_gemm import FP8_ROWS_MAX, SkinnyScratch, skinny_gemm
 from baton.worker.cuda.kernels.skinny_gemm import ROWS_MAX as SKINNY_ROWS_MAX
 from baton.worker.cuda.kernels.tell import tell
 from baton.worker.cuda.step_inputs import StepInputs
 from baton.worker.cuda.weights import DecoderWeights, LayerWeights, LinearWeights
+from baton.worker.pooling import LARGEST, STEPS_PER_ONE
 
 Hidden = tuple[Tensor, Tensor | None]
 """Rows, and what is still to be added to them."""
@@ -99,22 +102,28 @@ class DecoderStep:
         "[slots, width] block numbers; whoever plans writes them."
         self.last_tokens = column(sequences)
         "[slots] what each sampled last."
-        self.sampling = SamplingColumns.empty(sequences, device)
-        self.adjustments = Adjustments(sequences, rows, config.vocab_size, device)
+        self.columns = SlotColumns(sequences, config.vocab_size, device)
+        self.adjustments = Adjustments(self.columns.adjust, rows)
         self._angles = _angles(config, limits.context_tokens, device)
         tunings = [FIXED_TUNING] if deterministic else None
         self._decode_scratch = DecodeScratch(sequences, config.heads, config.kv_heads, config.head_dim, device, tunings)
         outputs = max(config.q_size + 2 * config.kv_size, config.hidden_size, 2 * inner)
         self._unpacked = torch.empty(0, dtype=dtype, device=device)
         "Where the weights of one product are unpacked, with fp8."
+        self._rows_8_bits: Rows8Bits | None = None
         rows_most = SKINNY_ROWS_MAX
         if weights.layers[0].qkv.scales is not None:
             rows_most = FP8_ROWS_MAX
             largest = max(one.weight.numel() for one in (weights.layers[0].gate_up, weights.layers[0].qkv))
-            self._unpacked = torch.empty(largest if rows > rows_most or deterministic else 0, dtype=dtype, device=device)
+            if self._gpu and dtype == torch.bfloat16 and not deterministic:
+                self._rows_8_bits = Rows8Bits(rows, max(config.hidden_size, config.q_size, inner), device)
+            elif rows > rows_most or deterministic:
+                self._unpacked = torch.empty(largest, dtype=dtype, device=device)
         self._skinny_scratch = SkinnyScratch(outputs, device, rows_most)
         self._fixed_scratch = FixedScratch(outputs if deterministic else 1, device)
         self._sample_scratch = SampleScratch(sequences, config.vocab_size, device)
+        self._row_scales = torch.zeros(rows, dtype=torch.float32, device=device)
+        self._pooled = torch.zeros(sequences, config.hidden_size, dtype=torch.int64, device=device)
 
     def run(self, inputs: StepInputs, *, draws: bool = True, even: bool = False) -> None:
         """Queues the step. `logits`, `tokens` and `broken` are there when the stream gets to it.
@@ -185,6 +194,17 @@ class DecoderStep:
                 *(logits, logits, kept.nothing_adjusted, kept.every_row[:count], tokens[part], told[part]),
                 *(kept.scratch, kept.prompts_told[part]),
             )
+
+    def pool_rows(self, ranges: Tensor) -> Tensor:
+        """int64 [ranges, hidden]: sums of rows of the last step, which had prompts (StepBatch.pooled), after the last norm."""
+        residual, added = self.last_hidden
+        sums = self._pooled[: len(ranges)]
+        pool_rows(
+            *(residual, added, self.weights.final_norm, self.config.norm_eps, ranges, self._row_scales, sums),
+            steps_per_one=STEPS_PER_ONE,
+            largest=LARGEST,
+        )
+        return sums
 
     def tokens(self, due: int) -> Tensor:
         """int32 [due] of the last step: argmax.NOT_FINITE_ID or NOTHING_LEFT_ID for a row that failed."""
@@ -289,13 +309,16 @@ class DecoderStep:
         columns, adjusted = kept.columns, kept.rows.adjusted
         adjust(logits, kept.raw, slots, self.last_tokens, columns, kept.rows)
         argmax(logits, slots, scratch.argmax, tokens, self.last_tokens, adjusted)
-        sample(logits, slots, inputs.outputs, self.sampling, scratch, tokens, self.last_tokens)
+        sample(logits, slots, inputs.outputs, self.columns.draws, scratch, tokens, self.last_tokens)
         tell(logits, kept.raw, adjusted, slots, tokens, columns.told, kept.scratch, kept.told)
         tally(slots, tokens, columns)
 
     def _linear(self, x: Tensor, linear: LinearWeights, out: Tensor) -> None:
         weight = linear.weight
         if linear.scales is not None:
+            if self._rows_8_bits is not None and len(x) > SKINNY_ROWS_MAX:
+                self._rows_8_bits.product(x, weight, linear.scales, out, linear.bias)
+                return
             if len(x) <= FP8_ROWS_MAX and not self.deterministic:
                 skinny_gemm(x, weight, out, self._skinny_scratch, scales=linear.scales, bias=linear.bias)
                 return

@@ -24,17 +24,18 @@ from baton.models.open import OpenedModel
 from baton.protocol.progress import ProgressWord
 from baton.worker.arrays import Int64s
 from baton.worker.attention.pool_tensors import device_tensor
-from baton.worker.cuda.columns import write_columns
 from baton.worker.cuda.decoder_step import DecoderStep, StepLimits
 from baton.worker.cuda.graphs import DeviceSteps
 from baton.worker.cuda.graphs import Launched as DeviceLaunched
 from baton.worker.cuda.loader import DeviceWeights
+from baton.worker.cuda.pooled import pooled_rows, read_vectors
 from baton.worker.cuda.step_inputs import StepBatch, split_few_rows
 from baton.worker.cuda.told import AskedPrompt, asked_of_prompts, read_prompts, read_sampled
 from baton.worker.cuda.weights import random_weights, refuse_fp8, take_weights
 from baton.worker.draws import NOT_FINITE_ID
 from baton.worker.executors.base import Launched, LoadedExecutor, Sampled
 from baton.worker.flat_batch import FlatBatch
+from baton.worker.pooling import PromptPart
 from baton.worker.sampler import NOT_FINITE, NOTHING_LEFT
 from baton.worker.sampling_batch import SamplingBatch
 from baton.worker.step_rules import bans_of, forced_masks, grammar_masks, masks_of
@@ -79,6 +80,7 @@ class CudaLaunched:
     told: tuple[int | None, ...] = ()
     "How many of the likeliest tokens each sequence wants to be told; empty: nobody asked."
     prompts: tuple[AskedPrompt, ...] = ()
+    pooled: tuple[PromptPart, ...] = ()
 
     def wait(self) -> None:
         self.device.done.synchronize()
@@ -86,7 +88,6 @@ class CudaLaunched:
 
 class CudaExecutor:
     steps_ahead = STEPS_AHEAD
-    pools = False
     samples_on_host = False
 
     def __init__(self, steps: DeviceSteps, gpu: str) -> None:
@@ -118,6 +119,7 @@ class CudaExecutor:
         width = self.config.vocab_size
         masks = masks_of({**grammar_masks(sampling, places, width), **forced_masks(sampling, places, width)}, places)
         prompts, prompt_rows = asked_of_prompts(batch, sampling) if sampling.asks_prompts else ((), None)
+        pooled = tuple(sampling.prompt_parts(batch)) if sampling.pools else ()
         step = StepBatch(
             *(batch.token_ids, spans.slots, spans.starts, spans.contexts, batch.due),
             outputs=sampling.sequences.output_counts(sampling.slots),
@@ -126,12 +128,13 @@ class CudaExecutor:
             bans=bans,
             masks=masks,
             prompts=prompt_rows,
+            pooled=pooled_rows(pooled) if pooled else None,
             of_prompt=self._of_prompt(batch, sampling),
         )
         device = self._steps.launch(step)
         told = tuple(state.params.logprobs for state in sampling.states) if sampling.tells else ()
         starts = None if device.broken is None else spans.starts.copy()
-        return CudaLaunched(device, due, starts, sequences, told, prompts)
+        return CudaLaunched(device, due, starts, sequences, told, prompts, pooled)
 
     def _of_prompt(self, batch: FlatBatch, sampling: SamplingBatch) -> Int64s | None:
         """How many rows of each are attended to as a prompt's. In deterministic mode what was sampled and is computed again
@@ -167,7 +170,7 @@ class CudaExecutor:
         changed = sampling.columns.take_changed()
         if changed.size:
             with self._steps.queueing():
-                write_columns(self._step.sampling, sampling.columns, changed)
+                self._step.columns.write(sampling.columns, changed)
                 self._step.adjustments.write(sampling.columns, changed)
 
 
@@ -196,4 +199,6 @@ def _sampled(launched: CudaLaunched) -> Sampled:
         sampled.logprobs = read_sampled(launched.device.told.numpy(), chosen, due, launched.told, failed)
     if launched.device.prompts is not None:
         sampled.prompts = read_prompts(launched.device.prompts.numpy(), launched.prompts, failed)
+    if launched.device.pooled is not None:
+        sampled.embeddings = read_vectors(launched.device.pooled.numpy(), launched.pooled, failed)
     return sampled

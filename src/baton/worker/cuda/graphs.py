@@ -64,6 +64,8 @@ class Launched:
     "int32 [due, tell.WORDS], likewise; None: nobody asked."
     prompts: Tensor | None = None
     "int32 [prompt rows, tell.WORDS], likewise."
+    pooled: Tensor | None = None
+    "int64 [StepBatch.pooled, hidden], likewise, but for ever; None: nobody asked."
 
 
 class _Pinned:
@@ -129,6 +131,7 @@ class DeviceSteps:
             contexts=np.zeros(1, np.int64),
             due=np.ones(1, np.bool_),
             outputs=np.zeros(1, np.int32),
+            pooled=np.array([[0, rows]], np.int32),
         )
         self.launch(batch, recorded=False).done.synchronize()
 
@@ -149,11 +152,12 @@ class DeviceSteps:
             tokens.copy_(self.step.tokens(due), non_blocking=True)
             told = self._queue_told(pinned, due) if batch.tells else None
             prompts = self._queue_prompts(pinned, batch.prompts) if batch.prompts is not None else None
+            pooled = self._queue_pooled(batch.pooled) if batch.pooled is not None else None
             if not decodes:
                 broken = pinned.broken[: len(batch.token_ids)]
                 broken.copy_(self.step.broken(len(batch.token_ids)), non_blocking=True)
             pinned.done.record()
-        return Launched(pinned.done, tokens, broken, told, prompts)
+        return Launched(pinned.done, tokens, broken, told, prompts, pooled)
 
     def write_tables(self, slots: NDArray[np.integer], places: NDArray[np.integer], blocks: NDArray[np.integer]) -> None:
         """tables[slot, place] = block, for the steps that are launched after this."""
@@ -199,6 +203,12 @@ class DeviceSteps:
         self.step.tell_prompts(rows, tokens, wanted)
         prompts = pinned.prompts[: len(rows)]
         return prompts.copy_(self.step.adjustments.prompts_told[: len(rows)], non_blocking=True)
+
+    def _queue_pooled(self, ranges: NDArray[np.int32]) -> Tensor:
+        """Seldom and large, so without a place in the ring."""
+        sums = self.step.pool_rows(sent(ranges, self._inputs.device))
+        pooled = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+        return pooled.copy_(sums, non_blocking=True)
 
     def _packed(self, batch: StepBatch, bucket: int, run: NDArray[np.int32]) -> Packing:
         return pack_decode(batch, bucket, run, self.step.config.kv_heads, fixed=self.step.deterministic)

@@ -59,6 +59,8 @@ class StepBatch:
     bans: Bans | None = None
     masks: Masks | None = None
     prompts: PromptRows | None = None
+    pooled: Ints | None = None
+    "[prompts, 2] the first row and how many, of rows that are summed up for embeddings (kernels/pool_rows.py)."
     of_prompt: NDArray[np.integer] | None = None
     """[sequences] how many of its rows are its prompt's: they come first, and alone they are attended to as a prompt. None: all
     of a sequence that runs several, none of one that runs one."""
@@ -70,7 +72,9 @@ class StepBatch:
 
     @property
     def decodes(self) -> bool:
-        """One row for each sequence, no prompt's, and a token for each."""
+        """One row for each sequence, no prompt's, and a token for each. Hidden states are lost in it: they are not pooled."""
+        if self.pooled is not None:
+            return False
         one_each = len(self.token_ids) == len(self.slots) and bool(self.due.all())
         return one_each and (self.of_prompt is None or not self.of_prompt.any())
 

@@ -58,8 +58,6 @@ class Executor(Protocol):
     config: ModelConfig
     steps_ahead: int
     "How many steps may be launched and not collected."
-    pools: bool
-    "Gives embeddings."
     samples_on_host: bool
     "Penalties and the like are worked out on the host: such a sequence's next step is launched when its tokens are known."
 

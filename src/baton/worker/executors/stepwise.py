@@ -44,7 +44,6 @@ def stepwise(loaded: LoadedForward) -> LoadedExecutor:
 
 class Stepwise:
     steps_ahead = 1
-    pools = True
     samples_on_host = True
 
     def __init__(self, forward: Forward) -> None:
@@ -84,17 +83,13 @@ class Stepwise:
         self.forward.close()
 
     def _pooled(self, batch: FlatBatch, sampling: SamplingBatch, hidden: Floats, failed: dict[int, str]) -> dict[int, bytes]:
-        """Of prompts that end in this step. Tokens after the prompt are nobody's business."""
-        vectors, spans = {}, batch.spans
-        weight, eps = self.forward.final_norm, self.config.norm_eps
-        for place, pool in sampling.pools:
-            begin, first = int(spans.contexts[place]), int(spans.starts[place])
-            tokens = int(sampling.sequences.prompt_tokens[int(sampling.slots[place])])
-            end = min(begin + int(spans.starts[place + 1]) - first, tokens)
-            if place not in failed and begin < end:
-                states = normed(hidden[first : first + end - begin], weight, eps)
-                if vector := pool.add(begin, states, last=end == tokens):
-                    vectors[place] = vector
+        """Of prompts that end in this step."""
+        vectors, weight, eps = {}, self.forward.final_norm, self.config.norm_eps
+        for part in sampling.prompt_parts(batch):
+            if part.place not in failed:
+                states = normed(hidden[part.row : part.row + part.tokens], weight, eps)
+                if vector := part.pool.add(part.begin, states, last=part.last):
+                    vectors[part.place] = vector
         return vectors
 
     def _logits(self, hidden: Floats) -> Floats:

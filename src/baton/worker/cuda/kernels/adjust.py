@@ -45,22 +45,6 @@ class AdjustColumns(NamedTuple):
     counts: torch.Tensor
     "int32 [slots, vocabulary]."
 
-    @staticmethod
-    def empty(slots: int, vocabulary: int, device: torch.device | str) -> "AdjustColumns":
-        """Nobody wants anything."""
-
-        def column(dtype: torch.dtype, value: float = 0, *shape: int) -> torch.Tensor:
-            return torch.full((slots, *shape), value, dtype=dtype, device=device)
-
-        numbers = (column(torch.float32, 1.0), column(torch.float32), column(torch.float32))
-        return AdjustColumns(
-            column(torch.int32),
-            column(torch.int32, -1),
-            *numbers,
-            column(torch.float32, 0, vocabulary),
-            column(torch.int32, 0, vocabulary),
-        )
-
 
 class RowAdjustments(NamedTuple):
     """By row of the logits."""

@@ -41,22 +41,6 @@ class SamplingColumns(NamedTuple):
     sequence_index: torch.Tensor
     "int32: which of the n sequences of its request."
 
-    @staticmethod
-    def empty(slots: int, device: torch.device | str) -> "SamplingColumns":
-        """All of them greedy."""
-
-        def column(dtype: torch.dtype, value: float = 0) -> torch.Tensor:
-            return torch.full((slots,), value, dtype=dtype, device=device)
-
-        return SamplingColumns(
-            column(torch.float32),
-            column(torch.int32),
-            column(torch.float64, 1.0),
-            column(torch.float64),
-            column(torch.int64),
-            column(torch.int32),
-        )
-
 
 class SampleScratch:
     def __init__(self, rows: int, vocabulary: int, device: torch.device | str) -> None:
