@@ -18,8 +18,7 @@ if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is defined
 
 PLATFORMS = ("native", "torch", "interpreted", "cuda", "cuda-torch", "cuda-deterministic")
-QUICK = ("test_greedy_tokens_in_any_chunks[5]",)
-"""With the platform left out of their names."""
+QUICK = ("test_greedy_tokens_in_any_chunks[interpreted-5]",)
 
 
 def pytest_generate_tests(metafunc):
@@ -30,8 +29,8 @@ def pytest_generate_tests(metafunc):
 @pytest.hookimpl(tryfirst=True)  # before tests/conftest.py looks for what is slow
 def pytest_collection_modifyitems(items):
     for item in items:
-        name = item.name.replace("interpreted-", "").replace("-interpreted", "")
-        if name != item.name and name not in QUICK and item.path.parent == Path(__file__).parent:
+        interpreted = item.path.parent == Path(__file__).parent and "[interpreted" in item.name
+        if interpreted and item.name not in QUICK:
             item.add_marker(pytest.mark.slow)
 
 

@@ -2,7 +2,8 @@
 know nothing of plans.
 
 executor.py       launches steps ahead of what the host knows, and collects their tokens
-columns.py        sampling columns by slot, host to device
+columns.py        settings by slot, host to device
+pooled.py         embeddings: which rows are summed on the device, and vectors of the sums
 loader.py         weights from files to the device, file_bytes.py: how a file is read
 adjustments.py    penalties, bias, excluded tokens and log-probabilities; told.py: how the host reads those
 experts.py        a mixture of experts in place of an MLP
