@@ -259,6 +259,37 @@ def test_whoever_is_adopted_waits_behind_the_more_urgent_and_before_the_less_urg
     assert node.outputs() == undisturbed(node.request)[1:]
 
 
+def test_of_two_that_have_room_the_last_in_line_gives_it_up_first():
+    node = Decoder(blocks=12, steps_in_flight=1)
+    node.tell(Submit(make_request("runs", (1, 2, 3), max_tokens=25)))
+    node.expect("first", tuple(range(20, 32)))
+    node.expect("second", tuple(range(40, 52)))
+    first, second = (node.instance.board.groups[RequestId(name)].leader for name in ("first", "second"))
+    while first.blocks and second.blocks:
+        node.step()
+    assert first.blocks, "it was there before"
+    assert not second.blocks
+    assert node.instance.stats.preemptions == 0
+
+
+def test_the_less_urgent_does_not_get_room_that_is_kept_for_the_more_urgent():
+    node = Decoder(blocks=6, steps_in_flight=1)
+    node.expect(priority=0)
+    held = node.held
+    node.tell(Submit(make_request("patient", tuple(range(40, 56)), max_tokens=4, priority=5)))
+    for _ in range(30):
+        node.step() if node.plans or node.results else None
+    assert node.held == held
+    assert not node.ends()
+    node.offer(0, 4, last=True)
+    node.all_pulled()
+    node.release()
+    node.settle()
+    assert {end.request for end in node.ends()} == {"a", "patient"}
+    node.said.clear()
+    node.assert_at_rest()
+
+
 def test_room_that_is_kept_for_the_less_urgent_is_given_to_the_more_urgent():
     """It stays LOADING without its blocks, and is computed when it knows its tokens."""
     node = Decoder(blocks=6, steps_in_flight=1)

@@ -13,9 +13,9 @@ from baton.config import InstanceConfig
 from baton.core.effects import Effect, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, TellCache
 from baton.core.engine.instance import Instance
 from baton.core.engine.progress_watch import ProgressWatch
-from baton.core.events import Event, Resume, StepDone, Tick, WorkerReady
+from baton.core.events import Event, Resume, StepDone, Submit, Tick, WorkerReady
 from baton.errors import InvariantBroken
-from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
+from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Offer, Prefill, Released
 from baton.protocol.ids import Instant
 from baton.protocol.moves import BlockMove
 from baton.protocol.output import Emit
@@ -33,6 +33,7 @@ from baton.sim.tiers_watch import TierWatch
 from baton.sim.timeline import Timeline
 
 Outward = Emit | Refuse | Expecting | Offer | AskRelease | Released | Adopted | ModeChanged
+TIME_MARGIN = 1e-6
 POOLS_EACH = 1_000
 """Pool incarnations of one life of one node: no other has the same."""
 
@@ -245,10 +246,29 @@ class Engine:
         instance = self.instance
         return instance.mode.value == "paused" and not any(instance.view.load()[2:]) and instance.next_deadline() is None
 
-    def room_for(self, request: GenerateRequest) -> RoomWatch:
+    def ask(self, event: Submit | Expect | Prefill) -> None:
+        """34: whoever comes has the place in line of its first attempt. 49: one that comes again is not queued again."""
+        request, view = event.request, self.instance.view
+        before = {sequence.attempt for sequence in view.sequences(request.id)}
+        room = self._room_for(request) if type(event) is Expect else None
+        order = self._order_of(request)
+        self.tell(event)
+        if room is not None:
+            room.look()
+        for sequence in view.sequences(request.id):
+            if sequence.attempt != request.attempt or sequence.attempt in before:
+                continue
+            if sequence.order[0] != order[0] or abs(sequence.order[1] - order[1]) > TIME_MARGIN:
+                raise InvariantBroken(f"{self._name}: {sequence!r} has the place {sequence.order}, not {order}", invariant=34)
+            if sequence.queued and request.attempt > 1:
+                raise InvariantBroken(f"{self._name}: {sequence!r} is a replay, and is queued", invariant=49)
+
+    def _order_of(self, request: GenerateRequest) -> tuple[int, float]:
+        return request.priority if self._by_priority else 0, self._clock.now() - request.age_seconds
+
+    def _room_for(self, request: GenerateRequest) -> RoomWatch:
         """What there is now, and what of it is promised to others."""
-        priority = request.priority if self._by_priority else 0
-        order = (priority, self._clock.now() - request.age_seconds)
+        order = self._order_of(request)
         return RoomWatch(self.instance.view, request.id, order, self._block_size, cached=self._shares)
 
     def full_check(self) -> None:

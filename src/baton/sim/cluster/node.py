@@ -217,18 +217,13 @@ class ClusterNode:
         self._watch.told_node(self.number, engine, message)
         match message:
             case GenerateRequest():
-                engine.tell(Submit(replace(message, id=RequestId(tag + message.id))))
+                engine.ask(Submit(replace(message, id=RequestId(tag + message.id))))
             case AbortRequest():
                 stop = message.reason is FinishReason.STOP
                 ours = RequestId(tag + message.request)
                 engine.tell(Abort(ours, message.index, FinishReason.STOP if stop else FinishReason.ABORT))
-            case Expect(request=request):
-                tagged = replace(request, id=RequestId(tag + request.id))
-                room = engine.room_for(tagged)
-                engine.tell(replace(message, request=tagged))
-                room.look()
-            case Prefill(request=request):
-                engine.tell(replace(message, request=replace(request, id=RequestId(tag + request.id))))
+            case Expect(request=request) | Prefill(request=request):
+                engine.ask(replace(message, request=replace(request, id=RequestId(tag + request.id))))
             case PeerOffer(offer=offer):
                 engine.tell(replace(message, offer=replace(offer, request=RequestId(tag + offer.request))))
             case Forget():
