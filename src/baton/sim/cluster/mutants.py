@@ -76,6 +76,10 @@ CLUSTER_MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
      "the router takes all for equally urgent"),
     ("router-queue-one-more", "core.cluster.line", "if self.sequences + sequences > config.queue_requests_max:", "if self.sequences + sequences > config.queue_requests_max + 1:",
      "the router's line takes one sequence more than it may"),
+    ("age-forgotten", "core.engine.intake", "now - request.age_seconds", "now",
+     "a request that comes again loses its place in line"),
+    ("replay-is-queued", "core.engine.request", "self.queued = request.attempt == 1", "self.queued = True",
+     "a request that comes again counts against the queue"),
     ("reservation-takes-the-reserve", "core.handoff.destination", " + board.reserve.blocks_of(board.running, sequence.priority)", "",
      "room that is kept for growth is given to a prompt that is computed elsewhere"),
 )  # fmt: skip

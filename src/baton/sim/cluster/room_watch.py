@@ -3,7 +3,8 @@
     available before   |-- new blocks of the reservation --|-- growth of what runs --|-- who comes first --|
 
 Who comes first are the head of the line and those that were preempted, if they are more urgent. They need at least a block
-each, because the last token of a prompt is computed into one of its own; all of their blocks where nothing is cached.
+each, because the last token of a prompt is computed into one of its own; all of their blocks where nothing is cached and
+nobody else of their request has them (seed 516: siblings share also then).
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ class RoomWatch:
         self._growth = growth
         first = view.first_in_line()
         earlier = [*view.preempting(), *([first] if first is not None and not first.blocks else [])]
-        needs = [1 if cached else -(-len(sequence.tokens) // block_size) for sequence in earlier if sequence.order[:2] < order]
-        self._earlier = sum(needs)
+        self._earlier = 0
+        for sequence in earlier:
+            if sequence.order[:2] < order:
+                alone = not cached and sequence.request.n == 1 and sequence.kept is None
+                self._earlier += -(-len(sequence.tokens) // block_size) if alone else 1
 
     def look(self) -> None:
         if self._known:
