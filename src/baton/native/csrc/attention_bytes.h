@@ -165,12 +165,13 @@ ALWAYS void soften_bytes(const int summed, const Item *item, const ByteRows *x, 
     }
     for (int64_t r = 0; r < rows; r++) {
         float keep = tops[r] > before[r] ? changes[r] : 1.0f, share = tops[r] > before[r] ? 1.0f : changes[r];
-        floats scale = spread(scales[r]), top = spread(below_top(scores[r].scores, width, tops[r], scales[r])), sum = spread(0.0f);
+        floats scale = spread(scales[r]), top = spread(below_top(scores[r].scores, width, tops[r], scales[r]));
+        floats sum = spread(first_total(tops[r], scales[r]));
         for (int64_t t = 0; t < width; t += DIGITS_AT_ONCE) {
             floats shared[DIGITS_AT_ONCE / LANES];
 #pragma GCC unroll 4
             for (int i = 0; i < DIGITS_AT_ONCE / LANES; i++) {
-                floats weight = exp2_lanes(fused(load(scores[r].scores + t + i * LANES), scale, top));
+                floats weight = exp2_of_weight(fused(load(scores[r].scores + t + i * LANES), scale, top));
                 sum += weight;
                 shared[i] = weight * load(shares[r] + t + i * LANES);
             }
@@ -185,10 +186,16 @@ ALWAYS void soften_bytes(const int summed, const Item *item, const ByteRows *x, 
 /* ---- few rows: vectors ---- */
 
 /* Not part of its callers: one copy for every number of rows. */
-static void soften_few(const Item *item, const ByteRows *x, int64_t first, int64_t rows, const ByteSegment *segment, ScoreRow *scores,
-                       ByteWeights *weights) {
-    soften_bytes(0, item, x, first, rows, segment, segment->count, scores, weights);
+static void soften_few(const Item *item, const ByteRows *x, int64_t first, int64_t rows, const ByteSegment *segment, int64_t blocks,
+                       ScoreRow *scores, ByteWeights *weights) {
+    soften_bytes(0, item, x, first, rows, segment, blocks, scores, weights);
 }
+
+#if defined(__aarch64__)
+
+#include "attention_int8_neon.h"
+
+#else
 
 /* Column `column` of 16 numbers of four bytes: once for each line. */
 ALWAYS void fetch(const int8_t *from, int64_t column) {
@@ -258,9 +265,11 @@ ALWAYS void few_against_segment(const int rows, const Item *item, const ByteRows
     }
     for (; c + at_once <= columns; c += at_once) byte_scores(rows, at_once, x, first, keys + c, next + c, scales + c, scores, c * LANES);
     for (; c < columns; c++) byte_scores(rows, 1, x, first, keys + c, next + c, scales + c, scores, c * LANES);
-    soften_few(item, x, first, rows, segment, scores, &weights);
+    soften_few(item, x, first, rows, segment, segment->count, scores, &weights);
     for (; from < x->dim; from += at_once * LANES) byte_outputs(rows, at_once, x, first, segment, &weights, from);
 }
+
+#endif
 
 static void rows_against_segment(const Item *item, const ByteRows *x, const ByteSegment *segment) {
     for (int64_t first = 0; first < x->rows; first += BYTES_ROWS) switch (smaller(BYTES_ROWS, x->rows - first)) {

@@ -5,7 +5,11 @@
 
 #define BYTE_MOST 127.0f
 #define WEIGHT_MOST_OF_ALL 16383.0f  /* 128 * 127 + 127: no weight is negative */
-#define DIGITS_AT_ONCE 64            /* weights */
+#if defined(__aarch64__)
+#define DIGITS_AT_ONCE 16            /* weights: their four vectors stay in registers */
+#else
+#define DIGITS_AT_ONCE 64
+#endif
 #define SCALED_LEAST 1e-34f          /* the inverse of less would be infinite: such numbers are all zeros */
 #define LOG2_E 1.44269504089f
 #define LARGE_SCORE 1024.0f          /* below it half a unit in the last place is 2^-15, and 16383 * 2^(2^-15) rounds to 16383 */
@@ -64,10 +68,12 @@ ALWAYS float exp2_short(float x) {
 
 #if defined(__aarch64__)  /* the same, bit by bit: gcc makes no vectors of the loops below */
 
+#define ROUNDER 12582912.0f  /* 1.5 * 2^23: what is added to it is rounded to a whole number, and that is in the last bits of the sum */
+
 ALWAYS floats exp2_lanes(floats x) {
     uint32x4_t nothing = vcltq_f32(x, spread(-126.0f));
     floats y = vbslq_f32(nothing, spread(-126.0f), x);
-    floats n = (y + spread(12582912.0f)) - spread(12582912.0f), r = y - n;
+    floats n = (y + spread(ROUNDER)) - spread(ROUNDER), r = y - n;
     floats p = fused(spread(9.6149742603302e-3f), r, spread(5.5967118591070e-2f));
     p = fused(p, r, spread(2.4023555219173e-1f));
     p = fused(p, r, spread(6.9311290979385e-1f));
@@ -76,12 +82,36 @@ ALWAYS floats exp2_lanes(floats x) {
     return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(p * power), nothing));
 }
 
+/* A multiply-add overwrites what it adds to. A constant for it is better loaded again than copied: loads have pipes of their own. */
+ALWAYS floats loaded_again(const float *p) {
+    floats x;
+    __asm__ volatile("ldr %q0, %1" : "=w"(x) : "m"(*(const floats *)(const void *)p));
+    return x;
+}
+
+/* The same for weights, of which less than 2^-126 adds nothing to anything: it may become less than that instead of zero, and a NaN
+ * any number (first_total). Without comparisons and conversions, which a Neoverse-N1 has one slow pipe for:
+ * n is added to the exponent. */
+ALWAYS floats exp2_of_weight(floats x) {
+    static const float factors[4][LANES] = {{5.5967118591070e-2f, 5.5967118591070e-2f, 5.5967118591070e-2f, 5.5967118591070e-2f},
+                                            {2.4023555219173e-1f, 2.4023555219173e-1f, 2.4023555219173e-1f, 2.4023555219173e-1f},
+                                            {6.9311290979385e-1f, 6.9311290979385e-1f, 6.9311290979385e-1f, 6.9311290979385e-1f},
+                                            {1.0f, 1.0f, 1.0f, 1.0f}};
+    floats y = vmaxq_f32(x, spread(-127.0f)), rounded = y + spread(ROUNDER), r = y - (rounded - spread(ROUNDER));
+    floats p = fused(spread(9.6149742603302e-3f), r, loaded_again(factors[0]));
+    p = fused(p, r, loaded_again(factors[1]));
+    p = fused(p, r, loaded_again(factors[2]));
+    p = fused(p, r, loaded_again(factors[3]));
+    return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p), vshlq_n_s32(vreinterpretq_s32_f32(rounded), 23)));
+}
+
+/* x: 16 numbers. */
 ALWAYS void store_digits(const floats *x, int8_t *high, int8_t *low) {
-    for (int i = 0; i < DIGITS_AT_ONCE / LANES; i += 2, high += 8, low += 8) {
-        int16x8_t whole = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(x[i])), vmovn_s32(vcvtnq_s32_f32(x[i + 1])));
-        vst1_s8(high, vmovn_s16(vshrq_n_s16(whole, 7)));
-        vst1_s8(low, vmovn_s16(vandq_s16(whole, vdupq_n_s16(127))));
-    }
+    int16x8_t whole[2];
+    for (int i = 0; i < 2; i++)
+        whole[i] = vuzp1q_s16(vreinterpretq_s16_f32(x[2 * i] + spread(ROUNDER)), vreinterpretq_s16_f32(x[2 * i + 1] + spread(ROUNDER)));
+    vst1q_s8(high, vshrn_high_n_s16(vshrn_n_s16(whole[0], 7), whole[1], 7));
+    vst1q_s8(low, vandq_s8(vuzp1q_s8(vreinterpretq_s8_s16(whole[0]), vreinterpretq_s8_s16(whole[1])), vdupq_n_s8(127)));
 }
 
 #else
@@ -103,6 +133,14 @@ ALWAYS void store_digits(const floats *x, int8_t *high, int8_t *low) {
 }
 
 #endif
+#endif
+
+/* What a row's sum of weights begins with: zero; NaN where its largest score or its scale is not finite. */
+#if defined(__aarch64__)
+ALWAYS float first_total(float top, float scale) { return (top - top) + (scale - scale); }
+#else
+ALWAYS floats exp2_of_weight(floats x) { return exp2_lanes(x); }
+ALWAYS float first_total(float top, float scale) { return (void)top, (void)scale, 0.0f; }  /* exp2_lanes() keeps what is no number */
 #endif
 
 /* What has to be added to score * scale for an exponent that is not above zero: -top * scale, where that is small. It is rounded,

@@ -10,33 +10,16 @@
  */
 #pragma once
 
+#include "neon_dot.h"
+
 #define DOTS 8           /* vectors of sums of a tile of dots: rows times parts */
 #define DOTS_ROWS 4      /* of a tile at most */
 #define SQUARES_FROM 8   /* rows for which it pays to put a cell in order for squares first */
 #define STRIP 8          /* outputs of a tile of squares */
 
-/* Arrays of sums become registers only where every loop over them is gone. */
-#if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
-
 typedef enum { AS_BYTES, AS_NIBBLES } Form;
 
 /* ---- dots ---- */
-
-/* The four bytes of each lane times bytes 4 * word to 4 * word + 3 of x. The lane has to be written as a number. */
-ALWAYS ints dot_word(ints sum, bytes w, bytes x, const int word) {
-#if defined(__ARM_FEATURE_DOTPROD)
-#define DOT_WORD(n) case n: return vdotq_laneq_s32(sum, w, x, n);
-#else
-#define DOT_WORD(n) case n: return dot_small(sum, w, vreinterpretq_s8_s32(vdupq_laneq_s32(vreinterpretq_s32_s8(x), n)));
-#endif
-    switch (word) { DOT_WORD(0) DOT_WORD(1) DOT_WORD(2) DOT_WORD(3) }
-#undef DOT_WORD
-    return sum;
-}
 
 /* `rows` rows times `parts` vectors of outputs of a cell, from `at` on. `w`: packed, or bytes that were nibbles. */
 ALWAYS void dots_tile(const int rows, const int parts, const Form form, const int kind, const Matrix *m, const uint8_t *w,
