@@ -68,8 +68,8 @@ static void buffers_free(Buffers *b) {
 
 static int64_t qkv_width(const Model *m) { return (m->attention.heads + 2 * m->attention.kv_heads) * m->attention.head_dim; }
 
-/* For a cell that a product unpacks. */
-static int64_t scratch_bytes(int64_t inputs) { return round_up(inputs, STEP_OF_TILES) * CELL; }
+/* For a cell that a product unpacks: bytes, and for every group of them scales and minima as floats. */
+static int64_t scratch_bytes(int64_t inputs) { return round_up(inputs, STEP_OF_TILES) * (CELL + CELL / GROUP * 8); }
 
 /* Upper bound, of any job. */
 static int64_t phases_of(const Model *model) { return 4 + PHASES_OF_A_LAYER * model->layers; }

@@ -2,6 +2,9 @@
 #pragma once
 
 #include "simd.h"
+#if defined(__aarch64__)
+#include "neon_dot.h"
+#endif
 
 #define BYTE_MOST 127.0f
 #define WEIGHT_MOST_OF_ALL 16383.0f  /* 128 * 127 + 127: no weight is negative */
@@ -80,13 +83,6 @@ ALWAYS floats exp2_lanes(floats x) {
     p = fused(p, r, spread(1.0f));
     floats power = vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23));
     return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(p * power), nothing));
-}
-
-/* A multiply-add overwrites what it adds to. A constant for it is better loaded again than copied: loads have pipes of their own. */
-ALWAYS floats loaded_again(const float *p) {
-    floats x;
-    __asm__ volatile("ldr %q0, %1" : "=w"(x) : "m"(*(const floats *)(const void *)p));
-    return x;
 }
 
 /* The same for weights, of which less than 2^-126 adds nothing to anything: it may become less than that instead of zero, and a NaN

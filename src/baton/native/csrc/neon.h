@@ -21,82 +21,117 @@ typedef enum { AS_BYTES, AS_NIBBLES } Form;
 
 /* ---- dots ---- */
 
-/* `rows` rows times `parts` vectors of outputs of a cell, from `at` on. `w`: packed, or bytes that were nibbles. */
-ALWAYS void dots_tile(const int rows, const int parts, const Form form, const int kind, const Matrix *m, const uint8_t *w,
-                      int64_t cell, int at, const Rows *x, int64_t first, float (*out)[CELL]) {
-    const int words = form == AS_BYTES ? FOURS : FOURS / 2;
+/* A cell as a tile of dots reads it. */
+typedef struct {
+    const uint8_t *numbers;         /* packed; or bytes from -8 to 7 (INT4), 0 to 15 (INT4M) */
+    const void *scales, *minima;    /* [group][output] halves; of bytes, floats */
+} DotCell;
+
+/* `rows` rows times `parts` vectors of outputs of a cell, from `at` on. Of each product, `whole` is the sum of a group and `sum` the
+ * one over groups. Conversions have half of one pipe on a Neoverse-N1: so `whole` begins where it is a float (neon_dot.h), and
+ * scales of a cell that many rows share were made floats before. */
+ALWAYS void dots_tile(const int rows, const int parts, const Form form, const int kind, const DotCell *c, int64_t groups, int at,
+                      const Rows *x, int64_t first, float (*out)[CELL]) {
+    const int words = form == AS_BYTES ? FOURS : FOURS / 2, scale_bytes = form == AS_BYTES ? 4 : 2;
+    const uint8_t *w = c->numbers + at * 4, *scales = (const uint8_t *)c->scales + at * scale_bytes;
+    const uint8_t *minima = (const uint8_t *)c->minima + at * scale_bytes;
+    const int8_t *row = x->quantised + first * x->width;
     floats sum[DOTS_ROWS][DOTS];
-    ints whole[DOTS_ROWS][DOTS];
-    bytes q[2][DOTS_ROWS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int p = 0; p < parts; p++) sum[r][p] = spread(0.0f);
-    const half *scales = (const half *)m->scales + cell * m->groups * CELL + at;
-    const half *minima = (const half *)m->minima + cell * m->groups * CELL + at;
-    const int8_t *row = x->quantised + first * x->width;
-    w += at * 4;
-    for (int64_t g = 0; g < m->groups; g++, scales += CELL, minima += CELL, row += GROUP) {
+    for (int64_t g = 0; g < groups; g++, scales += CELL * scale_bytes, minima += CELL * scale_bytes, row += GROUP) {
         int64_t of = g * x->stride + first;
+        ints whole[DOTS_ROWS][DOTS];
+        bytes q[2][DOTS_ROWS];
         UNROLL for (int r = 0; r < rows; r++) {
             q[0][r] = vld1q_s8(row + r * x->width), q[1][r] = vld1q_s8(row + r * x->width + 16);
-            ints start = spread_int(kind == INT4 ? -8 * x->sums[of + r] : 0);
-            UNROLL for (int p = 0; p < parts; p++) whole[r][p] = start;
+            UNROLL for (int p = 0; p < parts; p++)
+                whole[r][p] = kind == INT4 && form == AS_NIBBLES ? spread_int(SUM_START - 8 * x->sums[of + r]) : loaded_start();
         }
         UNROLL for (int f = 0; f < words; f++, w += CELL * 4) {
             IN_ORDER;
+            bytes both[DOTS];
+            if (form == AS_BYTES && rows > 2) load_two(w, both);
+            else UNROLL for (int p = 0; p < parts; p++) both[p] = load_bytes(w + p * LANES * 4);
             UNROLL for (int p = 0; p < parts; p++) {
-                bytes both = load_bytes(w + p * LANES * 4), low = low_nibbles(both), high = high_nibbles(both);
+                bytes low = low_nibbles(both[p]), high = high_nibbles(both[p]);
                 UNROLL for (int r = 0; r < rows; r++) {
-                    if (form == AS_BYTES) whole[r][p] = dot_word(whole[r][p], both, q[f / 4][r], f % 4);
+                    if (form == AS_BYTES) whole[r][p] = dot_word(whole[r][p], both[p], q[f / 4][r], f % 4);
                     else whole[r][p] = dot_word(dot_word(whole[r][p], low, q[0][r], f), high, q[1][r], f);
                 }
             }
         }
+        /* Rows of a tile lie beside each other, and there is room for more than there are. */
+        floats row_scales = load(x->scales + of), row_sums = kind == INT4M ? load(x->scaled_sums + of) : row_scales;
         UNROLL for (int p = 0; p < parts; p++) {
-            floats scale = load_half(scales + p * LANES), minimum = spread(0.0f);
-            if (kind == INT4M) minimum = load_half(minima + p * LANES);
-            UNROLL for (int r = 0; r < rows; r++) {
-                sum[r][p] = fused(as_floats(whole[r][p]), scale * spread(x->scales[of + r]), sum[r][p]);
-                if (kind == INT4M) sum[r][p] = fused(minimum, spread(x->scaled_sums[of + r]), sum[r][p]);
-            }
+            floats scale = form == AS_BYTES ? load((const float *)(const void *)scales + p * LANES)
+                                            : load_half((const half *)(const void *)scales + p * LANES);
+            UNROLL for (int r = 0; r < rows; r++)
+                sum[r][p] = fused(float_of_sum(whole[r][p]), of_lane(scale, row_scales, r), sum[r][p]);
+            if (kind != INT4M) continue;
+            floats minimum = form == AS_BYTES ? load((const float *)(const void *)minima + p * LANES)
+                                              : load_half((const half *)(const void *)minima + p * LANES);
+            UNROLL for (int r = 0; r < rows; r++) sum[r][p] = fused_lane(minimum, row_sums, r, sum[r][p]);
         }
     }
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int p = 0; p < parts; p++) store(&out[r][at + p * LANES], sum[r][p]);
 }
 
-ALWAYS void dots_of_cell(const int rows, const Form form, const int kind, const Matrix *m, const uint8_t *w, int64_t cell,
-                         const Rows *x, int64_t first, float (*out)[CELL]) {
+ALWAYS void dots_of_cell(const int rows, const Form form, const int kind, const DotCell *c, int64_t groups, const Rows *x, int64_t first,
+                         float (*out)[CELL]) {
     const int parts = rows == 1 ? DOTS : rows == 2 ? DOTS / 2 : DOTS / 4;
-    for (int at = 0; at < CELL; at += parts * LANES) dots_tile(rows, parts, form, kind, m, w, cell, at, x, first, out);
+    for (int at = 0; at < CELL; at += parts * LANES) dots_tile(rows, parts, form, kind, c, groups, at, x, first, out);
 }
 
-#define DOTS_TILE(name, form, kind)                                                                                        \
-    static void name(int64_t rows, const Matrix *m, const uint8_t *w, int64_t cell, const Rows *x, int64_t first,          \
-                     float (*out)[CELL]) {                                                                                 \
-        if (rows == 1) dots_of_cell(1, form, kind, m, w, cell, x, first, out);                                             \
-        else if (rows == 2) dots_of_cell(2, form, kind, m, w, cell, x, first, out);                                        \
-        else if (rows == 3) dots_of_cell(3, form, kind, m, w, cell, x, first, out);                                        \
-        else dots_of_cell(4, form, kind, m, w, cell, x, first, out);                                                       \
+/* Functions of their own for each number of rows: gcc 12 then keeps all sums in registers. */
+#define DOTS_OF_CELL(rows, form, kind)                                                                                                \
+    static __attribute__((noinline)) void dots_##rows##_##form##_##kind(const DotCell *c, int64_t groups, const Rows *x, int64_t first, \
+                                                                       float (*out)[CELL]) {                                         \
+        dots_of_cell(rows, form, kind, c, groups, x, first, out);                                                                    \
     }
+#define DOTS_OF_CELLS(form, kind)                                                                                                     \
+    DOTS_OF_CELL(1, form, kind) DOTS_OF_CELL(2, form, kind) DOTS_OF_CELL(3, form, kind) DOTS_OF_CELL(4, form, kind)                    \
+    static const DotsOfCell dots_##form##_##kind[DOTS_ROWS] = {dots_1_##form##_##kind, dots_2_##form##_##kind, dots_3_##form##_##kind, \
+                                                               dots_4_##form##_##kind};
+typedef void (*DotsOfCell)(const DotCell *, int64_t, const Rows *, int64_t, float (*)[CELL]);
+DOTS_OF_CELLS(AS_NIBBLES, INT4)
+DOTS_OF_CELLS(AS_NIBBLES, INT4M)
+DOTS_OF_CELLS(AS_BYTES, INT4)
+DOTS_OF_CELLS(AS_BYTES, INT4M)
 
-DOTS_TILE(dots_int4, AS_NIBBLES, INT4)
-DOTS_TILE(dots_int4m, AS_NIBBLES, INT4M)
-DOTS_TILE(dots_int4_bytes, AS_BYTES, INT4)
-DOTS_TILE(dots_int4m_bytes, AS_BYTES, INT4M)
+/* The cell as bytes, its scales and its minima as floats, in `scratch`. */
+static DotCell unpack_for_dots(const Matrix *m, const DotCell *packed, uint8_t *scratch) {
+    float *scales = (float *)(void *)(scratch + m->groups * GROUP * CELL), *minima = scales + m->groups * CELL;
+    const uint8_t *from = packed->numbers;
+    const bytes offset = vdupq_n_s8(m->kind == INT4 ? 8 : 0);
+    for (int64_t g = 0; g < m->groups; g++)
+        for (int f = 0; f < FOURS / 2; f++)
+            for (int b = 0; b < CELL * 4; b += 16, from += 16) {
+                int8_t *to = (int8_t *)scratch + (g * FOURS + f) * CELL * 4 + b;
+                bytes both = load_bytes(from);
+                vst1q_s8(to, vsubq_s8(low_nibbles(both), offset));
+                vst1q_s8(to + FOURS / 2 * CELL * 4, vsubq_s8(high_nibbles(both), offset));
+            }
+    for (int64_t i = 0; i < m->groups * CELL; i += LANES) {
+        store(scales + i, load_half((const half *)packed->scales + i));
+        if (m->kind == INT4M) store(minima + i, load_half((const half *)packed->minima + i));
+    }
+    return (DotCell){scratch, scales, minima};
+}
 
 static void dots_cell_times_rows(const Matrix *m, int64_t cell, const uint8_t *w, const Rows *x, int64_t first, int64_t end,
                                  uint8_t *scratch, const Out *out) {
-    void (*tile)(int64_t, const Matrix *, const uint8_t *, int64_t, const Rows *, int64_t, float (*)[CELL]) =
-        m->kind == INT4 ? dots_int4 : dots_int4m;
+    DotCell c = {w, (const half *)m->scales + cell * m->groups * CELL, (const half *)m->minima + cell * m->groups * CELL};
+    const DotsOfCell *dots = m->kind == INT4 ? dots_AS_NIBBLES_INT4 : dots_AS_NIBBLES_INT4M;
     if (end - first >= UNPACK_FROM) {
-        unpack_cell(m, w, scratch);
-        w = scratch;
-        tile = m->kind == INT4 ? dots_int4_bytes : dots_int4m_bytes;
+        c = unpack_for_dots(m, &c, scratch);
+        dots = m->kind == INT4 ? dots_AS_BYTES_INT4 : dots_AS_BYTES_INT4M;
     }
     while (first < end) {
         float results[DOTS_ROWS][CELL];
         int64_t rows = smaller(DOTS_ROWS, end - first);
-        tile(rows, m, w, cell, x, first, results);
+        dots[rows - 1](&c, m->groups, x, first, results);
         finish(m, cell, rows, results, first, out);
         first += rows;
     }

@@ -22,6 +22,12 @@ ALWAYS ints dot_word(ints sum, bytes w, bytes x, const int word) {
     return sum;
 }
 
+/* Two vectors by one instruction. */
+ALWAYS void load_two(const uint8_t *p, bytes out[2]) {
+    int8x16x2_t two = vld1q_s8_x2((const int8_t *)p);
+    out[0] = two.val[0], out[1] = two.val[1];
+}
+
 /* A sum that began here has, read as a float, the value 1.5 * 2^23 + sum, as long as its magnitude stays below 2^22. Taking the
  * former away is exact. (A conversion takes four times as long on a Neoverse-N1.) */
 #define SUM_START 0x4b400000
@@ -29,3 +35,32 @@ ALWAYS ints dot_word(ints sum, bytes w, bytes x, const int word) {
 
 ALWAYS ints sum_start(void) { return vdupq_n_s32(SUM_START); }
 ALWAYS floats float_of_sum(ints sum) { return vreinterpretq_f32_s32(sum) - spread(12582912.0f); }
+
+/* A multiply-add overwrites what it adds to. What it begins with is better loaded again than copied: loads have pipes of their own. */
+ALWAYS floats loaded_again(const float *p) {
+    floats x;
+    __asm__ volatile("ld1 {%0.4s}, %1" : "=w"(x) : "Q"(*(const floats *)(const void *)p));
+    return x;
+}
+
+static const float SUM_STARTS[LANES] = {12582912.0f, 12582912.0f, 12582912.0f, 12582912.0f};
+
+ALWAYS ints loaded_start(void) { return vreinterpretq_s32_f32(loaded_again(SUM_STARTS)); }
+
+/* a * b[lane], and that added to c in one rounding. */
+ALWAYS floats of_lane(floats a, floats b, const int lane) {
+    switch (lane) {
+        case 0: return vmulq_laneq_f32(a, b, 0);
+        case 1: return vmulq_laneq_f32(a, b, 1);
+        case 2: return vmulq_laneq_f32(a, b, 2);
+        default: return vmulq_laneq_f32(a, b, 3);
+    }
+}
+ALWAYS floats fused_lane(floats a, floats b, const int lane, floats c) {
+    switch (lane) {
+        case 0: return vfmaq_laneq_f32(c, a, b, 0);
+        case 1: return vfmaq_laneq_f32(c, a, b, 1);
+        case 2: return vfmaq_laneq_f32(c, a, b, 2);
+        default: return vfmaq_laneq_f32(c, a, b, 3);
+    }
+}
