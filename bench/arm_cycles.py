@@ -2,10 +2,10 @@
 
     python bench/arm_cycles.py [--against CHECKOUT] [--cpu neoverse-n1]
 
-Needs aarch64-linux-gnu-gcc and an llvm-mca that knows the processor (LLVM 17 and later; Debian: gcc-aarch64-linux-gnu, llvm-19).
-A row is one turn of a loop. `of the peak`: `sdot` instructions against the two a cycle that a Neoverse-N1 can begin. `stack`: loads
-and stores of what did not fit into registers. The model begins three micro-operations a cycle and has every load in the first
-cache, so it is a prediction that compares two versions, and no measurement.
+Needs aarch64-linux-gnu-gcc and an llvm-mca that knows the processor (LLVM 17 and later; Debian: gcc-aarch64-linux-gnu,
+llvm-19). A row is one turn of a loop. `of the peak`: `sdot` instructions against the two that a Neoverse-N1 can begin per
+cycle. `stack`: loads and stores of what did not fit into registers. The model begins three micro-operations per cycle and has
+every load in the first cache: a prediction that compares two versions, not a measurement.
 """
 
 from __future__ import annotations
@@ -80,8 +80,17 @@ def loops_of(text: str) -> Iterator[Loop]:
 def cycles(loop: Loop, analyser: str, cpu: str) -> float:
     """Of one turn."""
     body = "\n".join(line for line in loop.lines if not BRANCH.match(line)) + "\n"
-    command = [analyser, "-mtriple=aarch64", f"-mcpu={cpu}", "-mattr=+dotprod", f"-iterations={TURNS}", "-resource-pressure=false"]
-    done = subprocess.run([*command, "-instruction-info=false"], input=body, capture_output=True, text=True, check=True, timeout=60)
+    command = [
+        analyser,
+        "-mtriple=aarch64",
+        f"-mcpu={cpu}",
+        "-mattr=+dotprod",
+        f"-iterations={TURNS}",
+        "-resource-pressure=false",
+    ]
+    done = subprocess.run(
+        [*command, "-instruction-info=false"], input=body, capture_output=True, text=True, check=True, timeout=60
+    )
     found = re.search(r"^Total Cycles:\s+(\d+)", done.stdout, re.MULTILINE)
     assert found, done.stdout[:500]
     return int(found[1]) / TURNS
