@@ -6,12 +6,11 @@
  * Sixteen bytes of a row are loaded at once, and `sdot` takes four of them out of a lane: to broadcast them first would cost a
  * slot of the two vector pipes for every two products. Sums begin at the bits of 1.5 * 2^23 (neon_dot.h), because a conversion of
  * integers to floats occupies one of these pipes for two cycles on a Neoverse-N1. The two digits of the weights are two passes: in
- * one, gcc 12 keeps sums in memory. Integers are exact: the bits are those of the portable kernels of attention_bytes.h.
- *
- * Included by attention_bytes.h, which owns the types.
+ * one, gcc 12 keeps sums in memory. Integers are exact: the bits are those of the portable kernels of attention_int8.h.
  */
 #pragma once
 
+#include "attention_int8_softmax.h"
 #include "neon_dot.h"
 
 #define DOT_COLUMNS 4             /* vectors of four numbers: the keys of a block, or 16 outputs */

@@ -1,18 +1,16 @@
 /* The decoder of models/decoder.py, whole steps at a time: token ids in, hidden rows out, keys and values in the pool.
  *
- * A step is a fixed list of phases that the team walks through together (team.h). There is no state between steps but the
+ * A step is a fixed list of phases that the team walks through together (thread_team.h). There is no state between steps but the
  * pool: everything else is scratch. Python calls twice a step: baton_hidden, then baton_logits or
  * baton_likeliest for the rows that are due.
  */
 
 #include "attention.h"
-#include "draw.h"
-#include "matrix.h"
+#include "sample.h"
+#include "matmul.h"
 #include "packing.h"
 
-#define ALONE_ROWS 16    /* up to so many, every member prepares the rows for itself: cheaper than to wait for each other */
 #define PHASES_OF_A_LAYER 11
-#define PREPARED_ROWS 16 /* of a piece: what is kept of their groups shares lines of the cache, which two must not write to */
 
 typedef struct {
     const float *attention_norm, *mlp_norm;
@@ -395,7 +393,7 @@ int baton_likeliest(Runner *runner, const float *hidden, int64_t rows, int64_t *
     return 0;
 }
 
-/* tokens: [rows] as `draws` [rows] say, out of logits [rows][vocabulary], or what is wrong with a row (draw.h). 0, or 1 where there is
+/* tokens: [rows] as `draws` [rows] say, out of logits [rows][vocabulary], or what is wrong with a row (sample.h). 0, or 1 where there is
  * not enough memory. */
 typedef struct { Runner *runner; const float *logits; const Draw *draws; int64_t rows; int64_t *tokens; } Choice;
 

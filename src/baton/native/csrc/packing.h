@@ -5,13 +5,13 @@
  */
 #pragma once
 
+#include "tuning.h"
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "matrix.h"
-#include "memory.h"
+#include "matmul.h"
+#include "alloc.h"
 
-#define RUN_ROWS 64        /* taken at once */
 #define PACKERS_MOST 256
 
 typedef struct {

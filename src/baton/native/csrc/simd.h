@@ -20,7 +20,7 @@
 #include <arm_neon.h>
 #endif
 
-#include "half.h"
+#include "f16.h"
 
 #define ALWAYS static inline __attribute__((always_inline))
 
@@ -108,7 +108,7 @@ ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return dot_small(sum, _mm256_
 #elif defined(__aarch64__)
 #define LANES 4
 #define WEIGHT8_OFFSET 0
-#define TILE_ROWS 4    /* of floats; quantised products have tiles of their own (neon.h) */
+#define TILE_ROWS 4    /* of floats; quantised products have tiles of their own (matmul_neon.h) */
 #define TILE_PARTS 4
 #define ROWS_OUTSIDE 1 /* attention: 24 sums, 4 vectors of keys and one row's number at a time fit into 32 registers */
 #define IN_ORDER __asm__ volatile("" ::)  /* gcc would fetch what is needed later, find no room, and keep sums in memory */

@@ -3,7 +3,7 @@
  */
 #pragma once
 
-#include "activations.h"
+#include "quantize_rows.h"
 
 /* What a row may be stored as. Matrices are of the first four kinds: float32, Q8_0, Q4_0, Q4_1. */
 typedef enum { F32, INT8, INT4, INT4M, F16, BF16, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K } Kind;

@@ -11,8 +11,9 @@
  */
 #pragma once
 
-#include "digits.h"
-#include "tiles.h"
+#include "attention_types.h"
+#include "exp2_digits.h"
+#include "amx.h"
 
 #define PAIRS_BLOCK 16  /* tokens of a block: a tile is as wide */
 #define PAIRS_DIM 32    /* dimensions of a tile of keys; head_dim is a multiple */

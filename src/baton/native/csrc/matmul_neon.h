@@ -6,15 +6,15 @@
  *   squares many rows, where the processor multiplies 2 rows by 2 outputs in one instruction, 8 numbers deep. Sums keep that
  *           shape from the first group to the last:  row 0 output 0, row 0 output 1, row 1 output 0, row 1 output 1.
  *
- * The integers are the same as those of groups.h and bytes.h, and so are the sums over groups: bit for bit.
+ * The integers are the same as those of matmul_q4.h and matmul_int8.h, and so are the sums over groups: bit for bit.
  */
 #pragma once
 
+#include "matmul_int8.h"
 #include "neon_dot.h"
 
 #define DOTS 8           /* vectors of sums of a tile of dots: rows times parts */
 #define DOTS_ROWS 4      /* of a tile at most */
-#define SQUARES_FROM 8   /* rows for which it pays to put a cell in order for squares first */
 #define STRIP 8          /* outputs of a tile of squares */
 
 typedef enum { AS_BYTES, AS_NIBBLES } Form;

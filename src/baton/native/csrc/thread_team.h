@@ -18,6 +18,7 @@
  */
 #pragma once
 
+#include "tuning.h"
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -32,19 +33,10 @@
 #include <unistd.h>
 #endif
 
-#define LOOKS 64                   /* between two looks at the clock */
-#define PHASE_NANOSECONDS 40000    /* of looking for the end of a phase; then sleep */
-#define ROUND_NANOSECONDS 500000   /* of looking for the next round: a virtual core that has gone to sleep is slow to wake */
 #define LINE 64                    /* bytes of a cache line: what different threads write lies in different ones */
 #define ROUNDS 64                  /* whose jobs are kept for members that come late */
 #define JOB_BYTES 256
 #define STACK_BYTES (1 << 20)      /* systems give from 128 KiB (musl) to 8 MiB; attention takes 350 KiB where heads are 512 wide */
-#define BURST_NANOSECONDS 1000000
-#define PAUSE_LEAST 1000000        /* between bursts; with less there are no bursts */
-#define PAUSE_FIRST 2000000
-#define PAUSE_MOST 64000000
-#define AGAIN_NANOSECONDS 50000000 /* once is chance; twice within this time is a neighbour */
-#define LOST_NANOSECONDS 1000000   /* on the way through a round, if it is a third of it too: other processes of ours take less */
 
 typedef struct Team Team;
 

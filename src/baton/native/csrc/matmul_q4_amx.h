@@ -1,7 +1,7 @@
 /* Products with weights of four bits on processors with tiles: integers from the first number of a row to the last, scaled once.
  *
  * Tiles multiply five times as fast as vectors, but what they have summed up must be stored and loaded before anything else
- * can be done with it. A scale for every 32 numbers (groups.h) would eat up the gain; so scales become integers:
+ * can be done with it. A scale for every 32 numbers (matmul_q4.h) would eat up the gain; so scales become integers:
  *
  *   activations   scale * (256 * high + low)                  two bytes; one scale for a row
  *   weights       unit * (step * (nibble - 8) + centre)       one unit for a *segment* of 576 inputs, step and centre for 32
@@ -21,8 +21,9 @@
  */
 #pragma once
 
+#include "matrix.h"
+
 #define FEW_ROWS 4              /* that vectors take at once */
-#define TILES_FROM 4            /* rows that are faster on tiles */
 
 #define ROW_MOST 32639          /* 256 * 127 + 127 */
 #define ROW_LEAST 1e-34f        /* the inverse of a largest number below it would be infinite: such a row is all zeros */

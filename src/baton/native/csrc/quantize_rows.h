@@ -1,10 +1,10 @@
-/* Rows on their way into a product: normed, and quantised as the weights want it (bytes.h, groups.h, wholes.h).
+/* Rows on their way into a product: normed, and quantised as the weights want it (matmul_int8.h, matmul_q4.h, matmul_q4_amx.h).
  *
  * What becomes of a row depends on that row alone: the sums go through lanes of fixed meaning.
  */
 #pragma once
 
-#include "memory.h"
+#include "alloc.h"
 #include "simd.h"
 
 #define GROUP 32     /* numbers of a block of GGUF's weights, and of a group of activations */
@@ -14,7 +14,7 @@ typedef struct {
     int64_t width, groups;   /* numbers and groups of a row; a width that is no multiple of GROUP is never quantised */
     int64_t stride;          /* rows that there is room for: from one group's numbers to the next group's */
     float *plain;            /* [rows][width] */
-    int8_t *quantised, *low; /* the rest is of quantised rows: see bytes.h, groups.h and wholes.h */
+    int8_t *quantised, *low; /* the rest is of quantised rows: see matmul_int8.h, matmul_q4.h and matmul_q4_amx.h */
     float *scales, *scaled_sums;
     int32_t *sums, *low_sums;
 } Rows;

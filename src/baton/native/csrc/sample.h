@@ -10,7 +10,7 @@
  */
 #pragma once
 
-#include "memory.h"
+#include "alloc.h"
 #include "simd.h"
 
 #define DRAW_BLOCK 64

@@ -1,5 +1,5 @@
-/* Intel's tiles (AMX): eight registers of up to 16 rows of 64 bytes, and how they are set up. Used by attention_tiles.h and
- * wholes.h, which both do without if the compiler may not use them. */
+/* Intel's tiles (AMX): eight registers of up to 16 rows of 64 bytes, and how they are set up. Used by attention_bf16_amx.h and
+ * matmul_q4_amx.h, which both do without if the compiler may not use them. */
 #pragma once
 
 #include "simd.h"
@@ -17,8 +17,8 @@ typedef struct {
 } TileConfig;
 
 typedef enum {
-    FOR_ATTENTION,  /* 0-3 sums, 4 queries, 5 keys, 6 weights, 7 values (attention_tiles.h) */
-    FOR_PRODUCTS,   /* 0-3 sums, 4 and 5 rows of activations, 6 and 7 weights (wholes.h) */
+    FOR_ATTENTION,  /* 0-3 sums, 4 queries, 5 keys, 6 weights, 7 values (attention_bf16_amx.h) */
+    FOR_PRODUCTS,   /* 0-3 sums, 4 and 5 rows of activations, 6 and 7 weights (matmul_q4_amx.h) */
 } TileUse;
 
 static _Thread_local int64_t tiles_are_for;  /* use and rows, as below; 0: not set up */

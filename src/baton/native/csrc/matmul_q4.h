@@ -6,11 +6,12 @@
  * elsewhere: no number changes.
  *
  * A product of a group is exact, in integers; sums over groups are one chain of fused multiply-adds in the order of the
- * groups: the same comes out of every kernel of this file and of neon.h.
+ * groups: the same comes out of every kernel of this file and of matmul_neon.h.
  */
 #pragma once
 
-#define UNPACK_FROM 12  /* rows for which it pays to turn the nibbles of a cell into bytes first */
+#include "matrix.h"
+
 #define LEAST 1e-36f    /* the inverse of a largest number below it would be infinite: such a group is all zeros */
 
 /* ---- rows ----
@@ -159,7 +160,7 @@ static void unpack_cell(const Matrix *m, const uint8_t *packed, uint8_t *out) {
 }
 
 #if defined(__aarch64__)
-#include "neon.h"
+#include "matmul_neon.h"
 
 static void nibbles_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
                                const Out *out) {

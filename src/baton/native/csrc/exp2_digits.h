@@ -1,4 +1,4 @@
-/* Numbers as bytes, and as two digits to base 128: what attention_bytes.h multiplies. And powers of two. */
+/* Numbers as bytes, and as two digits to base 128: what attention_int8.h multiplies. And powers of two. */
 #pragma once
 
 #include "simd.h"

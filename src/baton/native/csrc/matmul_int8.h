@@ -1,0 +1,108 @@
+/* Products of bytes: weights and activations mixed (hadamard.h), each with one scale for a whole row.
+ *
+ *   activations   mixed(balance * x) = scale * byte                      bytes from -127 to 127
+ *   weights       mixed(w / balance) = unit * (byte - WEIGHT8_OFFSET)    the factor of mixing is in the unit
+ *
+ * What rounding costs grows with the sizes of both rows. A *balance* for each input, which makes activations smaller where they
+ * are large and weights are not, halves it (native/balance.py).
+ *
+ * A product is one sum of integers, exact in any order, and one multiplication at its end: every kernel gives the same bits.
+ */
+#pragma once
+
+#include "matrix.h"
+#include "hadamard.h"
+
+#define BYTE_LEAST 1e-36f       /* the inverse of a largest number below it would be infinite */
+
+/* ---- rows ----
+ *
+ *   quantised      [rows][padded width]
+ *   scales, sums   [rows]
+ */
+
+/* Else all bytes are zeros, and the scale says what it was: nothing much, or no number. */
+ALWAYS int can_be_scaled(float largest) { return largest > BYTE_LEAST && largest < INFINITY; }
+
+static void bytes_of_row(const Matrix *m, const Rows *rows, int64_t row) {
+    float *x = rows->plain + row * rows->width;
+    const float *balance = m->minima;
+    int8_t *q = rows->quantised + row * padded(rows);
+    if (m->heard)
+        for (int64_t i = 0; i < rows->width; i++) m->heard[row * rows->width + i] = x[i] * x[i];
+    mix_row(x, balance, rows->width);
+    float largest = largest_of(x, rows->width);
+    int64_t end = can_be_scaled(largest) ? rows->width : 0;
+    int32_t sum = bytes_of(x, end, 127.0f / largest, q);
+    if (end < padded(rows)) memset(q + end, 0, (size_t)(padded(rows) - end));
+    rows->scales[row] = largest / 127.0f, rows->sums[row] = sum;
+}
+
+/* ---- weights ----
+ *
+ *   scales   [cell][output] units
+ *   minima   [inputs] balance
+ */
+
+static void plan_bytes(Matrix *m, int64_t bytes[3]) {
+    m->groups = round_up(m->inputs, STEP_OF_TILES) / GROUP;
+    bytes[1] = m->cells * CELL * 4, bytes[2] = m->inputs * 4;
+}
+
+/* x: the floats of the row that becomes output `to`; they are mixed here. `inverse`: [inputs] one over the balance. (To collect the
+ * rows of a cell and write it in one go, as pack_nibbles does, was no faster: 2.0 ns a weight instead of 1.4 to 1.8.) */
+static void pack_bytes(const Matrix *m, float *x, const float *inverse, int64_t to) {
+    int8_t q[GROUP];
+    uint8_t *numbers = (uint8_t *)m->numbers + to / CELL * cell_bytes(m) + to % CELL * 4;
+    mix_row(x, inverse, m->inputs);
+    float largest = largest_of(x, m->inputs);
+    for (int64_t at = 0; at < m->groups * GROUP; at += GROUP) {
+        memset(q, 0, sizeof q);
+        if (at < m->inputs && can_be_scaled(largest)) bytes_of_group(x + at, 127.0f / largest, q);
+        for (int i = 0; i < GROUP; i += 4, numbers += CELL * 4)
+            for (int j = 0; j < 4; j++) numbers[j] = (uint8_t)(q[i + j] + WEIGHT8_OFFSET);
+    }
+    ((float *)m->scales)[to] = largest / 127.0f / (float)stretch(m->inputs);
+}
+
+/* ---- products ---- */
+
+ALWAYS floats byte_value(ints sum, floats unit, float scale) { return as_floats(sum) * (unit * spread(scale)); }
+
+#if !defined(__aarch64__)
+
+ALWAYS void tile_of_whole(const int rows, const int kind, const Matrix *m, const uint8_t *w, int64_t cell, int at,
+                          const Rows *x, int64_t first, float (*out)[CELL]) {
+    (void)kind;
+    const int chains = rows == 1 ? 4 : rows == 2 ? 2 : 1;  /* sums that do not wait for each other */
+    const int8_t *q = x->quantised + first * padded(x);
+    const float *units = (const float *)m->scales + cell * CELL + at;
+    ints sum[4][TILE_ROWS][TILE_PARTS];
+    for (int c = 0; c < chains; c++)
+        for (int r = 0; r < rows; r++)
+            for (int p = 0; p < TILE_PARTS; p++) sum[c][r][p] = spread_int(c ? 0 : -WEIGHT8_OFFSET * x->sums[first + r]);
+    w += at * 4;
+    for (int64_t k = 0; k < m->groups * GROUP; k += 16)
+#pragma GCC unroll 4
+        for (int f = 0; f < 4; f++, w += CELL * 4) {
+            bytes weights[TILE_PARTS];
+            for (int p = 0; p < TILE_PARTS; p++) {
+                weights[p] = load_bytes(w + p * LANES * 4);
+                if (rows == 1) __builtin_prefetch(w + p * LANES * 4 + FETCHED_AHEAD, 0, 2);
+            }
+            for (int r = 0; r < rows; r++) {
+                bytes four = spread_word(q + r * padded(x) + k + f * 4);
+                for (int p = 0; p < TILE_PARTS; p++) sum[f % chains][r][p] = dot_full(sum[f % chains][r][p], weights[p], four);
+            }
+        }
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < TILE_PARTS; p++) {
+            ints whole = sum[0][r][p];
+            for (int c = 1; c < chains; c++) whole = sum_of(whole, sum[c][r][p]);
+            store(&out[r][at + p * LANES], byte_value(whole, load(units + p * LANES), x->scales[first + r]));
+        }
+}
+
+TILE(tile_bytes, tile_of_whole, INT8)
+
+#endif
