@@ -46,17 +46,17 @@ static void *from_arena(Arena *arena, int64_t bytes) {
 
 static Matrix random_matrix(Arena *arena, int kind, int64_t outputs, int64_t inputs, int paired) {
     Matrix m = {.kind = kind, .paired = paired, .outputs = outputs, .inputs = inputs};
-    int64_t bytes[3], block = kind == INT8 ? 34 : 20, row_bytes = inputs / GROUP * block;
+    int64_t bytes[3], block = kind == ROTATED_INT8 ? 34 : 20, row_bytes = inputs / GROUP * block;
     baton_plan(&m, bytes);
     m.numbers = from_arena(arena, bytes[0]), m.scales = from_arena(arena, bytes[1]), m.minima = from_arena(arena, bytes[2]);
-    for (int64_t i = 0; kind == INT8 && i < inputs; i++) ((float *)m.minima)[i] = 1.0f;
+    for (int64_t i = 0; kind == ROTATED_INT8 && i < inputs; i++) ((float *)m.minima)[i] = 1.0f;
     uint8_t row[row_bytes];
     for (int64_t o = 0; o < outputs; o++) {
         for (int64_t i = 0; i < row_bytes; i++) row[i] = (uint8_t)chance();
         for (int64_t i = 0; i < row_bytes; i += block) {
-            half scale = as_half(0.001f + (float)(chance() % 100) / 2e5f), minimum = as_half(-0.01f);
+            f16 scale = to_f16(0.001f + (float)(chance() % 100) / 2e5f), minimum = to_f16(-0.01f);
             memcpy(row + i, &scale, 2);
-            if (kind == INT4M) memcpy(row + i + 2, &minimum, 2);
+            if (kind == Q4_1) memcpy(row + i + 2, &minimum, 2);
         }
         baton_pack(&m, kind, row, row_bytes, &o, 1, NULL, 1);
     }
@@ -68,8 +68,8 @@ static int by_size(const void *a, const void *b) { return (*(const int64_t *)a >
 static void *pool_of(int64_t blocks, KVKind kind, int64_t half_block) {
     int64_t numbers = blocks * LAYERS * 2 * half_block;
     char *pool = large(numbers * kv_number_bytes(kind));
-    if (kind == KV_HALF)
-        for (int64_t i = 0; i < numbers; i++) ((half *)pool)[i] = as_half((float)(chance() % 2000) / 1000.0f - 1.0f);
+    if (kind == KV_F16)
+        for (int64_t i = 0; i < numbers; i++) ((f16 *)pool)[i] = to_f16((float)(chance() % 2000) / 1000.0f - 1.0f);
     else
         for (int64_t at = 0; at < numbers; at += (DIM + 4) * BLOCK) {
             for (int64_t i = 0; i < DIM * BLOCK; i++) pool[at + i] = (char)chance();
@@ -82,11 +82,11 @@ static void time_steps(Model *m, int64_t threads, int64_t repeats, const char *w
     long long sequences, rows, context;
     if (sscanf(what, "%lldx%lld@%lld", &sequences, &rows, &context) != 3) exit(2);
     int64_t tokens = sequences * rows, stride = (context + rows) / BLOCK + 1;
-    int64_t slots[sequences], starts[sequences + 1], contexts[sequences], *positions = room(tokens * 8), *likeliest = room(tokens * 8);
-    int32_t *tables = room(sequences * stride * 4), *ids = room(tokens * 4);
-    float *last = room(sequences * HIDDEN * 4);
+    int64_t slots[sequences], starts[sequences + 1], contexts[sequences], *positions = alloc_aligned(tokens * 8), *likeliest = alloc_aligned(tokens * 8);
+    int32_t *tables = alloc_aligned(sequences * stride * 4), *ids = alloc_aligned(tokens * 4);
+    float *last = alloc_aligned(sequences * HIDDEN * 4);
     int64_t *times[TIMES];
-    for (int t = 0; t < TIMES; t++) times[t] = room(repeats * 8);
+    for (int t = 0; t < TIMES; t++) times[t] = alloc_aligned(repeats * 8);
     KVKind kind = (KVKind)m->kv_kind;
     m->pool = pool_of(sequences * stride, kind, m->attention.values_at);
     Runner *runner = baton_new(m, threads);
@@ -122,16 +122,16 @@ static void time_steps(Model *m, int64_t threads, int64_t repeats, const char *w
 
 int main(int count, char **words) {
     if (count < 6 || baton_allow()) return 2;
-    int kind = atoi(words[1]) == 4 ? INT4M : INT8;
-    KVKind kv = strcmp(words[3], "half") ? KV_BYTES : KV_HALF;
-    int64_t half_block = KV_HEADS * (DIM + (kv == KV_BYTES ? 4 : 0)) * BLOCK;
+    int kind = atoi(words[1]) == 4 ? Q4_1 : ROTATED_INT8;
+    KVKind kv = strcmp(words[3], "half") ? KV_INT8 : KV_F16;
+    int64_t half_block = KV_HEADS * (DIM + (kv == KV_INT8 ? 4 : 0)) * BLOCK;
     Arena arena = {large(200 << 20), 0};
-    static Block blocks[LAYERS];
+    static LayerWeights blocks[LAYERS];
     static float ones[INNER], frequencies[DIM / 2];
     for (int i = 0; i < INNER; i++) ones[i] = 1.0f;
     for (int i = 0; i < DIM / 2; i++) frequencies[i] = 1.0f / (float)(i + 1);
     for (int i = 0; i < LAYERS; i++)
-        blocks[i] = (Block){
+        blocks[i] = (LayerWeights){
             .attention_norm = ones, .mlp_norm = ones,
             .qkv = random_matrix(&arena, kind, (HEADS + 2 * KV_HEADS) * DIM, HIDDEN, 0),
             .output = random_matrix(&arena, kind, HIDDEN, HEADS * DIM, 0),
@@ -144,7 +144,7 @@ int main(int count, char **words) {
         .attention = {HEADS, KV_HEADS, DIM, BLOCK, LAYERS * 2 * half_block, half_block, 0.125f},
         .norm_eps = 1e-5f, .rope_factor = 1.0f, .kv_kind = kv, .embedding_kind = F32, .frequencies = frequencies,
         .embedding = (const uint8_t *)embedding, .embedding_row_bytes = HIDDEN * 4, .final_norm = ones, .blocks = blocks,
-        .head = random_matrix(&arena, INT8, WORDS, HIDDEN, 0),
+        .head = random_matrix(&arena, ROTATED_INT8, WORDS, HIDDEN, 0),
     };
     for (int i = 5; i < count; i++) time_steps(&m, atoi(words[2]), atoi(words[4]), words[i]);
     return 0;

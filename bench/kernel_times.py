@@ -5,7 +5,7 @@
 A step is SEQUENCESxROWS@CONTEXT: 32x1@200 is 32 sequences that decode behind 200 tokens each, 1x256@768 a chunk of 256 tokens
 of a prompt. The model has the shape of SmolLM2-135M and random weights. Milliseconds: the least, and in brackets the median, of
 all repeats of all rounds; phases as in csrc/decoder.c. With --against, another checkout's library is timed in turns with this
-one (one that has csrc/half.h; older ones have other functions).
+one (one that has csrc/matmul.h; older ones have other names).
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def in_groups(x: Tensor) -> Tensor:
 
 
 def mixed(x: Tensor) -> Tensor:
-    """As csrc/mixing.h does it, but for the stretching."""
+    """As csrc/hadamard.h does it, but for the stretching."""
     width, apart = x.shape[-1], 1
     while width % (2 * apart) == 0:
         a, b = x.reshape(*x.shape[:-1], -1, 2, apart).unbind(-2)

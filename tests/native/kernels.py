@@ -41,7 +41,7 @@ def rounds_once(library: Library) -> bool:
 
 
 def fused_libraries(*, nibbles: bool) -> list[Library]:
-    """Those that must all give the same bits; on tiles, weights of 4 bits are another thing (csrc/wholes.h)."""
+    """Those that must all give the same bits; on tiles, weights of 4 bits are another thing (csrc/matmul_q4_amx.h)."""
     found = [library for library in map(load, usable()) if rounds_once(library) and not (nibbles and library.has_tiles())]
     if len(found) < 2:
         pytest.skip("this processor has no two variants to compare")

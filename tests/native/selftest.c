@@ -2,7 +2,7 @@
  * at hand for: it runs wherever a compiler can reach, in an emulator too.
  *
  *   close      every result is as near to the doubles' as the roundings on the way allow
- *   chain      a product is, to the bit, one chain of multiply-adds over groups (of additions over segments, on tiles; of bytes,
+ *   chain      a product is, to the bit, one chain of multiply-adds over groups (of additions over key tiles, on tiles; of bytes,
  *              one product of integers)
  *   same       the bits of a row are those of the same row alone, whatever came with it: rows, chunks, threads
  *
@@ -40,7 +40,7 @@ static float number(void) {
 }
 
 static float *numbers(int64_t count) {
-    float *made = room(count * 4);
+    float *made = alloc_aligned(count * 4);
     for (int64_t i = 0; i < count; i++) made[i] = number();
     return made;
 }
@@ -60,20 +60,20 @@ static const char *const KINDS[] = {"f32", "int8", "int4", "int4m"};
 /* ---- matrices ---- */
 
 static int64_t row_bytes(int kind, int64_t inputs) {
-    return kind == F32 ? inputs * 4 : inputs / GROUP * (kind == INT8 ? 34 : kind == INT4 ? 18 : 20);
+    return kind == F32 ? inputs * 4 : inputs / GROUP * (kind == ROTATED_INT8 ? 34 : kind == Q4_0 ? 18 : 20);
 }
 
 /* Rows as a file has them: floats, or GGUF's blocks of 32. */
 static uint8_t *stored_rows(int kind, int64_t outputs, int64_t inputs) {
     if (kind == F32) return (uint8_t *)numbers(outputs * inputs);
     int64_t length = row_bytes(kind, inputs);
-    uint8_t *rows = room(outputs * length), *to = rows;
+    uint8_t *rows = alloc_aligned(outputs * length), *to = rows;
     for (int64_t block = 0; block < outputs * (inputs / GROUP); block++) {
-        half scale = as_half(number() / 64.0f), minimum = as_half(number());
+        f16 scale = to_f16(number() / 64.0f), minimum = to_f16(number());
         memcpy(to, &scale, 2), to += 2;
-        if (kind == INT4M) memcpy(to, &minimum, 2), to += 2;
-        for (int i = 0; i < (kind == INT8 ? GROUP : GROUP / 2); i++) *to++ = (uint8_t)chance();
-        if (kind == INT8 && block % 5 == 0) memset(to - GROUP, block % 2 ? 0x80 : 0x7f, GROUP);  /* the largest products */
+        if (kind == Q4_1) memcpy(to, &minimum, 2), to += 2;
+        for (int i = 0; i < (kind == ROTATED_INT8 ? GROUP : GROUP / 2); i++) *to++ = (uint8_t)chance();
+        if (kind == ROTATED_INT8 && block % 5 == 0) memset(to - GROUP, block % 2 ? 0x80 : 0x7f, GROUP);  /* the largest products */
     }
     return rows;
 }
@@ -84,11 +84,11 @@ typedef struct { int32_t whole; float scale, minimum; } Weight;
 static Weight weight_at(int kind, const uint8_t *row, int64_t k) {
     Weight weight = {0, 0.0f, 0.0f};
     row += k / GROUP * row_bytes(kind, GROUP), k %= GROUP;
-    weight.scale = float_of(half_at(row));
-    if (kind == INT4M) weight.minimum = float_of(half_at(row + 2));
-    row += kind == INT4M ? 4 : 2;
-    if (kind == INT8) weight.whole = ((const int8_t *)row)[k];
-    else weight.whole = (k < GROUP / 2 ? row[k] & 15 : row[k - GROUP / 2] >> 4) - (kind == INT4 ? 8 : 0);
+    weight.scale = f32_of(f16_at(row));
+    if (kind == Q4_1) weight.minimum = f32_of(f16_at(row + 2));
+    row += kind == Q4_1 ? 4 : 2;
+    if (kind == ROTATED_INT8) weight.whole = ((const int8_t *)row)[k];
+    else weight.whole = (k < GROUP / 2 ? row[k] & 15 : row[k - GROUP / 2] >> 4) - (kind == Q4_0 ? 8 : 0);
     return weight;
 }
 
@@ -99,10 +99,10 @@ static Matrix packed(int kind, const uint8_t *rows, int64_t outputs, int64_t inp
     int64_t bytes[3], places[outputs];
     baton_plan(&m, bytes);
     void *parts[3];
-    for (int i = 0; i < 3; i++) parts[i] = room(bytes[i]), memset(parts[i], 0, (size_t)bytes[i]);
+    for (int i = 0; i < 3; i++) parts[i] = alloc_aligned(bytes[i]), memset(parts[i], 0, (size_t)bytes[i]);
     m.numbers = parts[0], m.scales = parts[1], m.minima = parts[2];
     for (int64_t i = 0; i < outputs; i++) places[i] = i;
-    for (int64_t i = 0; kind == INT8 && i < inputs; i++) ((float *)parts[2])[i] = balance_of(i);
+    for (int64_t i = 0; kind == ROTATED_INT8 && i < inputs; i++) ((float *)parts[2])[i] = balance_of(i);
     baton_pack(&m, kind, rows, row_bytes(kind, inputs), places, outputs, NULL, 2);
     return m;
 }
@@ -113,7 +113,7 @@ static void matrix_free(Matrix *m) { free((void *)m->numbers), free((void *)m->s
 
 typedef struct { double value, size; float chain; } Expected;  /* size: of the terms, before they cancel out */
 
-/* As bytes.h says: one row, mixed number by number, as bytes. Returns the scale. */
+/* As matmul_int8.h says: one row, rotated number by number, as bytes. Returns the scale. */
 static float bytes_expected(float *x, int64_t inputs, int32_t *q) {
     int64_t apart = 1;
     for (; inputs % (2 * apart) == 0; apart *= 2)
@@ -128,7 +128,7 @@ static float bytes_expected(float *x, int64_t inputs, int32_t *q) {
                 if (i / apart % factor == 0) {
                     float sum = x[i];
                     for (int64_t f = 1; f < factor; f++) sum += x[i + f * apart];
-                    for (int64_t f = 0; f < factor; f++) x[i + f * apart] = FUSED(sum, -2.0f / (float)factor, x[i + f * apart]);
+                    for (int64_t f = 0; f < factor; f++) x[i + f * apart] = FMA(sum, -2.0f / (float)factor, x[i + f * apart]);
                 }
     float largest = 0.0f;
     for (int64_t i = 0; i < inputs; i++) largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
@@ -144,33 +144,33 @@ static Expected expected_bytes(const uint8_t *row, const float *x, int64_t input
     double a_size = 0.0, w_size = 0.0;
     while (inputs % (2 * stretched) == 0) stretched *= 2;
     for (int64_t k = 0; k < inputs; k++) {
-        Weight weight = weight_at(INT8, row, k);
+        Weight weight = weight_at(ROTATED_INT8, row, k);
         a[k] = x[k] * balance_of(k), w[k] = weight.scale * (float)weight.whole * (1.0f / balance_of(k));
         e.value += (double)x[k] * weight.scale * weight.whole, a_size += (double)a[k] * a[k], w_size += (double)w[k] * w[k];
     }
     float scale = bytes_expected(a, inputs, q), unit = bytes_expected(w, inputs, v) / (float)stretched;
     for (int64_t k = 0; k < inputs; k++) sum += q[k] * v[k];
     e.chain = (float)sum * (unit * scale);
-    e.size = sqrt(a_size * w_size) * 0.04 / 2e-7 / (double)larger(inputs / GROUP, 8);  /* what rounding to bytes may cost at most */
+    e.size = sqrt(a_size * w_size) * 0.04 / 2e-7 / (double)max_int(inputs / GROUP, 8);  /* what rounding to bytes may cost at most */
     return e;
 }
 
-#if HAS_TILES
-/* As wholes.h says. */
+#if HAS_AMX
+/* As matmul_q4_amx.h says. */
 static Expected expected_whole(int kind, const uint8_t *row, const float *x, int64_t inputs) {
     Expected e = {0.0, 0.0, 0.0f};
     float largest = 0.0f;
     for (int64_t k = 0; k < inputs; k++) largest = fabsf(x[k]) > largest ? fabsf(x[k]) : largest;
     float scale = largest / 32639.0f, inverse = largest > 1e-34f ? 32639.0f / largest : 0.0f;
     for (int64_t begin = 0; begin < inputs; begin += 576) {
-        int64_t end = smaller(begin + 576, inputs);
+        int64_t end = min_int(begin + 576, inputs);
         float unit = 0.0f;
         for (int way = 0; way < 2; way++) {  /* first the unit, then the products */
             int64_t high_sum = 0, low_sum = 0;
             for (int64_t k = begin; k < end; k++) {
                 Weight weight = weight_at(kind, row, k);
-                int number = weight.whole - (kind == INT4M ? 8 : 0);
-                float step = weight.scale, centre = kind == INT4M ? weight.minimum + 8.0f * weight.scale : 0.0f;
+                int number = weight.whole - (kind == Q4_1 ? 8 : 0);
+                float step = weight.scale, centre = kind == Q4_1 ? weight.minimum + 8.0f * weight.scale : 0.0f;
                 if (step < 0.0f) centre += step, step = -step, number = -1 - number;
                 if (way == 0) {
                     float needed = fmaxf(step / 255.0f, (8.0f * step + fabsf(centre)) / 2000.0f);
@@ -198,15 +198,15 @@ static Expected expected_whole(int kind, const uint8_t *row, const float *x, int
 /* One row as the products see it: float, or whole numbers and a scale for each group. */
 static Expected expected(int kind, const uint8_t *row, const float *x, int64_t inputs) {
     Expected e = {0.0, 0.0, 0.0f};
-    if (kind == INT8) return expected_bytes(row, x, inputs);
-#if HAS_TILES
+    if (kind == ROTATED_INT8) return expected_bytes(row, x, inputs);
+#if HAS_AMX
     if (kind != F32) return expected_whole(kind, row, x, inputs);
 #endif
     if (kind == F32) {
         for (int64_t k = 0; k < inputs; k++) {
             float w;
             memcpy(&w, row + k * 4, 4);
-            e.value += (double)w * x[k], e.size += fabs((double)w * x[k]), e.chain = FUSED(x[k], w, e.chain);
+            e.value += (double)w * x[k], e.size += fabs((double)w * x[k]), e.chain = FMA(x[k], w, e.chain);
         }
         return e;
     }
@@ -223,8 +223,8 @@ static Expected expected(int kind, const uint8_t *row, const float *x, int64_t i
             double term = (double)scale * q * ((double)weight.scale * weight.whole + weight.minimum);
             e.value += term, e.size += fabs(term);
         }
-        e.chain = FUSED((float)whole, weight.scale * scale, e.chain);
-        if (kind == INT4M) e.chain = FUSED(weight.minimum, scale * (float)sum, e.chain);
+        e.chain = FMA((float)whole, weight.scale * scale, e.chain);
+        if (kind == Q4_1) e.chain = FMA(weight.minimum, scale * (float)sum, e.chain);
     }
     return e;
 }
@@ -237,7 +237,7 @@ static void product(Runner *runners[2], int kind, int64_t outputs, int64_t input
     snprintf(name, sizeof name, "product %s %lldx%lld", KINDS[kind], (long long)outputs, (long long)inputs);
     uint8_t *rows = stored_rows(kind, outputs, inputs);
     Matrix m = packed(kind, rows, outputs, inputs, 0);
-    float *x = numbers(most * inputs), *out = room(most * outputs * 4), *first = room(most * outputs * 4);
+    float *x = numbers(most * inputs), *out = alloc_aligned(most * outputs * 4), *first = alloc_aligned(most * outputs * 4);
     for (int64_t k = 0; k < inputs; k++) x[inputs + k] = k % 3 ? 7.0f : -7.0f;  /* the largest integers that there are */
     memset(x + 2 * inputs, 0, (size_t)inputs * 4);
     for (int64_t k = 0; k < inputs; k++) x[3 * inputs + k] *= k % 7 ? 1e-6f : 1e3f;
@@ -247,7 +247,7 @@ static void product(Runner *runners[2], int kind, int64_t outputs, int64_t input
         for (int64_t o = 0; o < outputs; o++) {
             Expected e = expected(kind, rows + o * row_bytes(kind, inputs), x + r * inputs, inputs);
             float got = first[r * outputs + o];
-            double far = fabs(got - e.value), allowed = e.size * 2e-7 * (double)larger(m.groups, 8) + 1e-30;
+            double far = fabs(got - e.value), allowed = e.size * 2e-7 * (double)max_int(m.groups, 8) + 1e-30;
             DEMAND(far <= allowed, "%s: row %lld output %lld is %.9g, not %.9g", name, (long long)r, (long long)o, got,
                    e.value);
             DEMAND(!memcmp(&got, &e.chain, 4), "%s: row %lld output %lld is %a, the chain is %a", name, (long long)r,
@@ -268,20 +268,20 @@ static void product(Runner *runners[2], int kind, int64_t outputs, int64_t input
 
 /* Bias and gates: checksums only, the whole model below has them too. */
 static void gated_product(Runner *runner, int kind) {
-    int64_t outputs = 4 * CELL, inputs = 160, count = 23;
+    int64_t outputs = 4 * PANEL, inputs = 160, count = 23;
     char name[64];
     uint8_t *rows = stored_rows(kind, outputs, inputs);
     Matrix m = packed(kind, rows, outputs, inputs, 1);
-    float *bias = numbers(outputs), *x = numbers(count * inputs), *out = room(count * outputs * 2);
+    float *bias = numbers(outputs), *x = numbers(count * inputs), *out = alloc_aligned(count * outputs * 2);
     m.bias = bias;
     baton_product(runner, &m, x, count, out, outputs / 2);
     for (int64_t r = 0; r < count; r++)
         for (int64_t o = 0; o < outputs / 2; o++) {
-            int64_t gate = o / 16 * CELL + o % 16;
+            int64_t gate = o / 16 * PANEL + o % 16;
             const uint8_t *row = rows + gate * row_bytes(kind, inputs), *through = row + 16 * row_bytes(kind, inputs);
             Expected gated = expected(kind, row, x + r * inputs, inputs), let_through = expected(kind, through, x + r * inputs, inputs);
-            double a = bias[gate] + (kind == INT8 ? gated.chain : gated.value);
-            double b = bias[gate + 16] + (kind == INT8 ? let_through.chain : let_through.value);
+            double a = bias[gate] + (kind == ROTATED_INT8 ? gated.chain : gated.value);
+            double b = bias[gate + 16] + (kind == ROTATED_INT8 ? let_through.chain : let_through.value);
             double want = a / (1.0 + exp(-a)) * b, got = out[r * (outputs / 2) + o];
             DEMAND(fabs(got - want) <= 1e-4 * (1.0 + fabs(want)), "gates %s: %g, not %g", KINDS[kind], got, want);
         }
@@ -297,7 +297,7 @@ typedef struct { int64_t heads, kv_heads, dim, block, window; KVKind kv; } Case;
 static const char *const KV_NAMES[] = {"float", "half", "pairs", "bytes"};
 
 /* Numbers of the keys of a block. */
-static int64_t half_block_of(const Case *c) { return c->kv_heads * (c->dim + (c->kv == KV_BYTES ? 4 : 0)) * c->block; }
+static int64_t half_block_of(const Case *c) { return c->kv_heads * (c->dim + (c->kv == KV_INT8 ? 4 : 0)) * c->block; }
 
 enum { SEQUENCES = 4, TABLE = 64 };
 
@@ -308,7 +308,7 @@ typedef struct {
     float *out[SEQUENCES];   /* [length][heads][dim] */
 } World;
 
-/* What attention_bytes.h makes of it. */
+/* What attention_int8.h makes of it. */
 static double score_of_bytes(const float *q, const float *k, int64_t dim) {
     float a[dim], b[dim];
     int32_t query[dim], key[dim];
@@ -320,7 +320,7 @@ static double score_of_bytes(const float *q, const float *k, int64_t dim) {
 
 /* What the pool keeps of x[d]; of keys, but for bytes. */
 static double kept(const float *x, int64_t d, const Case *c) {
-    if (c->kv != KV_BYTES) return c->kv == KV_HALF ? (double)float_of(as_half(x[d])) : (double)x[d];
+    if (c->kv != KV_INT8) return c->kv == KV_F16 ? (double)f32_of(to_f16(x[d])) : (double)x[d];
     float most = 0.0f;
     for (int64_t i = 0; i < c->dim; i++) most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
     return rint((double)(x[d] * (127.0f / most))) * most / 127.0;
@@ -331,11 +331,11 @@ static void attend_expected(const World *world, const Case *c, int64_t s, int64_
     int64_t stride = (c->heads + 2 * c->kv_heads) * c->dim, kv = c->heads + head / (c->heads / c->kv_heads);
     const float *q = world->qkv[s] + token * stride + head * c->dim;
     double scores[token + 1], top = -1e300, total = 0.0;
-    int64_t from = c->window ? larger(0, token - c->window + 1) : 0;
+    int64_t from = c->window ? max_int(0, token - c->window + 1) : 0;
     for (int64_t t = from; t <= token; t++) {
         const float *k = world->qkv[s] + t * stride + kv * c->dim;
         scores[t] = 0.0;
-        if (c->kv == KV_BYTES) scores[t] = 0.125 * score_of_bytes(q, k, c->dim);
+        if (c->kv == KV_INT8) scores[t] = 0.125 * score_of_bytes(q, k, c->dim);
         else for (int64_t d = 0; d < c->dim; d++) scores[t] += 0.125 * q[d] * kept(k, d, c);
         top = scores[t] > top ? scores[t] : top;
     }
@@ -355,12 +355,12 @@ static void attend_in_chunks(Runner *runner, World *world, const Case *c, void *
     int64_t half_block = half_block_of(c);
     Shape shape = {c->heads, c->kv_heads, c->dim, c->block, 2 * half_block, half_block, 0.125f};
     int64_t done[SEQUENCES] = {0}, slots[SEQUENCES], starts[SEQUENCES + 1], contexts[SEQUENCES];
-    float *qkv = room(SEQUENCES * most * stride * 4), *results = room(SEQUENCES * most * q_width * 4);
+    float *qkv = alloc_aligned(SEQUENCES * most * stride * 4), *results = alloc_aligned(SEQUENCES * most * q_width * 4);
     for (;;) {
         int64_t count = 0;
         starts[0] = 0;
         for (int64_t s = 0; s < SEQUENCES && (together || !count); s++) {
-            int64_t chunk = smaller(1 + below(most), world->lengths[s] - done[s]);
+            int64_t chunk = min_int(1 + below(most), world->lengths[s] - done[s]);
             if (!chunk) continue;
             memcpy(qkv + starts[count] * stride, world->qkv[s] + done[s] * stride, (size_t)(chunk * stride) * 4);
             slots[count] = s, contexts[count] = done[s], starts[count + 1] = starts[count] + chunk, count++;
@@ -388,7 +388,7 @@ static World world_of(const Case *c) {
         world.tables[i] = world.tables[j], world.tables[j] = other;
     }
     for (int s = 0; s < SEQUENCES; s++) {
-        world.qkv[s] = numbers(world.lengths[s] * stride), world.out[s] = room(world.lengths[s] * q_width * 4);
+        world.qkv[s] = numbers(world.lengths[s] * stride), world.out[s] = alloc_aligned(world.lengths[s] * q_width * 4);
         for (int64_t i = 0; i < world.lengths[s] * stride; i++) world.qkv[s][i] *= 2.0f;
     }
     return world;
@@ -400,7 +400,7 @@ static void world_free(World *world) {
 
 static void *pool_of(const Case *c) {
     int64_t bytes = SEQUENCES * TABLE * 2 * half_block_of(c) * kv_number_bytes(c->kv);
-    return memset(room(bytes), 0, (size_t)bytes);
+    return memset(alloc_aligned(bytes), 0, (size_t)bytes);
 }
 
 static void attention(Runner *runners[2], const Case *c) {
@@ -411,9 +411,9 @@ static void attention(Runner *runners[2], const Case *c) {
     int64_t q_width = c->heads * c->dim;
     float *again[SEQUENCES];
     void *pool = pool_of(c);
-    for (int s = 0; s < SEQUENCES; s++) again[s] = room(world.lengths[s] * q_width * 4);
+    for (int s = 0; s < SEQUENCES; s++) again[s] = alloc_aligned(world.lengths[s] * q_width * 4);
     attend_in_chunks(runners[0], &world, c, pool, 200, 0, world.out);
-    double want[c->dim], tolerance = c->kv == KV_BYTES ? 2e-3 : 2e-5;  /* bytes: weights are rounded to 14 bits */
+    double want[c->dim], tolerance = c->kv == KV_INT8 ? 2e-3 : 2e-5;  /* bytes: weights are rounded to 14 bits */
     uint64_t sums[SEQUENCES];
     for (int s = 0; s < SEQUENCES; s++) {
         sums[s] = checksum(world.out[s], world.lengths[s] * q_width * 4);
@@ -494,12 +494,12 @@ static void large_scores(Runner *runners[2], KVKind kv, int64_t dim, double scor
 
 static void functions(void) {
     enum { MANY = 1 << 16 };
-    float *exps = room(MANY * 4), *silus = room(MANY * 4), *turns = room(2 * MANY * 4);
+    float *exps = alloc_aligned(MANY * 4), *silus = alloc_aligned(MANY * 4), *turns = alloc_aligned(2 * MANY * 4);
     for (int i = 0; i < MANY; i++) {
         float x = -(float)i / (MANY / 100.0f), y = number() * 8.0f;
         float turn = (float)below(32768) * (float)(chance() >> 8) * 0x1p-24f;
         float lanes[LANES];
-        store(lanes, silu_lanes(spread(y)));
+        store(lanes, silu_lanes(broadcast(y)));
         exps[i] = exp_negative(x), silus[i] = lanes[i % LANES];
         turns[2 * i] = cosf(turn), turns[2 * i + 1] = sinf(turn);
         if (x >= -87.0f) DEMAND(fabs(exps[i] / exp(x) - 1.0) < 3e-7, "e^%g is %g, not %g", x, exps[i], exp(x));
@@ -509,22 +509,22 @@ static void functions(void) {
     }
     for (int i = 0; i < 3; i++) {
         float far = (float[]){88.0f, 1000.0f, 1e6f}[i], lanes[LANES];
-        store(lanes, silu_lanes(spread(far)));
+        store(lanes, silu_lanes(broadcast(far)));
         DEMAND(lanes[0] == far, "silu(%g) is %g", far, lanes[0]);
-        store(lanes, silu_lanes(spread(-far)));
+        store(lanes, silu_lanes(broadcast(-far)));
         DEMAND(fabsf(lanes[0]) < 1e-30f, "silu(%g) is %g", -far, lanes[0]);
     }
     say("exp_negative", exps, MANY * 4), say("silu", silus, MANY * 4), say("cosf, sinf (libm)", turns, 2 * MANY * 4);
     free(exps), free(silus), free(turns);
 }
 
-static half half_with(uint16_t bits) {
-    half x;
+static f16 half_with(uint16_t bits) {
+    f16 x;
     memcpy(&x, &bits, 2);
     return x;
 }
 
-static uint16_t bits_of(half x) {
+static uint16_t bits_of(f16 x) {
     uint16_t bits;
     memcpy(&bits, &x, 2);
     return bits;
@@ -537,18 +537,18 @@ static void halves(void) {
     for (int sign = 0; sign < 2; sign++) {
         uint16_t minus = sign ? 0x8000 : 0;
         for (uint16_t i = 0; i <= FINITE; i++) {
-            float x = values[sign][i] = float_of(half_with(minus | i));
-            DEMAND(bits_of(as_half(x)) == (minus | i), "%g is %x, not %x", x, bits_of(as_half(x)), minus | i);
+            float x = values[sign][i] = f32_of(half_with(minus | i));
+            DEMAND(bits_of(to_f16(x)) == (minus | i), "%g is %x, not %x", x, bits_of(to_f16(x)), minus | i);
             double exact = i < 1024 ? i * 0x1p-24 : ldexp(1024 + i % 1024, i / 1024 - 25);
             DEMAND(fabsf(x) == (i == FINITE ? INFINITY : (float)exact) && !signbit(x) == !sign, "%x is %g", minus | i, x);
             if (i == FINITE) continue;
-            double above = i + 1 < FINITE ? fabs((double)float_of(half_with((uint16_t)(i + 1)))) : 65536.0;
+            double above = i + 1 < FINITE ? fabs((double)f32_of(half_with((uint16_t)(i + 1)))) : 65536.0;
             float middle = (float)((exact + above) / 2.0) * (sign ? -1.0f : 1.0f);
-            uint16_t even = (uint16_t)(i + i % 2), tie = bits_of(as_half(middle)), up = bits_of(as_half(nextafterf(middle, 2.0f * middle)));
+            uint16_t even = (uint16_t)(i + i % 2), tie = bits_of(to_f16(middle)), up = bits_of(to_f16(nextafterf(middle, 2.0f * middle)));
             DEMAND(tie == (minus | even) && up == (minus | (i + 1)), "%a becomes %x, and what is above it %x", middle, tie, up);
         }
-        DEMAND(isnan(float_of(half_with(minus | MORE))) && bits_of(as_half(float_of(half_with(minus | MORE)))) == (minus | MORE), "no NaN");
-        DEMAND(bits_of(as_half(sign ? -1e30f : 1e30f)) == (minus | FINITE) && bits_of(as_half(sign ? -1e-30f : 1e-30f)) == minus, "ends");
+        DEMAND(isnan(f32_of(half_with(minus | MORE))) && bits_of(to_f16(f32_of(half_with(minus | MORE)))) == (minus | MORE), "no NaN");
+        DEMAND(bits_of(to_f16(sign ? -1e30f : 1e30f)) == (minus | FINITE) && bits_of(to_f16(sign ? -1e-30f : 1e-30f)) == minus, "ends");
     }
     say("halves", values, sizeof values);
 }
@@ -558,25 +558,25 @@ static void halves(void) {
 static void model(int kind, int halves) {
     enum { HIDDEN = 96, INNER = 160, HEADS = 6, KV = 2, DIM = 32, WORDS = 83, LAYERS = 2, TOKENS = 75, BLOCK = 16 };
     uint8_t *embedding = stored_rows(kind, WORDS, HIDDEN);
-    Block blocks[LAYERS];
+    LayerWeights blocks[LAYERS];
     for (int i = 0; i < LAYERS; i++)
-        blocks[i] = (Block){
+        blocks[i] = (LayerWeights){
             .attention_norm = numbers(HIDDEN), .mlp_norm = numbers(HIDDEN), .q_norm = numbers(DIM), .k_norm = numbers(DIM),
             .qkv = packed(kind, stored_rows(kind, (HEADS + 2 * KV) * DIM, HIDDEN), (HEADS + 2 * KV) * DIM, HIDDEN, 0),
             .output = packed(kind, stored_rows(kind, HIDDEN, HEADS * DIM), HIDDEN, HEADS * DIM, 0),
             .gate_up = packed(kind, stored_rows(kind, 2 * INNER, HIDDEN), 2 * INNER, HIDDEN, 1),
             .down = packed(kind, stored_rows(kind, HIDDEN, INNER), HIDDEN, INNER, 0), .window = i ? 40 : 0,
         };
-    float *logits = room(TOKENS * WORDS * 4), *again = room(TOKENS * WORDS * 4), *final_norm = numbers(HIDDEN);
+    float *logits = alloc_aligned(TOKENS * WORDS * 4), *again = alloc_aligned(TOKENS * WORDS * 4), *final_norm = numbers(HIDDEN);
     float frequencies[DIM / 2];
     for (int i = 0; i < DIM / 2; i++) frequencies[i] = 1.0f / (float)(1 << i);
     int64_t half_block = KV * DIM * BLOCK, starts[2] = {0}, slot = 0, context = 0, positions[TOKENS];
     int32_t table[TOKENS / BLOCK + 1], ids[TOKENS];
-    void *pool = room((TOKENS / BLOCK + 1) * LAYERS * 2 * half_block * 4);
+    void *pool = alloc_aligned((TOKENS / BLOCK + 1) * LAYERS * 2 * half_block * 4);
     Model m = {
         .layers = LAYERS, .hidden = HIDDEN, .vocabulary = WORDS, .inner = INNER,
         .attention = {HEADS, KV, DIM, BLOCK, LAYERS * 2 * half_block, half_block, 0.125f},
-        .norm_eps = 1e-5f, .rope_factor = 1.0f, .kv_kind = halves ? KV_HALF : KV_FLOAT, .embedding_kind = kind,
+        .norm_eps = 1e-5f, .rope_factor = 1.0f, .kv_kind = halves ? KV_F16 : KV_F32, .embedding_kind = kind,
         .frequencies = frequencies, .embedding = embedding, .embedding_row_bytes = row_bytes(kind, HIDDEN),
         .final_norm = final_norm, .blocks = blocks,
         .head = packed(kind, embedding, WORDS, HIDDEN, 0), .pool = pool,
@@ -586,7 +586,7 @@ static void model(int kind, int halves) {
     for (int64_t chunk = TOKENS; chunk; chunk /= 5) {
         Runner *runner = baton_new(&m, 1 + (chunk < TOKENS));
         for (context = 0; context < TOKENS; context += starts[1]) {
-            starts[1] = smaller(chunk, TOKENS - context);
+            starts[1] = min_int(chunk, TOKENS - context);
             Step step = {.sequences = 1, .tokens = starts[1], .table_stride = TOKENS / BLOCK + 1, .tables = table,
                          .slots = &slot, .starts = starts, .contexts = &context, .token_ids = ids + context,
                          .positions = positions + context};
@@ -618,12 +618,12 @@ static void dismissal(void) {
     team_free(team);
 }
 
-/* Members that rest in the middle of a round leave their pieces to the others, and nobody goes on too early. */
+/* Members that rest in the middle of a round leave their chunks to the others, and nobody goes on too early. */
 enum { BURST_PHASES = 40, BURST_PIECES = 7 };
 typedef struct { uint32_t (*values)[BURST_PIECES]; } BurstJob;
 
-static uint32_t burst_value(const uint32_t *before, int64_t piece) {
-    uint32_t sum = (uint32_t)piece + 1;
+static uint32_t burst_value(const uint32_t *before, int64_t chunk) {
+    uint32_t sum = (uint32_t)chunk + 1;
     for (int i = 0; i < BURST_PIECES; i++) sum = sum * 31 + before[i];
     return sum;
 }
@@ -631,8 +631,8 @@ static uint32_t burst_value(const uint32_t *before, int64_t piece) {
 static void burst_job(Member *me, const void *with) {
     uint32_t (*values)[BURST_PIECES] = ((const BurstJob *)with)->values;
     for (int p = 1; p < BURST_PHASES; p++) {
-        for (int64_t piece; (piece = take(me, BURST_PIECES)) >= 0;) values[p][piece] += burst_value(values[p - 1], piece);
-        meet(me, BURST_PIECES);
+        for (int64_t chunk; (chunk = next_chunk(me, BURST_PIECES)) >= 0;) values[p][chunk] += burst_value(values[p - 1], chunk);
+        barrier(me, BURST_PIECES);
     }
 }
 
@@ -668,15 +668,15 @@ static const double SCORES[] = {10.0, 300.0, 900.0, 1100.0, 4000.0, 1e5, 1e8, 1e
 static void idle_members(void) {
     static Model none = {.hidden = 64};
     Runner *runner = baton_new(&none, 1);
-    Matrix m = {.kind = F32, .outputs = 64, .inputs = 64, .cells = 2};
+    Matrix m = {.kind = F32, .outputs = 64, .inputs = 64, .panels = 2};
     float x[64] = {1.0f};
     Rows shared = {.width = 64};
     Source from = {x, NULL, &m};
     Phase *phase = &runner->team->phases[0];
-    const int64_t pieces = pieces_of(&m, 1, 1);
+    const int64_t chunks = chunks_of(&m, 1, 1);
     for (int way = 0; way < 4; way++) {
         Member me = {.team = runner->team, .round = 7, .resting = way == 1};
-        atomic_store(&phase->taken, (uint64_t)(way == 2 ? 8 : 7) << 32 | (uint64_t)(way == 3 ? pieces : 0));
+        atomic_store(&phase->taken, (uint64_t)(way == 2 ? 8 : 7) << 32 | (uint64_t)(way == 3 ? chunks : 0));
         runner->alone[0].plain[0] = 0.0f;
         prepare(&me, runner, &from, 1, &shared);
         DEMAND((runner->alone[0].plain[0] != 0.0f) == (way == 0), "way %d of taking no piece: rows were %sprepared", way, way ? "" : "not ");
@@ -696,7 +696,7 @@ int main(int count, char **words) {
     puts("rounds twice");
 #endif
     printf("lanes %d\n", LANES);
-    printf("tiles %d\n", HAS_TILES);
+    printf("tiles %d\n", HAS_AMX);
     static Model none;
     Runner *runners[2] = {baton_new(&none, 1), baton_new(&none, 2)};
     functions();
@@ -704,7 +704,7 @@ int main(int count, char **words) {
     dismissal();
     bursts(!threads_alone && !briefly);
     idle_members();
-    for (int kind = F32; kind <= INT4M && !threads_alone; kind++) {
+    for (int kind = F32; kind <= Q4_1 && !threads_alone; kind++) {
         if (kind == F32) product(runners, kind, 33, 37, 17);
         product(runners, kind, 33, 32, briefly ? 20 : 130);
         if (briefly) continue;
@@ -716,17 +716,17 @@ int main(int count, char **words) {
         {4, 4, 64, 16, 0, 0}, {6, 2, 64, 16, 0, 0}, {7, 1, 128, 32, 0, 0},
         {8, 2, 20, 8, 50, 0}, {3, 1, 8, 3, 0, 0}, {10, 2, 32, 64, 33, 0},
     };
-    for (KVKind kv = KV_FLOAT; kv <= KV_BYTES && !threads_alone; kv++)
+    for (KVKind kv = KV_F32; kv <= KV_INT8 && !threads_alone; kv++)
         for (size_t i = 0; i < (briefly ? 1 : sizeof cases / sizeof *cases); i++) {
             Case c = cases[i];
             c.kv = kv;
-            if (kv == KV_BYTES) c.block = 16, c.dim = c.dim < 128 ? 64 : 128;
-            if (kv != KV_PAIRS) attention(runners, &c);
+            if (kv == KV_INT8) c.block = 16, c.dim = c.dim < 128 ? 64 : 128;
+            if (kv != KV_BF16_AMX) attention(runners, &c);
         }
-    for (int kind = F32; kind <= INT4M; kind++) model(kind, kind % 2);
+    for (int kind = F32; kind <= Q4_1; kind++) model(kind, kind % 2);
     for (size_t i = 0; !threads_alone && i < (briefly ? 1 : sizeof SCORES / sizeof *SCORES); i++) {
-        large_scores(runners, KV_BYTES, i % 2 ? 128 : 64, SCORES[i]);
-        large_scores(runners, KV_FLOAT, 64, SCORES[i]);
+        large_scores(runners, KV_INT8, i % 2 ? 128 : 64, SCORES[i]);
+        large_scores(runners, KV_F32, 64, SCORES[i]);
     }
     baton_free(runners[0]), baton_free(runners[1]);
     if (wrong) printf("%d WRONG\n", wrong);

@@ -1,6 +1,6 @@
 /* A member that is set aside between its last look at a phase and its sleep, until that round is over and the next one has begun.
  *
- * Round 1 has two phases; in the second the caller has the only piece, and the member is about to sleep until it is done. It is
+ * Round 1 has two phases; in the second the caller has the only chunk, and the member is about to sleep until it is done. It is
  * held there until the caller has begun round 2, which uses the first phase alone. If the number that the member looked at is
  * back by then, it falls asleep for good: nobody wakes it, and the team never rests.
  */
@@ -12,7 +12,7 @@
 static long held_syscall(long number, ...);
 #define syscall held_syscall
 
-#include "team.h"
+#include "thread_team.h"
 
 #undef syscall
 
@@ -43,19 +43,19 @@ static long held_syscall(long number, ...) {
 
 static void first(Member *me, const void *with) {
     (void)with;
-    while (take(me, 2) >= 0) usleep(1000);
-    meet(me, 2);
+    while (next_chunk(me, 2) >= 0) usleep(1000);
+    barrier(me, 2);
     if (me->number == 0)
-        while (take(me, 1) >= 0) wait_for(&held, 1);
-    else usleep(1000);  /* the piece is the caller's */
-    meet(me, 1);
+        while (next_chunk(me, 1) >= 0) wait_for(&held, 1);
+    else usleep(1000);  /* the chunk is the caller's */
+    barrier(me, 1);
 }
 
 static void second(Member *me, const void *with) {
     (void)with;
     atomic_store(&rounds_begun, 2);
-    while (take(me, 2) >= 0) usleep(20000);  /* long enough for the other one to fall asleep */
-    meet(me, 2);
+    while (next_chunk(me, 2) >= 0) usleep(20000);  /* long enough for the other one to fall asleep */
+    barrier(me, 2);
 }
 
 int main(void) {

@@ -20,36 +20,36 @@ static void measure(Member *me, const void *with) {
         pthread_attr_destroy(&attributes);
         if ((int64_t)bytes < atomic_load(&smallest)) atomic_store(&smallest, (int64_t)bytes);
     }
-    while (take(me, 2) >= 0)
+    while (next_chunk(me, 2) >= 0)
         while (me->number == 0 && atomic_load(&smallest) == INT64_MAX) sched_yield();  /* nobody goes before the other was here */
-    meet(me, 2);
+    barrier(me, 2);
 }
 
-/* The caller works as well, and has a large stack: its member gets the pieces that it leaves. */
+/* The caller works as well, and has a large stack: its member gets the chunks that it leaves. */
 static void attend(Runner *runner) {
     static float qkv[TOKENS][3 * HEADS][DIM], out[TOKENS][HEADS][DIM];
     int64_t half_block = HEADS * (DIM + 4) * BLOCK, slot = 0, context = 0, starts[2] = {0, TOKENS};
     int32_t table[TOKENS / BLOCK + 1] = {0, 1, 2};
-    void *pool = room(3 * 2 * half_block);
+    void *pool = alloc_aligned(3 * 2 * half_block);
     memset(pool, 0, (size_t)(3 * 2 * half_block));
     for (int64_t i = 0; i < TOKENS * 3 * HEADS * DIM; i++) ((float *)qkv)[i] = (float)(i % 7) - 3.0f;
     Step step = {.sequences = 1, .tokens = TOKENS, .table_stride = 3, .tables = table, .slots = &slot, .starts = starts, .contexts = &context};
     Shape shape = {HEADS, HEADS, DIM, BLOCK, 2 * half_block, half_block, 0.0625f};
-    for (int i = 0; i < 20; i++) baton_attention(runner, &step, &shape, pool, (float *)qkv, 0, KV_BYTES, (float *)out);
+    for (int i = 0; i < 20; i++) baton_attention(runner, &step, &shape, pool, (float *)qkv, 0, KV_INT8, (float *)out);
     free(pool);
 }
 
 static void *pack(void *unused) {
     static float row[INPUTS];
     for (int i = 0; i < INPUTS; i++) row[i] = (float)(i % 5) - 2.0f;
-    Matrix m = {.kind = INT8, .outputs = 1, .inputs = INPUTS};
+    Matrix m = {.kind = ROTATED_INT8, .outputs = 1, .inputs = INPUTS};
     int64_t bytes[3], place = 0;
     baton_plan(&m, bytes);
-    float *balance = room(bytes[2]);
-    for (int i = 0; i < INPUTS; i++) balance[i] = 1.0f;
-    m.numbers = room(bytes[0]), m.scales = room(bytes[1]), m.minima = balance;
+    float *input_scales = alloc_aligned(bytes[2]);
+    for (int i = 0; i < INPUTS; i++) input_scales[i] = 1.0f;
+    m.numbers = alloc_aligned(bytes[0]), m.scales = alloc_aligned(bytes[1]), m.minima = input_scales;
     baton_pack(&m, F32, (const uint8_t *)row, sizeof row, &place, 1, NULL, 1);
-    free((void *)m.numbers), free((void *)m.scales), free(balance);
+    free((void *)m.numbers), free((void *)m.scales), free(input_scales);
     return unused;
 }
 

@@ -78,7 +78,7 @@ def in_bytes(x: torch.Tensor) -> torch.Tensor:
 
 
 def mixed(x: torch.Tensor) -> torch.Tensor:
-    """What csrc/mixing.h makes of the last dimension, rounded where it rounds: after every sum."""
+    """What csrc/hadamard.h makes of the last dimension, rounded where it rounds: after every sum."""
     width, apart = x.shape[-1], 1
     while width % (2 * apart) == 0:
         pairs = x.reshape(*x.shape[:-1], -1, 2, apart)

@@ -88,7 +88,7 @@ def test_every_matrix_of_bytes_is_listened_to(library):
     heard = listen(library, packed)
     assert len(heard) == len(weights) == 4 * CONFIG.layers + 1
     assert all((sums > 0).all() for sums in (*heard, *weights))
-    assert all(matrix.heard is None for matrix in packed.matrices())
+    assert all(matrix.input_squares is None for matrix in packed.matrices())
     balance(library, packed)
     assert not packed.of_bytes
 

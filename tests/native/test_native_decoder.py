@@ -4,7 +4,7 @@ Unquantised, the two differ by the order of sums only. With weights of 4 bits, a
 stands between two numbers on the other side: then it is off by one part in 127 of the largest of its group, and so is, a
 little, all that follows from it. It takes a difference of 1e-7 to meet an edge, so of tokens that do not see each other nearly
 all must be as near as unquantised ones; and where they do, none may be further off than some such flips. With weights of 8 bits
-they round differently (csrc/bytes.h, against product_oracle.py); they must be as near to the unquantised one as torch is.
+they round differently (csrc/matmul_int8.h, against product_oracle.py); they must be as near to the unquantised one as torch is.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ the lanes of one vector, in place. Values are not, for the same reason: there th
 
 That is the format "turned". Others fit what computes on them: the same numbers of the same dtype lie in another order.
 
-amx-pairs     in pairs, for processors that multiply tiles (native/csrc/attention_tiles.h)
-int8-fours    in fours, behind those of a head the scales of its tokens; keys are rotated (native/csrc/attention_bytes.h)
+amx-pairs     in pairs, for processors that multiply tiles (native/csrc/attention_bf16_amx.h)
+int8-fours    in fours, behind those of a head the scales of its tokens; keys are rotated (native/csrc/attention_int8.h)
 token-major   keys as values, a token after the other: what a GPU reads in runs (worker/cuda/)
 """
 

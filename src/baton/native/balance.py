@@ -1,4 +1,4 @@
-"""A balance for the inputs of every matrix of bytes (csrc/bytes.h).
+"""A balance for the inputs of every matrix of bytes (csrc/matmul_int8.h).
 
 Rounding a row to bytes makes an error that grows with the size of the whole row, and a product's error with the sizes of both
 rows: |w| |x|. But for any positive d the product of w / d and d * x is the same, and of all d the one that makes
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from baton.models.raw_tensor import Floats
 from baton.native.decoder import NativeDecoder
-from baton.native.library import INT8, KV_FLOAT, Library, Step
+from baton.native.library import KV_F32, Q8_0, Library, Step
 from baton.native.packing import PackedModel
 
 TOKENS, TOKENS_OF_LARGE, LARGE_WEIGHTS = 64, 16, 1 << 30
@@ -57,15 +57,15 @@ def _at_least(squares: Floats, share: float) -> NDArray[np.float64] | None:
 
 def listen(library: Library, packed: PackedModel) -> list[Floats]:
     """Of each matrix of bytes the squares of its inputs, summed up over tokens."""
-    of_bytes = [matrix for matrix in packed.matrices() if matrix.kind == INT8]
+    of_bytes = [matrix for matrix in packed.matrices() if matrix.kind == Q8_0]
     weights = sum(matrix.outputs * matrix.inputs for matrix in packed.matrices())
     tokens = min(TOKENS_OF_LARGE if weights > LARGE_WEIGHTS else TOKENS, packed.config.context_tokens_max)
     heard = [np.zeros((tokens, matrix.inputs), np.float32) for matrix in of_bytes]
     for matrix, rows in zip(of_bytes, heard, strict=True):
-        matrix.heard = rows.ctypes.data
+        matrix.input_squares = rows.ctypes.data
     _run_tokens(library, packed, tokens)
     for matrix in of_bytes:
-        matrix.heard = None
+        matrix.input_squares = None
     return [_sum_in_order(rows) for rows in heard]
 
 
@@ -87,7 +87,7 @@ def _run_tokens(library: Library, packed: PackedModel, tokens: int) -> None:
         pool=pool.ctypes.data,
         block_size=BLOCK_TOKENS,
         half_block=half,
-        kv_kind=KV_FLOAT,
+        kv_kind=KV_F32,
         threads=packed.threads,
     )
     ids = ((FIRST_TOKEN + TOKEN_STEP * np.arange(tokens)) % config.vocab_size).astype(np.int32)

@@ -97,7 +97,7 @@ class NativeDecoder:
         return tokens
 
     def choose(self, logits: Floats, draws: NDArray[np.void]) -> Int64s:
-        """[rows] token ids, or what is wrong with a row (csrc/draw.h). `draws`: [rows] of csrc/draw.h's Draw."""
+        """[rows] token ids, or what is wrong with a row (csrc/sample.h). `draws`: [rows] of csrc/sample.h's Draw."""
         tokens = np.empty(len(logits), np.int64)
         if self._library.choose(self._runner, logits.ctypes.data, draws.ctypes.data, len(logits), tokens.ctypes.data):
             raise EngineError(f"there is not enough memory to choose from a vocabulary of {self.vocabulary}")

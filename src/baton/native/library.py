@@ -14,23 +14,23 @@ from baton.native.variants import Variant, usable
 
 log = logging.getLogger(__name__)
 
-F32, INT8, INT4, INT4M, F16, BF16, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K = range(11)
-"""How a file may store rows: csrc/stored.h. Matrices are of the first four kinds."""
-KV_FLOAT, KV_HALF, KV_PAIRS, KV_BYTES = range(4)
+F32, Q8_0, Q4_0, Q4_1, F16, BF16, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K = range(11)
+"""How a file may store rows: csrc/gguf_blocks.h. Matrices are of the first four kinds."""
+KV_F32, KV_F16, KV_BF16_AMX, KV_INT8 = range(4)
 """Kinds of keys and values: csrc/attention.h."""
 KV_BLOCK, KV_WIDTH = 16, 64
-"""What KV_PAIRS and KV_BYTES need: tokens of a block, and what the width of a head is a multiple of."""
+"""What KV_BF16_AMX and KV_INT8 need: tokens of a block, and what the width of a head is a multiple of."""
 
 
 class Matrix(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("kind", "paired")),
-        *((name, c_int64) for name in ("outputs", "inputs", "cells", "groups")),
-        *((name, c_void_p) for name in ("numbers", "scales", "minima", "bias", "heard")),
+        *((name, c_int64) for name in ("outputs", "inputs", "panels", "groups")),
+        *((name, c_void_p) for name in ("numbers", "scales", "minima", "bias", "input_squares")),
     )
 
 
-class Block(Structure):
+class LayerWeights(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),
         *((name, Matrix) for name in ("qkv", "output", "gate_up", "down")),
@@ -54,7 +54,7 @@ class Model(Structure):
         *((name, c_void_p) for name in ("frequencies", "embedding")),
         ("embedding_row_bytes", c_int64),
         ("final_norm", c_void_p),
-        ("blocks", POINTER(Block)),
+        ("blocks", POINTER(LayerWeights)),
         ("head", Matrix),
         ("pool", c_void_p),
     )
@@ -92,7 +92,7 @@ class Library:
         self.attention = _function(c.baton_attention, c_int, c_void_p, POINTER(Step), POINTER(Shape), *layer)
 
 
-STRUCTURES: tuple[type[Structure], ...] = (Matrix, Block, Shape, Model, Step)
+STRUCTURES: tuple[type[Structure], ...] = (Matrix, LayerWeights, Shape, Model, Step)
 """In the order of baton_sizes (csrc/decoder.c)."""
 
 

@@ -29,10 +29,10 @@ from baton.models.quantise import converted, type_for, weights_as
 from baton.models.raw_tensor import Bytes, Floats, RawTensor, TensorFacts
 from baton.models.tensor_types import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TensorType
 from baton.native import library as c
-from baton.native.library import Block, Library, Matrix
+from baton.native.library import LayerWeights, Library, Matrix
 
-CELL = 32
-PAIR = CELL // 2
+PANEL = 32
+PAIR = PANEL // 2
 LINE = 64
 LARGE_PAGE = 2 << 20
 
@@ -40,7 +40,7 @@ ATTENTION_INPUTS, ATTENTION_OUTPUT = ("attention.q", "attention.k", "attention.v
 MLP_INPUTS, MLP_OUTPUT = ("mlp.gate", "mlp.up"), ("mlp.down",)
 """What becomes one matrix each."""
 
-KINDS: dict[TensorType, int] = {F32: c.F32, Q8_0: c.INT8, Q4_0: c.INT4, Q4_1: c.INT4M}
+KINDS: dict[TensorType, int] = {F32: c.F32, Q8_0: c.Q8_0, Q4_0: c.Q4_0, Q4_1: c.Q4_1}
 """Of matrices."""
 STORED: dict[TensorType, int] = {
     **KINDS,
@@ -123,7 +123,7 @@ class PackedModel:
             embedding if embedding.type in STORED and embedding.type != F32 else weights_as(embedding, EMBED, quantization)
         )
         self.embedding, self.embedding_kind = looked_up.data, STORED[looked_up.type]
-        self.blocks = (Block * config.layers)(*(self._block(layer) for layer in range(config.layers)))
+        self.blocks = (LayerWeights * config.layers)(*(self._block(layer) for layer in range(config.layers)))
         self.final_norm_weights: Floats = np.ascontiguousarray(dequantise(weights.take(FINAL_NORM)).reshape(-1), np.float32)
         self.final_norm = self._keep(self.final_norm_weights)
         self.head = self._matrix([embedding if config.tied_embeddings else weights.take(LM_HEAD)], [LM_HEAD])
@@ -133,14 +133,14 @@ class PackedModel:
         """Those that the library reads, in the order in which they were packed."""
         return [*(getattr(block, name) for block in self.blocks for name in ("qkv", "output", "gate_up", "down")), self.head]
 
-    def _block(self, layer: int) -> Block:
+    def _block(self, layer: int) -> LayerWeights:
         prefix, traits = f"layers.{layer}.", self.config.traits
         attention = f"{prefix}attention."
 
         def linear(names: Sequence[str], *, bias: bool, paired: bool = False) -> Matrix:
             return self._linear([f"{prefix}{name}" for name in names], bias=bias, paired=paired)
 
-        return Block(
+        return LayerWeights(
             attention_norm=self._vector(f"{prefix}attention_norm.weight"),
             mlp_norm=self._vector(f"{prefix}mlp_norm.weight"),
             q_norm=self._vector(f"{attention}q_norm.weight") if traits.qk_norm else None,
@@ -174,7 +174,7 @@ class PackedModel:
             self.of_bytes.append(packing)
         packing.run(self._library, self.threads, sum_squares=True)
         if biases:
-            bias = np.zeros(matrix.cells * CELL, np.float32)
+            bias = np.zeros(matrix.panels * PANEL, np.float32)
             bias[np.concatenate(places)] = np.concatenate(biases)
             matrix.bias = self._keep(bias)
         return matrix
@@ -197,7 +197,7 @@ def _kind_of(types: Sequence[TensorType]) -> TensorType:
 def _paired_places(width: int) -> list[Places]:
     """Gate i and up i are PAIR outputs apart."""
     rows = np.arange(width)
-    gates = rows // PAIR * CELL + rows % PAIR
+    gates = rows // PAIR * PANEL + rows % PAIR
     return [gates, gates + PAIR]
 
 

@@ -24,7 +24,7 @@ DRAW = np.dtype(
         *((name, np.int32) for name in ("top_k", "may_exclude", "unused")),
     ]
 )
-"""How a row's token is chosen, as native/csrc/draw.h reads it. `temperature` 0: the likeliest. `may_exclude`: minus infinity
+"""How a row's token is chosen, as native/csrc/sample.h reads it. `temperature` 0: the likeliest. `may_exclude`: minus infinity
 stands for a token that was excluded, and is no fault."""
 NOT_FINITE_ID = -1
 NOTHING_LEFT_ID = -2

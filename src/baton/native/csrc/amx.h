@@ -5,10 +5,10 @@
 #include "simd.h"
 
 #define TILE_HEIGHT 16
-#define STEP_OF_TILES 64  /* bytes of a row that a tile holds */
+#define AMX_STEP 64  /* bytes of a row that a tile holds */
 
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && LANES == 16
-#define HAS_TILES 1
+#define HAS_AMX 1
 
 typedef struct {
     uint8_t palette, start_row, reserved[14];
@@ -21,13 +21,13 @@ typedef enum {
     FOR_PRODUCTS,   /* 0-3 sums, 4 and 5 rows of activations, 6 and 7 weights (matmul_q4_amx.h) */
 } TileUse;
 
-static _Thread_local int64_t tiles_are_for;  /* use and rows, as below; 0: not set up */
+static _Thread_local int64_t amx_is_for;  /* use and rows, as below; 0: not set up */
 
 /* As many rows as there are: three rows of a decoded token are loaded and stored faster than sixteen. */
-static void tiles_for(TileUse use, int64_t rows) {
+static void amx_for(TileUse use, int64_t rows) {
     int64_t wanted = (int64_t)use << 8 | rows;
-    if (tiles_are_for == wanted) return;
-    tiles_are_for = wanted;
+    if (amx_is_for == wanted) return;
+    amx_is_for = wanted;
     TileConfig config = {.palette = 1};
     for (int t = 0; t < 8; t++) config.rows[t] = (uint8_t)rows, config.row_bytes[t] = 64;
     if (use == FOR_ATTENTION) config.rows[5] = TILE_HEIGHT, config.row_bytes[6] = 32, config.rows[7] = 8;
@@ -36,14 +36,14 @@ static void tiles_for(TileUse use, int64_t rows) {
     _tile_loadconfig(&config);
 }
 
-static void tiles_end(void) {
-    if (tiles_are_for) _tile_release();
-    tiles_are_for = 0;
+static void amx_end(void) {
+    if (amx_is_for) _tile_release();
+    amx_is_for = 0;
 }
 
 #else
-#define HAS_TILES 0
+#define HAS_AMX 0
 
-static void tiles_end(void) {}
+static void amx_end(void) {}
 
 #endif

@@ -5,23 +5,23 @@
 #include "attention_int8.h"
 #include "attention_bf16_amx.h"
 
-typedef enum { KV_FLOAT, KV_HALF, KV_PAIRS, KV_BYTES } KVKind;
+typedef enum { KV_F32, KV_F16, KV_BF16_AMX, KV_INT8 } KVKind;
 
 /* Bytes of what `block_stride` and `values_at` count. */
-ALWAYS int64_t kv_number_bytes(KVKind kind) { return kind == KV_FLOAT ? 4 : kind == KV_BYTES ? 1 : 2; }
+ALWAYS int64_t kv_number_bytes(KVKind kind) { return kind == KV_F32 ? 4 : kind == KV_INT8 ? 1 : 2; }
 
-static void store_token(const Layer *layer, KVKind kind, int64_t sequence, int64_t token) {
-    if (kind == KV_FLOAT) store_token_float(layer, sequence, token);
-    else if (kind == KV_HALF) store_token_half(layer, sequence, token);
-    else if (kind == KV_PAIRS) store_token_pairs(layer, sequence, token);
-    else store_token_bytes(layer, sequence, token);
+static void store_token(const AttentionArgs *layer, KVKind kind, int64_t sequence, int64_t token) {
+    if (kind == KV_F32) store_token_float(layer, sequence, token);
+    else if (kind == KV_F16) store_token_f16(layer, sequence, token);
+    else if (kind == KV_BF16_AMX) store_token_bf16(layer, sequence, token);
+    else store_token_int8(layer, sequence, token);
 }
 
-/* How many rows a piece has: many, to make use of the keys that it loads, unless some of the team would get nothing. */
+/* How many rows a chunk has: many, to make use of the keys that it loads, unless some of the team would get nothing. */
 static int64_t item_starts(const Step *step, const Shape *shape, KVKind kind, int threads, int64_t *starts) {
     int64_t group = shape->heads / shape->kv_heads, rows = ITEM_ROWS;
     /* A tile costs the same for one row, and bytes not much less; nor do floats on ARM (1,000 tokens: 4.6 ms together, 6.3 apart). */
-    int many_cost_more = LANES != 4 && (kind == KV_FLOAT || kind == KV_HALF);
+    int many_cost_more = LANES != 4 && (kind == KV_F32 || kind == KV_F16);
     if (many_cost_more && step->tokens * shape->kv_heads < 4 * threads) rows = 1;
     starts[0] = 0;
     for (int64_t s = 0; s < step->sequences; s++) {
@@ -31,31 +31,31 @@ static int64_t item_starts(const Step *step, const Shape *shape, KVKind kind, in
     return rows;
 }
 
-/* Into how many spans items are cut: where there are too few for the team, and what they see is long. */
-static int64_t spans_of_items(const Step *step, const Shape *shape, KVKind kind, int threads, int64_t items) {
-    if (kind != KV_BYTES || items >= 4 * threads) return 1;
+/* Into how many splits items are cut: where there are too few for the team, and what they see is long. */
+static int64_t splits_of_items(const Step *step, const Shape *shape, KVKind kind, int threads, int64_t items) {
+    if (kind != KV_INT8 || items >= 4 * threads) return 1;
     int64_t longest = 1;
     for (int64_t s = 0; s < step->sequences; s++) {
         int64_t tokens = step->starts[s + 1] - step->starts[s];
         if (tokens * (shape->heads / shape->kv_heads) > SPLIT_ROWS) return 1;
-        longest = larger(longest, step->contexts[s] + tokens);
+        longest = max_int(longest, step->contexts[s] + tokens);
     }
-    return (longest + BYTES_SPAN - 1) / BYTES_SPAN;
+    return (longest + KEY_SPLIT - 1) / KEY_SPLIT;
 }
 
-/* For all spans of all items. */
-static int64_t part_floats(const Shape *shape, int64_t items, int64_t spans) {
-    return spans == 1 ? 0 : items * spans * PART_FLOATS(SPLIT_ROWS, shape->head_dim);
+/* For all splits of all items. */
+static int64_t part_floats(const Shape *shape, int64_t items, int64_t splits) {
+    return splits == 1 ? 0 : items * splits * PART_FLOATS(SPLIT_ROWS, shape->head_dim);
 }
 
-static Item item_of(const Layer *layer, int64_t number) {
+static Item item_of(const AttentionArgs *layer, int64_t number) {
     const Step *step = layer->step;
     const Shape *shape = layer->shape;
     int64_t sequence = run_of(layer->item_starts, step->sequences, number);
     int64_t within = number - layer->item_starts[sequence], group = shape->heads / shape->kv_heads;
     int64_t tokens = step->starts[sequence + 1] - step->starts[sequence];
     int64_t first = within / shape->kv_heads * layer->item_rows;
-    int64_t segment = shape->block_size * larger(1, SEGMENT / shape->block_size);
+    int64_t key_tile = shape->block_size * max_int(1, KEY_TILE / shape->block_size);
     return (Item){
         .layer = layer,
         .table = step->tables + step->slots[sequence] * step->table_stride,
@@ -63,66 +63,66 @@ static Item item_of(const Layer *layer, int64_t number) {
         .context = step->contexts[sequence],
         .first_token = step->starts[sequence],
         .first = first,
-        .rows = smaller(layer->item_rows, tokens * group - first),
-        .segment = segment,
-        .width = round_up(segment, LANES),
+        .rows = min_int(layer->item_rows, tokens * group - first),
+        .key_tile = key_tile,
+        .width = round_up(key_tile, LANES),
     };
 }
 
 /* Two phases: attention of a layer whose items are cut. */
-static void attend_by_spans(Member *me, const Layer *layer) {
-    for (int64_t piece; (piece = take(me, layer->items * layer->spans)) >= 0;) {
-        Item item = item_of(layer, piece / layer->spans);
-        attend_one_span(layer, &item, piece / layer->spans, piece % layer->spans);
+static void attend_by_splits(Member *me, const AttentionArgs *layer) {
+    for (int64_t chunk; (chunk = next_chunk(me, layer->items * layer->splits)) >= 0;) {
+        Item item = item_of(layer, chunk / layer->splits);
+        attend_one_split(layer, &item, chunk / layer->splits, chunk % layer->splits);
     }
-    tiles_end();
-    meet(me, layer->items * layer->spans);
-    for (int64_t number; (number = take(me, layer->items)) >= 0;) {
+    amx_end();
+    barrier(me, layer->items * layer->splits);
+    for (int64_t number; (number = next_chunk(me, layer->items)) >= 0;) {
         Item item = item_of(layer, number);
-        join_spans(layer, &item, number);
+        join_splits(layer, &item, number);
     }
-    meet(me, layer->items);
+    barrier(me, layer->items);
 }
 
-/* A phase: attention of a layer. From the last piece to the first: the end of a long prompt sees most keys. Where there is enough
+/* A phase: attention of a layer. From the last chunk to the first: the end of a long prompt sees most keys. Where there is enough
  * for everybody, all heads of a token go to one member, and several tokens: their keys lie side by side, and the next ones are
  * fetched while it works. */
-static void attend_all(Member *me, const Layer *layer, KVKind kind) {
-    if (layer->spans > 1) {
-        attend_by_spans(me, layer);
+static void attend_all(Member *me, const AttentionArgs *layer, KVKind kind) {
+    if (layer->splits > 1) {
+        attend_by_splits(me, layer);
         return;
     }
     int64_t heads = layer->shape->kv_heads, enough = 8 * me->team->threads, at_once = heads * (layer->items / heads / enough);
     if (at_once == 0) at_once = 1;
-    int64_t pieces = (layer->items + at_once - 1) / at_once;
-    for (int64_t piece; (piece = take(me, pieces)) >= 0;) {
-        int64_t number = (pieces - 1 - piece) * at_once, end = smaller(number + at_once, layer->items);
+    int64_t chunks = (layer->items + at_once - 1) / at_once;
+    for (int64_t chunk; (chunk = next_chunk(me, chunks)) >= 0;) {
+        int64_t number = (chunks - 1 - chunk) * at_once, end = min_int(number + at_once, layer->items);
         Item item = item_of(layer, number), next;
         for (; number < end; number++, item = next) {
             if (number + 1 < end) next = item_of(layer, number + 1);
-            if (kind == KV_FLOAT) attend_float(&item);
-            else if (kind == KV_HALF) attend_half(&item);
-            else if (kind == KV_PAIRS) attend_pairs(&item);
-            else attend_bytes(&item, number + 1 < end ? &next : NULL);
+            if (kind == KV_F32) attend_float(&item);
+            else if (kind == KV_F16) attend_f16(&item);
+            else if (kind == KV_BF16_AMX) attend_bf16(&item);
+            else attend_int8(&item, number + 1 < end ? &next : NULL);
         }
     }
-    tiles_end();
-    meet(me, pieces);
+    amx_end();
+    barrier(me, chunks);
 }
 
 /* A phase: keys and values of all tokens go to the pool; before that, `turn` is called for each. Tokens of a prompt are dealt out in
  * whole blocks: keys of all tokens of a block are in every line of it, and two members must not write to one. */
-typedef void (*Turn)(const void *with, int64_t token);
+typedef void (*RowFunction)(const void *with, int64_t token);
 
-static void store_all(Member *me, const Layer *layer, KVKind kind, Turn turn, const void *with) {
+static void store_all(Member *me, const AttentionArgs *layer, KVKind kind, RowFunction before, const void *with) {
     const Step *step = layer->step;
-    int64_t at_once = larger(1, step->tokens / (8 * me->team->threads));
+    int64_t at_once = max_int(1, step->tokens / (8 * me->team->threads));
     if (step->tokens > 2 * step->sequences) at_once = round_up(at_once, layer->shape->block_size);
-    int64_t pieces = (step->tokens + at_once - 1) / at_once;
-    for (int64_t piece; (piece = take(me, pieces)) >= 0;)
-        for (int64_t token = piece * at_once; token < smaller((piece + 1) * at_once, step->tokens); token++) {
-            if (turn) turn(with, token);
+    int64_t chunks = (step->tokens + at_once - 1) / at_once;
+    for (int64_t chunk; (chunk = next_chunk(me, chunks)) >= 0;)
+        for (int64_t token = chunk * at_once; token < min_int((chunk + 1) * at_once, step->tokens); token++) {
+            if (before) before(with, token);
             store_token(layer, kind, run_of(step->starts, step->sequences, token), token);
         }
-    meet(me, pieces);
+    barrier(me, chunks);
 }

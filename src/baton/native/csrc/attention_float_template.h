@@ -2,7 +2,7 @@
 
 /* ---- storing ---- */
 
-static void OF_KV(store_token)(const Layer *layer, int64_t sequence, int64_t token) {
+static void OF_KV(store_token)(const AttentionArgs *layer, int64_t sequence, int64_t token) {
     const Step *step = layer->step;
     const Shape *shape = layer->shape;
     int64_t size = shape->block_size, dim = shape->head_dim;
@@ -24,19 +24,19 @@ ALWAYS void OF_KV(score_columns)(const int rows, const int columns, const float 
                                  int64_t size, float *scores, int64_t width) {
     floats sum[ROWS_AT_ONCE][COLUMNS_MAX];
     for (int r = 0; r < rows; r++)
-        for (int c = 0; c < columns; c++) sum[r][c] = spread(0.0f);
+        for (int c = 0; c < columns; c++) sum[r][c] = broadcast(0.0f);
     for (int64_t d = 0; d < dim; d++) {
 #if ROWS_OUTSIDE
         floats key[COLUMNS_MAX];
         for (int c = 0; c < columns; c++) key[c] = LOAD_KV(keys[c] + d * size);
         for (int r = 0; r < rows; r++) {
-            IN_ORDER;
-            for (int c = 0; c < columns; c++) sum[r][c] = fused(spread(q[r * dim + d]), key[c], sum[r][c]);
+            SCHED_FENCE;
+            for (int c = 0; c < columns; c++) sum[r][c] = fma_lanes(broadcast(q[r * dim + d]), key[c], sum[r][c]);
         }
 #else
         for (int c = 0; c < columns; c++) {
             floats key = LOAD_KV(keys[c] + d * size);
-            for (int r = 0; r < rows; r++) sum[r][c] = fused(spread(q[r * dim + d]), key, sum[r][c]);
+            for (int r = 0; r < rows; r++) sum[r][c] = fma_lanes(broadcast(q[r * dim + d]), key, sum[r][c]);
         }
 #endif
     }
@@ -61,7 +61,7 @@ static void OF_KV(score_odd)(int64_t rows, const float *q, int64_t dim, const KV
             const KV *keys = blocks[b] + head * dim * size;
             for (int64_t t = 0; t < size; t++) row[t] = 0.0f;
             for (int64_t d = 0; d < dim; d++)
-                for (int64_t t = 0; t < size; t++) row[t] = FUSED(q[r * dim + d], FROM_KV(keys[d * size + t]), row[t]);
+                for (int64_t t = 0; t < size; t++) row[t] = FMA(q[r * dim + d], FROM_KV(keys[d * size + t]), row[t]);
         }
 }
 
@@ -71,21 +71,21 @@ ALWAYS void OF_KV(add_columns)(const int rows, const int columns, const float *w
                                const KV *const *values, int64_t size, int64_t tokens, int64_t dim, int64_t from, float *out) {
     floats sum[ROWS_AT_ONCE][COLUMNS_MAX];
     for (int r = 0; r < rows; r++)
-        for (int c = 0; c < columns; c++) sum[r][c] = spread(keep[r]) * load(out + r * dim + from + c * LANES);
+        for (int c = 0; c < columns; c++) sum[r][c] = broadcast(keep[r]) * load(out + r * dim + from + c * LANES);
     for (int64_t b = 0, t = 0; t < tokens; b++) {
         const KV *value = values[b] + from;
-        for (int64_t end = smaller(t + size, tokens); t < end; t++, value += dim) {
+        for (int64_t end = min_int(t + size, tokens); t < end; t++, value += dim) {
 #if ROWS_OUTSIDE
             floats v[COLUMNS_MAX];
             for (int c = 0; c < columns; c++) v[c] = LOAD_KV(value + c * LANES);
             for (int r = 0; r < rows; r++) {
-                IN_ORDER;
-                for (int c = 0; c < columns; c++) sum[r][c] = fused(spread(weights[r * width + t]), v[c], sum[r][c]);
+                SCHED_FENCE;
+                for (int c = 0; c < columns; c++) sum[r][c] = fma_lanes(broadcast(weights[r * width + t]), v[c], sum[r][c]);
             }
 #else
             for (int c = 0; c < columns; c++) {
                 floats v = LOAD_KV(value + c * LANES);
-                for (int r = 0; r < rows; r++) sum[r][c] = fused(spread(weights[r * width + t]), v, sum[r][c]);
+                for (int r = 0; r < rows; r++) sum[r][c] = fma_lanes(broadcast(weights[r * width + t]), v, sum[r][c]);
             }
 #endif
         }
@@ -106,14 +106,14 @@ ALWAYS void OF_KV(add_rows)(const int rows, const int at_once, const float *weig
             float sum = keep[r] * out[r * dim + from];
             for (int64_t b = 0, t = 0; t < tokens; b++) {
                 const KV *value = values[b] + from;
-                for (int64_t end = smaller(t + size, tokens); t < end; t++, value += dim)
-                    sum = FUSED(weights[r * width + t], FROM_KV(*value), sum);
+                for (int64_t end = min_int(t + size, tokens); t < end; t++, value += dim)
+                    sum = FMA(weights[r * width + t], FROM_KV(*value), sum);
             }
             out[r * dim + from] = sum;
         }
 }
 
-/* ---- one tile of rows against the segment that starts at `start`; `blocks` are the segment's ---- */
+/* ---- one tile of rows against the key tile that starts at `start`; `blocks` are the key tile's ---- */
 
 static void OF_KV(tile_against_segment)(const Item *item, int64_t group, int64_t start, const KV *const *blocks, int64_t tile,
                                         int64_t rows, const float *q, float *out, float *maxima, float *totals,
@@ -121,8 +121,8 @@ static void OF_KV(tile_against_segment)(const Item *item, int64_t group, int64_t
     const Shape *shape = item->layer->shape;
     int64_t size = shape->block_size, dim = shape->head_dim, width = item->width;
     int64_t end = position_of(item, group, tile + rows - 1) + 1;
-    if (start >= end || start + item->segment <= first_seen(item, position_of(item, group, tile))) return;
-    int64_t tokens = smaller(item->segment, end - start);
+    if (start >= end || start + item->key_tile <= first_seen(item, position_of(item, group, tile))) return;
+    int64_t tokens = min_int(item->key_tile, end - start);
     int64_t count = (tokens + size - 1) / size, filled;
     float keep[ROWS_AT_ONCE];
     const KV *values[count];
@@ -142,9 +142,9 @@ static void OF_KV(tile_against_segment)(const Item *item, int64_t group, int64_t
     }
     for (int64_t r = 0; r < rows; r++) {
         int64_t position = position_of(item, group, tile + r);
-        int64_t low = smaller(larger(first_seen(item, position) - start, 0), tokens);
-        int64_t high = smaller(larger(position + 1 - start, 0), tokens);
-        keep[r] = soften(scores + r * width, filled, low, high, maxima + r, totals + r * LANES);
+        int64_t low = min_int(max_int(first_seen(item, position) - start, 0), tokens);
+        int64_t high = min_int(max_int(position + 1 - start, 0), tokens);
+        keep[r] = softmax(scores + r * width, filled, low, high, maxima + r, totals + r * LANES);
     }
 #define CASE(n) case n: OF_KV(add_rows)(n, COLUMNS(n), scores, width, keep, values, size, tokens, dim, out); break;
     switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
@@ -152,7 +152,7 @@ static void OF_KV(tile_against_segment)(const Item *item, int64_t group, int64_t
 }
 
 static void OF_KV(attend)(const Item *item) {
-    const Layer *layer = item->layer;
+    const AttentionArgs *layer = item->layer;
     const Shape *shape = layer->shape;
     int64_t dim = shape->head_dim, group = shape->heads / shape->kv_heads, rows = item->rows;
     float q[rows * dim], out[rows * dim], maxima[rows], totals[rows * LANES], scores[ROWS_AT_ONCE * item->width];
@@ -160,17 +160,17 @@ static void OF_KV(attend)(const Item *item) {
         int64_t token = item->first_token + (item->first + r) / group, head = item->head * group + (item->first + r) % group;
         const float *from = layer->qkv + token * layer->qkv_stride + head * dim;
         for (int64_t d = 0; d < dim; d++) q[r * dim + d] = from[d] * shape->scale, out[r * dim + d] = 0.0f;
-        maxima[r] = LOWEST, store(totals + r * LANES, spread(0.0f));
+        maxima[r] = LOWEST, store(totals + r * LANES, broadcast(0.0f));
     }
     int64_t end = position_of(item, group, rows - 1) + 1;
-    int64_t begin = first_seen(item, position_of(item, group, 0)) / item->segment * item->segment;
-    const KV *blocks[item->segment / shape->block_size];
-    for (int64_t start = begin; start < end; start += item->segment) {
-        int64_t here = smaller(item->segment, end - start);
+    int64_t begin = first_seen(item, position_of(item, group, 0)) / item->key_tile * item->key_tile;
+    const KV *blocks[item->key_tile / shape->block_size];
+    for (int64_t start = begin; start < end; start += item->key_tile) {
+        int64_t here = min_int(item->key_tile, end - start);
         for (int64_t b = 0; b * shape->block_size < here; b++)
             blocks[b] = (const KV *)layer->pool + item->table[start / shape->block_size + b] * shape->block_stride;
         for (int64_t tile = 0; tile < rows; tile += ROWS_AT_ONCE)
-            OF_KV(tile_against_segment)(item, group, start, blocks, tile, smaller(ROWS_AT_ONCE, rows - tile), q + tile * dim,
+            OF_KV(tile_against_segment)(item, group, start, blocks, tile, min_int(ROWS_AT_ONCE, rows - tile), q + tile * dim,
                                         out + tile * dim, maxima + tile, totals + tile * LANES, scores);
     }
     for (int64_t r = 0; r < rows; r++) {

@@ -3,7 +3,7 @@
 
 #include "attention_int8_softmax.h"
 
-#if HAS_TILES
+#if HAS_AMX
 
 typedef int32_t TileSums[4][TILE_HEIGHT][16];
 
@@ -42,10 +42,10 @@ ALWAYS floats of_tile(TileSums *sums, int which, int64_t row) {
 ALWAYS void score_products(const int sum, const int8_t *queries, const int8_t *keys, int64_t dim) {
     if (sum) _tile_zero(1);
     else _tile_zero(0);
-    for (int64_t d = 0; d < dim; d += STEP_OF_TILES) {
-        if (dim > STEP_OF_TILES) _tile_loadd(4, queries + d, dim);
-        if (sum) _tile_loadd(7, keys + d * BYTES_BLOCK, 64);
-        else _tile_loadd(6, keys + d * BYTES_BLOCK, 64);
+    for (int64_t d = 0; d < dim; d += AMX_STEP) {
+        if (dim > AMX_STEP) _tile_loadd(4, queries + d, dim);
+        if (sum) _tile_loadd(7, keys + d * INT8_BLOCK, 64);
+        else _tile_loadd(6, keys + d * INT8_BLOCK, 64);
         if (sum) _tile_dpbssd(1, 4, 7);
         else _tile_dpbssd(0, 4, 6);
     }
@@ -55,59 +55,59 @@ ALWAYS void score_products(const int sum, const int8_t *queries, const int8_t *k
 typedef struct {
     int64_t first, rows, blocks;
     _Alignas(64) union { ScoreRow scores[TILE_HEIGHT]; TileSums outputs[2]; };  /* first the one; then 64 outputs of a row */
-    ByteWeights weights;
-} ByteTile;
+    Int8Weights weights;
+} Int8Tile;
 
-static void score_tile(const ByteRows *x, const ByteSegment *segment, ByteTile *t) {
+static void score_tile(const Int8Rows *x, const KeyTile *key_tile, Int8Tile *t) {
     int64_t dim = x->dim;
     const int8_t *queries = x->queries + t->first * dim;
-    if (dim <= STEP_OF_TILES) _tile_loadd(4, queries, dim);
+    if (dim <= AMX_STEP) _tile_loadd(4, queries, dim);
     for (int64_t b = 0; b < t->blocks; b++) {
-        const int8_t *keys = segment->keys[b].numbers;
+        const int8_t *keys = key_tile->keys[b].numbers;
         if (b % 2) score_products(1, queries, keys, dim);
         else score_products(0, queries, keys, dim);
-        if (b % 2) _tile_stored(1, t->scores->sums + b * BYTES_BLOCK, sizeof(ScoreRow));
-        else _tile_stored(0, t->scores->sums + b * BYTES_BLOCK, sizeof(ScoreRow));
+        if (b % 2) _tile_stored(1, t->scores->sums + b * INT8_BLOCK, sizeof(ScoreRow));
+        else _tile_stored(0, t->scores->sums + b * INT8_BLOCK, sizeof(ScoreRow));
     }
 }
 
 /* Outputs [from, from + 64), as integers. */
-static void output_tile(const ByteRows *x, const int8_t *values, ByteTile *t, int64_t from) {
+static void output_tile(const Int8Rows *x, const int8_t *values, Int8Tile *t, int64_t from) {
     int64_t dim = x->dim;
     for (int64_t d = 0; d < 64; d += 32) {
         zero_sums();
-        for (int64_t token = 0; token < t->blocks * BYTES_BLOCK; token += STEP_OF_TILES)
-            add_products(t->weights.high[0] + token, t->weights.low[0] + token, BYTES_SEGMENT, values + token * dim + (from + d) * 4,
+        for (int64_t token = 0; token < t->blocks * INT8_BLOCK; token += AMX_STEP)
+            add_products(t->weights.high[0] + token, t->weights.low[0] + token, INT8_KEY_TILE, values + token * dim + (from + d) * 4,
                          values + token * dim + (from + d + 16) * 4, dim * 4);
         store_sums(&t->outputs[d / 32]);
     }
 }
 
-static void add_outputs(const ByteRows *x, ByteTile *t, int64_t from) {
+static void add_outputs(const Int8Rows *x, Int8Tile *t, int64_t from) {
     for (int64_t r = 0; r < t->rows; r++)
         for (int i = 0; i < 4; i++) {
             float *to = x->part.out + (t->first + r) * x->dim + from + i * 16;
             floats sum = of_tile(&t->outputs[i / 2], i % 2, r);
-            store(to, fused(sum, spread(t->weights.units[r]), load(to) * spread(t->weights.keep[r])));
+            store(to, fma_lanes(sum, broadcast(t->weights.units[r]), load(to) * broadcast(t->weights.keep[r])));
         }
 }
 
-/* All rows against a segment, whose values lie in `values`. What tiles do and what vectors do is done by turns, for all rows: loads
+/* All rows against a key tile, whose values lie in `values`. What tiles do and what vectors do is done by turns, for all rows: loads
  * of tiles wait for the stores before them, and vectors run at half their speed beside tiles. */
-static void tiles_against_segment(const Item *item, const ByteRows *x, const ByteSegment *segment, const int8_t *values) {
-    ByteTile tiles[ITEM_ROWS / TILE_HEIGHT];
+static void amx_against_key_tile(const Item *item, const Int8Rows *x, const KeyTile *key_tile, const int8_t *values) {
+    Int8Tile tiles[ITEM_ROWS / TILE_HEIGHT];
     int64_t count = 0;
-    tiles_for(FOR_PRODUCTS, TILE_HEIGHT);
+    amx_for(FOR_PRODUCTS, TILE_HEIGHT);
     for (int64_t first = 0; first < x->rows; first += TILE_HEIGHT) {
-        int64_t rows = smaller(TILE_HEIGHT, x->rows - first), last = x->positions[first + rows - 1];
-        if (segment->start > last || segment->start + BYTES_SEGMENT <= first_seen(item, x->positions[first])) continue;
-        ByteTile *t = &tiles[count++];
-        t->first = first, t->rows = rows, t->blocks = smaller(segment->count, (last - segment->start) / BYTES_BLOCK + 1);
+        int64_t rows = min_int(TILE_HEIGHT, x->rows - first), last = x->positions[first + rows - 1];
+        if (key_tile->start > last || key_tile->start + INT8_KEY_TILE <= first_seen(item, x->positions[first])) continue;
+        Int8Tile *t = &tiles[count++];
+        t->first = first, t->rows = rows, t->blocks = min_int(key_tile->count, (last - key_tile->start) / INT8_BLOCK + 1);
     }
-    for (int64_t i = 0; i < count; i++) score_tile(x, segment, &tiles[i]);
+    for (int64_t i = 0; i < count; i++) score_tile(x, key_tile, &tiles[i]);
     for (int64_t i = 0; i < count; i++) {
-        ByteTile *t = &tiles[i];
-        soften_bytes(1, item, x, t->first, t->rows, segment, t->blocks, t->scores, &t->weights);
+        Int8Tile *t = &tiles[i];
+        softmax_int8(1, item, x, t->first, t->rows, key_tile, t->blocks, t->scores, &t->weights);
     }
     for (int64_t from = 0; from < x->dim; from += 64) {
         for (int64_t i = 0; i < count; i++) output_tile(x, values, &tiles[i], from);

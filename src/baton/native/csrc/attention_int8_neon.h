@@ -14,18 +14,18 @@
 #include "neon_dot.h"
 
 #define DOT_COLUMNS 4             /* vectors of four numbers: the keys of a block, or 16 outputs */
-#define BYTE_SUM_MAX (127 * 127)  /* of one product; those of the 128 tokens of a segment always fit */
+#define BYTE_SUM_MAX (127 * 127)  /* of one product; those of the 128 tokens of a key tile always fit */
 
-typedef ints DotTile[BYTES_ROWS][DOT_COLUMNS];
+typedef ints DotTile[INT8_ROWS][DOT_COLUMNS];
 
 /* Sixteen bytes of each row times four lines of `stride` bytes from `w` on. `ahead`: lines to fetch meanwhile, if `fetches`. */
 ALWAYS void add_dots(const int rows, const int fetches, DotTile sum, const int8_t *x, int64_t x_stride, const uint8_t *w, int64_t stride,
                      const int8_t *ahead) {
-    bytes row[BYTES_ROWS];
+    bytes row[INT8_ROWS];
     UNROLL for (int r = 0; r < rows; r++) row[r] = vld1q_s8(x + r * x_stride);
     UNROLL for (int word = 0; word < 4; word++, w += stride, ahead += stride) {
         if (fetches) __builtin_prefetch(ahead, 0, 2);
-        IN_ORDER;
+        SCHED_FENCE;
         UNROLL for (int c = 0; c < DOT_COLUMNS; c++) {
             bytes four = load_bytes(w + c * 16);
             UNROLL for (int r = 0; r < rows; r++) sum[r][c] = dot_word(sum[r][c], four, row[r], word);
@@ -39,79 +39,79 @@ ALWAYS void start_sums(const int rows, DotTile sum) {
 }
 
 /* `rows` rows against the 16 keys of block `b`. */
-ALWAYS void score_tile(const int rows, const int fetches, const ByteRows *x, int64_t first, const ByteSegment *segment, int64_t b,
+ALWAYS void score_tile(const int rows, const int fetches, const Int8Rows *x, int64_t first, const KeyTile *key_tile, int64_t b,
                        ScoreRow *scores) {
     const int fits = x->dim * BYTE_SUM_MAX < SUM_MAGNITUDE_MAX;  /* not in heads of more than 256 numbers */
-    const ByteBlock *keys = &segment->keys[b];
+    const Int8Block *keys = &key_tile->keys[b];
     DotTile sum;
     start_sums(rows, sum);
     for (int64_t d = 0; d < x->dim; d += 16)
-        add_dots(rows, fetches, sum, x->queries + first * x->dim + d, x->dim, (const uint8_t *)keys->numbers + d * BYTES_BLOCK,
-                 BYTES_BLOCK * 4, segment->next_keys[b] + d * BYTES_BLOCK);
+        add_dots(rows, fetches, sum, x->queries + first * x->dim + d, x->dim, (const uint8_t *)keys->numbers + d * INT8_BLOCK,
+                 INT8_BLOCK * 4, key_tile->next_keys[b] + d * INT8_BLOCK);
     UNROLL for (int c = 0; c < DOT_COLUMNS; c++) {
         floats scale = load(keys->scales + c * LANES);
         UNROLL for (int r = 0; r < rows; r++) {
             floats score = fits ? float_of_sum(sum[r][c]) : as_floats(sum[r][c] - sum_start());
-            store(scores[r].scores + b * BYTES_BLOCK + c * LANES, score * scale);
+            store(scores[r].scores + b * INT8_BLOCK + c * LANES, score * scale);
         }
     }
 }
 
-typedef float OutputSums[BYTES_ROWS][DOT_COLUMNS * LANES];
+typedef float OutputSums[INT8_ROWS][DOT_COLUMNS * LANES];
 
 /* One digit of the weights of `rows` rows times the values of `blocks` blocks, numbers [from, from + 16). */
-ALWAYS void digit_tile(const int rows, const int fetches, const int8_t *digits, int64_t dim, const ByteSegment *segment, int64_t blocks,
+ALWAYS void digit_tile(const int rows, const int fetches, const int8_t *digits, int64_t dim, const KeyTile *key_tile, int64_t blocks,
                        int64_t from, OutputSums out) {
     DotTile sum;
     start_sums(rows, sum);
     for (int64_t b = 0; b < blocks; b++)
-        add_dots(rows, fetches, sum, digits + b * BYTES_BLOCK, BYTES_SEGMENT, (const uint8_t *)segment->values[b].numbers + from * 4,
-                 dim * 4, segment->next_values[b] + from * 4);
+        add_dots(rows, fetches, sum, digits + b * INT8_BLOCK, INT8_KEY_TILE, (const uint8_t *)key_tile->values[b].numbers + from * 4,
+                 dim * 4, key_tile->next_values[b] + from * 4);
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int c = 0; c < DOT_COLUMNS; c++) store(&out[r][c * LANES], float_of_sum(sum[r][c]));
 }
 
 /* Functions of their own: part of a larger one, gcc 12 moves their sums from register to register. */
 #define DIGIT_TILE(rows, fetches)                                                                                                    \
-    static __attribute__((noinline)) void digit_tile_##rows##_##fetches(const int8_t *digits, int64_t dim, const ByteSegment *segment, \
+    static __attribute__((noinline)) void digit_tile_##rows##_##fetches(const int8_t *digits, int64_t dim, const KeyTile *key_tile, \
                                                                        int64_t blocks, int64_t from, OutputSums out) {               \
-        digit_tile(rows, fetches, digits, dim, segment, blocks, from, out);                                                         \
+        digit_tile(rows, fetches, digits, dim, key_tile, blocks, from, out);                                                         \
     }
 DIGIT_TILE(1, 0) DIGIT_TILE(1, 1) DIGIT_TILE(2, 0) DIGIT_TILE(2, 1) DIGIT_TILE(3, 0) DIGIT_TILE(3, 1) DIGIT_TILE(4, 0) DIGIT_TILE(4, 1)
 
-typedef void (*DigitTile)(const int8_t *, int64_t, const ByteSegment *, int64_t, int64_t, OutputSums);
-static const DigitTile DIGIT_TILES[BYTES_ROWS][2] = {
+typedef void (*DigitTile)(const int8_t *, int64_t, const KeyTile *, int64_t, int64_t, OutputSums);
+static const DigitTile DIGIT_TILES[INT8_ROWS][2] = {
     {digit_tile_1_0, digit_tile_1_1}, {digit_tile_2_0, digit_tile_2_1}, {digit_tile_3_0, digit_tile_3_1}, {digit_tile_4_0, digit_tile_4_1}};
 
 /* Outputs [from, from + 16) of `rows` rows, over `blocks` blocks. */
-ALWAYS void output_tile(const int rows, const int fetches, const ByteRows *x, int64_t first, const ByteSegment *segment, int64_t blocks,
-                        const ByteWeights *weights, int64_t from) {
+ALWAYS void output_tile(const int rows, const int fetches, const Int8Rows *x, int64_t first, const KeyTile *key_tile, int64_t blocks,
+                        const Int8Weights *weights, int64_t from) {
     OutputSums high, low;
-    DIGIT_TILES[rows - 1][fetches](weights->high[0], x->dim, segment, blocks, from, high);
-    DIGIT_TILES[rows - 1][0](weights->low[0], x->dim, segment, blocks, from, low);
+    DIGIT_TILES[rows - 1][fetches](weights->high[0], x->dim, key_tile, blocks, from, high);
+    DIGIT_TILES[rows - 1][0](weights->low[0], x->dim, key_tile, blocks, from, low);
     UNROLL for (int r = 0; r < rows; r++) {
         float *to = x->part.out + (first + r) * x->dim + from;
-        floats unit = spread(weights->units[r]), keep = spread(weights->keep[r]);
+        floats unit = broadcast(weights->units[r]), keep = broadcast(weights->keep[r]);
         UNROLL for (int c = 0; c < DOT_COLUMNS * LANES; c += LANES)
-            store(to + c, fused(of_digits(load(&high[r][c]), load(&low[r][c])), unit, load(to + c) * keep));
+            store(to + c, fma_lanes(of_digits(load(&high[r][c]), load(&low[r][c])), unit, load(to + c) * keep));
     }
 }
 
-/* All rows of a tile against a segment; nothing where none of them sees any of it. */
-ALWAYS void attend_tile(const int rows, const int fetches, const Item *item, const ByteRows *x, int64_t first, const ByteSegment *segment) {
-    _Alignas(64) ScoreRow scores[BYTES_ROWS];
-    ByteWeights weights;
+/* All rows of a tile against a key tile; nothing where none of them sees any of it. */
+ALWAYS void attend_tile(const int rows, const int fetches, const Item *item, const Int8Rows *x, int64_t first, const KeyTile *key_tile) {
+    _Alignas(64) ScoreRow scores[INT8_ROWS];
+    Int8Weights weights;
     int64_t last = x->positions[first + rows - 1];
-    if (segment->start > last || segment->start + BYTES_SEGMENT <= first_seen(item, x->positions[first])) return;
-    int64_t blocks = smaller(segment->count, (last - segment->start) / BYTES_BLOCK + 1);  /* that any of the rows sees */
-    for (int64_t b = 0; b < blocks; b++) score_tile(rows, fetches, x, first, segment, b, scores);
-    soften_few(item, x, first, rows, segment, blocks, scores, &weights);
+    if (key_tile->start > last || key_tile->start + INT8_KEY_TILE <= first_seen(item, x->positions[first])) return;
+    int64_t blocks = min_int(key_tile->count, (last - key_tile->start) / INT8_BLOCK + 1);  /* that any of the rows sees */
+    for (int64_t b = 0; b < blocks; b++) score_tile(rows, fetches, x, first, key_tile, b, scores);
+    softmax_few(item, x, first, rows, key_tile, blocks, scores, &weights);
     for (int64_t from = 0; from < x->dim; from += DOT_COLUMNS * LANES)
-        output_tile(rows, fetches, x, first, segment, blocks, &weights, from);
+        output_tile(rows, fetches, x, first, key_tile, blocks, &weights, from);
 }
 
 /* The first rows of an item fetch for all of them. */
-ALWAYS void few_against_segment(const int rows, const Item *item, const ByteRows *x, int64_t first, const ByteSegment *segment) {
-    if (first == 0 || rows < BYTES_ROWS) attend_tile(rows, 1, item, x, first, segment);
-    else attend_tile(rows, 0, item, x, first, segment);
+ALWAYS void few_against_key_tile(const int rows, const Item *item, const Int8Rows *x, int64_t first, const KeyTile *key_tile) {
+    if (first == 0 || rows < INT8_ROWS) attend_tile(rows, 1, item, x, first, key_tile);
+    else attend_tile(rows, 0, item, x, first, key_tile);
 }

@@ -13,7 +13,7 @@
  * key that was loaded serves all of them: the heads of a group when decoding, several tokens as well in a prompt.
  *
  * The answer of a row does not depend on what else is in the batch, on the chunk it came in, or on the number of threads:
- * keys are taken in segments that start at fixed positions; within one, each score is one chain of products over head_dim,
+ * keys are taken in key tiles that start at fixed positions; within one, each score is one chain of products over head_dim,
  * each output one chain over tokens, and sums over tokens go through lanes of fixed meaning. What another row of the tile
  * needs and this one may not see has weight zero, and adding zero times something finite changes nothing.
  */
@@ -24,7 +24,7 @@
 #include "thread_team.h"
 
 #define ROWS_AT_ONCE 6  /* whose running sums stay in registers; the switches have a case for each number */
-#define SEGMENT 64      /* keys between two rescalings, rounded to whole blocks */
+#define KEY_TILE 64      /* keys between two rescalings, rounded to whole blocks */
 #define COLUMNS_MAX 4   /* vectors of keys, or of head_dim, that are worked on at once */
 
 /* As many running sums as there are registers for: each is a chain, and only many chains keep the adders busy. */
@@ -63,11 +63,11 @@ typedef struct {
     float *out;               /* [tokens][heads][head_dim] */
     int64_t window;           /* 0: none */
     int64_t item_rows;
-    const int64_t *item_starts;  /* [sequences + 1] first piece of work of each sequence */
+    const int64_t *item_starts;  /* [sequences + 1] first chunk of each sequence */
     int64_t items;
-    int64_t spans;            /* that an item is cut into, at most; 1: it is not (attention_int8.h) */
+    int64_t splits;            /* that an item is cut into, at most; 1: it is not (attention_int8.h) */
     float *parts;             /* part_floats() */
-} Layer;
+} AttentionArgs;
 
 /* Which of `count` runs holds `index`; run i is [starts[i], starts[i + 1]). */
 static int64_t run_of(const int64_t *starts, int64_t count, int64_t index) {
@@ -79,15 +79,15 @@ static int64_t run_of(const int64_t *starts, int64_t count, int64_t index) {
     return low;
 }
 
-/* One piece of work: up to item_rows rows of one sequence and one kv head. */
+/* One chunk: up to item_rows rows of one sequence and one kv head. */
 typedef struct {
-    const Layer *layer;
+    const AttentionArgs *layer;
     const int32_t *table;
     int64_t head;          /* kv head */
     int64_t context;       /* position of the sequence's first token of this step */
     int64_t first_token;   /* its row in the flat batch */
     int64_t first, rows;   /* rows of the item, counted within (sequence, kv head) */
-    int64_t segment, width;
+    int64_t key_tile, width;
 } Item;
 
 ALWAYS int64_t position_of(const Item *item, int64_t group, int64_t row) {
@@ -96,17 +96,17 @@ ALWAYS int64_t position_of(const Item *item, int64_t group, int64_t row) {
 
 ALWAYS int64_t first_seen(const Item *item, int64_t position) {
     int64_t window = item->layer->window;
-    return window ? larger(0, position - window + 1) : 0;
+    return window ? max_int(0, position - window + 1) : 0;
 }
 
-/* Softmax of one row over one segment: scores become weights; returns what the sums so far must be multiplied by.
+/* Softmax of one row over one key tile: scores become weights; returns what the sums so far must be multiplied by.
  * `totals`: of the weights, lane by lane; they are added up when the row is done. */
-ALWAYS float soften(float *restrict scores, int64_t width, int64_t low, int64_t high, float *maximum, float *restrict totals) {
+ALWAYS float softmax(float *restrict scores, int64_t width, int64_t low, int64_t high, float *maximum, float *restrict totals) {
     for (int64_t t = 0; t < low; t++) scores[t] = -INFINITY;
     for (int64_t t = high; t < width; t++) scores[t] = -INFINITY;
     floats best = load(scores);
-    for (int64_t t = LANES; t < width; t += LANES) best = larger_lanes(load(scores + t), best);
-    float top = largest_lane(best), before = *maximum;
+    for (int64_t t = LANES; t < width; t += LANES) best = max_lanes(load(scores + t), best);
+    float top = max_of_lanes(best), before = *maximum;
     top = top > before ? top : before;
     *maximum = top;
     float keep = exp_negative(before - top), sum[LANES];
@@ -133,11 +133,11 @@ ALWAYS float soften(float *restrict scores, int64_t width, int64_t low, int64_t 
 #undef TO_KV
 #undef FROM_KV
 
-#define KV half
-#define OF_KV(name) name##_half
-#define LOAD_KV load_half
-#define TO_KV as_half
-#define FROM_KV float_of
+#define KV f16
+#define OF_KV(name) name##_f16
+#define LOAD_KV load_f16
+#define TO_KV to_f16
+#define FROM_KV f32_of
 #include "attention_float_template.h"
 #undef KV
 #undef OF_KV

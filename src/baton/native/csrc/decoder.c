@@ -17,7 +17,7 @@ typedef struct {
     const float *q_norm, *k_norm;  /* [head_dim] or NULL */
     Matrix qkv, output, gate_up, down;
     int64_t window;                /* 0: none */
-} Block;
+} LayerWeights;
 
 typedef struct {
     int64_t layers, hidden, vocabulary, inner;
@@ -28,7 +28,7 @@ typedef struct {
     const uint8_t *embedding;      /* [vocabulary] rows as the file has them, in one of the four kinds */
     int64_t embedding_row_bytes;
     const float *final_norm;
-    const Block *blocks;
+    const LayerWeights *blocks;
     Matrix head;
     void *pool;                    /* block 0, layer 0 */
 } Model;
@@ -52,7 +52,7 @@ typedef struct {
     Team *team;
     Buffers shared;
     Rows *alone;                   /* [threads] ALONE_ROWS rows, wide enough for anything */
-    uint8_t **scratch;             /* [threads] one cell as bytes */
+    uint8_t **scratch;             /* [threads] one panel as bytes */
     DrawRoom *drawing;             /* [threads], made when first needed */
 } Runner;
 
@@ -66,8 +66,8 @@ static void buffers_free(Buffers *b) {
 
 static int64_t qkv_width(const Model *m) { return (m->attention.heads + 2 * m->attention.kv_heads) * m->attention.head_dim; }
 
-/* For a cell that a product unpacks: bytes, and for every group of them scales and minima as floats. */
-static int64_t scratch_bytes(int64_t inputs) { return round_up(inputs, STEP_OF_TILES) * (CELL + CELL / GROUP * 8); }
+/* For a panel that a product unpacks: bytes, and for every group of them scales and minima as floats. */
+static int64_t scratch_bytes(int64_t inputs) { return round_up(inputs, AMX_STEP) * (PANEL + PANEL / GROUP * 8); }
 
 /* Upper bound, of any job. */
 static int64_t phases_of(const Model *model) { return 4 + PHASES_OF_A_LAYER * model->layers; }
@@ -77,17 +77,17 @@ static int buffers_fit(Runner *runner, int64_t tokens, int64_t sequences) {
     Buffers *b = &runner->shared;
     const Model *m = runner->model;
     if (tokens <= b->rows && sequences <= b->sequences) return 1;
-    tokens = larger(tokens, b->rows), sequences = larger(sequences, b->sequences);
+    tokens = max_int(tokens, b->rows), sequences = max_int(sequences, b->sequences);
     team_rest(runner->team);
     buffers_free(b);
     int64_t pairs = m->attention.head_dim / 2, q_width = m->attention.heads * m->attention.head_dim;
-    b->hidden = room(tokens * m->hidden * 4), b->picked = room(tokens * m->hidden * 4);
-    b->cosines = room(tokens * pairs * 4), b->sines = room(tokens * pairs * 4);
-    b->qkv = room(tokens * qkv_width(m) * 4);
-    b->item_starts = room((sequences + 1) * 8);
-    b->best = room(runner->team->threads * tokens * (int64_t)sizeof *b->best);
-    int ok = rows_room(&b->normed, tokens, m->hidden) && rows_room(&b->output, tokens, q_width);
-    ok = ok && rows_room(&b->down, tokens, m->inner);
+    b->hidden = alloc_aligned(tokens * m->hidden * 4), b->picked = alloc_aligned(tokens * m->hidden * 4);
+    b->cosines = alloc_aligned(tokens * pairs * 4), b->sines = alloc_aligned(tokens * pairs * 4);
+    b->qkv = alloc_aligned(tokens * qkv_width(m) * 4);
+    b->item_starts = alloc_aligned((sequences + 1) * 8);
+    b->best = alloc_aligned(runner->team->threads * tokens * (int64_t)sizeof *b->best);
+    int ok = rows_alloc(&b->normed, tokens, m->hidden) && rows_alloc(&b->output, tokens, q_width);
+    ok = ok && rows_alloc(&b->down, tokens, m->inner);
     if (!ok || !b->hidden || !b->picked || !b->cosines || !b->sines || !b->qkv || !b->item_starts || !b->best) return buffers_free(b), 0;
     b->rows = tokens, b->sequences = sequences;
     return 1;
@@ -98,7 +98,7 @@ static int parts_fit(Runner *runner, int64_t floats_needed) {
     if (floats_needed <= b->part_floats) return 1;
     team_rest(runner->team);
     free(b->parts);
-    b->parts = room(floats_needed * 4), b->part_floats = b->parts ? floats_needed : 0;
+    b->parts = alloc_aligned(floats_needed * 4), b->part_floats = b->parts ? floats_needed : 0;
     return b->parts != NULL;
 }
 
@@ -114,18 +114,18 @@ static void begin_row(const Runner *runner, const Step *step, int64_t row) {
     int64_t pairs = m->attention.head_dim / 2;
     embed(m, step->token_ids[row], runner->shared.hidden + row * m->hidden);
     for (int64_t i = 0; i < pairs; i++) {
-        float turn = (float)step->positions[row] * m->frequencies[i];
-        runner->shared.cosines[row * pairs + i] = cosf(turn) * m->rope_factor;
-        runner->shared.sines[row * pairs + i] = sinf(turn) * m->rope_factor;
+        float angle = (float)step->positions[row] * m->frequencies[i];
+        runner->shared.cosines[row * pairs + i] = cosf(angle) * m->rope_factor;
+        runner->shared.sines[row * pairs + i] = sinf(angle) * m->rope_factor;
     }
 }
 
 /* Queries and keys of one token: normed where the model wants it, then turned, first half against second. */
-typedef struct { const Runner *runner; const Block *block; } Turning;
+typedef struct { const Runner *runner; const LayerWeights *block; } RopeArgs;
 
-static void turn_row(const void *with, int64_t row) {
-    const Runner *runner = ((const Turning *)with)->runner;
-    const Block *block = ((const Turning *)with)->block;
+static void rope_row(const void *with, int64_t row) {
+    const Runner *runner = ((const RopeArgs *)with)->runner;
+    const LayerWeights *block = ((const RopeArgs *)with)->block;
     const Model *m = runner->model;
     const Shape *shape = &m->attention;
     int64_t dim = shape->head_dim, pairs = dim / 2;
@@ -140,8 +140,8 @@ static void turn_row(const void *with, int64_t row) {
         }
         for (int64_t i = 0; i < pairs; i++) {
             float a = x[i], b = x[i + pairs];
-            x[i] = FUSED(-b, sines[i], a * cosines[i]);
-            x[i + pairs] = FUSED(a, sines[i], b * cosines[i]);
+            x[i] = FMA(-b, sines[i], a * cosines[i]);
+            x[i + pairs] = FMA(a, sines[i], b * cosines[i]);
         }
     }
 }
@@ -158,25 +158,25 @@ static void prepare_row(const Runner *runner, const Source *from, int64_t row, c
     float *to = into->plain + row * width;
     if (from->weight) norm_row(x, from->weight, width, runner->model->norm_eps, to);
     else if (x != to) memcpy(to, x, (size_t)width * 4);
-    quantise_for(from->matrix, into, row);
+    quantize_for(from->matrix, into, row);
 }
 
 /* A phase: rows ready for a product. */
 static void prepare_shared(Member *me, const Runner *runner, const Source *from, int64_t rows, const Rows *into) {
-    int64_t pieces = (rows + PREPARED_ROWS - 1) / PREPARED_ROWS;
-    for (int64_t piece; (piece = take(me, pieces)) >= 0;)
-        for (int64_t row = piece * PREPARED_ROWS; row < smaller((piece + 1) * PREPARED_ROWS, rows); row++)
+    int64_t chunks = (rows + PREPARED_ROWS - 1) / PREPARED_ROWS;
+    for (int64_t chunk; (chunk = next_chunk(me, chunks)) >= 0;)
+        for (int64_t row = chunk * PREPARED_ROWS; row < min_int((chunk + 1) * PREPARED_ROWS, rows); row++)
             prepare_row(runner, from, row, into);
-    meet(me, pieces);
+    barrier(me, chunks);
 }
 
-/* Rows ready for a product: by the team, or by everybody for themselves where there are few. Who will take no piece of the product,
+/* Rows ready for a product: by the team, or by everybody for themselves where there are few. Who will take no chunk of the product,
  * because it rests or comes too late, does not need them. */
 static const Rows *prepare(Member *me, Runner *runner, const Source *from, int64_t rows, Rows *shared) {
     if (rows <= ALONE_ROWS) {
         Rows *own = &runner->alone[me->number];
         own->width = shared->width, own->groups = shared->groups;
-        if (!any_left(me, pieces_of(from->matrix, rows, me->team->threads))) return own;
+        if (!any_left(me, chunks_of(from->matrix, rows, me->team->threads))) return own;
         for (int64_t row = 0; row < rows; row++) prepare_row(runner, from, row, own);
         return own;
     }
@@ -205,14 +205,14 @@ static int64_t phase_since;
 typedef struct {
     Runner *runner;
     Step step;
-    int64_t item_rows, items, spans;
+    int64_t item_rows, items, splits;
 } Hidden;
 
 static void layer_phases(Member *me, const Hidden *job, int64_t number) {
     Runner *runner = job->runner;
     const Model *m = runner->model;
     const Step *step = &job->step;
-    const Block *block = &m->blocks[number];
+    const LayerWeights *block = &m->blocks[number];
     Buffers *b = &runner->shared;
     uint8_t *scratch = runner->scratch[me->number];
     int64_t tokens = step->tokens, hidden = m->hidden;
@@ -222,15 +222,15 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
     multiply(me, &block->qkv, normed, tokens, scratch, &(Out){STORE, b->qkv, qkv_width(m), qkv_width(m), NULL});
     PHASE(QKV)
 
-    Layer layer = {
+    AttentionArgs layer = {
         .step = step, .shape = &m->attention,
         .pool = (char *)m->pool + number * 2 * m->attention.values_at * kv_number_bytes((KVKind)m->kv_kind),
         .qkv = b->qkv, .qkv_stride = qkv_width(m),
         .out = b->output.plain, .window = block->window,
         .item_rows = job->item_rows, .item_starts = b->item_starts, .items = job->items,
-        .spans = job->spans, .parts = b->parts,
+        .splits = job->splits, .parts = b->parts,
     };
-    store_all(me, &layer, m->kv_kind, turn_row, &(Turning){runner, block});
+    store_all(me, &layer, m->kv_kind, rope_row, &(RopeArgs){runner, block});
     PHASE(TURN)
     attend_all(me, &layer, m->kv_kind);
     PHASE(ATTEND)
@@ -256,8 +256,8 @@ static void hidden_job(Member *me, const void *with) {
 #if defined(BATON_PHASES)
     if (me->number == 0) phase_since = nanoseconds();
 #endif
-    for (int64_t row; (row = take(me, job->step.tokens)) >= 0;) begin_row(job->runner, &job->step, row);
-    meet(me, job->step.tokens);
+    for (int64_t row; (row = next_chunk(me, job->step.tokens)) >= 0;) begin_row(job->runner, &job->step, row);
+    barrier(me, job->step.tokens);
     PHASE(BEGIN)
     for (int64_t number = 0; number < m->layers; number++) layer_phases(me, job, number);
 }
@@ -284,7 +284,7 @@ static void logits_job(Member *me, const void *with) {
 
 /* 0, or what the system said. Has to come before any thread is made. */
 int baton_allow(void) {
-#if HAS_TILES
+#if HAS_AMX
     const long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
     return (int)syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
 #else
@@ -294,13 +294,13 @@ int baton_allow(void) {
 
 /* Bytes of the structures that Python fills in (native/library.py), up to `count` of them; how many there are. */
 int64_t baton_sizes(int64_t *sizes, int64_t count) {
-    const int64_t all[] = {sizeof(Matrix), sizeof(Block), sizeof(Shape), sizeof(Model), sizeof(Step)};
+    const int64_t all[] = {sizeof(Matrix), sizeof(LayerWeights), sizeof(Shape), sizeof(Model), sizeof(Step)};
     const int64_t there = sizeof all / sizeof *all;
-    for (int64_t i = 0; i < smaller(count, there); i++) sizes[i] = all[i];
+    for (int64_t i = 0; i < min_int(count, there); i++) sizes[i] = all[i];
     return there;
 }
 
-int baton_has_tiles(void) { return HAS_TILES; }
+int baton_has_tiles(void) { return HAS_AMX; }
 
 /* Kind, outputs and inputs are given; fills in the rest of its shape, and the bytes of numbers, scales, minima. */
 void baton_plan(Matrix *matrix, int64_t bytes[3]) { plan(matrix, bytes); }
@@ -334,10 +334,10 @@ Runner *baton_new(const Model *model, int64_t threads) {
     runner->scratch = calloc((size_t)threads, sizeof *runner->scratch);
     runner->drawing = calloc((size_t)threads, sizeof *runner->drawing);
     if (!runner->team || !runner->alone || !runner->scratch || !runner->drawing) return baton_free(runner), NULL;
-    int64_t widest = larger(larger(model->hidden, model->inner), model->attention.heads * model->attention.head_dim);
+    int64_t widest = max_int(max_int(model->hidden, model->inner), model->attention.heads * model->attention.head_dim);
     for (int i = 0; i < runner->team->threads; i++) {
-        runner->scratch[i] = room(scratch_bytes(widest));
-        if (!rows_room(&runner->alone[i], ALONE_ROWS, widest) || !runner->scratch[i]) return baton_free(runner), NULL;
+        runner->scratch[i] = alloc_aligned(scratch_bytes(widest));
+        if (!rows_alloc(&runner->alone[i], ALONE_ROWS, widest) || !runner->scratch[i]) return baton_free(runner), NULL;
     }
     return runner;
 }
@@ -353,9 +353,9 @@ const float *baton_hidden(Runner *runner, const Step *step) {
     const Shape *shape = &runner->model->attention;
     KVKind kind = (KVKind)runner->model->kv_kind;
     int64_t rows = item_starts(step, shape, kind, runner->team->threads, runner->shared.item_starts);
-    int64_t items = runner->shared.item_starts[step->sequences], spans = spans_of_items(step, shape, kind, runner->team->threads, items);
-    if (!parts_fit(runner, part_floats(shape, items, spans))) return NULL;
-    Hidden job = {runner, *step, rows, items, spans};
+    int64_t items = runner->shared.item_starts[step->sequences], splits = splits_of_items(step, shape, kind, runner->team->threads, items);
+    if (!parts_fit(runner, part_floats(shape, items, splits))) return NULL;
+    Hidden job = {runner, *step, rows, items, splits};
     TEAM_RUN(runner->team, hidden_job, &job, phases_of(runner->model));
     return runner->shared.hidden;
 }
@@ -400,9 +400,9 @@ typedef struct { Runner *runner; const float *logits; const Draw *draws; int64_t
 static void choice_job(Member *me, const void *with) {
     const Choice *job = with;
     int64_t vocabulary = job->runner->model->vocabulary;
-    for (int64_t row; (row = take(me, job->rows)) >= 0;)
+    for (int64_t row; (row = next_chunk(me, job->rows)) >= 0;)
         job->tokens[row] = draw_row(job->logits + row * vocabulary, vocabulary, &job->draws[row], &job->runner->drawing[me->number]);
-    meet(me, job->rows);
+    barrier(me, job->rows);
 }
 
 int baton_choose(Runner *runner, const float *logits, const Draw *draws, int64_t rows, int64_t *tokens) {
@@ -420,14 +420,14 @@ static void product_job(Member *me, const void *with) {
     const Product *job = with;
     Source from = {job->x, NULL, job->matrix};
     prepare_shared(me, job->runner, &from, job->rows, job->buffer);
-    uint8_t *scratch = room(scratch_bytes(job->matrix->inputs));
+    uint8_t *scratch = alloc_aligned(scratch_bytes(job->matrix->inputs));
     multiply(me, job->matrix, job->buffer, job->rows, scratch, &(Out){STORE, job->out, job->width, job->width, NULL});
     free(scratch);
 }
 
 int baton_product(Runner *runner, const Matrix *matrix, const float *x, int64_t rows, float *out, int64_t width) {
     Rows buffer;
-    if (!rows_room(&buffer, rows, matrix->inputs)) return 1;
+    if (!rows_alloc(&buffer, rows, matrix->inputs)) return 1;
     Product job = {runner, matrix, x, rows, out, &buffer, width};
     TEAM_RUN(runner->team, product_job, &job, phases_of(runner->model));
     team_rest(runner->team);
@@ -436,7 +436,7 @@ int baton_product(Runner *runner, const Matrix *matrix, const float *x, int64_t 
 }
 
 /* One layer's attention by itself, for tests. qkv: [tokens][heads + 2 * kv_heads][head_dim], out: [tokens][heads][head_dim]. */
-typedef struct { Layer *layer; KVKind kind; } Attention;
+typedef struct { AttentionArgs *layer; KVKind kind; } Attention;
 
 static void attention_job(Member *me, const void *with) {
     const Attention *job = with;
@@ -446,16 +446,16 @@ static void attention_job(Member *me, const void *with) {
 
 int baton_attention(Runner *runner, const Step *step, const Shape *shape, void *pool, const float *qkv, int64_t window,
                     int64_t kv_kind, float *out) {
-    int64_t *starts = room((step->sequences + 1) * 8);
+    int64_t *starts = alloc_aligned((step->sequences + 1) * 8);
     if (!starts) return 1;
-    Layer layer = {
+    AttentionArgs layer = {
         .step = step, .shape = shape, .pool = pool, .qkv = qkv, .out = out, .window = window, .item_starts = starts,
         .qkv_stride = (shape->heads + 2 * shape->kv_heads) * shape->head_dim,
         .item_rows = item_starts(step, shape, (KVKind)kv_kind, runner->team->threads, starts),
     };
     layer.items = starts[step->sequences];
-    layer.spans = spans_of_items(step, shape, (KVKind)kv_kind, runner->team->threads, layer.items);
-    if (!parts_fit(runner, part_floats(shape, layer.items, layer.spans))) return free(starts), 1;
+    layer.splits = splits_of_items(step, shape, (KVKind)kv_kind, runner->team->threads, layer.items);
+    if (!parts_fit(runner, part_floats(shape, layer.items, layer.splits))) return free(starts), 1;
     layer.parts = runner->shared.parts;
     Attention job = {&layer, (KVKind)kv_kind};
     TEAM_RUN(runner->team, attention_job, &job, phases_of(runner->model));

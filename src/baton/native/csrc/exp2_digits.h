@@ -37,12 +37,12 @@ ALWAYS float inverse_of(float largest, float most) { return largest > SCALED_LEA
 #if LANES == 16
 
 ALWAYS floats exp2_lanes(floats x) {
-    __mmask16 some = _mm512_cmp_ps_mask(x, spread(-126.0f), _CMP_NLT_UQ);  /* what is no number stays none */
+    __mmask16 some = _mm512_cmp_ps_mask(x, broadcast(-126.0f), _CMP_NLT_UQ);  /* what is no number stays none */
     floats r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);  /* from the whole number below, as scalef takes it */
-    floats p = fused(spread(1.342668457e-2f), r, spread(5.224247357e-2f));
-    p = fused(p, r, spread(2.412802052e-1f));
-    p = fused(p, r, spread(6.930448448e-1f));
-    return _mm512_maskz_scalef_ps(some, fused(p, r, spread(1.0f)), x);
+    floats p = fma_lanes(broadcast(1.342668457e-2f), r, broadcast(5.224247357e-2f));
+    p = fma_lanes(p, r, broadcast(2.412802052e-1f));
+    p = fma_lanes(p, r, broadcast(6.930448448e-1f));
+    return _mm512_maskz_scalef_ps(some, fma_lanes(p, r, broadcast(1.0f)), x);
 }
 
 /* x: 64 numbers. */
@@ -61,10 +61,10 @@ ALWAYS void store_digits(const floats *x, int8_t *high, int8_t *low) {
 ALWAYS float exp2_short(float x) {
     float y = x < -126.0f ? -126.0f : x;
     float n = (y + 12582912.0f) - 12582912.0f, r = y - n;
-    float p = FUSED(9.6149742603302e-3f, r, 5.5967118591070e-2f);
-    p = FUSED(p, r, 2.4023555219173e-1f);
-    p = FUSED(p, r, 6.9311290979385e-1f);
-    p = FUSED(p, r, 1.0f);
+    float p = FMA(9.6149742603302e-3f, r, 5.5967118591070e-2f);
+    p = FMA(p, r, 2.4023555219173e-1f);
+    p = FMA(p, r, 6.9311290979385e-1f);
+    p = FMA(p, r, 1.0f);
     union { int32_t i; float f; } power = {((int32_t)n + 127) << 23};
     return x < -126.0f ? 0.0f : p * power.f;
 }
@@ -74,13 +74,13 @@ ALWAYS float exp2_short(float x) {
 #define ROUNDER 12582912.0f  /* 1.5 * 2^23: what is added to it is rounded to a whole number, and that is in the last bits of the sum */
 
 ALWAYS floats exp2_lanes(floats x) {
-    uint32x4_t nothing = vcltq_f32(x, spread(-126.0f));
-    floats y = vbslq_f32(nothing, spread(-126.0f), x);
-    floats n = (y + spread(ROUNDER)) - spread(ROUNDER), r = y - n;
-    floats p = fused(spread(9.6149742603302e-3f), r, spread(5.5967118591070e-2f));
-    p = fused(p, r, spread(2.4023555219173e-1f));
-    p = fused(p, r, spread(6.9311290979385e-1f));
-    p = fused(p, r, spread(1.0f));
+    uint32x4_t nothing = vcltq_f32(x, broadcast(-126.0f));
+    floats y = vbslq_f32(nothing, broadcast(-126.0f), x);
+    floats n = (y + broadcast(ROUNDER)) - broadcast(ROUNDER), r = y - n;
+    floats p = fma_lanes(broadcast(9.6149742603302e-3f), r, broadcast(5.5967118591070e-2f));
+    p = fma_lanes(p, r, broadcast(2.4023555219173e-1f));
+    p = fma_lanes(p, r, broadcast(6.9311290979385e-1f));
+    p = fma_lanes(p, r, broadcast(1.0f));
     floats power = vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23));
     return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(p * power), nothing));
 }
@@ -93,11 +93,11 @@ ALWAYS floats exp2_of_weight(floats x) {
                                             {2.4023555219173e-1f, 2.4023555219173e-1f, 2.4023555219173e-1f, 2.4023555219173e-1f},
                                             {6.9311290979385e-1f, 6.9311290979385e-1f, 6.9311290979385e-1f, 6.9311290979385e-1f},
                                             {1.0f, 1.0f, 1.0f, 1.0f}};
-    floats y = vmaxq_f32(x, spread(-127.0f)), rounded = y + spread(ROUNDER), r = y - (rounded - spread(ROUNDER));
-    floats p = fused(spread(9.6149742603302e-3f), r, loaded_again(factors[0]));
-    p = fused(p, r, loaded_again(factors[1]));
-    p = fused(p, r, loaded_again(factors[2]));
-    p = fused(p, r, loaded_again(factors[3]));
+    floats y = vmaxq_f32(x, broadcast(-127.0f)), rounded = y + broadcast(ROUNDER), r = y - (rounded - broadcast(ROUNDER));
+    floats p = fma_lanes(broadcast(9.6149742603302e-3f), r, loaded_again(factors[0]));
+    p = fma_lanes(p, r, loaded_again(factors[1]));
+    p = fma_lanes(p, r, loaded_again(factors[2]));
+    p = fma_lanes(p, r, loaded_again(factors[3]));
     return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p), vshlq_n_s32(vreinterpretq_s32_f32(rounded), 23)));
 }
 
@@ -105,7 +105,7 @@ ALWAYS floats exp2_of_weight(floats x) {
 ALWAYS void store_digits(const floats *x, int8_t *high, int8_t *low) {
     int16x8_t whole[2];
     for (int i = 0; i < 2; i++)
-        whole[i] = vuzp1q_s16(vreinterpretq_s16_f32(x[2 * i] + spread(ROUNDER)), vreinterpretq_s16_f32(x[2 * i + 1] + spread(ROUNDER)));
+        whole[i] = vuzp1q_s16(vreinterpretq_s16_f32(x[2 * i] + broadcast(ROUNDER)), vreinterpretq_s16_f32(x[2 * i + 1] + broadcast(ROUNDER)));
     vst1q_s8(high, vshrn_high_n_s16(vshrn_n_s16(whole[0], 7), whole[1], 7));
     vst1q_s8(low, vandq_s8(vuzp1q_s8(vreinterpretq_s8_s16(whole[0]), vreinterpretq_s8_s16(whole[1])), vdupq_n_s8(127)));
 }
@@ -145,8 +145,8 @@ ALWAYS float first_total(float top, float scale) { return (void)top, (void)scale
 ALWAYS float below_top(float *restrict scores, int64_t width, float top, float scale) {
     float lowered = top * -scale;
     if (fabsf(lowered) < LARGE_SCORE) return lowered;
-    for (int64_t t = 0; t < width; t += LANES) store(scores + t, load(scores + t) - spread(top));
+    for (int64_t t = 0; t < width; t += LANES) store(scores + t, load(scores + t) - broadcast(top));
     return 0.0f;
 }
 
-ALWAYS floats of_digits(floats high, floats low) { return fused(high, spread(128.0f), low); }  /* both are exact */
+ALWAYS floats of_digits(floats high, floats low) { return fma_lanes(high, broadcast(128.0f), low); }  /* both are exact */

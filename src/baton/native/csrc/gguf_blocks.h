@@ -6,14 +6,17 @@
 #include "quantize_rows.h"
 
 /* What a row may be stored as. Matrices are of the first four kinds: float32, Q8_0, Q4_0, Q4_1. */
-typedef enum { F32, INT8, INT4, INT4M, F16, BF16, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K } Kind;
+typedef enum { F32, Q8_0, Q4_0, Q4_1, F16, BF16, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K } Kind;
+
+/* Weights of eight bits are never multiplied as they are stored: both sides are rotated first (matmul_int8.h). */
+enum { ROTATED_INT8 = Q8_0 };
 
 #define SUPER 256          /* numbers of a block of K-quants */
 #define Q4_K_BYTES 144
 #define Q4_1_BYTES 20
 
-ALWAYS half half_at(const uint8_t *place) {
-    half x;
+ALWAYS f16 f16_at(const uint8_t *place) {
+    f16 x;
     memcpy(&x, place, 2);
     return x;
 }
@@ -21,7 +24,7 @@ ALWAYS half half_at(const uint8_t *place) {
 /* ---- one block each: its numbers to `out`; returns the next block ---- */
 
 static const uint8_t *floats_of_q8_0(const uint8_t *block, float *restrict out) {
-    float scale = float_of(half_at(block));
+    float scale = f32_of(f16_at(block));
     const int8_t *numbers = (const int8_t *)block + 2;
     for (int j = 0; j < GROUP; j++) out[j] = scale * (float)numbers[j];
     return block + 2 + GROUP;
@@ -41,18 +44,18 @@ ALWAYS uint32_t word_at(const uint8_t *place) {
 }
 
 static const uint8_t *floats_of_small_block(int kind, const uint8_t *block, float *restrict out) {
-    int has_minimum = kind == INT4M || kind == Q5_1, has_fifth = kind == Q5_0 || kind == Q5_1;
-    float scale = float_of(half_at(block)), minimum = has_minimum ? float_of(half_at(block + 2)) : -0.0f;
+    int has_minimum = kind == Q4_1 || kind == Q5_1, has_fifth = kind == Q5_0 || kind == Q5_1;
+    float scale = f32_of(f16_at(block)), minimum = has_minimum ? f32_of(f16_at(block + 2)) : -0.0f;
     block += has_minimum ? 4 : 2;
     uint32_t high = has_fifth ? word_at(block) : 0;
     block += has_fifth ? 4 : 0;
-    floats_of_nibbles(block, high, kind == INT4 ? -8.0f : kind == Q5_0 ? -16.0f : 0.0f, scale, minimum, out);
+    floats_of_nibbles(block, high, kind == Q4_0 ? -8.0f : kind == Q5_0 ? -16.0f : 0.0f, scale, minimum, out);
     return block + GROUP / 2;
 }
 
 /* Twelve bytes hold a scale and a minimum of six bits for each of 8 groups. */
 ALWAYS void k_scales(const uint8_t *block, float scales[8], float minima[8]) {
-    float d = float_of(half_at(block)), m = float_of(half_at(block + 2));
+    float d = f32_of(f16_at(block)), m = f32_of(f16_at(block + 2));
     const uint8_t *s = block + 4;
     for (int g = 0; g < 4; g++) {
         scales[g] = (float)(s[g] & 63) * d, minima[g] = (float)(s[g + 4] & 63) * m;
@@ -88,7 +91,7 @@ static const uint8_t *floats_of_q5_k(const uint8_t *block, float *restrict out) 
 /* Both halves of a block are alike: 64 bytes of low nibbles and 32 of upper bits make 128 numbers, in four runs of 32. */
 static const uint8_t *floats_of_q6_k(const uint8_t *block, float *restrict out) {
     const int8_t *scales = (const int8_t *)block + 192;
-    float d = float_of(half_at(block + 208));
+    float d = f32_of(f16_at(block + 208));
     for (int h = 0; h < 2; h++)
         for (int run = 0; run < 4; run++, out += GROUP) {
             const uint8_t *low = block + h * 64 + run % 2 * GROUP, *high = block + 128 + h * GROUP;
@@ -103,17 +106,17 @@ static const uint8_t *floats_of_q6_k(const uint8_t *block, float *restrict out) 
 
 /* ---- a row ---- */
 
-static void floats_of_halves(const uint8_t *row, int64_t width, float *restrict out) {
+static void floats_of_f16(const uint8_t *row, int64_t width, float *restrict out) {
     int64_t i = 0;
     for (; i + LANES <= width; i += LANES) {
-        half some[LANES];  /* they may lie at any byte */
+        f16 some[LANES];  /* they may lie at any byte */
         memcpy(some, row + i * 2, sizeof some);
-        store(out + i, load_half(some));
+        store(out + i, load_f16(some));
     }
-    for (; i < width; i++) out[i] = float_of(half_at(row + i * 2));
+    for (; i < width; i++) out[i] = f32_of(f16_at(row + i * 2));
 }
 
-static void floats_of_brain_floats(const uint8_t *row, int64_t width, float *restrict out) {
+static void floats_of_bf16(const uint8_t *row, int64_t width, float *restrict out) {
     for (int64_t i = 0; i < width; i++) {
         uint16_t bits;
         memcpy(&bits, row + i * 2, 2);
@@ -126,11 +129,11 @@ static void floats_of_row(int kind, const uint8_t *row, int64_t width, float *re
     const float *end = out + width;
     switch (kind) {
         case F32: memcpy(out, row, (size_t)width * 4); break;
-        case F16: floats_of_halves(row, width, out); break;
-        case BF16: floats_of_brain_floats(row, width, out); break;
-        case INT8: for (; out < end; out += GROUP) row = floats_of_q8_0(row, out); break;
-        case INT4: for (; out < end; out += GROUP) row = floats_of_small_block(INT4, row, out); break;
-        case INT4M: for (; out < end; out += GROUP) row = floats_of_small_block(INT4M, row, out); break;
+        case F16: floats_of_f16(row, width, out); break;
+        case BF16: floats_of_bf16(row, width, out); break;
+        case Q8_0: for (; out < end; out += GROUP) row = floats_of_q8_0(row, out); break;
+        case Q4_0: for (; out < end; out += GROUP) row = floats_of_small_block(Q4_0, row, out); break;
+        case Q4_1: for (; out < end; out += GROUP) row = floats_of_small_block(Q4_1, row, out); break;
         case Q5_0: for (; out < end; out += GROUP) row = floats_of_small_block(Q5_0, row, out); break;
         case Q5_1: for (; out < end; out += GROUP) row = floats_of_small_block(Q5_1, row, out); break;
         case Q4_K: for (; out < end; out += SUPER) row = floats_of_q4_k(row, out); break;
@@ -148,7 +151,7 @@ static void q4_1_of_q4_k(const uint8_t *restrict row, int64_t width, uint8_t *re
         k_scales(row, scales, minima);
         for (int g = 0; g < 8; g++, out += Q4_1_BYTES) {
             const uint8_t *numbers = row + 16 + g / 2 * GROUP;
-            half scale = as_half(scales[g]), minimum = as_half(-minima[g]);
+            f16 scale = to_f16(scales[g]), minimum = to_f16(-minima[g]);
             memcpy(out, &scale, 2), memcpy(out + 2, &minimum, 2);
             if (g % 2)
                 for (int j = 0; j < GROUP / 2; j++) out[4 + j] = (uint8_t)(numbers[j] >> 4 | (numbers[j + 16] & 0xf0));
@@ -163,12 +166,12 @@ static void q4_1_of_floats(const float *restrict x, int64_t width, uint8_t *out)
     static const float SHRINKS[] = {0.0f, 0.01f, 0.02f, 0.03f};
     for (const float *end = x + width; x < end; x += GROUP, out += Q4_1_BYTES) {
         float least = x[0], most = x[0], best_error = INFINITY, best[GROUP] = {0};
-        half best_scale = as_half(0.0f), best_minimum = as_half(0.0f);
+        f16 best_scale = to_f16(0.0f), best_minimum = to_f16(0.0f);
         for (int j = 1; j < GROUP; j++) least = x[j] < least ? x[j] : least, most = x[j] > most ? x[j] : most;
         for (int s = 0; s < 4; s++) {
             float cut = (most - least) * SHRINKS[s], q[GROUP], error = 0.0f;
-            half scale = as_half((most - least - 2.0f * cut) / 15.0f), minimum = as_half(least + cut);
-            float d = float_of(scale), m = float_of(minimum), divisor = d == 0.0f ? INFINITY : d;
+            f16 scale = to_f16((most - least - 2.0f * cut) / 15.0f), minimum = to_f16(least + cut);
+            float d = f32_of(scale), m = f32_of(minimum), divisor = d == 0.0f ? INFINITY : d;
             for (int j = 0; j < GROUP; j++) {
                 float number = rintf((x[j] - m) / divisor);
                 q[j] = number < 0.0f ? 0.0f : number > 15.0f ? 15.0f : number;

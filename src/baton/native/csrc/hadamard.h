@@ -1,8 +1,8 @@
-/* Mixing: every number of a row becomes a sum of all of them, with signs that differ from sum to sum.
+/* Hadamard rotation: every number of a row becomes a sum of all of them, with signs that differ from sum to sum.
  *
  * A row of activations has a few numbers that are a hundred times as large as the others. Rounded to bytes with one scale they
  * leave nothing of the rest. Mixed, they are spread over the row, and one scale will do. Mixing is a rotation (and a stretching):
- * where weights are mixed like activations, all products stay what they were but for a known factor. (Known as Hadamard
+ * where weights are rotated like activations, all products stay what they were but for a known factor. (Known as Hadamard
  * rotation: QuaRot, Ashkboos et al. 2024.)
  *
  *   sums and differences   of numbers 1, 2, 4, ... apart, as long as the width is a multiple of twice that: Walsh and Hadamard's
@@ -12,10 +12,10 @@
 
 #include "simd.h"
 
-#define REFLECTED_MOST 13   /* numbers: of more, a reflection hardly mixes anything */
+#define HOUSEHOLDER_MAX 13   /* numbers: of more, a reflection hardly mixes anything */
 
 /* Sums and differences within a vector. */
-ALWAYS floats mixed_lanes(floats x) {
+ALWAYS floats hadamard_lanes(floats x) {
 #if LANES == 16
     x = _mm512_fmadd_ps(x, _mm512_setr_ps(1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1), _mm512_permute_ps(x, 0xb1));
     x = _mm512_fmadd_ps(x, _mm512_setr_ps(1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1), _mm512_permute_ps(x, 0x4e));
@@ -26,8 +26,8 @@ ALWAYS floats mixed_lanes(floats x) {
     x = _mm256_fmadd_ps(x, _mm256_setr_ps(1, 1, -1, -1, 1, 1, -1, -1), _mm256_permute_ps(x, 0x4e));
     return _mm256_fmadd_ps(x, _mm256_setr_ps(1, 1, 1, 1, -1, -1, -1, -1), _mm256_permute2f128_ps(x, x, 1));
 #elif defined(__aarch64__)
-    x = fused(x, (floats){1, -1, 1, -1}, vrev64q_f32(x));
-    return fused(x, (floats){1, 1, -1, -1}, vextq_f32(x, x, 2));
+    x = fma_lanes(x, (floats){1, -1, 1, -1}, vrev64q_f32(x));
+    return fma_lanes(x, (floats){1, 1, -1, -1}, vextq_f32(x, x, 2));
 #else
     float a[4];
     store(a, x);
@@ -37,18 +37,18 @@ ALWAYS floats mixed_lanes(floats x) {
 #endif
 }
 
-/* Balanced, and mixed within the vector. */
-ALWAYS floats first_mixed(const float *x, const float *balance) { return mixed_lanes(load(x) * load(balance)); }
+/* Balanced, and rotated within the vector. */
+ALWAYS floats scaled_hadamard_lanes(const float *x, const float *input_scales) { return hadamard_lanes(load(x) * load(input_scales)); }
 
 /* Numbers `apart` and 2 * `apart` from each other. Where these are neighbouring vectors, it is the first that is done with a row. */
-ALWAYS void mix_fours(const float *balance, float *x, int64_t width, int64_t apart) {
+ALWAYS void hadamard_radix4(const float *input_scales, float *x, int64_t width, int64_t apart) {
     for (int64_t at = 0; at < width; at += 4 * apart)
         for (int64_t i = at; i < at + apart; i += LANES) {
             int64_t j = i + apart, k = j + apart, l = k + apart;
             floats a, b, c, d;
-            if (balance) a = first_mixed(x + i, balance + i), b = first_mixed(x + j, balance + j);
+            if (input_scales) a = scaled_hadamard_lanes(x + i, input_scales + i), b = scaled_hadamard_lanes(x + j, input_scales + j);
             else a = load(x + i), b = load(x + j);
-            if (balance) c = first_mixed(x + k, balance + k), d = first_mixed(x + l, balance + l);
+            if (input_scales) c = scaled_hadamard_lanes(x + k, input_scales + k), d = scaled_hadamard_lanes(x + l, input_scales + l);
             else c = load(x + k), d = load(x + l);
             floats ab = a + b, cd = c + d, a_b = a - b, c_d = c - d;
             store(x + i, ab + cd), store(x + j, a_b + c_d);
@@ -56,58 +56,58 @@ ALWAYS void mix_fours(const float *balance, float *x, int64_t width, int64_t apa
         }
 }
 
-ALWAYS void mix_twos(const float *balance, float *x, int64_t width, int64_t apart) {
+ALWAYS void hadamard_radix2(const float *input_scales, float *x, int64_t width, int64_t apart) {
     for (int64_t at = 0; at < width; at += 2 * apart)
         for (int64_t i = at; i < at + apart; i += LANES) {
             floats a, b;
-            if (balance) a = first_mixed(x + i, balance + i), b = first_mixed(x + i + apart, balance + i + apart);
+            if (input_scales) a = scaled_hadamard_lanes(x + i, input_scales + i), b = scaled_hadamard_lanes(x + i + apart, input_scales + i + apart);
             else a = load(x + i), b = load(x + i + apart);
             store(x + i, a + b), store(x + i + apart, a - b);
         }
 }
 
-ALWAYS void reflect(float *x, int64_t width, int64_t apart, const int64_t factor) {
-    const floats share = spread(-2.0f / (float)factor);
+ALWAYS void householder(float *x, int64_t width, int64_t apart, const int64_t factor) {
+    const floats share = broadcast(-2.0f / (float)factor);
     for (int64_t at = 0; at < width; at += factor * apart)
         for (int64_t i = at; i < at + apart; i += LANES) {
             floats sum = load(x + i);
             for (int64_t f = 1; f < factor; f++) sum = sum + load(x + i + f * apart);
-            for (int64_t f = 0; f < factor; f++) store(x + i + f * apart, fused(sum, share, load(x + i + f * apart)));
+            for (int64_t f = 0; f < factor; f++) store(x + i + f * apart, fma_lanes(sum, share, load(x + i + f * apart)));
         }
 }
 
-/* By how much a product of two mixed rows is larger: the highest power of two that divides the width. */
-ALWAYS int64_t stretch(int64_t width) { return width & -width; }
+/* By how much a product of two rotated rows is larger: the highest power of two that divides the width. */
+ALWAYS int64_t hadamard_gain(int64_t width) { return width & -width; }
 
-/* Numbers that lie in different vectors: those that are nearer than `apart` to each other are mixed already. */
-ALWAYS void mix_vectors(float *x, int64_t width, int64_t apart) {
-    int64_t twos = stretch(width);
-    for (; 4 * apart <= twos; apart *= 4) mix_fours(NULL, x, width, apart);
-    if (2 * apart <= twos) mix_twos(NULL, x, width, apart), apart *= 2;
+/* Numbers that lie in different vectors: those that are nearer than `apart` to each other are rotated already. */
+ALWAYS void hadamard_vectors(float *x, int64_t width, int64_t apart) {
+    int64_t twos = hadamard_gain(width);
+    for (; 4 * apart <= twos; apart *= 4) hadamard_radix4(NULL, x, width, apart);
+    if (2 * apart <= twos) hadamard_radix2(NULL, x, width, apart), apart *= 2;
     int32_t odd = (int32_t)width >> __builtin_ctzll((uint64_t)twos);  /* what is left to be reflected, a factor at a time */
-    for (int32_t factor = 3; factor <= REFLECTED_MOST && odd > 1; factor += 2)
+    for (int32_t factor = 3; factor <= HOUSEHOLDER_MAX && odd > 1; factor += 2)
         for (; odd % factor == 0; apart *= factor, odd /= factor) {
-            if (factor == 3) reflect(x, width, apart, 3);  /* a known number becomes registers */
-            else reflect(x, width, apart, factor);
+            if (factor == 3) householder(x, width, apart, 3);  /* a known number becomes registers */
+            else householder(x, width, apart, factor);
         }
 }
 
-/* x * balance, mixed. `width`: a multiple of 32. */
-static void mix_row(float *restrict x, const float *restrict balance, int64_t width) {
-    int64_t fours = 4 * LANES <= stretch(width);
-    if (fours) mix_fours(balance, x, width, LANES);
-    else mix_twos(balance, x, width, LANES);
-    mix_vectors(x, width, fours ? 4 * LANES : 2 * LANES);
+/* x * input scale, rotated. `width`: a multiple of 32. */
+static void hadamard_row(float *restrict x, const float *restrict input_scales, int64_t width) {
+    int64_t fours = 4 * LANES <= hadamard_gain(width);
+    if (fours) hadamard_radix4(input_scales, x, width, LANES);
+    else hadamard_radix2(input_scales, x, width, LANES);
+    hadamard_vectors(x, width, fours ? 4 * LANES : 2 * LANES);
 }
 
-/* The same without a balance, from somewhere else. */
-ALWAYS void mix_into(float *restrict to, const float *restrict x, int64_t width) {
-    for (int64_t i = 0; i < width; i += LANES) store(to + i, mixed_lanes(load(x + i)));
-    mix_vectors(to, width, LANES);
+/* The same without a input scale, from somewhere else. */
+ALWAYS void hadamard_into(float *restrict to, const float *restrict x, int64_t width) {
+    for (int64_t i = 0; i < width; i += LANES) store(to + i, hadamard_lanes(load(x + i)));
+    hadamard_vectors(to, width, LANES);
 }
 
-static void mix_head(float *restrict to, const float *restrict x, int64_t width) {
-    if (width == 64) mix_into(to, x, 64);  /* known numbers become registers */
-    else if (width == 128) mix_into(to, x, 128);
-    else mix_into(to, x, width);
+static void hadamard_head(float *restrict to, const float *restrict x, int64_t width) {
+    if (width == 64) hadamard_into(to, x, 64);  /* known numbers become registers */
+    else if (width == 128) hadamard_into(to, x, 128);
+    else hadamard_into(to, x, width);
 }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "matmul_int8.h"
-#if HAS_TILES
+#if HAS_AMX
 #include "matmul_int8_amx.h"
 #include "matmul_q4_amx.h"
 #else
@@ -11,97 +11,97 @@
 
 /* ---- numbers of four bits ----
  *
- *   quantise_row           floats of a row become what the products take
- *   plan_nibbles           groups of a matrix, and bytes of its scales and minima
- *   pack_nibbles           GGUF's blocks of rows become the outputs `places` of one cell
- *   nibbles_times_rows     rows [first, end) through one cell
+ *   quantize_row_q8           floats of a row become what the products take
+ *   plan_q4           groups of a matrix, and bytes of its scales and minima
+ *   pack_q4           GGUF's blocks of rows become the outputs `places` of one panel
+ *   q4_times_rows     rows [first, end) through one panel
  */
 
 
 /* ---- numbers of any kind ---- */
 
-/* Rows [first, end) through cells [cell, last). `scratch` holds a cell as bytes. */
-static void bytes_times_rows(const Matrix *m, int64_t cell, int64_t last, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
+/* Rows [first, end) through panels [panel, last). `scratch` holds a panel as bytes. */
+static void int8_times_rows(const Matrix *m, int64_t panel, int64_t last, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
                              const Out *out) {
     (void)scratch;
-#if HAS_TILES
-    if (end - first >= BYTE_TILES_FROM) {
-        byte_tiles_times_rows(m, cell, last, x, first, end, out);
+#if HAS_AMX
+    if (end - first >= INT8_AMX_FROM) {
+        int8_amx_times_rows(m, panel, last, x, first, end, out);
         return;
     }
 #endif
-    for (; cell < last; cell++) {
-        const uint8_t *w = m->numbers + cell * cell_bytes(m);
+    for (; panel < last; panel++) {
+        const uint8_t *w = m->numbers + panel * panel_bytes(m);
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-        if (end - first >= SQUARES_FROM) byte_squares_times_rows(m, cell, w, x, first, end, scratch, out);
-        else tiles_times_rows(byte_dots_of_cell, DOTS_ROWS, m, w, cell, x, first, end, out);
+        if (end - first >= SMMLA_FROM) int8_smmla_times_rows(m, panel, w, x, first, end, scratch, out);
+        else tiles_times_rows(int8_sdot_of_panel, SDOT_ROWS, m, w, panel, x, first, end, out);
 #elif defined(__aarch64__)
-        tiles_times_rows(byte_dots_of_cell, DOTS_ROWS, m, w, cell, x, first, end, out);
+        tiles_times_rows(int8_sdot_of_panel, SDOT_ROWS, m, w, panel, x, first, end, out);
 #else
-        tiles_times_rows(tile_bytes, TILE_ROWS, m, w, cell, x, first, end, out);
+        tiles_times_rows(tile_bytes, TILE_ROWS, m, w, panel, x, first, end, out);
 #endif
     }
 }
 
 /* Fills in what follows from kind and size, and says how many bytes numbers, scales and minima take. */
 static void plan(Matrix *m, int64_t bytes[3]) {
-    m->cells = (m->outputs + CELL - 1) / CELL, m->groups = 0, bytes[1] = bytes[2] = 0;
-    if (m->kind == INT8) plan_bytes(m, bytes);
-    else if (m->kind != F32) plan_nibbles(m, bytes);
-    bytes[0] = m->cells * cell_bytes(m);
+    m->panels = (m->outputs + PANEL - 1) / PANEL, m->groups = 0, bytes[1] = bytes[2] = 0;
+    if (m->kind == ROTATED_INT8) plan_int8(m, bytes);
+    else if (m->kind != F32) plan_q4(m, bytes);
+    bytes[0] = m->panels * panel_bytes(m);
 }
 
 /* A row as this matrix takes it. */
-static void quantise_for(const Matrix *m, const Rows *rows, int64_t row) {
-    if (m->kind == INT8) bytes_of_row(m, rows, row);
-    else if (m->kind != F32) quantise_row(rows, row);
+static void quantize_for(const Matrix *m, const Rows *rows, int64_t row) {
+    if (m->kind == ROTATED_INT8) quantize_row_int8(m, rows, row);
+    else if (m->kind != F32) quantize_row_q8(rows, row);
 }
 
-static void cells_times_rows(const Matrix *m, int64_t cell, int64_t last, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
+static void panels_times_rows(const Matrix *m, int64_t panel, int64_t last, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
                              const Out *out) {
-    if (m->kind == INT8) {
-        bytes_times_rows(m, cell, last, x, first, end, scratch, out);
+    if (m->kind == ROTATED_INT8) {
+        int8_times_rows(m, panel, last, x, first, end, scratch, out);
         return;
     }
-    for (; cell < last; cell++) {
-        if (m->kind == F32) tiles_times_rows(tile_f32, TILE_ROWS, m, m->numbers + cell * cell_bytes(m), cell, x, first, end, out);
-        else nibbles_times_rows(m, cell, x, first, end, scratch, out);
+    for (; panel < last; panel++) {
+        if (m->kind == F32) tiles_times_rows(tile_f32, TILE_ROWS, m, m->numbers + panel * panel_bytes(m), panel, x, first, end, out);
+        else q4_times_rows(m, panel, x, first, end, scratch, out);
     }
 }
 
-/* How the cells of a product are dealt out: long runs first, so that a member reads on where it has read (what it fetches ahead is
- * its own next cell), then shorter and shorter ones, so that all are done at the same time. */
+/* How the panels of a product are dealt out: long runs first, so that a member reads on where it has read (what it fetches ahead is
+ * its own next panel), then shorter and shorter ones, so that all are done at the same time. */
 typedef struct { int64_t first, end; } Run;
 
-ALWAYS int64_t run_length(int64_t left, int64_t threads) { return larger(1, left / (2 * threads)); }
+ALWAYS int64_t run_length(int64_t left, int64_t threads) { return max_int(1, left / (2 * threads)); }
 
-static int64_t runs_of(int64_t cells, int64_t threads) {
+static int64_t runs_of(int64_t panels, int64_t threads) {
     int64_t runs = 0;
-    for (int64_t length; (length = run_length(cells, threads)) > 1; runs += threads) cells -= length * threads;
-    return runs + cells;
+    for (int64_t length; (length = run_length(panels, threads)) > 1; runs += threads) panels -= length * threads;
+    return runs + panels;
 }
 
-static Run run_number(int64_t number, int64_t cells, int64_t threads) {
+static Run run_number(int64_t number, int64_t panels, int64_t threads) {
     int64_t first = 0, length;
-    for (; (length = run_length(cells - first, threads)) > 1 && number >= threads; number -= threads) first += length * threads;
+    for (; (length = run_length(panels - first, threads)) > 1 && number >= threads; number -= threads) first += length * threads;
     return (Run){first + number * length, first + (number + 1) * length};
 }
 
-/* Of a product: runs of cells, or where there are very many rows, (cell, rows). */
-static int64_t pieces_of(const Matrix *m, int64_t rows, int64_t threads) {
-    int64_t layers = (rows + ROWS_OF_A_PIECE - 1) / ROWS_OF_A_PIECE;
-    return layers > 1 ? m->cells * layers : runs_of(m->cells, threads);
+/* Of a product: runs of panels, or where there are very many rows, (panel, rows). */
+static int64_t chunks_of(const Matrix *m, int64_t rows, int64_t threads) {
+    int64_t row_chunks = (rows + ROWS_PER_CHUNK - 1) / ROWS_PER_CHUNK;
+    return row_chunks > 1 ? m->panels * row_chunks : runs_of(m->panels, threads);
 }
 
 /* A phase: a whole product. */
 static void multiply(Member *me, const Matrix *m, const Rows *x, int64_t rows, uint8_t *scratch, const Out *out) {
-    int64_t layers = (rows + ROWS_OF_A_PIECE - 1) / ROWS_OF_A_PIECE, threads = me->team->threads;
-    int64_t pieces = pieces_of(m, rows, threads);
-    for (int64_t piece; (piece = take(me, pieces)) >= 0;) {
-        int64_t first = piece % layers * ROWS_OF_A_PIECE, end = smaller(first + ROWS_OF_A_PIECE, rows);
-        Run run = layers > 1 ? (Run){piece / layers, piece / layers + 1} : run_number(piece, m->cells, threads);
-        cells_times_rows(m, run.first, run.end, x, first, end, scratch, out);
+    int64_t row_chunks = (rows + ROWS_PER_CHUNK - 1) / ROWS_PER_CHUNK, threads = me->team->threads;
+    int64_t chunks = chunks_of(m, rows, threads);
+    for (int64_t chunk; (chunk = next_chunk(me, chunks)) >= 0;) {
+        int64_t first = chunk % row_chunks * ROWS_PER_CHUNK, end = min_int(first + ROWS_PER_CHUNK, rows);
+        Run run = row_chunks > 1 ? (Run){chunk / row_chunks, chunk / row_chunks + 1} : run_number(chunk, m->panels, threads);
+        panels_times_rows(m, run.first, run.end, x, first, end, scratch, out);
     }
-    tiles_end();
-    meet(me, pieces);
+    amx_end();
+    barrier(me, chunks);
 }

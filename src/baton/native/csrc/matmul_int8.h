@@ -1,10 +1,10 @@
-/* Products of bytes: weights and activations mixed (hadamard.h), each with one scale for a whole row.
+/* Products of bytes: weights and activations rotated (hadamard.h), each with one scale for a whole row.
  *
- *   activations   mixed(balance * x) = scale * byte                      bytes from -127 to 127
- *   weights       mixed(w / balance) = unit * (byte - WEIGHT8_OFFSET)    the factor of mixing is in the unit
+ *   activations   rotated(input scale * x) = scale * byte                      bytes from -127 to 127
+ *   weights       rotated(w / input scale) = unit * (byte - WEIGHT8_OFFSET)    the factor of mixing is in the unit
  *
- * What rounding costs grows with the sizes of both rows. A *balance* for each input, which makes activations smaller where they
- * are large and weights are not, halves it (native/balance.py).
+ * What rounding costs grows with the sizes of both rows. A *input scale* for each input, which makes activations smaller where they
+ * are large and weights are not, halves it (native/input scale.py).
  *
  * A product is one sum of integers, exact in any order, and one multiplication at its end: every kernel gives the same bits.
  */
@@ -24,13 +24,13 @@
 /* Else all bytes are zeros, and the scale says what it was: nothing much, or no number. */
 ALWAYS int can_be_scaled(float largest) { return largest > BYTE_LEAST && largest < INFINITY; }
 
-static void bytes_of_row(const Matrix *m, const Rows *rows, int64_t row) {
+static void quantize_row_int8(const Matrix *m, const Rows *rows, int64_t row) {
     float *x = rows->plain + row * rows->width;
-    const float *balance = m->minima;
-    int8_t *q = rows->quantised + row * padded(rows);
-    if (m->heard)
-        for (int64_t i = 0; i < rows->width; i++) m->heard[row * rows->width + i] = x[i] * x[i];
-    mix_row(x, balance, rows->width);
+    const float *input_scales = m->minima;
+    int8_t *q = rows->quantized + row * padded(rows);
+    if (m->input_squares)
+        for (int64_t i = 0; i < rows->width; i++) m->input_squares[row * rows->width + i] = x[i] * x[i];
+    hadamard_row(x, input_scales, rows->width);
     float largest = largest_of(x, rows->width);
     int64_t end = can_be_scaled(largest) ? rows->width : 0;
     int32_t sum = bytes_of(x, end, 127.0f / largest, q);
@@ -40,58 +40,58 @@ static void bytes_of_row(const Matrix *m, const Rows *rows, int64_t row) {
 
 /* ---- weights ----
  *
- *   scales   [cell][output] units
- *   minima   [inputs] balance
+ *   scales   [panel][output] units
+ *   minima   [inputs] input scale
  */
 
-static void plan_bytes(Matrix *m, int64_t bytes[3]) {
-    m->groups = round_up(m->inputs, STEP_OF_TILES) / GROUP;
-    bytes[1] = m->cells * CELL * 4, bytes[2] = m->inputs * 4;
+static void plan_int8(Matrix *m, int64_t bytes[3]) {
+    m->groups = round_up(m->inputs, AMX_STEP) / GROUP;
+    bytes[1] = m->panels * PANEL * 4, bytes[2] = m->inputs * 4;
 }
 
-/* x: the floats of the row that becomes output `to`; they are mixed here. `inverse`: [inputs] one over the balance. (To collect the
- * rows of a cell and write it in one go, as pack_nibbles does, was no faster: 2.0 ns a weight instead of 1.4 to 1.8.) */
-static void pack_bytes(const Matrix *m, float *x, const float *inverse, int64_t to) {
+/* x: the floats of the row that becomes output `to`; they are rotated here. `inverse`: [inputs] one over the input scale. (To collect the
+ * rows of a panel and write it in one go, as pack_q4 does, was no faster: 2.0 ns a weight instead of 1.4 to 1.8.) */
+static void pack_int8(const Matrix *m, float *x, const float *inverse, int64_t to) {
     int8_t q[GROUP];
-    uint8_t *numbers = (uint8_t *)m->numbers + to / CELL * cell_bytes(m) + to % CELL * 4;
-    mix_row(x, inverse, m->inputs);
+    uint8_t *numbers = (uint8_t *)m->numbers + to / PANEL * panel_bytes(m) + to % PANEL * 4;
+    hadamard_row(x, inverse, m->inputs);
     float largest = largest_of(x, m->inputs);
     for (int64_t at = 0; at < m->groups * GROUP; at += GROUP) {
         memset(q, 0, sizeof q);
         if (at < m->inputs && can_be_scaled(largest)) bytes_of_group(x + at, 127.0f / largest, q);
-        for (int i = 0; i < GROUP; i += 4, numbers += CELL * 4)
+        for (int i = 0; i < GROUP; i += 4, numbers += PANEL * 4)
             for (int j = 0; j < 4; j++) numbers[j] = (uint8_t)(q[i + j] + WEIGHT8_OFFSET);
     }
-    ((float *)m->scales)[to] = largest / 127.0f / (float)stretch(m->inputs);
+    ((float *)m->scales)[to] = largest / 127.0f / (float)hadamard_gain(m->inputs);
 }
 
 /* ---- products ---- */
 
-ALWAYS floats byte_value(ints sum, floats unit, float scale) { return as_floats(sum) * (unit * spread(scale)); }
+ALWAYS floats int8_value(ints sum, floats unit, float scale) { return as_floats(sum) * (unit * broadcast(scale)); }
 
 #if !defined(__aarch64__)
 
-ALWAYS void tile_of_whole(const int rows, const int kind, const Matrix *m, const uint8_t *w, int64_t cell, int at,
-                          const Rows *x, int64_t first, float (*out)[CELL]) {
+ALWAYS void tile_of_whole(const int rows, const int kind, const Matrix *m, const uint8_t *w, int64_t panel, int at,
+                          const Rows *x, int64_t first, float (*out)[PANEL]) {
     (void)kind;
     const int chains = rows == 1 ? 4 : rows == 2 ? 2 : 1;  /* sums that do not wait for each other */
-    const int8_t *q = x->quantised + first * padded(x);
-    const float *units = (const float *)m->scales + cell * CELL + at;
+    const int8_t *q = x->quantized + first * padded(x);
+    const float *units = (const float *)m->scales + panel * PANEL + at;
     ints sum[4][TILE_ROWS][TILE_PARTS];
     for (int c = 0; c < chains; c++)
         for (int r = 0; r < rows; r++)
-            for (int p = 0; p < TILE_PARTS; p++) sum[c][r][p] = spread_int(c ? 0 : -WEIGHT8_OFFSET * x->sums[first + r]);
+            for (int p = 0; p < TILE_PARTS; p++) sum[c][r][p] = broadcast_int(c ? 0 : -WEIGHT8_OFFSET * x->sums[first + r]);
     w += at * 4;
     for (int64_t k = 0; k < m->groups * GROUP; k += 16)
 #pragma GCC unroll 4
-        for (int f = 0; f < 4; f++, w += CELL * 4) {
+        for (int f = 0; f < 4; f++, w += PANEL * 4) {
             bytes weights[TILE_PARTS];
             for (int p = 0; p < TILE_PARTS; p++) {
                 weights[p] = load_bytes(w + p * LANES * 4);
                 if (rows == 1) __builtin_prefetch(w + p * LANES * 4 + FETCHED_AHEAD, 0, 2);
             }
             for (int r = 0; r < rows; r++) {
-                bytes four = spread_word(q + r * padded(x) + k + f * 4);
+                bytes four = broadcast_word(q + r * padded(x) + k + f * 4);
                 for (int p = 0; p < TILE_PARTS; p++) sum[f % chains][r][p] = dot_full(sum[f % chains][r][p], weights[p], four);
             }
         }
@@ -99,10 +99,10 @@ ALWAYS void tile_of_whole(const int rows, const int kind, const Matrix *m, const
         for (int p = 0; p < TILE_PARTS; p++) {
             ints whole = sum[0][r][p];
             for (int c = 1; c < chains; c++) whole = sum_of(whole, sum[c][r][p]);
-            store(&out[r][at + p * LANES], byte_value(whole, load(units + p * LANES), x->scales[first + r]));
+            store(&out[r][at + p * LANES], int8_value(whole, load(units + p * LANES), x->scales[first + r]));
         }
 }
 
-TILE(tile_bytes, tile_of_whole, INT8)
+TILE(tile_bytes, tile_of_whole, ROTATED_INT8)
 
 #endif

@@ -4,7 +4,7 @@
  * can be done with it. A scale for every 32 numbers (matmul_q4.h) would eat up the gain; so scales become integers:
  *
  *   activations   scale * (256 * high + low)                  two bytes; one scale for a row
- *   weights       unit * (step * (nibble - 8) + centre)       one unit for a *segment* of 576 inputs, step and centre for 32
+ *   weights       unit * (step * (nibble - 8) + centre)       one unit for a *scale run* of 576 inputs, step and centre for 32
  *
  * GGUF's scales and minima are rounded to multiples of a unit that is hundreds of times smaller than the largest of them. That
  * costs less than rounding activations to 8 bits (docs/quantisation.md).
@@ -14,10 +14,10 @@
  *   weight = 16 * upper + lower        sum of high * weight + (sum of low * upper) / 16
  *   upper = step / 16 * (nibble - 8) + centre / 16, and lower what is left; low * lower is too small to matter
  *
- * Both come to the same integer for an output and a segment, and from there they go the same way: an output's bits are the same
+ * Both come to the same integer for an output and a scale run, and from there they go the same way: an output's bits are the same
  * on both.
  *
- * A cell's numbers lie in two halves of 16 outputs here, each from its first group to its last.
+ * A panel's numbers lie in two halves of 16 outputs here, each from its first group to its last.
  */
 #pragma once
 
@@ -27,7 +27,7 @@
 
 #define ROW_MOST 32639          /* 256 * 127 + 127 */
 #define ROW_LEAST 1e-34f        /* the inverse of a largest number below it would be infinite: such a row is all zeros */
-#define SEGMENT_GROUPS 18       /* whose weights fit the first cache, and whose sums 32 bits */
+#define SCALE_RUN_GROUPS 18       /* whose weights fit the first cache, and whose sums 32 bits */
 #define STEP_MOST 255.0f        /* / 16 fits four bits */
 #define WEIGHT_MOST 2000.0f     /* / 16, and what rounding adds, fits a byte */
 
@@ -38,20 +38,20 @@
  *   sums, low_sums     [groups][stride] of the bytes
  */
 
-static void quantise_row(const Rows *rows, int64_t row) {
+static void quantize_row_q8(const Rows *rows, int64_t row) {
     const float *x = rows->plain + row * rows->width;
-    int8_t *high = rows->quantised + row * padded(rows), *low = rows->low + row * padded(rows);
+    int8_t *high = rows->quantized + row * padded(rows), *low = rows->low + row * padded(rows);
     int32_t *sums = rows->sums + row, *low_sums = rows->low_sums + row;
     float largest = largest_of(x, rows->width);
-    floats inverse = spread(largest > ROW_LEAST ? ROW_MOST / largest : 0.0f);
+    floats inverse = broadcast(largest > ROW_LEAST ? ROW_MOST / largest : 0.0f);
     rows->scales[row] = largest / ROW_MOST;
     for (int64_t at = 0; at < padded(rows); at += GROUP, sums += rows->stride, low_sums += rows->stride) {
-        ints of_high = spread_int(0), of_low = spread_int(0);
+        ints of_high = broadcast_int(0), of_low = broadcast_int(0);
         for (int64_t i = at; i < at + GROUP; i += LANES) {
-            ints whole = i < rows->width ? _mm512_cvtps_epi32(load(x + i) * inverse) : spread_int(0);
-            ints upper = _mm512_srai_epi32(_mm512_add_epi32(whole, spread_int(128)), 8);
+            ints whole = i < rows->width ? _mm512_cvtps_epi32(load(x + i) * inverse) : broadcast_int(0);
+            ints upper = _mm512_srai_epi32(_mm512_add_epi32(whole, broadcast_int(128)), 8);
             ints lower = _mm512_sub_epi32(whole, _mm512_slli_epi32(upper, 8));
-            lower = _mm512_max_epi32(lower, spread_int(-127));  /* -128 in all places would be too much for add_linear() */
+            lower = _mm512_max_epi32(lower, broadcast_int(-127));  /* -128 in all places would be too much for add_linear() */
             _mm_storeu_si128((__m128i *)(high + i), _mm512_cvtepi32_epi8(upper));
             _mm_storeu_si128((__m128i *)(low + i), _mm512_cvtepi32_epi8(lower));
             of_high = _mm512_add_epi32(of_high, upper), of_low = _mm512_add_epi32(of_low, lower);
@@ -62,33 +62,33 @@ static void quantise_row(const Rows *rows, int64_t row) {
 
 /* ---- weights ----
  *
- *   scales   [cell][half][segment][16 outputs] units, times 256: what `high` counts
- *   minima   [cell][half][group][16 outputs] steps and centres
+ *   scales   [panel][half][scale run][16 outputs] units, times 256: what `high` counts
+ *   minima   [panel][half][group][16 outputs] steps and centres
  */
 
 typedef struct { int16_t step, centre; } Linear;
 
-ALWAYS int64_t segments(const Matrix *m) { return (m->groups + SEGMENT_GROUPS - 1) / SEGMENT_GROUPS; }
+ALWAYS int64_t scale_runs(const Matrix *m) { return (m->groups + SCALE_RUN_GROUPS - 1) / SCALE_RUN_GROUPS; }
 
-/* Half a cell: what belongs to 16 outputs. */
+/* Half a panel: what belongs to 16 outputs. */
 typedef struct {
     uint8_t *numbers;   /* [group][4 pairs of fours][16 outputs][4] */
     float *units;
     Linear *linears;
-} Half;
+} HalfPanel;
 
-ALWAYS Half half_of(const Matrix *m, int64_t cell, int64_t h) {
-    int64_t number = 2 * cell + h;
-    return (Half){
-        (uint8_t *)m->numbers + number * (cell_bytes(m) / 2), (float *)m->scales + number * segments(m) * HALF,
-        (Linear *)m->minima + number * m->groups * HALF,
+ALWAYS HalfPanel half_panel(const Matrix *m, int64_t panel, int64_t h) {
+    int64_t number = 2 * panel + h;
+    return (HalfPanel){
+        (uint8_t *)m->numbers + number * (panel_bytes(m) / 2), (float *)m->scales + number * scale_runs(m) * HALF_PANEL,
+        (Linear *)m->minima + number * m->groups * HALF_PANEL,
     };
 }
 
-static void plan_nibbles(Matrix *m, int64_t bytes[3]) {
-    m->groups = round_up(m->inputs, STEP_OF_TILES) / GROUP;
-    bytes[1] = m->cells * segments(m) * CELL * 4;
-    bytes[2] = m->cells * m->groups * CELL * (int64_t)sizeof(Linear);
+static void plan_q4(Matrix *m, int64_t bytes[3]) {
+    m->groups = round_up(m->inputs, AMX_STEP) / GROUP;
+    bytes[1] = m->panels * scale_runs(m) * PANEL * 4;
+    bytes[2] = m->panels * m->groups * PANEL * (int64_t)sizeof(Linear);
 }
 
 /* The larger one; what is no number stays. */
@@ -98,8 +98,8 @@ ALWAYS float worse(float a, float b) { return a != a || a > b ? a : b; }
 typedef struct { float scale, centre; uint32_t change; } Scales;
 
 static Scales scales_of(int kind, const uint8_t *block) {
-    float scale = float_of(half_at(block));
-    Scales s = {scale, kind == INT4M ? float_of(half_at(block + 2)) + 8.0f * scale : 0.0f, 0};
+    float scale = f32_of(f16_at(block));
+    Scales s = {scale, kind == Q4_1 ? f32_of(f16_at(block + 2)) + 8.0f * scale : 0.0f, 0};
     if (s.scale < 0.0f) s = (Scales){-s.scale, s.centre + s.scale, 0xffffffff};  /* 15 - nibble - 8 = -(nibble - 8) - 1 */
     return s;
 }
@@ -110,42 +110,42 @@ static float unit_for(Scales s) {
 }
 
 static void pack_nibble_row(const Matrix *m, const uint8_t *row, int64_t to) {
-    int64_t at = to % HALF, groups = m->inputs / GROUP, words = FOURS / 2;
-    int64_t block_bytes = (m->kind == INT4M ? 4 : 2) + words * 4;
-    Half half = half_of(m, to / CELL, to % CELL / HALF);
-    for (int64_t s = 0; s < segments(m); s++) {
-        int64_t first = s * SEGMENT_GROUPS, end = smaller(first + SEGMENT_GROUPS, groups);
+    int64_t at = to % HALF_PANEL, groups = m->inputs / GROUP, words = FOURS / 2;
+    int64_t block_bytes = (m->kind == Q4_1 ? 4 : 2) + words * 4;
+    HalfPanel side = half_panel(m, to / PANEL, to % PANEL / HALF_PANEL);
+    for (int64_t s = 0; s < scale_runs(m); s++) {
+        int64_t first = s * SCALE_RUN_GROUPS, end = min_int(first + SCALE_RUN_GROUPS, groups);
         float unit = 0.0f;
         for (int64_t g = first; g < end; g++) unit = worse(unit, unit_for(scales_of(m->kind, row + g * block_bytes)));
         float inverse = unit > ROW_LEAST && unit < INFINITY ? 1.0f / unit : 0.0f;
-        half.units[s * HALF + at] = 256.0f * unit;
+        side.units[s * HALF_PANEL + at] = 256.0f * unit;
         for (int64_t g = first; g < end; g++) {
             const uint8_t *block = row + g * block_bytes, *from = block + block_bytes - words * 4;
             Scales scales = scales_of(m->kind, block);
             Linear linear = {0, 0};  /* what is no number is in the unit */
             if (inverse != 0.0f) linear = (Linear){(int16_t)rintf(scales.scale * inverse), (int16_t)rintf(scales.centre * inverse)};
-            half.linears[g * HALF + at] = linear;
+            side.linears[g * HALF_PANEL + at] = linear;
             for (int64_t w = 0; w < words; w++, from += 4) {
                 uint32_t word;
                 memcpy(&word, from, 4);
                 word ^= scales.change;
-                memcpy(half.numbers + ((g * words + w) * HALF + at) * 4, &word, 4);
+                memcpy(side.numbers + ((g * words + w) * HALF_PANEL + at) * 4, &word, 4);
             }
         }
     }
 }
 
-static void pack_nibbles(const Matrix *m, const uint8_t *rows, int64_t row_bytes, const int64_t *places, int64_t count) {
+static void pack_q4(const Matrix *m, const uint8_t *rows, int64_t row_bytes, const int64_t *places, int64_t count) {
     for (int64_t r = 0; r < count; r++) pack_nibble_row(m, rows + r * row_bytes, places[r]);
 }
 
 /* ---- from integers to floats ---- */
 
 /* Segments are added in their order. */
-ALWAYS void add_value(int64_t segment, ints high, ints low, floats unit, float scale, float *to) {
+ALWAYS void add_value(int64_t scale_run, ints high, ints low, floats unit, float scale, float *to) {
     ints whole = _mm512_add_epi32(high, _mm512_srai_epi32(low, 4));
-    floats value = as_floats(whole) * (unit * spread(scale));
-    if (segment) value = load(to) + value;
+    floats value = as_floats(whole) * (unit * broadcast(scale));
+    if (scale_run) value = load(to) + value;
     store(to, value);
 }
 
@@ -154,46 +154,46 @@ ALWAYS void add_value(int64_t segment, ints high, ints low, floats unit, float s
 /* The sum of (nibble - 8) * activation of a group has 16 bits, and so has that of its activations: one instruction multiplies
  * the one by the step, the other by the centre, and adds both. */
 ALWAYS ints add_linear(ints sum, ints of_group, int32_t of_row, ints linear) {
-    ints both = _mm512_mask_blend_epi16(0xaaaaaaaa, of_group, spread_int((int32_t)((uint32_t)of_row << 16)));
+    ints both = _mm512_mask_blend_epi16(0xaaaaaaaa, of_group, broadcast_int((int32_t)((uint32_t)of_row << 16)));
     return _mm512_dpwssd_epi32(sum, both, linear);
 }
 
 /* Both halves at once: more sums that do not wait for each other, and two streams from memory. */
-ALWAYS void few_times_cell(const int rows, const Matrix *m, int64_t cell, const Rows *x, int64_t first, float (*out)[CELL]) {
+ALWAYS void few_times_panel(const int rows, const Matrix *m, int64_t panel, const Rows *x, int64_t first, float (*out)[PANEL]) {
     const int chains = rows == 1 ? 2 : 1;
-    const int8_t *high = x->quantised + first * padded(x), *low = x->low + first * padded(x);
-    const Half halves[2] = {half_of(m, cell, 0), half_of(m, cell, 1)};
-    for (int64_t s = 0; s < segments(m); s++) {
-        int64_t begin = s * SEGMENT_GROUPS, end = smaller(begin + SEGMENT_GROUPS, m->groups);
+    const int8_t *high = x->quantized + first * padded(x), *low = x->low + first * padded(x);
+    const HalfPanel halves[2] = {half_panel(m, panel, 0), half_panel(m, panel, 1)};
+    for (int64_t s = 0; s < scale_runs(m); s++) {
+        int64_t begin = s * SCALE_RUN_GROUPS, end = min_int(begin + SCALE_RUN_GROUPS, m->groups);
         ints sum[2][FEW_ROWS], low_sum[2][FEW_ROWS];
         for (int h = 0; h < 2; h++)
-            for (int r = 0; r < rows; r++) sum[h][r] = low_sum[h][r] = spread_int(0);
+            for (int r = 0; r < rows; r++) sum[h][r] = low_sum[h][r] = broadcast_int(0);
         for (int64_t g = begin; g < end; g++) {
             const int32_t *of_high = x->sums + g * x->stride + first, *of_low = x->low_sums + g * x->stride + first;
 #pragma GCC unroll 2
             for (int h = 0; h < 2; h++) {
                 ints group[FEW_ROWS][2], low_group[FEW_ROWS][2];
                 for (int r = 0; r < rows; r++) {
-                    group[r][0] = spread_int(-8 * of_high[r]), low_group[r][0] = spread_int(-8 * of_low[r]);
-                    group[r][1] = low_group[r][1] = spread_int(0);
+                    group[r][0] = broadcast_int(-8 * of_high[r]), low_group[r][0] = broadcast_int(-8 * of_low[r]);
+                    group[r][1] = low_group[r][1] = broadcast_int(0);
                 }
 #pragma GCC unroll 4
                 for (int f = 0; f < FOURS / 2; f++) {
-                    const uint8_t *at = halves[h].numbers + (g * FOURS / 2 + f) * HALF * 4;
+                    const uint8_t *at = halves[h].numbers + (g * FOURS / 2 + f) * HALF_PANEL * 4;
                     bytes numbers = load_bytes(at);
                     if (rows == 1) __builtin_prefetch(at + FETCHED_AHEAD, 0, 2);
                     bytes early = low_nibbles(numbers), late = high_nibbles(numbers);
                     for (int r = 0; r < rows; r++) {
                         const int8_t *from = high + r * padded(x) + g * GROUP + f * 4, *low_from = low + (from - high);
                         ints *to = &group[r][f % chains], *low_to = &low_group[r][f % chains];
-                        *to = dot_small(dot_small(*to, early, spread_word(from)), late, spread_word(from + GROUP / 2));
-                        *low_to = dot_small(dot_small(*low_to, early, spread_word(low_from)), late, spread_word(low_from + GROUP / 2));
+                        *to = dot_small(dot_small(*to, early, broadcast_word(from)), late, broadcast_word(from + GROUP / 2));
+                        *low_to = dot_small(dot_small(*low_to, early, broadcast_word(low_from)), late, broadcast_word(low_from + GROUP / 2));
                     }
                 }
                 for (int r = 0; r < rows; r++) {
                     ints whole = group[r][0], low_whole = low_group[r][0];
                     if (chains == 2) whole = _mm512_add_epi32(whole, group[r][1]), low_whole = _mm512_add_epi32(low_whole, low_group[r][1]);
-                    ints linear = _mm512_loadu_si512(halves[h].linears + g * HALF);
+                    ints linear = _mm512_loadu_si512(halves[h].linears + g * HALF_PANEL);
                     sum[h][r] = add_linear(sum[h][r], whole, of_high[r], linear);
                     low_sum[h][r] = add_linear(low_sum[h][r], low_whole, of_low[r], _mm512_srai_epi16(linear, 4));
                 }
@@ -201,24 +201,24 @@ ALWAYS void few_times_cell(const int rows, const Matrix *m, int64_t cell, const 
         }
         for (int r = 0; r < rows; r++)
             for (int h = 0; h < 2; h++)
-                add_value(s, sum[h][r], low_sum[h][r], load(halves[h].units + s * HALF), x->scales[first + r], &out[r][h * HALF]);
+                add_value(s, sum[h][r], low_sum[h][r], load(halves[h].units + s * HALF_PANEL), x->scales[first + r], &out[r][h * HALF_PANEL]);
     }
 }
 
-static void few_nibbles(int rows, const Matrix *m, const uint8_t *w, int64_t cell, const Rows *x, int64_t first, float (*out)[CELL]) {
+static void few_q4(int rows, const Matrix *m, const uint8_t *w, int64_t panel, const Rows *x, int64_t first, float (*out)[PANEL]) {
     (void)w;
     switch (rows) {
-        case 1: few_times_cell(1, m, cell, x, first, out); break;
-        case 2: few_times_cell(2, m, cell, x, first, out); break;
-        case 3: few_times_cell(3, m, cell, x, first, out); break;
-        case 4: few_times_cell(4, m, cell, x, first, out); break;
+        case 1: few_times_panel(1, m, panel, x, first, out); break;
+        case 2: few_times_panel(2, m, panel, x, first, out); break;
+        case 3: few_times_panel(3, m, panel, x, first, out); break;
+        case 4: few_times_panel(4, m, panel, x, first, out); break;
     }
 }
 
 /* ---- many rows: tiles ---- */
 
-/* One segment of half a cell as tiles take it: [group][8 fours][16 outputs][4]. */
-typedef struct { _Alignas(64) uint8_t upper[SEGMENT_GROUPS * GROUP * HALF], lower[SEGMENT_GROUPS * GROUP * HALF]; } Split;
+/* One scale run of half a panel as tiles take it: [group][8 fours][16 outputs][4]. */
+typedef struct { _Alignas(64) uint8_t upper[SCALE_RUN_GROUPS * GROUP * HALF_PANEL], lower[SCALE_RUN_GROUPS * GROUP * HALF_PANEL]; } Split;
 
 /* Byte `byte` of each lane, four times. */
 ALWAYS ints byte_everywhere(ints lanes, const char byte) {
@@ -242,14 +242,14 @@ ALWAYS void split_nibbles(bytes numbers, const ints *steps, const ints *offsets,
     _mm512_store_si512(lower, _mm512_add_epi8(_mm512_mullo_epi16(numbers, steps[1]), offsets[1]));
 }
 
-ALWAYS void split_groups(const Half *half, int64_t begin, int64_t groups, Split *split) {
+ALWAYS void split_groups(const HalfPanel *side, int64_t begin, int64_t groups, Split *split) {
     for (int64_t g = begin; g < begin + groups; g++) {
-        uint8_t *upper = split->upper + (g - begin) * GROUP * HALF, *lower = split->lower + (g - begin) * GROUP * HALF;
+        uint8_t *upper = split->upper + (g - begin) * GROUP * HALF_PANEL, *lower = split->lower + (g - begin) * GROUP * HALF_PANEL;
         ints steps[2], offsets[2];
-        linear_parts(_mm512_loadu_si512(half->linears + g * HALF), steps, offsets);
+        linear_parts(_mm512_loadu_si512(side->linears + g * HALF_PANEL), steps, offsets);
 #pragma GCC unroll 4
         for (int f = 0; f < FOURS / 2; f++) {
-            bytes both = load_bytes(half->numbers + (g * FOURS / 2 + f) * 64);
+            bytes both = load_bytes(side->numbers + (g * FOURS / 2 + f) * 64);
             split_nibbles(low_nibbles(both), steps, offsets, upper + f * 64, lower + f * 64);
             split_nibbles(high_nibbles(both), steps, offsets, upper + (f + FOURS / 2) * 64, lower + (f + FOURS / 2) * 64);
         }
@@ -261,13 +261,13 @@ ALWAYS void split_groups(const Half *half, int64_t begin, int64_t groups, Split 
 typedef struct { const char *numbers, *linears; } Ahead;
 
 ALWAYS void fetch_ahead(const Ahead *ahead, int64_t tile) {
-    const int64_t number_bytes = STEP_OF_TILES / 2 * HALF, linear_bytes = 2 * (int64_t)sizeof(Linear) * HALF;
+    const int64_t number_bytes = AMX_STEP / 2 * HALF_PANEL, linear_bytes = 2 * (int64_t)sizeof(Linear) * HALF_PANEL;
     if (!ahead) return;
     for (int64_t i = 0; i < number_bytes; i += 64) __builtin_prefetch(ahead->numbers + tile * number_bytes + i, 0, 2);
     for (int64_t i = 0; i < linear_bytes; i += 64) __builtin_prefetch(ahead->linears + tile * linear_bytes + i, 0, 2);
 }
 
-typedef int32_t Sums[3][TILE_HEIGHT][HALF];
+typedef int32_t Sums[3][TILE_HEIGHT][HALF_PANEL];
 
 /* A tile of rows: high * upper, low * upper, high * lower. */
 ALWAYS void tile_products(const int8_t *high, const int8_t *low, int64_t width, const Split *split, int64_t groups,
@@ -275,12 +275,12 @@ ALWAYS void tile_products(const int8_t *high, const int8_t *low, int64_t width, 
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
-    for (int64_t k = 0; k < groups * GROUP; k += STEP_OF_TILES) {
-        fetch_ahead(ahead, k / STEP_OF_TILES);
+    for (int64_t k = 0; k < groups * GROUP; k += AMX_STEP) {
+        fetch_ahead(ahead, k / AMX_STEP);
         _tile_loadd(4, high + k, width);
-        _tile_loadd(6, split->upper + k * HALF, 64);
+        _tile_loadd(6, split->upper + k * HALF_PANEL, 64);
         _tile_loadd(5, low + k, width);
-        _tile_loadd(7, split->lower + k * HALF, 64);
+        _tile_loadd(7, split->lower + k * HALF_PANEL, 64);
         _tile_dpbssd(0, 4, 6);
         _tile_dpbssd(1, 5, 6);
         _tile_dpbssd(2, 4, 7);
@@ -290,42 +290,42 @@ ALWAYS void tile_products(const int8_t *high, const int8_t *low, int64_t width, 
     _tile_stored(2, (*sums)[2], 64);
 }
 
-/* Rows [first, end), `height` to a tile, times one segment of half a cell: out [rows][CELL]. */
-ALWAYS void rows_times_segment(const Matrix *m, const Half *half, int64_t segment, const Rows *x, int64_t first,
+/* Rows [first, end), `height` to a tile, times one scale run of half a panel: out [rows][CELL]. */
+ALWAYS void rows_times_scale_run(const Matrix *m, const HalfPanel *side, int64_t scale_run, const Rows *x, int64_t first,
                                int64_t end, int64_t height, float *out) {
     Split split;
     _Alignas(64) Sums sums;
-    int64_t begin = segment * SEGMENT_GROUPS, groups = smaller(SEGMENT_GROUPS, m->groups - begin);
-    split_groups(half, begin, groups, &split);
+    int64_t begin = scale_run * SCALE_RUN_GROUPS, groups = min_int(SCALE_RUN_GROUPS, m->groups - begin);
+    split_groups(side, begin, groups, &split);
     const Ahead ahead = {
-        (const char *)half->numbers + (begin + groups) * GROUP / 2 * HALF,
-        (const char *)(half->linears + (begin + groups) * HALF),
+        (const char *)side->numbers + (begin + groups) * GROUP / 2 * HALF_PANEL,
+        (const char *)(side->linears + (begin + groups) * HALF_PANEL),
     };
-    floats unit = load(half->units + segment * HALF);
+    floats unit = load(side->units + scale_run * HALF_PANEL);
     for (int64_t row = first; row < end; row += height) {
-        int64_t at = row * padded(x) + begin * GROUP, rows = smaller(height, end - row);
-        tile_products(x->quantised + at, x->low + at, padded(x), &split, groups, row == first ? &ahead : NULL, &sums);
-        for (int64_t r = 0; r < rows; r++, out += CELL) {
+        int64_t at = row * padded(x) + begin * GROUP, rows = min_int(height, end - row);
+        tile_products(x->quantized + at, x->low + at, padded(x), &split, groups, row == first ? &ahead : NULL, &sums);
+        for (int64_t r = 0; r < rows; r++, out += PANEL) {
             ints a = _mm512_load_si512(sums[0][r]), b = _mm512_load_si512(sums[1][r]), c = _mm512_load_si512(sums[2][r]);
-            add_value(segment, _mm512_add_epi32(_mm512_slli_epi32(a, 4), c), b, unit, x->scales[row + r], out);
+            add_value(scale_run, _mm512_add_epi32(_mm512_slli_epi32(a, 4), c), b, unit, x->scales[row + r], out);
         }
     }
 }
 
-static void many_times_cell(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, const Out *out) {
+static void many_times_panel(const Matrix *m, int64_t panel, const Rows *x, int64_t first, int64_t end, const Out *out) {
     int64_t tiles = (end - first + TILE_HEIGHT - 1) / TILE_HEIGHT, height = (end - first + tiles - 1) / tiles;
-    float results[ROWS_OF_A_PIECE][CELL];
-    tiles_for(FOR_PRODUCTS, height);
+    float results[ROWS_PER_CHUNK][PANEL];
+    amx_for(FOR_PRODUCTS, height);
     for (int h = 0; h < 2; h++) {
-        Half half = half_of(m, cell, h);
-        for (int64_t s = 0; s < segments(m); s++) rows_times_segment(m, &half, s, x, first, end, height, &results[0][h * HALF]);
+        HalfPanel side = half_panel(m, panel, h);
+        for (int64_t s = 0; s < scale_runs(m); s++) rows_times_scale_run(m, &side, s, x, first, end, height, &results[0][h * HALF_PANEL]);
     }
-    finish(m, cell, end - first, results, first, out);
+    finish(m, panel, end - first, results, first, out);
 }
 
-static void nibbles_times_rows(const Matrix *m, int64_t cell, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
+static void q4_times_rows(const Matrix *m, int64_t panel, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
                                const Out *out) {
     (void)scratch;
-    if (end - first >= TILES_FROM) many_times_cell(m, cell, x, first, end, out);
-    else tiles_times_rows(few_nibbles, FEW_ROWS, m, NULL, cell, x, first, end, out);
+    if (end - first >= Q4_AMX_FROM) many_times_panel(m, panel, x, first, end, out);
+    else tiles_times_rows(few_q4, FEW_ROWS, m, NULL, panel, x, first, end, out);
 }

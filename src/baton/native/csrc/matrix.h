@@ -1,15 +1,15 @@
 /* Weights as the products read them, and the products.
  *
- * A *cell* is 32 outputs wide and as long as a row of activations. It is read from its first byte to its last, and as many
- * rows of activations as there are go through it while it is in the first caches. Within a cell, numbers that follow each
+ * A *panel* is 32 outputs wide and as long as a row of activations. It is read from its first byte to its last, and as many
+ * rows of activations as there are go through it while it is in the first caches. Within a panel, numbers that follow each
  * other along the row lie in fours, output beside output: a vector of them meets four activations that are spread to all
  * lanes, and no sum across lanes is ever needed.
  *
- *   F32   [cell][input][output]                           float
- *   INT8  [cell][four][output][4]                         bytes
- *   INT4  [cell][group][4 pairs of fours][output][4]      two nibbles, fours p and p + 4
- *         (matmul_q4_amx.h: half of a cell's outputs first)
- *   INT4M the same
+ *   F32   [panel][input][output]                           float
+ *   ROTATED_INT8  [panel][four][output][4]                         bytes
+ *   Q4_0  [panel][group][4 pairs of fours][output][4]      two nibbles, fours p and p + 4
+ *         (matmul_q4_amx.h: half of a panel's outputs first)
+ *   Q4_1 the same
  *
  * What the numbers mean, how rows are quantised to meet them, and how they are multiplied:
  *
@@ -26,24 +26,24 @@
 #include "thread_team.h"
 #include "amx.h"
 
-#define CELL 32
-#define HALF 16                 /* outputs of half a cell */
+#define PANEL 32
+#define HALF_PANEL 16                 /* outputs of half a panel */
 #define FOURS (GROUP / 4)
 #define TILE_OUTPUTS (TILE_PARTS * LANES)
 
 typedef struct {
     int32_t kind;
-    int32_t paired;           /* outputs 0-15 of a cell are gates, 16-31 what they let through: 16 results */
+    int32_t paired;           /* outputs 0-15 of a panel are gates, 16-31 what they let through: 16 results */
     int64_t outputs, inputs;  /* `outputs` as they are stored */
-    int64_t cells, groups;    /* these: see plan() */
+    int64_t panels, groups;    /* these: see plan() */
     const uint8_t *numbers;
     const void *scales, *minima;
-    const float *bias;        /* [cells * CELL] or NULL */
-    float *heard;             /* [rows][inputs] or NULL: INT8 leaves the squares of the activations that it is given here */
+    const float *bias;        /* [panels * CELL] or NULL */
+    float *input_squares;             /* [rows][inputs] or NULL: ROTATED_INT8 leaves the squares of the activations that it is given here */
 } Matrix;
 
-static int64_t cell_bytes(const Matrix *m) {
-    return m->kind == F32 ? m->inputs * CELL * 4 : m->kind == INT8 ? m->groups * GROUP * CELL : m->groups * GROUP * CELL / 2;
+static int64_t panel_bytes(const Matrix *m) {
+    return m->kind == F32 ? m->inputs * PANEL * 4 : m->kind == ROTATED_INT8 ? m->groups * GROUP * PANEL : m->groups * GROUP * PANEL / 2;
 }
 
 /* ---- what is done with a tile's outputs ---- */
@@ -67,37 +67,37 @@ ALWAYS int is_better(const Best *a, const Best *b) { return a->value > b->value 
 static void keep_best(const float *t, int64_t width, int64_t begin, Best *best) {
     float top = t[0];
     int32_t broken = 0;
-    if (width == CELL) {
+    if (width == PANEL) {
         floats tops = load(t);
-        for (int j = LANES; j < CELL; j += LANES) tops = larger_lanes(load(t + j), tops);
-        top = largest_lane(tops);
+        for (int j = LANES; j < PANEL; j += LANES) tops = max_lanes(load(t + j), tops);
+        top = max_of_lanes(tops);
     }
     for (int64_t j = 0; j < width; j++) {
         int32_t bits;
         memcpy(&bits, t + j, 4);
         broken |= (bits & 0x7fffffff) >= 0x7f800000;
-        if (width != CELL && t[j] > top) top = t[j];
+        if (width != PANEL && t[j] > top) top = t[j];
     }
     best->broken |= broken;
     for (int64_t j = 0; j < width && top > best->value; j++)
         if (t[j] == top) best->value = top, best->place = (int32_t)(begin + j);
 }
 
-/* Adds the bias, pairs gates, and stores what exists of the outputs of one cell. */
+/* Adds the bias, pairs gates, and stores what exists of the outputs of one panel. */
 ALWAYS void finish_row(const Matrix *m, const float *bias, float *restrict t, float *restrict to, Then then, int64_t width) {
     if (bias)
-        for (int j = 0; j < CELL; j++) t[j] += bias[j];
+        for (int j = 0; j < PANEL; j++) t[j] += bias[j];
     if (m->paired)
-        for (int j = 0; j < HALF; j += LANES) store(t + j, silu_lanes(load(t + j)) * load(t + j + HALF));
+        for (int j = 0; j < HALF_PANEL; j += LANES) store(t + j, silu_lanes(load(t + j)) * load(t + j + HALF_PANEL));
     if (then == ADD)
         for (int64_t j = 0; j < width; j++) to[j] += t[j];
     else
         for (int64_t j = 0; j < width; j++) to[j] = t[j];
 }
 
-static void finish(const Matrix *m, int64_t cell, int64_t rows, float (*tile)[CELL], int64_t first, const Out *out) {
-    int64_t columns = m->paired ? CELL / 2 : CELL, begin = cell * columns, width = smaller(columns, out->width - begin);
-    const float *bias = m->bias ? m->bias + cell * CELL : NULL;
+static void finish(const Matrix *m, int64_t panel, int64_t rows, float (*tile)[PANEL], int64_t first, const Out *out) {
+    int64_t columns = m->paired ? PANEL / 2 : PANEL, begin = panel * columns, width = min_int(columns, out->width - begin);
+    const float *bias = m->bias ? m->bias + panel * PANEL : NULL;
     for (int64_t r = 0; r < rows; r++) {
         if (out->then == KEEP_BEST) {
             finish_row(m, bias, tile[r], NULL, STORE, 0);
@@ -105,25 +105,25 @@ static void finish(const Matrix *m, int64_t cell, int64_t rows, float (*tile)[CE
             continue;
         }
         float *to = out->data + (first + r) * out->stride + begin;
-        if (width == CELL) finish_row(m, bias, tile[r], to, out->then, CELL);  /* known sizes become vectors */
-        else if (width == CELL / 2) finish_row(m, bias, tile[r], to, out->then, CELL / 2);
+        if (width == PANEL) finish_row(m, bias, tile[r], to, out->then, PANEL);  /* known sizes become vectors */
+        else if (width == PANEL / 2) finish_row(m, bias, tile[r], to, out->then, PANEL / 2);
         else finish_row(m, bias, tile[r], to, out->then, width);
     }
 }
 
-/* ---- tiles: `rows` rows of activations times TILE_OUTPUTS outputs of a cell, from `at` on ---- */
+/* ---- tiles: `rows` rows of activations times TILE_OUTPUTS outputs of a panel, from `at` on ---- */
 
 /* A function for each number of rows that a tile may have: its sums are in registers only if the compiler knows how many. */
 #define TILE(name, tile, kind)                                                                                          \
-    static void name(int rows, const Matrix *m, const uint8_t *w, int64_t cell, const Rows *x, int64_t first,           \
-                     float (*out)[CELL]) {                                                                              \
-        for (int at = 0; at < CELL; at += TILE_OUTPUTS) switch (rows) {                                                 \
-            case 1: tile(1, kind, m, w, cell, at, x, first, out); break;                                                \
-            case 2: tile(2, kind, m, w, cell, at, x, first, out); break;                                                \
+    static void name(int rows, const Matrix *m, const uint8_t *w, int64_t panel, const Rows *x, int64_t first,           \
+                     float (*out)[PANEL]) {                                                                              \
+        for (int at = 0; at < PANEL; at += TILE_OUTPUTS) switch (rows) {                                                 \
+            case 1: tile(1, kind, m, w, panel, at, x, first, out); break;                                                \
+            case 2: tile(2, kind, m, w, panel, at, x, first, out); break;                                                \
             TILE_3(tile, kind) TILE_4(tile, kind) TILE_5_6(tile, kind)                                                  \
         }                                                                                                               \
     }
-#define TILE_CASE(n, tile, kind) case n: tile(n, kind, m, w, cell, at, x, first, out); break;
+#define TILE_CASE(n, tile, kind) case n: tile(n, kind, m, w, panel, at, x, first, out); break;
 #if TILE_ROWS >= 3
 #define TILE_3(tile, kind) TILE_CASE(3, tile, kind)
 #else
@@ -140,31 +140,31 @@ static void finish(const Matrix *m, int64_t cell, int64_t rows, float (*tile)[CE
 #define TILE_5_6(tile, kind)
 #endif
 
-typedef void (*Tile)(int rows, const Matrix *m, const uint8_t *w, int64_t cell, const Rows *x, int64_t first, float (*out)[CELL]);
+typedef void (*Tile)(int rows, const Matrix *m, const uint8_t *w, int64_t panel, const Rows *x, int64_t first, float (*out)[PANEL]);
 
-/* Rows [first, end) through one cell, tile by tile. */
-static void tiles_times_rows(Tile tile, int64_t tile_rows, const Matrix *m, const uint8_t *w, int64_t cell, const Rows *x,
+/* Rows [first, end) through one panel, tile by tile. */
+static void tiles_times_rows(Tile tile, int64_t tile_rows, const Matrix *m, const uint8_t *w, int64_t panel, const Rows *x,
                              int64_t first, int64_t end, const Out *out) {
     while (first < end) {
-        float results[TILE_ROWS][CELL];
-        int64_t rows = smaller(tile_rows, end - first);
-        tile((int)rows, m, w, cell, x, first, results);
-        finish(m, cell, rows, results, first, out);
+        float results[TILE_ROWS][PANEL];
+        int64_t rows = min_int(tile_rows, end - first);
+        tile((int)rows, m, w, panel, x, first, results);
+        finish(m, panel, rows, results, first, out);
         first += rows;
     }
 }
 
-ALWAYS void tile_of_floats(const int rows, const int kind, const Matrix *m, const uint8_t *numbers, int64_t cell, int at,
-                           const Rows *x, int64_t first, float (*out)[CELL]) {
-    (void)kind, (void)cell;
+ALWAYS void tile_of_floats(const int rows, const int kind, const Matrix *m, const uint8_t *numbers, int64_t panel, int at,
+                           const Rows *x, int64_t first, float (*out)[PANEL]) {
+    (void)kind, (void)panel;
     floats sum[TILE_ROWS][TILE_PARTS];
     for (int r = 0; r < rows; r++)
-        for (int p = 0; p < TILE_PARTS; p++) sum[r][p] = spread(0.0f);
+        for (int p = 0; p < TILE_PARTS; p++) sum[r][p] = broadcast(0.0f);
     const float *w = (const float *)numbers + at, *row = x->plain + first * x->width;
-    for (int64_t k = 0; k < m->inputs; k++, w += CELL)
+    for (int64_t k = 0; k < m->inputs; k++, w += PANEL)
         for (int p = 0; p < TILE_PARTS; p++) {
             floats weights = load(w + p * LANES);
-            for (int r = 0; r < rows; r++) sum[r][p] = fused(spread(row[r * x->width + k]), weights, sum[r][p]);
+            for (int r = 0; r < rows; r++) sum[r][p] = fma_lanes(broadcast(row[r * x->width + k]), weights, sum[r][p]);
         }
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < TILE_PARTS; p++) store(&out[r][at + p * LANES], sum[r][p]);
@@ -174,6 +174,6 @@ TILE(tile_f32, tile_of_floats, F32)
 
 /* A row of floats becomes output `to`. */
 static void pack_floats(const Matrix *m, const float *row, int64_t to) {
-    float *numbers = (float *)(void *)((uint8_t *)m->numbers + to / CELL * cell_bytes(m)) + to % CELL;
-    for (int64_t k = 0; k < m->inputs; k++) numbers[k * CELL] = row[k];
+    float *numbers = (float *)(void *)((uint8_t *)m->numbers + to / PANEL * panel_bytes(m)) + to % PANEL;
+    for (int64_t k = 0; k < m->inputs; k++) numbers[k * PANEL] = row[k];
 }

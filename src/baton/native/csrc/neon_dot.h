@@ -34,7 +34,7 @@ ALWAYS void load_two(const uint8_t *p, bytes out[2]) {
 #define SUM_MAGNITUDE_MAX (1 << 22)
 
 ALWAYS ints sum_start(void) { return vdupq_n_s32(SUM_START); }
-ALWAYS floats float_of_sum(ints sum) { return vreinterpretq_f32_s32(sum) - spread(12582912.0f); }
+ALWAYS floats float_of_sum(ints sum) { return vreinterpretq_f32_s32(sum) - broadcast(12582912.0f); }
 
 /* A multiply-add overwrites what it adds to. What it begins with is better loaded again than copied: loads have pipes of their own. */
 ALWAYS floats loaded_again(const float *p) {
@@ -56,7 +56,7 @@ ALWAYS floats of_lane(floats a, floats b, const int lane) {
         default: return vmulq_laneq_f32(a, b, 3);
     }
 }
-ALWAYS floats fused_lane(floats a, floats b, const int lane, floats c) {
+ALWAYS floats fma_lane(floats a, floats b, const int lane, floats c) {
     switch (lane) {
         case 0: return vfmaq_laneq_f32(c, a, b, 0);
         case 1: return vfmaq_laneq_f32(c, a, b, 1);

@@ -29,42 +29,42 @@ typedef struct {
 
 /* What a thread needs beside. */
 typedef struct {
-    float *x, *inverse;  /* [inputs] of a row, and one over the balance */
-    uint8_t *rows;       /* of a cell, as Q4_1 */
+    float *x, *inverse;  /* [inputs] of a row, and one over the input scale */
+    uint8_t *rows;       /* of a panel, as Q4_1 */
 } PackingRoom;
 
 /* From row to row. Not a power of two: rows that are read side by side would be in each other's place in the cache. */
 static int64_t q4_1_stride(const Matrix *m) { return round_up(m->inputs, GROUP) / GROUP * Q4_1_BYTES + LINE; }
 
-/* Rows [first, first + count): outputs of one cell. */
-static void pack_cell(const Packing *p, const PackingRoom *own, int64_t first, int64_t count, float *squares) {
+/* Rows [first, first + count): outputs of one panel. */
+static void pack_panel(const Packing *p, const PackingRoom *own, int64_t first, int64_t count, float *squares) {
     const Matrix *m = p->matrix;
     const uint8_t *from = p->rows + first * p->row_bytes;
     const int64_t *places = p->places + first;
-    if (m->kind == p->stored && (m->kind == INT4 || m->kind == INT4M)) {
-        pack_nibbles(m, from, p->row_bytes, places, count);
+    if (m->kind == p->stored && (m->kind == Q4_0 || m->kind == Q4_1)) {
+        pack_q4(m, from, p->row_bytes, places, count);
         return;
     }
     for (int64_t r = 0; r < count; r++, from += p->row_bytes) {
-        if (m->kind == INT4M && p->stored == Q4_K) {
+        if (m->kind == Q4_1 && p->stored == Q4_K) {
             q4_1_of_q4_k(from, m->inputs, own->rows + r * q4_1_stride(m));
             continue;
         }
         floats_of_row(p->stored, from, m->inputs, own->x);
         if (m->kind == F32) pack_floats(m, own->x, places[r]);
-        if (m->kind == INT4M) q4_1_of_floats(own->x, m->inputs, own->rows + r * q4_1_stride(m));
-        if (m->kind != INT8) continue;
+        if (m->kind == Q4_1) q4_1_of_floats(own->x, m->inputs, own->rows + r * q4_1_stride(m));
+        if (m->kind != ROTATED_INT8) continue;
         for (int64_t i = 0; squares && i < m->inputs; i++) squares[i] += own->x[i] * own->x[i];
-        pack_bytes(m, own->x, own->inverse, places[r]);
+        pack_int8(m, own->x, own->inverse, places[r]);
     }
-    if (m->kind == INT4M) pack_nibbles(m, own->rows, q4_1_stride(m), places, count);
+    if (m->kind == Q4_1) pack_q4(m, own->rows, q4_1_stride(m), places, count);
 }
 
 static void pack_run(const Packing *p, const PackingRoom *own, int64_t first, int64_t end, float *squares) {
     while (first < end) {
         int64_t next = first + 1;
-        while (next < end && p->places[next] / CELL == p->places[first] / CELL) next++;
-        pack_cell(p, own, first, next - first, squares);
+        while (next < end && p->places[next] / PANEL == p->places[first] / PANEL) next++;
+        pack_panel(p, own, first, next - first, squares);
         first = next;
     }
 }
@@ -73,12 +73,12 @@ static void *packer(void *with) {
     Packing *p = with;
     const Matrix *m = p->matrix;
     int64_t inputs = m->inputs, runs = (p->count + RUN_ROWS - 1) / RUN_ROWS;
-    PackingRoom own = {room(inputs * 4), room(inputs * 4), room(CELL * q4_1_stride(m))};
+    PackingRoom own = {alloc_aligned(inputs * 4), alloc_aligned(inputs * 4), alloc_aligned(PANEL * q4_1_stride(m))};
     if (!own.x || !own.inverse || !own.rows) p->failed = 1;
-    for (int64_t i = 0; !p->failed && m->kind == INT8 && i < inputs; i++) own.inverse[i] = 1.0f / ((const float *)m->minima)[i];
+    for (int64_t i = 0; !p->failed && m->kind == ROTATED_INT8 && i < inputs; i++) own.inverse[i] = 1.0f / ((const float *)m->minima)[i];
     for (int64_t run; !p->failed && (run = p->next++) < runs;) {
         float *squares = p->of_runs ? p->of_runs + run * inputs : NULL;
-        pack_run(p, &own, run * RUN_ROWS, smaller((run + 1) * RUN_ROWS, p->count), squares);
+        pack_run(p, &own, run * RUN_ROWS, min_int((run + 1) * RUN_ROWS, p->count), squares);
     }
     free(own.x), free(own.inverse), free(own.rows);
     return NULL;
@@ -90,7 +90,7 @@ static int pack_rows(Packing *p, int threads) {
     if (p->squares && !(p->of_runs = calloc((size_t)(runs * inputs), 4))) return 1;
     pthread_t others[PACKERS_MOST];
     int begun = 0;
-    for (int64_t wanted = smaller(smaller(threads, runs), PACKERS_MOST) - 1; begun < wanted; begun++)
+    for (int64_t wanted = min_int(min_int(threads, runs), PACKERS_MOST) - 1; begun < wanted; begun++)
         if (pthread_create(&others[begun], NULL, packer, p)) break;
     packer(p);
     while (begun) pthread_join(others[--begun], NULL);

@@ -14,23 +14,23 @@ typedef struct {
     int64_t width, groups;   /* numbers and groups of a row; a width that is no multiple of GROUP is never quantised */
     int64_t stride;          /* rows that there is room for: from one group's numbers to the next group's */
     float *plain;            /* [rows][width] */
-    int8_t *quantised, *low; /* the rest is of quantised rows: see matmul_int8.h, matmul_q4.h and matmul_q4_amx.h */
+    int8_t *quantized, *low; /* the rest is of quantised rows: see matmul_int8.h, matmul_q4.h and matmul_q4_amx.h */
     float *scales, *scaled_sums;
     int32_t *sums, *low_sums;
 } Rows;
 
 /* False where there is not enough memory. */
-static int rows_room(Rows *rows, int64_t count, int64_t width) {
+static int rows_alloc(Rows *rows, int64_t count, int64_t width) {
     /* Not a round number: strides of a power of two would crowd into a few lines of the first cache. */
     *rows = (Rows){.width = width, .groups = width / GROUP, .stride = round_up(count, 16) + 16};
     int64_t bytes = rows->stride * round_up(width, 2 * GROUP), groups = rows->stride * (rows->groups + 2) * 4;
-    rows->plain = room(count * width * 4), rows->quantised = room(bytes), rows->low = room(bytes);
-    rows->scales = room(groups), rows->scaled_sums = room(groups), rows->sums = room(groups), rows->low_sums = room(groups);
-    return rows->plain && rows->quantised && rows->low && rows->scales && rows->scaled_sums && rows->sums && rows->low_sums;
+    rows->plain = alloc_aligned(count * width * 4), rows->quantized = alloc_aligned(bytes), rows->low = alloc_aligned(bytes);
+    rows->scales = alloc_aligned(groups), rows->scaled_sums = alloc_aligned(groups), rows->sums = alloc_aligned(groups), rows->low_sums = alloc_aligned(groups);
+    return rows->plain && rows->quantized && rows->low && rows->scales && rows->scaled_sums && rows->sums && rows->low_sums;
 }
 
 static void rows_free(Rows *rows) {
-    free(rows->plain), free(rows->quantised), free(rows->low);
+    free(rows->plain), free(rows->quantized), free(rows->low);
     free(rows->scales), free(rows->scaled_sums), free(rows->sums), free(rows->low_sums);
 }
 
@@ -41,7 +41,7 @@ ALWAYS int64_t padded(const Rows *rows) { return round_up(rows->width, 2 * GROUP
  * of the numbers, a NaN is above them all, and so it becomes the scale: what is not finite stays so. */
 #if LANES == 16
 ALWAYS float largest_of(const float *x, int64_t count) {
-    ints most = spread_int(0), other = most;
+    ints most = broadcast_int(0), other = most;
     for (int64_t i = 0; i < count; i += 2 * LANES) {
         most = _mm512_max_epi32(most, _mm512_castps_si512(_mm512_abs_ps(load(x + i))));
         other = _mm512_max_epi32(other, _mm512_castps_si512(_mm512_abs_ps(load(x + i + LANES))));
@@ -52,7 +52,7 @@ ALWAYS float largest_of(const float *x, int64_t count) {
 
 /* A group as bytes; returns their sum, here lane by lane. */
 ALWAYS ints bytes_and_lanes(const float *x, float inverse, int8_t *q) {
-    ints low = _mm512_cvtps_epi32(load(x) * spread(inverse)), high = _mm512_cvtps_epi32(load(x + 16) * spread(inverse));
+    ints low = _mm512_cvtps_epi32(load(x) * broadcast(inverse)), high = _mm512_cvtps_epi32(load(x + 16) * broadcast(inverse));
     _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(low));
     _mm_storeu_si128((__m128i *)(q + 16), _mm512_cvtepi32_epi8(high));
     return _mm512_add_epi32(low, high);
@@ -62,7 +62,7 @@ ALWAYS int32_t bytes_of_group(const float *x, float inverse, int8_t *q) { return
 
 /* Several groups. */
 ALWAYS int32_t bytes_of(const float *x, int64_t count, float inverse, int8_t *q) {
-    ints sum = spread_int(0);
+    ints sum = broadcast_int(0);
     for (int64_t at = 0; at < count; at += GROUP) sum = _mm512_add_epi32(sum, bytes_and_lanes(x + at, inverse, q + at));
     return _mm512_reduce_add_epi32(sum);
 }
@@ -99,8 +99,8 @@ static void norm_row(const float *restrict x, const float *restrict weight, int6
     float sums[SUM_LANES] = {0};
     int64_t whole = width / SUM_LANES * SUM_LANES;
     for (int64_t i = 0; i < whole; i += SUM_LANES)
-        for (int j = 0; j < SUM_LANES; j++) sums[j] = FUSED(x[i + j], x[i + j], sums[j]);
-    for (int64_t i = whole; i < width; i++) sums[i - whole] = FUSED(x[i], x[i], sums[i - whole]);
+        for (int j = 0; j < SUM_LANES; j++) sums[j] = FMA(x[i + j], x[i + j], sums[j]);
+    for (int64_t i = whole; i < width; i++) sums[i - whole] = FMA(x[i], x[i], sums[i - whole]);
     for (int step = SUM_LANES / 2; step; step /= 2)
         for (int j = 0; j < step; j++) sums[j] += sums[j + step];
     float factor = 1.0f / sqrtf(sums[0] / (float)width + eps);

@@ -35,13 +35,13 @@ typedef struct {
     uint64_t *words;            /* [vocabulary] candidates: weight, and token below it */
 } DrawRoom;
 
-static void draw_room_free(DrawRoom *room) {
-    free(room->weights), free(room->most), free(room->sums), free(room->words);
-    *room = (DrawRoom){0};
+static void draw_room_free(DrawRoom *alloc_aligned) {
+    free(alloc_aligned->weights), free(alloc_aligned->most), free(alloc_aligned->sums), free(alloc_aligned->words);
+    *alloc_aligned = (DrawRoom){0};
 }
 
 static int draw_room(DrawRoom *made, int64_t vocabulary) {
-    *made = (DrawRoom){room(vocabulary * 4), room((vocabulary / DRAW_BLOCK + 1) * 4), room(vocabulary * 8), room(vocabulary * 8)};
+    *made = (DrawRoom){alloc_aligned(vocabulary * 4), alloc_aligned((vocabulary / DRAW_BLOCK + 1) * 4), alloc_aligned(vocabulary * 8), alloc_aligned(vocabulary * 8)};
     if (made->weights && made->most && made->sums && made->words) return 1;
     return draw_room_free(made), 0;
 }
@@ -76,22 +76,22 @@ static int64_t judge_row(const float *logits, int64_t count, int may_exclude, fl
         int32_t bits = (int32_t)float_bits(logits[i]);
         broken |= ((bits & 0x7fffffff) >= 0x7f800000) & (bits != excluded);
     }
-    floats tops = spread(-INFINITY);
+    floats tops = broadcast(-INFINITY);
     int64_t whole = count / LANES * LANES;
-    for (int64_t i = 0; i < whole; i += LANES) tops = larger_lanes(load(logits + i), tops);
-    float top = largest_lane(tops);
+    for (int64_t i = 0; i < whole; i += LANES) tops = max_lanes(load(logits + i), tops);
+    float top = max_of_lanes(tops);
     for (int64_t i = whole; i < count; i++) top = logits[i] > top ? logits[i] : top;
     *largest = top;
     return broken ? DRAW_NOT_FINITE : top == -INFINITY ? DRAW_NOTHING_LEFT : 0;
 }
 
 /* Weights, the largest and the sum of each block, and the sum of all. */
-static double weigh_row(const float *restrict logits, int64_t count, float largest, float temperature, DrawRoom *room) {
+static double weigh_row(const float *restrict logits, int64_t count, float largest, float temperature, DrawRoom *alloc_aligned) {
     double mass = 0.0;
-    float inverse = 1.0f / temperature, *restrict weights = room->weights;
+    float inverse = 1.0f / temperature, *restrict weights = alloc_aligned->weights;
     for (int64_t begin = 0, b = 0; begin < count; begin += DRAW_BLOCK, b++) {
         float sum[16] = {0}, most[16] = {0}, block_sum = 0.0f, block_most = 0.0f;
-        int64_t end = smaller(begin + DRAW_BLOCK, count), at = begin;
+        int64_t end = min_int(begin + DRAW_BLOCK, count), at = begin;
         for (; at + 16 <= end; at += 16)
             for (int j = 0; j < 16; j++) {
                 float weight = exp_negative((logits[at + j] - largest) * inverse);
@@ -102,32 +102,32 @@ static double weigh_row(const float *restrict logits, int64_t count, float large
             weights[at] = weight, sum[0] += weight, most[0] = weight > most[0] ? weight : most[0];
         }
         for (int j = 0; j < 16; j++) block_sum += sum[j], block_most = most[j] > block_most ? most[j] : block_most;
-        room->most[b] = block_most, room->sums[b] = block_sum;
+        alloc_aligned->most[b] = block_most, alloc_aligned->sums[b] = block_sum;
         mass += (double)block_sum;
     }
     return mass;
 }
 
-static int64_t draw_from_all(int64_t count, double mass, double uniform, const DrawRoom *room) {
+static int64_t draw_from_all(int64_t count, double mass, double uniform, const DrawRoom *alloc_aligned) {
     double target = uniform * mass, sum = 0.0;
     int64_t b = 0, last = 0;
-    while ((b + 1) * DRAW_BLOCK < count && sum + room->sums[b] <= target) sum += room->sums[b++];
+    while ((b + 1) * DRAW_BLOCK < count && sum + alloc_aligned->sums[b] <= target) sum += alloc_aligned->sums[b++];
     for (int64_t i = b * DRAW_BLOCK; i < count; i++) {  /* on into the next block, where sums of blocks were rounded up */
-        if (room->weights[i] == 0.0f) continue;
-        sum += (double)room->weights[i], last = i;
+        if (alloc_aligned->weights[i] == 0.0f) continue;
+        sum += (double)alloc_aligned->weights[i], last = i;
         if (sum > target) return i;
     }
     return last;
 }
 
 /* Tokens of at least this weight, as words. */
-static int64_t gather(int64_t count, float least, const DrawRoom *room) {
+static int64_t gather(int64_t count, float least, const DrawRoom *alloc_aligned) {
     int64_t found = 0;
     for (int64_t begin = 0; begin < count; begin += DRAW_BLOCK) {
-        if (room->most[begin / DRAW_BLOCK] < least) continue;
-        for (int64_t i = begin; i < smaller(begin + DRAW_BLOCK, count); i++) {
-            room->words[found] = word_of(room->weights[i], i);
-            found += room->weights[i] >= least;
+        if (alloc_aligned->most[begin / DRAW_BLOCK] < least) continue;
+        for (int64_t i = begin; i < min_int(begin + DRAW_BLOCK, count); i++) {
+            alloc_aligned->words[found] = word_of(alloc_aligned->weights[i], i);
+            found += alloc_aligned->weights[i] >= least;
         }
     }
     return found;
@@ -144,40 +144,40 @@ static int64_t heaviest_classes(int64_t found, double mass, uint64_t *words) {
     return kept;
 }
 
-static int64_t draw_from_best(int64_t count, double mass, const Draw *draw, DrawRoom *room) {
+static int64_t draw_from_best(int64_t count, double mass, const Draw *draw, DrawRoom *alloc_aligned) {
     int64_t blocks = (count + DRAW_BLOCK - 1) / DRAW_BLOCK, k = draw->top_k > 0 && draw->top_k < count ? draw->top_k : 0;
     float least = (float)draw->min_p;
     if (k && k <= blocks) {
-        for (int64_t b = 0; b < blocks; b++) room->words[b] = word_of(room->most[b], b);
-        sort_words(room->words, blocks, (uint64_t *)room->sums);
-        float kth = weight_of(room->words[k - 1]);
+        for (int64_t b = 0; b < blocks; b++) alloc_aligned->words[b] = word_of(alloc_aligned->most[b], b);
+        sort_words(alloc_aligned->words, blocks, (uint64_t *)alloc_aligned->sums);
+        float kth = weight_of(alloc_aligned->words[k - 1]);
         least = kth > least ? kth : least;
     }
     int all_below = !k && draw->min_p == 0.0;
     if (all_below) least = (float)(0.999 * (1.0 - draw->top_p) * mass / (double)count);  /* those below weigh less than 1 - top_p together */
-    int64_t found = gather(count, least, room);
-    if (all_below) found = heaviest_classes(found, 1.000001 * draw->top_p * mass, room->words);
-    sort_words(room->words, found, (uint64_t *)room->sums);
+    int64_t found = gather(count, least, alloc_aligned);
+    if (all_below) found = heaviest_classes(found, 1.000001 * draw->top_p * mass, alloc_aligned->words);
+    sort_words(alloc_aligned->words, found, (uint64_t *)alloc_aligned->sums);
     if (k && k < found) {  /* those of the same weight as the k-th stay in */
-        float kth = weight_of(room->words[k - 1]);
+        float kth = weight_of(alloc_aligned->words[k - 1]);
         int64_t all = found;
-        for (found = k; found < all && weight_of(room->words[found]) == kth; found++) {}
+        for (found = k; found < all && weight_of(alloc_aligned->words[found]) == kth; found++) {}
     }
     double sum = 0.0;
-    for (int64_t i = 0; i < found; i++) room->sums[i] = sum += (double)weight_of(room->words[i]);
+    for (int64_t i = 0; i < found; i++) alloc_aligned->sums[i] = sum += (double)weight_of(alloc_aligned->words[i]);
     if (draw->top_p < 1.0) {  /* a token is in if those before it do not reach top_p yet */
         double reach = draw->top_p * (all_below ? mass : sum);
         int64_t in = 1;
-        while (in < found && room->sums[in - 1] < reach) in++;
+        while (in < found && alloc_aligned->sums[in - 1] < reach) in++;
         found = in;
     }
-    double target = draw->uniform * room->sums[found - 1];
+    double target = draw->uniform * alloc_aligned->sums[found - 1];
     int64_t at = 0;
-    while (at + 1 < found && room->sums[at] <= target) at++;
-    return token_of(room->words[at]);
+    while (at + 1 < found && alloc_aligned->sums[at] <= target) at++;
+    return token_of(alloc_aligned->words[at]);
 }
 
-static int64_t draw_row(const float *logits, int64_t count, const Draw *draw, DrawRoom *room) {
+static int64_t draw_row(const float *logits, int64_t count, const Draw *draw, DrawRoom *alloc_aligned) {
     float largest;
     int64_t wrong = judge_row(logits, count, draw->may_exclude, &largest);
     if (wrong) return wrong;
@@ -186,7 +186,7 @@ static int64_t draw_row(const float *logits, int64_t count, const Draw *draw, Dr
         while (logits[i] != largest) i++;
         return i;
     }
-    double mass = weigh_row(logits, count, largest, draw->temperature, room);
+    double mass = weigh_row(logits, count, largest, draw->temperature, alloc_aligned);
     int filtered = draw->top_k > 0 || draw->top_p < 1.0 || draw->min_p > 0.0;
-    return filtered ? draw_from_best(count, mass, draw, room) : draw_from_all(count, mass, draw->uniform, room);
+    return filtered ? draw_from_best(count, mass, draw, alloc_aligned) : draw_from_all(count, mass, draw->uniform, alloc_aligned);
 }

@@ -24,8 +24,8 @@
 
 #define ALWAYS static inline __attribute__((always_inline))
 
-ALWAYS int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-ALWAYS int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+ALWAYS int64_t min_int(int64_t a, int64_t b) { return a < b ? a : b; }
+ALWAYS int64_t max_int(int64_t a, int64_t b) { return a > b ? a : b; }
 ALWAYS int64_t round_up(int64_t a, int64_t unit) { return (a + unit - 1) / unit * unit; }
 
 /* ---- x86 with 512-bit vectors ---- */
@@ -37,20 +37,20 @@ ALWAYS int64_t round_up(int64_t a, int64_t unit) { return (a + unit - 1) / unit 
 typedef __m512 floats;
 typedef __m512i ints;
 typedef __m512i bytes;
-ALWAYS floats fused(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
-ALWAYS floats spread(float x) { return _mm512_set1_ps(x); }
+ALWAYS floats fma_lanes(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
+ALWAYS floats broadcast(float x) { return _mm512_set1_ps(x); }
 ALWAYS floats load(const float *p) { return _mm512_loadu_ps(p); }
 ALWAYS void store(float *p, floats x) { _mm512_storeu_ps(p, x); }
-ALWAYS floats load_half(const half *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+ALWAYS floats load_f16(const f16 *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 ALWAYS floats as_floats(ints x) { return _mm512_cvtepi32_ps(x); }
-ALWAYS floats larger_lanes(floats a, floats b) { return _mm512_max_ps(a, b); }
-ALWAYS floats smaller_lanes(floats a, floats b) { return _mm512_min_ps(a, b); }
-ALWAYS float largest_lane(floats x) { return _mm512_reduce_max_ps(x); }
+ALWAYS floats max_lanes(floats a, floats b) { return _mm512_max_ps(a, b); }
+ALWAYS floats min_lanes(floats a, floats b) { return _mm512_min_ps(a, b); }
+ALWAYS float max_of_lanes(floats x) { return _mm512_reduce_max_ps(x); }
 ALWAYS float sum_of_lanes(floats x) { return _mm512_reduce_add_ps(x); }
-ALWAYS ints spread_int(int32_t x) { return _mm512_set1_epi32(x); }
+ALWAYS ints broadcast_int(int32_t x) { return _mm512_set1_epi32(x); }
 ALWAYS ints sum_of(ints a, ints b) { return _mm512_add_epi32(a, b); }
 ALWAYS bytes load_bytes(const uint8_t *p) { return _mm512_loadu_si512(p); }
-ALWAYS bytes spread_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return _mm512_set1_epi32(w); }
+ALWAYS bytes broadcast_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return _mm512_set1_epi32(w); }
 ALWAYS bytes as_weights(bytes x) { return _mm512_xor_si512(x, _mm512_set1_epi8(-128)); }
 ALWAYS bytes low_nibbles(bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 ALWAYS bytes high_nibbles(bytes x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
@@ -65,15 +65,15 @@ ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return _mm512_dpbusd_epi32(su
 typedef __m256 floats;
 typedef __m256i ints;
 typedef __m256i bytes;
-ALWAYS floats fused(floats a, floats b, floats c) { return _mm256_fmadd_ps(a, b, c); }
-ALWAYS floats spread(float x) { return _mm256_set1_ps(x); }
+ALWAYS floats fma_lanes(floats a, floats b, floats c) { return _mm256_fmadd_ps(a, b, c); }
+ALWAYS floats broadcast(float x) { return _mm256_set1_ps(x); }
 ALWAYS floats load(const float *p) { return _mm256_loadu_ps(p); }
 ALWAYS void store(float *p, floats x) { _mm256_storeu_ps(p, x); }
-ALWAYS floats load_half(const half *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+ALWAYS floats load_f16(const f16 *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 ALWAYS floats as_floats(ints x) { return _mm256_cvtepi32_ps(x); }
-ALWAYS floats larger_lanes(floats a, floats b) { return _mm256_max_ps(a, b); }
-ALWAYS floats smaller_lanes(floats a, floats b) { return _mm256_min_ps(a, b); }
-ALWAYS float largest_lane(floats x) {
+ALWAYS floats max_lanes(floats a, floats b) { return _mm256_max_ps(a, b); }
+ALWAYS floats min_lanes(floats a, floats b) { return _mm256_min_ps(a, b); }
+ALWAYS float max_of_lanes(floats x) {
     __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     y = _mm_max_ps(y, _mm_movehl_ps(y, y));
     return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
@@ -83,10 +83,10 @@ ALWAYS float sum_of_lanes(floats x) {
     y = _mm_add_ps(y, _mm_movehl_ps(y, y));
     return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
 }
-ALWAYS ints spread_int(int32_t x) { return _mm256_set1_epi32(x); }
+ALWAYS ints broadcast_int(int32_t x) { return _mm256_set1_epi32(x); }
 ALWAYS ints sum_of(ints a, ints b) { return _mm256_add_epi32(a, b); }
 ALWAYS bytes load_bytes(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
-ALWAYS bytes spread_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return _mm256_set1_epi32(w); }
+ALWAYS bytes broadcast_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return _mm256_set1_epi32(w); }
 ALWAYS bytes low_nibbles(bytes x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
 ALWAYS bytes high_nibbles(bytes x) { return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15)); }
 #if defined(__AVXVNNI__)
@@ -111,23 +111,23 @@ ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return dot_small(sum, _mm256_
 #define TILE_ROWS 4    /* of floats; quantised products have tiles of their own (matmul_neon.h) */
 #define TILE_PARTS 4
 #define ROWS_OUTSIDE 1 /* attention: 24 sums, 4 vectors of keys and one row's number at a time fit into 32 registers */
-#define IN_ORDER __asm__ volatile("" ::)  /* gcc would fetch what is needed later, find no room, and keep sums in memory */
+#define SCHED_FENCE __asm__ volatile("" ::)  /* gcc would fetch what is needed later, find no room, and keep sums in memory */
 typedef float32x4_t floats;
 typedef int32x4_t ints;
 typedef int8x16_t bytes;
-ALWAYS floats fused(floats a, floats b, floats c) { return vfmaq_f32(c, a, b); }
-ALWAYS floats spread(float x) { return vdupq_n_f32(x); }
+ALWAYS floats fma_lanes(floats a, floats b, floats c) { return vfmaq_f32(c, a, b); }
+ALWAYS floats broadcast(float x) { return vdupq_n_f32(x); }
 ALWAYS floats load(const float *p) { return vld1q_f32(p); }
 ALWAYS void store(float *p, floats x) { vst1q_f32(p, x); }
-ALWAYS floats load_half(const half *p) { return vcvt_f32_f16(vld1_f16(&p->number)); }
+ALWAYS floats load_f16(const f16 *p) { return vcvt_f32_f16(vld1_f16(&p->number)); }
 ALWAYS floats as_floats(ints x) { return vcvtq_f32_s32(x); }
-ALWAYS floats larger_lanes(floats a, floats b) { return vmaxq_f32(a, b); }
-ALWAYS floats smaller_lanes(floats a, floats b) { return vminq_f32(a, b); }
-ALWAYS float largest_lane(floats x) { return vmaxvq_f32(x); }
+ALWAYS floats max_lanes(floats a, floats b) { return vmaxq_f32(a, b); }
+ALWAYS floats min_lanes(floats a, floats b) { return vminq_f32(a, b); }
+ALWAYS float max_of_lanes(floats x) { return vmaxvq_f32(x); }
 ALWAYS float sum_of_lanes(floats x) { return vaddvq_f32(x); }
-ALWAYS ints spread_int(int32_t x) { return vdupq_n_s32(x); }
+ALWAYS ints broadcast_int(int32_t x) { return vdupq_n_s32(x); }
 ALWAYS bytes load_bytes(const uint8_t *p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
-ALWAYS bytes spread_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return vreinterpretq_s8_s32(vdupq_n_s32(w)); }
+ALWAYS bytes broadcast_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return vreinterpretq_s8_s32(vdupq_n_s32(w)); }
 ALWAYS bytes as_weights(bytes x) { return x; }
 ALWAYS bytes low_nibbles(bytes x) { return vandq_s8(x, vdupq_n_s8(15)); }
 ALWAYS bytes high_nibbles(bytes x) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(x), 4)); }
@@ -151,26 +151,26 @@ ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return dot_small(sum, w, x); 
 typedef float floats __attribute__((vector_size(16)));
 typedef int32_t ints __attribute__((vector_size(16)));
 typedef int8_t bytes __attribute__((vector_size(16)));
-ALWAYS floats fused(floats a, floats b, floats c) { return a * b + c; }
-ALWAYS floats spread(float x) { return (floats){x, x, x, x}; }
+ALWAYS floats fma_lanes(floats a, floats b, floats c) { return a * b + c; }
+ALWAYS floats broadcast(float x) { return (floats){x, x, x, x}; }
 ALWAYS floats load(const float *p) { floats x; memcpy(&x, p, sizeof x); return x; }
 ALWAYS void store(float *p, floats x) { memcpy(p, &x, sizeof x); }
-ALWAYS floats load_half(const half *p) { return (floats){float_of(p[0]), float_of(p[1]), float_of(p[2]), float_of(p[3])}; }
+ALWAYS floats load_f16(const f16 *p) { return (floats){f32_of(p[0]), f32_of(p[1]), f32_of(p[2]), f32_of(p[3])}; }
 ALWAYS floats as_floats(ints x) { return __builtin_convertvector(x, floats); }
-ALWAYS floats larger_lanes(floats a, floats b) {
+ALWAYS floats max_lanes(floats a, floats b) {
     ints first = a > b;  /* all bits or none: in C, ?: takes no vectors */
     return (floats)((first & (ints)a) | (~first & (ints)b));
 }
-ALWAYS floats smaller_lanes(floats a, floats b) { return -larger_lanes(-a, -b); }
-ALWAYS float largest_lane(floats x) {
+ALWAYS floats min_lanes(floats a, floats b) { return -max_lanes(-a, -b); }
+ALWAYS float max_of_lanes(floats x) {
     float a = x[0] > x[1] ? x[0] : x[1], b = x[2] > x[3] ? x[2] : x[3];
     return a > b ? a : b;
 }
 ALWAYS float sum_of_lanes(floats x) { return (x[0] + x[2]) + (x[1] + x[3]); }
-ALWAYS ints spread_int(int32_t x) { return (ints){x, x, x, x}; }
+ALWAYS ints broadcast_int(int32_t x) { return (ints){x, x, x, x}; }
 ALWAYS ints sum_of(ints a, ints b) { return a + b; }
 ALWAYS bytes load_bytes(const uint8_t *p) { bytes x; memcpy(&x, p, sizeof x); return x; }
-ALWAYS bytes spread_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return (bytes)(ints){w, w, w, w}; }
+ALWAYS bytes broadcast_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return (bytes)(ints){w, w, w, w}; }
 ALWAYS bytes as_weights(bytes x) { return x; }
 ALWAYS bytes low_nibbles(bytes x) { return x & 15; }
 ALWAYS bytes high_nibbles(bytes x) { return (x >> 4) & 15; }
@@ -188,24 +188,24 @@ ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return dot_small(sum, w, x); 
 /* The same as fused() for single numbers. Said outright, with -ffp-contract=off: left to itself the compiler fuses in one
  * copy of a loop and not in the next, and a row's bits would depend on the tile that it was in. */
 #if defined(__FMA__) || defined(__aarch64__)
-#define FUSED(a, b, c) __builtin_fmaf(a, b, c)
+#define FMA(a, b, c) __builtin_fmaf(a, b, c)
 #else
-#define FUSED(a, b, c) ((a) * (b) + (c))
+#define FMA(a, b, c) ((a) * (b) + (c))
 #endif
 
 /* e^x for x <= 0; exactly 0 far below. Two units in the last place. Written so that loops over it become vectors. */
 ALWAYS float exp_negative(float x) {
     float y = x < -87.0f ? -87.0f : x;
     float n = (y * 1.44269504089f + 12582912.0f) - 12582912.0f;
-    float r = FUSED(n, -0.693359375f, y);
-    r = FUSED(n, 2.12194440e-4f, r);
+    float r = FMA(n, -0.693359375f, y);
+    r = FMA(n, 2.12194440e-4f, r);
     float p = 1.9875691500e-4f;
-    p = FUSED(p, r, 1.3981999507e-3f);
-    p = FUSED(p, r, 8.3334519073e-3f);
-    p = FUSED(p, r, 4.1665795894e-2f);
-    p = FUSED(p, r, 1.6666665459e-1f);
-    p = FUSED(p, r, 5.0000001201e-1f);
-    p = FUSED(p, r * r, r) + 1.0f;
+    p = FMA(p, r, 1.3981999507e-3f);
+    p = FMA(p, r, 8.3334519073e-3f);
+    p = FMA(p, r, 4.1665795894e-2f);
+    p = FMA(p, r, 1.6666665459e-1f);
+    p = FMA(p, r, 5.0000001201e-1f);
+    p = FMA(p, r * r, r) + 1.0f;
     union { int32_t i; float f; } power = {((int32_t)n + 127) << 23};
     return x < -87.0f ? 0.0f : p * power.f;
 }
@@ -213,44 +213,44 @@ ALWAYS float exp_negative(float x) {
 /* x / (1 + e^-x). Beyond 87 nothing more is seen of the one or the other. */
 #if LANES == 16
 ALWAYS floats silu_lanes(floats x) {
-    floats near = _mm512_min_ps(spread(87.0f), _mm512_max_ps(spread(-87.0f), x));
-    floats whole = _mm512_roundscale_ps(near * spread(-1.44269504089f), 0);
-    floats r = fused(whole, spread(2.12194440e-4f), _mm512_fmsub_ps(whole, spread(-0.693359375f), near));
-    floats p = fused(spread(8.29030629e-3f), r, spread(4.18979755e-2f));
-    p = fused(p, r, spread(1.66676366e-1f));
-    p = fused(p, r, spread(4.99991492e-1f));
-    p = fused(p, r, spread(9.99999707e-1f));
-    p = fused(p, r, spread(1.0f));
-    return x / fused(p, _mm512_scalef_ps(spread(1.0f), whole), spread(1.0f));
+    floats near = _mm512_min_ps(broadcast(87.0f), _mm512_max_ps(broadcast(-87.0f), x));
+    floats whole = _mm512_roundscale_ps(near * broadcast(-1.44269504089f), 0);
+    floats r = fma_lanes(whole, broadcast(2.12194440e-4f), _mm512_fmsub_ps(whole, broadcast(-0.693359375f), near));
+    floats p = fma_lanes(broadcast(8.29030629e-3f), r, broadcast(4.18979755e-2f));
+    p = fma_lanes(p, r, broadcast(1.66676366e-1f));
+    p = fma_lanes(p, r, broadcast(4.99991492e-1f));
+    p = fma_lanes(p, r, broadcast(9.99999707e-1f));
+    p = fma_lanes(p, r, broadcast(1.0f));
+    return x / fma_lanes(p, _mm512_scalef_ps(broadcast(1.0f), whole), broadcast(1.0f));
 }
 #else
 /* The same, bit by bit, where numbers are rounded once. */
 ALWAYS float silu(float x) {
     float near = x > 87.0f ? 87.0f : x < -87.0f ? -87.0f : x;
     float whole = (near * -1.44269504089f + 12582912.0f) - 12582912.0f;
-    float r = FUSED(whole, 2.12194440e-4f, FUSED(whole, -0.693359375f, -near));
-    float p = FUSED(8.29030629e-3f, r, 4.18979755e-2f);
-    p = FUSED(p, r, 1.66676366e-1f);
-    p = FUSED(p, r, 4.99991492e-1f);
-    p = FUSED(p, r, 9.99999707e-1f);
-    p = FUSED(p, r, 1.0f);
+    float r = FMA(whole, 2.12194440e-4f, FMA(whole, -0.693359375f, -near));
+    float p = FMA(8.29030629e-3f, r, 4.18979755e-2f);
+    p = FMA(p, r, 1.66676366e-1f);
+    p = FMA(p, r, 4.99991492e-1f);
+    p = FMA(p, r, 9.99999707e-1f);
+    p = FMA(p, r, 1.0f);
     union { int32_t i; float f; } power = {((int32_t)whole + 127) << 23};
-    return x / FUSED(p, power.f, 1.0f);
+    return x / FMA(p, power.f, 1.0f);
 }
 
 #if defined(__aarch64__)
 /* The same in vectors, where gcc makes none. The whole number is in the last bits of what it was rounded by: no conversion. */
 ALWAYS floats silu_lanes(floats x) {
-    const floats rounder = spread(12582912.0f);
-    floats near = vmaxq_f32(vminq_f32(x, spread(87.0f)), spread(-87.0f)), rounded = near * spread(-1.44269504089f) + rounder;
-    floats whole = rounded - rounder, r = fused(whole, spread(2.12194440e-4f), fused(whole, spread(-0.693359375f), -near));
-    floats p = fused(spread(8.29030629e-3f), r, spread(4.18979755e-2f));
-    p = fused(p, r, spread(1.66676366e-1f));
-    p = fused(p, r, spread(4.99991492e-1f));
-    p = fused(p, r, spread(9.99999707e-1f));
-    p = fused(p, r, spread(1.0f));
+    const floats rounder = broadcast(12582912.0f);
+    floats near = vmaxq_f32(vminq_f32(x, broadcast(87.0f)), broadcast(-87.0f)), rounded = near * broadcast(-1.44269504089f) + rounder;
+    floats whole = rounded - rounder, r = fma_lanes(whole, broadcast(2.12194440e-4f), fma_lanes(whole, broadcast(-0.693359375f), -near));
+    floats p = fma_lanes(broadcast(8.29030629e-3f), r, broadcast(4.18979755e-2f));
+    p = fma_lanes(p, r, broadcast(1.66676366e-1f));
+    p = fma_lanes(p, r, broadcast(4.99991492e-1f));
+    p = fma_lanes(p, r, broadcast(9.99999707e-1f));
+    p = fma_lanes(p, r, broadcast(1.0f));
     floats power = vreinterpretq_f32_s32(vaddq_s32(vshlq_n_s32(vreinterpretq_s32_f32(rounded), 23), vdupq_n_s32(127 << 23)));
-    return x / fused(p, power, spread(1.0f));
+    return x / fma_lanes(p, power, broadcast(1.0f));
 }
 #else
 ALWAYS floats silu_lanes(floats x) {

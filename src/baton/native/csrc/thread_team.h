@@ -1,19 +1,19 @@
 /* A team of threads that walks through the phases of a round together.
  *
  *   round     one job: all that one call of the library does
- *   phase     work cut into pieces; whoever is free takes the next (take). It ends when all of its pieces are done, and not
- *             when all members have been there: one that the system has set aside holds nobody up, unless it has a piece
- *   meet      the end of a phase: nobody goes on before all pieces are done
+ *   phase     work cut into chunks; whoever is free takes the next (take). It ends when all of its chunks are done, and not
+ *             when all members have been there: one that the system has set aside holds nobody up, unless it has a chunk
+ *   meet      the end of a phase: nobody goes on before all chunks are done
  *
- * A member that comes late runs through the phases that are over without finding a piece, and joins in where the others are;
- * if the round is over, it waits for the next. So what a member reads outside of a piece must be its own, or belong to the
+ * A member that comes late runs through the phases that are over without finding a chunk, and joins in where the others are;
+ * if the round is over, it waits for the next. So what a member reads outside of a chunk must be its own, or belong to the
  * library and live on (team_rest waits until nobody is under way).
  *
  * Who waits looks for a moment (a phase of one decoded token lasts microseconds, falling asleep costs more), then sleeps
  * until it is woken: cores that others want are not held by spinning.
  *
- * Beside a busy neighbour a member is set aside for milliseconds, and if it has a piece then, all wait for it. So one that was set
- * aside works in bursts, shorter than the slices that the system gives, and rests in between without a piece in hand, for
+ * Beside a busy neighbour a member is set aside for milliseconds, and if it has a chunk then, all wait for it. So one that was set
+ * aside works in bursts, shorter than the slices that the system gives, and rests in between without a chunk in hand, for
  * as long as it takes to be left alone (next_pause).
  */
 #pragma once
@@ -44,9 +44,9 @@ typedef struct {
     _Alignas(LINE) Team *team;
     int number;
     uint32_t round, phase;
-    uint32_t pieces;          /* of this phase that this member has taken */
+    uint32_t chunks;          /* of this phase that this member has taken */
     _Atomic uint32_t at_work;
-    int resting;              /* takes no piece of this round any more, and waits for nobody */
+    int resting;              /* takes no chunk of this round any more, and waits for nobody */
     int64_t pause, burst_end; /* 0: it works all the time */
     int64_t aside;            /* when it was last set aside */
     int64_t slept;            /* in this round, nanoseconds */
@@ -57,8 +57,8 @@ typedef void (*Job)(Member *me, const void *with);
 /* `done` only grows, from round to round: who falls asleep on a number that it has seen must not find it again later, or it would sleep
  * on, when the round that it meant is over. */
 typedef struct {
-    _Alignas(LINE) _Atomic uint64_t taken;  /* round << 32 | pieces */
-    _Atomic uint32_t done;                  /* pieces, in all rounds */
+    _Alignas(LINE) _Atomic uint64_t taken;  /* round << 32 | chunks */
+    _Atomic uint32_t done;                  /* chunks, in all rounds */
     _Atomic uint32_t before;                /* of them, those of earlier rounds */
 } Phase;
 
@@ -88,7 +88,7 @@ struct Team {
 #endif
 };
 
-static inline void rest(void) {
+static inline void cpu_relax(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -135,7 +135,7 @@ static void wake(Team *team, _Atomic uint32_t *word) {
 typedef struct { int looks; int64_t since; } Wait;
 
 static inline int time_to_sleep(Wait *wait, int64_t looking) {
-    rest();
+    cpu_relax();
     if (++wait->looks % LOOKS) return 0;
     int64_t now = nanoseconds();
     if (!wait->since) wait->since = now;
@@ -149,41 +149,41 @@ static inline void advance(const Member *me) {
     atomic_store_explicit(word, atomic_load_explicit(word, memory_order_relaxed) + 1, memory_order_relaxed);
 }
 
-/* The number of the next piece of this phase, or -1: there is none left for it, or the round is over. */
-static inline int64_t take(Member *me, int64_t pieces) {
+/* The number of the next chunk of this phase, or -1: there is none left for it, or the round is over. */
+static inline int64_t next_chunk(Member *me, int64_t chunks) {
     if (me->burst_end && nanoseconds() >= me->burst_end) me->resting = 1;
     if (me->resting) return -1;
     Phase *phase = &me->team->phases[me->phase];
     uint64_t seen = atomic_load_explicit(&phase->taken, memory_order_acquire);
     do {
-        if (seen >> 32 != me->round || (int64_t)(uint32_t)seen >= pieces) return -1;
+        if (seen >> 32 != me->round || (int64_t)(uint32_t)seen >= chunks) return -1;
     } while (!atomic_compare_exchange_weak_explicit(&phase->taken, &seen, seen + 1, memory_order_acq_rel, memory_order_acquire));
-    me->pieces++;
+    me->chunks++;
     advance(me);
     return (int64_t)(uint32_t)seen;
 }
 
-/* Whether take() may still find a piece of this phase; if not, it will not. */
-static inline int any_left(const Member *me, int64_t pieces) {
+/* Whether take() may still find a chunk of this phase; if not, it will not. */
+static inline int any_left(const Member *me, int64_t chunks) {
     uint64_t seen = atomic_load_explicit(&me->team->phases[me->phase].taken, memory_order_acquire);
-    return !me->resting && seen >> 32 == me->round && (int64_t)(uint32_t)seen < pieces;
+    return !me->resting && seen >> 32 == me->round && (int64_t)(uint32_t)seen < chunks;
 }
 
-/* Reports this member's pieces, waits for those of the others, and goes on to the next phase. */
-static void meet(Member *me, int64_t pieces) {
+/* Reports this member's chunks, waits for those of the others, and goes on to the next phase. */
+static void barrier(Member *me, int64_t chunks) {
     Team *team = me->team;
     Phase *phase = &team->phases[me->phase++];
     advance(me);
-    if (me->pieces) {
-        atomic_fetch_add(&phase->done, me->pieces);
-        me->pieces = 0;
+    if (me->chunks) {
+        atomic_fetch_add(&phase->done, me->chunks);
+        me->chunks = 0;
         wake(team, &phase->done);
     }
     for (Wait wait = {0, 0}; !me->resting;) {
         uint32_t done = atomic_load_explicit(&phase->done, memory_order_acquire);
         uint32_t before = atomic_load_explicit(&phase->before, memory_order_acquire);
         /* Asked last: if it still is this round, what was read before was of this round. */
-        if (atomic_load_explicit(&phase->taken, memory_order_acquire) >> 32 != me->round || done - before >= pieces) return;
+        if (atomic_load_explicit(&phase->taken, memory_order_acquire) >> 32 != me->round || done - before >= chunks) return;
         if (!time_to_sleep(&wait, PHASE_NANOSECONDS)) continue;
         int64_t since = nanoseconds();
         sleep_while(team, &phase->done, done, 0);
@@ -251,7 +251,7 @@ static void *member_life(void *argument) {
             if (time_to_sleep(&wait, me->pause ? 0 : ROUND_NANOSECONDS)) sleep_while(team, &team->round, me->round, 0);
         if (atomic_load(&team->stop)) return NULL;
         atomic_store(&me->at_work, 1);
-        me->round = atomic_load(&team->round), me->phase = 0, me->pieces = 0, me->resting = 0, me->slept = 0;
+        me->round = atomic_load(&team->round), me->phase = 0, me->chunks = 0, me->resting = 0, me->slept = 0;
         _Alignas(16) uint64_t with[JOB_WORDS];
         Job job = kept_job(team, me->round, with);
         Clocks then = clocks();
@@ -284,7 +284,7 @@ static void team_run(Team *team, Job job, const void *with, size_t bytes, int64_
     }
     atomic_store(&team->round, round);
     wake(team, &team->round);
-    me->round = round, me->phase = 0, me->pieces = 0, me->slept = 0;
+    me->round = round, me->phase = 0, me->chunks = 0, me->slept = 0;
     Clocks then = clocks();
     job(me, with);
     if (was_set_aside(then, me->slept)) atomic_store(&team->caller_lost, 1);

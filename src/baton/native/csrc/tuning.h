@@ -1,25 +1,25 @@
-/* Thresholds that were found by measuring, on 2 cores of a virtual Xeon with AMX (docs/kernels.md); SQUARES_FROM is a guess from ARM's manuals.
+/* Thresholds that were found by measuring, on 2 cores of a virtual Xeon with AMX (docs/kernels.md); SMMLA_FROM is a guess from ARM's manuals.
  * None of them changes a bit of any result. With each: what finds it again.
  */
 #pragma once
 
 /* ---- Products (bench/kernel_times.py) ---- */
 
-#define ROWS_OF_A_PIECE 256  /* of a piece of work: enough to make use of a cell that was fetched */
-#define UNPACK_FROM 12  /* rows for which it pays to turn the nibbles of a cell into bytes first */
-#define SQUARES_FROM 8   /* rows for which it pays to put a cell in order for squares first */
-#define TILES_FROM 4            /* rows that are faster on tiles */
-#define BYTE_TILES_FROM 2       /* rows that are faster on tiles */
-#define FETCHED_AHEAD 18432     /* bytes, for one row: about a cell. The processor itself sees no more than a page ahead */
+#define ROWS_PER_CHUNK 256  /* of a chunk: enough to make use of a panel that was fetched */
+#define UNPACK_FROM 12  /* rows for which it pays to turn the nibbles of a panel into bytes first */
+#define SMMLA_FROM 8   /* rows for which it pays to put a panel in order for squares first */
+#define Q4_AMX_FROM 4            /* rows that are faster on tiles */
+#define INT8_AMX_FROM 2       /* rows that are faster on tiles */
+#define FETCHED_AHEAD 18432     /* bytes, for one row: about a panel. The processor itself sees no more than a page ahead */
 #define TILES_AHEAD 6144        /* the same on tiles: the first rows fetch it for all */
 #define ALONE_ROWS 16    /* up to so many, every member prepares the rows for itself: cheaper than to wait for each other */
-#define PREPARED_ROWS 16 /* of a piece: what is kept of their groups shares lines of the cache, which two must not write to */
+#define PREPARED_ROWS 16 /* of a chunk: what is kept of their groups shares lines of the cache, which two must not write to */
 
 /* ---- Attention (bench/kernel_times.py) ---- */
 
-#define ITEM_ROWS 48    /* of a piece of work: one segment of keys and values stays in the first cache for all of them */
+#define ITEM_ROWS 48    /* of a chunk: one key tile of keys and values stays in the first cache for all of them */
 #define SPLIT_ROWS 16        /* of an item whose spans go to several members */
-#define BYTES_TILES_FROM 8   /* rows that are faster on tiles */
+#define INT8_ATTENTION_AMX_FROM 8   /* rows that are faster on tiles */
 
 /* ---- Threads (bench/cpu.py --cases neighbour) ---- */
 

@@ -17,7 +17,7 @@ from baton.models.open import OpenedModel
 from baton.native.balance import balance
 from baton.native.build import sources_digest
 from baton.native.decoder import NativeDecoder
-from baton.native.library import KV_BLOCK, KV_BYTES, KV_FLOAT, KV_HALF, KV_PAIRS, KV_WIDTH, Library, Step
+from baton.native.library import KV_BF16_AMX, KV_BLOCK, KV_F16, KV_F32, KV_INT8, KV_WIDTH, Library, Step
 from baton.native.packing import PackedModel
 from baton.protocol.progress import ProgressWord
 from baton.worker.arrays import Floats, Int64s
@@ -27,10 +27,10 @@ from baton.worker.forward.base import LoadedForward
 
 AMX_PAIRS = KVKind("bfloat16", "amx-pairs")
 KV_KINDS: dict[KVKind, int] = {
-    KVKind("float32"): KV_FLOAT,
-    KVKind("float16"): KV_HALF,
-    AMX_PAIRS: KV_PAIRS,
-    INT8_FOURS: KV_BYTES,
+    KVKind("float32"): KV_F32,
+    KVKind("float16"): KV_F16,
+    AMX_PAIRS: KV_BF16_AMX,
+    INT8_FOURS: KV_INT8,
 }
 """What the library calls them."""
 
