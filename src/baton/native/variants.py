@@ -1,9 +1,9 @@
 """Which of the library's variants this processor runs: one source, compiled with other instructions allowed.
 
-Best first. Products are the same, bit for bit, for all that multiply and add in one rounding (csrc/matmul_q4.h, matmul_int8.h); only
-`plain` on x86 rounds twice, and with weights of 4 bits less is rounded on tiles than elsewhere (csrc/matmul_q4_amx.h). Attention
-differs: its sums over tokens go through as many lanes as a vector has. So what one variant has left in a KV pool is not for
-another to go on with, and the keys of cached blocks say which it was (worker/identity.py).
+Best first. Products are the same, bit for bit, for all that multiply and add in one rounding (csrc/matmul_q4.h,
+matmul_int8.h); only `plain` on x86 rounds twice, and with weights of 4 bits less is rounded on AMX tiles than elsewhere
+(csrc/matmul_q4_amx.h). Attention differs: its sums over tokens go through as many lanes as a vector has. So what one variant
+has left in a KV pool is not for another to go on with, and the keys of cached blocks say which it was (worker/identity.py).
 """
 
 from __future__ import annotations
