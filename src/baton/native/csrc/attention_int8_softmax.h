@@ -6,7 +6,7 @@
  *   values   [16 / 4 tokens][head_dim][4 tokens]       bytes     then scales [16 tokens]   float
  *
  * So four bytes of a query meet four bytes of each key in one lane, and no sum across lanes is needed; likewise four weights
- * and the values of four tokens. Queries and keys are mixed (hadamard.h), after they were turned, and then bytes with one scale a row
+ * and the values of four tokens. Queries and keys are rotated (hadamard.h), after RoPE, and then bytes with one scale a row
  * will do for both. Weights of a key tile, once they are multiplied by the scales of the values, get two digits to base 128:
  *
  *   score    sum of query * key * scale of the query * scale of the key

@@ -1,7 +1,7 @@
 /* Hadamard rotation: every number of a row becomes a sum of all of them, with signs that differ from sum to sum.
  *
  * A row of activations has a few numbers that are a hundred times as large as the others. Rounded to bytes with one scale they
- * leave nothing of the rest. Mixed, they are spread over the row, and one scale will do. Mixing is a rotation (and a stretching):
+ * leave nothing of the rest. Rotated, they are spread over the row, and one scale will do. It is a rotation, and a factor (hadamard_gain):
  * where weights are rotated like activations, all products stay what they were but for a known factor. (Known as Hadamard
  * rotation: QuaRot, Ashkboos et al. 2024.)
  *
@@ -12,7 +12,7 @@
 
 #include "simd.h"
 
-#define HOUSEHOLDER_MAX 13   /* numbers: of more, a reflection hardly mixes anything */
+#define HOUSEHOLDER_MAX 13   /* numbers: of more, a reflection hardly rotates anything */
 
 /* Sums and differences within a vector. */
 ALWAYS floats hadamard_lanes(floats x) {
@@ -37,7 +37,7 @@ ALWAYS floats hadamard_lanes(floats x) {
 #endif
 }
 
-/* Balanced, and rotated within the vector. */
+/* Scaled, and rotated within the vector. */
 ALWAYS floats scaled_hadamard_lanes(const float *x, const float *input_scales) { return hadamard_lanes(load(x) * load(input_scales)); }
 
 /* Numbers `apart` and 2 * `apart` from each other. Where these are neighbouring vectors, it is the first that is done with a row. */
@@ -100,7 +100,7 @@ static void hadamard_row(float *restrict x, const float *restrict input_scales, 
     hadamard_vectors(x, width, fours ? 4 * LANES : 2 * LANES);
 }
 
-/* The same without a input scale, from somewhere else. */
+/* The same without an input scale, from somewhere else. */
 ALWAYS void hadamard_into(float *restrict to, const float *restrict x, int64_t width) {
     for (int64_t i = 0; i < width; i += LANES) store(to + i, hadamard_lanes(load(x + i)));
     hadamard_vectors(to, width, LANES);

@@ -9,14 +9,13 @@
 #include "matmul_q4.h"
 #endif
 
-/* ---- numbers of four bits ----
+/* What matmul_q4.h and matmul_q4_amx.h both have:
  *
- *   quantize_row_q8           floats of a row become what the products take
+ *   quantize_row_q8   floats of a row become what the products take
  *   plan_q4           groups of a matrix, and bytes of its scales and minima
  *   pack_q4           GGUF's blocks of rows become the outputs `places` of one panel
  *   q4_times_rows     rows [first, end) through one panel
  */
-
 
 /* ---- numbers of any kind ---- */
 

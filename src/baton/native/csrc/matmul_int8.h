@@ -1,10 +1,10 @@
 /* Products of bytes: weights and activations rotated (hadamard.h), each with one scale for a whole row.
  *
  *   activations   rotated(input scale * x) = scale * byte                      bytes from -127 to 127
- *   weights       rotated(w / input scale) = unit * (byte - WEIGHT8_OFFSET)    the factor of mixing is in the unit
+ *   weights       rotated(w / input scale) = unit * (byte - WEIGHT8_OFFSET)    the factor of the rotation is in the unit
  *
- * What rounding costs grows with the sizes of both rows. A *input scale* for each input, which makes activations smaller where they
- * are large and weights are not, halves it (native/input scale.py).
+ * What rounding costs grows with the sizes of both rows. An *input scale* for each input, which makes activations smaller where they
+ * are large and weights are not, halves it (native/balance.py).
  *
  * A product is one sum of integers, exact in any order, and one multiplication at its end: every kernel gives the same bits.
  */
@@ -17,7 +17,7 @@
 
 /* ---- rows ----
  *
- *   quantised      [rows][padded width]
+ *   quantized      [rows][padded width]
  *   scales, sums   [rows]
  */
 

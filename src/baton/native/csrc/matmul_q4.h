@@ -16,7 +16,7 @@
 
 /* ---- rows ----
  *
- *   quantised     [rows][width]
+ *   quantized     [rows][width]
  *   scales        [groups][stride]: neighbouring rows are wanted together
  *   sums          [groups][stride] of the quantised numbers: for taking back an offset of the weights
  *   scaled_sums   [groups][stride] scale * sum: what a minimum of the weights is multiplied by

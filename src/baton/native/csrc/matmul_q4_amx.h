@@ -33,7 +33,7 @@
 
 /* ---- rows ----
  *
- *   quantised, low     [rows][padded width] high and low bytes
+ *   quantized, low     [rows][padded width] high and low bytes
  *   scales             [rows]
  *   sums, low_sums     [groups][stride] of the bytes
  */

@@ -1,20 +1,19 @@
-/* Weights as the products read them, and the products.
+/* Weights as the products read them, and what is done with results. matmul.h chooses among the kernels.
  *
  * A *panel* is 32 outputs wide and as long as a row of activations. It is read from its first byte to its last, and as many
  * rows of activations as there are go through it while it is in the first caches. Within a panel, numbers that follow each
  * other along the row lie in fours, output beside output: a vector of them meets four activations that are spread to all
  * lanes, and no sum across lanes is ever needed.
  *
- *   F32   [panel][input][output]                           float
- *   ROTATED_INT8  [panel][four][output][4]                         bytes
- *   Q4_0  [panel][group][4 pairs of fours][output][4]      two nibbles, fours p and p + 4
- *         (matmul_q4_amx.h: half of a panel's outputs first)
- *   Q4_1 the same
+ *   F32            [panel][input][output]                        float
+ *   ROTATED_INT8   [panel][four][output][4]                      bytes
+ *   Q4_0, Q4_1     [panel][group][4 pairs of fours][output][4]   two nibbles, fours p and p + 4
+ *                  (matmul_q4_amx.h: half of a panel's outputs first)
  *
- * What the numbers mean, how rows are quantised to meet them, and how they are multiplied:
+ * What the numbers mean, how rows are quantized to meet them, and how they are multiplied:
  *
- *   matmul_int8.h    weights of 8 bits: both sides mixed, then bytes with one scale for a row
- *   matmul_q4.h   weights of 4 bits: GGUF's own numbers; activations in 8 bits with a scale for every 32 of them
+ *   matmul_int8.h     weights of 8 bits: both sides rotated, then bytes with one scale for a row
+ *   matmul_q4.h       weights of 4 bits: GGUF's own numbers; activations in 8 bits with a scale for every 32 of them
  *   matmul_q4_amx.h   the same on processors with tiles: activations in two bytes with one scale for a row, integers to the very end
  *
  * In all of them, the bits of an output depend on its row and its weights, and not on the batch, the tile or the thread.
