@@ -149,16 +149,6 @@ ALWAYS void tile_of_nibbles(const int rows, const int kind, const Matrix *m, con
         for (int p = 0; p < TILE_PARTS; p++) store(&out[r][at + p * LANES], sum[r][p]);
 }
 
-static void unpack_panel(const Matrix *m, const uint8_t *packed, uint8_t *out) {
-    for (int64_t g = 0; g < m->groups; g++)
-        for (int f = 0; f < FOURS / 2; f++)
-            for (int b = 0; b < PANEL * 4; b += 4 * LANES, packed += 4 * LANES) {
-                bytes both = load_bytes(packed), low = low_nibbles(both), high = high_nibbles(both);
-                memcpy(out + (g * FOURS + f) * PANEL * 4 + b, &low, sizeof low);
-                memcpy(out + (g * FOURS + FOURS / 2 + f) * PANEL * 4 + b, &high, sizeof high);
-            }
-}
-
 #if defined(__aarch64__)
 #include "matmul_neon.h"
 
@@ -168,6 +158,16 @@ static void q4_times_rows(const Matrix *m, int64_t panel, const Rows *x, int64_t
 }
 
 #else
+
+static void unpack_panel(const Matrix *m, const uint8_t *packed, uint8_t *out) {
+    for (int64_t g = 0; g < m->groups; g++)
+        for (int f = 0; f < FOURS / 2; f++)
+            for (int b = 0; b < PANEL * 4; b += 4 * LANES, packed += 4 * LANES) {
+                bytes both = load_bytes(packed), low = low_nibbles(both), high = high_nibbles(both);
+                memcpy(out + (g * FOURS + f) * PANEL * 4 + b, &low, sizeof low);
+                memcpy(out + (g * FOURS + FOURS / 2 + f) * PANEL * 4 + b, &high, sizeof high);
+            }
+}
 
 TILE(tile_int4, tile_of_nibbles, Q4_0)
 TILE(tile_int4m, tile_of_nibbles, Q4_1)
