@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 
-from baton.config import EngineConfig
+from baton.config import EngineConfig, TiersConfig
 from baton.core.effects import RestartCache, TellCache
 from baton.core.events import CacheLost, CacheReady
 from baton.core.startup import StartupPlan
-from baton.errors import PeerError
+from baton.errors import InvalidConfig, PeerError
+from baton.kvpool.memory import GIB, main_memory
 from baton.protocol.control import CacheHello
 from baton.runtime.child_set import ChildSet
 from baton.runtime.instance_loop import InstanceLoop
@@ -49,6 +50,13 @@ class CacheKeeper:
     def make_folder(self) -> None:
         if self.needed:
             self._folder = peer_folder(needed=self._plan.creator == "messenger")
+
+    def refuse_more_than_memory(self, tiers: TiersConfig) -> None:
+        """Before anything is started. The service says it too, of what is free then; but books about so many blocks would fill
+        the memory before it does."""
+        total = main_memory().total_bytes / GIB
+        if self.needed and tiers.host_gib > total:
+            raise InvalidConfig(f"kv_host_gib is {tiers.host_gib:g}, and this machine has {total:.1f} GiB of memory: lower it")
 
     def remove_folder(self) -> None:
         if self._folder is not None:

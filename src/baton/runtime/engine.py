@@ -174,6 +174,7 @@ class Engine:
     # The start
 
     async def _start(self) -> None:
+        self._cache.refuse_more_than_memory(self._given.tiers)
         self._begin(await self._startup.run())
 
     def _begin(self, hello: WorkerHello) -> None:
