@@ -34,8 +34,7 @@ from baton.core.effects import ModeChanged, Refuse, RestartCache, RestartWorker,
 from baton.core.engine.instance import Instance
 from baton.core.events import Event, WorkerReady
 from baton.core.startup import StartupPlan, plan_startup
-from baton.errors import EngineError, InvalidConfig
-from baton.kvpool.memory import GIB, main_memory
+from baton.errors import EngineError
 from baton.observe.logs import configure
 from baton.protocol.control import InstanceReady, InstanceStats, ModeReport, OrderAnswer, StartFailed, WorkerHello
 from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
@@ -298,18 +297,10 @@ def pool_access(plan: StartupPlan) -> PoolAccess:
     return "announced" if plan.attachers else "private"
 
 
-def _require_memory(tiers: TiersConfig) -> None:
-    """Said before anything is loaded; how much is free when the model is loaded the cache service looks at."""
-    total = main_memory().total_bytes / GIB
-    if tiers.memory_gib > total:
-        raise InvalidConfig(f"kv_host_gib is {tiers.host_gib:g}, and there are {total:.1f} GiB of memory in all: lower it")
-
-
 async def serve(config: EngineConfig, sockets: dict[str, socket.socket], engine: type[Engine] = Engine) -> None:
     supervisor = await Channel.open(sockets[CONTROL])
     front = await Channel.open(sockets["front"]) if "front" in sockets else None
     try:
-        _require_memory(config.tiers)
         running = engine(config, front, supervisor)
         if config.routers:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.on_terminated)
