@@ -39,14 +39,14 @@ def test_redis_goes_away_and_comes_back_and_no_answer_is_lost(tiny: Path, tmp_pa
                 assert sum(by_tier(reply)["storage"] for reply in replies) > 0
             redis.stop()
             for _ in range(3):  # asked, and failed, until it is left alone
-                server.ask("/v1/cache/clear")
+                server.ask("/v1/cache/clear", {})
                 assert answers(server, range(8)) == undisturbed
             assert {circuit(server, "read"), circuit(server, "write")} <= {"open", "half_open"}
             assert server.metrics()['baton:kv_circuit_opened_total{way="read"}'] > 0
             redis.start()  # empty
 
             def stored_again() -> bool:
-                server.ask("/v1/cache/clear")
+                server.ask("/v1/cache/clear", {})
                 assert answers(server, range(8)) == undisturbed
                 return moved(server, "host_to_storage") > stored
 
@@ -73,7 +73,7 @@ def test_a_redis_that_is_full_still_gives_what_it_has(tiny: Path, tmp_path: Path
                 return server.metrics()['baton:kv_blocks_not_moved_total{why="put_failures"}']
 
             until(refused, "a write is refused")
-            server.ask("/v1/cache/clear")
+            server.ask("/v1/cache/clear", {})
             replies = [server.ask("/v1/completions", body(number)) for number in range(4)]
             assert [reply.tokens for reply in replies] == undisturbed[:4]
             assert sum(by_tier(reply)["storage"] for reply in replies) > 0

@@ -41,7 +41,7 @@ def test_two_servers_on_one_directory_and_a_third_that_finds_it_damaged(smollm2_
         assert [reply.tokens[0] for reply in replies] == [owed for owed in undisturbed for _ in range(2)]
         settled(one, "host_to_storage")
         for body, owed in zip(BODIES, undisturbed, strict=True):
-            other.ask("/v1/cache/clear")  # each time: the two begin alike
+            other.ask("/v1/cache/clear", {})  # each time: the two begin alike
             reply = other.ask("/v1/completions", body)
             assert reply.tokens[0] == owed
             assert by_tier(reply)["storage"] > 64, by_tier(reply)
