@@ -71,7 +71,7 @@ class Browser:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    def until(self, script: str, seconds: float = 10.0) -> Any:
+    def until(self, script: str, seconds: float = 40.0) -> Any:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if value := self.evaluate(script):

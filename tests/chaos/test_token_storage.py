@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from chaos_server import Reply, Server, until
 
 sys.path.append(str(Path(__file__).parent.parent / "kvcache"))
@@ -42,6 +43,7 @@ def all_is_put(server: Server) -> float:
     return until(settled, "blocks are put")
 
 
+@pytest.mark.slow
 def test_a_second_server_finds_by_tokens_what_the_first_one_computed(tiny: Path, tmp_path: Path):
     with Server(tiny, tmp_path / "without", prefix_caching=False).wait_ready() as without:
         undisturbed = [reply.tokens for reply in replies(without)]

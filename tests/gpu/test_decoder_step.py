@@ -38,6 +38,7 @@ def random_tokens(place, *counts):
     return [place.rng.integers(0, TINY["vocabulary"], count).tolist() for count in counts]
 
 
+@pytest.mark.slow
 def test_logits_of_prompts_and_decode(place, models):
     theirs, config, weights = models
     rig = StepRig(config, weights)

@@ -37,6 +37,9 @@ class AsFloats:
         return RawTensor.of_floats(dequantise(self._source.raw(name)))
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def windows(smollm2_path) -> list[list[int]]:
     tokens = Tokenizer.from_path(smollm2_path).encode(topics["objects"] + topics["types"])

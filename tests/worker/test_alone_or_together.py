@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from rig import Rig, load_path
 
 from baton.text.tokenizer import Tokenizer
@@ -14,6 +15,7 @@ TOPICS = (
 SHAPES = ("Tell me about {}.", "<|im_start|>user\nWrite a poem about {}.<|im_end|>\n<|im_start|>assistant\n")
 
 
+@pytest.mark.slow
 def test_greedy_answers_do_not_depend_on_company(smollm2_path):
     tokenizer = Tokenizer.from_path(smollm2_path)
     model = load_path(smollm2_path, quantization="auto", compute="native", threads=2)

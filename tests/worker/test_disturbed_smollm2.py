@@ -34,7 +34,7 @@ SAMPLINGS = (
 Words = dict[str, dict[int, TokenLogprob]]
 
 
-@pytest.fixture(scope="module", params=["none", "int8", "auto"])
+@pytest.fixture(scope="module", params=["none", pytest.param("int8", marks=pytest.mark.slow), "auto"])
 def model(request, smollm2_path) -> RigModel:
     return load_path(smollm2_path, quantization=request.param, compute="native", threads=2 if request.param == "auto" else 1)
 
