@@ -15,6 +15,7 @@ from tool_rig import QWEN, TOOLS, call, prompt_of, with_template
 
 from baton.api.config import ApiConfig
 from baton.api.embeddings.shapes import floats
+from baton.api.limits import Limits
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,20 @@ def test_ai_sdk_refers_to_items_of_the_step_before(server, sdk, text):
 def test_an_item_that_is_not_kept_is_not_found(server, sdk, name):
     with pytest.raises(openai.NotFoundError, match="not kept"):
         sdk.responses.create(model="smol", input=[{"type": "item_reference", "id": name}])
+
+
+def test_references_count_as_if_the_items_had_been_sent(text):
+    """Thirty bytes refer to as much as an answer has: without a bound one request makes gigabytes of chat."""
+    with serving(text, ApiConfig(limits=Limits(body_bytes=200_000))) as small:
+        small.engine.script = Script(reply=says(text, "word " * 100))
+        client = openai.OpenAI(base_url=small.url + "/v1", api_key="none", max_retries=0)
+        item = client.responses.create(model="smol", input="Hi").output[0]
+        few, many = ([{"type": "item_reference", "id": item.id}] * count for count in (2, 1500))
+        small.engine.script = Script(reply=says(text, "Yes"))
+        assert client.responses.create(model="smol", input=few).output_text == "Yes"
+        with pytest.raises(openai.APIStatusError, match="refers to more than 200000 bytes") as refused:
+            client.responses.create(model="smol", input=many)
+        assert refused.value.status_code == 413
 
 
 def test_an_item_of_another_tenant_is_not_found(server, text):

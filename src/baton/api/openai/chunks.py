@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from baton.api.dialect import event, one_line, text_frame
 from baton.api.generate.generation import Generation
@@ -11,14 +11,19 @@ from baton.api.generate.prepare import Job
 from baton.api.generate.shape import Put
 from baton.api.openai.usage import usage_json
 
-if TYPE_CHECKING:
-    from baton.api.openai.shape import OpenAIShape
-
 DONE = b"data: [DONE]\n\n"
 
 
+class ChunkShape(Protocol):
+    """What differs between chats and completions (shape.py)."""
+
+    def delta(self, job: Job, piece: Piece, *, first: bool) -> dict[str, Any]: ...
+
+    def chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None, *, with_usage: bool) -> dict[str, Any]: ...
+
+
 class Chunks:
-    def __init__(self, shape: OpenAIShape, job: Job, generation: Generation, put: Put) -> None:
+    def __init__(self, shape: ChunkShape, job: Job, generation: Generation, put: Put) -> None:
         self._shape = shape
         self._put = put
         self._job = job

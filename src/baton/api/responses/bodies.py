@@ -35,7 +35,7 @@ def responses_body(front: Front, body: dict[str, Any], tenant: bytes) -> Asked:
     store = True if body.get("store") is None else body["store"]
     if not isinstance(store, bool):
         raise bad(f"store must be true or false, not {shown(store)}", "store")
-    stored = StoredItems(front.responses, tenant)
+    stored = StoredItems(front.responses, tenant, front.limits.body_bytes)
     conversation = [*_previous(front, body, tenant), *messages_of(body.get("input"), stored.item)]
     instructions = body.get("instructions")
     if instructions is not None and not isinstance(instructions, str):

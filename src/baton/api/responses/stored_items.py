@@ -10,22 +10,44 @@ from typing import Any
 
 import orjson
 
+from baton.api.errors import ApiError, to_json
 from baton.api.responses.output_items import Item, OutputItems, response_of
 from baton.api.responses.store import ResponseStore, Stored
 from baton.text.parsers.base import ToolCallDelta
 
 
 class StoredItems:
-    """Of one tenant."""
+    """Of one tenant, for one request. Thirty bytes refer to megabytes: what it reads and what it refers to counts as if it had
+    been sent, so a request grows by one body's worth at most."""
 
-    def __init__(self, store: ResponseStore, tenant: bytes) -> None:
+    def __init__(self, store: ResponseStore, tenant: bytes, bytes_max: int) -> None:
         self._store = store
         self._tenant = tenant
+        self._bytes_max = self._bytes_left = bytes_max
+        self._read: dict[str, dict[str, tuple[Item, int]]] = {}
+        "By response: its items, each with its size."
 
     def item(self, item_id: str) -> Item | None:
-        stored = self._store.get(self._tenant, response_of(item_id))
-        output: list[Item] = [] if stored is None else orjson.loads(stored.response)["output"]
-        return next((item for item in output if item["id"] == item_id), None)
+        """Raises ApiError where it is too much."""
+        response_id = response_of(item_id)
+        if response_id not in self._read:
+            stored = self._store.get(self._tenant, response_id)
+            if stored is None:
+                return None
+            self._spend(len(stored.response))
+            output: list[Item] = orjson.loads(stored.response)["output"]
+            self._read[response_id] = {item["id"]: (item, len(to_json(item))) for item in output}
+        found = self._read[response_id].get(item_id)
+        if found is None:
+            return None
+        self._spend(found[1])
+        return found[0]
+
+    def _spend(self, size_bytes: int) -> None:
+        self._bytes_left -= size_bytes
+        if self._bytes_left < 0:
+            message = f"input refers to more than {self._bytes_max} bytes of answers that are kept here: refer to fewer"
+            raise ApiError(413, message, param="input", code="body_too_large")
 
 
 def input_items(response_id: str, stored: Stored) -> list[Item]:
