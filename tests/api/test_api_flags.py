@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
+from typing import get_args
 
 import httpx
 import pytest
@@ -11,7 +12,9 @@ from api_fakes import serving
 from baton.api.config import ApiConfig, ServedModel, api_config_of, limits_of
 from baton.api.limits import Limits
 from baton.config import ServeConfig
+from baton.config.values import ReasoningParser, ToolCallParser
 from baton.errors import InvalidConfig
+from baton.text.parsers.styles import CALL_ALIASES, REASONING_PARSERS, THINK_ALIASES, TOOL_CALL_PARSERS, answer_style
 
 OTHERS = {
     "api_key": ("a",), "admin_api_key": ("b",), "admin_port": 9, "host": "::1", "allowed_hosts": ("x",), "chat_page": False,
@@ -54,3 +57,13 @@ def test_limits_that_are_chosen_are_in_force(text):
 def test_limits_that_make_no_sense_are_refused(limits: dict[str, float], why: str):
     with pytest.raises(InvalidConfig, match=why):
         limits_of(ServeConfig(limits=limits))
+
+
+def test_the_flags_of_parsers_take_every_parser():
+    calls, thoughts = get_args(ToolCallParser), get_args(ReasoningParser)
+    assert set(calls) == {*TOOL_CALL_PARSERS, *CALL_ALIASES}
+    assert set(thoughts) == {*REASONING_PARSERS, *THINK_ALIASES}
+    for name in calls:
+        assert answer_style(("",), tool_calls=name).has_calls is (name != "none")
+    for name in thoughts:
+        assert answer_style(("<think>",), reasoning=name).has_thoughts is (name != "none")

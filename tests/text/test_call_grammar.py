@@ -11,12 +11,15 @@ import pytest
 from baton.text.parsers.call_grammar import calls_grammar
 from baton.text.parsers.deepseek_calls import CALL as CALL_MARK
 from baton.text.parsers.deepseek_calls import CALLS, END_CALL, END_CALLS, SEP
+from baton.text.parsers.harmony import MARKS as HARMONY
+from baton.text.parsers.harmony import HarmonyParser
+from baton.text.parsers.harmony_grammar import harmony_grammar
 from baton.text.parsers.open_calls import calls_parser
 from baton.text.parsers.styles import CALL_STYLES
 
 llguidance = pytest.importorskip("llguidance")
 
-MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", CALLS, CALL_MARK, SEP, END_CALL, END_CALLS)
+MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", CALLS, CALL_MARK, SEP, END_CALL, END_CALLS, *HARMONY)
 TOKENS = [bytes([byte]) for byte in range(256)] + [mark.encode() for mark in MARKS] + [b"<end>"]
 END = len(TOKENS) - 1
 WEATHER = {
@@ -178,3 +181,52 @@ def test_texts_of_xml_are_any_text():
         if good:
             parser = calls_parser(CALL_STYLES["qwen3_coder"], schema, calls_max=1)
             assert json.loads("".join(part.arguments for part in parser.feed(said))) == {"a": a, "b": b}
+
+
+# Channels
+
+
+def harmony_matcher(**more):
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Tokens(True)), n_vocab=len(TOKENS), eos_token=END)
+    text = harmony_grammar(more.pop("tools", TOOLS), special=SPECIAL, **{"answer": None, **more})
+    made = llguidance.LLMatcher(tokenizer, '%llguidance {"no_forcing": true}\n' + text, log_level=0)
+    assert not made.is_error(), made.get_error()
+    return made
+
+
+def takes_channels(made, text: str) -> bool:
+    """The marks in the text are tokens."""
+    for mark in HARMONY:
+        text = text.replace(mark, chr(0xE000 + SPECIAL[mark]))
+    tokens = [ord(char) - 0xE000 if ord(char) >= 0xE000 else ord(char) for char in text]
+    return made.try_consume_tokens(tokens) == len(tokens) and made.is_accepting()
+
+
+THOUGHT = "<|channel|>analysis<|message|>Hm {<|end|><|start|>assistant"
+CHANNEL_CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo", "days": 3}'
+ANSWER = '<|channel|>final<|message|>{"a": 5}'
+
+
+@pytest.mark.parametrize(
+    ("more", "good", "bad"),
+    [
+        ({}, [CHANNEL_CALL, THOUGHT + CHANNEL_CALL], [ANSWER, "Hi", CHANNEL_CALL.replace("Oslo", "Nowhere")]),
+        ({"thinks": False}, [CHANNEL_CALL], [THOUGHT + CHANNEL_CALL]),
+        ({"answer": '{"type": "object"}'}, [CHANNEL_CALL, THOUGHT + ANSWER], [ANSWER[:-1], ANSWER + "x", THOUGHT]),
+        ({"answer": '{"type": "object"}', "tools": {}}, [ANSWER], [CHANNEL_CALL]),
+        ({"answer": ""}, [CHANNEL_CALL, ANSWER + "x"], [CHANNEL_CALL.replace("weather", "nobody")]),
+    ],
+)
+def test_channels(more, good, bad):
+    assert all(takes_channels(harmony_matcher(**more), text) for text in good)
+    assert not any(takes_channels(harmony_matcher(**more), text) for text in bad)
+
+
+def test_what_it_allows_is_read_as_a_call_in_channels():
+    dice = random.Random("channels")
+    for _ in range(6):
+        text = wander(harmony_matcher(thinks=False), dice)
+        parser = HarmonyParser(tuple(TOOLS), calls_max=9, begun="assistant")
+        parts = [part for part in [*parser.feed(text), *parser.flush()] if hasattr(part, "arguments")]
+        arguments = json.loads("".join(part.arguments for part in parts))
+        assert set(arguments) <= set(TOOLS[parts[0].name]["properties"])

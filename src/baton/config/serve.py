@@ -29,12 +29,14 @@ from baton.config.values import (
     LogFormat,
     LogLevel,
     Quantization,
+    ReasoningParser,
     Role,
     Seconds,
     Share,
     Slots,
     StepTokens,
     Threads,
+    ToolCallParser,
     is_api_key,
     require,
 )
@@ -118,10 +120,10 @@ class ServeConfig:
     "Lines of the log as text, or as JSON objects."
     chat_template: str | None = None
     "File with a chat template (Jinja) to use instead of the model's own."
-    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"] = "auto"
-    """How the model writes tool calls. auto: as its chat template shows. hermes: also Qwen's. json: plain JSON, for any model.
-    none: requests with tools are refused."""
-    reasoning_parser: Literal["auto", "qwen3", "deepseek_r1", "mistral", "none"] = "auto"
+    tool_call_parser: ToolCallParser = "auto"
+    """How the model writes tool calls. auto: as its chat template shows. hermes: also Qwen's. harmony: gpt-oss'. json: plain
+    JSON, for any model. none: requests with tools are refused."""
+    reasoning_parser: ReasoningParser = "auto"
     """How the model writes its reasoning, which answers then have apart from their content. auto: as its chat template shows.
     qwen3: between <think> and </think>. deepseek_r1: the same, and every answer begins with it. none: it is content."""
     device: Device = _WORKER.device

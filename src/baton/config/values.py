@@ -25,6 +25,23 @@ PoolAccess = Literal["private", "announced", "attached"]
 """How a worker comes to its KV pool: it makes one for itself, makes and announces it, or attaches to the one it is handed."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
+_CallFormat = Literal[
+    "auto",
+    "hermes",
+    "qwen3_coder",
+    "llama3_json",
+    "pythonic",
+    "mistral",
+    "deepseek_v3",
+    "deepseek_v31",
+    "harmony",
+    "json",
+    "none",
+]
+_CallAlias = Literal["qwen", "qwen25", "qwen3_xml", "llama3", "llama4_pythonic", "openai", "gpt-oss"]
+ToolCallParser = Literal[_CallFormat, _CallAlias]
+ReasoningParser = Literal["auto", "qwen3", "deepseek_r1", "mistral", "harmony", "none", "openai_gptoss", "gpt-oss"]
+"""Formats of text/parsers/styles.py, and behind `none` their names in vLLM and SGLang."""
 
 
 API_KEY_CHARACTERS_MAX = 1024

@@ -20,6 +20,7 @@ from typing import Any
 from baton.errors import CallerError
 from baton.text.chat_messages import plain_messages
 from baton.text.chat_template import ChatTemplate
+from baton.text.parsers.harmony import CHANNEL
 from baton.text.tokenizer import Tokenizer
 from baton.text.tools_in_words import has_tool_turns, in_words
 
@@ -47,6 +48,8 @@ def render_chat(
     """
     # Plain before they are searched: the arguments of a call come as JSON, which has other ways to spell a character.
     chat: Any = plain_messages(messages, messages_max=template.limits.messages_max)
+    if any(CHANNEL in source for source in template.sources):
+        chat = [_with_thinking(message) for message in chat]
     if tools_in_words and (tools or has_tool_turns(chat)):
         chat, tools = in_words(chat, tools), None
     texts = [*_texts(chat), *_texts(tools), *_texts(extras)]
@@ -58,6 +61,14 @@ def render_chat(
         raise CallerError("the chat spells special tokens and uses every private character that could set them apart")
     chat, tools, extras = (_marked(value, spelled, mark) for value in (chat, tools, extras))
     return template.render(chat, tools=tools, extras=extras, **options), mark
+
+
+def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+    """gpt-oss' template calls a thought `thinking`, and refuses to have it beside a content in a message that calls tools."""
+    thought = message.get("reasoning_content")
+    if not isinstance(thought, str) or not thought or "thinking" in message:
+        return message
+    return {**message, "thinking": thought, **({"content": ""} if message.get("tool_calls") else {})}
 
 
 def _texts(value: object) -> list[str]:

@@ -8,16 +8,19 @@ prompt ends with      the answer begins with       so the parser begins
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from baton.api.errors import bad
 from baton.api.front import Front
+from baton.api.generate.channel_parts import channel_grammar, channel_parser, channel_prompt
 from baton.api.openai.schemas import ChatBody
 from baton.protocol.grammar import Grammar
 from baton.protocol.thinking import Thinking
 from baton.text.parsers.base import MakeParser, Parser, PlainParser
 from baton.text.parsers.call_grammar import calls_grammar
+from baton.text.parsers.harmony import MARKS
 from baton.text.parsers.open_calls import calls_parser
 from baton.text.parsers.think import ThinkParser
 
@@ -39,8 +42,12 @@ class AnswerParts:
 def answer_parts(front: Front, body: ChatBody, prompt: str) -> AnswerParts:
     """Raises ApiError for tools that this server cannot take."""
     style, tools, thinking = front.style, body.tools, body.thinking
-    if tools is not None and style.calls is None:
+    if tools is not None and not style.has_calls:
         raise bad("tools is not supported here: tool calls are off (--tool-call-parser)", "tools", code="unsupported")
+    if style.harmony is not None:
+        separate = style.harmony.thoughts and thinking.separate
+        make_channels = channel_parser(style.harmony, body, prompt)
+        return AnswerParts(make=make_channels, shown_ids=_special(front, MARKS), thinks=separate)
     thoughts = style.thoughts if thinking.separate else None
     marks = [*((thoughts.start, thoughts.end) if thoughts else ()), *(style.calls.marks if tools and style.calls else ())]
     is_open = style.thoughts is not None and _is_open(prompt, style.thoughts.start)
@@ -53,13 +60,17 @@ def answer_parts(front: Front, body: ChatBody, prompt: str) -> AnswerParts:
             return rest
         return ThinkParser(thoughts, rest, is_open=is_open, shown=thinking.included)
 
-    ids = {front.tokenizer.added_ids.get(mark) for mark in marks}
     return AnswerParts(
         make=make if tools is not None or thoughts is not None else None,
-        shown_ids=front.tokenizer.special_ids & {token for token in ids if token is not None},
+        shown_ids=_special(front, marks),
         thinks=thoughts is not None,
         is_open=is_open,
     )
+
+
+def _special(front: Front, marks: Iterable[str]) -> frozenset[int]:
+    ids = {front.tokenizer.added_ids.get(mark) for mark in marks}
+    return front.tokenizer.special_ids & {token for token in ids if token is not None}
 
 
 def _is_open(prompt: str, start: str) -> bool:
@@ -67,13 +78,15 @@ def _is_open(prompt: str, start: str) -> bool:
     return prompt[-_TAIL_CHARS:].rstrip().endswith(start)
 
 
-def without_thought(front: Front, body: ChatBody, prompt: str, *, constrained: bool) -> str:
+def without_thought(front: Front, body: ChatBody, prompt: str, grammar: Grammar | None) -> str:
     """The prompt of a chat that wants no thought. A template that knows the switch has seen to it; where one opens a thought
     all the same, it is closed again, as Qwen's template does it. So it is where a grammar could not tell when it ends."""
     thoughts = front.style.thoughts
+    if front.style.harmony is not None:
+        return channel_prompt(body, prompt, grammar)
     if thoughts is None or not _is_open(prompt, thoughts.start):
         return prompt
-    if body.thinking.enabled is False or (constrained and _token(front, thoughts.end) is None):
+    if body.thinking.enabled is False or (grammar is not None and _token(front, thoughts.end) is None):
         return f"{prompt.rstrip()}\n\n{thoughts.end}\n\n"
     return prompt
 
@@ -88,6 +101,9 @@ def thinking_rules(front: Front, body: ChatBody, parts: AnswerParts, *, constrai
     """What the sampler is told. A model without thoughts keeps within any budget; one whose template has no switch is kept from
     thinking by a budget of nothing. `constrained`: by a grammar, which is about what comes after the thought."""
     thoughts, thinking, budget = front.style.thoughts, body.thinking, body.thinking.budget
+    if front.style.harmony is not None and budget is not None:
+        message = "a thinking budget is not supported by this model: say reasoning_effort"
+        raise bad(message, "thinking_budget", code="unsupported")
     if thoughts is None:
         return None
     switched_off = thinking.enabled is False and not front.style.template_knows_thinking
@@ -109,6 +125,8 @@ def thinking_rules(front: Front, body: ChatBody, parts: AnswerParts, *, constrai
 def call_grammar(front: Front, body: ChatBody) -> Grammar | None:
     """Of an answer that must be calls; or calls, or what the request says of its format; or whatever it likes, but a call of a
     strict tool by its schema."""
+    if front.style.harmony is not None:
+        return channel_grammar(front, body)
     tools, style, answer = body.tools, front.style.calls, body.options.grammar
     if tools is None or style is None:
         return answer

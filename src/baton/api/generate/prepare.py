@@ -79,7 +79,7 @@ def chat_job(front: Front, body: ChatBody, caller: Caller) -> Job:
     options = body.options
     if (grammar := call_grammar(front, body)) is not options.grammar:
         options = replace(options, grammar=grammar, grammar_field="tools")
-    text = without_thought(front, body, text, constrained=options.grammar is not None)
+    text = without_thought(front, body, text, options.grammar)
     parts = answer_parts(front, body, text)
     thinking = thinking_rules(front, body, parts, constrained=options.grammar is not None)
     job = _job(front, [_encoded(front, text, options, mark)], options, caller)

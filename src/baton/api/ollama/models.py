@@ -86,8 +86,8 @@ def _capabilities(front: Front) -> list[str]:
     able = {
         "completion": True,
         "embedding": True,
-        "tools": front.style.calls is not None,
-        "thinking": front.style.thoughts is not None,
+        "tools": front.style.has_calls,
+        "thinking": front.style.has_thoughts,
     }
     return [name for name, yes in able.items() if yes]
 

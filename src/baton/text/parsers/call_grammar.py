@@ -45,7 +45,7 @@ def calls_grammar(
     words = _Words(style, special)
     rules = [
         f"start: {_start(words, parallel, or_answer, free)}",
-        *([] if or_answer is None else [f"answer: %json {_schema(json.loads(or_answer or ANY_OBJECT))}"]),
+        *([] if or_answer is None else [f"answer: {json_rule(or_answer or ANY_OBJECT)}"]),
         f"inside: {words.inside(parallel)}",
         f"calls: {words.opening} inside"
         + (f" ({words.between} {words.opening} inside)*" if parallel and words.between else ""),
@@ -54,7 +54,7 @@ def calls_grammar(
     for place, (name, schema) in enumerate(parameters.items()):
         rules += _BODIES[style.form](words, place, name, schema)
     if style.form == "xml":
-        rules.append(f"text_value[suffix={_text(_END_PARAMETER)}]: /(?s:.*)/")
+        rules.append(f"text_value[suffix={quoted(_END_PARAMETER)}]: /(?s:.*)/")
     return "\n".join(rules) + "\n"
 
 
@@ -77,13 +77,13 @@ class _Words:
         self.fenced = style.name == "deepseek_v3"
         "Arguments stand in a block of code, behind the name."
         self.opening = "" if style.bare else self.mark(style.opens[0])
-        self.between = _text("\n") if style.closes and not style.bare and style.form != "deepseek" else ""
+        self.between = quoted("\n") if style.closes and not style.bare and style.form != "deepseek" else ""
         "Between a call with its marks and the next; nothing: all calls are inside of the marks."
 
     def mark(self, text: str, before: str = "", after: str = "") -> str:
         if text not in self._special:
-            return _text(before + text + after)
-        parts = (before and _text(before), f"<[{self._special[text]}]>", after and _text(after))
+            return quoted(before + text + after)
+        parts = (before and quoted(before), f"<[{self._special[text]}]>", after and quoted(after))
         return " ".join(part for part in parts if part)
 
     def inside(self, parallel: bool) -> str:
@@ -95,7 +95,7 @@ class _Words:
         if style.form == "python":
             return '"[" body' + (' (", " body)*' if parallel else "") + ' "]"'
         if self.between:  # Hermes, Qwen3-Coder: marks around each
-            return f"{_text(chr(10))} body {self.mark(style.closes, before=chr(10))}"
+            return f"{quoted(chr(10))} body {self.mark(style.closes, before=chr(10))}"
         if style.name_first:  # Mistral: a mark before the list
             return '"[" body' + (' (", " body)*' if parallel else "") + ' "]"'
         if style.opens == ("<|python_tag|>",):  # Llama 3: separated by semicolons
@@ -108,34 +108,34 @@ class _Words:
 
 def _json_body(words: _Words, place: int, name: str, schema: Mapping[str, Any]) -> list[str]:
     head = f'{{"name": {json.dumps(name)}, "{words.key}": '
-    return [f"body_{place}: {_text(head)} arguments_{place} {_text('}')}", _arguments(place, schema)]
+    return [f"body_{place}: {quoted(head)} arguments_{place} {quoted('}')}", arguments_rule(place, schema)]
 
 
 def _deepseek_body(words: _Words, place: int, name: str, schema: Mapping[str, Any]) -> list[str]:
     if words.fenced:
-        head = f"{_text('function')} {words.mark(SEP, after=f'{name}{chr(10)}{FENCE}{chr(10)}')}"
+        head = f"{quoted('function')} {words.mark(SEP, after=f'{name}{chr(10)}{FENCE}{chr(10)}')}"
         tail = words.mark(END_CALL, before=f"\n{END_FENCE}")
     else:
-        head, tail = f"{_text(name)} {words.mark(SEP)}", words.mark(END_CALL)
-    return [f"body_{place}: {head} arguments_{place} {tail}", _arguments(place, schema)]
+        head, tail = f"{quoted(name)} {words.mark(SEP)}", words.mark(END_CALL)
+    return [f"body_{place}: {head} arguments_{place} {tail}", arguments_rule(place, schema)]
 
 
 def _xml_body(words: _Words, place: int, name: str, schema: Mapping[str, Any]) -> list[str]:
     rules, members = [], []
     for index, (key, inner, required) in enumerate(_properties(schema)):
         rule = f"value_{place}_{index}"
-        rules.append(f"{rule}: {_text(f'<parameter={key}>{chr(10)}')} {_xml_value(inner, schema)}")
+        rules.append(f"{rule}: {quoted(f'<parameter={key}>{chr(10)}')} {_xml_value(inner, schema)}")
         members.append(rule if required else f"{rule}?")
-    head, tail = _text(f"<function={name}>\n"), _text("</function>")
+    head, tail = quoted(f"<function={name}>\n"), quoted("</function>")
     return [f"body_{place}: {' '.join([head, *members, tail])}", *rules]
 
 
 def _xml_value(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
     if inner.get("type") != "string":
-        return f"%json {_schema(_with_definitions(inner, outer))} {_text(_END_PARAMETER)}"
+        return f"%json {_schema(_with_definitions(inner, outer))} {quoted(_END_PARAMETER)}"
     listed = inner.get("enum")
     if isinstance(listed, list) and listed and all(isinstance(each, str) and "</parameter>" not in each for each in listed):
-        return f"({' | '.join(_text(each + _END_PARAMETER) for each in listed)})"
+        return f"({' | '.join(quoted(each + _END_PARAMETER) for each in listed)})"
     return "text_value"
 
 
@@ -145,7 +145,7 @@ def _python_body(words: _Words, place: int, name: str, schema: Mapping[str, Any]
     rules, required = [], sum(needed for _, _, needed in found)
     for index, (key, inner, _) in enumerate(found):
         value = f"%json {_schema(_with_definitions(inner, schema))}"
-        rules.append(f"value_{place}_{index}: {_text(f'{key}=')} {value}")
+        rules.append(f"value_{place}_{index}: {quoted(f'{key}=')} {value}")
     names = [f"value_{place}_{index}" for index in range(len(found))]
     more = " ".join(f'(", " {each})?' for each in names[required:])
     if required:
@@ -153,13 +153,13 @@ def _python_body(words: _Words, place: int, name: str, schema: Mapping[str, Any]
     else:  # whichever comes first has no comma before it
         begins = [f"{each} " + " ".join(f'(", " {later})?' for later in names[index + 1 :]) for index, each in enumerate(names)]
         members = f"({' | '.join(begins)})?" if begins else ""
-    return [f"body_{place}: {_text(f'{name}(')} {members} {_text(')')}", *rules]
+    return [f"body_{place}: {quoted(f'{name}(')} {members} {quoted(')')}", *rules]
 
 
 _BODIES: Final = {"json": _json_body, "deepseek": _deepseek_body, "xml": _xml_body, "python": _python_body}
 
 
-def _arguments(place: int, schema: Mapping[str, Any]) -> str:
+def arguments_rule(place: int, schema: Mapping[str, Any]) -> str:
     return f"arguments_{place}: %json {_schema({**schema, 'type': 'object'})}"
 
 
@@ -176,7 +176,13 @@ def _with_definitions(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> dic
     return {**{key: outer[key] for key in ("$defs", "definitions") if key in outer}, **inner}
 
 
-def _text(text: str) -> str:
+def json_rule(schema: str) -> str:
+    """A JSON value that the schema allows."""
+    return f"%json {_schema(json.loads(schema))}"
+
+
+def quoted(text: str) -> str:
+    """A text, as the grammar writes it."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -1,7 +1,8 @@
 """How models write calls and thoughts, by name, and which of them a template speaks of.
 
 A template writes the calls of earlier turns as its model writes them, so it is the best witness of what the model will write.
-The names are those of vLLM's --tool-call-parser and --reasoning-parser where the format is the same.
+The names are those of vLLM's --tool-call-parser and --reasoning-parser where the format is the same; others of its names are
+understood.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final, TypeVar
 from baton.errors import InvalidConfig
 from baton.text.parsers.calls import CallStyle
 from baton.text.parsers.deepseek_calls import CALL, CALLS, END_CALL, END_CALLS, FENCE, SEP
+from baton.text.parsers.harmony import CHANNEL
 from baton.text.parsers.think import ThinkStyle
 
 Style = TypeVar("Style", CallStyle, ThinkStyle)
@@ -47,13 +49,30 @@ THINK_STYLES: Final = {
         ThinkStyle(name="mistral", start="[THINK]", end="[/THINK]"),
     )
 }
-_ALIASES: Final = {"qwen": "hermes", "qwen25": "hermes", "llama3": "llama3_json", "generic": "json", "think": "qwen3"} | {
+CALL_ALIASES: Final = {
+    "qwen": "hermes",
+    "qwen25": "hermes",
+    "llama3": "llama3_json",
     "qwen3_xml": "qwen3_coder",
     "llama4_pythonic": "pythonic",
-    "llama_pythonic": "pythonic",
+    "openai": "harmony",
+    "gpt-oss": "harmony",
 }
-TOOL_CALL_PARSERS: Final = ("auto", *CALL_STYLES, "none")
-REASONING_PARSERS: Final = ("auto", *THINK_STYLES, "none")
+THINK_ALIASES: Final = {"openai_gptoss": "harmony", "gpt-oss": "harmony"}
+"""Names that vLLM or SGLang have for the same."""
+_HARMONY: Final = "harmony"
+TOOL_CALL_PARSERS: Final = ("auto", *CALL_STYLES, _HARMONY, "none")
+REASONING_PARSERS: Final = ("auto", *THINK_STYLES, _HARMONY, "none")
+
+
+@dataclass(frozen=True, slots=True)
+class HarmonyStyle:
+    """Answers in channels, which calls and thoughts are a part of (harmony.py)."""
+
+    calls: bool
+    "Else tools are refused."
+    thoughts: bool
+    "Else they are content."
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +87,16 @@ class AnswerStyle:
     "Else tools are described in words (tools_in_words.py)."
     template_knows_thinking: bool
     "It has a switch for thoughts."
+    harmony: HarmonyStyle | None = None
+    "Then `calls` and `thoughts` are None."
+
+    @property
+    def has_calls(self) -> bool:
+        return self.calls is not None or (self.harmony is not None and self.harmony.calls)
+
+    @property
+    def has_thoughts(self) -> bool:
+        return self.thoughts is not None or (self.harmony is not None and self.harmony.thoughts)
 
 
 def answer_style(
@@ -79,6 +108,10 @@ def answer_style(
     """
     source = "\n".join(sources)
     knows_tools = re.search(r"\btools\b", source) is not None
+    tool_calls, reasoning = CALL_ALIASES.get(tool_calls, tool_calls), THINK_ALIASES.get(reasoning, reasoning)
+    harmony = _harmony(tool_calls, reasoning, source)
+    if harmony is not None:
+        return AnswerStyle(None, None, knows_tools, template_knows_thinking=False, harmony=harmony)
     return AnswerStyle(
         _calls(tool_calls, source, knows_tools=knows_tools),
         _thoughts(reasoning, source, texts),
@@ -87,8 +120,18 @@ def answer_style(
     )
 
 
+def _harmony(calls: str, thoughts: str, source: str) -> HarmonyStyle | None:
+    """Where it is named, or the template writes channels and nothing else is named."""
+    shown = any(f"{CHANNEL}{channel}" in source for channel in ("analysis", "final")) and "auto" in (calls, thoughts)
+    others = {calls, thoughts} - {"auto", "none", _HARMONY}
+    if _HARMONY in (calls, thoughts) and others:
+        raise InvalidConfig(f"--tool-call-parser {calls} and --reasoning-parser {thoughts} do not go together")
+    if _HARMONY in (calls, thoughts) or (shown and not others):
+        return HarmonyStyle(calls=calls != "none", thoughts=thoughts != "none")
+    return None
+
+
 def _calls(name: str, source: str, *, knows_tools: bool) -> CallStyle | None:
-    name = _ALIASES.get(name, name)
     if name == "none":
         return None
     if name != "auto":
@@ -104,7 +147,6 @@ def _calls(name: str, source: str, *, knows_tools: bool) -> CallStyle | None:
 
 
 def _thoughts(name: str, source: str, texts: frozenset[str]) -> ThinkStyle | None:
-    name = _ALIASES.get(name, name)
     if name == "none":
         return None
     if name != "auto":
