@@ -63,8 +63,9 @@ def architectures() -> list[dict[str, Any]]:
 def file_kinds() -> list[dict[str, Any]]:
     from baton.models.tensor_types import TENSOR_TYPES
 
+    of_folders = ["F32", "F16", "BF16", "F8_E4M3"]
     return [
-        {"kind": "folder", "holds": "config.json, tokenizer.json and *.safetensors", "types": ["F32", "F16", "BF16"]},
+        {"kind": "folder", "holds": "config.json, tokenizer.json and *.safetensors", "types": of_folders},
         {"kind": ".gguf", "holds": "everything in one file", "types": [kind.name for kind in TENSOR_TYPES.values()]},
     ]
 

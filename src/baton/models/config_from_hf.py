@@ -13,6 +13,7 @@ from typing import Any
 from baton.errors import ModelFileBroken, ModelUnsupported
 from baton.models.config import LinearScaling, Llama3Scaling, ModelConfig, RopeConfig, RopeScaling, YarnScaling
 from baton.models.config_fields import Fields
+from baton.models.raw_tensor import SCALE_BLOCK
 from baton.models.registry import architecture_of_hf
 
 
@@ -52,14 +53,27 @@ def config_from_hf(
 def _refuse_what_we_do_not_run(fields: Fields) -> None:
     quantised = fields.get("quantization_config")
     if quantised:
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-        raise ModelUnsupported(
-            f"{fields.origin}: the weights are quantised ({method}); supported are plain float32, float16 and bfloat16 "
-            "safetensors, and quantised GGUF files"
-        )
+        _refuse_other_than_fp8_blocks(quantised, fields.origin)
     activation = fields.get("hidden_act", "silu")
     if activation != "silu":
         raise ModelUnsupported(f"{fields.origin}: activation {activation} is not supported; supported is silu")
+
+
+def _refuse_other_than_fp8_blocks(quantised: Any, origin: str) -> None:
+    """Which modules are quantised is not asked for here (`modules_to_not_convert`): the type of each tensor says it."""
+    settings = quantised if isinstance(quantised, dict) else {"quant_method": quantised}
+    method = settings.get("quant_method")
+    if method != "fp8":
+        raise ModelUnsupported(
+            f"{origin}: the weights are quantised ({method}); supported are plain float32, float16 and bfloat16 "
+            "safetensors, fp8 ones with scales of blocks, and quantised GGUF files"
+        )
+    blocks, scheme = settings.get("weight_block_size"), settings.get("activation_scheme", "dynamic")
+    if blocks != [SCALE_BLOCK, SCALE_BLOCK] or scheme != "dynamic" or settings.get("fmt", "e4m3") != "e4m3":
+        raise ModelUnsupported(
+            f"{origin}: fp8 weights with weight_block_size {blocks} and activation_scheme {scheme}; supported are e4m3 with "
+            f"blocks of [{SCALE_BLOCK}, {SCALE_BLOCK}] and dynamic"
+        )
 
 
 def _rope(fields: Fields) -> RopeConfig:

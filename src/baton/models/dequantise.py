@@ -1,4 +1,4 @@
-"""Stored numbers to float32, bit for bit what the GGUF format's own reference gives.
+"""Stored numbers to float32, bit for bit what the GGUF format's own reference gives; and fp8, which comes in safetensors.
 
 Each function takes blocks as bytes, uint8 [n, block_bytes], and fills float32 out [n, block_elements]. The layouts,
 with the byte counts in brackets (d, m: float16 scale and minimum; qs: packed numbers; qh: their high bits):
@@ -12,6 +12,8 @@ Q4_K  d[2] m[2] scales[12] qs[128]        value = d * scale * q - m * minimum, f
 Q5_K  d[2] m[2] scales[12] qh[32] qs[128] the same; bit g of qh[i] belongs to value i of group g
 Q6_K  ql[128] qh[64] scales[16] d[2]      value = d * scale * (q - 32), for 16 groups of 16 values
 
+F8_E4M3  a sign, 4 bits of exponent, 3 behind the point; scales lie beside the matrix (raw_tensor.SCALE_BLOCK)
+
 Multiplication and addition stay separate steps: a fused one would round differently from the reference.
 """
 
@@ -21,7 +23,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from baton.models.raw_tensor import Bytes, Floats, RawTensor
+from baton.models.raw_tensor import SCALE_BLOCK, Bytes, Floats, RawTensor
 
 CHUNK_ELEMENTS = 1 << 16
 """Values per pass: 256 KiB of float32, so that the passes over a chunk find it in the cache."""
@@ -44,6 +46,9 @@ def dequantise_into(raw: RawTensor, out: Floats) -> None:
     step = max(1, CHUNK_ELEMENTS // kind.block_elements)
     for start in range(0, len(blocks), step):
         fill(blocks[start : start + step], values[start : start + step])
+    if raw.scales is not None:
+        for row, scales in enumerate(np.repeat(raw.scales, SCALE_BLOCK, 1)[:, : raw.row_elements]):
+            out[row * SCALE_BLOCK : (row + 1) * SCALE_BLOCK] *= scales
 
 
 def _half(blocks: Bytes, at: int) -> Floats:
@@ -79,6 +84,23 @@ def _f16(blocks: Bytes, out: Floats) -> None:
 def _bf16(blocks: Bytes, out: Floats) -> None:
     """The upper half of a float32."""
     np.left_shift(blocks.view(np.uint16), 16, out=out.view(np.uint32), dtype=np.uint32)
+
+
+def _e4m3_values() -> Floats:
+    """Of all 256 bytes. Exponents begin at 2 ** -7, where 0 stands for what is below; the largest number of all would be
+    480, and is none."""
+    byte = np.arange(256)
+    exponent, fraction = byte >> 3 & 15, byte & 7
+    size = np.where(exponent == 0, fraction * 2.0**-9, (8 + fraction) * 2.0 ** (exponent - 10.0))
+    size[byte & 127 == 127] = np.nan
+    return np.where(byte < 128, size, -size).astype(np.float32)
+
+
+E4M3_VALUES = _e4m3_values()
+
+
+def _f8_e4m3(blocks: Bytes, out: Floats) -> None:
+    np.take(E4M3_VALUES, blocks, out=out)
 
 
 def _q4_0(blocks: Bytes, out: Floats) -> None:
@@ -163,6 +185,7 @@ _FILL: dict[str, Callable[[Bytes, Floats], None]] = {
     "F32": _f32,
     "F16": _f16,
     "BF16": _bf16,
+    "F8_E4M3": _f8_e4m3,
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,

@@ -14,6 +14,14 @@ from baton.models.tensor_types import F32, TensorType
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
+SCALE_BLOCK = 128
+"""Outputs and inputs of a matrix in fp8 that share a scale."""
+
+
+def scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of the scales of a matrix in fp8."""
+    return tuple(-(-extent // SCALE_BLOCK) for extent in shape)
+
 
 class TensorFacts(Protocol):
     """What a parameter is like, without its bytes."""
@@ -35,10 +43,14 @@ class RawTensor:
     "Of the values. The last dimension is a row: a vector is one row."
     data: Bytes
     "[rows, bytes of a row]. Often a view of the mapped file: not to be written to, and its numbers may lie at any byte."
+    scales: Floats | None = None
+    "Of a matrix in fp8: what the numbers of each SCALE_BLOCK x SCALE_BLOCK are multiplied with; the last ones may be smaller."
 
     def __post_init__(self) -> None:
         if self.data.shape != (self.rows, self.type.row_bytes(self.row_elements)):
             raise ValueError(f"{self.type.name} of shape {self.shape} is not {self.data.shape} bytes")
+        if self.scales is not None and self.scales.shape != scales_shape(self.shape):
+            raise ValueError(f"scales of shape {self.scales.shape} do not belong to a matrix of shape {self.shape}")
 
     @classmethod
     def of_floats(cls, values: Floats) -> RawTensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class TensorType:
     number: int
-    "As a GGUF file says it."
+    "As a GGUF file says it. Negative: no GGUF file has it."
     name: str
     block_elements: int
     block_bytes: int
@@ -25,6 +25,7 @@ F64 = TensorType(28, "F64", 1, 8)
 F32 = TensorType(0, "F32", 1, 4)
 F16 = TensorType(1, "F16", 1, 2)
 BF16 = TensorType(30, "BF16", 1, 2)
+F8_E4M3 = TensorType(-1, "F8_E4M3", 1, 1)
 Q4_0 = TensorType(2, "Q4_0", 32, 18)
 Q4_1 = TensorType(3, "Q4_1", 32, 20)
 Q5_0 = TensorType(6, "Q5_0", 32, 22)

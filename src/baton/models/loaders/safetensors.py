@@ -1,26 +1,32 @@
-"""Weights of a Hugging Face folder: model.safetensors, or shards with an index. Pickle files are never opened."""
+"""Weights of a Hugging Face folder: model.safetensors, or shards with an index. Pickle files are never opened.
+
+A matrix in fp8 has its scales in a tensor of its own, NAME.weight_scale_inv: a number for each block, which its weights are
+multiplied with. To others it is part of the matrix.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
 from baton.errors import ModelFileBroken, ModelNotFound, ModelUnsupported
+from baton.models.dequantise import dequantise
 from baton.models.files import is_pickle
 from baton.models.loaders.safetensors_file import SafetensorsFile
 from baton.models.loaders.weights import StoredTensor
-from baton.models.raw_tensor import RawTensor
-from baton.models.tensor_types import BF16, F16, F32, F64
+from baton.models.raw_tensor import RawTensor, scales_shape
+from baton.models.tensor_types import BF16, F8_E4M3, F16, F32, F64
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-TYPES = {kind.name: kind for kind in (F64, F32, F16, BF16)}
+TYPES = {kind.name: kind for kind in (F64, F32, F16, BF16, F8_E4M3)}
 
 OUR_TOP_NAMES = {
     "model.embed_tokens.weight": "embed.weight",
@@ -47,6 +53,7 @@ LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
 # Old Llama files store the rotary frequencies, which follow from the config.
 DERIVED_SUFFIX = ".rotary_emb.inv_freq"
+SCALES_SUFFIX = "_scale_inv"
 
 
 def our_name(name: str) -> str:
@@ -70,7 +77,8 @@ class SafetensorsWeights:
         self.files = tuple(SafetensorsFile(path) for path in _files(folder))
         for file in self.files:
             self._add(file)
-        _check_index(folder, {theirs for _, theirs in self._places.values()})
+        self._scales = self._take_scales()
+        _check_index(folder, {theirs for _, theirs in (*self._places.values(), *self._scales.values())})
 
     def _add(self, file: SafetensorsFile) -> None:
         for theirs, tensor in sorted(file.tensors.items()):
@@ -87,14 +95,37 @@ class SafetensorsWeights:
             self._stored[ours] = StoredTensor(TYPES[tensor.dtype], tensor.shape, tensor.nbytes, origin)
             self._places[ours] = (file, theirs)
 
+    def _take_scales(self) -> dict[str, tuple[SafetensorsFile, str]]:
+        """Where the scales of matrices in fp8 are, by the names of these. They are no parameters themselves."""
+        found = {}
+        for name, stored in list(self._stored.items()):
+            if not name.endswith(f".weight{SCALES_SUFFIX}"):
+                continue
+            place, origin = self._places.pop(name), self._stored.pop(name).origin
+            matrix = self._stored.get(our_name(name.removesuffix(SCALES_SUFFIX)))
+            if matrix is None or matrix.type != F8_E4M3 or stored.type == F8_E4M3:
+                raise ModelFileBroken(f"{origin}: these scales belong to no matrix in fp8")
+            if stored.shape != scales_shape(matrix.shape):
+                raise ModelFileBroken(f"{origin}: {list(stored.shape)} scales are no blocks of {list(matrix.shape)}")
+            found[our_name(name.removesuffix(SCALES_SUFFIX))] = place
+        for name, stored in self._stored.items():
+            if stored.type == F8_E4M3 and name not in found:
+                raise ModelFileBroken(f"{stored.origin}: fp8 without scales ({SCALES_SUFFIX})")
+        return found
+
     def stored(self) -> Mapping[str, StoredTensor]:
         return self._stored
 
     def raw(self, name: str) -> RawTensor:
-        file, theirs = self._places[name]
-        tensor = file.tensors[theirs]
-        data = np.frombuffer(file.buffer, np.uint8, tensor.nbytes, tensor.offset)
-        return RawTensor(TYPES[tensor.dtype], tensor.shape, data.reshape(prod(tensor.shape[:-1]), -1))
+        raw = _raw(*self._places[name])
+        scales = self._scales.get(name)
+        return raw if scales is None else replace(raw, scales=dequantise(_raw(*scales)))
+
+
+def _raw(file: SafetensorsFile, name: str) -> RawTensor:
+    tensor = file.tensors[name]
+    data = np.frombuffer(file.buffer, np.uint8, tensor.nbytes, tensor.offset)
+    return RawTensor(TYPES[tensor.dtype], tensor.shape, data.reshape(prod(tensor.shape[:-1]), -1))
 
 
 def _files(folder: Path) -> list[Path]:
