@@ -102,7 +102,7 @@ static void time_steps(Model *m, int64_t threads, int64_t repeats, const char *w
         const float *hidden = baton_hidden(runner, &step);
         int64_t middle = nanoseconds();
         for (int64_t s = 0; s < sequences; s++) memcpy(last + s * HIDDEN, hidden + (starts[s + 1] - 1) * HIDDEN, HIDDEN * 4);
-        baton_likeliest(runner, last, sequences, likeliest);
+        baton_likeliest(runner, last, sequences, NULL, likeliest);
         int64_t end = nanoseconds();
         if (n < 0) continue;
         for (int t = 0; t < PHASES; t++) times[t][n] = baton_phases[t];

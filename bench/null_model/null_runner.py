@@ -36,6 +36,7 @@ from baton.worker.executors.stepwise import Stepwise
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
+from baton.worker.token_masks import Masks
 from baton.worker.weights_digest import Digest
 
 ORDERS: dict[str, Any] = json.loads(os.environ.get("BATON_NULL_MODEL", "{}"))
@@ -98,7 +99,7 @@ class NullForward:
         self._logits[self._likely] = 1.0
         return self._logits[: len(hidden)]
 
-    def likeliest(self, hidden: Floats) -> Int64s:
+    def likeliest(self, hidden: Floats, masks: Masks | None = None) -> Int64s:
         return 300 + (len(self._notes.worked) * 7 + np.arange(len(hidden), dtype=np.int64)) % 40_000
 
     def choose(self, logits: Floats, draws: Draws) -> Int64s:

@@ -82,7 +82,8 @@ class Device:
         return tokens.cpu().numpy(), kept.told.cpu().numpy()[: len(self.slots)]
 
     def rules(self, last_known):
-        from baton.worker.step_rules import Bans, masks_of
+        from baton.worker.step_rules import Bans
+        from baton.worker.token_masks import masks_of
 
         pairs = [one.state.bans(one.seen_by_host(last_known)) for one in self.sequences]
         ends = np.cumsum([0, *map(len, pairs)]).astype(np.int32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baton.grammar.matcher import Matcher, allows
+from baton.grammar.matcher import Matcher, Words
 from baton.grammar.vocabulary import Vocabulary
 from baton.protocol.grammar import Grammar
 
@@ -13,6 +13,10 @@ TOKENS = [*(bytes([byte]) for byte in range(256)), b"ab", b"ab", b"", b'{"', b'"
 END, OTHER = 261, 262
 WIDTH = 266
 """Of the head: wider than the vocabulary, as heads are."""
+
+
+def allows(words: Words, token: int) -> bool:
+    return bool(int(words[token >> 5]) >> (token & 31) & 1)
 
 
 @pytest.fixture(scope="session")

@@ -555,6 +555,30 @@ static void halves(void) {
 
 /* ---- a whole model, in one step and in many; what is allocated here goes with the process ---- */
 
+enum { MASK_WORDS_MOST = 8 };
+
+/* The likeliest of the tokens that each row may take are those that its logits say; a row that may take none says so. */
+static void likeliest_allowed(Runner *runner, const char *name, const float *hidden, int64_t rows, const float *logits) {
+    int64_t vocabulary = runner->model->vocabulary, tokens[rows];
+    uint32_t masks[rows][MASK_WORDS_MOST];
+    const uint32_t *allowed[rows];
+    for (int64_t r = 0; r < rows; r++) {
+        for (int w = 0; w < MASK_WORDS_MOST; w++) masks[r][w] = r % 4 == 1 ? chance() : 0;
+        if (r % 4 == 2) masks[r][vocabulary / 64] = 1u << below(32);
+        allowed[r] = r % 4 ? masks[r] : NULL;
+    }
+    DEMAND(!baton_likeliest(runner, hidden, rows, allowed, tokens), "%s: no memory", name);
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t want = DRAW_NOTHING_LEFT;
+        for (int64_t t = 0; t < vocabulary; t++) {
+            if (allowed[r] && !(masks[r][t / 32] >> t % 32 & 1)) continue;
+            if (want < 0 || logits[r * vocabulary + t] > logits[r * vocabulary + want]) want = t;
+        }
+        DEMAND(tokens[r] == want, "%s: of row %lld of %lld the likeliest is %lld, not %lld", name, (long long)r, (long long)rows,
+               (long long)tokens[r], (long long)want);
+    }
+}
+
 static void model(int kind, int halves) {
     enum { HIDDEN = 96, INNER = 160, HEADS = 6, KV = 2, DIM = 32, WORDS = 83, LAYERS = 2, TOKENS = 75, BLOCK = 16 };
     uint8_t *embedding = stored_rows(kind, WORDS, HIDDEN);
@@ -591,7 +615,9 @@ static void model(int kind, int halves) {
                          .slots = &slot, .starts = starts, .contexts = &context, .token_ids = ids + context,
                          .positions = positions + context};
             const float *hidden = baton_hidden(runner, &step);
-            baton_logits(runner, hidden, starts[1], (chunk == TOKENS ? logits : again) + context * WORDS);
+            float *found = (chunk == TOKENS ? logits : again) + context * WORDS;
+            baton_logits(runner, hidden, starts[1], found);
+            likeliest_allowed(runner, KINDS[kind], hidden, starts[1], found);
         }
         baton_free(runner);
         DEMAND(chunk == TOKENS || !memcmp(logits, again, TOKENS * WORDS * 4), "model %s in chunks of %lld: other bits",

@@ -21,6 +21,8 @@ from decoder_cases import EXACT_CASES, QUANTISED_CASES, Conversation, Result, lo
 from steps import Part, random_steps
 
 from baton.protocol.progress import ProgressWord
+from baton.worker.draws import NOTHING_LEFT_ID
+from baton.worker.token_masks import Masks
 
 LENGTHS = [70, 1, 33, 130]
 STRANGERS = [1] * 100
@@ -133,6 +135,25 @@ def test_what_the_pool_holds_can_be_chosen(library, kv_dtype):
         if quantization == "none" or not library.has_tiles():
             assert np.mean(far < EXACT) > 0.8  # a key on the edge of two halves is a flip, too
         assert far.max() < FLIPS
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_likeliest_tokens_of_a_mask_are_those_of_the_logits_with_the_others_taken_out(library, quantization, threads):
+    talk = Conversation(QUANTISED_CASES["plain"], LENGTHS)
+    forward = talk.forward(load(library, talk.config, quantization=quantization, threads=threads))
+    width, rng = talk.config.vocab_size, np.random.default_rng(0)
+    hidden = rng.standard_normal((67, talk.config.hidden_size)).astype(np.float32)
+    few, many = (rng.random((2, 40, width)) < 0.02), (rng.random((40, width)) < 0.9)
+    for rows, flags in ((1, many), (5, few[0]), (67, many), (67, few[1])):
+        masked = np.arange(0, rows, 2)
+        words = np.packbits(flags[: len(masked)], axis=1, bitorder="little")
+        words = np.pad(words, ((0, 0), (0, -words.shape[1] % 4))).view(np.uint32)
+        logits = forward.logits(hidden[:rows]).copy()
+        logits[masked] = np.where(flags[: len(masked)], logits[masked], -np.inf)
+        expected = np.where(logits.max(-1) > -np.inf, logits.argmax(-1), NOTHING_LEFT_ID)
+        assert forward.likeliest(hidden[:rows], Masks(masked, words)).tolist() == expected.tolist()
+    forward.close()
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])

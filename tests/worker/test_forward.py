@@ -9,9 +9,11 @@ import pytest
 from rig import SEQUENCES, TINY, RigModel, forward_of, make_pool, make_runner, one_step, tiny_model, tiny_oracle
 
 from baton.errors import InvariantBroken
+from baton.grammar.matcher import allowed
 from baton.models.reference import all_logits
-from baton.worker.draws import NOT_FINITE_ID
+from baton.worker.draws import NOT_FINITE_ID, NOTHING_LEFT_ID
 from baton.worker.forward.base import Forward
+from baton.worker.token_masks import Masks
 
 
 @pytest.fixture(scope="module", params=["torch", "native"])
@@ -46,6 +48,33 @@ def test_the_likeliest_are_those_of_the_logits(forward):
     hidden[4] = np.nan
     found = forward.likeliest(hidden)
     assert (found == NOT_FINITE_ID).tolist() == [row == 4 for row in range(len(hidden))]
+
+
+def test_the_likeliest_are_of_those_that_masks_allow(forward):
+    """As if the logits had been stored and masked."""
+    hidden = forward.hidden(one_step(SEQUENCES)).copy()
+    rng = np.random.default_rng(3)
+    rows = np.array([1, 2, 5, 6, 9])
+    bits = rng.integers(0, 1 << 32, (len(rows), -(-TINY.vocab_size // 32)), np.uint32)
+    bits[1], bits[2] = 0, 0
+    bits[1, 2] = 1 << 7  # one token, and for the next row none
+    masks = Masks(rows, bits)
+    logits = forward.logits(hidden).copy()
+    for row, words in zip(rows, bits, strict=True):
+        logits[row] = np.where(allowed(words, TINY.vocab_size), logits[row], -np.inf)
+    expected = logits.argmax(-1)
+    expected[5] = NOTHING_LEFT_ID
+    assert expected[2] == 2 * 32 + 7
+    assert forward.likeliest(hidden, masks).tolist() == expected.tolist()
+    assert (forward.likeliest(hidden) != expected).sum() >= 3
+    zeros = np.zeros_like(hidden)  # of equal ones the first that is allowed
+    first = [
+        0 if row not in rows else int(np.flatnonzero(logits[row] > -np.inf)[0]) if row != 5 else NOTHING_LEFT_ID
+        for row in range(12)
+    ]
+    assert forward.likeliest(zeros, masks).tolist() == first
+    hidden[[4, 5, 6]] = np.nan  # whatever is allowed
+    assert np.flatnonzero(forward.likeliest(hidden, masks) == NOT_FINITE_ID).tolist() == [4, 5, 6]
 
 
 def test_closing_lets_go_of_the_pool(model):

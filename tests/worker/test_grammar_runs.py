@@ -88,6 +88,29 @@ def test_answers_fit_and_neighbours_do_not_notice(model, sampling):
     assert sum(rig.ended[name, 0].reason is FinishReason.STOP for name, (kind, _) in asked.items() if kind) >= 4
 
 
+def test_greedy_rows_with_a_grammar_need_no_logits(model):
+    """What comes is what comes the long way, which rows take that ask for log-probabilities."""
+    asked = requests(8)
+
+    def run(**more) -> tuple[dict[tuple[str, int], list[int]], int]:
+        rig, rows = Rig(model), 0
+        logits = rig.runner.executor.forward.logits
+
+        def counted(hidden):
+            nonlocal rows
+            rows += len(hidden)
+            return logits(hidden)
+
+        rig.runner.executor.forward.logits = counted
+        for name, (kind, prompt) in asked.items():
+            submit(rig, name, kind, prompt, **GREEDY, **more)
+        return rig.run(), rows
+
+    (short, few), (long, all_of_them) = run(), run(logprobs=0)
+    assert short == long
+    assert few == 0 < all_of_them
+
+
 @SAMPLINGS
 def test_preempted_sequences_get_the_same_tokens(model, sampling):
     asked, rng = requests(), random.Random(1)

@@ -134,10 +134,6 @@ def _take_bit(words: Words, at: int) -> bool:
     return was
 
 
-def allows(words: Words, token: int) -> bool:
-    return words.size > 0 and bool(int(words[token >> 5]) >> (token & 31) & 1)
-
-
 def allows_only(words: Words, tokens: NDArray[np.int64]) -> bool:
     """Whether no other token is allowed."""
     if not words.size:

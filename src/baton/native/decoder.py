@@ -15,6 +15,7 @@ from baton.native.library import Library, Model, Shape, Step
 from baton.native.packing import PackedModel
 
 Int64s = NDArray[np.int64]
+Addresses = NDArray[np.uintp]
 
 
 class NativeDecoder:
@@ -89,10 +90,12 @@ class NativeDecoder:
             raise EngineError(f"there is not enough memory for the logits of {len(rows)} rows")
         return self._logits[: len(rows)]
 
-    def likeliest(self, hidden: Floats) -> Int64s:
-        """[rows] token ids, -1 where a row's logits are not all finite. No logits are stored on the way."""
+    def likeliest(self, hidden: Floats, allowed: Addresses | None = None) -> Int64s:
+        """[rows] token ids, or what is wrong with a row (csrc/sample.h). `allowed`: [rows] addresses of a bit for each
+        token that may be it; 0 where any may. No logits are stored on the way."""
         rows, tokens = np.ascontiguousarray(hidden, np.float32), np.empty(len(hidden), np.int64)
-        if self._library.likeliest(self._runner, rows.ctypes.data, len(rows), tokens.ctypes.data):
+        masks = None if allowed is None else allowed.ctypes.data
+        if self._library.likeliest(self._runner, rows.ctypes.data, len(rows), masks, tokens.ctypes.data):
             raise EngineError(f"there is not enough memory for the logits of {len(rows)} rows")
         return tokens
 

@@ -11,7 +11,9 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.grammar.matcher import ceilings
 from baton.worker.arrays import Doubles, Floats, Int64s
+from baton.worker.token_masks import Masks
 
 Ids = NDArray[np.int64]
 Words = NDArray[np.uint64]
@@ -56,10 +58,16 @@ def choose(logits: Floats, draws: Draws) -> Int64s:
     return tokens
 
 
-def likeliest(logits: Floats) -> Int64s:
-    """Of each row of [rows, vocabulary]; NOT_FINITE_ID where not all of it is finite."""
+def likeliest(logits: Floats, masks: Masks | None = None) -> Int64s:
+    """Of each row of [rows, vocabulary]. NOT_FINITE_ID where not all of it is finite, NOTHING_LEFT_ID where its mask allows
+    nothing."""
     # Row by row: so the second look finds it in the cache.
-    return np.array([_judged(row, row.argmax(), may_exclude=False) for row in logits], np.int64)
+    tokens = np.array([_judged(row, row.argmax(), may_exclude=False) for row in logits], np.int64)
+    for i, bits in zip(masks.rows.tolist(), masks.bits, strict=True) if masks is not None else ():
+        if tokens[i] != NOT_FINITE_ID:
+            row = np.minimum(logits[i], ceilings(bits, logits.shape[1]))
+            tokens[i] = _judged(row, row.argmax(), may_exclude=True)
+    return tokens
 
 
 def _judged(row: Floats, best: np.int64, may_exclude: bool) -> np.int64 | int:

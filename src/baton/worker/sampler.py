@@ -7,9 +7,9 @@ adjust     bad words, min_tokens, bias, penalties: all rows' changes in one inde
            (thought.py) leaves no other
 choose     the likeliest, or a draw: draws.py says what that is, and the forward pass does it (Forward.choose)
 
-Where every row is plain greedy, the common case, the likeliest tokens are all that is needed, and no logits are stored; a row
-whose likeliest token is forbidden is looked at again (executors/stepwise.py). The order of adjustments and what each counts
-(repetition: prompt and output; presence and frequency: output) are vLLM's.
+Where every row is plain greedy, the common case, the likeliest tokens that grammars allow are all that is needed, and no logits
+are stored; a row whose likeliest token is forbidden otherwise is looked at again (executors/stepwise.py). The order of
+adjustments and what each counts (repetition: prompt and output; presence and frequency: output) are vLLM's.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ class Chosen:
 
 def plain(tokens: Int64s) -> Chosen:
     """What plain greedy rows get: the likeliest, as Forward.likeliest gave them."""
-    if tokens.min() != NOT_FINITE_ID:
-        return Chosen(tokens)
-    return Chosen(tokens, dict.fromkeys(np.flatnonzero(tokens == NOT_FINITE_ID).tolist(), NOT_FINITE))
+    return Chosen(tokens, _failed(tokens))
 
 
 def sample(logits: Floats, rows: Sequence[SampleRow], draws: Draws, choose: Choose = choose_in_numpy) -> Chosen:
@@ -71,10 +69,16 @@ def sample(logits: Floats, rows: Sequence[SampleRow], draws: Draws, choose: Choo
         failed |= _mask(logits, rows, [i for i in touched if i not in failed])
         _adjust(logits, rows, [i for i in touched if i not in failed])
     tokens = choose(logits, draws)
-    for i in np.flatnonzero(tokens < 0).tolist():
-        failed.setdefault(i, NOT_FINITE if tokens[i] == NOT_FINITE_ID else NOTHING_LEFT)
+    failed = _failed(tokens) | failed
     logprobs = {i: row for i, row in describe_rows(raw, tokens).items() if i not in failed}
     return Chosen(tokens, failed, logprobs)
+
+
+def _failed(tokens: Ids) -> dict[int, str]:
+    """Of what choosing gave."""
+    if tokens.min() >= 0:
+        return {}
+    return {i: NOT_FINITE if tokens[i] == NOT_FINITE_ID else NOTHING_LEFT for i in np.flatnonzero(tokens < 0).tolist()}
 
 
 # Adjusting

@@ -2,12 +2,11 @@
 
 bans    min_tokens and bad words of several tokens. The last token may be FEEDBACK, unknown here: then a ban says which token
         that must be to make it count (sampling_state.SequenceSampling.bans)
-masks   a bit for every token that is allowed: what structured output sends
+masks   a bit for every token that is allowed (token_masks.py): what structured output sends
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,14 +24,6 @@ class Bans:
     "[bans, 2]: (the last token that makes it count or sampling_state.ANY, token)."
 
 
-@dataclass(frozen=True, slots=True)
-class Masks:
-    rows: Int64s
-    "[masks] whose."
-    bits: NDArray[np.uint32]
-    "[masks, ceil(vocabulary / 32)]: token t is bit t % 32 of word t // 32, set where it is allowed."
-
-
 def bans_of(sampling: SamplingBatch, places: Int64s) -> Bans | None:
     """places: of the sequences that are due. None: nobody has any."""
     if not sampling.excludes:
@@ -42,14 +33,6 @@ def bans_of(sampling: SamplingBatch, places: Int64s) -> Bans | None:
     ends = np.zeros(len(pairs) + 1, np.int32)
     np.cumsum([len(part) for part in pairs], out=ends[1:])
     return Bans(ends, np.concatenate(pairs)) if ends[-1] else None
-
-
-def masks_of(masks: Mapping[int, NDArray[np.uint32]], places: Int64s) -> Masks | None:
-    """masks: by place of the batch."""
-    rows = [row for row, place in enumerate(places.tolist()) if place in masks]
-    if not rows:
-        return None
-    return Masks(np.array(rows), np.stack([masks[int(places[row])] for row in rows]))
 
 
 def grammar_masks(sampling: SamplingBatch, places: Int64s, vocabulary: int) -> dict[int, NDArray[np.uint32]]:

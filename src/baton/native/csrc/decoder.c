@@ -219,7 +219,7 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
 
     const Rows *normed = prepare(me, runner, &(Source){b->hidden, block->attention_norm, &block->qkv}, tokens, &b->normed);
     PHASE(NORM)
-    multiply(me, &block->qkv, normed, tokens, scratch, &(Out){STORE, b->qkv, qkv_width(m), qkv_width(m), NULL});
+    multiply(me, &block->qkv, normed, tokens, scratch, &(Out){STORE, b->qkv, qkv_width(m), qkv_width(m), NULL, NULL});
     PHASE(QKV)
 
     AttentionArgs layer = {
@@ -236,17 +236,17 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
     PHASE(ATTEND)
 
     const Rows *attended = prepare(me, runner, &(Source){b->output.plain, NULL, &block->output}, tokens, &b->output);
-    multiply(me, &block->output, attended, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden, NULL});
+    multiply(me, &block->output, attended, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden, NULL, NULL});
     PHASE(OUTPUT)
 
     normed = prepare(me, runner, &(Source){b->hidden, block->mlp_norm, &block->gate_up}, tokens, &b->normed);
     PHASE(NORM2)
-    multiply(me, &block->gate_up, normed, tokens, scratch, &(Out){STORE, b->down.plain, m->inner, m->inner, NULL});
+    multiply(me, &block->gate_up, normed, tokens, scratch, &(Out){STORE, b->down.plain, m->inner, m->inner, NULL, NULL});
     PHASE(GATE_UP)
 
     const Rows *gated = prepare(me, runner, &(Source){b->down.plain, NULL, &block->down}, tokens, &b->down);
     PHASE(GATED)
-    multiply(me, &block->down, gated, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden, NULL});
+    multiply(me, &block->down, gated, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden, NULL, NULL});
     PHASE(DOWN)
 }
 
@@ -266,6 +266,7 @@ typedef struct {
     Runner *runner;
     int64_t rows;
     float *logits;                 /* NULL: only the best of each row, into Buffers.best */
+    const uint32_t *const *allowed;  /* those that may be the best (Out) */
 } Logits;
 
 static void logits_job(Member *me, const void *with) {
@@ -277,7 +278,7 @@ static void logits_job(Member *me, const void *with) {
     const Rows *normed = prepare(me, runner, &from, job->rows, &b->normed);
     Then then = job->logits ? STORE : KEEP_BEST;
     multiply(me, &m->head, normed, job->rows, runner->scratch[me->number],
-             &(Out){then, job->logits, m->vocabulary, m->vocabulary, b->best + me->number * b->rows});
+             &(Out){then, job->logits, m->vocabulary, m->vocabulary, b->best + me->number * b->rows, job->allowed});
 }
 
 /* ---- what Python calls ---- */
@@ -360,26 +361,27 @@ const float *baton_hidden(Runner *runner, const Step *step) {
     return runner->shared.hidden;
 }
 
-static int run_logits(Runner *runner, const float *hidden, int64_t rows, float *logits) {
+static int run_logits(Runner *runner, const float *hidden, int64_t rows, float *logits, const uint32_t *const *allowed) {
     /* `hidden` is not a buffer that is made anew here: rows of a step never outnumber its tokens. */
     if (!buffers_fit(runner, rows, 1)) return 1;
     memcpy(runner->shared.picked, hidden, (size_t)(rows * runner->model->hidden) * sizeof *hidden);
-    Logits job = {runner, rows, logits};
+    Logits job = {runner, rows, logits, allowed};
     TEAM_RUN(runner->team, logits_job, &job, phases_of(runner->model));
     return 0;
 }
 
 /* logits: [rows][vocabulary]. 0, or 1 where there is not enough memory. */
-int baton_logits(Runner *runner, const float *hidden, int64_t rows, float *logits) { return run_logits(runner, hidden, rows, logits); }
+int baton_logits(Runner *runner, const float *hidden, int64_t rows, float *logits) { return run_logits(runner, hidden, rows, logits, NULL); }
 
-/* tokens: [rows] the likeliest ones, or -1 where a row's logits are not all finite. 0, or 1 where there is not enough memory. */
-int baton_likeliest(Runner *runner, const float *hidden, int64_t rows, int64_t *tokens) {
+/* tokens: [rows] the likeliest ones, or what is wrong with a row (sample.h). allowed: [rows] bits of the tokens that may be it, or NULL where
+ * any may; NULL: any of any row. 0, or 1 where there is not enough memory. */
+int baton_likeliest(Runner *runner, const float *hidden, int64_t rows, const uint32_t *const *allowed, int64_t *tokens) {
     int threads = runner->team->threads;
     if (!buffers_fit(runner, rows, 1)) return 1;
     Best *all = runner->shared.best;
     int64_t stride = runner->shared.rows;
     for (int64_t i = 0; i < threads * stride; i++) all[i] = NOTHING_YET;
-    if (run_logits(runner, hidden, rows, NULL)) return 1;
+    if (run_logits(runner, hidden, rows, NULL, allowed)) return 1;
     for (int64_t r = 0; r < rows; r++) {
         Best best = NOTHING_YET;
         for (int t = 0; t < threads; t++) {
@@ -388,7 +390,7 @@ int baton_likeliest(Runner *runner, const float *hidden, int64_t rows, int64_t *
             if (is_better(found, &best)) best = *found;
             best.broken = broken;
         }
-        tokens[r] = best.broken ? -1 : best.place;
+        tokens[r] = best.broken ? DRAW_NOT_FINITE : best.place == NOTHING_YET.place ? DRAW_NOTHING_LEFT : best.place;
     }
     return 0;
 }
@@ -421,7 +423,7 @@ static void product_job(Member *me, const void *with) {
     Source from = {job->x, NULL, job->matrix};
     prepare_shared(me, job->runner, &from, job->rows, job->buffer);
     uint8_t *scratch = alloc_aligned(scratch_bytes(job->matrix->inputs));
-    multiply(me, job->matrix, job->buffer, job->rows, scratch, &(Out){STORE, job->out, job->width, job->width, NULL});
+    multiply(me, job->matrix, job->buffer, job->rows, scratch, &(Out){STORE, job->out, job->width, job->width, NULL, NULL});
     free(scratch);
 }
 

@@ -56,6 +56,7 @@ typedef struct {
     float *data;      /* [rows][stride] */
     int64_t stride, width;
     Best *best;       /* [rows] of this thread; instead of data */
+    const uint32_t *const *allowed;  /* [rows] with KEEP_BEST: a bit for each output that may be it, or NULL: any. NULL: any of any row */
 } Out;
 
 static const Best NOTHING_YET = {-INFINITY, INT32_MAX, 0};
@@ -63,7 +64,9 @@ static const Best NOTHING_YET = {-INFINITY, INT32_MAX, 0};
 /* The largest one; of equal ones the first. */
 ALWAYS int is_better(const Best *a, const Best *b) { return a->value > b->value || (a->value == b->value && a->place < b->place); }
 
-static void keep_best(const float *t, int64_t width, int64_t begin, Best *best) {
+/* `allowed`: bit j says whether t[j] may be the best. It is looked at only where the largest of all would be one: seldom. What is broken
+ * is so whether it is allowed or not. */
+static void keep_best(const float *t, int64_t width, int64_t begin, uint32_t allowed, Best *best) {
     float top = t[0];
     int32_t broken = 0;
     if (width == PANEL) {
@@ -78,8 +81,16 @@ static void keep_best(const float *t, int64_t width, int64_t begin, Best *best) 
         if (width != PANEL && t[j] > top) top = t[j];
     }
     best->broken |= broken;
-    for (int64_t j = 0; j < width && top > best->value; j++)
-        if (t[j] == top) best->value = top, best->place = (int32_t)(begin + j);
+    if (!(top > best->value)) return;
+    for (uint32_t left = allowed & (UINT32_MAX >> (PANEL - width)); left; left &= left - 1) {
+        int j = __builtin_ctz(left);
+        if (t[j] > best->value) best->value = t[j], best->place = (int32_t)(begin + j);
+    }
+}
+
+/* Which outputs of a panel may be the best of a row: a panel is as wide as a word. */
+ALWAYS uint32_t allowed_of(const Out *out, int64_t row, int64_t panel) {
+    return out->allowed && out->allowed[row] ? out->allowed[row][panel] : UINT32_MAX;
 }
 
 /* Adds the bias, pairs gates, and stores what exists of the outputs of one panel. */
@@ -100,7 +111,7 @@ static void finish(const Matrix *m, int64_t panel, int64_t rows, float (*tile)[P
     for (int64_t r = 0; r < rows; r++) {
         if (out->then == KEEP_BEST) {
             finish_row(m, bias, tile[r], NULL, STORE, 0);
-            keep_best(tile[r], width, begin, out->best + first + r);
+            keep_best(tile[r], width, begin, allowed_of(out, first + r, panel), out->best + first + r);
             continue;
         }
         float *to = out->data + (first + r) * out->stride + begin;

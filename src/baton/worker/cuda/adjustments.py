@@ -21,7 +21,8 @@ from baton.worker.cuda.kernels.adjust import BIASED, TALLIED, AdjustColumns, Row
 from baton.worker.cuda.kernels.tell import WORDS, TellScratch
 from baton.worker.sampling_columns import SamplingColumns
 from baton.worker.sampling_state import SequenceSampling
-from baton.worker.step_rules import Bans, Masks
+from baton.worker.step_rules import Bans
+from baton.worker.token_masks import Masks
 
 BANS = 4096
 """Of one step; for more, a larger buffer is made."""

@@ -38,7 +38,8 @@ from baton.worker.flat_batch import FlatBatch
 from baton.worker.pooling import PromptPart
 from baton.worker.sampler import NOT_FINITE, NOTHING_LEFT
 from baton.worker.sampling_batch import SamplingBatch
-from baton.worker.step_rules import bans_of, forced_masks, grammar_masks, masks_of
+from baton.worker.step_rules import bans_of, forced_masks, grammar_masks
+from baton.worker.token_masks import masks_of
 
 STEPS_AHEAD = 2
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from baton.worker.cuda.kernels.attention_decode import FIXED_SPLIT_TOKENS, split_tokens_for
 from baton.worker.cuda.kernels.attention_prefill import prefill_tiles
-from baton.worker.step_rules import Bans, Masks
+from baton.worker.step_rules import Bans
+from baton.worker.token_masks import Masks
 
 Ints = NDArray[np.int32]
 EVEN_FACTOR = 1.25

@@ -11,7 +11,6 @@ from math import isfinite
 
 import numpy as np
 
-from baton.grammar.matcher import allows
 from baton.kvpool.base import Pool
 from baton.protocol.progress import ProgressWord
 from baton.worker.arrays import Floats, Int64s
@@ -22,7 +21,8 @@ from baton.worker.forward.base import Forward, LoadedForward
 from baton.worker.pooling import normed
 from baton.worker.sampler import NOT_FINITE, Chosen, SampleRow, plain, sample
 from baton.worker.sampling_batch import SamplingBatch
-from baton.worker.sampling_state import SequenceSampling
+from baton.worker.step_rules import grammar_masks
+from baton.worker.token_masks import masks_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +117,14 @@ class Stepwise:
 
     def _choose(self, sampling: SamplingBatch, places: Int64s | None, hidden: Floats) -> Chosen:
         """A token for each row of `hidden`. `places`: whose they are; None: everybody's, in order."""
-        mostly_constrained = 2 * len(sampling.constrained) >= len(sampling.states)  # their likeliest is often not allowed
-        if not sampling.plain or mostly_constrained:
-            return self._sampled(sampling, np.arange(len(hidden)) if places is None else places, hidden)
-        chosen = plain(self.forward.likeliest(hidden))
-        if sampling.excludes:
-            self._choose_again(sampling, np.arange(len(hidden)) if places is None else places, hidden, chosen)
+        if sampling.plain and not sampling.excludes:
+            return plain(self.forward.likeliest(hidden))
+        places = np.arange(len(hidden)) if places is None else places
+        if not sampling.plain:
+            return self._sampled(sampling, places, hidden)
+        masks = masks_of(grammar_masks(sampling, places, self.config.vocab_size), places)
+        chosen = plain(self.forward.likeliest(hidden, masks))
+        self._choose_again(sampling, places, hidden, chosen)
         return chosen
 
     def _sampled(self, sampling: SamplingBatch, places: Int64s, hidden: Floats) -> Chosen:
@@ -131,19 +133,13 @@ class Stepwise:
         return sample(self.forward.logits(hidden), rows, sampling.draws_of(slots), self.forward.choose)
 
     def _choose_again(self, sampling: SamplingBatch, places: Int64s, hidden: Floats, chosen: Chosen) -> None:
-        """The likeliest of all is the likeliest of those allowed, or it is forbidden: seldom, and then all are needed."""
+        """The likeliest that grammars allow is it, or it is a bad word or ends too early: seldom, and then all are needed."""
         likeliest = zip(chosen.tokens.tolist(), places.tolist(), strict=True)
-        rows = [row for row, (token, place) in enumerate(likeliest) if _may_be_forbidden(sampling.states[place], token)]
+        rows = [row for row, (token, place) in enumerate(likeliest) if token in sampling.states[place].excluded]
         if rows:
             again = self._sampled(sampling, places[rows], hidden[rows])
             chosen.tokens[rows] = again.tokens
             chosen.failed.update((rows[place], why) for place, why in again.failed.items())
-
-
-def _may_be_forbidden(state: SequenceSampling, token: int) -> bool:
-    if token < 0:
-        return False  # it has failed already
-    return token in state.excluded or (state.grammar is not None and not allows(state.grammar.mask(), token))
 
 
 def not_finite(batch: FlatBatch, hidden: Floats) -> dict[int, str]:

@@ -15,6 +15,7 @@ from baton.protocol.progress import ProgressWord
 from baton.worker.arrays import Floats, Int64s
 from baton.worker.draws import Draws
 from baton.worker.flat_batch import FlatBatch
+from baton.worker.token_masks import Masks
 
 
 class Forward(Protocol):
@@ -37,9 +38,9 @@ class Forward(Protocol):
         next call."""
         ...
 
-    def likeliest(self, hidden: Floats) -> Int64s:
-        """The token ids that logits() would give the largest number, the first of equal ones: [rows]. NOT_FINITE_ID for a row
-        whose logits are not all finite."""
+    def likeliest(self, hidden: Floats, masks: Masks | None = None) -> Int64s:
+        """The token ids that logits() would give the largest number, of those that `masks` allow, the first of equal ones:
+        [rows]. NOT_FINITE_ID for a row whose logits are not all finite, allowed or not; NOTHING_LEFT_ID where none is."""
         ...
 
     def choose(self, logits: Floats, draws: Draws) -> Int64s:

@@ -16,7 +16,7 @@ from baton.models.loaders.weights import Progress, RawWeights
 from baton.models.open import OpenedModel
 from baton.native.balance import balance
 from baton.native.build import sources_digest
-from baton.native.decoder import NativeDecoder
+from baton.native.decoder import Addresses, NativeDecoder
 from baton.native.library import KV_BF16_AMX, KV_BLOCK, KV_F16, KV_F32, KV_INT8, KV_WIDTH, Library, Step
 from baton.native.packing import PackedModel
 from baton.protocol.progress import ProgressWord
@@ -24,6 +24,7 @@ from baton.worker.arrays import Floats, Int64s
 from baton.worker.draws import Draws
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import LoadedForward
+from baton.worker.token_masks import Masks
 
 AMX_PAIRS = KVKind("bfloat16", "amx-pairs")
 KV_KINDS: dict[KVKind, int] = {
@@ -103,8 +104,8 @@ class NativeForward:
     def logits(self, hidden: Floats) -> Floats:
         return self._decoder.logits(hidden)
 
-    def likeliest(self, hidden: Floats) -> Int64s:
-        return self._decoder.likeliest(hidden)
+    def likeliest(self, hidden: Floats, masks: Masks | None = None) -> Int64s:
+        return self._decoder.likeliest(hidden, None if masks is None else _addresses(masks, len(hidden)))
 
     def choose(self, logits: Floats, draws: Draws) -> Int64s:
         return self._decoder.choose(np.ascontiguousarray(logits), draws)
@@ -116,6 +117,13 @@ class NativeForward:
     def close(self) -> None:
         self._decoder.close()
         self._pool = None
+
+
+def _addresses(masks: Masks, rows: int) -> Addresses:
+    """[rows] where the mask of each is; 0: it has none."""
+    found: Addresses = np.zeros(rows, np.uintp)
+    found[masks.rows] = masks.bits.ctypes.data + masks.bits.strides[0] * np.arange(len(masks.rows), dtype=np.uintp)
+    return found
 
 
 def _step_of(flat: FlatBatch) -> Step:

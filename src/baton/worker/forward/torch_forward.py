@@ -18,6 +18,7 @@ from baton.worker.attention.gathered import GatheredAttention
 from baton.worker.draws import Draws, choose, likeliest
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import LoadedForward, torch_kv_kind
+from baton.worker.token_masks import Masks
 
 
 def load_torch(opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> LoadedForward:
@@ -52,8 +53,8 @@ class TorchForward:
         logits: Floats = self.decoder.logits(rows).float().cpu().numpy()
         return logits
 
-    def likeliest(self, hidden: Floats) -> Int64s:
-        return likeliest(self.logits(hidden))
+    def likeliest(self, hidden: Floats, masks: Masks | None = None) -> Int64s:
+        return likeliest(self.logits(hidden), masks)
 
     def choose(self, logits: Floats, draws: Draws) -> Int64s:
         return choose(logits, draws)
