@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,7 @@ def test_settings_under_vllm_s_names(folder: Path):
         ({"max_num_seq": 3}, "max_num_seq is no setting of LLM; did you mean max_num_seqs?"),
         ({"slots": 3, "max_num_seqs": 3}, "slots is given twice"),
         ({"tensor_parallel_size": 2}, "one device"),
+        ({"enable_lora": True}, "enable_lora is no setting of LLM$"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused_by_name(settings: dict[str, int], why: str):
@@ -221,3 +223,61 @@ def test_a_closed_llm_says_so(folder: Path):
     for call in (one.generate, one.stream):
         with pytest.raises(CallerError, match="closed"):
             call("abc")
+
+
+@pytest.mark.parametrize("leaves", ["by itself", "by an exception"])
+def test_the_end_of_with_ends_a_stream_that_is_open(folder: Path, leaves: str):
+    """It was refused as a second call: the model stayed, and the exception of the block was lost."""
+    with pytest.raises(KeyError) if leaves == "by an exception" else nullcontext(), LLM(str(folder), **SIZES) as one:
+        stream = one.stream("abc", drawn())
+        next(stream)
+        if leaves == "by an exception":
+            raise KeyError
+    assert list(stream) == []
+    with pytest.raises(CallerError, match="closed"):
+        one.generate("abc")
+
+
+def test_two_models_in_one_process(llm: LLM, folder: Path):
+    alone = whole_text(llm)
+    with LLM(str(folder), **SIZES) as other, llm.stream("abc", drawn()) as one:
+        first = next(one).text
+        assert whole_text(other) == alone
+        assert first + "".join(chunk.text for chunk in one) == alone
+
+
+def test_vectors(llm: LLM):
+    texts = ["abc", "defg", "abc"]
+    mean, last = llm.embed(texts, use_tqdm=False), llm.embed(texts, pooling="last")
+    assert [each.prompt for each in mean] == texts
+    for made in (mean, last):
+        assert made[0].outputs.embedding == made[2].outputs.embedding != made[1].outputs.embedding
+        assert all(sum(x * x for x in each.outputs.embedding) == pytest.approx(1, abs=1e-3) for each in made)
+    assert mean[0].outputs != last[0].outputs
+
+
+def test_what_vllm_s_callers_say_besides(llm: LLM):
+    text = whole_text(llm)
+    assert llm.generate(["abc"], drawn(), use_tqdm=True)[0].outputs[0].text == text
+    chat = [{"role": "user", "content": "abc"}]
+    assert llm.chat(chat, drawn(), use_tqdm=False)[0].outputs[0].text == llm.chat([chat], drawn())[0].outputs[0].text
+    drawings = {tuple(llm.generate("abc", drawn(seed=-1))[0].outputs[0].token_ids) for _ in range(3)}
+    assert len(drawings) > 1, "-1 is no seed"
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda llm: llm.generate(None), "prompts must be .* not NoneType"),
+        (lambda llm: llm.chat("abc"), "messages must be .* not str"),
+        (lambda llm: llm.chat(["abc"]), "messages must be a list"),
+        (
+            lambda llm: llm.chat([{"role": "user", "content": "a"}], chat_template="x"),
+            "chat has no option chat_template: there",
+        ),
+        (lambda llm: llm.generate("abc", drawn(min_tokens=9, max_tokens=4)), "min_tokens is 9, and max_tokens 4"),
+    ],
+)
+def test_what_is_wrong_is_said(llm: LLM, call, why: str):
+    with pytest.raises(CallerError, match=why):
+        call(llm)

@@ -25,8 +25,18 @@ keywords.py   settings under vLLM's names
 from __future__ import annotations
 
 from baton.llm.engine import LLM
-from baton.llm.outputs import Answer, Chunk, Output
+from baton.llm.outputs import Answer, Chunk, Embedding, Output
 from baton.llm.sampling import GuidedDecodingParams, SamplingParams, StructuredOutputsParams
 from baton.llm.stream import Stream
 
-__all__ = ["LLM", "Answer", "Chunk", "GuidedDecodingParams", "Output", "SamplingParams", "Stream", "StructuredOutputsParams"]
+__all__ = [
+    "LLM",
+    "Answer",
+    "Chunk",
+    "Embedding",
+    "GuidedDecodingParams",
+    "Output",
+    "SamplingParams",
+    "Stream",
+    "StructuredOutputsParams",
+]

@@ -20,6 +20,8 @@ class Call:
     def __init__(self, *, streamed: bool = False) -> None:
         self.answers: dict[RequestId, Answer] = {}
         "In the order of the prompts."
+        self.vectors: dict[RequestId, bytes] = {}
+        "Of prompts that are pooled."
         self.refused: dict[RequestId, str] = {}
         self.chunks: deque[Chunk] = deque()
         self.stopped: list[SequenceKey] = []
@@ -45,6 +47,8 @@ class Call:
                 output.token_ids
             ):  # those after a stop string are not his
                 output.logprobs.append(row.sampled)
+            if row.embedding:
+                self.vectors[request] = row.embedding
             if index == 0:
                 self.answers[request].prompt_logprobs.update(enumerate(row.prompt, row.prompt_from))
         for ended in emit.ended:

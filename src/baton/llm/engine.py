@@ -21,6 +21,7 @@ from threading import Lock
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, ref
 
 from msgspec import ValidationError, msgpack, structs
 
@@ -31,14 +32,14 @@ from baton.core.events import Abort, StepDone, Submit, WorkerReady
 from baton.errors import CallerError, RequestRefused, Unavailable
 from baton.llm.call import Call
 from baton.llm.keywords import serve_settings
-from baton.llm.outputs import Answer
-from baton.llm.prompts import Prompts, batch_of
+from baton.llm.outputs import Answer, Embedding
+from baton.llm.prompts import Chats, Prompts, batch_of, chats_of
 from baton.llm.sampling import SamplingParams, wire_params
 from baton.llm.stream import Stream
 from baton.models.names import DEFAULT_MODEL, resolve
 from baton.protocol.ids import Instant, PoolIncarnation, RequestId
 from baton.protocol.output import Emit
-from baton.protocol.request import FinishReason, GenerateRequest
+from baton.protocol.request import FinishReason, GenerateRequest, Pooling
 from baton.protocol.request import SamplingParams as WireParams
 from baton.protocol.step import StepPlan
 from baton.text.chat_prompt import render_chat
@@ -54,6 +55,8 @@ ONE_AT_A_TIME = (
     "this LLM is answering another call: use it from one thread at a time, read a stream to its end or close it, and give it "
     "all prompts in one call, where they are batched; for many callers at once there is `baton serve`"
 )
+
+CHAT_OPTIONS = frozenset({"add_generation_prompt", "continue_final_message", "tools", "documents"})
 
 Sampling = WireParams | Sequence[WireParams] | None
 Progress = Callable[[int, int], None]
@@ -93,6 +96,7 @@ class LLM:
         self._closed = False
         self._in_use = Lock()
         "Never waited for: it says that a call is under way."
+        self._open_stream: ReferenceType[Stream] | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -106,9 +110,11 @@ class LLM:
         self._tell(WorkerReady(self.instance.worker.epoch, PoolIncarnation(1), self._identity))
 
     def close(self) -> None:
-        """Gives the memory of the KV pool back. No call is possible afterwards."""
+        """Gives the memory of the KV pool back; a stream that is not read to its end ends. No call is possible afterwards."""
         if self._closed:
             return
+        if self._open_stream is not None and (stream := self._open_stream()) is not None:
+            stream.close()
         self._enter_call()  # never released: whoever calls now is told so
         self._closed = True
         self._runner.close()
@@ -125,17 +131,36 @@ class LLM:
     # Calls
 
     def generate(
-        self, prompts: Prompts, sampling_params: Sampling = None, *, n: int | None = None, progress: Progress | None = None
+        self,
+        prompts: Prompts,
+        sampling_params: Sampling = None,
+        *,
+        n: int | None = None,
+        progress: Progress | None = None,
+        use_tqdm: bool = False,
     ) -> list[Answer]:
         """All prompts at once; answers in the order of the prompts. What `sampling_params` leaves open is the model's default,
-        and at most 128 tokens. For one call at a time: a second one, of another thread or of `progress`, is refused."""
+        and at most 128 tokens. For one call at a time: a second one, of another thread or of `progress`, is refused.
+        `use_tqdm` is vLLM's, and draws nothing: give `progress`."""
+        del use_tqdm
+        return list(self._answered(prompts, sampling_params, n, progress).answers.values())
+
+    def embed(
+        self, prompts: Prompts, *, pooling: Pooling = "mean", progress: Progress | None = None, use_tqdm: bool = False
+    ) -> list[Embedding]:
+        """A vector of length 1 for each prompt: the mean of its hidden states, or its last one, as /v1/embeddings gives it."""
+        del use_tqdm
+        call = self._answered(prompts, WireParams(max_tokens=1, pooling=pooling), 1, progress)
+        return [Embedding.of(answer, call.vectors.get(request, b"")) for request, answer in call.answers.items()]
+
+    def _answered(self, prompts: Prompts, sampling: Sampling, n: int | None, progress: Progress | None) -> Call:
         self._enter_call()
         try:
             call = self._call
-            self._submit_all(prompts, sampling_params, n)
+            self._submit_all(prompts, sampling, n)
             self._run(len(call.answers), progress)
             self._call = Call()
-            return list(call.answers.values())
+            return call
         except BaseException:
             self._begin()  # wherever it was interrupted, nothing of it is left behind
             raise
@@ -149,50 +174,43 @@ class LLM:
         try:
             self._call = Call(streamed=True)
             self._submit_all(prompts, sampling_params, n)
-            return Stream(self._call.chunks, self._step, self._end_stream)
+            stream = Stream(self._call.chunks, self._step, self._end_stream)
+            self._open_stream = ref(stream)
+            return stream
         except BaseException:
             self._end_stream(whole=False)
             raise
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        messages: Chats,
         sampling_params: Sampling = None,
         *,
         n: int | None = None,
         progress: Progress | None = None,
+        use_tqdm: bool = False,
         **options: Any,
     ) -> list[Answer]:
         """Like `generate`, for lists of messages, or a single one. `options` are those of a chat template:
         add_generation_prompt, continue_final_message, tools, chat_template_kwargs."""
-        return self.generate(self._rendered(messages, **options), sampling_params, n=n, progress=progress)
+        rendered = self._rendered(messages, **options)
+        return self.generate(rendered, sampling_params, n=n, progress=progress, use_tqdm=use_tqdm)
 
-    def stream_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
-        sampling_params: Sampling = None,
-        *,
-        n: int | None = None,
-        **options: Any,
-    ) -> Stream:
+    def stream_chat(self, messages: Chats, sampling_params: Sampling = None, *, n: int | None = None, **options: Any) -> Stream:
         """Like `stream`, for lists of messages, or a single one."""
         return self.stream(self._rendered(messages, **options), sampling_params, n=n)
 
     def _rendered(
-        self,
-        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
-        *,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        **options: Any,
+        self, messages: Chats, *, chat_template_kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> list[list[int]]:
+        if unknown := sorted(options.keys() - CHAT_OPTIONS):
+            known = ", ".join(sorted(CHAT_OPTIONS))
+            raise CallerError(f"chat has no option {', '.join(unknown)}: there are chat_template_kwargs, {known}")
         if options.get("continue_final_message"):
             options.setdefault("add_generation_prompt", False)
-        chats: Sequence[Any] = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = []
-        for chat in chats:
-            text, mark = render_chat(
-                self.chat_template, self.tokenizer, [dict(each) for each in chat], extras=chat_template_kwargs, **options
-            )
+        for chat in chats_of(messages):
+            text, mark = render_chat(self.chat_template, self.tokenizer, chat, extras=chat_template_kwargs, **options)
             prompts.append(self.tokenizer.encode(text, add_special_tokens=False, parse_special=True, mark=mark))
         return prompts
 
@@ -229,6 +247,8 @@ class LLM:
         if not tokens or room < 1:
             raise CallerError(f"a prompt of {len(tokens)} tokens; 1 to {self.context_tokens - 1} fit the context")
         sampling = wire_params(asked, self.sampling_defaults, self._next_seed(), self.tokenizer)
+        if sampling.min_tokens > sampling.max_tokens:
+            raise CallerError(f"min_tokens is {sampling.min_tokens}, and max_tokens {sampling.max_tokens}")
         sampling = structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
         n = n if n is not None else asked.n if isinstance(asked, SamplingParams) else 1
         request = GenerateRequest(id=RequestId(f"llm-{next(self._numbers)}"), prompt=tokens, sampling=sampling, n=n)

@@ -12,8 +12,11 @@ from baton.errors import InvalidConfig
 from baton.familiar import FAMILIAR
 
 _OURS = {name: field for field, names in FAMILIAR.items() for name in names}
-_MEANS_NOTHING = ("trust_remote_code", "enforce_eager", "disable_log_stats", "tokenizer_mode")
-"Code of a model's repository is never run, and the others choose between ways that are one here."
+_MEANS_NOTHING = (
+    *("trust_remote_code", "enforce_eager", "disable_log_stats", "tokenizer_mode", "disable_custom_all_reduce"),
+    *("max_seq_len_to_capture", "swap_space", "enable_chunked_prefill", "max_logprobs"),
+)
+"Code of a model's repository is never run, and the others choose between ways that are one here, or bound what is bounded."
 _ONLY_ONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
@@ -30,7 +33,7 @@ def serve_settings(given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         field = _OURS.get(name, name)
         if field not in known:
-            close = difflib.get_close_matches(name, [*known, *_OURS], n=1, cutoff=0.5)
+            close = difflib.get_close_matches(name, [*known, *_OURS], n=1, cutoff=0.7)
             raise InvalidConfig(f"{name} is no setting of LLM" + (f"; did you mean {close[0]}?" if close else ""))
         if field in found:
             raise InvalidConfig(f"{field} is given twice, the second time as {name}")

@@ -8,8 +8,11 @@ the one that completed a stop string are not the caller's, and before `min_token
 
 from __future__ import annotations
 
+import sys
+from array import array
 from dataclasses import dataclass, field
 
+from baton.errors import EngineError
 from baton.llm.sampling import SamplingParams
 from baton.protocol.request import SamplingParams as WireParams
 from baton.protocol.step import TokenLogprob
@@ -49,6 +52,31 @@ class Answer:
     @property
     def finished(self) -> bool:
         return all(output.finish_reason for output in self.outputs)
+
+
+@dataclass(slots=True)
+class Vector:
+    embedding: list[float]
+
+
+@dataclass(slots=True)
+class Embedding:
+    """Of one prompt."""
+
+    prompt_token_ids: list[int]
+    outputs: Vector
+    prompt: str | None = None
+    request_id: str = ""
+
+    @classmethod
+    def of(cls, answer: Answer, vector: bytes) -> Embedding:
+        """Raises EngineError where none came."""
+        if not vector:
+            raise EngineError(answer.outputs[0].error or "the prompt was given up before its vector was there")
+        numbers = array("f", vector)
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        return cls(answer.prompt_token_ids, Vector(numbers.tolist()), answer.prompt, answer.request_id)
 
 
 @dataclass(slots=True)

@@ -1,18 +1,22 @@
-"""What may be a prompt: a text, token ids, or vLLM's tables of either; one, or a list of them."""
+"""What may be a prompt: a text, token ids, or vLLM's tables of either; one, or a list of them. And what may be a chat."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from baton.errors import CallerError
 
 Prompt: TypeAlias = "str | Sequence[int] | Mapping[str, str | Sequence[int]]"
 Prompts: TypeAlias = "Prompt | Sequence[Prompt]"
+Chat: TypeAlias = "Sequence[Mapping[str, Any]]"
+Chats: TypeAlias = "Chat | Sequence[Chat]"
 
 
 def batch_of(prompts: Prompts) -> list[str | Sequence[int]]:
     """A text, a list of token ids or a table alone is a batch of one."""
+    if not isinstance(prompts, str | Mapping | Sequence):
+        raise CallerError(f"prompts must be a text, token ids or a list of those, not {type(prompts).__name__}")
     if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
         return [_plain(prompts)]  # type: ignore[arg-type]
     return [_plain(prompt) for prompt in prompts]  # type: ignore[arg-type]
@@ -25,3 +29,10 @@ def _plain(prompt: Prompt) -> str | Sequence[int]:
         if name in prompt:
             return prompt[name]
     raise CallerError(f"a prompt that is a table has a key prompt or prompt_token_ids, and not {', '.join(map(str, prompt))}")
+
+
+def chats_of(messages: Chats) -> list[Any]:
+    """A list of messages alone is a batch of one. What is in them is checked where they are rendered."""
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
+        raise CallerError(f"messages must be a list of messages, or a list of such lists, not {type(messages).__name__}")
+    return [messages] if messages and isinstance(messages[0], Mapping) else list(messages)

@@ -103,6 +103,8 @@ def wire_params(asked: WireParams, defaults: Mapping[str, Any], seed: int, token
         given["logit_bias"] = tuple(bias.items() if isinstance(bias, Mapping) else bias)
         if given.get("top_k") == 0:
             given["top_k"] = -1  # both mean "all" to vLLM
+        if given.get("seed") == -1:
+            del given["seed"]  # as in a server, and in vLLM: another one each time
         if (structured := asked.structured_outputs or asked.guided_decoding) is not None:
             given["grammar"] = structured.wire()
     elif not asked.stop_token_ids:
