@@ -90,6 +90,7 @@ SOMETIMES: tuple[str, ...] = (
     "a restart failed",
     "a restart never spoke",
     "the worker hung",
+    "a step took longer than it may, with progress",
     "the worker died in its second step",
     "the device was out of memory",
     "a gone worker was replaced",

@@ -67,6 +67,7 @@ def generate(seed: int) -> Scenario:
     last = max(client.at for client in scenario.clients)
     _client_faults(scenario, faults, stream(seed, "client faults"))
     scenario.steps += step_faults(faults, scenario.step_seconds_max, stream(seed, "step faults"))
+    _plods(scenario, kind, stream(seed, "plods"))
     _nudges(scenario, faults, last, stream(seed, "nudges"))
     if kind != "tight":
         _tiers(scenario, last, stream(seed, "tiers"))
@@ -248,6 +249,13 @@ def step_faults(faults: list[str], long: float, rng: Random) -> list[StepFault]:
                     kinds: tuple[StepFaultKind, ...] = ("crash_before", "crash_amid", "crash_after")
                     steps.append(StepFault(step, rng.choice(kinds)))
     return steps
+
+
+def _plods(scenario: Scenario, kind: Kind, rng: Random) -> None:
+    """Some steps take longer than they may, and show that they go on: most of them end in time, some never would."""
+    if kind == "swarm" and rng.random() < 0.05:
+        for step in rng.sample(range(1, 60), rng.randint(1, 4)):
+            scenario.steps.append(StepFault(step, "plod", scenario.step_seconds_max * rng.choice((1.5, 3.0, 12.0, 19.0, 40.0))))
 
 
 def _nudges(scenario: Scenario, faults: list[str], last: float, rng: Random) -> None:

@@ -252,6 +252,10 @@ MUTANTS: tuple[Mutant, ...] = (
     # Time
     Mutant("no-backoff", "core.engine.worker_watch", "delay = self._backoff()", "delay = 0.0",
            "a worker that dies again and again is restarted at once each time"),
+    Mutant("progress-ignored", "core.engine.worker_watch", "if self.state is WorkerState.READY and self.deadline is not None:\n            seconds", "if self.state is WorkerState.GONE:\n            seconds",
+           "a worker that computes a long step is given up, though it shows that it goes on"),
+    Mutant("progress-for-ever", "core.engine.worker_watch", "self.deadline = Instant(min(now + seconds, self._begun + LONGEST_STEPS * seconds))", "self.deadline = Instant(now + seconds)",
+           "a worker that shows progress and never ends is waited for without end"),
     Mutant("news-find-the-worker-overdue", "core.engine.instance", "        now = self._now\n        self._intake.expire(now)\n", "        now = self._now\n        self._on_tick(Tick())\n        self._intake.expire(now)\n",
            "after a pause of the engine a worker is given up whose answer is here, unread"),
     Mutant("deadline-of-former-user", "core.engine.intake", "not group.open or group.deadline != entry[0]", "not group.open",

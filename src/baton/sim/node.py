@@ -11,7 +11,7 @@ from typing import Protocol
 
 from baton.core.effects import Effect, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, TellCache
 from baton.core.engine.instance import Instance
-from baton.core.events import Event, Resume, StepDone, Tick, WorkerLost
+from baton.core.events import Event, Resume, StepDone, Tick, WorkerLost, WorkerProgressed
 from baton.errors import InvariantBroken
 from baton.protocol.ids import Instant, WorkerEpoch
 from baton.protocol.output import Emit
@@ -20,6 +20,7 @@ from baton.sim.cache import CacheService
 from baton.sim.network import Network
 from baton.sim.process import WorkerProcess
 from baton.sim.scenario import Scenario
+from baton.sim.step_watch import StepWatch
 from baton.sim.tiers_watch import KeyContents, TierWatch
 from baton.sim.timeline import Timeline
 from baton.sim.watch import Watch
@@ -51,6 +52,7 @@ class Node:
         self.process.connect(self._hear)
         if self.cache is not None:
             self.cache.connect(self._hear)
+        self._steps = StepWatch(scenario, timeline)
         self.results = 0
         "Results that the instance was handed."
         self._results: dict[int, StepResult] = {}
@@ -122,6 +124,8 @@ class Node:
         if self.cache is not None:
             self._told = max(self._told, told)
             self.cache.heard(event)
+        if type(event) is WorkerProgressed and event.epoch == instance.worker.epoch:
+            self._steps.progressed()
         effects = instance.handle(event, told)
         for effect in effects:
             if type(effect) is Emit:
@@ -138,6 +142,7 @@ class Node:
             self._perform(effect)
             if idle and type(effect) is RestartWorker and type(event) is not WorkerLost:
                 raise InvariantBroken("a worker that owes nothing is restarted", invariant=46)
+        self._steps.after_event(instance.view.oldest_step)
         watch.after()
         if self.cache is not None:
             self.tiers.after()
@@ -177,6 +182,8 @@ class Node:
                     raise InvariantBroken(f"a worker that kept to the protocol is restarted: {reason}", invariant=46)
                 if cause == "protocol":
                     self.process.scribble()
+                if cause == "timeout":
+                    self._steps.given_up()
                 if cause == "timeout" and self.network.has_unread(WorkerEpoch(epoch - 1), self._oldest):
                     raise InvariantBroken("a worker is restarted whose answer is here, unread", invariant=46)
                 self.watch.reference.restarted(effect.delay_seconds)
@@ -216,6 +223,8 @@ class Node:
         if of_this_life:
             self._results.setdefault(result.step, result)
         due, broken = result.step == oldest, self.network.is_broken(result)
+        if due and of_this_life:
+            self._steps.answered()
         self._broken_early |= broken and not due
         self._broken = broken or self._broken_early
         self.tell(StepDone(self.network.unpack(result)))
@@ -233,6 +242,7 @@ class Node:
         """The engine process is stopped (SIGSTOP, say) and goes on later. What came meanwhile is read first, then the timer."""
         if self.frozen_until is None:
             self.frozen_until = self._timeline.now + seconds
+            self._steps.excuse()
             self.network.freeze(self.frozen_until)
             self.watch.saw("the engine froze")
             self._timeline.at(self.frozen_until, self._thaw)
@@ -257,6 +267,7 @@ class Node:
         """The instance's clock is set, ahead or back."""
         self._clock_offset += seconds
         self._jumped |= seconds > 0
+        self._steps.excuse()
         self.watch.saw("the clock jumped back" if seconds < 0 else "the clock jumped ahead")
         self._armed = None
         self._arm()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.core.effects import RestartWorker
-from baton.core.events import LossCause, WorkerLost, WorkerReady
+from baton.core.events import LossCause, WorkerLost, WorkerProgressed, WorkerReady
 from baton.protocol.ids import PoolIncarnation, WorkerEpoch
 from baton.protocol.step import StepPlan
 from baton.sim.cache import CacheService
@@ -19,6 +19,8 @@ from baton.sim.scenario import Scenario, StepFault
 from baton.sim.timeline import Timeline
 from baton.sim.worker import SimWorker, WorkerDied
 
+PROGRESS_SHARE = 0.4
+"""Of the time that a step may take: as often it shows that it goes on, while it takes longer."""
 NO_EPOCH = WorkerEpoch(-1)
 """Of a process that is dead or does nothing any more."""
 
@@ -44,7 +46,7 @@ class WorkerProcess:
         self._watch = watch
         self._network = network
         self._cache = cache
-        self._tell: Callable[[WorkerReady | WorkerLost], None]
+        self._tell: Callable[[WorkerReady | WorkerLost | WorkerProgressed], None]
         self._busy_until = 0.0
         self._steps_begun = 0
         self._faults: dict[int, list[StepFault]] = {}
@@ -60,10 +62,10 @@ class WorkerProcess:
         self._oom: tuple[int, float] | None = None
         "Tokens of a step from which on memory is short, and until when."
         self._healed = False
-        self._frozen_until = 0.0
+        self._frozen_until = self._plods_until = 0.0
 
-    def connect(self, instance: Callable[[WorkerReady | WorkerLost], None]) -> None:
-        """Who is told that it is ready, or dead."""
+    def connect(self, instance: Callable[[WorkerReady | WorkerLost | WorkerProgressed], None]) -> None:
+        """Who is told that it is ready, goes on, or is dead."""
         self._tell = instance
 
     def begin(self) -> None:
@@ -72,9 +74,9 @@ class WorkerProcess:
     def heal(self) -> None:
         self._healed = True
         now = self._timeline.now
-        left = self._frozen_until - now
+        left = max(self._frozen_until, self._plods_until) - now
         if left > 0:  # it goes on now
-            self._frozen_until = now
+            self._frozen_until = self._plods_until = now
             self._busy_until = max(now, self._busy_until - left)
             for time, plan in self._timeline.withdraw(self._step):
                 self._timeline.at(max(now, time - left), self._step, plan)
@@ -125,7 +127,7 @@ class WorkerProcess:
 
     def _begin_life(self, epoch: WorkerEpoch) -> None:
         self.epoch = epoch
-        self._frozen_until = 0.0
+        self._frozen_until = self._plods_until = 0.0
         self._last_step, self._life_steps = self._network.last_step, 0
 
     def crash(self, when: str, cause: LossCause = "died") -> None:
@@ -185,14 +187,23 @@ class WorkerProcess:
         if "hang" in faults:
             self._watch.saw("the worker hung")
             self.epoch = NO_EPOCH  # it does nothing more, and says nothing
-        elif "slow" in faults:
+        elif (slow := faults.get("slow") or faults.get("plod")) is not None:
             self._steps_begun -= 1  # the same step comes again, later
-            self._faults[self._steps_begun + 1] = [fault for fault in faults.values() if fault.kind != "slow"]
-            self._hold_back(plan, faults["slow"].seconds)
+            self._faults[self._steps_begun + 1] = [fault for fault in faults.values() if fault is not slow]
+            self._hold_back(plan, slow.seconds)
+            if slow.kind == "plod":
+                self._watch.saw("a step took longer than it may, with progress")
+                self._plods_until = self._timeline.now + slow.seconds
+                self._plod(self.epoch)
         elif "crash_before" in faults:
             self.crash("before a step")
         else:
             self._execute(plan, faults)
+
+    def _plod(self, epoch: WorkerEpoch) -> None:
+        if epoch == self.epoch and self._timeline.now < self._plods_until:
+            self._tell(WorkerProgressed(epoch))
+            self._timeline.at(self._timeline.now + PROGRESS_SHARE * self._scenario.step_seconds_max, self._plod, epoch)
 
     def _faults_of_step(self) -> dict[str, StepFault]:
         self._steps_begun += 1

@@ -72,7 +72,7 @@ class Client(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 StepFaultKind = Literal[
-    "slow", "late", "repeat", "ghost", "garble", "crash_before", "crash_amid", "crash_after", "hang", "lose_result",
+    "slow", "plod", "late", "repeat", "ghost", "garble", "crash_before", "crash_amid", "crash_after", "hang", "lose_result",
     "lose_plan", "oom",
 ]  # fmt: skip
 
@@ -83,8 +83,8 @@ class StepFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
     step: int
     kind: StepFaultKind
     seconds: float = 0.0
-    """slow: added to the step; late, repeat: added to the (second) delivery; garble: which of five ways; oom: for so long
-    every step of that size or larger fails."""
+    """slow: added to the step; plod: likewise, with signs of progress all the while; late, repeat: added to the (second)
+    delivery; garble: which of five ways; oom: for so long every step of that size or larger fails."""
     every: bool = False
     "late, repeat, ghost: from that step on. Does not depend on how many steps come before it, which helps the shrinker."
 

@@ -35,6 +35,7 @@ from baton.protocol.output import Emit
 from baton.protocol.request import GenerateRequest
 from baton.sim.cluster.clock import Clock
 from baton.sim.cluster.line_watch import LineWatch
+from baton.sim.cluster.path_watch import PathWatch
 from baton.sim.cluster.preempt_watch import PreemptWatch
 from baton.sim.cluster.stall_watch import StallWatch
 from baton.sim.cluster.watch import ClusterWatch
@@ -87,6 +88,7 @@ class RouterProcess:
         self._attempts: dict[str, int] = {}
         self._stalls = StallWatch(config, watch)
         self._preemptions = PreemptWatch(config, watch)
+        self._paths = PathWatch(watch)
         self._line = LineWatch(config, pairs=pairs)
         self._inbox: list[Callable[[], None]] = []
         self._armed: float | None = None
@@ -112,6 +114,7 @@ class RouterProcess:
         self._attempts.clear()
         self._stalls.clear()
         self._preemptions.clear()
+        self._paths.clear()
         self._line.clear()
         self._armed = None
         for wire in (*self._wires.values(), *self._dialled.values()):
@@ -186,6 +189,7 @@ class RouterProcess:
         self._heard[wire.number] = self._timeline.now
         self._stalls.heard(wire.number, message, self._timeline.now)
         self._preemptions.heard(wire.number, message, self._timeline.now)
+        self._paths.heard(wire.number, message, self._timeline.now)
         if type(message) is NodeHello:
             self._wires[wire.number] = self._dialled.pop(wire.number)
             self._tell(Join(wire.number, message))
@@ -201,6 +205,7 @@ class RouterProcess:
         self._dialled.pop(session, None)
         self._stalls.gone(session)
         self._preemptions.gone(session)
+        self._paths.gone(session)
         for legs in self._legs.values():
             legs.pop(session, None)
 
@@ -232,6 +237,7 @@ class RouterProcess:
                     self._line.told(message, readable=readable)
                     self._stalls.told(session, message, self._timeline.now)
                     self._preemptions.told(session, message, self._timeline.now)
+                    self._paths.told(session, message, self._timeline.now)
                     if (wire := self._wires.get(session)) is not None:
                         wire.send("down", message)
                 case Deliver(emit):
@@ -244,6 +250,7 @@ class RouterProcess:
                     self.hearers.broken_off(effect)
                 case HangUp(session, reason):
                     self._hang_up(session, reason)
+        self._paths.given_up(machine.stats.paths_given_up)
         if machine.open_requests and machine.next_deadline() is None:
             raise InvariantBroken(f"{self.name}: requests are open, and no deadline is armed", invariant=41)
         self._arm()

@@ -16,6 +16,7 @@ CLUSTER_SOMETIMES: tuple[str, ...] = (
     "a release was denied",
     "a lease had lapsed",
     "a hand-off was tried again",
+    "a pair was given up, as copies did not arrive",
     # Faults at each stage
     *(f"{party} struck at H{stage}" for party in ("prefill", "decode") for stage in range(1, 10)),
     *(f"router struck at H{stage}" for stage in range(10)),
