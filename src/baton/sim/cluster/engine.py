@@ -34,6 +34,8 @@ from baton.sim.timeline import Timeline
 
 Outward = Emit | Refuse | Expecting | Offer | AskRelease | Released | Adopted | ModeChanged
 TIME_MARGIN = 1e-6
+REPLACED_SECONDS = 1.0
+"""After healing, a worker that is given up is replaced by hand so soon."""
 POOLS_EACH = 1_000
 """Pool incarnations of one life of one node: no other has the same."""
 
@@ -83,6 +85,8 @@ class Engine:
         self._armed: float | None = None
         self._progress = ProgressWatch()
         self._word = 0
+        self._looked_after = False
+        "Somebody replaces a worker that is given up."
         self.outward: Callable[[list[Outward]], None]
 
     def begin(self) -> None:
@@ -99,6 +103,7 @@ class Engine:
             self.cache.vanish()
 
     def heal(self) -> None:
+        self._looked_after = True
         self.network.heal()
         self.process.heal()
         if self.cache is not None:
@@ -106,9 +111,12 @@ class Engine:
         if self.instance.worker.state.value == "ready" and self.process.epoch == NO_EPOCH:
             self.process.epoch = self.instance.worker.epoch
             self.process.crash("at last", "killed")
-        if self.instance.worker.state.value == "gone":
-            self.process.replace(self.instance.worker.epoch)
+        self._replace_worker()
         self.tell(Resume())
+
+    def _replace_worker(self, _: None = None) -> None:
+        if self.instance.worker.state.value == "gone" and not self.dead:
+            self.process.replace(self.instance.worker.epoch)
 
     # The instance
 
@@ -134,6 +142,8 @@ class Engine:
             self._perform(effect, outward)
         if self.cache is not None:
             self.tiers.after()
+        if self._looked_after and instance.worker.state.value == "gone":  # poison is not healed
+            self._timeline.at(self._timeline.now + REPLACED_SECONDS, self._replace_worker)
         self._arm()
         if outward:
             self.outward(outward)

@@ -41,8 +41,8 @@ class Copy:
     def __init__(self, attempt: int, home: Session, at: float) -> None:
         self.attempt, self.home, self.at = attempt, home, at
         self.source: Session | None = None
-        self.offered = 0
-        "Tokens, when all of them are."
+        self.offered: int | None = None
+        "Tokens, when all is computed. None may be kept of it."
         self.denied = False
 
 
@@ -112,7 +112,7 @@ class PathWatch:
             copy.denied = True
 
     def _adopted(self, copy: Copy, tokens: int, now: float) -> None:
-        if copy.source is None or not copy.offered:
+        if copy.source is None or copy.offered is None:
             return
         pair = self._pairs.setdefault((copy.home, copy.source), Pair())
         more_than_half = 2 * tokens - copy.offered
