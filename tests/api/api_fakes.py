@@ -61,6 +61,7 @@ class Script:
     error: EngineError | None = None
     end_error_after: int | None = None
     "End with ERROR after that many tokens."
+    error_detail: str = "row failed: NaN logits"
     silent: bool = False
     "Never says anything."
     deaf: bool = False
@@ -151,7 +152,7 @@ class FakeEngine:
             preemptions=0,
             host_tokens=self.script.host_tokens,
             storage_tokens=self.script.storage_tokens,
-            detail="row failed: NaN logits" if reason is FinishReason.ERROR else "",
+            detail=self.script.error_detail if reason is FinishReason.ERROR else "",
         )
 
     def abort(self, request: RequestId, index: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:

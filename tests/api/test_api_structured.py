@@ -8,14 +8,17 @@ from queue import Queue
 from threading import Event
 
 import pytest
-from api_fakes import says
+from api_fakes import Script, says
 
+from baton.protocol.dead_ends import NOTHING_LEFT, OFF_GRAMMAR
 from baton.protocol.grammar import Grammar
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 TEXT = json.dumps(SCHEMA, separators=(",", ":"))
 AS_SCHEMA = ("json_schema", TEXT)
 ANY_OBJECT = ("json_schema", '{"type":"object"}')
+BAD = {"not": {}}
+MESSAGES = {"max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
 GBNF = 'root ::= "yes" | "no"'
 
 ASKED = [
@@ -41,6 +44,7 @@ ASKED = [
     ("ebnf", GBNF, ("lark", None)),
     ("json_schema", SCHEMA, AS_SCHEMA),
     ("json_schema", TEXT, AS_SCHEMA),
+    ("json_schema", {}, ("json_schema", "{}")),  # any JSON, as llama.cpp says
     ("regex", "a|b", ("regex", "a|b")),
 ]
 
@@ -64,7 +68,7 @@ def test_chats_too(server, chat):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *(("response_format", {"type": "text"}), ("grammar", ""), ("json_schema", {}), ("guided_json_object", False)),
+        *(("response_format", {"type": "text"}), ("grammar", ""), ("json_schema", ""), ("guided_json_object", False)),
         *(("structured_outputs", {}), ("structured_outputs", {"json": None}), ("guided_choice", None), ("regex", "")),
     ],
 )
@@ -103,6 +107,67 @@ def test_what_is_refused(server, complete, field, value, code):
     assert error["param"] == field
     assert error["code"] == (code or error["code"])
     assert not server.engine.requests
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("guided_regex", "[a", 'invalid regex "[a" (in regex): unclosed character class'),
+        ("guided_json", {"type": "string", "pattern": "(?=a)"}, "failed to compile JSON schema: look-around"),
+        ("guided_json", {"not": {}}, 'failed to compile JSON schema: Unimplemented keys: ["not"]'),
+        ("guided_regex", r"[^\s\S]", "no text belongs to it"),
+        ("guided_grammar", 'start: "a" b\nb: nowhere\n', 'line 2, column 4: unknown name: "nowhere"'),
+    ],
+)
+def test_the_reason_is_told_without_our_own_text_around_it(complete, field, value, reason):
+    assert complete("x", **{field: value}).json()["error"]["message"].startswith(f"{field}: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        (
+            "/v1/responses",
+            {"input": "x", "text": {"format": {"type": "json_schema", "name": "x", "schema": BAD}}},
+            "text.format",
+        ),
+        ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
+        ("/v1/responses", {"input": "x", "text": {"format": {"type": "xml"}}}, "text.format"),
+        (
+            "/v1/messages",
+            {**MESSAGES, "output_config": {"format": {"type": "json_schema", "schema": BAD}}},
+            "output_config.format",
+        ),
+        ("/api/chat", {**MESSAGES, "format": BAD}, "format"),
+        ("/api/generate", {"prompt": "x", "format": BAD}, "format"),
+        ("/api/generate", {"prompt": "x", "raw": True, "format": BAD}, "format"),
+    ],
+)
+def test_other_dialects_are_told_of_their_own_field(server, http, path, body, name):
+    answer = http.post(server.url + path, json={"model": "smol", **body})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    message = error if isinstance(error, str) else error["message"]
+    assert message.startswith(name)
+    assert "response_format" not in answer.text
+
+
+def test_ollama_s_empty_schema_is_any_json(server, http):
+    assert http.post(f"{server.url}/api/generate", json={"model": "smol", "prompt": "x", "format": {}}).status_code == 200
+    assert server.engine.requests[0].sampling.grammar.text == "{}"
+
+
+@pytest.mark.parametrize("detail", [NOTHING_LEFT, f"{OFF_GRAMMAR}: it needs too much"])
+def test_an_answer_that_its_own_request_lets_not_go_on_is_the_client_s_error(server, complete, detail):
+    server.engine.script = Script(end_error_after=1, error_detail=detail)
+    answer = complete("x")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "dead_end")
+    assert answer.json()["error"]["message"] == detail
+
+
+def test_two_parts_of_a_field_are_told_apart(complete):
+    error = complete("x", structured_outputs={"regex": "a", "choice": ["a"]}).json()["error"]
+    assert error["message"].startswith("structured_outputs.regex and structured_outputs.choice each")
 
 
 def test_two_constraints_are_refused_unless_they_are_the_same(server, complete):

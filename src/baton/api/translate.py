@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeVar
 
 from baton.api.errors import ApiError, bad
 from baton.api.openai.known_fields import asks_for_nothing
+from baton.api.openai.schemas import ChatBody, CompletionBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Field:
 
 
 Table = Mapping[str, Field]
+Body = TypeVar("Body", ChatBody, CompletionBody)
 
 
 def same(to: str, about: str = "") -> Field:
@@ -78,6 +80,13 @@ def translated(body: Mapping[str, Any], table: Table, place: str = "") -> dict[s
         elif result.setdefault(field.to, value) != value:
             raise bad(f"{place}{name} and another field are the same setting and differ: give one of them", f"{place}{name}")
     return result
+
+
+def format_named(body: Body, name: str) -> Body:
+    """What is wrong with the format of its answer is found out later: then the client's name of it is told."""
+    if body.options.grammar_field != "response_format":
+        return body
+    return replace(body, options=replace(body.options, grammar_field=name))
 
 
 @contextmanager

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final
 
 from llguidance import regex_to_lark
@@ -22,6 +23,7 @@ from baton.errors import BadGrammar
 from baton.protocol.grammar import Grammar
 
 _HEAD: Final = '%llguidance {"no_forcing": true}\n'
+_HEAD_LINES: Final = 1
 _WHITESPACE: Final = r"[ ]|\n[ ]{0,64}|\n\t{0,16}"
 _JSON_OPTIONS: Final = {
     "whitespace_flexible": True,
@@ -31,6 +33,7 @@ _JSON_OPTIONS: Final = {
     "lenient": False,  # a keyword that it does not know is an error, not a wish
     "coerce_one_of": False,  # oneOf must be provably disjoint
 }
+_PLACE: Final = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 SHOWN_CHARACTERS: Final = 300
 """Of what llguidance says of a grammar."""
 
@@ -57,10 +60,24 @@ def lark_of(grammar: Grammar) -> str:
     return _HEAD + grammar.text
 
 
-def reason_of(message: str) -> str:
-    """The first line of llguidance's words: behind it comes the grammar itself."""
-    lines = [line for line in message.strip().splitlines() if line.strip() and "<non-verbose/>" not in line]
-    return (lines[0] if lines else "it cannot be used")[:SHOWN_CHARACTERS]
+def reason_of(message: str, *, kind: str = "") -> str:
+    """What llguidance says is wrong with a grammar: the first line of its words; behind it comes the grammar itself. Where in
+    the text it is, is told of Lark only, whose text is the client's own."""
+    lines = [line.strip() for line in message.splitlines() if line.strip() and "<non-verbose/>" not in line]
+    if not lines:
+        return "it cannot be used"
+    if lines[0] == "NoExtensionBias":
+        return "no text belongs to it"
+    reason = _PLACE.sub(_client_s_line if kind == "lark" else "", lines[0])
+    if reason.endswith("regex parse error:"):  # what that is, stands behind the expression
+        what = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "it is not one")
+        reason = f"{reason.removesuffix('regex parse error:')}{what}"
+    return reason[:SHOWN_CHARACTERS]
+
+
+def _client_s_line(place: re.Match[str]) -> str:
+    """Without the lines that we have put before the client's."""
+    return f"line {int(place[1]) - _HEAD_LINES}, column {place[2]}: "
 
 
 def _with_options(text: str) -> Any:

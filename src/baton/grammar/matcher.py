@@ -40,7 +40,7 @@ def checked(grammar: Grammar) -> Grammar:
     made = canonical(grammar)
     is_error, words = LLMatcher.validate_grammar_with_warnings(lark_of(made), None, limits=LIMITS)
     if is_error:
-        raise BadGrammar(reason_of(words[0]))
+        raise BadGrammar(reason_of(words[0], kind=made.kind))
     return made
 
 
@@ -62,9 +62,9 @@ class Matcher:
         try:
             self._matcher = LLMatcher(vocabulary.tokenizer, lark_of(grammar), log_level=0, limits=LIMITS)
         except (BadGrammar, ValueError) as error:
-            self.error = reason_of(str(error))
+            self.error = reason_of(str(error), kind=grammar.kind)
             return
-        self._judge()
+        self._judge(grammar.kind)
 
     def copy(self, thinking: Thinking | None = None) -> Matcher:
         """For a sequence with this grammar: compiled once. `thinking`: what it says before its answer is free."""
@@ -121,9 +121,10 @@ class Matcher:
         self._thought = structs.replace(thought, is_open=True) if token == thought.start else None
         return token == thought.start
 
-    def _judge(self) -> None:
+    def _judge(self, kind: str = "") -> None:
+        """`kind`: of what was compiled just now."""
         if self._matcher.is_error():
-            self.error = reason_of(self._matcher.get_error())
+            self.error = reason_of(self._matcher.get_error(), kind=kind)
 
 
 def _take_bit(words: Words, at: int) -> bool:

@@ -46,6 +46,11 @@ class GrammarState:
         self.error = ""
         self.pending: Future[None] | None = None
 
+    @property
+    def ran_out(self) -> bool:
+        """Whether it is the grammar that leaves no way on, and not this worker."""
+        return self.matcher is not None and bool(self.matcher.error)
+
     def mask(self) -> Words:
         """Waits for it. No bit is set where the grammar has failed: `error` says why."""
         if self.pending is not None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from baton.errors import InvariantBroken, ProtocolError
 from baton.kvpool.base import Pool
+from baton.protocol.dead_ends import OFF_GRAMMAR
 from baton.protocol.progress import ProgressWord
 from baton.protocol.request import SamplingParams
 from baton.protocol.step import NewSequence, Run, StepPlan, StepResult
@@ -30,8 +31,6 @@ from baton.worker.kv_layout import kv_layout
 from baton.worker.sampling_columns import SamplingColumns
 from baton.worker.sampling_state import BadWords, SequenceSampling, sampled_on_host, waits_for_tokens
 from baton.worker.ticket import Crew, Ticket
-
-OFF_GRAMMAR = "the answer cannot go on within its grammar"
 
 
 class ModelRunner:
@@ -171,7 +170,7 @@ class ModelRunner:
         for place, reason in sampled.failed.items():
             grammar = crew.sampling.states[place].grammar
             if grammar is not None and grammar.error:
-                reason = f"{OFF_GRAMMAR}: {grammar.error}"
+                reason = f"{OFF_GRAMMAR}: {grammar.error}" if grammar.ran_out else grammar.error
             self._fail_late(ticket, place, reason)
         slots, places, tokens = ticket.of_due(crew.lineup.slots), ticket.places, ticket.of_due(sampled.tokens)
         if self._tickets:  # younger steps, whose plans may have put somebody else into a slot

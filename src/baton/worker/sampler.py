@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from baton.grammar.matcher import ceilings
+from baton.protocol.dead_ends import NOTHING_LEFT
 from baton.protocol.step import TokenLogprob
 from baton.worker.arrays import Floats, Int32s, Int64s
 from baton.worker.draws import NOT_FINITE_ID, Draws, Ids
@@ -30,7 +31,6 @@ from baton.worker.sampling_state import SequenceSampling
 Choose = Callable[[Floats, Draws], Int64s]
 """Forward.choose, or draws.choose."""
 NOT_FINITE = "NaN or infinity in the logits"
-NOTHING_LEFT = "no token is allowed here: bias, bad words, stop ids and the grammar exclude the whole vocabulary"
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from baton.api.errors import ApiError, bad
 from baton.api.front import Front
 from baton.api.openai.fields import shown
 from baton.api.openai.schemas import ChatBody
-from baton.api.translate import errors_named_by, translated
+from baton.api.translate import errors_named_by, format_named, translated
 
 Message = dict[str, Any]
 
@@ -37,7 +37,7 @@ def messages_body(front: Front, body: dict[str, Any]) -> ChatBody:
         _choose(asked, body["tool_choice"])
     _output(asked, body)
     with errors_named_by((MESSAGES, "")):
-        return front.schema.chat(asked)
+        return format_named(front.schema.chat(asked), "output_config.format")
 
 
 def _openai_messages(message: Any, place: str) -> list[Message]:

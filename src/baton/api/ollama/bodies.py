@@ -10,7 +10,7 @@ from baton.api.front import Front
 from baton.api.ollama.fields import CHAT, GENERATE, OPTIONS
 from baton.api.openai.fields import shown
 from baton.api.openai.schemas import ChatBody, CompletionBody
-from baton.api.translate import Table, errors_named_by, translated
+from baton.api.translate import Table, errors_named_by, format_named, translated
 
 
 def chat_body(front: Front, body: dict[str, Any]) -> ChatBody | None:
@@ -41,7 +41,7 @@ def generate_body(front: Front, body: dict[str, Any]) -> ChatBody | CompletionBo
             raise bad("system is not used where raw is true: write it into the prompt", "system")
         asked.setdefault("max_tokens", -1)
         with errors_named_by((OPTIONS, "options.")):
-            return front.schema.completion({**asked, "prompt": prompt})
+            return format_named(front.schema.completion({**asked, "prompt": prompt}), "format")
     spoken = [{"role": "system", "content": system}] if system else []
     return _read_chat(front, {**asked, "messages": [*spoken, {"role": "user", "content": prompt}]})
 
@@ -55,7 +55,7 @@ def model_name(front: Front, name: Any) -> Any:
 
 def _read_chat(front: Front, asked: dict[str, Any]) -> ChatBody:
     with errors_named_by((OPTIONS, "options.")):
-        return front.schema.chat(asked)
+        return format_named(front.schema.chat(asked), "format")
 
 
 def _common(front: Front, body: dict[str, Any], table: Table) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _common(front: Front, body: dict[str, Any], table: Table) -> dict[str, Any]:
     asked["stream"] = True if body.get("stream") is None else body["stream"]
     if asked.get("max_tokens") == -2:  # as -1: the context is the end either way
         asked["max_tokens"] = -1
-    if body.get("format"):
+    if body.get("format") not in (None, ""):
         asked["response_format"] = _response_format(body["format"])
     front.schema.require_model(asked["model"])
     return asked

@@ -26,19 +26,25 @@ from baton.protocol.grammar import Grammar
 class Asked:
     field: str
     grammar: Grammar
+    part: str = ""
+    "Of the field, where it has several."
+
+    @property
+    def place(self) -> str:
+        return f"{self.field}.{self.part}" if self.part else self.field
 
 
 def grammar_of(fields: Fields, limits: Limits) -> Asked | None:
     asked = [*_top_level(fields, limits), *_structured_outputs(fields, limits), *_response_format(fields)]
     if len(asked) > 1 and any(one.grammar != asked[0].grammar for one in asked):
-        raise bad(f"{asked[0].field} and {asked[1].field} each constrain the answer: give one of them", asked[1].field)
+        raise bad(f"{asked[0].place} and {asked[1].place} each constrain the answer: give one of them", asked[1].field)
     return asked[0] if asked else None
 
 
 def _top_level(fields: Fields, limits: Limits) -> Iterator[Asked]:
     for name, kind in _TOP_LEVEL.items():
         value = fields.raw(name)
-        if value is not None and value != "" and not (name == "json_schema" and value == {}):
+        if value is not None and value != "":
             yield from _of_kind(kind, value, name, limits)
 
 
@@ -71,7 +77,7 @@ def _structured_outputs(fields: Fields, limits: Limits) -> Iterator[Asked]:
     for kind in kinds:
         if value.get(kind) is not None:
             for asked in _of_kind(kind, value[kind], f"structured_outputs.{kind}", limits):
-                yield Asked("structured_outputs", asked.grammar)
+                yield Asked("structured_outputs", asked.grammar, kind)
 
 
 _BACKEND_SETTINGS: Final = ("disable_fallback", "_backend", "_backend_was_auto")

@@ -12,7 +12,7 @@ from baton.api.openai.schemas import ChatBody
 from baton.api.responses.fields import RESPONSES
 from baton.api.responses.items import Message, messages_of
 from baton.api.responses.stored_items import StoredItems
-from baton.api.translate import errors_named_by, translated
+from baton.api.translate import errors_named_by, format_named, same, translated
 
 _INCLUDABLE = ("message.output_text.logprobs", "reasoning.encrypted_content")
 _METADATA_MAX = 16
@@ -48,8 +48,8 @@ def responses_body(front: Front, body: dict[str, Any], tenant: bytes) -> Asked:
         asked["tool_choice"] = _tool_choice(body["tool_choice"])
     _text(asked, body.get("text"))
     _include(asked, body)
-    with errors_named_by((RESPONSES, "")):
-        chat = front.schema.chat(asked)
+    with errors_named_by((RESPONSES, ""), ({"format": same("response_format")}, "text.")):
+        chat = format_named(front.schema.chat(asked), "text.format")
     return Asked(chat, conversation, store, _summary(body.get("reasoning")), _echoed(body, chat, store))
 
 
@@ -100,6 +100,8 @@ def _text(asked: dict[str, Any], value: Any) -> None:
     if form is None or form.get("type") == "text":
         return
     if form.get("type") == "json_schema":
+        if form.get("schema") is None:
+            raise bad("text.format.schema must be a JSON schema, not null", "text.format")
         schema = {key: part for key, part in form.items() if key != "type"}
         asked["response_format"] = {"type": "json_schema", "json_schema": schema}
     else:

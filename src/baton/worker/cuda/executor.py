@@ -21,6 +21,7 @@ from baton.kvpool.device_pool import DevicePool
 from baton.kvpool.layout import KVKind
 from baton.models.loaders.weights import Progress, RawWeights
 from baton.models.open import OpenedModel
+from baton.protocol.dead_ends import NOTHING_LEFT
 from baton.protocol.progress import ProgressWord
 from baton.worker.arrays import Int64s
 from baton.worker.attention.pool_tensors import device_tensor
@@ -36,7 +37,7 @@ from baton.worker.draws import NOT_FINITE_ID
 from baton.worker.executors.base import Launched, LoadedExecutor, Sampled
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.pooling import PromptPart
-from baton.worker.sampler import NOT_FINITE, NOTHING_LEFT
+from baton.worker.sampler import NOT_FINITE
 from baton.worker.sampling_batch import SamplingBatch
 from baton.worker.step_rules import bans_of, forced_masks, grammar_masks
 from baton.worker.token_masks import masks_of
