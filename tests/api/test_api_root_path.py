@@ -45,7 +45,7 @@ def test_rights_are_the_same_below_it(url: str):
     assert httpx.get(f"{url}/llm/one/config", headers={"authorization": "Bearer a"}).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["llm", "/", "/llm/", "//llm", "/l l", "/\u00fc"])
+@pytest.mark.parametrize("path", ["llm", "/", "/llm/", "//llm", "/l l", "/\u00fc", "/..", "/llm/../x"])
 def test_a_path_that_is_none_is_refused(path: str):
     with pytest.raises(InvalidConfig, match=r"root_path is .* it must begin with /"):
         ServeConfig(root_path=path)
@@ -69,6 +69,11 @@ def test_all_names_of_a_model_are_served_and_answers_have_the_first():
     model = served_model(ServeConfig(served_model_name=("one", "two", "three")), ready)
     assert model.names == ("one", "two", "three")
     assert MODEL.names == ("smol", "gpt-3.5-turbo")
+
+
+def test_a_name_twice_is_refused():
+    with pytest.raises(InvalidConfig, match="served_model_name has a name twice"):
+        ServeConfig(served_model_name=("one", "two", "one"))
 
 
 def test_any_of_the_names_is_taken(server, http):

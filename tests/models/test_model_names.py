@@ -139,7 +139,7 @@ def test_folders_and_files(tmp_path):
     assert resolve(tmp_path) == tmp_path
 
 
-@pytest.mark.parametrize("name", ["no-such-model", "./no/such/folder", "/no/such.gguf", "no/such.gguf", ""])
+@pytest.mark.parametrize("name", ["no-such-model", "./no/such/folder", "/no/such.gguf", "no/such.gguf"])
 def test_an_unknown_name_says_what_could_be_given(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelNotFound, match=r"a \.gguf file|neither a config\.json"):
@@ -169,3 +169,11 @@ class TestHub:
         monkeypatch.setitem(sys.modules, "huggingface_hub", None)
         with pytest.raises(ModelNotFound, match=r"owner/model: .*pip install huggingface_hub"):
             resolve("owner/model")
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_not_the_folder_that_we_are_in(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "one.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFound, match="empty"):
+        resolve(name)

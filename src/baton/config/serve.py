@@ -232,6 +232,7 @@ class ServeConfig:
                 served.isprintable() and 1 <= len(served.strip()) <= SERVED_NAME_CHARACTERS_MAX,
                 f"served_model_name must be 1 to {SERVED_NAME_CHARACTERS_MAX} printable characters",
             )
+        require(len(set(self.served_model_name)) == len(self.served_model_name), "served_model_name has a name twice")
         self._check_listening()
         for name in ("api_key", "admin_api_key"):
             keys = getattr(self, name)
@@ -256,7 +257,7 @@ class ServeConfig:
             )
         path = self.root_path
         require(
-            not path or (path[0] == "/" and path[-1] != "/" and all(is_api_key(part) for part in path[1:].split("/"))),
+            not path or (path[0] == "/" and all(is_api_key(part) and part not in (".", "..") for part in path[1:].split("/"))),
             f"root_path is {path!r}: it must begin with / and not end with it, like /llm",
         )
         first = path.split("/")[1] if path else ""

@@ -30,6 +30,8 @@ def resolve(
 ) -> Path:
     """A folder with a config.json, or a .gguf file. `revision`: of a hub's model whose name has none. `progress` is told (bytes
     done, bytes in all) while we fetch."""
+    if not str(name).strip():  # of an unset variable, say: not the folder that we happen to be in
+        raise ModelNotFound("the name of the model is empty")
     path = Path(name).expanduser()
     if revision:
         name = _with_revision(name, path, revision)

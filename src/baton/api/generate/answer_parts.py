@@ -22,7 +22,7 @@ from baton.text.parsers.base import MakeParser, Parser, PlainParser
 from baton.text.parsers.call_grammar import calls_grammar
 from baton.text.parsers.harmony import MARKS
 from baton.text.parsers.open_calls import calls_parser
-from baton.text.parsers.think import ThinkParser
+from baton.text.parsers.think import ThinkParser, ThinkStyle
 
 _TAIL_CHARS: Final = 256
 
@@ -50,7 +50,7 @@ def answer_parts(front: Front, body: ChatBody, prompt: str) -> AnswerParts:
         return AnswerParts(make=make_channels, shown_ids=_special(front, MARKS), thinks=separate)
     thoughts = style.thoughts if thinking.separate else None
     marks = [*((thoughts.start, thoughts.end) if thoughts else ()), *(style.calls.marks if tools and style.calls else ())]
-    is_open = style.thoughts is not None and _is_open(prompt, style.thoughts.start)
+    is_open = style.thoughts is not None and (_is_open(prompt, style.thoughts.start) or _goes_on(body, style.thoughts))
 
     def make() -> Parser:
         rest: Parser = PlainParser()
@@ -76,6 +76,13 @@ def _special(front: Front, marks: Iterable[str]) -> frozenset[int]:
 def _is_open(prompt: str, start: str) -> bool:
     """Templates end with it, or with it and a line feed."""
     return prompt[-_TAIL_CHARS:].rstrip().endswith(start)
+
+
+def _goes_on(body: ChatBody, thoughts: ThinkStyle) -> bool:
+    """The message to go on with ends inside a thought."""
+    last = body.messages[-1] if body.continue_final_message and body.messages else None
+    content = last.get("content") if isinstance(last, dict) else None
+    return isinstance(content, str) and thoughts.start in content.rpartition(thoughts.end)[2]
 
 
 def without_thought(front: Front, body: ChatBody, prompt: str, grammar: Grammar | None) -> str:

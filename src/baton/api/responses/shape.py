@@ -45,7 +45,7 @@ class ResponseShape(Shape):
         output: list[Item] = []
         if piece.reasoning:
             output.append(self.items.reasoning(len(output), piece.reasoning))
-        if piece.text or not piece.tool_calls:
+        if piece.text or (not output and not piece.tool_calls):  # an empty answer is a message without text
             logprobs = [entry for entry in piece.logprobs if entry is not None] if job.options.logprobs is not None else []
             rows = list(chat_logprobs(self.front.tokenizer, logprobs)["content"])
             output.append(self.items.message(len(output), piece.text, rows))
