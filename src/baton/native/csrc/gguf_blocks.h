@@ -161,30 +161,45 @@ static void q4_1_of_q4_k(const uint8_t *restrict row, int64_t width, uint8_t *re
     }
 }
 
-/* A range that is a little too small is often better: few numbers are cut, all others are rounded more finely. */
-static void q4_1_of_floats(const float *restrict x, int64_t width, uint8_t *out) {
-    static const float SHRINKS[] = {0.0f, 0.01f, 0.02f, 0.03f};
-    for (const float *end = x + width; x < end; x += GROUP, out += Q4_1_BYTES) {
-        float least = x[0], most = x[0], best_error = INFINITY, best[GROUP] = {0};
-        f16 best_scale = to_f16(0.0f), best_minimum = to_f16(0.0f);
-        for (int j = 1; j < GROUP; j++) least = x[j] < least ? x[j] : least, most = x[j] > most ? x[j] : most;
-        for (int s = 0; s < 4; s++) {
-            float cut = (most - least) * SHRINKS[s], q[GROUP], error = 0.0f;
-            f16 scale = to_f16((most - least - 2.0f * cut) / 15.0f), minimum = to_f16(least + cut);
-            float d = f32_of(scale), m = f32_of(minimum), divisor = d == 0.0f ? INFINITY : d;
-            for (int j = 0; j < GROUP; j++) {
-                float number = rintf((x[j] - m) / divisor);
-                q[j] = number < 0.0f ? 0.0f : number > 15.0f ? 15.0f : number;
-            }
-            for (int j = 0; j < GROUP; j++) {
-                float off = q[j] * d + m - x[j];
-                error += off * off;
-            }
-            if (!(error < best_error)) continue;
-            best_error = error, best_scale = scale, best_minimum = minimum;
-            memcpy(best, q, sizeof best);
+#define SHRINKS 4
+
+/* A range that is a little too small is often better: few numbers are cut, all others are rounded more finely. The errors of all ranges are
+ * summed up side by side: each sum is a chain whose order is fixed. */
+static void q4_1_of_group(const float *restrict x, uint8_t *restrict out) {
+    static const float cuts[SHRINKS] = {0.0f, 0.01f, 0.02f, 0.03f};
+    float low[GROUP], high[GROUP], q[SHRINKS][GROUP], squares[SHRINKS][GROUP], errors[SHRINKS] = {0};
+    f16 scales[SHRINKS], minima[SHRINKS];
+    memcpy(low, x, sizeof low), memcpy(high, x, sizeof high);
+    for (int half = GROUP / 2; half; half /= 2)
+        for (int j = 0; j < half; j++) {
+            low[j] = low[j + half] < low[j] ? low[j + half] : low[j];
+            high[j] = high[j + half] > high[j] ? high[j + half] : high[j];
         }
-        memcpy(out, &best_scale, 2), memcpy(out + 2, &best_minimum, 2);
-        for (int j = 0; j < GROUP / 2; j++) out[4 + j] = (uint8_t)((int)best[j] | (int)best[j + GROUP / 2] << 4);
+    float least = low[0], most = high[0];
+    for (int s = 0; s < SHRINKS; s++) {
+        float cut = (most - least) * cuts[s];
+        scales[s] = to_f16((most - least - 2.0f * cut) / 15.0f), minima[s] = to_f16(least + cut);
+        float d = f32_of(scales[s]), m = f32_of(minima[s]), divisor = d == 0.0f ? INFINITY : d;
+        for (int j = 0; j < GROUP; j++) {
+            float number = rintf((x[j] - m) / divisor);
+            q[s][j] = number < 0.0f ? 0.0f : number > 15.0f ? 15.0f : number;
+        }
+        for (int j = 0; j < GROUP; j++) {
+            float off = q[s][j] * d + m - x[j];
+            squares[s][j] = off * off;
+        }
     }
+    for (int j = 0; j < GROUP; j++)
+        for (int s = 0; s < SHRINKS; s++) errors[s] += squares[s][j];
+    int best = -1;
+    for (int s = 0; s < SHRINKS; s++)
+        if (errors[s] < (best < 0 ? INFINITY : errors[best])) best = s;
+    memset(out, 0, Q4_1_BYTES);
+    if (best < 0) return;  /* not all of them are finite */
+    memcpy(out, &scales[best], 2), memcpy(out + 2, &minima[best], 2);
+    for (int j = 0; j < GROUP / 2; j++) out[4 + j] = (uint8_t)((int)q[best][j] | (int)q[best][j + GROUP / 2] << 4);
+}
+
+static void q4_1_of_floats(const float *x, int64_t width, uint8_t *out) {
+    for (int64_t at = 0; at < width; at += GROUP, out += Q4_1_BYTES) q4_1_of_group(x + at, out);
 }

@@ -79,11 +79,15 @@ ALWAYS void householder(float *x, int64_t width, int64_t apart, const int64_t fa
 /* By how much a product of two rotated rows is larger: the highest power of two that divides the width. */
 ALWAYS int64_t hadamard_gain(int64_t width) { return width & -width; }
 
-/* Numbers that lie in different vectors: those that are nearer than `apart` to each other are rotated already. */
+/* Numbers that lie in different vectors: those that are nearer than `apart` to each other are rotated already. All sums and differences of a
+ * part of the row before the next one: a long row does not fit the first cache. */
 ALWAYS void hadamard_vectors(float *x, int64_t width, int64_t apart) {
-    int64_t twos = hadamard_gain(width);
-    for (; 4 * apart <= twos; apart *= 4) hadamard_radix4(NULL, x, width, apart);
-    if (2 * apart <= twos) hadamard_radix2(NULL, x, width, apart), apart *= 2;
+    int64_t twos = hadamard_gain(width), first = apart;
+    for (int64_t at = 0; at < width; at += twos) {
+        for (apart = first; 4 * apart <= twos; apart *= 4) hadamard_radix4(NULL, x + at, twos, apart);
+        if (2 * apart <= twos) hadamard_radix2(NULL, x + at, twos, apart);
+    }
+    apart = twos;
     int32_t odd = (int32_t)width >> __builtin_ctzll((uint64_t)twos);  /* what is left to be reflected, a factor at a time */
     for (int32_t factor = 3; factor <= HOUSEHOLDER_MAX && odd > 1; factor += 2)
         for (; odd % factor == 0; apart *= factor, odd /= factor) {

@@ -30,11 +30,15 @@ typedef struct {
 /* What a thread needs beside. */
 typedef struct {
     float *x, *inverse;  /* [inputs] of a row, and one over the input scale */
-    uint8_t *rows;       /* of a panel, as Q4_1 */
+    uint8_t *rows;       /* of a panel, on their way into it */
 } PackingRoom;
 
-/* From row to row. Not a power of two: rows that are read side by side would be in each other's place in the cache. */
-static int64_t q4_1_stride(const Matrix *m) { return round_up(m->inputs, GROUP) / GROUP * Q4_1_BYTES + LINE; }
+/* Of a row on its way: Q4_1, or bytes. Not a power of two: rows that are read side by side would be in each other's place in the cache. */
+static int64_t room_stride(const Matrix *m) { return (m->kind == ROTATED_INT8 ? m->groups * GROUP : m->groups * Q4_1_BYTES) + LINE; }
+
+static void add_squares(const float *restrict x, int64_t count, float *restrict squares) {
+    for (int64_t i = 0; i < count; i++) squares[i] += x[i] * x[i];
+}
 
 /* Rows [first, first + count): outputs of one panel. */
 static void pack_panel(const Packing *p, const PackingRoom *own, int64_t first, int64_t count, float *squares) {
@@ -46,18 +50,20 @@ static void pack_panel(const Packing *p, const PackingRoom *own, int64_t first, 
         return;
     }
     for (int64_t r = 0; r < count; r++, from += p->row_bytes) {
+        uint8_t *row = own->rows + r * room_stride(m);
         if (m->kind == Q4_1 && p->stored == Q4_K) {
-            q4_1_of_q4_k(from, m->inputs, own->rows + r * q4_1_stride(m));
+            q4_1_of_q4_k(from, m->inputs, row);
             continue;
         }
         floats_of_row(p->stored, from, m->inputs, own->x);
         if (m->kind == F32) pack_floats(m, own->x, places[r]);
-        if (m->kind == Q4_1) q4_1_of_floats(own->x, m->inputs, own->rows + r * q4_1_stride(m));
+        if (m->kind == Q4_1) q4_1_of_floats(own->x, m->inputs, row);
         if (m->kind != ROTATED_INT8) continue;
-        for (int64_t i = 0; squares && i < m->inputs; i++) squares[i] += own->x[i] * own->x[i];
-        pack_int8(m, own->x, own->inverse, places[r]);
+        if (squares) add_squares(own->x, m->inputs, squares);
+        quantize_weights_int8(m, own->x, own->inverse, places[r], (int8_t *)row);
     }
-    if (m->kind == Q4_1) pack_q4(m, own->rows, q4_1_stride(m), places, count);
+    if (m->kind == Q4_1) pack_q4(m, own->rows, room_stride(m), places, count);
+    if (m->kind == ROTATED_INT8) pack_int8(m, (const int8_t *)own->rows, room_stride(m), places, count);
 }
 
 static void pack_run(const Packing *p, const PackingRoom *own, int64_t first, int64_t end, float *squares) {
@@ -73,7 +79,7 @@ static void *packer(void *with) {
     Packing *p = with;
     const Matrix *m = p->matrix;
     int64_t inputs = m->inputs, runs = (p->count + RUN_ROWS - 1) / RUN_ROWS;
-    PackingRoom own = {alloc_aligned(inputs * 4), alloc_aligned(inputs * 4), alloc_aligned(PANEL * q4_1_stride(m))};
+    PackingRoom own = {alloc_aligned(inputs * 4), alloc_aligned(inputs * 4), alloc_aligned(PANEL * room_stride(m))};
     if (!own.x || !own.inverse || !own.rows) p->failed = 1;
     for (int64_t i = 0; !p->failed && m->kind == ROTATED_INT8 && i < inputs; i++) own.inverse[i] = 1.0f / ((const float *)m->minima)[i];
     for (int64_t run; !p->failed && (run = p->next++) < runs;) {
