@@ -26,8 +26,8 @@ static uint32_t chance(void) {
 }
 
 /* On large pages, as native/packing.py does it. */
-static void *large(int64_t bytes) {
-    int64_t whole = round_up(bytes, LARGE_PAGE) + LARGE_PAGE;
+static void *large(int64_t size) {
+    int64_t whole = round_up(size, LARGE_PAGE) + LARGE_PAGE;
     char *memory = mmap(NULL, (size_t)whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) exit(3);
 #if defined(MADV_HUGEPAGE)
@@ -38,18 +38,18 @@ static void *large(int64_t bytes) {
 
 typedef struct { char *memory; int64_t used; } Arena;
 
-static void *from_arena(Arena *arena, int64_t bytes) {
+static void *from_arena(Arena *arena, int64_t size) {
     void *taken = arena->memory + arena->used;
-    arena->used += round_up(bytes, 64);
+    arena->used += round_up(size, 64);
     return taken;
 }
 
 static Matrix random_matrix(Arena *arena, int kind, int64_t outputs, int64_t inputs, int paired) {
     Matrix m = {.kind = kind, .paired = paired, .outputs = outputs, .inputs = inputs};
-    int64_t bytes[3], block = kind == ROTATED_INT8 ? 34 : 20, row_bytes = inputs / GROUP * block;
-    baton_plan(&m, bytes);
-    m.numbers = from_arena(arena, bytes[0]), m.scales = from_arena(arena, bytes[1]), m.minima = from_arena(arena, bytes[2]);
-    for (int64_t i = 0; kind == ROTATED_INT8 && i < inputs; i++) ((float *)m.minima)[i] = 1.0f;
+    int64_t sizes[3], block = kind == ROTATED_INT8 ? 34 : 20, row_bytes = inputs / GROUP * block;
+    baton_plan(&m, sizes);
+    m.numbers = from_arena(arena, sizes[0]), m.scales = from_arena(arena, sizes[1]), m.corrections = from_arena(arena, sizes[2]);
+    for (int64_t i = 0; kind == ROTATED_INT8 && i < inputs; i++) ((float *)m.input_scales)[i] = 1.0f;
     uint8_t row[row_bytes];
     for (int64_t o = 0; o < outputs; o++) {
         for (int64_t i = 0; i < row_bytes; i++) row[i] = (uint8_t)chance();
@@ -89,7 +89,7 @@ static void time_steps(Model *m, int64_t threads, int64_t repeats, const char *w
     for (int t = 0; t < TIMES; t++) times[t] = alloc_aligned(repeats * 8);
     KVKind kind = (KVKind)m->kv_kind;
     m->pool = pool_of(sequences * stride, kind, m->attention.values_at);
-    Runner *runner = baton_new(m, threads);
+    Decoder *decoder = baton_new(m, threads);
     for (int64_t i = 0; i < sequences * stride; i++) tables[i] = (int32_t)i;
     for (int64_t s = 0; s <= sequences; s++) starts[s] = s * rows;
     for (int64_t s = 0; s < sequences; s++) slots[s] = s, contexts[s] = context;
@@ -99,16 +99,16 @@ static void time_steps(Model *m, int64_t threads, int64_t repeats, const char *w
         for (int64_t i = 0; i < tokens; i++) ids[i] = (int32_t)(chance() % WORDS);
         memset(baton_phases, 0, sizeof baton_phases);
         int64_t begin = nanoseconds();
-        const float *hidden = baton_hidden(runner, &step);
+        const float *hidden = baton_hidden(decoder, &step);
         int64_t middle = nanoseconds();
         for (int64_t s = 0; s < sequences; s++) memcpy(last + s * HIDDEN, hidden + (starts[s + 1] - 1) * HIDDEN, HIDDEN * 4);
-        baton_likeliest(runner, last, sequences, NULL, likeliest);
+        baton_likeliest(decoder, last, sequences, NULL, likeliest);
         int64_t end = nanoseconds();
         if (n < 0) continue;
         for (int t = 0; t < PHASES; t++) times[t][n] = baton_phases[t];
         times[PHASES][n] = end - middle, times[PHASES + 1][n] = end - begin;
     }
-    baton_free(runner);
+    baton_free(decoder);
     printf("{\"step\": \"%s\"", what);
     for (int t = 0; t < TIMES; t++) {
         qsort(times[t], (size_t)repeats, 8, by_size);

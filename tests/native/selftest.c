@@ -45,14 +45,14 @@ static float *numbers(int64_t count) {
     return made;
 }
 
-static uint64_t checksum(const void *data, int64_t bytes) {
+static uint64_t checksum(const void *data, int64_t size) {
     uint64_t hash = 14695981039346656037u;
-    for (int64_t i = 0; i < bytes; i++) hash = (hash ^ ((const uint8_t *)data)[i]) * 1099511628211u;
+    for (int64_t i = 0; i < size; i++) hash = (hash ^ ((const uint8_t *)data)[i]) * 1099511628211u;
     return hash;
 }
 
-static void say(const char *what, const void *data, int64_t bytes) {
-    printf("%-44s %016llx\n", what, (unsigned long long)checksum(data, bytes));
+static void say(const char *what, const void *data, int64_t size) {
+    printf("%-44s %016llx\n", what, (unsigned long long)checksum(data, size));
 }
 
 static const char *const KINDS[] = {"f32", "int8", "int4", "int4m"};
@@ -96,18 +96,18 @@ static float balance_of(int64_t input) { return 1.0f + (float)(input % 5) / 4.0f
 
 static Matrix packed(int kind, const uint8_t *rows, int64_t outputs, int64_t inputs, int paired) {
     Matrix m = {.kind = kind, .paired = paired, .outputs = outputs, .inputs = inputs};
-    int64_t bytes[3], places[outputs];
-    baton_plan(&m, bytes);
+    int64_t sizes[3], places[outputs];
+    baton_plan(&m, sizes);
     void *parts[3];
-    for (int i = 0; i < 3; i++) parts[i] = alloc_aligned(bytes[i]), memset(parts[i], 0, (size_t)bytes[i]);
-    m.numbers = parts[0], m.scales = parts[1], m.minima = parts[2];
+    for (int i = 0; i < 3; i++) parts[i] = alloc_aligned(sizes[i]), memset(parts[i], 0, (size_t)sizes[i]);
+    m.numbers = parts[0], m.scales = parts[1], m.corrections = parts[2];
     for (int64_t i = 0; i < outputs; i++) places[i] = i;
     for (int64_t i = 0; kind == ROTATED_INT8 && i < inputs; i++) ((float *)parts[2])[i] = balance_of(i);
     baton_pack(&m, kind, rows, row_bytes(kind, inputs), places, outputs, NULL, 2);
     return m;
 }
 
-static void matrix_free(Matrix *m) { free((void *)m->numbers), free((void *)m->scales), free((void *)m->minima); }
+static void matrix_free(Matrix *m) { free((void *)m->numbers), free((void *)m->scales), free((void *)m->corrections); }
 
 /* ---- products ---- */
 
@@ -232,7 +232,7 @@ static Expected expected(int kind, const uint8_t *row, const float *x, int64_t i
 static const int64_t ROW_COUNTS[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 31, 40, 130};
 enum { COUNTS = sizeof ROW_COUNTS / sizeof *ROW_COUNTS };
 
-static void product(Runner *runners[2], int kind, int64_t outputs, int64_t inputs, int64_t most) {
+static void product(Decoder *decoders[2], int kind, int64_t outputs, int64_t inputs, int64_t most) {
     char name[64];
     snprintf(name, sizeof name, "product %s %lldx%lld", KINDS[kind], (long long)outputs, (long long)inputs);
     uint8_t *rows = stored_rows(kind, outputs, inputs);
@@ -242,7 +242,7 @@ static void product(Runner *runners[2], int kind, int64_t outputs, int64_t input
     memset(x + 2 * inputs, 0, (size_t)inputs * 4);
     for (int64_t k = 0; k < inputs; k++) x[3 * inputs + k] *= k % 7 ? 1e-6f : 1e3f;
     for (int64_t r = 0; r < most; r++) {
-        baton_product(runners[0], &m, x + r * inputs, 1, first + r * outputs, outputs);
+        baton_product(decoders[0], &m, x + r * inputs, 1, first + r * outputs, outputs);
         if (r > 5 && r % 16) continue;
         for (int64_t o = 0; o < outputs; o++) {
             Expected e = expected(kind, rows + o * row_bytes(kind, inputs), x + r * inputs, inputs);
@@ -258,7 +258,7 @@ static void product(Runner *runners[2], int kind, int64_t outputs, int64_t input
         for (int t = 0; t < 2; t++) {
             int64_t count = ROW_COUNTS[i];
             memset(out, 0xff, (size_t)(count * outputs) * 4);
-            baton_product(runners[t], &m, x, count, out, outputs);
+            baton_product(decoders[t], &m, x, count, out, outputs);
             DEMAND(!memcmp(out, first, (size_t)(count * outputs) * 4), "%s: %lld rows, %d threads: other bits than one by one",
                    name, (long long)count, t + 1);
         }
@@ -267,14 +267,14 @@ static void product(Runner *runners[2], int kind, int64_t outputs, int64_t input
 }
 
 /* Bias and gates: checksums only, the whole model below has them too. */
-static void gated_product(Runner *runner, int kind) {
+static void gated_product(Decoder *decoder, int kind) {
     int64_t outputs = 4 * PANEL, inputs = 160, count = 23;
     char name[64];
     uint8_t *rows = stored_rows(kind, outputs, inputs);
     Matrix m = packed(kind, rows, outputs, inputs, 1);
     float *bias = numbers(outputs), *x = numbers(count * inputs), *out = alloc_aligned(count * outputs * 2);
     m.bias = bias;
-    baton_product(runner, &m, x, count, out, outputs / 2);
+    baton_product(decoder, &m, x, count, out, outputs / 2);
     for (int64_t r = 0; r < count; r++)
         for (int64_t o = 0; o < outputs / 2; o++) {
             int64_t gate = o / 16 * PANEL + o % 16;
@@ -350,7 +350,7 @@ static void attend_expected(const World *world, const Case *c, int64_t s, int64_
 }
 
 /* All sequences from their first token to their last, in chunks of up to `most`; `together` puts chunks into one step. */
-static void attend_in_chunks(Runner *runner, World *world, const Case *c, void *pool, int64_t most, int together, float **out) {
+static void attend_in_chunks(Decoder *decoder, World *world, const Case *c, void *pool, int64_t most, int together, float **out) {
     int64_t q_width = c->heads * c->dim, stride = (c->heads + 2 * c->kv_heads) * c->dim;
     int64_t half_block = half_block_of(c);
     Shape shape = {c->heads, c->kv_heads, c->dim, c->block, 2 * half_block, half_block, 0.125f};
@@ -368,7 +368,7 @@ static void attend_in_chunks(Runner *runner, World *world, const Case *c, void *
         if (!count) break;
         Step step = {.sequences = count, .tokens = starts[count], .table_stride = TABLE, .tables = world->tables,
                      .slots = slots, .starts = starts, .contexts = contexts};
-        baton_attention(runner, &step, &shape, pool, qkv, c->window, c->kv, results);
+        baton_attention(decoder, &step, &shape, pool, qkv, c->window, c->kv, results);
         for (int64_t i = 0; i < count; i++) {
             int64_t s = slots[i], chunk = starts[i + 1] - starts[i];
             memcpy(out[s] + done[s] * q_width, results + starts[i] * q_width, (size_t)(chunk * q_width) * 4);
@@ -399,11 +399,11 @@ static void world_free(World *world) {
 }
 
 static void *pool_of(const Case *c) {
-    int64_t bytes = SEQUENCES * TABLE * 2 * half_block_of(c) * kv_number_bytes(c->kv);
-    return memset(alloc_aligned(bytes), 0, (size_t)bytes);
+    int64_t size = SEQUENCES * TABLE * 2 * half_block_of(c) * kv_number_bytes(c->kv);
+    return memset(alloc_aligned(size), 0, (size_t)size);
 }
 
-static void attention(Runner *runners[2], const Case *c) {
+static void attention(Decoder *decoders[2], const Case *c) {
     char name[80];
     snprintf(name, sizeof name, "attention %s %lld/%lld heads of %lld, %lld, %lld", KV_NAMES[c->kv],
              (long long)c->heads, (long long)c->kv_heads, (long long)c->dim, (long long)c->block, (long long)c->window);
@@ -412,7 +412,7 @@ static void attention(Runner *runners[2], const Case *c) {
     float *again[SEQUENCES];
     void *pool = pool_of(c);
     for (int s = 0; s < SEQUENCES; s++) again[s] = alloc_aligned(world.lengths[s] * q_width * 4);
-    attend_in_chunks(runners[0], &world, c, pool, 200, 0, world.out);
+    attend_in_chunks(decoders[0], &world, c, pool, 200, 0, world.out);
     double want[c->dim], tolerance = c->kv == KV_INT8 ? 2e-3 : 2e-5;  /* bytes: weights are rounded to 14 bits */
     uint64_t sums[SEQUENCES];
     for (int s = 0; s < SEQUENCES; s++) {
@@ -428,7 +428,7 @@ static void attention(Runner *runners[2], const Case *c) {
     }
     for (int way = 0; way < 4; way++) {
         const int64_t most[] = {1, 3, 7, 17};
-        attend_in_chunks(runners[way % 2], &world, c, pool, most[way], way != 2, again);
+        attend_in_chunks(decoders[way % 2], &world, c, pool, most[way], way != 2, again);
         for (int s = 0; s < SEQUENCES; s++)
             DEMAND(!memcmp(again[s], world.out[s], (size_t)(world.lengths[s] * q_width) * 4), "%s: way %d: other bits", name,
                    way);
@@ -466,7 +466,7 @@ static void score_rows_of(World *world, const Case *c, Scoring scoring, double s
 }
 
 /* Scores of any size come out as they do in doubles. Those that are nearly alike are as far off as float32 rounds them. */
-static void large_scores(Runner *runners[2], KVKind kv, int64_t dim, double score) {
+static void large_scores(Decoder *decoders[2], KVKind kv, int64_t dim, double score) {
     Case c = {4, 2, dim, 16, 0, kv};
     for (Scoring scoring = ONE_STANDS_OUT; scoring < SCORINGS; scoring++) {
         World world = world_of(&c);
@@ -475,7 +475,7 @@ static void large_scores(Runner *runners[2], KVKind kv, int64_t dim, double scor
         double want[dim], rounded = score * 0x1p-22, tolerance = 4e-3;
         if (scoring == ANYTHING) tolerance += 4.0 * (rounded < 1.0 ? rounded : 1.0);
         for (int way = 0; way < 2; way++) {  /* whole prompts, and a few rows at a time */
-            attend_in_chunks(runners[way], &world, &c, pool, way ? 3 : 200, way, world.out);
+            attend_in_chunks(decoders[way], &world, &c, pool, way ? 3 : 200, way, world.out);
             for (int s = 0; s < SEQUENCES; s++)
                 for (int64_t i = world.lengths[s] - 1; i >= 0; i -= 1 + below(70)) {
                     attend_expected(&world, &c, s, i, i % c.heads, want);
@@ -558,8 +558,8 @@ static void halves(void) {
 enum { MASK_WORDS_MOST = 8 };
 
 /* The likeliest of the tokens that each row may take are those that its logits say; a row that may take none says so. */
-static void likeliest_allowed(Runner *runner, const char *name, const float *hidden, int64_t rows, const float *logits) {
-    int64_t vocabulary = runner->model->vocabulary, tokens[rows];
+static void likeliest_allowed(Decoder *decoder, const char *name, const float *hidden, int64_t rows, const float *logits) {
+    int64_t vocabulary = decoder->model->vocabulary, tokens[rows];
     uint32_t masks[rows][MASK_WORDS_MOST];
     const uint32_t *allowed[rows];
     for (int64_t r = 0; r < rows; r++) {
@@ -567,7 +567,7 @@ static void likeliest_allowed(Runner *runner, const char *name, const float *hid
         if (r % 4 == 2) masks[r][vocabulary / 64] = 1u << below(32);
         allowed[r] = r % 4 ? masks[r] : NULL;
     }
-    DEMAND(!baton_likeliest(runner, hidden, rows, allowed, tokens), "%s: no memory", name);
+    DEMAND(!baton_likeliest(decoder, hidden, rows, allowed, tokens), "%s: no memory", name);
     for (int64_t r = 0; r < rows; r++) {
         int64_t want = DRAW_NOTHING_LEFT;
         for (int64_t t = 0; t < vocabulary; t++) {
@@ -608,18 +608,18 @@ static void model(int kind, int halves) {
     for (int i = 0; i < TOKENS; i++) ids[i] = (int32_t)below(WORDS), positions[i] = i;
     for (int i = 0; i <= TOKENS / BLOCK; i++) table[i] = (TOKENS / BLOCK) - i;
     for (int64_t chunk = TOKENS; chunk; chunk /= 5) {
-        Runner *runner = baton_new(&m, 1 + (chunk < TOKENS));
+        Decoder *decoder = baton_new(&m, 1 + (chunk < TOKENS));
         for (context = 0; context < TOKENS; context += starts[1]) {
             starts[1] = min_int(chunk, TOKENS - context);
             Step step = {.sequences = 1, .tokens = starts[1], .table_stride = TOKENS / BLOCK + 1, .tables = table,
                          .slots = &slot, .starts = starts, .contexts = &context, .token_ids = ids + context,
                          .positions = positions + context};
-            const float *hidden = baton_hidden(runner, &step);
+            const float *hidden = baton_hidden(decoder, &step);
             float *found = (chunk == TOKENS ? logits : again) + context * WORDS;
-            baton_logits(runner, hidden, starts[1], found);
-            likeliest_allowed(runner, KINDS[kind], hidden, starts[1], found);
+            baton_logits(decoder, hidden, starts[1], found);
+            likeliest_allowed(decoder, KINDS[kind], hidden, starts[1], found);
         }
-        baton_free(runner);
+        baton_free(decoder);
         DEMAND(chunk == TOKENS || !memcmp(logits, again, TOKENS * WORDS * 4), "model %s in chunks of %lld: other bits",
                KINDS[kind], (long long)chunk);
     }
@@ -693,22 +693,22 @@ static const double SCORES[] = {10.0, 300.0, 900.0, 1100.0, 4000.0, 1e5, 1e8, 1e
 /* A member that rests, or for whom nothing is left of a product, does not prepare rows that it will not use. */
 static void idle_members(void) {
     static Model none = {.hidden = 64};
-    Runner *runner = baton_new(&none, 1);
+    Decoder *decoder = baton_new(&none, 1);
     Matrix m = {.kind = F32, .outputs = 64, .inputs = 64, .panels = 2};
     float x[64] = {1.0f};
     Rows shared = {.width = 64};
     Source from = {x, NULL, &m};
-    Phase *phase = &runner->team->phases[0];
+    Phase *phase = &decoder->team->phases[0];
     const int64_t chunks = chunks_of(&m, 1, 1);
     for (int way = 0; way < 4; way++) {
-        Member me = {.team = runner->team, .round = 7, .resting = way == 1};
+        Member me = {.team = decoder->team, .round = 7, .resting = way == 1};
         atomic_store(&phase->taken, (uint64_t)(way == 2 ? 8 : 7) << 32 | (uint64_t)(way == 3 ? chunks : 0));
-        runner->alone[0].plain[0] = 0.0f;
-        prepare(&me, runner, &from, 1, &shared);
-        DEMAND((runner->alone[0].plain[0] != 0.0f) == (way == 0), "way %d of taking no piece: rows were %sprepared", way, way ? "" : "not ");
+        decoder->alone[0].plain[0] = 0.0f;
+        prepare(&me, decoder, &from, 1, &shared);
+        DEMAND((decoder->alone[0].plain[0] != 0.0f) == (way == 0), "way %d of taking no piece: rows were %sprepared", way, way ? "" : "not ");
     }
     atomic_store(&phase->taken, 0);
-    baton_free(runner);
+    baton_free(decoder);
 }
 
 /* `selftest threads`: what members of a team do together, and nothing else. `selftest briefly`: one case of everything, for
@@ -724,19 +724,19 @@ int main(int count, char **words) {
     printf("lanes %d\n", LANES);
     printf("tiles %d\n", HAS_AMX);
     static Model none;
-    Runner *runners[2] = {baton_new(&none, 1), baton_new(&none, 2)};
+    Decoder *decoders[2] = {baton_new(&none, 1), baton_new(&none, 2)};
     functions();
     halves();
     dismissal();
     bursts(!threads_alone && !briefly);
     idle_members();
     for (int kind = F32; kind <= Q4_1 && !threads_alone; kind++) {
-        if (kind == F32) product(runners, kind, 33, 37, 17);
-        product(runners, kind, 33, 32, briefly ? 20 : 130);
+        if (kind == F32) product(decoders, kind, 33, 37, 17);
+        product(decoders, kind, 33, 32, briefly ? 20 : 130);
         if (briefly) continue;
-        product(runners, kind, 96, 288, 40);
-        product(runners, kind, 70, 1024, 40);
-        gated_product(runners[0], kind);
+        product(decoders, kind, 96, 288, 40);
+        product(decoders, kind, 70, 1024, 40);
+        gated_product(decoders[0], kind);
     }
     static const Case cases[] = {
         {4, 4, 64, 16, 0, 0}, {6, 2, 64, 16, 0, 0}, {7, 1, 128, 32, 0, 0},
@@ -747,14 +747,14 @@ int main(int count, char **words) {
             Case c = cases[i];
             c.kv = kv;
             if (kv == KV_INT8) c.block = 16, c.dim = c.dim < 128 ? 64 : 128;
-            if (kv != KV_BF16_AMX) attention(runners, &c);
+            if (kv != KV_BF16_AMX) attention(decoders, &c);
         }
     for (int kind = F32; kind <= Q4_1; kind++) model(kind, kind % 2);
     for (size_t i = 0; !threads_alone && i < (briefly ? 1 : sizeof SCORES / sizeof *SCORES); i++) {
-        large_scores(runners, KV_INT8, i % 2 ? 128 : 64, SCORES[i]);
-        large_scores(runners, KV_F32, 64, SCORES[i]);
+        large_scores(decoders, KV_INT8, i % 2 ? 128 : 64, SCORES[i]);
+        large_scores(decoders, KV_F32, 64, SCORES[i]);
     }
-    baton_free(runners[0]), baton_free(runners[1]);
+    baton_free(decoders[0]), baton_free(decoders[1]);
     if (wrong) printf("%d WRONG\n", wrong);
     return wrong != 0;
 }

@@ -22,11 +22,11 @@ typedef struct { int rows, row_bytes; uint8_t data[16][64]; } SoftTile;
 static _Thread_local SoftTile soft_tiles[8];
 
 static inline void soft_config(const void *config) {
-    const uint8_t *bytes = config;
+    const uint8_t *i8v = config;
     for (int t = 0; t < 8; t++) {
         uint16_t row_bytes;
-        memcpy(&row_bytes, bytes + 16 + 2 * t, 2);
-        soft_tiles[t] = (SoftTile){.rows = bytes[48 + t], .row_bytes = row_bytes};
+        memcpy(&row_bytes, i8v + 16 + 2 * t, 2);
+        soft_tiles[t] = (SoftTile){.rows = i8v[48 + t], .row_bytes = row_bytes};
     }
 }
 

@@ -57,24 +57,24 @@ class NativeDecoder:
         self.vocabulary, self.width = config.vocab_size, config.hidden_size
         self._logits: Floats = np.empty((0, config.vocab_size), np.float32)
         self._logits_at = 0
-        self._runner: int | None = library.new(self._model, threads)
-        if not self._runner:
+        self._handle: int | None = library.new(self._model, threads)
+        if not self._handle:
             raise EngineError("there is not enough memory for the decoder's buffers")
         # Its threads may still look at the last job. They end before the memory that it names goes, also at the end of the
         # process: without this one exit in about 200 was a segmentation fault.
-        self._end_threads = weakref.finalize(self, library.free, self._runner)
+        self._end_threads = weakref.finalize(self, library.free, self._handle)
 
     @property
     def threads(self) -> int:
-        return int(self._library.threads(self._runner))
+        return int(self._library.threads(self._handle))
 
     def report_progress(self, word: int) -> None:
         """`word`: the address of 64 bits that are advanced from now on, several times per layer."""
-        self._library.progress(self._runner, word)
+        self._library.progress(self._handle, word)
 
     def hidden(self, step: Step) -> Floats:
         """[tokens, width], before the last norm: the library's own memory, valid until the next call."""
-        address = self._library.hidden(self._runner, step)
+        address = self._library.hidden(self._handle, step)
         if not address:
             raise EngineError(f"there is not enough memory for a step of {step.tokens} tokens")
         numbers = (ctypes.c_float * (step.tokens * self.width)).from_address(address)
@@ -86,7 +86,7 @@ class NativeDecoder:
         if len(rows) > len(self._logits):  # kept: fresh memory would have to be cleared, page by page, in every step
             self._logits = np.empty((len(rows), self.vocabulary), np.float32)
             self._logits_at = self._logits.ctypes.data
-        if self._library.logits(self._runner, rows.ctypes.data, len(rows), self._logits_at):
+        if self._library.logits(self._handle, rows.ctypes.data, len(rows), self._logits_at):
             raise EngineError(f"there is not enough memory for the logits of {len(rows)} rows")
         return self._logits[: len(rows)]
 
@@ -95,18 +95,18 @@ class NativeDecoder:
         token that may be it; 0 where any may. No logits are stored on the way."""
         rows, tokens = np.ascontiguousarray(hidden, np.float32), np.empty(len(hidden), np.int64)
         masks = None if allowed is None else allowed.ctypes.data
-        if self._library.likeliest(self._runner, rows.ctypes.data, len(rows), masks, tokens.ctypes.data):
+        if self._library.likeliest(self._handle, rows.ctypes.data, len(rows), masks, tokens.ctypes.data):
             raise EngineError(f"there is not enough memory for the logits of {len(rows)} rows")
         return tokens
 
     def choose(self, logits: Floats, draws: NDArray[np.void]) -> Int64s:
         """[rows] token ids, or what is wrong with a row (csrc/sample.h). `draws`: [rows] of csrc/sample.h's Draw."""
         tokens = np.empty(len(logits), np.int64)
-        if self._library.choose(self._runner, logits.ctypes.data, draws.ctypes.data, len(logits), tokens.ctypes.data):
+        if self._library.choose(self._handle, logits.ctypes.data, draws.ctypes.data, len(logits), tokens.ctypes.data):
             raise EngineError(f"there is not enough memory to choose from a vocabulary of {self.vocabulary}")
         return tokens
 
     def close(self) -> None:
         """Ends the threads. Nothing can be computed any more."""
         self._end_threads()
-        self._runner = None
+        self._handle = None

@@ -26,7 +26,7 @@ class Matrix(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("kind", "paired")),
         *((name, c_int64) for name in ("outputs", "inputs", "panels", "groups")),
-        *((name, c_void_p) for name in ("numbers", "scales", "minima", "bias", "input_squares")),
+        *((name, c_void_p) for name in ("numbers", "scales", "corrections", "bias", "input_squares")),
     )
 
 

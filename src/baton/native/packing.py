@@ -165,9 +165,9 @@ class PackedModel:
         raws = [raw if raw.type in STORED else converted(raw, F32) for raw in raws]
         sizes = [raw.rows for raw in raws]
         places = _paired_places(sizes[0]) if paired else np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-        numbers, scales, minima = (self._arena.take(nbytes) for nbytes in part_bytes)
-        matrix.numbers, matrix.scales, matrix.minima = (part.ctypes.data for part in (numbers, scales, minima))
-        balance = (minima if kind == Q8_0 else minima[:0]).view(np.float32)
+        numbers, scales, corrections = (self._arena.take(nbytes) for nbytes in part_bytes)
+        matrix.numbers, matrix.scales, matrix.corrections = (part.ctypes.data for part in (numbers, scales, corrections))
+        balance = (corrections if kind == Q8_0 else corrections[:0]).view(np.float32)
         balance.fill(1.0)
         packing = Packing(matrix, raws, places, balance, np.zeros_like(balance))
         if kind == Q8_0:
@@ -204,7 +204,7 @@ def _paired_places(width: int) -> list[Places]:
 def _planned(
     library: Library, tensors: Sequence[TensorFacts], names: Sequence[str], quantization: Quantization, *, paired: bool
 ) -> tuple[TensorType, Matrix, tuple[int, ...]]:
-    """The matrix that these become, without its memory, and how many bytes its numbers, scales and minima take."""
+    """The matrix that these become, without its memory, and how many bytes its numbers, scales and corrections take."""
     kind = _kind_of([type_for(tensor, name, quantization) for tensor, name in zip(tensors, names, strict=True)])
     outputs = 1 + int(_paired_places(tensors[0].rows)[1][-1]) if paired else sum(tensor.rows for tensor in tensors)
     matrix = Matrix(KINDS[kind], paired, outputs, tensors[0].row_elements)

@@ -5,4 +5,4 @@
 
 #include "simd.h"
 
-static void *alloc_aligned(int64_t bytes) { return aligned_alloc(64, (size_t)round_up(max_int(bytes, 64), 64)); }
+static void *alloc_aligned(int64_t size) { return aligned_alloc(64, (size_t)round_up(max_int(size, 64), 64)); }

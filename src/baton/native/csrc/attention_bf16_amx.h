@@ -31,7 +31,7 @@ typedef uint16_t bf16;
 /* Rounded to nearest, ties to even; what is not a number stays none, what is too small for a normal float becomes zero. */
 ALWAYS void to_bf16(const float *from, int64_t count, float factor, bf16 *to) {
     for (int64_t i = 0; i < count; i += 2 * LANES) {
-        floats low = load(from + i) * broadcast(factor), high = load(from + i + LANES) * broadcast(factor);
+        f32v low = load(from + i) * broadcast(factor), high = load(from + i + LANES) * broadcast(factor);
         _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
     }
 }
@@ -73,7 +73,7 @@ static void softmax_tile(float (*scores)[BF16_KEY_TILE], int64_t rows, int64_t w
         float *row = scores[r];
         for (int64_t t = 0; t < low[r]; t++) row[t] = -INFINITY;
         for (int64_t t = high[r]; t < width; t++) row[t] = -INFINITY;
-        floats best = load(row);
+        f32v best = load(row);
         for (int64_t t = LANES; t < width; t += LANES) best = max_lanes(load(row + t), best);
         before[r] = maxima[r];
         tops[r] = max_of_lanes(best);
@@ -81,9 +81,9 @@ static void softmax_tile(float (*scores)[BF16_KEY_TILE], int64_t rows, int64_t w
     }
     store(keep, exp2_lanes((load(before) - load(tops)) * broadcast(LOG2_E)));
     for (int64_t r = 0; r < rows; r++) {
-        floats top = broadcast(below_top(scores[r], width, tops[r], LOG2_E)), sum = broadcast(0.0f);
+        f32v top = broadcast(below_top(scores[r], width, tops[r], LOG2_E)), sum = broadcast(0.0f);
         for (int64_t t = 0; t < width; t += LANES) {
-            floats weight = exp2_lanes(fma_lanes(load(&scores[r][t]), broadcast(LOG2_E), top));
+            f32v weight = exp2_lanes(fma_lanes(load(&scores[r][t]), broadcast(LOG2_E), top));
             sum += weight;
             _mm256_store_si256((__m256i *)&weights[r][t], (__m256i)_mm512_cvtneps_pbh(weight));
         }

@@ -22,12 +22,12 @@ static void OF_KV(store_token)(const AttentionArgs *layer, int64_t sequence, int
 
 ALWAYS void OF_KV(score_columns)(const int rows, const int columns, const float *q, int64_t dim, const KV *const *keys,
                                  int64_t size, float *scores, int64_t width) {
-    floats sum[ROWS_AT_ONCE][COLUMNS_MAX];
+    f32v sum[ROWS_AT_ONCE][COLUMNS_MAX];
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++) sum[r][c] = broadcast(0.0f);
     for (int64_t d = 0; d < dim; d++) {
 #if ROWS_OUTSIDE
-        floats key[COLUMNS_MAX];
+        f32v key[COLUMNS_MAX];
         for (int c = 0; c < columns; c++) key[c] = LOAD_KV(keys[c] + d * size);
         for (int r = 0; r < rows; r++) {
             SCHED_FENCE;
@@ -35,7 +35,7 @@ ALWAYS void OF_KV(score_columns)(const int rows, const int columns, const float 
         }
 #else
         for (int c = 0; c < columns; c++) {
-            floats key = LOAD_KV(keys[c] + d * size);
+            f32v key = LOAD_KV(keys[c] + d * size);
             for (int r = 0; r < rows; r++) sum[r][c] = fma_lanes(broadcast(q[r * dim + d]), key, sum[r][c]);
         }
 #endif
@@ -69,14 +69,14 @@ static void OF_KV(score_odd)(int64_t rows, const float *q, int64_t dim, const KV
 
 ALWAYS void OF_KV(add_columns)(const int rows, const int columns, const float *weights, int64_t width, const float *keep,
                                const KV *const *values, int64_t size, int64_t tokens, int64_t dim, int64_t from, float *out) {
-    floats sum[ROWS_AT_ONCE][COLUMNS_MAX];
+    f32v sum[ROWS_AT_ONCE][COLUMNS_MAX];
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++) sum[r][c] = broadcast(keep[r]) * load(out + r * dim + from + c * LANES);
     for (int64_t b = 0, t = 0; t < tokens; b++) {
         const KV *value = values[b] + from;
         for (int64_t end = min_int(t + size, tokens); t < end; t++, value += dim) {
 #if ROWS_OUTSIDE
-            floats v[COLUMNS_MAX];
+            f32v v[COLUMNS_MAX];
             for (int c = 0; c < columns; c++) v[c] = LOAD_KV(value + c * LANES);
             for (int r = 0; r < rows; r++) {
                 SCHED_FENCE;
@@ -84,7 +84,7 @@ ALWAYS void OF_KV(add_columns)(const int rows, const int columns, const float *w
             }
 #else
             for (int c = 0; c < columns; c++) {
-                floats v = LOAD_KV(value + c * LANES);
+                f32v v = LOAD_KV(value + c * LANES);
                 for (int r = 0; r < rows; r++) sum[r][c] = fma_lanes(broadcast(weights[r * width + t]), v, sum[r][c]);
             }
 #endif

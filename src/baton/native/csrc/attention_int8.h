@@ -22,19 +22,19 @@ ALWAYS void fetch(const int8_t *from, int64_t column) {
 
 ALWAYS void int8_scores(const int rows, const int columns, const Int8Rows *x, int64_t first, const int8_t *const *keys,
                         const int8_t *const *next, const float *const *scales, ScoreRow *scores, int64_t at) {
-    ints sum[INT8_ROWS][COLUMNS_MAX];
+    i32v sum[INT8_ROWS][COLUMNS_MAX];
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++) sum[r][c] = broadcast_int(-WEIGHT8_OFFSET * x->sums[first + r]);
     const int8_t *from = x->queries + first * x->dim;
 #pragma GCC unroll 4
     for (int64_t d = 0; d < x->dim; d += 4) {
-        bytes key[COLUMNS_MAX];
+        i8v key[COLUMNS_MAX];
         for (int c = 0; c < columns; c++) {
             key[c] = as_weights(load_bytes((const uint8_t *)keys[c] + d * INT8_BLOCK));
             fetch(next[c] + d * INT8_BLOCK, at / LANES + c);
         }
         for (int r = 0; r < rows; r++) {
-            bytes four = broadcast_word(from + r * x->dim + d);
+            i8v four = broadcast_word(from + r * x->dim + d);
             for (int c = 0; c < columns; c++) sum[r][c] = dot_full(sum[r][c], key[c], four);
         }
     }
@@ -44,19 +44,19 @@ ALWAYS void int8_scores(const int rows, const int columns, const Int8Rows *x, in
 
 ALWAYS void int8_outputs(const int rows, const int columns, const Int8Rows *x, int64_t first, const KeyTile *key_tile,
                          const Int8Weights *weights, int64_t from) {
-    ints high[INT8_ROWS][COLUMNS_MAX], low[INT8_ROWS][COLUMNS_MAX];
+    i32v high[INT8_ROWS][COLUMNS_MAX], low[INT8_ROWS][COLUMNS_MAX];
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++) high[r][c] = low[r][c] = broadcast_int(0);
     for (int64_t b = 0; b < key_tile->count; b++)
         for (int64_t t = 0; t < INT8_BLOCK; t += 4) {
             int64_t at = t * x->dim + from * 4;
-            bytes value[COLUMNS_MAX];
+            i8v value[COLUMNS_MAX];
             for (int c = 0; c < columns; c++) {
                 value[c] = load_bytes((const uint8_t *)key_tile->values[b].numbers + at + c * LANES * 4);
                 fetch(key_tile->next_values[b] + at + c * LANES * 4, from / LANES + c);
             }
             for (int r = 0; r < rows; r++) {
-                bytes h = broadcast_word(&weights->high[r][b * INT8_BLOCK + t]), l = broadcast_word(&weights->low[r][b * INT8_BLOCK + t]);
+                i8v h = broadcast_word(&weights->high[r][b * INT8_BLOCK + t]), l = broadcast_word(&weights->low[r][b * INT8_BLOCK + t]);
                 for (int c = 0; c < columns; c++)
                     high[r][c] = dot_small(high[r][c], h, value[c]), low[r][c] = dot_small(low[r][c], l, value[c]);
             }
@@ -64,7 +64,7 @@ ALWAYS void int8_outputs(const int rows, const int columns, const Int8Rows *x, i
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++) {
             float *to = x->part.out + (first + r) * x->dim + from + c * LANES;
-            floats sum = of_digits(as_floats(high[r][c]), as_floats(low[r][c]));
+            f32v sum = of_digits(as_floats(high[r][c]), as_floats(low[r][c]));
             store(to, fma_lanes(sum, broadcast(weights->units[r]), load(to) * broadcast(weights->keep[r])));
         }
 }
@@ -188,7 +188,7 @@ static void join(const Int8Rows *x, const Part *sum, const Part *part) {
     for (int64_t r = 0; r < x->rows; r++) {
         float a = sum->maxima[r], b = part->maxima[r], changes[LANES];
         store(changes, exp2_lanes(broadcast((a > b ? b - a : a - b) * x->scales[r])));
-        floats keep = broadcast(a > b ? 1.0f : changes[0]), share = broadcast(a > b ? changes[0] : 1.0f);
+        f32v keep = broadcast(a > b ? 1.0f : changes[0]), share = broadcast(a > b ? changes[0] : 1.0f);
         sum->maxima[r] = a > b ? a : b;
         float *totals = sum->totals + r * LANES;
         store(totals, fma_lanes(load(part->totals + r * LANES), share, load(totals) * keep));

@@ -34,7 +34,7 @@ ALWAYS void zero_sums(void) {
     _tile_zero(3);
 }
 
-ALWAYS floats of_tile(TileSums *sums, int which, int64_t row) {
+ALWAYS f32v of_tile(TileSums *sums, int which, int64_t row) {
     return of_digits(as_floats(_mm512_load_si512((*sums)[2 * which][row])), as_floats(_mm512_load_si512((*sums)[2 * which + 1][row])));
 }
 
@@ -87,7 +87,7 @@ static void add_outputs(const Int8Rows *x, Int8Tile *t, int64_t from) {
     for (int64_t r = 0; r < t->rows; r++)
         for (int i = 0; i < 4; i++) {
             float *to = x->part.out + (t->first + r) * x->dim + from + i * 16;
-            floats sum = of_tile(&t->outputs[i / 2], i % 2, r);
+            f32v sum = of_tile(&t->outputs[i / 2], i % 2, r);
             store(to, fma_lanes(sum, broadcast(t->weights.units[r]), load(to) * broadcast(t->weights.keep[r])));
         }
 }

@@ -16,18 +16,18 @@
 #define DOT_COLUMNS 4             /* vectors of four numbers: the keys of a block, or 16 outputs */
 #define BYTE_SUM_MAX (127 * 127)  /* of one product; those of the 128 tokens of a key tile always fit */
 
-typedef ints DotTile[INT8_ROWS][DOT_COLUMNS];
+typedef i32v DotTile[INT8_ROWS][DOT_COLUMNS];
 
 /* Sixteen bytes of each row times four lines of `stride` bytes from `w` on. `ahead`: lines to fetch meanwhile, if `fetches`. */
 ALWAYS void add_dots(const int rows, const int fetches, DotTile sum, const int8_t *x, int64_t x_stride, const uint8_t *w, int64_t stride,
                      const int8_t *ahead) {
-    bytes row[INT8_ROWS];
+    i8v row[INT8_ROWS];
     UNROLL for (int r = 0; r < rows; r++) row[r] = vld1q_s8(x + r * x_stride);
     UNROLL for (int word = 0; word < 4; word++, w += stride, ahead += stride) {
         if (fetches) __builtin_prefetch(ahead, 0, 2);
         SCHED_FENCE;
         UNROLL for (int c = 0; c < DOT_COLUMNS; c++) {
-            bytes four = load_bytes(w + c * 16);
+            i8v four = load_bytes(w + c * 16);
             UNROLL for (int r = 0; r < rows; r++) sum[r][c] = dot_word(sum[r][c], four, row[r], word);
         }
     }
@@ -49,9 +49,9 @@ ALWAYS void score_tile(const int rows, const int fetches, const Int8Rows *x, int
         add_dots(rows, fetches, sum, x->queries + first * x->dim + d, x->dim, (const uint8_t *)keys->numbers + d * INT8_BLOCK,
                  INT8_BLOCK * 4, key_tile->next_keys[b] + d * INT8_BLOCK);
     UNROLL for (int c = 0; c < DOT_COLUMNS; c++) {
-        floats scale = load(keys->scales + c * LANES);
+        f32v scale = load(keys->scales + c * LANES);
         UNROLL for (int r = 0; r < rows; r++) {
-            floats score = fits ? float_of_sum(sum[r][c]) : as_floats(sum[r][c] - sum_start());
+            f32v score = fits ? float_of_sum(sum[r][c]) : as_floats(sum[r][c] - sum_start());
             store(scores[r].scores + b * INT8_BLOCK + c * LANES, score * scale);
         }
     }
@@ -91,7 +91,7 @@ ALWAYS void output_tile(const int rows, const int fetches, const Int8Rows *x, in
     DIGIT_TILES[rows - 1][0](weights->low[0], x->dim, key_tile, blocks, from, low);
     UNROLL for (int r = 0; r < rows; r++) {
         float *to = x->part.out + (first + r) * x->dim + from;
-        floats unit = broadcast(weights->units[r]), keep = broadcast(weights->keep[r]);
+        f32v unit = broadcast(weights->units[r]), keep = broadcast(weights->keep[r]);
         UNROLL for (int c = 0; c < DOT_COLUMNS * LANES; c += LANES)
             store(to + c, fma_lanes(of_digits(load(&high[r][c]), load(&low[r][c])), unit, load(to + c) * keep));
     }

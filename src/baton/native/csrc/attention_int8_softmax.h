@@ -41,8 +41,8 @@ typedef struct { int8_t *numbers; float *scales; } Int8Block;  /* keys, or value
 
 ALWAYS Int8Block int8_block(const AttentionArgs *layer, int64_t number, int64_t head, int64_t from) {
     const Shape *shape = layer->shape;
-    int64_t numbers = shape->head_dim * INT8_BLOCK, bytes = numbers + INT8_BLOCK * (int64_t)sizeof(float);
-    int8_t *at = (int8_t *)layer->pool + number * shape->block_stride + from + head * bytes;
+    int64_t numbers = shape->head_dim * INT8_BLOCK, i8v = numbers + INT8_BLOCK * (int64_t)sizeof(float);
+    int8_t *at = (int8_t *)layer->pool + number * shape->block_stride + from + head * i8v;
     return (Int8Block){at, (float *)(at + numbers)};
 }
 
@@ -123,7 +123,7 @@ static float hide(const KeyTile *key_tile, int64_t low, int64_t high, int64_t wi
 /* Scores that are yet to be multiplied by the scales of their rows; on tiles, of their keys, too: then they are integers. */
 typedef union { float scores[INT8_KEY_TILE]; int32_t sums[INT8_KEY_TILE]; } ScoreRow;
 
-ALWAYS floats score_lanes(const int summed, ScoreRow *row, const KeyTile *key_tile, int64_t t) {
+ALWAYS f32v score_lanes(const int summed, ScoreRow *row, const KeyTile *key_tile, int64_t t) {
 #if HAS_AMX
     if (summed) store(row->scores + t, as_floats(_mm512_load_si512(row->sums + t)) * load(key_tile->key_scales + t));
 #endif
@@ -131,8 +131,8 @@ ALWAYS floats score_lanes(const int summed, ScoreRow *row, const KeyTile *key_ti
     return load(row->scores + t);
 }
 
-ALWAYS floats best_lanes(const int summed, ScoreRow *row, const KeyTile *key_tile, int64_t width) {
-    floats best = score_lanes(summed, row, key_tile, 0);
+ALWAYS f32v best_lanes(const int summed, ScoreRow *row, const KeyTile *key_tile, int64_t width) {
+    f32v best = score_lanes(summed, row, key_tile, 0);
     for (int64_t t = LANES; t < width; t += LANES) best = max_lanes(score_lanes(summed, row, key_tile, t), best);
     return best;
 }
@@ -146,7 +146,7 @@ ALWAYS void softmax_int8(const int summed, const Item *item, const Int8Rows *x, 
     for (int64_t r = 0; r < rows; r++) {
         int64_t position = x->positions[first + r];
         int64_t low = max_int(first_seen(item, position) - key_tile->start, 0), high = min_int(position + 1 - key_tile->start, all);
-        floats best = best_lanes(summed, &scores[r], key_tile, width);
+        f32v best = best_lanes(summed, &scores[r], key_tile, width);
         shares[r] = key_tile->shares, weights->units[r] = key_tile->unit;
         if (low > 0 || high < all) {
             weights->units[r] = hide(key_tile, low, high, width, scores[r].scores, own_shares[r]);
@@ -159,18 +159,18 @@ ALWAYS void softmax_int8(const int summed, const Item *item, const Int8Rows *x, 
     }
     float changes[TILE_HEIGHT];
     for (int64_t r = 0; r < rows; r += LANES) {
-        floats from = load(tops + r), to = load(before + r);
+        f32v from = load(tops + r), to = load(before + r);
         store(changes + r, exp2_lanes((min_lanes(from, to) - max_lanes(from, to)) * load(scales + r)));
     }
     for (int64_t r = 0; r < rows; r++) {
         float keep = tops[r] > before[r] ? changes[r] : 1.0f, share = tops[r] > before[r] ? 1.0f : changes[r];
-        floats scale = broadcast(scales[r]), top = broadcast(below_top(scores[r].scores, width, tops[r], scales[r]));
-        floats sum = broadcast(first_total(tops[r], scales[r]));
+        f32v scale = broadcast(scales[r]), top = broadcast(below_top(scores[r].scores, width, tops[r], scales[r]));
+        f32v sum = broadcast(first_total(tops[r], scales[r]));
         for (int64_t t = 0; t < width; t += DIGITS_AT_ONCE) {
-            floats shared[DIGITS_AT_ONCE / LANES];
+            f32v shared[DIGITS_AT_ONCE / LANES];
 #pragma GCC unroll 4
             for (int i = 0; i < DIGITS_AT_ONCE / LANES; i++) {
-                floats weight = exp2_of_weight(fma_lanes(load(scores[r].scores + t + i * LANES), scale, top));
+                f32v weight = exp2_of_weight(fma_lanes(load(scores[r].scores + t + i * LANES), scale, top));
                 sum += weight;
                 shared[i] = weight * load(shares[r] + t + i * LANES);
             }

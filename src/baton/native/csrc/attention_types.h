@@ -104,7 +104,7 @@ ALWAYS int64_t first_seen(const Item *item, int64_t position) {
 ALWAYS float softmax(float *restrict scores, int64_t width, int64_t low, int64_t high, float *maximum, float *restrict totals) {
     for (int64_t t = 0; t < low; t++) scores[t] = -INFINITY;
     for (int64_t t = high; t < width; t++) scores[t] = -INFINITY;
-    floats best = load(scores);
+    f32v best = load(scores);
     for (int64_t t = LANES; t < width; t += LANES) best = max_lanes(load(scores + t), best);
     float top = max_of_lanes(best), before = *maximum;
     top = top > before ? top : before;

@@ -36,22 +36,22 @@ ALWAYS float inverse_of(float largest, float most) { return largest > SCALED_LEA
  * none of them negative, as two digits. */
 #if LANES == 16
 
-ALWAYS floats exp2_lanes(floats x) {
+ALWAYS f32v exp2_lanes(f32v x) {
     __mmask16 some = _mm512_cmp_ps_mask(x, broadcast(-126.0f), _CMP_NLT_UQ);  /* what is no number stays none */
-    floats r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);  /* from the whole number below, as scalef takes it */
-    floats p = fma_lanes(broadcast(1.342668457e-2f), r, broadcast(5.224247357e-2f));
+    f32v r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);  /* from the whole number below, as scalef takes it */
+    f32v p = fma_lanes(broadcast(1.342668457e-2f), r, broadcast(5.224247357e-2f));
     p = fma_lanes(p, r, broadcast(2.412802052e-1f));
     p = fma_lanes(p, r, broadcast(6.930448448e-1f));
     return _mm512_maskz_scalef_ps(some, fma_lanes(p, r, broadcast(1.0f)), x);
 }
 
 /* x: 64 numbers. */
-ALWAYS void store_digits(const floats *x, int8_t *high, int8_t *low) {
-    const ints order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);  /* packing goes by quarters */
-    ints early = _mm512_packus_epi32(_mm512_cvtps_epi32(x[0]), _mm512_cvtps_epi32(x[1]));
-    ints late = _mm512_packus_epi32(_mm512_cvtps_epi32(x[2]), _mm512_cvtps_epi32(x[3])), mask = _mm512_set1_epi16(127);
-    ints highs = _mm512_packus_epi16(_mm512_srli_epi16(early, 7), _mm512_srli_epi16(late, 7));
-    ints lows = _mm512_packus_epi16(_mm512_and_si512(early, mask), _mm512_and_si512(late, mask));
+ALWAYS void store_digits(const f32v *x, int8_t *high, int8_t *low) {
+    const i32v order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);  /* packing goes by quarters */
+    i32v early = _mm512_packus_epi32(_mm512_cvtps_epi32(x[0]), _mm512_cvtps_epi32(x[1]));
+    i32v late = _mm512_packus_epi32(_mm512_cvtps_epi32(x[2]), _mm512_cvtps_epi32(x[3])), mask = _mm512_set1_epi16(127);
+    i32v highs = _mm512_packus_epi16(_mm512_srli_epi16(early, 7), _mm512_srli_epi16(late, 7));
+    i32v lows = _mm512_packus_epi16(_mm512_and_si512(early, mask), _mm512_and_si512(late, mask));
     _mm512_storeu_si512(high, _mm512_permutexvar_epi32(order, highs));
     _mm512_storeu_si512(low, _mm512_permutexvar_epi32(order, lows));
 }
@@ -73,28 +73,28 @@ ALWAYS float exp2_short(float x) {
 
 #define ROUNDER 12582912.0f  /* 1.5 * 2^23: what is added to it is rounded to a whole number, and that is in the last bits of the sum */
 
-ALWAYS floats exp2_lanes(floats x) {
+ALWAYS f32v exp2_lanes(f32v x) {
     uint32x4_t nothing = vcltq_f32(x, broadcast(-126.0f));
-    floats y = vbslq_f32(nothing, broadcast(-126.0f), x);
-    floats n = (y + broadcast(ROUNDER)) - broadcast(ROUNDER), r = y - n;
-    floats p = fma_lanes(broadcast(9.6149742603302e-3f), r, broadcast(5.5967118591070e-2f));
+    f32v y = vbslq_f32(nothing, broadcast(-126.0f), x);
+    f32v n = (y + broadcast(ROUNDER)) - broadcast(ROUNDER), r = y - n;
+    f32v p = fma_lanes(broadcast(9.6149742603302e-3f), r, broadcast(5.5967118591070e-2f));
     p = fma_lanes(p, r, broadcast(2.4023555219173e-1f));
     p = fma_lanes(p, r, broadcast(6.9311290979385e-1f));
     p = fma_lanes(p, r, broadcast(1.0f));
-    floats power = vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23));
+    f32v power = vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23));
     return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(p * power), nothing));
 }
 
 /* The same for weights, of which less than 2^-126 adds nothing to anything: it may become less than that instead of zero, and a NaN
  * any number (first_total). Without comparisons and conversions, which a Neoverse-N1 has one slow pipe for:
  * n is added to the exponent. */
-ALWAYS floats exp2_of_weight(floats x) {
+ALWAYS f32v exp2_of_weight(f32v x) {
     static const float factors[4][LANES] = {{5.5967118591070e-2f, 5.5967118591070e-2f, 5.5967118591070e-2f, 5.5967118591070e-2f},
                                             {2.4023555219173e-1f, 2.4023555219173e-1f, 2.4023555219173e-1f, 2.4023555219173e-1f},
                                             {6.9311290979385e-1f, 6.9311290979385e-1f, 6.9311290979385e-1f, 6.9311290979385e-1f},
                                             {1.0f, 1.0f, 1.0f, 1.0f}};
-    floats y = vmaxq_f32(x, broadcast(-127.0f)), rounded = y + broadcast(ROUNDER), r = y - (rounded - broadcast(ROUNDER));
-    floats p = fma_lanes(broadcast(9.6149742603302e-3f), r, loaded_again(factors[0]));
+    f32v y = vmaxq_f32(x, broadcast(-127.0f)), rounded = y + broadcast(ROUNDER), r = y - (rounded - broadcast(ROUNDER));
+    f32v p = fma_lanes(broadcast(9.6149742603302e-3f), r, loaded_again(factors[0]));
     p = fma_lanes(p, r, loaded_again(factors[1]));
     p = fma_lanes(p, r, loaded_again(factors[2]));
     p = fma_lanes(p, r, loaded_again(factors[3]));
@@ -102,7 +102,7 @@ ALWAYS floats exp2_of_weight(floats x) {
 }
 
 /* x: 16 numbers. */
-ALWAYS void store_digits(const floats *x, int8_t *high, int8_t *low) {
+ALWAYS void store_digits(const f32v *x, int8_t *high, int8_t *low) {
     int16x8_t whole[2];
     for (int i = 0; i < 2; i++)
         whole[i] = vuzp1q_s16(vreinterpretq_s16_f32(x[2 * i] + broadcast(ROUNDER)), vreinterpretq_s16_f32(x[2 * i + 1] + broadcast(ROUNDER)));
@@ -112,14 +112,14 @@ ALWAYS void store_digits(const floats *x, int8_t *high, int8_t *low) {
 
 #else
 
-ALWAYS floats exp2_lanes(floats x) {
+ALWAYS f32v exp2_lanes(f32v x) {
     float lanes[LANES];
     store(lanes, x);
     for (int j = 0; j < LANES; j++) lanes[j] = exp2_short(lanes[j]);
     return load(lanes);
 }
 
-ALWAYS void store_digits(const floats *x, int8_t *high, int8_t *low) {
+ALWAYS void store_digits(const f32v *x, int8_t *high, int8_t *low) {
     float numbers[DIGITS_AT_ONCE];
     for (int i = 0; i < DIGITS_AT_ONCE / LANES; i++) store(numbers + i * LANES, x[i]);
     for (int j = 0; j < DIGITS_AT_ONCE; j++) {
@@ -135,7 +135,7 @@ ALWAYS void store_digits(const floats *x, int8_t *high, int8_t *low) {
 #if defined(__aarch64__)
 ALWAYS float first_total(float top, float scale) { return (top - top) + (scale - scale); }
 #else
-ALWAYS floats exp2_of_weight(floats x) { return exp2_lanes(x); }
+ALWAYS f32v exp2_of_weight(f32v x) { return exp2_lanes(x); }
 ALWAYS float first_total(float top, float scale) { return (void)top, (void)scale, 0.0f; }  /* exp2_lanes() keeps what is no number */
 #endif
 
@@ -149,4 +149,4 @@ ALWAYS float below_top(float *restrict scores, int64_t width, float top, float s
     return 0.0f;
 }
 
-ALWAYS floats of_digits(floats high, floats low) { return fma_lanes(high, broadcast(128.0f), low); }  /* both are exact */
+ALWAYS f32v of_digits(f32v high, f32v low) { return fma_lanes(high, broadcast(128.0f), low); }  /* both are exact */

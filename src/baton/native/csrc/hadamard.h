@@ -15,7 +15,7 @@
 #define HOUSEHOLDER_MAX 13   /* numbers: of more, a reflection hardly rotates anything */
 
 /* Sums and differences within a vector. */
-ALWAYS floats hadamard_lanes(floats x) {
+ALWAYS f32v hadamard_lanes(f32v x) {
 #if LANES == 16
     x = _mm512_fmadd_ps(x, _mm512_setr_ps(1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1), _mm512_permute_ps(x, 0xb1));
     x = _mm512_fmadd_ps(x, _mm512_setr_ps(1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1), _mm512_permute_ps(x, 0x4e));
@@ -26,8 +26,8 @@ ALWAYS floats hadamard_lanes(floats x) {
     x = _mm256_fmadd_ps(x, _mm256_setr_ps(1, 1, -1, -1, 1, 1, -1, -1), _mm256_permute_ps(x, 0x4e));
     return _mm256_fmadd_ps(x, _mm256_setr_ps(1, 1, 1, 1, -1, -1, -1, -1), _mm256_permute2f128_ps(x, x, 1));
 #elif defined(__aarch64__)
-    x = fma_lanes(x, (floats){1, -1, 1, -1}, vrev64q_f32(x));
-    return fma_lanes(x, (floats){1, 1, -1, -1}, vextq_f32(x, x, 2));
+    x = fma_lanes(x, (f32v){1, -1, 1, -1}, vrev64q_f32(x));
+    return fma_lanes(x, (f32v){1, 1, -1, -1}, vextq_f32(x, x, 2));
 #else
     float a[4];
     store(a, x);
@@ -38,19 +38,19 @@ ALWAYS floats hadamard_lanes(floats x) {
 }
 
 /* Scaled, and rotated within the vector. */
-ALWAYS floats scaled_hadamard_lanes(const float *x, const float *input_scales) { return hadamard_lanes(load(x) * load(input_scales)); }
+ALWAYS f32v scaled_hadamard_lanes(const float *x, const float *input_scales) { return hadamard_lanes(load(x) * load(input_scales)); }
 
 /* Numbers `apart` and 2 * `apart` from each other. Where these are neighbouring vectors, it is the first that is done with a row. */
 ALWAYS void hadamard_radix4(const float *input_scales, float *x, int64_t width, int64_t apart) {
     for (int64_t at = 0; at < width; at += 4 * apart)
         for (int64_t i = at; i < at + apart; i += LANES) {
             int64_t j = i + apart, k = j + apart, l = k + apart;
-            floats a, b, c, d;
+            f32v a, b, c, d;
             if (input_scales) a = scaled_hadamard_lanes(x + i, input_scales + i), b = scaled_hadamard_lanes(x + j, input_scales + j);
             else a = load(x + i), b = load(x + j);
             if (input_scales) c = scaled_hadamard_lanes(x + k, input_scales + k), d = scaled_hadamard_lanes(x + l, input_scales + l);
             else c = load(x + k), d = load(x + l);
-            floats ab = a + b, cd = c + d, a_b = a - b, c_d = c - d;
+            f32v ab = a + b, cd = c + d, a_b = a - b, c_d = c - d;
             store(x + i, ab + cd), store(x + j, a_b + c_d);
             store(x + k, ab - cd), store(x + l, a_b - c_d);
         }
@@ -59,7 +59,7 @@ ALWAYS void hadamard_radix4(const float *input_scales, float *x, int64_t width, 
 ALWAYS void hadamard_radix2(const float *input_scales, float *x, int64_t width, int64_t apart) {
     for (int64_t at = 0; at < width; at += 2 * apart)
         for (int64_t i = at; i < at + apart; i += LANES) {
-            floats a, b;
+            f32v a, b;
             if (input_scales) a = scaled_hadamard_lanes(x + i, input_scales + i), b = scaled_hadamard_lanes(x + i + apart, input_scales + i + apart);
             else a = load(x + i), b = load(x + i + apart);
             store(x + i, a + b), store(x + i + apart, a - b);
@@ -67,10 +67,10 @@ ALWAYS void hadamard_radix2(const float *input_scales, float *x, int64_t width, 
 }
 
 ALWAYS void householder(float *x, int64_t width, int64_t apart, const int64_t factor) {
-    const floats share = broadcast(-2.0f / (float)factor);
+    const f32v share = broadcast(-2.0f / (float)factor);
     for (int64_t at = 0; at < width; at += factor * apart)
         for (int64_t i = at; i < at + apart; i += LANES) {
-            floats sum = load(x + i);
+            f32v sum = load(x + i);
             for (int64_t f = 1; f < factor; f++) sum = sum + load(x + i + f * apart);
             for (int64_t f = 0; f < factor; f++) store(x + i + f * apart, fma_lanes(sum, share, load(x + i + f * apart)));
         }

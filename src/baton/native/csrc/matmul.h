@@ -12,7 +12,7 @@
 /* What matmul_q4.h and matmul_q4_amx.h both have:
  *
  *   quantize_row_q8   floats of a row become what the products take
- *   plan_q4           groups of a matrix, and bytes of its scales and minima
+ *   plan_q4           groups of a matrix, and bytes of its scales and corrections
  *   pack_q4           GGUF's blocks of rows become the outputs `places` of one panel
  *   q4_times_rows     rows [first, end) through one panel
  */
@@ -42,12 +42,12 @@ static void int8_times_rows(const Matrix *m, int64_t panel, int64_t last, const 
     }
 }
 
-/* Fills in what follows from kind and size, and says how many bytes numbers, scales and minima take. */
-static void plan(Matrix *m, int64_t bytes[3]) {
-    m->panels = (m->outputs + PANEL - 1) / PANEL, m->groups = 0, bytes[1] = bytes[2] = 0;
-    if (m->kind == ROTATED_INT8) plan_int8(m, bytes);
-    else if (m->kind != F32) plan_q4(m, bytes);
-    bytes[0] = m->panels * panel_bytes(m);
+/* Fills in what follows from kind and size, and says how many bytes numbers, scales and corrections take. */
+static void plan(Matrix *m, int64_t sizes[3]) {
+    m->panels = (m->outputs + PANEL - 1) / PANEL, m->groups = 0, sizes[1] = sizes[2] = 0;
+    if (m->kind == ROTATED_INT8) plan_int8(m, sizes);
+    else if (m->kind != F32) plan_q4(m, sizes);
+    sizes[0] = m->panels * panel_bytes(m);
 }
 
 /* A row as this matrix takes it. */

@@ -26,7 +26,7 @@ ALWAYS int can_be_scaled(float largest) { return largest > BYTE_LEAST && largest
 
 static void quantize_row_int8(const Matrix *m, const Rows *rows, int64_t row) {
     float *x = rows->plain + row * rows->width;
-    const float *input_scales = m->minima;
+    const float *input_scales = m->input_scales;
     int8_t *q = rows->quantized + row * padded(rows);
     if (m->input_squares)
         for (int64_t i = 0; i < rows->width; i++) m->input_squares[row * rows->width + i] = x[i] * x[i];
@@ -40,13 +40,13 @@ static void quantize_row_int8(const Matrix *m, const Rows *rows, int64_t row) {
 
 /* ---- weights ----
  *
- *   scales   [panel][output] units
- *   minima   [inputs] input scale
+ *   scales         [panel][output] units
+ *   input_scales   [inputs]
  */
 
-static void plan_int8(Matrix *m, int64_t bytes[3]) {
+static void plan_int8(Matrix *m, int64_t sizes[3]) {
     m->groups = round_up(m->inputs, AMX_STEP) / GROUP;
-    bytes[1] = m->panels * PANEL * 4, bytes[2] = m->inputs * 4;
+    sizes[1] = m->panels * PANEL * 4, sizes[2] = m->inputs * 4;
 }
 
 /* x: the floats of the row that becomes output `to`; they are rotated here. `inverse`: [inputs] one over the input scale. The bytes go to
@@ -75,7 +75,7 @@ static void pack_int8(const Matrix *m, const int8_t *rows, int64_t row_bytes, co
 
 /* ---- products ---- */
 
-ALWAYS floats int8_value(ints sum, floats unit, float scale) { return as_floats(sum) * (unit * broadcast(scale)); }
+ALWAYS f32v int8_value(i32v sum, f32v unit, float scale) { return as_floats(sum) * (unit * broadcast(scale)); }
 
 #if !defined(__aarch64__)
 
@@ -85,7 +85,7 @@ ALWAYS void tile_of_whole(const int rows, const int kind, const Matrix *m, const
     const int chains = rows == 1 ? 4 : rows == 2 ? 2 : 1;  /* sums that do not wait for each other */
     const int8_t *q = x->quantized + first * padded(x);
     const float *units = (const float *)m->scales + panel * PANEL + at;
-    ints sum[4][TILE_ROWS][TILE_PARTS];
+    i32v sum[4][TILE_ROWS][TILE_PARTS];
     for (int c = 0; c < chains; c++)
         for (int r = 0; r < rows; r++)
             for (int p = 0; p < TILE_PARTS; p++) sum[c][r][p] = broadcast_int(c ? 0 : -WEIGHT8_OFFSET * x->sums[first + r]);
@@ -93,19 +93,19 @@ ALWAYS void tile_of_whole(const int rows, const int kind, const Matrix *m, const
     for (int64_t k = 0; k < m->groups * GROUP; k += 16)
 #pragma GCC unroll 4
         for (int f = 0; f < 4; f++, w += PANEL * 4) {
-            bytes weights[TILE_PARTS];
+            i8v weights[TILE_PARTS];
             for (int p = 0; p < TILE_PARTS; p++) {
                 weights[p] = load_bytes(w + p * LANES * 4);
                 if (rows == 1) __builtin_prefetch(w + p * LANES * 4 + FETCHED_AHEAD, 0, 2);
             }
             for (int r = 0; r < rows; r++) {
-                bytes four = broadcast_word(q + r * padded(x) + k + f * 4);
+                i8v four = broadcast_word(q + r * padded(x) + k + f * 4);
                 for (int p = 0; p < TILE_PARTS; p++) sum[f % chains][r][p] = dot_full(sum[f % chains][r][p], weights[p], four);
             }
         }
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < TILE_PARTS; p++) {
-            ints whole = sum[0][r][p];
+            i32v whole = sum[0][r][p];
             for (int c = 1; c < chains; c++) whole = sum_of(whole, sum[c][r][p]);
             store(&out[r][at + p * LANES], int8_value(whole, load(units + p * LANES), x->scales[first + r]));
         }

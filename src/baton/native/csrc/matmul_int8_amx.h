@@ -10,21 +10,21 @@ typedef struct {
     _Alignas(64) int32_t sums[2][2][TILE_HEIGHT][LANES];  /* [tile of rows][half of the panel] */
     int64_t row, rows;
     int64_t height;              /* rows of a tile */
-    floats units[2];             /* of the halves of the panel */
+    f32v units[2];             /* of the halves of the panel */
     const float *bias;           /* of the panel, or NULL */
     float *to;                   /* column of the panel, row 0 */
 } Int8Batch;
 
-ALWAYS floats tile_value(const Int8Batch *b, const Rows *x, int64_t r, int h) {
+ALWAYS f32v tile_value(const Int8Batch *b, const Rows *x, int64_t r, int h) {
     const int32_t *sums = r < b->height ? b->sums[0][h][r] : b->sums[1][h][r - b->height];
-    ints whole = _mm512_sub_epi32(_mm512_load_si512(sums), broadcast_int(WEIGHT8_OFFSET * x->sums[b->row + r]));
+    i32v whole = _mm512_sub_epi32(_mm512_load_si512(sums), broadcast_int(WEIGHT8_OFFSET * x->sums[b->row + r]));
     return int8_value(whole, b->units[h], x->scales[b->row + r]);
 }
 
 /* Rows [first, end) of a batch: what finish() does, without memory in between. */
 ALWAYS void put_rows(const int paired, const Then then, const Int8Batch *b, const Rows *x, int64_t stride, int64_t first, int64_t end) {
     for (int64_t r = first; r < end; r++) {
-        floats early = tile_value(b, x, r, 0), late = tile_value(b, x, r, 1);
+        f32v early = tile_value(b, x, r, 0), late = tile_value(b, x, r, 1);
         float *to = b->to + (b->row + r) * stride;
         if (b->bias) early += load(b->bias), late += load(b->bias + HALF_PANEL);
         if (paired) early = silu_lanes(early) * late;

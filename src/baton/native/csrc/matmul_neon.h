@@ -32,17 +32,17 @@ typedef struct {
  * scales of a panel that many rows share were made floats before. */
 ALWAYS void sdot_tile(const int rows, const int parts, const Form form, const int kind, const SdotPanel *c, int64_t groups, int at,
                       const Rows *x, int64_t first, float (*out)[PANEL]) {
-    const int words = form == AS_BYTES ? FOURS : FOURS / 2, scale_bytes = form == AS_BYTES ? 4 : 2;
+    const int words = form == AS_BYTES ? GROUP_WORDS : GROUP_WORDS / 2, scale_bytes = form == AS_BYTES ? 4 : 2;
     const uint8_t *w = c->numbers + at * 4, *scales = (const uint8_t *)c->scales + at * scale_bytes;
     const uint8_t *minima = (const uint8_t *)c->minima + at * scale_bytes;
     const int8_t *row = x->quantized + first * x->width;
-    floats sum[SDOT_ROWS][SDOT_SUMS];
+    f32v sum[SDOT_ROWS][SDOT_SUMS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int p = 0; p < parts; p++) sum[r][p] = broadcast(0.0f);
     for (int64_t g = 0; g < groups; g++, scales += PANEL * scale_bytes, minima += PANEL * scale_bytes, row += GROUP) {
         int64_t of = g * x->stride + first;
-        ints whole[SDOT_ROWS][SDOT_SUMS];
-        bytes q[2][SDOT_ROWS];
+        i32v whole[SDOT_ROWS][SDOT_SUMS];
+        i8v q[2][SDOT_ROWS];
         UNROLL for (int r = 0; r < rows; r++) {
             q[0][r] = vld1q_s8(row + r * x->width), q[1][r] = vld1q_s8(row + r * x->width + 16);
             UNROLL for (int p = 0; p < parts; p++)
@@ -50,11 +50,11 @@ ALWAYS void sdot_tile(const int rows, const int parts, const Form form, const in
         }
         UNROLL for (int f = 0; f < words; f++, w += PANEL * 4) {
             SCHED_FENCE;
-            bytes both[SDOT_SUMS];
+            i8v both[SDOT_SUMS];
             if (form == AS_BYTES && rows > 2) load_two(w, both);
             else UNROLL for (int p = 0; p < parts; p++) both[p] = load_bytes(w + p * LANES * 4);
             UNROLL for (int p = 0; p < parts; p++) {
-                bytes low = low_nibbles(both[p]), high = high_nibbles(both[p]);
+                i8v low = low_nibbles(both[p]), high = high_nibbles(both[p]);
                 UNROLL for (int r = 0; r < rows; r++) {
                     if (form == AS_BYTES) whole[r][p] = dot_word(whole[r][p], both[p], q[f / 4][r], f % 4);
                     else whole[r][p] = dot_word(dot_word(whole[r][p], low, q[0][r], f), high, q[1][r], f);
@@ -62,14 +62,14 @@ ALWAYS void sdot_tile(const int rows, const int parts, const Form form, const in
             }
         }
         /* Rows of a tile lie beside each other, and there is room for more than there are. */
-        floats row_scales = load(x->scales + of), row_sums = kind == Q4_1 ? load(x->scaled_sums + of) : row_scales;
+        f32v row_scales = load(x->scales + of), row_sums = kind == Q4_1 ? load(x->scaled_sums + of) : row_scales;
         UNROLL for (int p = 0; p < parts; p++) {
-            floats scale = form == AS_BYTES ? load((const float *)(const void *)scales + p * LANES)
+            f32v scale = form == AS_BYTES ? load((const float *)(const void *)scales + p * LANES)
                                             : load_f16((const f16 *)(const void *)scales + p * LANES);
             UNROLL for (int r = 0; r < rows; r++)
                 sum[r][p] = fma_lanes(float_of_sum(whole[r][p]), of_lane(scale, row_scales, r), sum[r][p]);
             if (kind != Q4_1) continue;
-            floats minimum = form == AS_BYTES ? load((const float *)(const void *)minima + p * LANES)
+            f32v minimum = form == AS_BYTES ? load((const float *)(const void *)minima + p * LANES)
                                               : load_f16((const f16 *)(const void *)minima + p * LANES);
             UNROLL for (int r = 0; r < rows; r++) sum[r][p] = fma_lane(minimum, row_sums, r, sum[r][p]);
         }
@@ -104,14 +104,14 @@ SDOT_OF_PANELS(AS_BYTES, Q4_1)
 static SdotPanel unpack_for_sdot(const Matrix *m, const SdotPanel *packed, uint8_t *scratch) {
     float *scales = (float *)(void *)(scratch + m->groups * GROUP * PANEL), *minima = scales + m->groups * PANEL;
     const uint8_t *from = packed->numbers;
-    const bytes offset = vdupq_n_s8(m->kind == Q4_0 ? 8 : 0);
+    const i8v offset = vdupq_n_s8(m->kind == Q4_0 ? 8 : 0);
     for (int64_t g = 0; g < m->groups; g++)
-        for (int f = 0; f < FOURS / 2; f++)
+        for (int f = 0; f < GROUP_WORDS / 2; f++)
             for (int b = 0; b < PANEL * 4; b += 16, from += 16) {
-                int8_t *to = (int8_t *)scratch + (g * FOURS + f) * PANEL * 4 + b;
-                bytes both = load_bytes(from);
+                int8_t *to = (int8_t *)scratch + (g * GROUP_WORDS + f) * PANEL * 4 + b;
+                i8v both = load_bytes(from);
                 vst1q_s8(to, vsubq_s8(low_nibbles(both), offset));
-                vst1q_s8(to + FOURS / 2 * PANEL * 4, vsubq_s8(high_nibbles(both), offset));
+                vst1q_s8(to + GROUP_WORDS / 2 * PANEL * 4, vsubq_s8(high_nibbles(both), offset));
             }
     for (int64_t i = 0; i < m->groups * PANEL; i += LANES) {
         store(scales + i, load_f16((const f16 *)packed->scales + i));
@@ -122,7 +122,7 @@ static SdotPanel unpack_for_sdot(const Matrix *m, const SdotPanel *packed, uint8
 
 static void sdot_panel_times_rows(const Matrix *m, int64_t panel, const uint8_t *w, const Rows *x, int64_t first, int64_t end,
                                  uint8_t *scratch, const Out *out) {
-    SdotPanel c = {w, (const f16 *)m->scales + panel * m->groups * PANEL, (const f16 *)m->minima + panel * m->groups * PANEL};
+    SdotPanel c = {w, (const f16 *)m->scales + panel * m->groups * PANEL, m->minima + panel * m->groups * PANEL};
     const SdotOfPanel *kernels = m->kind == Q4_0 ? sdot_AS_NIBBLES_Q4_0 : sdot_AS_NIBBLES_Q4_1;
     if (end - first >= UNPACK_FROM) {
         c = unpack_for_sdot(m, &c, scratch);
@@ -142,29 +142,29 @@ static void sdot_panel_times_rows(const Matrix *m, int64_t panel, const uint8_t 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 
 /* Words of two fours become eights: those of outputs 0 and 1, those of 2 and 3. */
-ALWAYS void zip_words(bytes a, bytes b, bytes *out) {
+ALWAYS void zip_words(i8v a, i8v b, i8v *out) {
     out[0] = vreinterpretq_s8_s32(vzip1q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
     out[1] = vreinterpretq_s8_s32(vzip2q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
 }
 
 /* The same for the eights of two rows: the first eight of both, the second of both. */
-ALWAYS void zip_eights(bytes a, bytes b, bytes *out) {
+ALWAYS void zip_eights(i8v a, i8v b, i8v *out) {
     out[0] = vreinterpretq_s8_s64(vzip1q_s64(vreinterpretq_s64_s8(a), vreinterpretq_s64_s8(b)));
     out[1] = vreinterpretq_s8_s64(vzip2q_s64(vreinterpretq_s64_s8(a), vreinterpretq_s64_s8(b)));
 }
 
 /* The panel as signed bytes, strip by strip: [4][group][4 eights][8 outputs][8]. */
 ALWAYS void smmla_unpack(const int kind, int64_t groups, const uint8_t *packed, uint8_t *out) {
-    const int words = kind == ROTATED_INT8 ? FOURS : FOURS / 2;
-    const bytes eight = vdupq_n_s8(8);
+    const int words = kind == ROTATED_INT8 ? GROUP_WORDS : GROUP_WORDS / 2;
+    const i8v eight = vdupq_n_s8(8);
     for (int64_t g = 0; g < groups; g++)
         UNROLL for (int f = 0; f < words; f += 2, packed += 2 * PANEL * 4)
             UNROLL for (int at = 0; at < PANEL; at += LANES) {
                 int8_t *to = (int8_t *)out + ((at / STRIP * groups + g) * GROUP + f * 4) * STRIP + at % STRIP * 8;
-                bytes eights[2];
+                i8v eights[2];
                 zip_words(load_bytes(packed + at * 4), load_bytes(packed + (PANEL + at) * 4), eights);
                 UNROLL for (int i = 0; i < 2; i++, to += 16) {
-                    bytes low = low_nibbles(eights[i]), high = high_nibbles(eights[i]);
+                    i8v low = low_nibbles(eights[i]), high = high_nibbles(eights[i]);
                     if (kind == Q4_0) low = vsubq_s8(low, eight), high = vsubq_s8(high, eight);
                     vst1q_s8(to, kind == ROTATED_INT8 ? eights[i] : low);
                     if (kind != ROTATED_INT8) vst1q_s8(to + GROUP / 2 * STRIP, high);
@@ -173,37 +173,37 @@ ALWAYS void smmla_unpack(const int kind, int64_t groups, const uint8_t *packed, 
 }
 
 /* A number of each of two neighbouring outputs, for both rows; of each of two neighbouring rows, for both outputs. */
-ALWAYS floats of_outputs(floats x, const int high) {
+ALWAYS f32v of_outputs(f32v x, const int high) {
     float64x2_t two = vreinterpretq_f64_f32(x);
     return vreinterpretq_f32_f64(high ? vzip2q_f64(two, two) : vzip1q_f64(two, two));
 }
-ALWAYS floats of_rows(floats x, const int high) { return high ? vzip2q_f32(x, x) : vzip1q_f32(x, x); }
+ALWAYS f32v of_rows(f32v x, const int high) { return high ? vzip2q_f32(x, x) : vzip1q_f32(x, x); }
 
 /* 2 * `pairs` rows times one strip. `q` says where the quantised rows are: what fills up a last pair may be any of them. (Of
  * scales, which lie beside each other, there is room for more than there are rows.) */
 ALWAYS void smmla_tile(const int pairs, const int kind, const Matrix *m, const uint8_t *w, const f16 *scales,
                          const f16 *minima, const Rows *x, int64_t first, const int8_t *const *q, float (*out)[PANEL], int at) {
-    floats sum[2][STRIP / 2];
+    f32v sum[2][STRIP / 2];
     UNROLL for (int i = 0; i < pairs; i++)
         UNROLL for (int j = 0; j < STRIP / 2; j++) sum[i][j] = broadcast(0.0f);
     const float *row_scales = x->scales + first, *row_sums = x->scaled_sums + first;
     for (int64_t g = 0; g < m->groups; g++, row_scales += x->stride, row_sums += x->stride, scales += PANEL, minima += PANEL) {
-        ints whole[2][STRIP / 2];
+        i32v whole[2][STRIP / 2];
         UNROLL for (int i = 0; i < pairs; i++)
             UNROLL for (int j = 0; j < STRIP / 2; j++) whole[i][j] = broadcast_int(0);
         UNROLL for (int h = 0; h < GROUP; h += 16) {
-            bytes eights[2][2];
+            i8v eights[2][2];
             UNROLL for (int i = 0; i < pairs; i++)
                 zip_eights(vld1q_s8(q[2 * i] + g * GROUP + h), vld1q_s8(q[2 * i + 1] + g * GROUP + h), eights[i]);
             UNROLL for (int e = 0; e < 2; e++)
                 UNROLL for (int j = 0; j < STRIP / 2; j++, w += 16) {
-                    bytes weights = load_bytes(w);
+                    i8v weights = load_bytes(w);
                     UNROLL for (int i = 0; i < pairs; i++) whole[i][j] = vmmlaq_s32(whole[i][j], eights[i][e], weights);
                 }
         }
-        floats row_scale = load(row_scales), row_sum = load(row_sums);
+        f32v row_scale = load(row_scales), row_sum = load(row_sums);
         UNROLL for (int j = 0; j < STRIP / 2; j++) {
-            floats scale = of_outputs(load_f16(scales + j / 2 * LANES), j % 2), minimum = broadcast(0.0f);
+            f32v scale = of_outputs(load_f16(scales + j / 2 * LANES), j % 2), minimum = broadcast(0.0f);
             if (kind == Q4_1) minimum = of_outputs(load_f16(minima + j / 2 * LANES), j % 2);
             UNROLL for (int i = 0; i < pairs; i++) {
                 sum[i][j] = fma_lanes(as_floats(whole[i][j]), scale * of_rows(row_scale, i), sum[i][j]);
@@ -231,7 +231,7 @@ SMMLA_TILE(smmla_q4_1, Q4_1)
 static void smmla_panel_times_rows(const Matrix *m, int64_t panel, const uint8_t *packed, const Rows *x, int64_t first,
                                     int64_t end, uint8_t *scratch, const Out *out) {
     const f16 *scales = (const f16 *)m->scales + panel * m->groups * PANEL;
-    const f16 *minima = (const f16 *)m->minima + panel * m->groups * PANEL;
+    const f16 *minima = m->minima + panel * m->groups * PANEL;
     if (m->kind == Q4_0) smmla_unpack(Q4_0, m->groups, packed, scratch);
     else smmla_unpack(Q4_1, m->groups, packed, scratch);
     while (first < end) {
@@ -265,19 +265,19 @@ static void neon_panel_times_rows(const Matrix *m, int64_t panel, const uint8_t 
 /* `rows` rows times `parts` vectors of outputs of a panel, from `at` on. */
 ALWAYS void int8_sdot(const int rows, const int parts, const Matrix *m, const uint8_t *w, int64_t panel, int at, const Rows *x,
                       int64_t first, float (*out)[PANEL]) {
-    ints sum[SDOT_ROWS][SDOT_SUMS];
+    i32v sum[SDOT_ROWS][SDOT_SUMS];
     const int8_t *q = x->quantized + first * padded(x);
     const float *units = (const float *)m->scales + panel * PANEL + at;
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int p = 0; p < parts; p++) sum[r][p] = broadcast_int(0);
     w += at * 4;
     for (int64_t k = 0; k < m->groups * GROUP; k += 16) {
-        bytes sixteen[SDOT_ROWS];
+        i8v sixteen[SDOT_ROWS];
         UNROLL for (int r = 0; r < rows; r++) sixteen[r] = vld1q_s8(q + r * padded(x) + k);
         UNROLL for (int f = 0; f < 4; f++, w += PANEL * 4) {
             SCHED_FENCE;
             UNROLL for (int p = 0; p < parts; p++) {
-                bytes weights = load_bytes(w + p * LANES * 4);
+                i8v weights = load_bytes(w + p * LANES * 4);
                 UNROLL for (int r = 0; r < rows; r++) sum[r][p] = dot_word(sum[r][p], weights, sixteen[r], f);
             }
         }
@@ -304,15 +304,15 @@ static void int8_sdot_of_panel(int rows, const Matrix *m, const uint8_t *w, int6
 
 /* 2 * `pairs` rows times one strip of a panel that smmla_unpack() has put in order. */
 ALWAYS void int8_smmla(const int pairs, int64_t inputs, const uint8_t *w, const int8_t *const *q, int32_t (*out)[PANEL], int at) {
-    ints sum[BYTE_PAIRS][STRIP / 2];
+    i32v sum[BYTE_PAIRS][STRIP / 2];
     UNROLL for (int i = 0; i < pairs; i++)
         UNROLL for (int j = 0; j < STRIP / 2; j++) sum[i][j] = broadcast_int(0);
     for (int64_t k = 0; k < inputs; k += 16) {
-        bytes eights[BYTE_PAIRS][2];
+        i8v eights[BYTE_PAIRS][2];
         UNROLL for (int i = 0; i < pairs; i++) zip_eights(vld1q_s8(q[2 * i] + k), vld1q_s8(q[2 * i + 1] + k), eights[i]);
         UNROLL for (int e = 0; e < 2; e++)
             UNROLL for (int j = 0; j < STRIP / 2; j++, w += 16) {
-                bytes weights = load_bytes(w);
+                i8v weights = load_bytes(w);
                 UNROLL for (int i = 0; i < pairs; i++) sum[i][j] = vmmlaq_s32(sum[i][j], eights[i][e], weights);
             }
     }

@@ -43,24 +43,24 @@ static void quantize_row_q8(const Rows *rows, int64_t row) {
 
 /* ---- weights ---- */
 
-static void plan_q4(Matrix *m, int64_t bytes[3]) {
+static void plan_q4(Matrix *m, int64_t sizes[3]) {
     m->groups = m->inputs / GROUP;
-    bytes[1] = m->panels * m->groups * PANEL * 2;
-    bytes[2] = m->kind == Q4_1 ? bytes[1] : 0;
+    sizes[1] = m->panels * m->groups * PANEL * 2;
+    sizes[2] = m->kind == Q4_1 ? sizes[1] : 0;
 }
 
 /* The panel is written from its first byte to its last, and the rows are read side by side. */
 static void pack_q4(const Matrix *m, const uint8_t *rows, int64_t row_bytes, const int64_t *places, int64_t count) {
     int64_t panel = places[0] / PANEL, has_minima = m->kind == Q4_1, block_bytes = has_minima ? 20 : 18;
     uint8_t *numbers = (uint8_t *)m->numbers + panel * panel_bytes(m);
-    for (int64_t g = 0; g < m->groups; g++, rows += block_bytes, numbers += FOURS / 2 * PANEL * 4) {
+    for (int64_t g = 0; g < m->groups; g++, rows += block_bytes, numbers += GROUP_WORDS / 2 * PANEL * 4) {
         f16 *scales = (f16 *)m->scales + (panel * m->groups + g) * PANEL, *minima = (f16 *)m->minima + (panel * m->groups + g) * PANEL;
         for (int64_t r = 0; r < count; r++) {
             const uint8_t *block = rows + r * row_bytes;
             int64_t at = places[r] % PANEL;
             memcpy(scales + at, block, 2), block += 2;
             if (has_minima) memcpy(minima + at, block, 2), block += 2;
-            for (int w = 0; w < FOURS / 2; w++, block += 4) memcpy(numbers + (w * PANEL + at) * 4, block, 4);
+            for (int w = 0; w < GROUP_WORDS / 2; w++, block += 4) memcpy(numbers + (w * PANEL + at) * 4, block, 4);
         }
     }
 }
@@ -70,30 +70,30 @@ static void pack_q4(const Matrix *m, const uint8_t *rows, int64_t row_bytes, con
 /* A panel of nibbles that was unpacked into bytes. */
 ALWAYS void tile_of_bytes(const int rows, const int kind, const Matrix *m, const uint8_t *w, int64_t panel, int at,
                           const Rows *x, int64_t first, float (*out)[PANEL]) {
-    floats sum[TILE_ROWS][TILE_PARTS];
+    f32v sum[TILE_ROWS][TILE_PARTS];
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < TILE_PARTS; p++) sum[r][p] = broadcast(0.0f);
     const f16 *scales = (const f16 *)m->scales + panel * m->groups * PANEL + at;
-    const f16 *minima = (const f16 *)m->minima + panel * m->groups * PANEL + at;
+    const f16 *minima = m->minima + panel * m->groups * PANEL + at;
     const int8_t *q = x->quantized + first * x->width;
     w += at * 4;
     for (int64_t g = 0; g < m->groups; g++, scales += PANEL, minima += PANEL, q += GROUP) {
-        ints whole[TILE_ROWS][TILE_PARTS];
+        i32v whole[TILE_ROWS][TILE_PARTS];
         for (int r = 0; r < rows; r++) {
-            ints start = broadcast_int(kind == Q4_0 ? -8 * x->sums[g * x->stride + first + r] : 0);
+            i32v start = broadcast_int(kind == Q4_0 ? -8 * x->sums[g * x->stride + first + r] : 0);
             for (int p = 0; p < TILE_PARTS; p++) whole[r][p] = start;
         }
 #pragma GCC unroll 8
-        for (int f = 0; f < FOURS; f++, w += PANEL * 4) {
-            bytes weights[TILE_PARTS];
+        for (int f = 0; f < GROUP_WORDS; f++, w += PANEL * 4) {
+            i8v weights[TILE_PARTS];
             for (int p = 0; p < TILE_PARTS; p++) weights[p] = load_bytes(w + p * LANES * 4);
             for (int r = 0; r < rows; r++) {
-                bytes four = broadcast_word(q + r * x->width + f * 4);
+                i8v four = broadcast_word(q + r * x->width + f * 4);
                 for (int p = 0; p < TILE_PARTS; p++) whole[r][p] = dot_small(whole[r][p], weights[p], four);
             }
         }
         for (int p = 0; p < TILE_PARTS; p++) {
-            floats scale = load_f16(scales + p * LANES), minimum = broadcast(0.0f);
+            f32v scale = load_f16(scales + p * LANES), minimum = broadcast(0.0f);
             if (kind == Q4_1) minimum = load_f16(minima + p * LANES);
             for (int r = 0; r < rows; r++) {
                 int64_t of = g * x->stride + first + r;
@@ -109,34 +109,34 @@ ALWAYS void tile_of_bytes(const int rows, const int kind, const Matrix *m, const
 /* The same from nibbles as they are packed, for few rows. */
 ALWAYS void tile_of_nibbles(const int rows, const int kind, const Matrix *m, const uint8_t *w, int64_t panel, int at,
                             const Rows *x, int64_t first, float (*out)[PANEL]) {
-    floats sum[TILE_ROWS][TILE_PARTS];
+    f32v sum[TILE_ROWS][TILE_PARTS];
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < TILE_PARTS; p++) sum[r][p] = broadcast(0.0f);
     const f16 *scales = (const f16 *)m->scales + panel * m->groups * PANEL + at;
-    const f16 *minima = (const f16 *)m->minima + panel * m->groups * PANEL + at;
+    const f16 *minima = m->minima + panel * m->groups * PANEL + at;
     const int8_t *q = x->quantized + first * x->width;
     w += at * 4;
     for (int64_t g = 0; g < m->groups; g++, scales += PANEL, minima += PANEL, q += GROUP) {
-        ints whole[TILE_ROWS][TILE_PARTS];
+        i32v whole[TILE_ROWS][TILE_PARTS];
         for (int r = 0; r < rows; r++) {
-            ints start = broadcast_int(kind == Q4_0 ? -8 * x->sums[g * x->stride + first + r] : 0);
+            i32v start = broadcast_int(kind == Q4_0 ? -8 * x->sums[g * x->stride + first + r] : 0);
             for (int p = 0; p < TILE_PARTS; p++) whole[r][p] = start;
         }
 #pragma GCC unroll 4
-        for (int f = 0; f < FOURS / 2; f++, w += PANEL * 4) {
-            bytes low[TILE_PARTS], high[TILE_PARTS];
+        for (int f = 0; f < GROUP_WORDS / 2; f++, w += PANEL * 4) {
+            i8v low[TILE_PARTS], high[TILE_PARTS];
             for (int p = 0; p < TILE_PARTS; p++) {
-                bytes both = load_bytes(w + p * LANES * 4);
+                i8v both = load_bytes(w + p * LANES * 4);
                 low[p] = low_nibbles(both), high[p] = high_nibbles(both);
             }
             for (int r = 0; r < rows; r++) {
-                bytes four = broadcast_word(q + r * x->width + f * 4), later = broadcast_word(q + r * x->width + GROUP / 2 + f * 4);
+                i8v four = broadcast_word(q + r * x->width + f * 4), later = broadcast_word(q + r * x->width + GROUP / 2 + f * 4);
                 for (int p = 0; p < TILE_PARTS; p++)
                     whole[r][p] = dot_small(dot_small(whole[r][p], low[p], four), high[p], later);
             }
         }
         for (int p = 0; p < TILE_PARTS; p++) {
-            floats scale = load_f16(scales + p * LANES), minimum = broadcast(0.0f);
+            f32v scale = load_f16(scales + p * LANES), minimum = broadcast(0.0f);
             if (kind == Q4_1) minimum = load_f16(minima + p * LANES);
             for (int r = 0; r < rows; r++) {
                 int64_t of = g * x->stride + first + r;
@@ -161,11 +161,11 @@ static void q4_times_rows(const Matrix *m, int64_t panel, const Rows *x, int64_t
 
 static void unpack_panel(const Matrix *m, const uint8_t *packed, uint8_t *out) {
     for (int64_t g = 0; g < m->groups; g++)
-        for (int f = 0; f < FOURS / 2; f++)
+        for (int f = 0; f < GROUP_WORDS / 2; f++)
             for (int b = 0; b < PANEL * 4; b += 4 * LANES, packed += 4 * LANES) {
-                bytes both = load_bytes(packed), low = low_nibbles(both), high = high_nibbles(both);
-                memcpy(out + (g * FOURS + f) * PANEL * 4 + b, &low, sizeof low);
-                memcpy(out + (g * FOURS + FOURS / 2 + f) * PANEL * 4 + b, &high, sizeof high);
+                i8v both = load_bytes(packed), low = low_nibbles(both), high = high_nibbles(both);
+                memcpy(out + (g * GROUP_WORDS + f) * PANEL * 4 + b, &low, sizeof low);
+                memcpy(out + (g * GROUP_WORDS + GROUP_WORDS / 2 + f) * PANEL * 4 + b, &high, sizeof high);
             }
 }
 

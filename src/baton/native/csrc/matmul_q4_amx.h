@@ -43,14 +43,14 @@ static void quantize_row_q8(const Rows *rows, int64_t row) {
     int8_t *high = rows->quantized + row * padded(rows), *low = rows->low + row * padded(rows);
     int32_t *sums = rows->sums + row, *low_sums = rows->low_sums + row;
     float largest = largest_of(x, rows->width);
-    floats inverse = broadcast(largest > ROW_LEAST ? ROW_MOST / largest : 0.0f);
+    f32v inverse = broadcast(largest > ROW_LEAST ? ROW_MOST / largest : 0.0f);
     rows->scales[row] = largest / ROW_MOST;
     for (int64_t at = 0; at < padded(rows); at += GROUP, sums += rows->stride, low_sums += rows->stride) {
-        ints of_high = broadcast_int(0), of_low = broadcast_int(0);
+        i32v of_high = broadcast_int(0), of_low = broadcast_int(0);
         for (int64_t i = at; i < at + GROUP; i += LANES) {
-            ints whole = i < rows->width ? _mm512_cvtps_epi32(load(x + i) * inverse) : broadcast_int(0);
-            ints upper = _mm512_srai_epi32(_mm512_add_epi32(whole, broadcast_int(128)), 8);
-            ints lower = _mm512_sub_epi32(whole, _mm512_slli_epi32(upper, 8));
+            i32v whole = i < rows->width ? _mm512_cvtps_epi32(load(x + i) * inverse) : broadcast_int(0);
+            i32v upper = _mm512_srai_epi32(_mm512_add_epi32(whole, broadcast_int(128)), 8);
+            i32v lower = _mm512_sub_epi32(whole, _mm512_slli_epi32(upper, 8));
             lower = _mm512_max_epi32(lower, broadcast_int(-127));  /* -128 in all places would be too much for add_linear() */
             _mm_storeu_si128((__m128i *)(high + i), _mm512_cvtepi32_epi8(upper));
             _mm_storeu_si128((__m128i *)(low + i), _mm512_cvtepi32_epi8(lower));
@@ -63,10 +63,8 @@ static void quantize_row_q8(const Rows *rows, int64_t row) {
 /* ---- weights ----
  *
  *   scales   [panel][half][scale run][16 outputs] units, times 256: what `high` counts
- *   minima   [panel][half][group][16 outputs] steps and centres
+ *   linears  [panel][half][group][16 outputs] steps and centres
  */
-
-typedef struct { int16_t step, centre; } Linear;
 
 ALWAYS int64_t scale_runs(const Matrix *m) { return (m->groups + SCALE_RUN_GROUPS - 1) / SCALE_RUN_GROUPS; }
 
@@ -81,14 +79,14 @@ ALWAYS HalfPanel half_panel(const Matrix *m, int64_t panel, int64_t h) {
     int64_t number = 2 * panel + h;
     return (HalfPanel){
         (uint8_t *)m->numbers + number * (panel_bytes(m) / 2), (float *)m->scales + number * scale_runs(m) * HALF_PANEL,
-        (Linear *)m->minima + number * m->groups * HALF_PANEL,
+        (Linear *)m->linears + number * m->groups * HALF_PANEL,
     };
 }
 
-static void plan_q4(Matrix *m, int64_t bytes[3]) {
+static void plan_q4(Matrix *m, int64_t sizes[3]) {
     m->groups = round_up(m->inputs, AMX_STEP) / GROUP;
-    bytes[1] = m->panels * scale_runs(m) * PANEL * 4;
-    bytes[2] = m->panels * m->groups * PANEL * (int64_t)sizeof(Linear);
+    sizes[1] = m->panels * scale_runs(m) * PANEL * 4;
+    sizes[2] = m->panels * m->groups * PANEL * (int64_t)sizeof(Linear);
 }
 
 /* The larger one; what is no number stays. */
@@ -110,7 +108,7 @@ static float unit_for(Scales s) {
 }
 
 static void pack_nibble_row(const Matrix *m, const uint8_t *row, int64_t to) {
-    int64_t at = to % HALF_PANEL, groups = m->inputs / GROUP, words = FOURS / 2;
+    int64_t at = to % HALF_PANEL, groups = m->inputs / GROUP, words = GROUP_WORDS / 2;
     int64_t block_bytes = (m->kind == Q4_1 ? 4 : 2) + words * 4;
     HalfPanel side = half_panel(m, to / PANEL, to % PANEL / HALF_PANEL);
     for (int64_t s = 0; s < scale_runs(m); s++) {
@@ -142,9 +140,9 @@ static void pack_q4(const Matrix *m, const uint8_t *rows, int64_t row_bytes, con
 /* ---- from integers to floats ---- */
 
 /* Segments are added in their order. */
-ALWAYS void add_value(int64_t scale_run, ints high, ints low, floats unit, float scale, float *to) {
-    ints whole = _mm512_add_epi32(high, _mm512_srai_epi32(low, 4));
-    floats value = as_floats(whole) * (unit * broadcast(scale));
+ALWAYS void add_value(int64_t scale_run, i32v high, i32v low, f32v unit, float scale, float *to) {
+    i32v whole = _mm512_add_epi32(high, _mm512_srai_epi32(low, 4));
+    f32v value = as_floats(whole) * (unit * broadcast(scale));
     if (scale_run) value = load(to) + value;
     store(to, value);
 }
@@ -153,8 +151,8 @@ ALWAYS void add_value(int64_t scale_run, ints high, ints low, floats unit, float
 
 /* The sum of (nibble - 8) * activation of a group has 16 bits, and so has that of its activations: one instruction multiplies
  * the one by the step, the other by the centre, and adds both. */
-ALWAYS ints add_linear(ints sum, ints of_group, int32_t of_row, ints linear) {
-    ints both = _mm512_mask_blend_epi16(0xaaaaaaaa, of_group, broadcast_int((int32_t)((uint32_t)of_row << 16)));
+ALWAYS i32v add_linear(i32v sum, i32v of_group, int32_t of_row, i32v linear) {
+    i32v both = _mm512_mask_blend_epi16(0xaaaaaaaa, of_group, broadcast_int((int32_t)((uint32_t)of_row << 16)));
     return _mm512_dpwssd_epi32(sum, both, linear);
 }
 
@@ -165,35 +163,35 @@ ALWAYS void few_times_panel(const int rows, const Matrix *m, int64_t panel, cons
     const HalfPanel halves[2] = {half_panel(m, panel, 0), half_panel(m, panel, 1)};
     for (int64_t s = 0; s < scale_runs(m); s++) {
         int64_t begin = s * SCALE_RUN_GROUPS, end = min_int(begin + SCALE_RUN_GROUPS, m->groups);
-        ints sum[2][FEW_ROWS], low_sum[2][FEW_ROWS];
+        i32v sum[2][FEW_ROWS], low_sum[2][FEW_ROWS];
         for (int h = 0; h < 2; h++)
             for (int r = 0; r < rows; r++) sum[h][r] = low_sum[h][r] = broadcast_int(0);
         for (int64_t g = begin; g < end; g++) {
             const int32_t *of_high = x->sums + g * x->stride + first, *of_low = x->low_sums + g * x->stride + first;
 #pragma GCC unroll 2
             for (int h = 0; h < 2; h++) {
-                ints group[FEW_ROWS][2], low_group[FEW_ROWS][2];
+                i32v group[FEW_ROWS][2], low_group[FEW_ROWS][2];
                 for (int r = 0; r < rows; r++) {
                     group[r][0] = broadcast_int(-8 * of_high[r]), low_group[r][0] = broadcast_int(-8 * of_low[r]);
                     group[r][1] = low_group[r][1] = broadcast_int(0);
                 }
 #pragma GCC unroll 4
-                for (int f = 0; f < FOURS / 2; f++) {
-                    const uint8_t *at = halves[h].numbers + (g * FOURS / 2 + f) * HALF_PANEL * 4;
-                    bytes numbers = load_bytes(at);
+                for (int f = 0; f < GROUP_WORDS / 2; f++) {
+                    const uint8_t *at = halves[h].numbers + (g * GROUP_WORDS / 2 + f) * HALF_PANEL * 4;
+                    i8v numbers = load_bytes(at);
                     if (rows == 1) __builtin_prefetch(at + FETCHED_AHEAD, 0, 2);
-                    bytes early = low_nibbles(numbers), late = high_nibbles(numbers);
+                    i8v early = low_nibbles(numbers), late = high_nibbles(numbers);
                     for (int r = 0; r < rows; r++) {
                         const int8_t *from = high + r * padded(x) + g * GROUP + f * 4, *low_from = low + (from - high);
-                        ints *to = &group[r][f % chains], *low_to = &low_group[r][f % chains];
+                        i32v *to = &group[r][f % chains], *low_to = &low_group[r][f % chains];
                         *to = dot_small(dot_small(*to, early, broadcast_word(from)), late, broadcast_word(from + GROUP / 2));
                         *low_to = dot_small(dot_small(*low_to, early, broadcast_word(low_from)), late, broadcast_word(low_from + GROUP / 2));
                     }
                 }
                 for (int r = 0; r < rows; r++) {
-                    ints whole = group[r][0], low_whole = low_group[r][0];
+                    i32v whole = group[r][0], low_whole = low_group[r][0];
                     if (chains == 2) whole = _mm512_add_epi32(whole, group[r][1]), low_whole = _mm512_add_epi32(low_whole, low_group[r][1]);
-                    ints linear = _mm512_loadu_si512(halves[h].linears + g * HALF_PANEL);
+                    i32v linear = _mm512_loadu_si512(halves[h].linears + g * HALF_PANEL);
                     sum[h][r] = add_linear(sum[h][r], whole, of_high[r], linear);
                     low_sum[h][r] = add_linear(low_sum[h][r], low_whole, of_low[r], _mm512_srai_epi16(linear, 4));
                 }
@@ -221,23 +219,23 @@ static void few_q4(int rows, const Matrix *m, const uint8_t *w, int64_t panel, c
 typedef struct { _Alignas(64) uint8_t upper[SCALE_RUN_GROUPS * GROUP * HALF_PANEL], lower[SCALE_RUN_GROUPS * GROUP * HALF_PANEL]; } Split;
 
 /* Byte `byte` of each lane, four times. */
-ALWAYS ints byte_everywhere(ints lanes, const char byte) {
-    const ints places = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12));
+ALWAYS i32v byte_everywhere(i32v lanes, const char byte) {
+    const i32v places = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12));
     return _mm512_shuffle_epi8(lanes, _mm512_add_epi8(places, _mm512_set1_epi8(byte)));
 }
 
 /* upper = steps[0] * nibble + offsets[0], and lower likewise. Steps have four bits: in a lane of 16 bits, which holds two
  * numbers, nothing is carried from the one to the other. */
-ALWAYS void linear_parts(ints linear, ints *steps, ints *offsets) {
-    const ints parts[2] = {_mm512_srai_epi16(linear, 4), _mm512_and_si512(linear, _mm512_set1_epi16(15))};
+ALWAYS void linear_parts(i32v linear, i32v *steps, i32v *offsets) {
+    const i32v parts[2] = {_mm512_srai_epi16(linear, 4), _mm512_and_si512(linear, _mm512_set1_epi16(15))};
     for (int i = 0; i < 2; i++) {
-        ints step = byte_everywhere(parts[i], 0), centre = byte_everywhere(parts[i], 2);
+        i32v step = byte_everywhere(parts[i], 0), centre = byte_everywhere(parts[i], 2);
         steps[i] = _mm512_and_si512(step, _mm512_set1_epi16(255));
         offsets[i] = _mm512_sub_epi8(centre, _mm512_slli_epi16(step, 3));
     }
 }
 
-ALWAYS void split_nibbles(bytes numbers, const ints *steps, const ints *offsets, uint8_t *upper, uint8_t *lower) {
+ALWAYS void split_nibbles(i8v numbers, const i32v *steps, const i32v *offsets, uint8_t *upper, uint8_t *lower) {
     _mm512_store_si512(upper, _mm512_add_epi8(_mm512_mullo_epi16(numbers, steps[0]), offsets[0]));
     _mm512_store_si512(lower, _mm512_add_epi8(_mm512_mullo_epi16(numbers, steps[1]), offsets[1]));
 }
@@ -245,13 +243,13 @@ ALWAYS void split_nibbles(bytes numbers, const ints *steps, const ints *offsets,
 ALWAYS void split_groups(const HalfPanel *side, int64_t begin, int64_t groups, Split *split) {
     for (int64_t g = begin; g < begin + groups; g++) {
         uint8_t *upper = split->upper + (g - begin) * GROUP * HALF_PANEL, *lower = split->lower + (g - begin) * GROUP * HALF_PANEL;
-        ints steps[2], offsets[2];
+        i32v steps[2], offsets[2];
         linear_parts(_mm512_loadu_si512(side->linears + g * HALF_PANEL), steps, offsets);
 #pragma GCC unroll 4
-        for (int f = 0; f < FOURS / 2; f++) {
-            bytes both = load_bytes(side->numbers + (g * FOURS / 2 + f) * 64);
+        for (int f = 0; f < GROUP_WORDS / 2; f++) {
+            i8v both = load_bytes(side->numbers + (g * GROUP_WORDS / 2 + f) * 64);
             split_nibbles(low_nibbles(both), steps, offsets, upper + f * 64, lower + f * 64);
-            split_nibbles(high_nibbles(both), steps, offsets, upper + (f + FOURS / 2) * 64, lower + (f + FOURS / 2) * 64);
+            split_nibbles(high_nibbles(both), steps, offsets, upper + (f + GROUP_WORDS / 2) * 64, lower + (f + GROUP_WORDS / 2) * 64);
         }
     }
 }
@@ -301,12 +299,12 @@ ALWAYS void rows_times_scale_run(const Matrix *m, const HalfPanel *side, int64_t
         (const char *)side->numbers + (begin + groups) * GROUP / 2 * HALF_PANEL,
         (const char *)(side->linears + (begin + groups) * HALF_PANEL),
     };
-    floats unit = load(side->units + scale_run * HALF_PANEL);
+    f32v unit = load(side->units + scale_run * HALF_PANEL);
     for (int64_t row = first; row < end; row += height) {
         int64_t at = row * padded(x) + begin * GROUP, rows = min_int(height, end - row);
         tile_products(x->quantized + at, x->low + at, padded(x), &split, groups, row == first ? &ahead : NULL, &sums);
         for (int64_t r = 0; r < rows; r++, out += PANEL) {
-            ints a = _mm512_load_si512(sums[0][r]), b = _mm512_load_si512(sums[1][r]), c = _mm512_load_si512(sums[2][r]);
+            i32v a = _mm512_load_si512(sums[0][r]), b = _mm512_load_si512(sums[1][r]), c = _mm512_load_si512(sums[2][r]);
             add_value(scale_run, _mm512_add_epi32(_mm512_slli_epi32(a, 4), c), b, unit, x->scales[row + r], out);
         }
     }

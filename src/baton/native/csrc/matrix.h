@@ -27,8 +27,11 @@
 
 #define PANEL 32
 #define HALF_PANEL 16                 /* outputs of half a panel */
-#define FOURS (GROUP / 4)
+#define GROUP_WORDS (GROUP / 4)
 #define TILE_OUTPUTS (TILE_PARTS * LANES)
+
+/* A weight is unit * (step * (nibble - 8) + centre). */
+typedef struct { int16_t step, centre; } Linear;
 
 typedef struct {
     int32_t kind;
@@ -36,7 +39,13 @@ typedef struct {
     int64_t outputs, inputs;  /* `outputs` as they are stored */
     int64_t panels, groups;    /* these: see plan() */
     const uint8_t *numbers;
-    const void *scales, *minima;
+    const void *scales;
+    union {                   /* what a kind needs beside: */
+        const void *corrections;
+        const f16 *minima;          /* Q4_1 (matmul_q4.h) */
+        const float *input_scales;  /* ROTATED_INT8 (matmul_int8.h) */
+        const Linear *linears;      /* Q4_0 and Q4_1 on tiles (matmul_q4_amx.h) */
+    };
     const float *bias;        /* [panels * CELL] or NULL */
     float *input_squares;             /* [rows][inputs] or NULL: ROTATED_INT8 leaves the squares of the activations that it is given here */
 } Matrix;
@@ -70,7 +79,7 @@ static void keep_best(const float *t, int64_t width, int64_t begin, uint32_t all
     float top = t[0];
     int32_t broken = 0;
     if (width == PANEL) {
-        floats tops = load(t);
+        f32v tops = load(t);
         for (int j = LANES; j < PANEL; j += LANES) tops = max_lanes(load(t + j), tops);
         top = max_of_lanes(tops);
     }
@@ -167,13 +176,13 @@ static void tiles_times_rows(Tile tile, int64_t tile_rows, const Matrix *m, cons
 ALWAYS void tile_of_floats(const int rows, const int kind, const Matrix *m, const uint8_t *numbers, int64_t panel, int at,
                            const Rows *x, int64_t first, float (*out)[PANEL]) {
     (void)kind, (void)panel;
-    floats sum[TILE_ROWS][TILE_PARTS];
+    f32v sum[TILE_ROWS][TILE_PARTS];
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < TILE_PARTS; p++) sum[r][p] = broadcast(0.0f);
     const float *w = (const float *)numbers + at, *row = x->plain + first * x->width;
     for (int64_t k = 0; k < m->inputs; k++, w += PANEL)
         for (int p = 0; p < TILE_PARTS; p++) {
-            floats weights = load(w + p * LANES);
+            f32v weights = load(w + p * LANES);
             for (int r = 0; r < rows; r++) sum[r][p] = fma_lanes(broadcast(row[r * x->width + k]), weights, sum[r][p]);
         }
     for (int r = 0; r < rows; r++)

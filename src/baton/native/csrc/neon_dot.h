@@ -11,7 +11,7 @@
 #endif
 
 /* The four bytes of each lane times bytes 4 * word to 4 * word + 3 of x. The lane has to be written as a number. */
-ALWAYS ints dot_word(ints sum, bytes w, bytes x, const int word) {
+ALWAYS i32v dot_word(i32v sum, i8v w, i8v x, const int word) {
 #if defined(__ARM_FEATURE_DOTPROD)
 #define DOT_WORD(n) case n: return vdotq_laneq_s32(sum, w, x, n);
 #else
@@ -23,7 +23,7 @@ ALWAYS ints dot_word(ints sum, bytes w, bytes x, const int word) {
 }
 
 /* Two vectors by one instruction. */
-ALWAYS void load_two(const uint8_t *p, bytes out[2]) {
+ALWAYS void load_two(const uint8_t *p, i8v out[2]) {
     int8x16x2_t two = vld1q_s8_x2((const int8_t *)p);
     out[0] = two.val[0], out[1] = two.val[1];
 }
@@ -33,22 +33,22 @@ ALWAYS void load_two(const uint8_t *p, bytes out[2]) {
 #define SUM_START 0x4b400000
 #define SUM_MAGNITUDE_MAX (1 << 22)
 
-ALWAYS ints sum_start(void) { return vdupq_n_s32(SUM_START); }
-ALWAYS floats float_of_sum(ints sum) { return vreinterpretq_f32_s32(sum) - broadcast(12582912.0f); }
+ALWAYS i32v sum_start(void) { return vdupq_n_s32(SUM_START); }
+ALWAYS f32v float_of_sum(i32v sum) { return vreinterpretq_f32_s32(sum) - broadcast(12582912.0f); }
 
 /* A multiply-add overwrites what it adds to. What it begins with is better loaded again than copied: loads have pipes of their own. */
-ALWAYS floats loaded_again(const float *p) {
-    floats x;
-    __asm__ volatile("ld1 {%0.4s}, %1" : "=w"(x) : "Q"(*(const floats *)(const void *)p));
+ALWAYS f32v loaded_again(const float *p) {
+    f32v x;
+    __asm__ volatile("ld1 {%0.4s}, %1" : "=w"(x) : "Q"(*(const f32v *)(const void *)p));
     return x;
 }
 
 static const float SUM_STARTS[LANES] = {12582912.0f, 12582912.0f, 12582912.0f, 12582912.0f};
 
-ALWAYS ints loaded_start(void) { return vreinterpretq_s32_f32(loaded_again(SUM_STARTS)); }
+ALWAYS i32v loaded_start(void) { return vreinterpretq_s32_f32(loaded_again(SUM_STARTS)); }
 
 /* a * b[lane], and that added to c in one rounding. */
-ALWAYS floats of_lane(floats a, floats b, const int lane) {
+ALWAYS f32v of_lane(f32v a, f32v b, const int lane) {
     switch (lane) {
         case 0: return vmulq_laneq_f32(a, b, 0);
         case 1: return vmulq_laneq_f32(a, b, 1);
@@ -56,7 +56,7 @@ ALWAYS floats of_lane(floats a, floats b, const int lane) {
         default: return vmulq_laneq_f32(a, b, 3);
     }
 }
-ALWAYS floats fma_lane(floats a, floats b, const int lane, floats c) {
+ALWAYS f32v fma_lane(f32v a, f32v b, const int lane, f32v c) {
     switch (lane) {
         case 0: return vfmaq_laneq_f32(c, a, b, 0);
         case 1: return vfmaq_laneq_f32(c, a, b, 1);

@@ -81,7 +81,7 @@ static void *packer(void *with) {
     int64_t inputs = m->inputs, runs = (p->count + RUN_ROWS - 1) / RUN_ROWS;
     PackingRoom own = {alloc_aligned(inputs * 4), alloc_aligned(inputs * 4), alloc_aligned(PANEL * room_stride(m))};
     if (!own.x || !own.inverse || !own.rows) p->failed = 1;
-    for (int64_t i = 0; !p->failed && m->kind == ROTATED_INT8 && i < inputs; i++) own.inverse[i] = 1.0f / ((const float *)m->minima)[i];
+    for (int64_t i = 0; !p->failed && m->kind == ROTATED_INT8 && i < inputs; i++) own.inverse[i] = 1.0f / m->input_scales[i];
     for (int64_t run; !p->failed && (run = p->next++) < runs;) {
         float *squares = p->of_runs ? p->of_runs + run * inputs : NULL;
         pack_run(p, &own, run * RUN_ROWS, min_int((run + 1) * RUN_ROWS, p->count), squares);

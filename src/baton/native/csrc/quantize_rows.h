@@ -23,8 +23,8 @@ typedef struct {
 static int rows_alloc(Rows *rows, int64_t count, int64_t width) {
     /* Not a round number: strides of a power of two would crowd into a few lines of the first cache. */
     *rows = (Rows){.width = width, .groups = width / GROUP, .stride = round_up(count, 16) + 16};
-    int64_t bytes = rows->stride * round_up(width, 2 * GROUP), groups = rows->stride * (rows->groups + 2) * 4;
-    rows->plain = alloc_aligned(count * width * 4), rows->quantized = alloc_aligned(bytes), rows->low = alloc_aligned(bytes);
+    int64_t quantized = rows->stride * round_up(width, 2 * GROUP), groups = rows->stride * (rows->groups + 2) * 4;
+    rows->plain = alloc_aligned(count * width * 4), rows->quantized = alloc_aligned(quantized), rows->low = alloc_aligned(quantized);
     rows->scales = alloc_aligned(groups), rows->scaled_sums = alloc_aligned(groups), rows->sums = alloc_aligned(groups), rows->low_sums = alloc_aligned(groups);
     return rows->plain && rows->quantized && rows->low && rows->scales && rows->scaled_sums && rows->sums && rows->low_sums;
 }
@@ -41,7 +41,7 @@ ALWAYS int64_t padded(const Rows *rows) { return round_up(rows->width, 2 * GROUP
  * of the numbers, a NaN is above them all, and so it becomes the scale: what is not finite stays so. */
 #if LANES == 16
 ALWAYS float largest_of(const float *x, int64_t count) {
-    ints most = broadcast_int(0), other = most;
+    i32v most = broadcast_int(0), other = most;
     for (int64_t i = 0; i < count; i += 2 * LANES) {
         most = _mm512_max_epi32(most, _mm512_castps_si512(_mm512_abs_ps(load(x + i))));
         other = _mm512_max_epi32(other, _mm512_castps_si512(_mm512_abs_ps(load(x + i + LANES))));
@@ -51,8 +51,8 @@ ALWAYS float largest_of(const float *x, int64_t count) {
 }
 
 /* A group as bytes; returns their sum, here lane by lane. */
-ALWAYS ints bytes_and_lanes(const float *x, float inverse, int8_t *q) {
-    ints low = _mm512_cvtps_epi32(load(x) * broadcast(inverse)), high = _mm512_cvtps_epi32(load(x + 16) * broadcast(inverse));
+ALWAYS i32v bytes_and_lanes(const float *x, float inverse, int8_t *q) {
+    i32v low = _mm512_cvtps_epi32(load(x) * broadcast(inverse)), high = _mm512_cvtps_epi32(load(x + 16) * broadcast(inverse));
     _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(low));
     _mm_storeu_si128((__m128i *)(q + 16), _mm512_cvtepi32_epi8(high));
     return _mm512_add_epi32(low, high);
@@ -62,7 +62,7 @@ ALWAYS int32_t bytes_of_group(const float *x, float inverse, int8_t *q) { return
 
 /* Several groups. */
 ALWAYS int32_t bytes_of(const float *x, int64_t count, float inverse, int8_t *q) {
-    ints sum = broadcast_int(0);
+    i32v sum = broadcast_int(0);
     for (int64_t at = 0; at < count; at += GROUP) sum = _mm512_add_epi32(sum, bytes_and_lanes(x + at, inverse, q + at));
     return _mm512_reduce_add_epi32(sum);
 }

@@ -76,7 +76,7 @@ static int64_t judge_row(const float *logits, int64_t count, int may_exclude, fl
         int32_t bits = (int32_t)float_bits(logits[i]);
         broken |= ((bits & 0x7fffffff) >= 0x7f800000) & (bits != excluded);
     }
-    floats tops = broadcast(-INFINITY);
+    f32v tops = broadcast(-INFINITY);
     int64_t whole = count / LANES * LANES;
     for (int64_t i = 0; i < whole; i += LANES) tops = max_lanes(load(logits + i), tops);
     float top = max_of_lanes(tops);

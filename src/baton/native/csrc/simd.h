@@ -1,9 +1,9 @@
 /* Vectors of floats and of bytes, one spelling for every processor we know.
  *
- *   floats    LANES float32 numbers                  fused(a, b, c) = a * b + c, rounded once where the processor can
- *   ints      LANES int32 numbers
- *   bytes     4 * LANES int8 numbers, four to a lane
- *   dot(...)  to every lane, the sum of four products of bytes
+ *   f32v      LANES float32 numbers                  fma_lanes(a, b, c) = a * b + c, rounded once where the processor can
+ *   i32v      LANES int32 numbers
+ *   i8v       4 * LANES int8 numbers, four to a lane
+ *   dot_...   to every lane, the sum of four products of bytes
  *
  * Which of the two factors of a dot product may be negative differs: x86 multiplies unsigned by signed bytes. Weights are
  * therefore packed with an offset (WEIGHT8_OFFSET) that the products take back exactly, in integers; as_weights() puts it in.
@@ -34,74 +34,74 @@ ALWAYS int64_t round_up(int64_t a, int64_t unit) { return (a + unit - 1) / unit 
 #define WEIGHT8_OFFSET 128
 #define TILE_ROWS 6    /* rows of activations whose sums stay in registers */
 #define TILE_PARTS 2   /* vectors of outputs beside each other in a tile */
-typedef __m512 floats;
-typedef __m512i ints;
-typedef __m512i bytes;
-ALWAYS floats fma_lanes(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
-ALWAYS floats broadcast(float x) { return _mm512_set1_ps(x); }
-ALWAYS floats load(const float *p) { return _mm512_loadu_ps(p); }
-ALWAYS void store(float *p, floats x) { _mm512_storeu_ps(p, x); }
-ALWAYS floats load_f16(const f16 *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
-ALWAYS floats as_floats(ints x) { return _mm512_cvtepi32_ps(x); }
-ALWAYS floats max_lanes(floats a, floats b) { return _mm512_max_ps(a, b); }
-ALWAYS floats min_lanes(floats a, floats b) { return _mm512_min_ps(a, b); }
-ALWAYS float max_of_lanes(floats x) { return _mm512_reduce_max_ps(x); }
-ALWAYS float sum_of_lanes(floats x) { return _mm512_reduce_add_ps(x); }
-ALWAYS ints broadcast_int(int32_t x) { return _mm512_set1_epi32(x); }
-ALWAYS ints sum_of(ints a, ints b) { return _mm512_add_epi32(a, b); }
-ALWAYS bytes load_bytes(const uint8_t *p) { return _mm512_loadu_si512(p); }
-ALWAYS bytes broadcast_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return _mm512_set1_epi32(w); }
-ALWAYS bytes as_weights(bytes x) { return _mm512_xor_si512(x, _mm512_set1_epi8(-128)); }
-ALWAYS bytes low_nibbles(bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
-ALWAYS bytes high_nibbles(bytes x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
-ALWAYS ints dot_small(ints sum, bytes w, bytes x) { return _mm512_dpbusd_epi32(sum, w, x); }
-ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return _mm512_dpbusd_epi32(sum, w, x); }
+typedef __m512 f32v;
+typedef __m512i i32v;
+typedef __m512i i8v;
+ALWAYS f32v fma_lanes(f32v a, f32v b, f32v c) { return _mm512_fmadd_ps(a, b, c); }
+ALWAYS f32v broadcast(float x) { return _mm512_set1_ps(x); }
+ALWAYS f32v load(const float *p) { return _mm512_loadu_ps(p); }
+ALWAYS void store(float *p, f32v x) { _mm512_storeu_ps(p, x); }
+ALWAYS f32v load_f16(const f16 *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+ALWAYS f32v as_floats(i32v x) { return _mm512_cvtepi32_ps(x); }
+ALWAYS f32v max_lanes(f32v a, f32v b) { return _mm512_max_ps(a, b); }
+ALWAYS f32v min_lanes(f32v a, f32v b) { return _mm512_min_ps(a, b); }
+ALWAYS float max_of_lanes(f32v x) { return _mm512_reduce_max_ps(x); }
+ALWAYS float sum_of_lanes(f32v x) { return _mm512_reduce_add_ps(x); }
+ALWAYS i32v broadcast_int(int32_t x) { return _mm512_set1_epi32(x); }
+ALWAYS i32v sum_of(i32v a, i32v b) { return _mm512_add_epi32(a, b); }
+ALWAYS i8v load_bytes(const uint8_t *p) { return _mm512_loadu_si512(p); }
+ALWAYS i8v broadcast_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return _mm512_set1_epi32(w); }
+ALWAYS i8v as_weights(i8v x) { return _mm512_xor_si512(x, _mm512_set1_epi8(-128)); }
+ALWAYS i8v low_nibbles(i8v x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+ALWAYS i8v high_nibbles(i8v x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
+ALWAYS i32v dot_small(i32v sum, i8v w, i8v x) { return _mm512_dpbusd_epi32(sum, w, x); }
+ALWAYS i32v dot_full(i32v sum, i8v w, i8v x) { return _mm512_dpbusd_epi32(sum, w, x); }
 
 /* ---- x86 with 256-bit vectors ---- */
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define LANES 8
 #define TILE_ROWS 3
 #define TILE_PARTS 2
-typedef __m256 floats;
-typedef __m256i ints;
-typedef __m256i bytes;
-ALWAYS floats fma_lanes(floats a, floats b, floats c) { return _mm256_fmadd_ps(a, b, c); }
-ALWAYS floats broadcast(float x) { return _mm256_set1_ps(x); }
-ALWAYS floats load(const float *p) { return _mm256_loadu_ps(p); }
-ALWAYS void store(float *p, floats x) { _mm256_storeu_ps(p, x); }
-ALWAYS floats load_f16(const f16 *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
-ALWAYS floats as_floats(ints x) { return _mm256_cvtepi32_ps(x); }
-ALWAYS floats max_lanes(floats a, floats b) { return _mm256_max_ps(a, b); }
-ALWAYS floats min_lanes(floats a, floats b) { return _mm256_min_ps(a, b); }
-ALWAYS float max_of_lanes(floats x) {
+typedef __m256 f32v;
+typedef __m256i i32v;
+typedef __m256i i8v;
+ALWAYS f32v fma_lanes(f32v a, f32v b, f32v c) { return _mm256_fmadd_ps(a, b, c); }
+ALWAYS f32v broadcast(float x) { return _mm256_set1_ps(x); }
+ALWAYS f32v load(const float *p) { return _mm256_loadu_ps(p); }
+ALWAYS void store(float *p, f32v x) { _mm256_storeu_ps(p, x); }
+ALWAYS f32v load_f16(const f16 *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+ALWAYS f32v as_floats(i32v x) { return _mm256_cvtepi32_ps(x); }
+ALWAYS f32v max_lanes(f32v a, f32v b) { return _mm256_max_ps(a, b); }
+ALWAYS f32v min_lanes(f32v a, f32v b) { return _mm256_min_ps(a, b); }
+ALWAYS float max_of_lanes(f32v x) {
     __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     y = _mm_max_ps(y, _mm_movehl_ps(y, y));
     return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
 }
-ALWAYS float sum_of_lanes(floats x) {
+ALWAYS float sum_of_lanes(f32v x) {
     __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     y = _mm_add_ps(y, _mm_movehl_ps(y, y));
     return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
 }
-ALWAYS ints broadcast_int(int32_t x) { return _mm256_set1_epi32(x); }
-ALWAYS ints sum_of(ints a, ints b) { return _mm256_add_epi32(a, b); }
-ALWAYS bytes load_bytes(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
-ALWAYS bytes broadcast_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return _mm256_set1_epi32(w); }
-ALWAYS bytes low_nibbles(bytes x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
-ALWAYS bytes high_nibbles(bytes x) { return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15)); }
+ALWAYS i32v broadcast_int(int32_t x) { return _mm256_set1_epi32(x); }
+ALWAYS i32v sum_of(i32v a, i32v b) { return _mm256_add_epi32(a, b); }
+ALWAYS i8v load_bytes(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
+ALWAYS i8v broadcast_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return _mm256_set1_epi32(w); }
+ALWAYS i8v low_nibbles(i8v x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+ALWAYS i8v high_nibbles(i8v x) { return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15)); }
 #if defined(__AVXVNNI__)
 #define WEIGHT8_OFFSET 128
-ALWAYS bytes as_weights(bytes x) { return _mm256_xor_si256(x, _mm256_set1_epi8(-128)); }
-ALWAYS ints dot_small(ints sum, bytes w, bytes x) { return _mm256_dpbusd_avx_epi32(sum, w, x); }
-ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return _mm256_dpbusd_avx_epi32(sum, w, x); }
+ALWAYS i8v as_weights(i8v x) { return _mm256_xor_si256(x, _mm256_set1_epi8(-128)); }
+ALWAYS i32v dot_small(i32v sum, i8v w, i8v x) { return _mm256_dpbusd_avx_epi32(sum, w, x); }
+ALWAYS i32v dot_full(i32v sum, i8v w, i8v x) { return _mm256_dpbusd_avx_epi32(sum, w, x); }
 #else
 #define WEIGHT8_OFFSET 0
-ALWAYS bytes as_weights(bytes x) { return x; }
+ALWAYS i8v as_weights(i8v x) { return x; }
 /* Pairs of products are added in 16 bits, with saturation: 2 * 15 * 127 never reaches it, nor does 2 * 127 * 127. */
-ALWAYS ints dot_small(ints sum, bytes w, bytes x) {
+ALWAYS i32v dot_small(i32v sum, i8v w, i8v x) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
 }
-ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return dot_small(sum, _mm256_abs_epi8(w), _mm256_sign_epi8(x, w)); }
+ALWAYS i32v dot_full(i32v sum, i8v w, i8v x) { return dot_small(sum, _mm256_abs_epi8(w), _mm256_sign_epi8(x, w)); }
 #endif
 
 /* ---- ARM ---- */
@@ -112,35 +112,35 @@ ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return dot_small(sum, _mm256_
 #define TILE_PARTS 4
 #define ROWS_OUTSIDE 1 /* attention: 24 sums, 4 vectors of keys and one row's number at a time fit into 32 registers */
 #define SCHED_FENCE __asm__ volatile("" ::)  /* gcc would fetch what is needed later, find no room, and keep sums in memory */
-typedef float32x4_t floats;
-typedef int32x4_t ints;
-typedef int8x16_t bytes;
-ALWAYS floats fma_lanes(floats a, floats b, floats c) { return vfmaq_f32(c, a, b); }
-ALWAYS floats broadcast(float x) { return vdupq_n_f32(x); }
-ALWAYS floats load(const float *p) { return vld1q_f32(p); }
-ALWAYS void store(float *p, floats x) { vst1q_f32(p, x); }
-ALWAYS floats load_f16(const f16 *p) { return vcvt_f32_f16(vld1_f16(&p->number)); }
-ALWAYS floats as_floats(ints x) { return vcvtq_f32_s32(x); }
-ALWAYS floats max_lanes(floats a, floats b) { return vmaxq_f32(a, b); }
-ALWAYS floats min_lanes(floats a, floats b) { return vminq_f32(a, b); }
-ALWAYS float max_of_lanes(floats x) { return vmaxvq_f32(x); }
-ALWAYS float sum_of_lanes(floats x) { return vaddvq_f32(x); }
-ALWAYS ints broadcast_int(int32_t x) { return vdupq_n_s32(x); }
-ALWAYS bytes load_bytes(const uint8_t *p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
-ALWAYS bytes broadcast_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return vreinterpretq_s8_s32(vdupq_n_s32(w)); }
-ALWAYS bytes as_weights(bytes x) { return x; }
-ALWAYS bytes low_nibbles(bytes x) { return vandq_s8(x, vdupq_n_s8(15)); }
-ALWAYS bytes high_nibbles(bytes x) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(x), 4)); }
+typedef float32x4_t f32v;
+typedef int32x4_t i32v;
+typedef int8x16_t i8v;
+ALWAYS f32v fma_lanes(f32v a, f32v b, f32v c) { return vfmaq_f32(c, a, b); }
+ALWAYS f32v broadcast(float x) { return vdupq_n_f32(x); }
+ALWAYS f32v load(const float *p) { return vld1q_f32(p); }
+ALWAYS void store(float *p, f32v x) { vst1q_f32(p, x); }
+ALWAYS f32v load_f16(const f16 *p) { return vcvt_f32_f16(vld1_f16(&p->number)); }
+ALWAYS f32v as_floats(i32v x) { return vcvtq_f32_s32(x); }
+ALWAYS f32v max_lanes(f32v a, f32v b) { return vmaxq_f32(a, b); }
+ALWAYS f32v min_lanes(f32v a, f32v b) { return vminq_f32(a, b); }
+ALWAYS float max_of_lanes(f32v x) { return vmaxvq_f32(x); }
+ALWAYS float sum_of_lanes(f32v x) { return vaddvq_f32(x); }
+ALWAYS i32v broadcast_int(int32_t x) { return vdupq_n_s32(x); }
+ALWAYS i8v load_bytes(const uint8_t *p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
+ALWAYS i8v broadcast_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return vreinterpretq_s8_s32(vdupq_n_s32(w)); }
+ALWAYS i8v as_weights(i8v x) { return x; }
+ALWAYS i8v low_nibbles(i8v x) { return vandq_s8(x, vdupq_n_s8(15)); }
+ALWAYS i8v high_nibbles(i8v x) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(x), 4)); }
 #if defined(__ARM_FEATURE_DOTPROD)
-ALWAYS ints dot_small(ints sum, bytes w, bytes x) { return vdotq_s32(sum, w, x); }
+ALWAYS i32v dot_small(i32v sum, i8v w, i8v x) { return vdotq_s32(sum, w, x); }
 #else
 /* Pairs of products are added in 16 bits: 2 * 128 * 127 fits. */
-ALWAYS ints dot_small(ints sum, bytes w, bytes x) {
+ALWAYS i32v dot_small(i32v sum, i8v w, i8v x) {
     int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(x)), high = vmull_high_s8(w, x);
     return vpadalq_s16(sum, vpaddq_s16(low, high));
 }
 #endif
-ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return dot_small(sum, w, x); }
+ALWAYS i32v dot_full(i32v sum, i8v w, i8v x) { return dot_small(sum, w, x); }
 
 /* ---- anything else: the compiler's own vectors ---- */
 #else
@@ -148,44 +148,44 @@ ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return dot_small(sum, w, x); 
 #define WEIGHT8_OFFSET 0
 #define TILE_ROWS 2
 #define TILE_PARTS 2
-typedef float floats __attribute__((vector_size(16)));
-typedef int32_t ints __attribute__((vector_size(16)));
-typedef int8_t bytes __attribute__((vector_size(16)));
-ALWAYS floats fma_lanes(floats a, floats b, floats c) { return a * b + c; }
-ALWAYS floats broadcast(float x) { return (floats){x, x, x, x}; }
-ALWAYS floats load(const float *p) { floats x; memcpy(&x, p, sizeof x); return x; }
-ALWAYS void store(float *p, floats x) { memcpy(p, &x, sizeof x); }
-ALWAYS floats load_f16(const f16 *p) { return (floats){f32_of(p[0]), f32_of(p[1]), f32_of(p[2]), f32_of(p[3])}; }
-ALWAYS floats as_floats(ints x) { return __builtin_convertvector(x, floats); }
-ALWAYS floats max_lanes(floats a, floats b) {
-    ints first = a > b;  /* all bits or none: in C, ?: takes no vectors */
-    return (floats)((first & (ints)a) | (~first & (ints)b));
+typedef float f32v __attribute__((vector_size(16)));
+typedef int32_t i32v __attribute__((vector_size(16)));
+typedef int8_t i8v __attribute__((vector_size(16)));
+ALWAYS f32v fma_lanes(f32v a, f32v b, f32v c) { return a * b + c; }
+ALWAYS f32v broadcast(float x) { return (f32v){x, x, x, x}; }
+ALWAYS f32v load(const float *p) { f32v x; memcpy(&x, p, sizeof x); return x; }
+ALWAYS void store(float *p, f32v x) { memcpy(p, &x, sizeof x); }
+ALWAYS f32v load_f16(const f16 *p) { return (f32v){f32_of(p[0]), f32_of(p[1]), f32_of(p[2]), f32_of(p[3])}; }
+ALWAYS f32v as_floats(i32v x) { return __builtin_convertvector(x, f32v); }
+ALWAYS f32v max_lanes(f32v a, f32v b) {
+    i32v first = a > b;  /* all bits or none: in C, ?: takes no vectors */
+    return (f32v)((first & (i32v)a) | (~first & (i32v)b));
 }
-ALWAYS floats min_lanes(floats a, floats b) { return -max_lanes(-a, -b); }
-ALWAYS float max_of_lanes(floats x) {
+ALWAYS f32v min_lanes(f32v a, f32v b) { return -max_lanes(-a, -b); }
+ALWAYS float max_of_lanes(f32v x) {
     float a = x[0] > x[1] ? x[0] : x[1], b = x[2] > x[3] ? x[2] : x[3];
     return a > b ? a : b;
 }
-ALWAYS float sum_of_lanes(floats x) { return (x[0] + x[2]) + (x[1] + x[3]); }
-ALWAYS ints broadcast_int(int32_t x) { return (ints){x, x, x, x}; }
-ALWAYS ints sum_of(ints a, ints b) { return a + b; }
-ALWAYS bytes load_bytes(const uint8_t *p) { bytes x; memcpy(&x, p, sizeof x); return x; }
-ALWAYS bytes broadcast_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return (bytes)(ints){w, w, w, w}; }
-ALWAYS bytes as_weights(bytes x) { return x; }
-ALWAYS bytes low_nibbles(bytes x) { return x & 15; }
-ALWAYS bytes high_nibbles(bytes x) { return (x >> 4) & 15; }
-ALWAYS ints dot_small(ints sum, bytes w, bytes x) {
+ALWAYS float sum_of_lanes(f32v x) { return (x[0] + x[2]) + (x[1] + x[3]); }
+ALWAYS i32v broadcast_int(int32_t x) { return (i32v){x, x, x, x}; }
+ALWAYS i32v sum_of(i32v a, i32v b) { return a + b; }
+ALWAYS i8v load_bytes(const uint8_t *p) { i8v x; memcpy(&x, p, sizeof x); return x; }
+ALWAYS i8v broadcast_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return (i8v)(i32v){w, w, w, w}; }
+ALWAYS i8v as_weights(i8v x) { return x; }
+ALWAYS i8v low_nibbles(i8v x) { return x & 15; }
+ALWAYS i8v high_nibbles(i8v x) { return (x >> 4) & 15; }
+ALWAYS i32v dot_small(i32v sum, i8v w, i8v x) {
     for (int i = 0; i < 4; i++) {
         /* Bytes i, 4 + i, ... of both, widened in place: shifted to the top of their lane and back. */
-        ints a = ((ints)w << (24 - 8 * i)) >> 24, b = ((ints)x << (24 - 8 * i)) >> 24;
+        i32v a = ((i32v)w << (24 - 8 * i)) >> 24, b = ((i32v)x << (24 - 8 * i)) >> 24;
         sum += a * b;
     }
     return sum;
 }
-ALWAYS ints dot_full(ints sum, bytes w, bytes x) { return dot_small(sum, w, x); }
+ALWAYS i32v dot_full(i32v sum, i8v w, i8v x) { return dot_small(sum, w, x); }
 #endif
 
-/* The same as fused() for single numbers. Said outright, with -ffp-contract=off: left to itself the compiler fuses in one
+/* The same as fma_lanes() for single numbers. Said outright, with -ffp-contract=off: left to itself the compiler fuses in one
  * copy of a loop and not in the next, and a row's bits would depend on the tile that it was in. */
 #if defined(__FMA__) || defined(__aarch64__)
 #define FMA(a, b, c) __builtin_fmaf(a, b, c)
@@ -212,11 +212,11 @@ ALWAYS float exp_negative(float x) {
 
 /* x / (1 + e^-x). Beyond 87 nothing more is seen of the one or the other. */
 #if LANES == 16
-ALWAYS floats silu_lanes(floats x) {
-    floats near = _mm512_min_ps(broadcast(87.0f), _mm512_max_ps(broadcast(-87.0f), x));
-    floats whole = _mm512_roundscale_ps(near * broadcast(-1.44269504089f), 0);
-    floats r = fma_lanes(whole, broadcast(2.12194440e-4f), _mm512_fmsub_ps(whole, broadcast(-0.693359375f), near));
-    floats p = fma_lanes(broadcast(8.29030629e-3f), r, broadcast(4.18979755e-2f));
+ALWAYS f32v silu_lanes(f32v x) {
+    f32v near = _mm512_min_ps(broadcast(87.0f), _mm512_max_ps(broadcast(-87.0f), x));
+    f32v whole = _mm512_roundscale_ps(near * broadcast(-1.44269504089f), 0);
+    f32v r = fma_lanes(whole, broadcast(2.12194440e-4f), _mm512_fmsub_ps(whole, broadcast(-0.693359375f), near));
+    f32v p = fma_lanes(broadcast(8.29030629e-3f), r, broadcast(4.18979755e-2f));
     p = fma_lanes(p, r, broadcast(1.66676366e-1f));
     p = fma_lanes(p, r, broadcast(4.99991492e-1f));
     p = fma_lanes(p, r, broadcast(9.99999707e-1f));
@@ -240,20 +240,20 @@ ALWAYS float silu(float x) {
 
 #if defined(__aarch64__)
 /* The same in vectors, where gcc makes none. The whole number is in the last bits of what it was rounded by: no conversion. */
-ALWAYS floats silu_lanes(floats x) {
-    const floats rounder = broadcast(12582912.0f);
-    floats near = vmaxq_f32(vminq_f32(x, broadcast(87.0f)), broadcast(-87.0f)), rounded = near * broadcast(-1.44269504089f) + rounder;
-    floats whole = rounded - rounder, r = fma_lanes(whole, broadcast(2.12194440e-4f), fma_lanes(whole, broadcast(-0.693359375f), -near));
-    floats p = fma_lanes(broadcast(8.29030629e-3f), r, broadcast(4.18979755e-2f));
+ALWAYS f32v silu_lanes(f32v x) {
+    const f32v rounder = broadcast(12582912.0f);
+    f32v near = vmaxq_f32(vminq_f32(x, broadcast(87.0f)), broadcast(-87.0f)), rounded = near * broadcast(-1.44269504089f) + rounder;
+    f32v whole = rounded - rounder, r = fma_lanes(whole, broadcast(2.12194440e-4f), fma_lanes(whole, broadcast(-0.693359375f), -near));
+    f32v p = fma_lanes(broadcast(8.29030629e-3f), r, broadcast(4.18979755e-2f));
     p = fma_lanes(p, r, broadcast(1.66676366e-1f));
     p = fma_lanes(p, r, broadcast(4.99991492e-1f));
     p = fma_lanes(p, r, broadcast(9.99999707e-1f));
     p = fma_lanes(p, r, broadcast(1.0f));
-    floats power = vreinterpretq_f32_s32(vaddq_s32(vshlq_n_s32(vreinterpretq_s32_f32(rounded), 23), vdupq_n_s32(127 << 23)));
+    f32v power = vreinterpretq_f32_s32(vaddq_s32(vshlq_n_s32(vreinterpretq_s32_f32(rounded), 23), vdupq_n_s32(127 << 23)));
     return x / fma_lanes(p, power, broadcast(1.0f));
 }
 #else
-ALWAYS floats silu_lanes(floats x) {
+ALWAYS f32v silu_lanes(f32v x) {
     float lanes[LANES];
     store(lanes, x);
     for (int i = 0; i < LANES; i++) lanes[i] = silu(lanes[i]);

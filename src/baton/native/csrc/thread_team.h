@@ -225,12 +225,12 @@ static void rest_between_bursts(Member *me) {
 
 /* ---- jobs ---- */
 
-static void keep_job(Team *team, uint32_t round, Job job, const void *with, size_t bytes) {
+static void keep_job(Team *team, uint32_t round, Job job, const void *with, size_t size) {
     Kept *kept = &team->kept[round % ROUNDS];
     uint64_t words[JOB_WORDS] = {0};
-    memcpy(words, with, bytes);
+    memcpy(words, with, size);
     atomic_store_explicit(&kept->job, (uint64_t)(uintptr_t)job, memory_order_release);
-    for (size_t i = 0; i < (bytes + 7) / 8; i++) atomic_store_explicit(&kept->with[i], words[i], memory_order_release);
+    for (size_t i = 0; i < (size + 7) / 8; i++) atomic_store_explicit(&kept->with[i], words[i], memory_order_release);
 }
 
 /* The job of a round, or NULL: that is so long ago that its place has been used again. Who has read a word of a later round sees,
@@ -272,10 +272,10 @@ static void *member_life(void *argument) {
         team_run(team, job, with, sizeof *(with), phases);                              \
     } while (0)
 
-static void team_run(Team *team, Job job, const void *with, size_t bytes, int64_t phases) {
+static void team_run(Team *team, Job job, const void *with, size_t size, int64_t phases) {
     uint32_t round = atomic_load(&team->round) + 1;
     Member *me = &team->members[0];
-    keep_job(team, round, job, with, bytes);
+    keep_job(team, round, job, with, size);
     for (int64_t p = 0; p < phases; p++) {
         /* In this order: a late member that sees nothing done must see, too, that this is another round. */
         atomic_store_explicit(&team->phases[p].taken, (uint64_t)round << 32, memory_order_release);
@@ -318,9 +318,9 @@ static void team_free(Team *team) {
     free(team);
 }
 
-static void *lines(size_t bytes) {
-    void *memory = aligned_alloc(LINE, (bytes + LINE - 1) / LINE * LINE);
-    if (memory) memset(memory, 0, bytes);
+static void *lines(size_t size) {
+    void *memory = aligned_alloc(LINE, (size + LINE - 1) / LINE * LINE);
+    if (memory) memset(memory, 0, size);
     return memory;
 }
 

@@ -1,0 +1,128 @@
+/* A step through all layers: token ids in, hidden rows out, keys and values in the pool. Every product, every attention and what lies between
+ * them is a phase that the team walks through together (thread_team.h). */
+#pragma once
+
+#include "attention.h"
+#include "prepare_rows.h"
+
+/* ---- one token ---- */
+
+static void embed(const Model *m, int64_t token, float *restrict out) {
+    const uint8_t *row = m->embedding + token * m->embedding_row_bytes;
+    floats_of_row(m->embedding_kind, row, m->hidden, out);
+}
+
+static void begin_row(const Decoder *decoder, const Step *step, int64_t row) {
+    const Model *m = decoder->model;
+    int64_t pairs = m->attention.head_dim / 2;
+    embed(m, step->token_ids[row], decoder->shared.hidden + row * m->hidden);
+    for (int64_t i = 0; i < pairs; i++) {
+        float angle = (float)step->positions[row] * m->frequencies[i];
+        decoder->shared.cosines[row * pairs + i] = cosf(angle) * m->rope_factor;
+        decoder->shared.sines[row * pairs + i] = sinf(angle) * m->rope_factor;
+    }
+}
+
+/* Queries and keys of one token: normed where the model wants it, then turned, first half against second. */
+typedef struct { const Decoder *decoder; const LayerWeights *block; } RopeArgs;
+
+static void rope_row(const void *with, int64_t row) {
+    const Decoder *decoder = ((const RopeArgs *)with)->decoder;
+    const LayerWeights *block = ((const RopeArgs *)with)->block;
+    const Model *m = decoder->model;
+    const Shape *shape = &m->attention;
+    int64_t dim = shape->head_dim, pairs = dim / 2;
+    const float *restrict cosines = decoder->shared.cosines + row * pairs, *restrict sines = decoder->shared.sines + row * pairs;
+    float *restrict x = decoder->shared.qkv + row * qkv_width(m);
+    for (int64_t head = 0; head < shape->heads + shape->kv_heads; head++, x += dim) {
+        const float *norm = head < shape->heads ? block->q_norm : block->k_norm;
+        if (norm) {
+            float normed[dim];
+            norm_row(x, norm, dim, m->norm_eps, normed);
+            memcpy(x, normed, (size_t)dim * 4);
+        }
+        for (int64_t i = 0; i < pairs; i++) {
+            float a = x[i], b = x[i + pairs];
+            x[i] = FMA(-b, sines[i], a * cosines[i]);
+            x[i + pairs] = FMA(a, sines[i], b * cosines[i]);
+        }
+    }
+}
+
+/* ---- where the time goes: compiled in for bench/kernel_times.c alone ---- */
+
+#if defined(BATON_PHASES)
+enum { BEGIN, NORM, QKV, TURN, ATTEND, OUTPUT, NORM2, GATE_UP, GATED, DOWN, PHASES };
+int64_t baton_phases[PHASES];  /* nanoseconds of the first member, its waiting included */
+static int64_t phase_since;
+#define PHASE(name)                                          \
+    if (me->number == 0) {                                   \
+        int64_t now = nanoseconds();                         \
+        baton_phases[name] += now - phase_since;             \
+        phase_since = now;                                   \
+    }
+#else
+#define PHASE(name)
+#endif
+
+/* ---- a step ---- */
+
+typedef struct {
+    Decoder *decoder;
+    Step step;
+    int64_t item_rows, items, splits;
+} Hidden;
+
+static void layer_phases(Member *me, const Hidden *job, int64_t number) {
+    Decoder *decoder = job->decoder;
+    const Model *m = decoder->model;
+    const Step *step = &job->step;
+    const LayerWeights *block = &m->blocks[number];
+    Buffers *b = &decoder->shared;
+    uint8_t *scratch = decoder->scratch[me->number];
+    int64_t tokens = step->tokens, hidden = m->hidden;
+
+    const Rows *normed = prepare(me, decoder, &(Source){b->hidden, block->attention_norm, &block->qkv}, tokens, &b->normed);
+    PHASE(NORM)
+    multiply(me, &block->qkv, normed, tokens, scratch, &(Out){STORE, b->qkv, qkv_width(m), qkv_width(m), NULL, NULL});
+    PHASE(QKV)
+
+    AttentionArgs layer = {
+        .step = step, .shape = &m->attention,
+        .pool = (char *)m->pool + number * 2 * m->attention.values_at * kv_number_bytes((KVKind)m->kv_kind),
+        .qkv = b->qkv, .qkv_stride = qkv_width(m),
+        .out = b->output.plain, .window = block->window,
+        .item_rows = job->item_rows, .item_starts = b->item_starts, .items = job->items,
+        .splits = job->splits, .parts = b->parts,
+    };
+    store_all(me, &layer, m->kv_kind, rope_row, &(RopeArgs){decoder, block});
+    PHASE(TURN)
+    attend_all(me, &layer, m->kv_kind);
+    PHASE(ATTEND)
+
+    const Rows *attended = prepare(me, decoder, &(Source){b->output.plain, NULL, &block->output}, tokens, &b->output);
+    multiply(me, &block->output, attended, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden, NULL, NULL});
+    PHASE(OUTPUT)
+
+    normed = prepare(me, decoder, &(Source){b->hidden, block->mlp_norm, &block->gate_up}, tokens, &b->normed);
+    PHASE(NORM2)
+    multiply(me, &block->gate_up, normed, tokens, scratch, &(Out){STORE, b->down.plain, m->inner, m->inner, NULL, NULL});
+    PHASE(GATE_UP)
+
+    const Rows *gated = prepare(me, decoder, &(Source){b->down.plain, NULL, &block->down}, tokens, &b->down);
+    PHASE(GATED)
+    multiply(me, &block->down, gated, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden, NULL, NULL});
+    PHASE(DOWN)
+}
+
+static void hidden_job(Member *me, const void *with) {
+    const Hidden *job = with;
+    const Model *m = job->decoder->model;
+#if defined(BATON_PHASES)
+    if (me->number == 0) phase_since = nanoseconds();
+#endif
+    for (int64_t row; (row = next_chunk(me, job->step.tokens)) >= 0;) begin_row(job->decoder, &job->step, row);
+    barrier(me, job->step.tokens);
+    PHASE(BEGIN)
+    for (int64_t number = 0; number < m->layers; number++) layer_phases(me, job, number);
+}

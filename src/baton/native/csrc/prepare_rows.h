@@ -1,0 +1,42 @@
+/* Rows on their way into a product: normed and quantised, by the team or by every member for itself. */
+#pragma once
+
+#include "working_memory.h"
+
+typedef struct {
+    const float *rows;      /* [tokens][width] */
+    const float *weight;    /* of the norm, or NULL */
+    const Matrix *matrix;   /* that takes them */
+} Source;
+
+static void prepare_row(const Decoder *decoder, const Source *from, int64_t row, const Rows *into) {
+    int64_t width = into->width;
+    const float *x = from->rows + row * width;
+    float *to = into->plain + row * width;
+    if (from->weight) norm_row(x, from->weight, width, decoder->model->norm_eps, to);
+    else if (x != to) memcpy(to, x, (size_t)width * 4);
+    quantize_for(from->matrix, into, row);
+}
+
+/* A phase: rows ready for a product. */
+static void prepare_shared(Member *me, const Decoder *decoder, const Source *from, int64_t rows, const Rows *into) {
+    int64_t chunks = (rows + PREPARED_ROWS - 1) / PREPARED_ROWS;
+    for (int64_t chunk; (chunk = next_chunk(me, chunks)) >= 0;)
+        for (int64_t row = chunk * PREPARED_ROWS; row < min_int((chunk + 1) * PREPARED_ROWS, rows); row++)
+            prepare_row(decoder, from, row, into);
+    barrier(me, chunks);
+}
+
+/* Rows ready for a product: by the team, or by everybody for themselves where there are few. Who will take no chunk of the product,
+ * because it rests or comes too late, does not need them. */
+static const Rows *prepare(Member *me, Decoder *decoder, const Source *from, int64_t rows, Rows *shared) {
+    if (rows <= ALONE_ROWS) {
+        Rows *own = &decoder->alone[me->number];
+        own->width = shared->width, own->groups = shared->groups;
+        if (!any_left(me, chunks_of(from->matrix, rows, me->team->threads))) return own;
+        for (int64_t row = 0; row < rows; row++) prepare_row(decoder, from, row, own);
+        return own;
+    }
+    prepare_shared(me, decoder, from, rows, shared);
+    return shared;
+}
