@@ -3,12 +3,14 @@
 error    of logits relative to their norm, mean; same: how often the likeliest token is the same. Of 16 prompts of 256 tokens, 8
          in a step, and of four tokens decoded after each, in batches of 8 and (`many`) of 64: from 33 rows on activations
          are rounded as well
+blocks   weights with scales of blocks of 128 x 128, as checkpoints in fp8 have them
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,17 @@ import torch
 from baton.models.config import ModelConfig
 from baton.worker.cuda.decoder_step import DecoderStep, StepLimits
 from baton.worker.cuda.graphs import DeviceSteps
+from baton.worker.cuda.kernels.fp8 import FP8, LARGEST, STORED_BLOCK, Scales, scales_of_blocks
 from baton.worker.cuda.step_inputs import StepBatch
-from baton.worker.cuda.weights import random_weights
+from baton.worker.cuda.weights import DecoderWeights, LinearWeights, random_weights
 
-KINDS = {"bfloat16": (False, False), "kv": (False, True), "weights": (True, False), "both": (True, True)}
+KINDS = {
+    "bfloat16": ("none", False),
+    "kv": ("none", True),
+    "weights": ("outputs", False),
+    "both": ("outputs", True),
+    "blocks": ("blocks", False),
+}
 SEQUENCES, CONTEXT, BLOCK_SIZE = 256, 1024, 16
 PROMPT, STEPS = 256, 4
 Row = dict[str, object]
@@ -35,7 +44,9 @@ def eight_bits(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row
         if not of_kv:
             weights = None
             torch.cuda.empty_cache()
-            weights = random_weights(config, torch.bfloat16, "cuda", fp8=of_weights)
+            weights = random_weights(config, torch.bfloat16, "cuda", fp8=of_weights == "outputs")
+            if of_weights == "blocks":
+                weights = in_blocks(weights)
         rig = gpu.Rig.__new__(gpu.Rig)
         rig.config, rig.context = config, CONTEXT
         rig.step = DecoderStep(config, weights, pool(config, of_kv), limits)
@@ -55,6 +66,35 @@ def eight_bits(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row
         yield row
         del rig
         torch.cuda.empty_cache()
+
+
+def in_blocks(weights: DecoderWeights) -> DecoderWeights:
+    def packed(linear: LinearWeights) -> LinearWeights:
+        weight, scales = matrix_in_blocks(linear.weight)
+        return LinearWeights(weight, linear.bias, scales)
+
+    layers = (
+        replace(
+            layer,
+            qkv=packed(layer.qkv),
+            output=packed(layer.output),
+            gate_up=packed(layer.gate_up),
+            down=packed(layer.down),
+        )
+        for layer in weights.layers
+    )
+    return replace(weights, layers=tuple(layers))
+
+
+def matrix_in_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, Scales]:
+    rows, width = (-(-extent // STORED_BLOCK) for extent in weight.shape)
+    padded = torch.zeros(rows * STORED_BLOCK, width * STORED_BLOCK, device=weight.device)
+    padded[: weight.shape[0], : weight.shape[1]] = weight
+    blocks = padded.view(rows, STORED_BLOCK, width, STORED_BLOCK)
+    scales = blocks.abs().amax((1, 3)).clamp(min=1e-12) / LARGEST
+    blocks /= scales[:, None, :, None]
+    packed = padded[: weight.shape[0], : weight.shape[1]].clamp(-LARGEST, LARGEST).to(FP8)
+    return packed, scales_of_blocks([scales], [len(weight)], weight.shape[1])
 
 
 def pool(config: ModelConfig, of_kv: bool) -> torch.Tensor:

@@ -18,12 +18,13 @@ from triton.runtime.jit import JITFunction
 
 from baton.models.config import Experts, ModelConfig, RopeConfig, Traits
 from baton.worker.cuda.decoder_step import DecoderStep, StepLimits
-from baton.worker.cuda.kernels.fp8 import quantise_rows
+from baton.worker.cuda.kernels.fp8 import GROUP, STORED_BLOCK, Scales
+from baton.worker.cuda.kernels.fp8_rows import quantise_rows
 from baton.worker.cuda.step_inputs import StepBatch, decode_views, ints_needed, mixed_views, pack_decode, pack_mixed
-from baton.worker.cuda.weights import random_weights
+from baton.worker.cuda.weights import DecoderWeights, LinearWeights, random_weights
 
 ROWS, SLOTS = 160, 96
-CASES = ("plain", "deterministic", "experts", "fp8")
+CASES = ("plain", "deterministic", "experts", "fp8", "blocks")
 
 
 class Hopper:
@@ -52,6 +53,21 @@ def compile_only(launch: Any) -> Any:
     return run
 
 
+def with_blocks(weights: DecoderWeights) -> DecoderWeights:
+    """Scales of blocks beside those of outputs."""
+
+    def scaled(linear: LinearWeights) -> LinearWeights:
+        assert linear.scales is not None
+        outputs, inputs = linear.weight.shape
+        blocks = torch.ones(outputs // GROUP, inputs // STORED_BLOCK)
+        return replace(linear, scales=Scales(linear.scales.outputs, blocks))
+
+    def layer(one: Any) -> Any:
+        return replace(one, **{name: scaled(getattr(one, name)) for name in ("qkv", "output", "gate_up", "down")})
+
+    return replace(weights, layers=tuple(map(layer, weights.layers)))
+
+
 def main() -> None:
     driver.set_active(Hopper())
     JITFunction.run = compile_only(JITFunction.run)
@@ -68,9 +84,10 @@ def main() -> None:
     two = np.zeros(2, np.int64)
     chunk = StepBatch(np.zeros(140, np.int32), two, np.array([0, 139, 140]), two, np.ones(2, np.bool_), two)
     for name in sys.argv[1:] or CASES:
-        deterministic, fp8 = name == "deterministic", name == "fp8"
+        deterministic, fp8 = name == "deterministic", name in ("fp8", "blocks")
         shape = replace(config, experts=experts) if name == "experts" else config
         weights = random_weights(shape, torch.bfloat16, "cpu", fp8=fp8)
+        weights = with_blocks(weights) if name == "blocks" else weights
         kept = pool.to(torch.float8_e4m3fn) if fp8 else pool
         limits = StepLimits(rows=ROWS, sequences=SLOTS, context_tokens=512)
         step = DecoderStep(shape, weights, kept, limits, deterministic=deterministic)
@@ -85,7 +102,7 @@ def main() -> None:
         step.pool_rows(inputs[:2].view(1, 2))
         if fp8:
             x = torch.zeros(40, config.hidden_size, dtype=torch.bfloat16)
-            quantise_rows(x, x.to(torch.float8_e4m3fn), torch.zeros(40))
+            quantise_rows(x, x.to(torch.float8_e4m3fn), torch.zeros(8, 40), STORED_BLOCK if name == "blocks" else None)
 
 
 if __name__ == "__main__":

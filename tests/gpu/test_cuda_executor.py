@@ -47,8 +47,8 @@ SHAPES = {"llama": SMALL, "qwen3": dataclasses.replace(SMALL, traits=Traits(qk_n
 SETTINGS: dict[str, Any] = {"dtype": "float32", "quantization": "none", "slots": 8, "tokens_per_step": 512, "block_size": 16}
 
 
-def load(where: str, config: ModelConfig, compute: str = "auto", **more: Any) -> RigModel:
-    opened = OpenedModel(Path(), config, DummyWeights(config, 3))
+def load(where: str, config: ModelConfig, compute: str = "auto", opened: OpenedModel | None = None, **more: Any) -> RigModel:
+    opened = opened or OpenedModel(Path(), config, DummyWeights(config, 3))
     if where == "cpu":
         settings = WorkerConfig(**SETTINGS, device="cpu", compute="torch", threads=8)
         return RigModel(config, CpuPlatform().load(opened, settings))

@@ -19,7 +19,7 @@ def packed(place, outputs, inputs):
     weight = place.random(outputs, inputs, scale=inputs**-0.5)
     weight[:100] *= 30.0  # outputs of other sizes
     small, scales = quantise(weight)
-    meant = small.float() * scales[:, None]
+    meant = small.float() * scales.outputs[:, None]
     error = ((meant - weight.float()).norm() / weight.float().norm()).item()
     assert 0.01 < error < 0.04, "three bits behind the point"
     return small, scales, meant
@@ -104,14 +104,15 @@ def test_what_cannot_be_in_8_bits():
 
 
 def test_rows_in_8_bits(place):
-    from baton.worker.cuda.kernels.fp8 import FP8, quantise_rows
+    from baton.worker.cuda.kernels.fp8 import FP8
+    from baton.worker.cuda.kernels.fp8_rows import quantise_rows
 
     x = place.random(5, 200)
     x[1] *= 1e3
     x[2] = 0.0
-    packed, scales = torch.zeros(5, 200, dtype=FP8, device=place.device), place.poisoned(5, dtype=torch.float32)
+    packed, scales = torch.zeros(5, 200, dtype=FP8, device=place.device), place.poisoned(1, 5, dtype=torch.float32)
     quantise_rows(x, packed, scales)
-    meant = packed.float() * scales[:, None]
+    meant = packed.float() * scales[0, :, None]
     assert torch.equal(meant[2], torch.zeros_like(meant[2]))
     for row in (0, 1, 3, 4):
         # Triton's interpreter loses what is carried into the exponent.
@@ -125,14 +126,15 @@ def test_products_of_8_bits_with_8_bits(gpu, rows, bias):
     """Against the same rounded numbers: only sums differ."""
     from gpu_cases import Place
 
-    from baton.worker.cuda.kernels.fp8 import FP8, Rows8Bits, quantise_rows
+    from baton.worker.cuda.kernels.fp8 import FP8
+    from baton.worker.cuda.kernels.fp8_rows import Rows8Bits, quantise_rows
 
     place = Place("cuda", torch.bfloat16)
     small, scales, meant = packed(place, 512, 384)
     x, more = place.random(rows, 384), place.random(512) if bias else None
     out = place.poisoned(rows, 512)
     Rows8Bits(1024, 512, gpu).product(x, small, scales, out, more)
-    rounded, of_rows = torch.zeros(rows, 384, dtype=FP8, device=gpu), torch.zeros(rows, device=gpu)
+    rounded, of_rows = torch.zeros(rows, 384, dtype=FP8, device=gpu), torch.zeros(1, rows, device=gpu)
     quantise_rows(x, rounded, of_rows)
-    wanted = (rounded.double() * of_rows[:, None].double()) @ meant.double().t()
+    wanted = (rounded.double() * of_rows[0, :, None].double()) @ meant.double().t()
     place.check(out, wanted + more.double() if bias else wanted, 2.0)

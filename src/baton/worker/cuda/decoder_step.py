@@ -28,7 +28,8 @@ from baton.worker.cuda.kernels.attention_decode import FIXED_TUNING, DecodeScrat
 from baton.worker.cuda.kernels.attention_prefill import attend_prefill, rows_per_tile
 from baton.worker.cuda.kernels.embed import embed
 from baton.worker.cuda.kernels.fixed_gemm import FixedScratch, fixed_gemm
-from baton.worker.cuda.kernels.fp8 import Rows8Bits, unpack
+from baton.worker.cuda.kernels.fp8 import unpack
+from baton.worker.cuda.kernels.fp8_rows import ROWS_ALIGNED, Rows8Bits
 from baton.worker.cuda.kernels.gemv import gemv
 from baton.worker.cuda.kernels.judge import judge
 from baton.worker.cuda.kernels.pool_rows import pool_rows
@@ -82,7 +83,7 @@ class DecoderStep:
         rows, sequences, block_size = limits.rows, limits.sequences, pool.shape[4]
 
         def buffer(count: int, width: int, kind: torch.dtype = dtype) -> Tensor:
-            return torch.zeros(count, width, dtype=kind, device=device)
+            return torch.zeros(-(-count // ROWS_ALIGNED) * ROWS_ALIGNED, width, dtype=kind, device=device)
 
         def column(count: int) -> Tensor:
             return torch.zeros(count, dtype=torch.int32, device=device)
@@ -112,12 +113,14 @@ class DecoderStep:
         "Where the weights of one product are unpacked, with fp8."
         self._rows_8_bits: Rows8Bits | None = None
         rows_most = SKINNY_ROWS_MAX
-        if weights.layers[0].qkv.scales is not None:
+        packed = weights.in_fp8()
+        if packed:
             rows_most = FP8_ROWS_MAX
-            largest = max(one.weight.numel() for one in (weights.layers[0].gate_up, weights.layers[0].qkv))
             if self._gpu and dtype == torch.bfloat16 and not deterministic:
                 self._rows_8_bits = Rows8Bits(rows, max(config.hidden_size, config.q_size, inner), device)
-            elif rows > rows_most or deterministic:
+                packed = [one for one in packed if one.scales is not None and not Rows8Bits.takes(one.scales)]
+            if rows > rows_most or deterministic:
+                largest = max((one.weight.numel() for one in packed), default=0)
                 self._unpacked = torch.empty(largest, dtype=dtype, device=device)
         self._skinny_scratch = SkinnyScratch(outputs, device, rows_most)
         self._fixed_scratch = FixedScratch(outputs if deterministic else 1, device)
@@ -316,8 +319,9 @@ class DecoderStep:
     def _linear(self, x: Tensor, linear: LinearWeights, out: Tensor) -> None:
         weight = linear.weight
         if linear.scales is not None:
-            if self._rows_8_bits is not None and len(x) > SKINNY_ROWS_MAX:
-                self._rows_8_bits.product(x, weight, linear.scales, out, linear.bias)
+            rows_8_bits = self._rows_8_bits
+            if rows_8_bits is not None and len(x) > SKINNY_ROWS_MAX and rows_8_bits.takes(linear.scales):
+                rows_8_bits.product(x, weight, linear.scales, out, linear.bias)
                 return
             if len(x) <= FP8_ROWS_MAX and not self.deterministic:
                 skinny_gemm(x, weight, out, self._skinny_scratch, scales=linear.scales, bias=linear.bias)

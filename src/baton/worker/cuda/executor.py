@@ -57,7 +57,7 @@ def load_cuda(opened: OpenedModel, settings: WorkerConfig, kind: KVKind, progres
         else:
             raw = RawWeights(opened.weights, config, progress)
             with DeviceWeights(raw, settings.dtype, opened.files) as source:
-                weights = take_weights(config, source.take, fp8=fp8)
+                weights = take_weights(config, source.take, fp8=fp8, take_fp8=source.take_fp8)
             raw.close()
 
     def with_pool(pool: Pool) -> CudaExecutor:
@@ -95,7 +95,7 @@ class CudaExecutor:
     def __init__(self, steps: DeviceSteps, gpu: str) -> None:
         self._steps, self._step = steps, steps.step
         dtype = str(self._step.weights.embedding.dtype).removeprefix("torch.")
-        fp8 = " fp8" if self._step.weights.layers[0].qkv.scales is not None else ""
+        fp8 = " fp8" if self._step.weights.in_fp8() else ""
         self.name = f"cuda ({gpu}, {dtype}{fp8})"
         self.arithmetic = f"cuda {torch.__version__} {gpu}{fp8}{' deterministic' if self._step.deterministic else ''}"
         self.config = self._step.config

@@ -17,8 +17,10 @@ from baton.errors import ModelUnsupported
 from baton.models.files import MappedFile
 from baton.models.loaders.weights import RawWeights
 from baton.models.raw_tensor import Bytes, RawTensor
+from baton.models.tensor_types import F8_E4M3
 from baton.models.torch_weights import PLAIN_TYPES, Weights
 from baton.worker.cuda.file_bytes import FileBytes
+from baton.worker.cuda.kernels.fp8 import FP8, Scales, can_stack, scales_of_blocks
 
 BUFFER_BYTES = 64 << 20
 BUFFERS = 3
@@ -62,6 +64,21 @@ class DeviceWeights(Weights):
                 self._send(raw.data.reshape(-1), as_stored)
                 place.copy_(as_stored)
         return out
+
+    def take_fp8(self, names: Sequence[str]) -> tuple[Tensor, Scales] | None:
+        """Matrices that are stored in fp8, as they are, stacked as in take()."""
+        stored = [self._raw.stored[name] for name in names]
+        sizes, inputs = [one.rows for one in stored], stored[0].row_elements
+        if any(one.type != F8_E4M3 for one in stored) or not can_stack(sizes, inputs):
+            return None
+        out, of_blocks = torch.empty(sum(sizes), inputs, dtype=FP8, device=self.device), []
+        for name, place in zip(names, torch.split(out, sizes), strict=True):
+            raw = self._raw.take(name)
+            if raw.scales is None:
+                raise ValueError(f"{name} has no scales")
+            self._send(raw.data.reshape(-1), place)
+            of_blocks.append(torch.from_numpy(raw.scales).to(self.device))
+        return out, scales_of_blocks(of_blocks, sizes, inputs)
 
     def _send(self, content: Bytes, target: Tensor) -> None:
         arrived = target.view(-1).view(torch.uint8)

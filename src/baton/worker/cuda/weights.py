@@ -11,10 +11,12 @@ from torch import Tensor
 from baton.errors import InvalidConfig
 from baton.models.config import ModelConfig
 from baton.models.parameters import EMBED, FINAL_NORM, LM_HEAD, expected_shapes, expert_names
-from baton.worker.cuda.kernels.fp8 import ALIGNED, quantise
+from baton.worker.cuda.kernels.fp8 import ALIGNED, Scales, quantise
 
 Take = Callable[[Sequence[str]], Tensor]
 """The parameters of these names (models/parameters.py), stacked along their first dimension: torch_weights.Weights.take."""
+TakeFp8 = Callable[[Sequence[str]], tuple[Tensor, Scales] | None]
+"""The same in fp8 as it is stored, or None where it is not, or not so that it could be one matrix: loader.DeviceWeights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +24,8 @@ class LinearWeights:
     weight: Tensor
     "[outputs, inputs]."
     bias: Tensor | None
-    scales: Tensor | None = None
-    "Of outputs, where weights are in fp8 (kernels/fp8.py)."
+    scales: Scales | None = None
+    "Where weights are in fp8 (kernels/fp8.py)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +50,33 @@ class DecoderWeights:
     head: Tensor
     "[vocabulary, hidden]; the embedding itself where the model ties them."
 
+    def in_fp8(self) -> list[LinearWeights]:
+        """Matrices of layers that are kept in 8 bits."""
+        every = (one for layer in self.layers for one in (layer.qkv, layer.output, layer.gate_up, layer.down))
+        return [one for one in every if one.scales is not None]
 
-def take_weights(config: ModelConfig, take: Take, *, fp8: bool = False) -> DecoderWeights:
+
+def take_weights(
+    config: ModelConfig, take: Take, *, fp8: bool = False, take_fp8: TakeFp8 = lambda names: None
+) -> DecoderWeights:
     """fp8: matrices of layers are kept in 8 bits; embedding, head and norms are not."""
     embedding = take([EMBED])
     return DecoderWeights(
         embedding=embedding,
-        layers=tuple(_layer(config, take, layer, fp8) for layer in range(config.layers)),
+        layers=tuple(_layer(config, take, take_fp8, layer, fp8) for layer in range(config.layers)),
         final_norm=take([FINAL_NORM]),
         head=embedding if config.tied_embeddings else take([LM_HEAD]),
     )
 
 
-def _layer(config: ModelConfig, take: Take, layer: int, fp8: bool) -> LayerWeights:
+def _layer(config: ModelConfig, take: Take, take_fp8: TakeFp8, layer: int, fp8: bool) -> LayerWeights:
     traits, prefix = config.traits, f"layers.{layer}."
 
     def linear(names: Sequence[str], bias: bool) -> LinearWeights:
         names = [prefix + name for name in names]
-        weight, scales = take([f"{n}.weight" for n in names]), None
-        if fp8:
+        weights = [f"{n}.weight" for n in names]
+        weight, scales = take_fp8(weights) or (take(weights), None)
+        if fp8 and scales is None:
             weight, scales = quantise(weight)
         return LinearWeights(weight, take([f"{n}.bias" for n in names]) if bias else None, scales)
 

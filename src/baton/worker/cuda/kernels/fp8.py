@@ -1,26 +1,46 @@
-"""Weights in 8 bits (e4m3): every output has a scale, so its largest weight is the largest number of the format.
+"""Weights in 8 bits (e4m3), and what they are multiplied with to be what they stand for (`Scales`).
 
-up to 32 rows   activations stay as they are: a product unpacks weights on its way to the tensor cores (gemv.py, skinny_gemm.py)
-more            activations are rounded to 8 bits too, with a scale for each row (`quantise_rows`), and the tensor cores
-                multiply 8 bits with 8 bits: twice the rate of bfloat16, and half the bytes
+made here       (--quantization fp8) every output has a scale, so that its largest weight is the largest number of the format
+checkpoints     bring a scale for every block of 128 outputs and 128 inputs
+
+up to 32 rows   activations stay as they are: a product unpacks weights on its way (gemv.py, gemv_blocks.py, skinny_gemm.py)
+more            activations are rounded to 8 bits too (fp8_rows.py), and the tensor cores multiply 8 bits with 8 bits
 deterministic   `unpack` writes the matrix out, for the product with a fixed order
 """
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
+from baton.worker.cuda.kernels.sizes import cdiv
 
 ALIGNED = 16
 """Inputs are a multiple of it: so a row of bytes can be read in whole words."""
 LARGEST = 448.0
 FP8 = torch.float8_e4m3fn
+GROUP = 64
+"""Outputs whose blocks have the same scales: a tile of skinny_gemm.py."""
+BLOCK_INPUTS = tl.constexpr(128)
+STORED_BLOCK = 128
 BLOCK = 2048
 
 
-def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """weight: [outputs, inputs] -> the same in fp8, and scales float32 [outputs]."""
+class Scales(NamedTuple):
+    """A weight stands for itself times `outputs` of its output, times `blocks` of its block where there are any."""
+
+    outputs: torch.Tensor
+    "float32 [outputs]."
+    blocks: torch.Tensor | None = None
+    "float32 [outputs / GROUP, inputs / 128], rounded up; not above 1, so that activations times it stay in float16's range."
+    library: torch.Tensor | None = None
+    "float32 [outputs / 128, inputs / 128] as cuBLAS wants it, where it can multiply such a matrix."
+
+
+def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, Scales]:
+    """weight: [outputs, inputs] -> the same in fp8, with scales of outputs."""
     packed = torch.empty_like(weight, dtype=FP8)
     scales = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
     step = max(1, (64 << 20) // weight.shape[1])  # a part at a time: in float32 it would be large
@@ -28,58 +48,57 @@ def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         values = weight[part].float()
         scales[part] = values.abs().amax(1).clamp(min=1e-12) / LARGEST
         packed[part] = (values / scales[part, None]).clamp(-LARGEST, LARGEST).to(FP8)
-    return packed, scales
+    return packed, Scales(scales)
+
+
+def can_stack(sizes: Sequence[int], inputs: int) -> bool:
+    """Whether matrices of so many outputs, with blocks of their own, can be one: a group of outputs is of one of them."""
+    return inputs % ALIGNED == 0 and all(size % GROUP == 0 for size in sizes[:-1])
+
+
+def scales_of_blocks(stored: Sequence[torch.Tensor], sizes: Sequence[int], inputs: int) -> Scales:
+    """stored: the scales [blocks, blocks] of matrices that are stacked, which have so many outputs (can_stack())."""
+    groups = [
+        scales.float().repeat_interleave(STORED_BLOCK // GROUP, 0)[: cdiv(size, GROUP)]
+        for scales, size in zip(stored, sizes, strict=True)
+    ]
+    all_groups = torch.cat(groups)
+    # A power of two: what is divided by it stays exact.
+    largest = torch.exp2(torch.ceil(torch.log2(all_groups.amax(1).clamp(min=1e-30))))
+    blocks = (all_groups / largest[:, None]).contiguous()
+    outputs = largest.repeat_interleave(GROUP)[: sum(sizes)].contiguous()
+    library = None
+    if _library_multiplies(outputs.device, sizes, inputs):
+        library = torch.cat([scales.float() for scales in stored]).contiguous()
+    return Scales(outputs, blocks, library)
+
+
+def _library_multiplies(device: torch.device, sizes: Sequence[int], inputs: int) -> bool:
+    """cuBLAS has it for Hopper alone. Where a row of scales is no multiple of four numbers, its results are wrong (torch 2.11,
+    cuBLAS 13)."""
+    whole = inputs % STORED_BLOCK == 0 and inputs // STORED_BLOCK % 4 == 0 and all(s % STORED_BLOCK == 0 for s in sizes[:-1])
+    return whole and sizes[-1] % ALIGNED == 0 and device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 @triton.jit
-def _quantise_rows(x, packed, scales, WIDTH: tl.constexpr, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    values = tl.load(x + row * WIDTH + at, mask=at < WIDTH, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(values), 0), 1e-12) / LARGEST
-    tl.store(packed + row * WIDTH + at, (values / scale).to(packed.dtype.element_ty), mask=at < WIDTH)
-    tl.store(scales + row, scale)
-
-
-def quantise_rows(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor) -> None:
-    """x: [rows, width] -> packed, the same in fp8, and scales float32 [rows]. A number that is none stays one."""
-    rows, width = x.shape
-    _quantise_rows[(rows,)](
-        *(x, packed, scales), WIDTH=width, LARGEST=LARGEST, BLOCK=next_power_of_2(width), num_warps=4 if width <= 2048 else 8
-    )
-
-
-class Rows8Bits:
-    """Rows in 8 bits, on their way into a product."""
-
-    def __init__(self, rows: int, width: int, device: torch.device) -> None:
-        """Up to so many rows, up to so wide."""
-        self._packed = torch.empty(rows * width, dtype=FP8, device=device)
-        self._scales = torch.empty(rows, dtype=torch.float32, device=device)
-
-    def product(
-        self, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
-    ) -> None:
-        """x @ weight.t() + bias -> out, in bfloat16."""
-        packed, of_rows = self._packed[: x.numel()].view(x.shape), self._scales[: len(x)]
-        quantise_rows(x, packed, of_rows)
-        torch._scaled_mm(
-            *(packed, weight.t(), of_rows[:, None], scales[None, :], bias),
-            out_dtype=out.dtype,
-            use_fast_accum=True,
-            out=out,
-        )
-
-
-@triton.jit
-def _unpack(packed, scales, out, inputs, BLOCK: tl.constexpr):
+def _unpack(packed, scales, blocks, out, inputs, BLOCKS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr):
     row, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     place = row.to(tl.int64) * inputs + at
     values = tl.load(packed + place, mask=at < inputs, other=0.0).to(tl.float32) * tl.load(scales + row)
+    if BLOCKS:
+        line = blocks + row // GROUP * ((inputs + BLOCK_INPUTS - 1) // BLOCK_INPUTS)
+        values *= tl.load(line + at // BLOCK_INPUTS, mask=at < inputs, other=0.0)
     tl.store(out + place, values.to(out.dtype.element_ty), mask=at < inputs)
 
 
-def unpack(packed: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
-    """As quantise() made them -> out [outputs, inputs]."""
+def unpack(packed: torch.Tensor, scales: Scales, out: torch.Tensor) -> None:
+    """[outputs, inputs] in fp8 -> out, of the same shape."""
     outputs, inputs = packed.shape
-    _unpack[(outputs, cdiv(inputs, BLOCK))](packed, scales, out, inputs, BLOCK=BLOCK, num_warps=4)
+    blocks = scales.blocks
+    _unpack[(outputs, cdiv(inputs, BLOCK))](
+        *(packed, scales.outputs, scales.outputs if blocks is None else blocks, out, inputs),
+        BLOCKS=blocks is not None,
+        GROUP=GROUP,
+        BLOCK=BLOCK,
+        num_warps=4,
+    )

@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.worker.cuda.kernels.fp8 import Scales
+from baton.worker.cuda.kernels.gemv_blocks import gemv_blocks
 from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 
 
@@ -38,6 +40,12 @@ def gemv_tuning(outputs: int, inputs: int, *, paired: bool) -> GemvTuning:
     if outputs >= 32768:
         return WIDE
     return NARROW if outputs == inputs else TALL
+
+
+def fp8_tuning(outputs: int, inputs: int, *, paired: bool) -> GemvTuning:
+    if paired:
+        return GemvTuning(8, 256, 2, 6)
+    return GemvTuning(8, 512, 4, 6) if inputs > outputs else GemvTuning(16, 512, 4, 4)
 
 
 @triton.jit
@@ -101,7 +109,7 @@ def gemv(
     weight: torch.Tensor,
     out: torch.Tensor,
     *,
-    scales: torch.Tensor | None = None,
+    scales: Scales | None = None,
     bias: torch.Tensor | None = None,
     norm: torch.Tensor | None = None,
     eps: float = 0.0,
@@ -110,18 +118,23 @@ def gemv(
     tuning: GemvTuning | None = None,
     pdl: bool = False,
 ) -> None:
-    """x: [1, inputs], weight: [outputs, inputs] -> out [1, outputs]. scales: of outputs, with fp8 (fp8.py).
+    """x: [1, inputs], weight: [outputs, inputs] -> out [1, outputs]. scales: with fp8 (fp8.py).
 
     norm: weights of the RMS norm that x gets first. residual: [1, outputs], added; may be `out`. paired: the first half of the
     outputs are gates, the second half are multiplied with their silu: out [1, outputs / 2].
     """
+    if scales is not None and scales.blocks is not None:
+        gemv_blocks(x, weight, out, scales, bias=bias, norm=norm, eps=eps, residual=residual, paired=paired, pdl=pdl)
+        return
     outputs, inputs = weight.shape
     if paired:
         outputs //= 2
-    some_outputs, some_inputs, warps, stages = tuning or gemv_tuning(outputs, inputs, paired=paired)
+    if tuning is None:
+        tuning = gemv_tuning(outputs, inputs, paired=paired) if scales is None else fp8_tuning(outputs, inputs, paired=paired)
+    some_outputs, some_inputs, warps, stages = tuning
     some_inputs = min(some_inputs, next_power_of_2(inputs))
     _gemv[(cdiv(outputs, some_outputs),)](
-        *(x, x if norm is None else norm, weight, x if scales is None else scales),
+        *(x, x if norm is None else norm, weight, x if scales is None else scales.outputs),
         *(x if bias is None else bias, x if residual is None else residual, out, eps),
         OUTPUTS=outputs,
         INPUTS=inputs,

@@ -4,18 +4,22 @@ With weights in fp8 (fp8.py) of up to 128 rows.
 Memory is the limit, as for one row (gemv.py), but there are enough rows for the tensor cores. The matrix is the left operand:
 they want 64 rows there. x is the right one, padded to 16 or 32. Where a matrix has few outputs, its inputs are cut into splits,
 so that the chip is filled; the last arriver adds them up, always in the same order.
+
+Scales of blocks: a tile has one for every 128 inputs. It is loaded one round ahead, and x is multiplied with it on its way; of
+a pair the two sums of a round are, since x would be needed twice.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from baton.worker.cuda.kernels.fp8 import BLOCK_INPUTS, GROUP, Scales
 from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 
 ROWS_MAX = 32
 FP8_ROWS_MAX = 128
 """In float32, which the tensor cores do not multiply with 8 bits; in bfloat16 that is faster from 33 rows on (fp8.py)."""
-SOME_OUTPUTS, SOME_INPUTS = 64, 128
+SOME_OUTPUTS, SOME_INPUTS = GROUP, 128
 PROGRAMS = 192
 SPLITS_MAX = 8
 
@@ -30,10 +34,10 @@ class SkinnyScratch:
 
 @triton.jit(do_not_specialize=["rows"])
 def _skinny_gemm(
-    x, weight, scales, bias, residual, out, part_sums, arrived, rows, x_stride, out_stride,
+    x, weight, scales, blocks, bias, residual, out, part_sums, arrived, rows, x_stride, out_stride,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PAIRED: tl.constexpr,
     SPLITS: tl.constexpr, SOME_OUTPUTS: tl.constexpr, SOME_INPUTS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr, SCALED: tl.constexpr, HALF: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, SCALED: tl.constexpr, BLOCKS: tl.constexpr, HALF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -47,6 +51,14 @@ def _skinny_gemm(
     in_rows = (row < rows)[None, :]
     sums = tl.zeros([SOME_OUTPUTS, ROWS], tl.float32)
     ups = tl.zeros([SOME_OUTPUTS, ROWS], tl.float32)
+    if BLOCKS:
+        ALL: tl.constexpr = (INPUTS + BLOCK_INPUTS - 1) // BLOCK_INPUTS
+        block = blocks + tile * ALL
+        up_block = block + OUTPUTS // SOME_OUTPUTS * ALL
+        scale = tl.load(block + min(split * size // BLOCK_INPUTS, ALL - 1))
+        up_scale = scale
+        if PAIRED:
+            up_scale = tl.load(up_block)
     for start in tl.range(split * size, min(split * size + size, INPUTS), SOME_INPUTS, num_stages=STAGES):
         if INPUTS % SOME_INPUTS == 0:
             left = tl.load(weight_at + start)
@@ -55,9 +67,20 @@ def _skinny_gemm(
             inside = at < INPUTS - start
             left = tl.load(weight_at + start, mask=inside[None, :], other=0.0)
             right = tl.load(x_at + start, mask=in_rows & inside[:, None], other=0.0)
+        if BLOCKS:
+            next = min((start + SOME_INPUTS) // BLOCK_INPUTS, ALL - 1)
+            next_scale = tl.load(block + next)
+            if PAIRED:
+                next_up_scale = tl.load(up_block + next)
         if SCALED:  # to float16 the chip converts at once, to bfloat16 in three steps; an eighth: float16 ends at 65504
-            left, right = left.to(HALF), (right.to(tl.float32) * 0.125).to(HALF)
-        sums = tl.dot(left, right, sums, input_precision=PRECISION)
+            eighth = 0.125
+            if BLOCKS and not PAIRED:
+                eighth = 0.125 * scale
+            left, right = left.to(HALF), (right.to(tl.float32) * eighth).to(HALF)
+        if BLOCKS and PAIRED:
+            sums += tl.dot(left, right, input_precision=PRECISION) * scale
+        else:
+            sums = tl.dot(left, right, sums, input_precision=PRECISION)
         if PAIRED:
             if INPUTS % SOME_INPUTS == 0:
                 other = tl.load(weight_at + start + OUTPUTS * INPUTS)
@@ -65,7 +88,13 @@ def _skinny_gemm(
                 other = tl.load(weight_at + start + OUTPUTS * INPUTS, mask=inside[None, :], other=0.0)
             if SCALED:
                 other = other.to(HALF)
-            ups = tl.dot(other, right, ups, input_precision=PRECISION)
+            if BLOCKS:
+                ups += tl.dot(other, right, input_precision=PRECISION) * up_scale
+                up_scale = next_up_scale
+            else:
+                ups = tl.dot(other, right, ups, input_precision=PRECISION)
+        if BLOCKS:
+            scale = next_scale
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     if SPLITS > 1:
@@ -102,7 +131,7 @@ def skinny_gemm(
     out: torch.Tensor,
     scratch: SkinnyScratch,
     *,
-    scales: torch.Tensor | None = None,
+    scales: Scales | None = None,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     paired: bool = False,
@@ -121,9 +150,12 @@ def skinny_gemm(
     while not paired and 2 * splits * tiles <= PROGRAMS and 2 * splits * 4 * SOME_INPUTS <= inputs and splits < SPLITS_MAX:
         splits *= 2
     wide = x.dtype == torch.float32  # only in tests: half the stages fit
-    stages = 2 if wide else 3 if len(x) > 64 else 4 if len(x) > 32 or inputs <= outputs else 6
+    blocks = None if scales is None else scales.blocks
+    short = len(x) > 64 or (scales is not None and paired)
+    stages = 2 if wide else 3 if short else 4 if len(x) > 32 or inputs <= outputs else 6
     _skinny_gemm[(tiles, splits)](
-        *(x, weight, x if scales is None else scales, x if bias is None else bias, x if residual is None else residual, out),
+        *(x, weight, x if scales is None else scales.outputs, x if blocks is None else blocks),
+        *(x if bias is None else bias, x if residual is None else residual, out),
         *(scratch.sums, scratch.arrived),
         *(len(x), x.stride(0), out.stride(0)),
         OUTPUTS=outputs,
@@ -138,6 +170,7 @@ def skinny_gemm(
         STAGES=stages,
         PRECISION="ieee" if wide else "tf32",
         SCALED=scales is not None,
+        BLOCKS=blocks is not None,
         HALF=tl.float32 if wide else tl.float16,
         PDL=pdl,
         num_warps=4 if len(x) <= 64 else 8,
