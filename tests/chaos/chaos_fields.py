@@ -120,7 +120,11 @@ def other_dialect(dice: random.Random, chat: dict[str, Any], text: str) -> tuple
             ("/api/chat", {"model": "tiny", "messages": messages, "stream": stream, "options": options}),
             ("/api/generate", {"model": "tiny", "prompt": text, "stream": stream, "options": options}),
             ("/api/show", {"model": dice.choice(("tiny", "other"))}),
+            ("/api/pull", {"model": dice.choice(("tiny", "other")), "stream": stream}),
             ("/api/embed", {"model": "tiny", "input": several}),
+            ("/api/embeddings", {"model": "tiny", "prompt": text}),
+            ("/v1/weights", {"model": dice.choice(("nowhere", 5))}),  # it is awake, so they are refused
+            (dice.choice(("/v1/cache/clear", "/reset_prefix_cache", "/v1/resume", "/v1/wake")), {}),
             ("/v1/embeddings", {"input": several, "encoding_format": dice.choice(("float", "base64"))}),
         )
     )

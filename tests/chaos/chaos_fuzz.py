@@ -43,8 +43,10 @@ WEIRD: tuple[Any, ...] = (
 PATHS = (
     "/health", "/live", "/ready", "/metrics", "/config", "/version", "/v1/models", "/v1/models/tiny", "/v1/models/%00",
     "/nothing", "/v1/completions", "/", "//", "/v1/models/../config", "/%2e%2e/etc/passwd", "/?a=1",
-    "/openapi.json", "/api/tags", "/api/version", "/v1/responses/resp_1",
+    "/openapi.json", "/api/tags", "/api/version", "/api/ps", "/v1/responses/resp_1",
+    "/v1/responses/resp_1/input_items", "/v1/cluster",
 )  # fmt: skip
+GENERATED = ("/v1/completions", "/v1/chat/completions")
 WORDS = ("hello", " world", "<|end|>", "<|start|>", "\n", "ß", "日本", "\x00", "{{ 7*7 }}", "a" * 50)
 
 
@@ -200,9 +202,9 @@ def problem_with(path: str, reply: Reply) -> str | None:
             return _problem_with_error(reply.json["error"], path)
         except (ValueError, KeyError, TypeError):
             return f"status {reply.status} without an error object"
-    if path.startswith("/v1/c") and not reply.content.startswith(b"data: "):
+    if path.startswith(GENERATED) and not reply.content.startswith(b"data: "):
         return None if reply.json["choices"] else "no choices"
-    if path.startswith("/v1/c") and not reply.complete:
+    if path.startswith(GENERATED) and not reply.complete:
         return f"a stream that does not end well: {reply.content[-200:]!r}"
     if re.search(rb'^(event: error|.*"error": ?[{"])', reply.content, re.MULTILINE):
         return f"a stream with an error: {reply.content[-200:]!r}"
