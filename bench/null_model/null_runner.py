@@ -102,8 +102,8 @@ class NullForward:
     def likeliest(self, hidden: Floats, masks: Masks | None = None) -> Int64s:
         return 300 + (len(self._notes.worked) * 7 + np.arange(len(hidden), dtype=np.int64)) % 40_000
 
-    def choose(self, logits: Floats, draws: Draws) -> Int64s:
-        return choose(logits, draws)
+    def choose(self, logits: Floats, draws: Draws, masks: Masks | None = None) -> Int64s:
+        return choose(logits, draws, masks)
 
     def report_progress(self, word: ProgressWord) -> None:
         pass

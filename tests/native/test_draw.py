@@ -11,6 +11,8 @@ from naive_sampler import naive_sample
 from baton.native.library import Library, Model
 from baton.protocol.request import SamplingParams
 from baton.worker.draws import DRAW, NOT_FINITE_ID, NOTHING_LEFT_ID, choose, uniforms
+from baton.worker.forward.native_forward import addresses_of
+from baton.worker.token_masks import Masks
 
 EDGE = 1e-5
 """A draw as near as this to the edge between two tokens may fall on either side: weights are rounded."""
@@ -24,10 +26,12 @@ class Chooser:
         self.model = Model(vocabulary=vocabulary)
         self.runner = library.new(self.model, threads)
 
-    def __call__(self, logits, draws):
+    def __call__(self, logits, draws, masks: Masks | None = None):
         tokens = np.full(len(logits), -99, np.int64)
-        rows = np.ascontiguousarray(logits, np.float32)
-        assert not self.library.choose(self.runner, rows.ctypes.data, draws.ctypes.data, len(rows), tokens.ctypes.data)
+        rows = np.array(logits, np.float32)  # its own: masked ones are changed
+        allowed = None if masks is None else addresses_of(masks, len(rows))
+        arrays = (rows.ctypes.data, draws.ctypes.data, None if allowed is None else allowed.ctypes.data)
+        assert not self.library.choose(self.runner, *arrays, len(rows), tokens.ctypes.data)
         return tokens
 
     def __enter__(self) -> Chooser:
@@ -54,6 +58,31 @@ def draws_of(params: list[SamplingParams], vocabulary: int):
     draws = np.array(rows, DRAW)
     draws["uniform"] = uniforms(seeds, zeros, zeros)
     return draws
+
+
+@pytest.mark.parametrize("vocabulary", [1, 31, 32, 33, 64, 700])
+def test_masked_rows_draw_as_if_the_other_tokens_had_been_excluded_before(library, vocabulary):
+    rng, numbers = random.Random(1), np.random.default_rng(1)
+    count = 60
+    logits = numbers.standard_normal((count, vocabulary)).astype(np.float32) * 3
+    draws = draws_of([some_params(rng, vocabulary) for _ in range(count)], vocabulary)
+    masked = np.arange(0, count, 2)
+    flags = numbers.random((len(masked), vocabulary)) < numbers.choice([0.1, 0.5, 1.0], (len(masked), 1))
+    flags[3] = False
+    words = np.packbits(flags, axis=1, bitorder="little")
+    masks = Masks(masked, np.pad(words, ((0, 0), (0, -words.shape[1] % 4))).view(np.uint32))
+    excluded, excluding = logits.copy(), draws.copy()
+    excluded[masked] = np.where(flags, logits[masked], -np.inf)
+    excluding["may_exclude"][masked] = 1
+    with Chooser(library, vocabulary) as chooser:
+        expected = chooser(excluded, excluding)
+        assert chooser(logits, draws, masks).tolist() == expected.tolist()
+        assert expected[6] == NOTHING_LEFT_ID
+        assert np.count_nonzero(choose(logits.copy(), draws, masks) != expected) <= 1
+        logits[4, 0] = logits[6, vocabulary - 1] = np.nan  # whatever is allowed
+        said = chooser(logits, draws, masks)
+        assert np.flatnonzero(said == NOT_FINITE_ID).tolist() == [4, 6]
+        assert np.flatnonzero(choose(logits, draws, masks) == NOT_FINITE_ID).tolist() == [4, 6]
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 24, 63, 64, 65, 700])

@@ -99,10 +99,11 @@ class NativeDecoder:
             raise EngineError(f"there is not enough memory for the logits of {len(rows)} rows")
         return tokens
 
-    def choose(self, logits: Floats, draws: NDArray[np.void]) -> Int64s:
-        """[rows] token ids, or what is wrong with a row (csrc/sample.h). `draws`: [rows] of csrc/sample.h's Draw."""
-        tokens = np.empty(len(logits), np.int64)
-        if self._library.choose(self._handle, logits.ctypes.data, draws.ctypes.data, len(logits), tokens.ctypes.data):
+    def choose(self, logits: Floats, draws: NDArray[np.void], allowed: Addresses | None = None) -> Int64s:
+        """[rows] token ids, or what is wrong with a row (csrc/sample.h). `draws`: [rows] of csrc/sample.h's Draw. `allowed`: as
+        above; the logits of others become minus infinity."""
+        tokens, masks = np.empty(len(logits), np.int64), None if allowed is None else allowed.ctypes.data
+        if self._library.choose(self._handle, logits.ctypes.data, draws.ctypes.data, masks, len(logits), tokens.ctypes.data):
             raise EngineError(f"there is not enough memory to choose from a vocabulary of {self.vocabulary}")
         return tokens
 

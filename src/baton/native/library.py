@@ -86,7 +86,7 @@ class Library:
         self.hidden = _function(c.baton_hidden, c_void_p, c_void_p, POINTER(Step))
         self.logits = _function(c.baton_logits, c_int, c_void_p, c_void_p, c_int64, c_void_p)
         self.likeliest = _function(c.baton_likeliest, c_int, c_void_p, c_void_p, c_int64, c_void_p, c_void_p)
-        self.choose = _function(c.baton_choose, c_int, c_void_p, c_void_p, c_void_p, c_int64, c_void_p)
+        self.choose = _function(c.baton_choose, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p)
         self.product = _function(c.baton_product, c_int, c_void_p, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64)
         layer = (c_void_p, c_void_p, c_int64, c_int64, c_void_p)
         self.attention = _function(c.baton_attention, c_int, c_void_p, POINTER(Step), POINTER(Shape), *layer)

@@ -34,14 +34,19 @@ TEMPERATURE_LEAST = 1e-30
 """Below it, the likeliest."""
 
 
-def choose(logits: Floats, draws: Draws) -> Int64s:
+def choose(logits: Floats, draws: Draws, masks: Masks | None = None) -> Int64s:
     """A token for each row of [rows, vocabulary]. NOT_FINITE_ID for a row with something that is no number, NOTHING_LEFT_ID for
-    one whose every token is excluded."""
+    one whose every token is excluded. What masks do not allow is minus infinity in the logits afterwards."""
     weights = np.empty(logits.shape[1], np.float32)
     tokens = np.empty(len(logits), np.int64)
+    bits = {} if masks is None else dict(zip(masks.rows.tolist(), masks.bits, strict=True))
     for i, row in enumerate(logits):
         best = row.argmax()
         tokens[i] = _judged(row, best, bool(draws["may_exclude"][i]))
+        if i in bits and tokens[i] >= 0:
+            np.minimum(row, ceilings(bits[i], row.size), out=row)
+            best = row.argmax()
+            tokens[i] = _judged(row, best, may_exclude=True)
         if tokens[i] < 0 or draws["temperature"][i] < TEMPERATURE_LEAST:
             continue
         # e^(logit / temperature), scaled so that the likeliest has 1. Row by row: what a row gives depends on no other, and

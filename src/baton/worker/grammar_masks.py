@@ -57,6 +57,11 @@ class GrammarState:
             self._masks.wait(self)
         return self.words
 
+    def mask_of(self, vocabulary: int) -> Words:
+        """The same, of that many tokens."""
+        words, count = self.mask(), -(-vocabulary // 32)
+        return words[:count] if words.size else np.zeros(count, np.uint32)
+
 
 class GrammarMasks:
     """Of one worker. Called from its one thread; the work is done on two others, which share only states with it: those that

@@ -2,10 +2,10 @@
 
 judge      a row with a number that is none fails, alone
 keep       raw logits of rows that want log-probabilities: they report what the model said, before we changed it
-mask       what a row's grammar does not allow is minus infinity; a row whose grammar has failed fails, alone
 adjust     bad words, min_tokens, bias, penalties: all rows' changes in one indexed operation a kind; a token that is forced
            (thought.py) leaves no other
-choose     the likeliest, or a draw: draws.py says what that is, and the forward pass does it (Forward.choose)
+choose     the likeliest, or a draw, of what the row's grammar allows: draws.py says what that is, and the forward pass does it
+           (Forward.choose). A grammar that has failed allows nothing, so its row fails, alone
 
 Where every row is plain greedy, the common case, the likeliest tokens that grammars allow are all that is needed, and no logits
 are stored; a row whose likeliest token is forbidden otherwise is looked at again (executors/stepwise.py). The order of
@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from baton.grammar.matcher import ceilings
 from baton.protocol.dead_ends import NOTHING_LEFT
 from baton.protocol.step import TokenLogprob
 from baton.worker.arrays import Floats, Int32s, Int64s
@@ -27,8 +26,9 @@ from baton.worker.draws import NOT_FINITE_ID, Draws, Ids
 from baton.worker.draws import choose as choose_in_numpy
 from baton.worker.logprobs import describe_rows, log_softmax
 from baton.worker.sampling_state import SequenceSampling
+from baton.worker.token_masks import Masks, masks_of
 
-Choose = Callable[[Floats, Draws], Int64s]
+Choose = Callable[[Floats, Draws, Masks | None], Int64s]
 """Forward.choose, or draws.choose."""
 NOT_FINITE = "NaN or infinity in the logits"
 
@@ -66,9 +66,8 @@ def sample(logits: Floats, rows: Sequence[SampleRow], draws: Draws, choose: Choo
     if asked or touched:  # of all others, choosing finds out
         failed = {i: NOT_FINITE for i in {*asked, *touched} if not np.isfinite(logits[i]).all()}
         raw = [(i, rows[i].state.params.logprobs or 0, log_softmax(logits[i : i + 1])) for i in asked if i not in failed]
-        failed |= _mask(logits, rows, [i for i in touched if i not in failed])
         _adjust(logits, rows, [i for i in touched if i not in failed])
-    tokens = choose(logits, draws)
+    tokens = choose(logits, draws, _masks(rows, logits.shape[1]))
     failed = _failed(tokens) | failed
     logprobs = {i: row for i, row in describe_rows(raw, tokens).items() if i not in failed}
     return Chosen(tokens, failed, logprobs)
@@ -81,22 +80,13 @@ def _failed(tokens: Ids) -> dict[int, str]:
     return {i: NOT_FINITE if tokens[i] == NOT_FINITE_ID else NOTHING_LEFT for i in np.flatnonzero(tokens < 0).tolist()}
 
 
+def _masks(rows: Sequence[SampleRow], vocabulary: int) -> Masks | None:
+    """Waits for those that are not there yet."""
+    grammars = {i: row.state.grammar for i, row in enumerate(rows)}
+    return masks_of({i: one.mask_of(vocabulary) for i, one in grammars.items() if one is not None}, np.arange(len(rows)))
+
+
 # Adjusting
-
-
-def _mask(logits: Floats, rows: Sequence[SampleRow], touched: list[int]) -> dict[int, str]:
-    """Waits for masks that are not there yet. Says which rows' grammars have failed."""
-    failed: dict[int, str] = {}
-    for i in touched:
-        grammar = rows[i].state.grammar
-        if grammar is None:
-            continue
-        words = grammar.mask()
-        if grammar.error:
-            failed[i] = grammar.error
-        else:
-            np.minimum(logits[i], ceilings(words, logits.shape[1]), out=logits[i])
-    return failed
 
 
 def _adjust(logits: Floats, rows: Sequence[SampleRow], touched: list[int]) -> None:

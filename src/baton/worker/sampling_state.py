@@ -152,8 +152,8 @@ class SequenceSampling:
         rules = params.thinking
         limited = rules is not None and rules.budget is not None and rules.end < vocab_size
         self.thought = Thought(rules) if limited and rules is not None else None
-        self.adjusted = bool(bias or self.tally or self.excluded or self.thought or grammar)
-        "Something may change its logits before a token is chosen."
+        self.adjusted = bool(bias or self.tally or self.excluded or self.thought)
+        "Something may change its logits before a token is chosen from those that its grammar allows."
         top_k = min(params.top_k, vocab_size)  # any number may be asked for
         self.draw = (0.0, params.top_p, params.min_p, params.temperature, top_k, self.adjusted, 0)
         "draws.DRAW, but for the uniform number."

@@ -40,8 +40,7 @@ def grammar_masks(sampling: SamplingBatch, places: Int64s, vocabulary: int) -> d
     wanted, masks = set(places.tolist()), dict[int, NDArray[np.uint32]]()
     for place, grammar in sampling.constrained:
         if place in wanted:
-            words = grammar.mask()[: -(-vocabulary // 32)]
-            masks[place] = words if words.size else np.zeros(-(-vocabulary // 32), np.uint32)
+            masks[place] = grammar.mask_of(vocabulary)
     return masks
 
 

@@ -78,8 +78,8 @@ int baton_likeliest(Decoder *decoder, const float *hidden, int64_t rows, const u
     return likeliest_tokens(decoder, hidden, rows, allowed, tokens);
 }
 
-int baton_choose(Decoder *decoder, const float *logits, const Draw *draws, int64_t rows, int64_t *tokens) {
-    return drawn_tokens(decoder, logits, draws, rows, tokens);
+int baton_choose(Decoder *decoder, float *logits, const Draw *draws, const uint32_t *const *allowed, int64_t rows, int64_t *tokens) {
+    return drawn_tokens(decoder, logits, draws, allowed, rows, tokens);
 }
 
 /* ---- for tests ---- */

@@ -57,22 +57,23 @@ static int likeliest_tokens(Decoder *decoder, const float *hidden, int64_t rows,
     return 0;
 }
 
-/* tokens: [rows] as `draws` [rows] say, out of logits [rows][vocabulary], or what is wrong with a row (sample.h). 0, or 1 where there is
- * not enough memory. */
-typedef struct { Decoder *decoder; const float *logits; const Draw *draws; int64_t rows; int64_t *tokens; } Choice;
+/* tokens: [rows] as `draws` [rows] say, out of logits [rows][vocabulary], or what is wrong with a row (sample.h). allowed: as above;
+ * what is not, is minus infinity in the logits afterwards. 0, or 1 where there is not enough memory. */
+typedef struct { Decoder *decoder; float *logits; const Draw *draws; const uint32_t *const *allowed; int64_t rows; int64_t *tokens; } Choice;
 
 static void choice_job(Member *me, const void *with) {
     const Choice *job = with;
     int64_t vocabulary = job->decoder->model->vocabulary;
     for (int64_t row; (row = next_chunk(me, job->rows)) >= 0;)
-        job->tokens[row] = draw_row(job->logits + row * vocabulary, vocabulary, &job->draws[row], &job->decoder->drawing[me->number]);
+        job->tokens[row] = draw_row(job->logits + row * vocabulary, vocabulary, &job->draws[row], job->allowed ? job->allowed[row] : NULL,
+                                    &job->decoder->drawing[me->number]);
     barrier(me, job->rows);
 }
 
-static int drawn_tokens(Decoder *decoder, const float *logits, const Draw *draws, int64_t rows, int64_t *tokens) {
+static int drawn_tokens(Decoder *decoder, float *logits, const Draw *draws, const uint32_t *const *allowed, int64_t rows, int64_t *tokens) {
     for (int i = 0; i < decoder->team->threads; i++)
         if (!decoder->drawing[i].words && !draw_room(&decoder->drawing[i], decoder->model->vocabulary)) return 1;
-    Choice job = {decoder, logits, draws, rows, tokens};
+    Choice job = {decoder, logits, draws, allowed, rows, tokens};
     TEAM_RUN(decoder->team, choice_job, &job, phases_of(decoder->model));
     return 0;
 }

@@ -177,9 +177,24 @@ static int64_t draw_from_best(int64_t count, double mass, const Draw *draw, Draw
     return token_of(alloc_aligned->words[at]);
 }
 
-static int64_t draw_row(const float *logits, int64_t count, const Draw *draw, DrawRoom *alloc_aligned) {
+/* What is not allowed is minus infinity from here on. */
+static void mask_row(float *logits, int64_t count, const uint32_t *allowed) {
+    for (int64_t begin = 0; begin < count; begin += 32) {
+        uint32_t word = allowed[begin / 32];
+        if (word == UINT32_MAX) continue;
+        for (int64_t j = 0; j < min_int(32, count - begin); j++) logits[begin + j] = word >> j & 1 ? logits[begin + j] : -INFINITY;
+    }
+}
+
+/* `allowed`: a bit for each token that may be drawn, or NULL: any. The row is judged as it came: what is no number is a fault also where
+ * it is not allowed. */
+static int64_t draw_row(float *logits, int64_t count, const Draw *draw, const uint32_t *allowed, DrawRoom *alloc_aligned) {
     float largest;
     int64_t wrong = judge_row(logits, count, draw->may_exclude, &largest);
+    if (!wrong && allowed) {
+        mask_row(logits, count, allowed);
+        wrong = judge_row(logits, count, 1, &largest);
+    }
     if (wrong) return wrong;
     if (draw->temperature < TEMPERATURE_LEAST) {
         int64_t i = 0;

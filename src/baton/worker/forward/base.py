@@ -43,8 +43,9 @@ class Forward(Protocol):
         [rows]. NOT_FINITE_ID for a row whose logits are not all finite, allowed or not; NOTHING_LEFT_ID where none is."""
         ...
 
-    def choose(self, logits: Floats, draws: Draws) -> Int64s:
-        """A token for each row, as `draws` say, or NOT_FINITE_ID or NOTHING_LEFT_ID: draws.choose()."""
+    def choose(self, logits: Floats, draws: Draws, masks: Masks | None = None) -> Int64s:
+        """A token for each row, as `draws` say, of those that `masks` allow, or NOT_FINITE_ID or NOTHING_LEFT_ID:
+        draws.choose(). May change the logits."""
         ...
 
     def report_progress(self, word: ProgressWord) -> None:

@@ -105,10 +105,11 @@ class NativeForward:
         return self._decoder.logits(hidden)
 
     def likeliest(self, hidden: Floats, masks: Masks | None = None) -> Int64s:
-        return self._decoder.likeliest(hidden, None if masks is None else _addresses(masks, len(hidden)))
+        return self._decoder.likeliest(hidden, None if masks is None else addresses_of(masks, len(hidden)))
 
-    def choose(self, logits: Floats, draws: Draws) -> Int64s:
-        return self._decoder.choose(np.ascontiguousarray(logits), draws)
+    def choose(self, logits: Floats, draws: Draws, masks: Masks | None = None) -> Int64s:
+        allowed = None if masks is None else addresses_of(masks, len(logits))
+        return self._decoder.choose(np.ascontiguousarray(logits), draws, allowed)
 
     def report_progress(self, word: ProgressWord) -> None:
         self._decoder.report_progress(word.address)
@@ -119,7 +120,7 @@ class NativeForward:
         self._pool = None
 
 
-def _addresses(masks: Masks, rows: int) -> Addresses:
+def addresses_of(masks: Masks, rows: int) -> Addresses:
     """[rows] where the mask of each is; 0: it has none."""
     found: Addresses = np.zeros(rows, np.uintp)
     found[masks.rows] = masks.bits.ctypes.data + masks.bits.strides[0] * np.arange(len(masks.rows), dtype=np.uintp)

@@ -56,8 +56,8 @@ class TorchForward:
     def likeliest(self, hidden: Floats, masks: Masks | None = None) -> Int64s:
         return likeliest(self.logits(hidden), masks)
 
-    def choose(self, logits: Floats, draws: Draws) -> Int64s:
-        return choose(logits, draws)
+    def choose(self, logits: Floats, draws: Draws, masks: Masks | None = None) -> Int64s:
+        return choose(logits, draws, masks)
 
     def report_progress(self, word: ProgressWord) -> None:
         self.decoder.on_layer = word.advance
