@@ -49,10 +49,8 @@ def test_every_tier_gives_the_same_tokens(smollm2_path: Path, tmp_path: Path, un
         assert moved(server, "storage_to_host") > 0
 
 
-SELDOM = [pytest.param(policy, marks=pytest.mark.slow) for policy in ("drop", "host")]  # test_tiers.py has all on a tiny model
-
-
-@pytest.mark.parametrize("policy", ["storage", *SELDOM])
+@pytest.mark.slow  # test_tiers.py has all of them on a tiny model
+@pytest.mark.parametrize("policy", ["storage", "drop", "host"])
 def test_a_preempted_request_gives_the_same_tokens(policy: str, smollm2_path: Path, tmp_path: Path, undisturbed):
     tiers: dict[str, Any] = {"kv_host_gib": 0.05, "kv_storage": f"file:{tmp_path / 'kv'}", "preempted_kv": policy}
     pool = {**SETTINGS, "kv_blocks": 16, "context_tokens_max": 256, "kv_write": "selective"}

@@ -85,6 +85,7 @@ def test_logits_equal_transformers(loaded, oracle):
         torch.testing.assert_close(all_logits(loaded.model, prompt), expected, atol=1e-3, rtol=0)
 
 
+@pytest.mark.slow  # tests/worker/test_smollm2_runner.py compares what is served
 def test_greedy_tokens_equal_transformers(loaded, oracle):
     for prompt in _prompts(loaded):
         output = oracle.generate(

@@ -129,6 +129,7 @@ def test_a_member_that_falls_asleep_late_does_not_sleep_for_ever(tmp_path):
     assert run_program(tmp_path, "sleeping_member") == "ended\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only there can the size of stacks be set from outside")
 def test_small_stacks_are_enough(tmp_path):
     assert run_program(tmp_path, "small_stacks") == "ended\n"
