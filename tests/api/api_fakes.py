@@ -20,6 +20,7 @@ from baton.api.http.door import Connections
 from baton.api.http.server import make_server
 from baton.errors import CallerError, EngineError
 from baton.protocol.ids import RequestId
+from baton.protocol.output import EndError
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 from baton.text.loading import ModelText
 
@@ -62,6 +63,7 @@ class Script:
     end_error_after: int | None = None
     "End with ERROR after that many tokens."
     error_detail: str = "row failed: NaN logits"
+    end_error: EndError = "row_failed"
     silent: bool = False
     "Never says anything."
     deaf: bool = False
@@ -152,6 +154,7 @@ class FakeEngine:
             preemptions=0,
             host_tokens=self.script.host_tokens,
             storage_tokens=self.script.storage_tokens,
+            error=self.script.end_error if reason is FinishReason.ERROR else None,
             detail=self.script.error_detail if reason is FinishReason.ERROR else "",
         )
 

@@ -75,6 +75,14 @@ class DisturbedCluster(Server):
                     found[f"{name}/{below}"] = pid
         return found
 
+    def number_of(self, name: str, **labels: str) -> float:
+        """Of a metric with these labels among others. Numbers of instances come once a second."""
+        parts = [f'{key}="{value}"' for key, value in labels.items()]
+        found = [
+            value for line, value in self.metrics().items() if line.startswith(name) and all(part in line for part in parts)
+        ]
+        return sum(found)
+
     # Gates
 
     @contextmanager

@@ -50,20 +50,16 @@ def tiered(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dis
         yield cluster
 
 
-def number_of(cluster: DisturbedCluster, name: str, *labels: str) -> float:
-    return sum(v for line, v in cluster.metrics().items() if line.startswith(name) and all(each in line for each in labels))
-
-
 def preemptions(cluster: DisturbedCluster) -> float:
-    return number_of(cluster, "baton:preemptions_total", 'instance="decode-0"')
+    return cluster.number_of("baton:preemptions_total", instance="decode-0")
 
 
 def of_decode(cluster: DisturbedCluster, way: str) -> float:
-    return number_of(cluster, "baton:kv_blocks_moved_total", f'way="{way}"', 'instance="decode-0"')
+    return cluster.number_of("baton:kv_blocks_moved_total", way=way, instance="decode-0")
 
 
 def fetched_by_prefill(cluster: DisturbedCluster) -> float:
-    return number_of(cluster, "baton:kv_blocks_moved_total", 'way="storage_to_host"', 'instance="prefill-0"')
+    return cluster.number_of("baton:kv_blocks_moved_total", way="storage_to_host", instance="prefill-0")
 
 
 async def all_at_once(cluster: DisturbedCluster, numbers: range) -> list[Reply]:

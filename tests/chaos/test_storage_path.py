@@ -36,32 +36,23 @@ def cluster(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Di
         yield cluster
 
 
-def number_of(cluster: DisturbedCluster, name: str, **labels: str) -> float:
-    """Of a metric with these labels among others."""
-    parts = [f'{key}="{value}"' for key, value in labels.items()]
-    found = [
-        value for line, value in cluster.metrics().items() if line.startswith(name) and all(each in line for each in parts)
-    ]
-    return sum(found)
-
-
 def on_storage(cluster: DisturbedCluster) -> float:
     """Until nothing more is put there."""
     seen = [-1.0]
 
     def settled() -> float | None:
-        seen.append(number_of(cluster, "baton:kv_blocks_moved_total", way="host_to_storage", instance="prefill-0"))
+        seen.append(cluster.number_of("baton:kv_blocks_moved_total", way="host_to_storage", instance="prefill-0"))
         return seen[-1] if seen[-1] == seen[-2] and seen[-1] > 0 else None
 
     return until(settled, "blocks are put on storage")
 
 
 def fetched(cluster: DisturbedCluster) -> float:
-    return number_of(cluster, "baton:kv_blocks_moved_total", way="storage_to_host", instance="decode-0")
+    return cluster.number_of("baton:kv_blocks_moved_total", way="storage_to_host", instance="decode-0")
 
 
 def adopted(cluster: DisturbedCluster, what: str) -> float:
-    return number_of(cluster, "baton:instance_handoffs_total", what=what, instance="decode-0")
+    return cluster.number_of("baton:instance_handoffs_total", what=what, instance="decode-0")
 
 
 def test_a_broken_transport_costs_time_and_nothing_else(cluster: DisturbedCluster, alone: Server):
@@ -82,10 +73,10 @@ def test_a_broken_transport_costs_time_and_nothing_else(cluster: DisturbedCluste
         def given_up() -> bool:
             request = body(next(numbers))
             assert cluster.ask("/v1/completions", request).tokens == alone.ask("/v1/completions", request).tokens
-            return number_of(cluster, "baton:router_paths_given_up_total") > 0
+            return cluster.number_of("baton:router_paths_given_up_total") > 0
 
         until(given_up, "prompts are not computed twice any more")
-        assert number_of(cluster, "baton:router_handoff_ends_total", outcome="not_copied") >= 3
+        assert cluster.number_of("baton:router_handoff_ends_total", outcome="not_copied") >= 3
     cluster.wait_idle()
 
 

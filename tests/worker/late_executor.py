@@ -14,6 +14,7 @@ from rig import TINY
 
 from baton.protocol.progress import ProgressWord
 from baton.worker.executors.base import Sampled
+from baton.worker.failure import Failure
 from baton.worker.flat_batch import FEEDBACK, FlatBatch
 from baton.worker.sampling_batch import SamplingBatch
 
@@ -72,7 +73,7 @@ class LateExecutor:
         "Steps are done when they are launched."
         self.launched: list[Late] = []
         self.collected = 0
-        self.fails: dict[tuple[int, int], str] = {}
+        self.fails: dict[tuple[int, int], Failure] = {}
         "(number of the launch, slot) -> why."
         self._states: dict[int, int] = {}
         self._last: dict[int, int] = {}

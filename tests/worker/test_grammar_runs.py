@@ -112,6 +112,19 @@ def test_greedy_rows_with_a_grammar_need_no_logits(model):
 
 
 @SAMPLINGS
+def test_a_request_that_rules_every_token_out_ends_by_itself_and_says_whose_fault_it_is(model, sampling):
+    """Told by a code, which programs read; the words are for people."""
+    rig = Rig(model)
+    first_letters = tuple((TOKENS.index(letter),) for letter in (b"r", b"g", b"b"))
+    submit(rig, "none left", "choice", [1, 2], **sampling, bad_words=first_letters)
+    submit(rig, "neighbour", "choice", [1, 2], **sampling)
+    rig.run()
+    end = rig.ended["none left", 0]
+    assert (end.reason, end.error) == (FinishReason.ERROR, "dead_end")
+    assert rig.ended["neighbour", 0].reason is FinishReason.STOP
+
+
+@SAMPLINGS
 def test_preempted_sequences_get_the_same_tokens(model, sampling):
     asked, rng = requests(), random.Random(1)
     rig = Rig(model, slots=3, blocks=30, chunk=5)

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_sampler import naive_kept, naive_sample, naive_uniform
 
-from baton.protocol.dead_ends import NOTHING_LEFT
 from baton.protocol.request import SamplingParams
 from baton.worker.draws import draw_from_best, uniforms
-from baton.worker.sampler import NOT_FINITE, Chosen, SampleRow
+from baton.worker.failure import NOT_FINITE, NOTHING_LEFT
+from baton.worker.sampler import Chosen, SampleRow
 from baton.worker.sampler import sample as sample_drawn
 from baton.worker.sampling_columns import SamplingColumns
 from baton.worker.sampling_state import SequenceSampling

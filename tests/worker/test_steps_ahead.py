@@ -13,6 +13,7 @@ from baton.kvpool.pool import KVPool
 from baton.protocol.ids import BlockId, Incarnation, Slot
 from baton.protocol.request import SamplingParams
 from baton.protocol.step import PREEMPTED_TOKEN_ID
+from baton.worker.failure import Failure
 from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
 
@@ -67,7 +68,7 @@ def test_as_many_as_may_be_and_in_order(runner):
 
 
 def test_a_failure_is_known_one_step_late(executor, runner):
-    executor.fails[0, 1] = "sick"
+    executor.fails[0, 1] = Failure("sick")
     a = expected([1, 2], 3)
     first = runner.submit(plan(1, new=(new(0, [1, 2]), new(1, [5], blocks=(9,))), run=[(0, 2), (1, 1)]))
     second = runner.submit(plan(2, run=[(0, 1), (1, 1)]))
@@ -81,7 +82,7 @@ def test_a_failure_is_known_one_step_late(executor, runner):
 
 
 def test_what_failed_is_not_computed_any_more(executor, runner):
-    executor.fails[0, 1] = "sick"
+    executor.fails[0, 1] = Failure("sick")
     first = runner.submit(plan(1, new=(new(0, [1, 2]), new(1, [5], blocks=(9,))), run=[(0, 2), (1, 1)]))
     runner.collect(first)
     result = runner.execute(plan(2, run=[(1, 1), (0, 1)]))
@@ -90,7 +91,7 @@ def test_what_failed_is_not_computed_any_more(executor, runner):
 
 
 def test_a_slot_is_dropped_and_taken_while_its_step_is_under_way(executor, runner):
-    executor.fails[0, 3] = "of the one before"
+    executor.fails[0, 3] = Failure("of the one before")
     first = runner.submit(plan(1, new=(new(0, [1, 2]), new(3, [4], blocks=(9,))), run=[(0, 2), (3, 1)]))
     drops = ((Slot(0), Incarnation(1)), (Slot(3), Incarnation(1)))
     taken = (new(0, [8, 8, 8], incarnation=2), new(3, [6], incarnation=2, blocks=(10,)))

@@ -67,7 +67,7 @@ from baton.protocol.pool import (
 from baton.protocol.request import GenerateBatch, GenerateRequest
 from baton.protocol.step import StepPlan, StepResult
 
-VERSION: Final = 5
+VERSION: Final = 6
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 
 Message = (

@@ -8,12 +8,13 @@ from msgspec import Struct
 
 from baton.protocol.ids import RequestId
 from baton.protocol.request import FinishReason
-from baton.protocol.step import RowLogprobs
+from baton.protocol.step import RowError, RowLogprobs
 
-EndError = Literal["row_failed", "poison", "worker_gone"]
+EndError = Literal[RowError, "poison", "worker_gone"]
 """Why a sequence ended with an error, for programs: the text beside it is for people.
 
 row_failed    the model cannot compute it (NaN logits): it would fail elsewhere too
+dead_end      the request rules out every token (bad words or bias against its grammar, say): the client's own fault
 poison        it was the only suspect of two worker losses: it must not take another worker with it
 worker_gone   the instance has no worker any more: another instance can go on with it
 """

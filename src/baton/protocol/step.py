@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -83,12 +83,17 @@ class StepPlan(Struct, frozen=True, array_like=True):
         return sum(self.run.counts)
 
 
+RowError = Literal["row_failed", "dead_end"]
+"""row_failed: the model cannot compute it. dead_end: the request itself rules every token out."""
+
+
 class RowFailure(Struct, frozen=True, array_like=True):
-    """The worker cannot go on with this sequence (NaN logits, say); its neighbours are not touched."""
+    """The worker cannot go on with this sequence; its neighbours are not touched."""
 
     slot: Slot
     incarnation: Incarnation
     reason: str
+    error: RowError = "row_failed"
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):

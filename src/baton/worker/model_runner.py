@@ -20,11 +20,11 @@ import numpy as np
 
 from baton.errors import InvariantBroken, ProtocolError
 from baton.kvpool.base import Pool
-from baton.protocol.dead_ends import OFF_GRAMMAR
 from baton.protocol.progress import ProgressWord
 from baton.protocol.request import SamplingParams
 from baton.protocol.step import NewSequence, Run, StepPlan, StepResult
 from baton.worker.executors.base import Executor
+from baton.worker.failure import Failure, off_grammar
 from baton.worker.grammar_masks import GrammarMasks
 from baton.worker.input_batch import InputBatch
 from baton.worker.kv_layout import kv_layout
@@ -58,8 +58,8 @@ class ModelRunner:
                 self.executor.collect(ticket.launched)
         self.batch = InputBatch(slots=self._slots, blocks=self.pool.blocks, block_size=self.pool.layout.block_size)
         self.sampling = SamplingColumns(self._slots)
-        self._failed: dict[int, str] = {}
-        "Slots that answer with this reason until they are dropped."
+        self._failed: dict[int, Failure] = {}
+        "Slots that answer with this until they are dropped."
         self._last_step: int | None = None
         self._last_crew: Crew | None = None
         "Of the last step, while it is still right."
@@ -148,11 +148,11 @@ class ModelRunner:
         made = SequenceSampling(sampling, new.index, vocabulary, prompt, outputs, bad_words, grammar)
         self.sampling.seat(new.slot, made)
         if not 0 <= min(new.tokens) <= max(new.tokens) < vocabulary:
-            self._fail(new.slot, f"a token id of the prompt is outside the vocabulary of {vocabulary}")
+            self._fail(new.slot, Failure(f"a token id of the prompt is outside the vocabulary of {vocabulary}"))
         return made
 
-    def _fail(self, slot: int, reason: str) -> None:
-        self._failed[slot] = reason
+    def _fail(self, slot: int, failure: Failure) -> None:
+        self._failed[slot] = failure
         self._last_crew = None
 
     def _crew(self, run: Run) -> Crew:
@@ -167,11 +167,11 @@ class ModelRunner:
 
     def _learn(self, ticket: Ticket) -> None:
         crew, sampled = ticket.crew, ticket.sampled
-        for place, reason in sampled.failed.items():
+        for place, failure in sampled.failed.items():
             grammar = crew.sampling.states[place].grammar
             if grammar is not None and grammar.error:
-                reason = f"{OFF_GRAMMAR}: {grammar.error}" if grammar.ran_out else grammar.error
-            self._fail_late(ticket, place, reason)
+                failure = off_grammar(grammar.error) if grammar.ran_out else Failure(grammar.error)
+            self._fail_late(ticket, place, failure)
         slots, places, tokens = ticket.of_due(crew.lineup.slots), ticket.places, ticket.of_due(sampled.tokens)
         if self._tickets:  # younger steps, whose plans may have put somebody else into a slot
             same = self.batch.incarnations[slots] == ticket.of_due(crew.occupants)
@@ -185,11 +185,11 @@ class ModelRunner:
             if ahead:
                 self.grammars.advance(ahead)
 
-    def _fail_late(self, ticket: Ticket, place: int, reason: str) -> None:
+    def _fail_late(self, ticket: Ticket, place: int, failure: Failure) -> None:
         """Steps that were launched meanwhile have run it as well."""
         slot, incarnation = int(ticket.crew.lineup.slots[place]), int(ticket.crew.occupants[place])
         for one in (ticket, *self._tickets):
             if one.runs(slot, incarnation):
-                one.failed.setdefault(slot, reason)
+                one.failed.setdefault(slot, failure)
         if self.batch.incarnations[slot] == incarnation:
-            self._fail(slot, reason)
+            self._fail(slot, failure)

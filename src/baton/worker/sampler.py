@@ -19,18 +19,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from baton.protocol.dead_ends import NOTHING_LEFT
 from baton.protocol.step import TokenLogprob
 from baton.worker.arrays import Floats, Int32s, Int64s
 from baton.worker.draws import NOT_FINITE_ID, Draws, Ids
 from baton.worker.draws import choose as choose_in_numpy
+from baton.worker.failure import NOT_FINITE, NOTHING_LEFT, Failure
 from baton.worker.logprobs import describe_rows, log_softmax
 from baton.worker.sampling_state import SequenceSampling
 from baton.worker.token_masks import Masks, masks_of
 
 Choose = Callable[[Floats, Draws, Masks | None], Int64s]
 """Forward.choose, or draws.choose."""
-NOT_FINITE = "NaN or infinity in the logits"
 
 
 @dataclass(slots=True)
@@ -48,7 +47,7 @@ class Chosen:
 
     tokens: Ids
     "Of a row that failed, nothing."
-    failed: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, Failure] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     "For rows that asked."
 
@@ -73,7 +72,7 @@ def sample(logits: Floats, rows: Sequence[SampleRow], draws: Draws, choose: Choo
     return Chosen(tokens, failed, logprobs)
 
 
-def _failed(tokens: Ids) -> dict[int, str]:
+def _failed(tokens: Ids) -> dict[int, Failure]:
     """Of what choosing gave."""
     if tokens.min() >= 0:
         return {}

@@ -10,6 +10,7 @@ from baton.protocol.ids import Incarnation
 from baton.protocol.step import PREEMPTED_TOKEN_ID, RowFailure, RowLogprobs, Run, StepPlan, StepResult
 from baton.worker.arrays import Int64s
 from baton.worker.executors.base import Launched, Sampled
+from baton.worker.failure import Failure
 from baton.worker.input_batch import InputBatch, Lineup
 from baton.worker.sampling_batch import SamplingBatch
 from baton.worker.sampling_columns import SamplingColumns
@@ -22,11 +23,11 @@ class Crew:
 
     __slots__ = ("failed", "incarnations", "lineup", "occupants", "run", "sampling")
 
-    def __init__(self, run: Run, batch: InputBatch, sampling: SamplingColumns, failed: Mapping[int, str]) -> None:
+    def __init__(self, run: Run, batch: InputBatch, sampling: SamplingColumns, failed: Mapping[int, Failure]) -> None:
         """`run` as checked."""
         self.run = run
         self.incarnations = tuple([Incarnation(n) for n in batch.incarnations[list(run.slots)].tolist()])
-        self.failed: dict[int, str] = {slot: failed[slot] for slot in run.slots if slot in failed} if failed else {}
+        self.failed: dict[int, Failure] = {slot: failed[slot] for slot in run.slots if slot in failed} if failed else {}
         "Those that had failed before: they are not computed any more."
         sound = [(slot, count) for slot, count in zip(run.slots, run.counts, strict=True) if slot not in self.failed]
         self.lineup = Lineup(np.array([slot for slot, _ in sound], np.int64), np.array([count for _, count in sound], np.int64))
@@ -48,7 +49,7 @@ class Ticket:
         self.places = NOBODY
         "Where their tokens belong (InputBatch.learn)."
         self.sampled = Sampled(NOBODY)
-        self.failed: dict[int, str] = {}
+        self.failed: dict[int, Failure] = {}
         "Slots that were found to have failed since the step was launched, by this step or by one before it."
 
     def wait(self) -> None:
@@ -93,10 +94,10 @@ class Ticket:
             logprobs=tuple(self._logprobs()) if sampled.logprobs or sampled.prompts or sampled.embeddings else (),
         )
 
-    def _failures(self, failed: Mapping[int, str]) -> Iterator[RowFailure]:
+    def _failures(self, failed: Mapping[int, Failure]) -> Iterator[RowFailure]:
         for slot, incarnation in zip(self.crew.run.slots, self.crew.incarnations, strict=True):
             if slot in failed:
-                yield RowFailure(slot, incarnation, failed[slot])
+                yield RowFailure(slot, incarnation, failed[slot].reason, failed[slot].error)
 
     def _logprobs(self) -> Iterator[RowLogprobs]:
         crew, sampled = self.crew, self.sampled

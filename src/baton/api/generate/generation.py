@@ -19,7 +19,6 @@ from baton.api.generate.live import LiveRequest
 from baton.api.generate.output import Piece, SequenceOutput
 from baton.api.generate.prepare import Job
 from baton.errors import Unavailable
-from baton.protocol.dead_ends import is_dead_end
 from baton.protocol.request import FinishReason
 
 Sink = Callable[[Piece], None]
@@ -205,7 +204,7 @@ class Generation:
         """An end that the client must not take for an answer becomes an error."""
         if piece.finish is FinishReason.ERROR:
             detail = delta.ended.detail if delta.ended else ""
-            if is_dead_end(detail):
+            if delta.ended and delta.ended.error == "dead_end":
                 raise ApiError(400, detail, code="dead_end")
             raise ApiError(500, detail or "the engine could not go on with this request", code="engine_error")
         if piece.finish is FinishReason.TIMEOUT and not any(output.tokens for output in self._outputs):

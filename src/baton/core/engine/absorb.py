@@ -23,7 +23,7 @@ def absorb(board: Board, chunks: dict[Slot, int], rows: Rows, result: StepResult
     for failure in result.failures:
         sequence = board.slots.occupant_of(failure.slot, failure.incarnation)
         if sequence is not None and sequence.phase is not Phase.CLOSING:
-            board.end(sequence, FinishReason.ERROR, "row_failed", failure.reason)
+            board.end(sequence, FinishReason.ERROR, failure.error, failure.reason)
     for slot in rows.chunks:
         sequence = board.slots.occupant(slot)
         if sequence.blocks:

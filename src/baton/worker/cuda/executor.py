@@ -21,7 +21,6 @@ from baton.kvpool.device_pool import DevicePool
 from baton.kvpool.layout import KVKind
 from baton.models.loaders.weights import Progress, RawWeights
 from baton.models.open import OpenedModel
-from baton.protocol.dead_ends import NOTHING_LEFT
 from baton.protocol.progress import ProgressWord
 from baton.worker.arrays import Int64s
 from baton.worker.attention.pool_tensors import device_tensor
@@ -35,9 +34,9 @@ from baton.worker.cuda.told import AskedPrompt, asked_of_prompts, read_prompts, 
 from baton.worker.cuda.weights import random_weights, refuse_fp8, take_weights
 from baton.worker.draws import NOT_FINITE_ID
 from baton.worker.executors.base import Launched, LoadedExecutor, Sampled
+from baton.worker.failure import NOT_FINITE, NOTHING_LEFT, Failure
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.pooling import PromptPart
-from baton.worker.sampler import NOT_FINITE
 from baton.worker.sampling_batch import SamplingBatch
 from baton.worker.step_rules import bans_of, forced_masks, grammar_masks
 from baton.worker.token_masks import masks_of
@@ -180,7 +179,7 @@ def _sampled(launched: CudaLaunched) -> Sampled:
     """As the device has sampled."""
     chosen = launched.device.tokens.numpy().astype(np.int64)
     places = launched.due
-    failed: dict[int, str] = {}
+    failed: dict[int, Failure] = {}
     if launched.device.broken is not None and launched.starts is not None:
         broken = launched.device.broken.numpy() != 0
         if broken.any():

@@ -19,6 +19,7 @@ from baton.models.config import ModelConfig
 from baton.protocol.progress import ProgressWord
 from baton.protocol.step import TokenLogprob
 from baton.worker.arrays import Int64s
+from baton.worker.failure import Failure
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.sampling_batch import SamplingBatch
 
@@ -32,7 +33,7 @@ class Sampled:
 
     tokens: Int64s
     "[sequences]. Means nothing for one that is not due or has failed."
-    failed: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, Failure] = field(default_factory=dict)
     "Why, of each that cannot go on. One that is not due may fail too: what it left in the pool must not be used."
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     "Of those that asked."

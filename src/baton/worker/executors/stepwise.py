@@ -5,7 +5,7 @@ Everything has happened when launch returns, so nothing ever runs ahead.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from math import isfinite
 
@@ -16,10 +16,11 @@ from baton.protocol.progress import ProgressWord
 from baton.worker.arrays import Floats, Int64s
 from baton.worker.executors.base import Launched, LoadedExecutor, Sampled
 from baton.worker.executors.host_logprobs import describe_prompts
+from baton.worker.failure import NOT_FINITE, Failure
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import Forward, LoadedForward
 from baton.worker.pooling import normed
-from baton.worker.sampler import NOT_FINITE, Chosen, SampleRow, plain, sample
+from baton.worker.sampler import Chosen, SampleRow, plain, sample
 from baton.worker.sampling_batch import SamplingBatch
 from baton.worker.step_rules import grammar_masks
 from baton.worker.token_masks import masks_of
@@ -82,7 +83,7 @@ class Stepwise:
     def close(self) -> None:
         self.forward.close()
 
-    def _pooled(self, batch: FlatBatch, sampling: SamplingBatch, hidden: Floats, failed: dict[int, str]) -> dict[int, bytes]:
+    def _pooled(self, batch: FlatBatch, sampling: SamplingBatch, hidden: Floats, failed: Collection[int]) -> dict[int, bytes]:
         """Of prompts that end in this step."""
         vectors, weight, eps = {}, self.forward.final_norm, self.config.norm_eps
         for part in sampling.prompt_parts(batch):
@@ -98,7 +99,7 @@ class Stepwise:
 
     # Sampling
 
-    def _sample(self, batch: FlatBatch, sampling: SamplingBatch, hidden: Floats, failed: dict[int, str]) -> Sampled:
+    def _sample(self, batch: FlatBatch, sampling: SamplingBatch, hidden: Floats, failed: dict[int, Failure]) -> Sampled:
         due = batch.due
         if failed:
             due = due.copy()
@@ -142,7 +143,7 @@ class Stepwise:
             chosen.failed.update((rows[place], why) for place, why in again.failed.items())
 
 
-def not_finite(batch: FlatBatch, hidden: Floats) -> dict[int, str]:
+def not_finite(batch: FlatBatch, hidden: Floats) -> dict[int, Failure]:
     """The sequences whose hidden states are not all finite. A chunk that is not the last is judged too: what it left in the
     pool must not be published."""
     with np.errstate(invalid="ignore", over="ignore"):

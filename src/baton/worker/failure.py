@@ -1,0 +1,24 @@
+"""Why a worker cannot go on with one sequence. The others of its step are not touched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.protocol.step import RowError
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    reason: str
+    "Fit for the client."
+    error: RowError = "row_failed"
+
+
+NOT_FINITE = Failure("NaN or infinity in the logits")
+NOTHING_LEFT = Failure(
+    "no token is allowed here: bias, bad words, stop ids and the grammar exclude the whole vocabulary", "dead_end"
+)
+
+
+def off_grammar(why: str) -> Failure:
+    return Failure(f"the answer cannot go on within its grammar: {why}", "dead_end")
