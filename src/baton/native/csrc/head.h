@@ -57,8 +57,6 @@ static int likeliest_tokens(Decoder *decoder, const float *hidden, int64_t rows,
     return 0;
 }
 
-/* tokens: [rows] as `draws` [rows] say, out of logits [rows][vocabulary], or what is wrong with a row (sample.h). allowed: as above;
- * what is not, is minus infinity in the logits afterwards. 0, or 1 where there is not enough memory. */
 typedef struct { Decoder *decoder; float *logits; const Draw *draws; const uint32_t *const *allowed; int64_t rows; int64_t *tokens; } Choice;
 
 static void choice_job(Member *me, const void *with) {
@@ -70,6 +68,8 @@ static void choice_job(Member *me, const void *with) {
     barrier(me, job->rows);
 }
 
+/* tokens: [rows] as `draws` [rows] say, out of logits [rows][vocabulary], or what is wrong with a row (sample.h). allowed: as above;
+ * what is not, is minus infinity in the logits afterwards. 0, or 1 where there is not enough memory. */
 static int drawn_tokens(Decoder *decoder, float *logits, const Draw *draws, const uint32_t *const *allowed, int64_t rows, int64_t *tokens) {
     for (int i = 0; i < decoder->team->threads; i++)
         if (!decoder->drawing[i].words && !draw_room(&decoder->drawing[i], decoder->model->vocabulary)) return 1;

@@ -35,9 +35,9 @@ typedef struct {
     uint64_t *words;            /* [vocabulary] candidates: weight, and token below it */
 } DrawRoom;
 
-static void draw_room_free(DrawRoom *alloc_aligned) {
-    free(alloc_aligned->weights), free(alloc_aligned->most), free(alloc_aligned->sums), free(alloc_aligned->words);
-    *alloc_aligned = (DrawRoom){0};
+static void draw_room_free(DrawRoom *room) {
+    free(room->weights), free(room->most), free(room->sums), free(room->words);
+    *room = (DrawRoom){0};
 }
 
 static int draw_room(DrawRoom *made, int64_t vocabulary) {
@@ -86,9 +86,9 @@ static int64_t judge_row(const float *logits, int64_t count, int may_exclude, fl
 }
 
 /* Weights, the largest and the sum of each block, and the sum of all. */
-static double weigh_row(const float *restrict logits, int64_t count, float largest, float temperature, DrawRoom *alloc_aligned) {
+static double weigh_row(const float *restrict logits, int64_t count, float largest, float temperature, DrawRoom *room) {
     double mass = 0.0;
-    float inverse = 1.0f / temperature, *restrict weights = alloc_aligned->weights;
+    float inverse = 1.0f / temperature, *restrict weights = room->weights;
     for (int64_t begin = 0, b = 0; begin < count; begin += DRAW_BLOCK, b++) {
         float sum[16] = {0}, most[16] = {0}, block_sum = 0.0f, block_most = 0.0f;
         int64_t end = min_int(begin + DRAW_BLOCK, count), at = begin;
@@ -102,32 +102,32 @@ static double weigh_row(const float *restrict logits, int64_t count, float large
             weights[at] = weight, sum[0] += weight, most[0] = weight > most[0] ? weight : most[0];
         }
         for (int j = 0; j < 16; j++) block_sum += sum[j], block_most = most[j] > block_most ? most[j] : block_most;
-        alloc_aligned->most[b] = block_most, alloc_aligned->sums[b] = block_sum;
+        room->most[b] = block_most, room->sums[b] = block_sum;
         mass += (double)block_sum;
     }
     return mass;
 }
 
-static int64_t draw_from_all(int64_t count, double mass, double uniform, const DrawRoom *alloc_aligned) {
+static int64_t draw_from_all(int64_t count, double mass, double uniform, const DrawRoom *room) {
     double target = uniform * mass, sum = 0.0;
     int64_t b = 0, last = 0;
-    while ((b + 1) * DRAW_BLOCK < count && sum + alloc_aligned->sums[b] <= target) sum += alloc_aligned->sums[b++];
+    while ((b + 1) * DRAW_BLOCK < count && sum + room->sums[b] <= target) sum += room->sums[b++];
     for (int64_t i = b * DRAW_BLOCK; i < count; i++) {  /* on into the next block, where sums of blocks were rounded up */
-        if (alloc_aligned->weights[i] == 0.0f) continue;
-        sum += (double)alloc_aligned->weights[i], last = i;
+        if (room->weights[i] == 0.0f) continue;
+        sum += (double)room->weights[i], last = i;
         if (sum > target) return i;
     }
     return last;
 }
 
 /* Tokens of at least this weight, as words. */
-static int64_t gather(int64_t count, float least, const DrawRoom *alloc_aligned) {
+static int64_t gather(int64_t count, float least, const DrawRoom *room) {
     int64_t found = 0;
     for (int64_t begin = 0; begin < count; begin += DRAW_BLOCK) {
-        if (alloc_aligned->most[begin / DRAW_BLOCK] < least) continue;
+        if (room->most[begin / DRAW_BLOCK] < least) continue;
         for (int64_t i = begin; i < min_int(begin + DRAW_BLOCK, count); i++) {
-            alloc_aligned->words[found] = word_of(alloc_aligned->weights[i], i);
-            found += alloc_aligned->weights[i] >= least;
+            room->words[found] = word_of(room->weights[i], i);
+            found += room->weights[i] >= least;
         }
     }
     return found;
@@ -144,37 +144,37 @@ static int64_t heaviest_classes(int64_t found, double mass, uint64_t *words) {
     return kept;
 }
 
-static int64_t draw_from_best(int64_t count, double mass, const Draw *draw, DrawRoom *alloc_aligned) {
+static int64_t draw_from_best(int64_t count, double mass, const Draw *draw, DrawRoom *room) {
     int64_t blocks = (count + DRAW_BLOCK - 1) / DRAW_BLOCK, k = draw->top_k > 0 && draw->top_k < count ? draw->top_k : 0;
     float least = (float)draw->min_p;
     if (k && k <= blocks) {
-        for (int64_t b = 0; b < blocks; b++) alloc_aligned->words[b] = word_of(alloc_aligned->most[b], b);
-        sort_words(alloc_aligned->words, blocks, (uint64_t *)alloc_aligned->sums);
-        float kth = weight_of(alloc_aligned->words[k - 1]);
+        for (int64_t b = 0; b < blocks; b++) room->words[b] = word_of(room->most[b], b);
+        sort_words(room->words, blocks, (uint64_t *)room->sums);
+        float kth = weight_of(room->words[k - 1]);
         least = kth > least ? kth : least;
     }
     int all_below = !k && draw->min_p == 0.0;
     if (all_below) least = (float)(0.999 * (1.0 - draw->top_p) * mass / (double)count);  /* those below weigh less than 1 - top_p together */
-    int64_t found = gather(count, least, alloc_aligned);
-    if (all_below) found = heaviest_classes(found, 1.000001 * draw->top_p * mass, alloc_aligned->words);
-    sort_words(alloc_aligned->words, found, (uint64_t *)alloc_aligned->sums);
+    int64_t found = gather(count, least, room);
+    if (all_below) found = heaviest_classes(found, 1.000001 * draw->top_p * mass, room->words);
+    sort_words(room->words, found, (uint64_t *)room->sums);
     if (k && k < found) {  /* those of the same weight as the k-th stay in */
-        float kth = weight_of(alloc_aligned->words[k - 1]);
+        float kth = weight_of(room->words[k - 1]);
         int64_t all = found;
-        for (found = k; found < all && weight_of(alloc_aligned->words[found]) == kth; found++) {}
+        for (found = k; found < all && weight_of(room->words[found]) == kth; found++) {}
     }
     double sum = 0.0;
-    for (int64_t i = 0; i < found; i++) alloc_aligned->sums[i] = sum += (double)weight_of(alloc_aligned->words[i]);
+    for (int64_t i = 0; i < found; i++) room->sums[i] = sum += (double)weight_of(room->words[i]);
     if (draw->top_p < 1.0) {  /* a token is in if those before it do not reach top_p yet */
         double reach = draw->top_p * (all_below ? mass : sum);
         int64_t in = 1;
-        while (in < found && alloc_aligned->sums[in - 1] < reach) in++;
+        while (in < found && room->sums[in - 1] < reach) in++;
         found = in;
     }
-    double target = draw->uniform * alloc_aligned->sums[found - 1];
+    double target = draw->uniform * room->sums[found - 1];
     int64_t at = 0;
-    while (at + 1 < found && alloc_aligned->sums[at] <= target) at++;
-    return token_of(alloc_aligned->words[at]);
+    while (at + 1 < found && room->sums[at] <= target) at++;
+    return token_of(room->words[at]);
 }
 
 /* What is not allowed is minus infinity from here on. */
@@ -188,7 +188,7 @@ static void mask_row(float *logits, int64_t count, const uint32_t *allowed) {
 
 /* `allowed`: a bit for each token that may be drawn, or NULL: any. The row is judged as it came: what is no number is a fault also where
  * it is not allowed. */
-static int64_t draw_row(float *logits, int64_t count, const Draw *draw, const uint32_t *allowed, DrawRoom *alloc_aligned) {
+static int64_t draw_row(float *logits, int64_t count, const Draw *draw, const uint32_t *allowed, DrawRoom *room) {
     float largest;
     int64_t wrong = judge_row(logits, count, draw->may_exclude, &largest);
     if (!wrong && allowed) {
@@ -201,7 +201,7 @@ static int64_t draw_row(float *logits, int64_t count, const Draw *draw, const ui
         while (logits[i] != largest) i++;
         return i;
     }
-    double mass = weigh_row(logits, count, largest, draw->temperature, alloc_aligned);
+    double mass = weigh_row(logits, count, largest, draw->temperature, room);
     int filtered = draw->top_k > 0 || draw->top_p < 1.0 || draw->min_p > 0.0;
-    return filtered ? draw_from_best(count, mass, draw, alloc_aligned) : draw_from_all(count, mass, draw->uniform, alloc_aligned);
+    return filtered ? draw_from_best(count, mass, draw, room) : draw_from_all(count, mass, draw->uniform, room);
 }
