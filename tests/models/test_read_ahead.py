@@ -21,6 +21,7 @@ class Mapped:
     def madvise(self, advice: int, begin: int, length: int) -> None:
         assert advice == mmap.MADV_WILLNEED
         assert begin % mmap.PAGESIZE == 0
+        assert length <= 128 << 10, "of more at once Linux would fetch only the beginning"
         self.asked.append((begin, begin + length))
 
 
@@ -39,6 +40,15 @@ def test_a_file_in_order_is_asked_for_once():
     assert file.asked[0][0] == 0
     assert file.asked[-1][1] == file.nbytes
     assert all(late[0] <= early[1] < late[1] for early, late in zip(file.asked, file.asked[1:], strict=False))
+
+
+def test_far_ahead_in_small_pieces(monkeypatch):
+    """One call for 256 MiB fetched 8 of them (what the disk's read-ahead was set to), and a cold start waited for the rest."""
+    monkeypatch.setattr(read_ahead, "AHEAD_BYTES", 1 << 20)
+    file = Mapped((1 << 20) + 5000)
+    ReadAhead(file).reach(0, 5000)
+    assert [begin for begin, _ in file.asked] == list(range(0, file.nbytes, 128 << 10))
+    assert file.asked[-1][1] == file.nbytes
 
 
 def test_what_lies_before_is_not_asked_for_again():

@@ -21,9 +21,9 @@ from baton.models.open import OpenedModel
 from baton.models.parameters import expected_shapes
 from baton.models.quantise import converted, type_for
 from baton.models.raw_tensor import RawTensor
-from baton.models.tensor_types import F16, F32, Q4_0, Q4_1, Q8_0
+from baton.models.tensor_types import F16, F32, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0
 from baton.native.library import load_best, load_variant
-from baton.native.packing import LARGE_PAGE, STORED, Arena, PackedModel, _kind_of, arena_bytes
+from baton.native.packing import LARGE_PAGE, STORED, Arena, PackedModel, _kind_of, plan_model
 from baton.native.variants import VARIANTS
 from baton.worker.forward.native_forward import load_native
 
@@ -190,6 +190,21 @@ def test_a_model_asks_for_the_memory_that_its_weights_take(kind, gigabytes):
     stored = {name: StoredTensor(kind, shape, 0, name) for name, shape in expected_shapes(config).items()}
     stored["lm_head.weight"] = replace(stored["lm_head.weight"], type=F16)  # becomes 8 bits
     plain = load_variant(VARIANTS[-1])
-    asked = arena_bytes(plain, config, stored, "auto")
+    asked = plan_model(plain, config, stored, "auto").nbytes
     assert asked == pytest.approx(gigabytes * 1e9, rel=0.01)
-    assert arena_bytes(load_best(), config, stored, "auto") == pytest.approx(asked, rel=0.15)  # tiles want a little more
+    assert plan_model(load_best(), config, stored, "auto").nbytes == pytest.approx(asked, rel=0.15)  # tiles want a little more
+
+
+@pytest.mark.parametrize(("kind", "balanced"), [(Q4_K, False), (Q8_0, True)], ids=["Q4_K", "Q8_0"])
+def test_a_large_model_that_is_mostly_of_four_bits_gets_no_balance(kind, balanced):
+    config = llama_8b()
+    stored = {name: StoredTensor(kind, shape, 0, name) for name, shape in expected_shapes(config).items()}
+    stored |= {name: replace(tensor, type=Q6_K) for name, tensor in stored.items() if name.endswith("mlp.down.weight")}
+    planned = plan_model(load_best(), config, stored, "auto")
+    assert planned.large
+    assert planned.of_bytes > 1_000_000_000
+    assert planned.balanced == balanced
+
+
+def test_a_small_one_does(library):
+    assert pack(library, small_config(), {}, "int4").of_bytes  # the head

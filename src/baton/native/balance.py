@@ -22,7 +22,7 @@ from baton.native.decoder import NativeDecoder
 from baton.native.library import KV_F32, Q8_0, Library, Step
 from baton.native.packing import PackedModel
 
-TOKENS, TOKENS_OF_LARGE, LARGE_WEIGHTS = 64, 16, 1 << 30
+TOKENS, TOKENS_OF_LARGE = 64, 16
 """A large model hears fewer: each takes as long as a token of a prompt. How large an activation is enters with its square root
 twice, so what 16 tokens know to 18 % is a balance to 5 %."""
 FIRST_TOKEN, TOKEN_STEP = 17, 7919
@@ -58,8 +58,7 @@ def _at_least(squares: Floats, share: float) -> NDArray[np.float64] | None:
 def listen(library: Library, packed: PackedModel) -> list[Floats]:
     """Of each matrix of bytes the squares of its inputs, summed up over tokens."""
     of_bytes = [matrix for matrix in packed.matrices() if matrix.kind == Q8_0]
-    weights = sum(matrix.outputs * matrix.inputs for matrix in packed.matrices())
-    tokens = min(TOKENS_OF_LARGE if weights > LARGE_WEIGHTS else TOKENS, packed.config.context_tokens_max)
+    tokens = min(TOKENS_OF_LARGE if packed.large else TOKENS, packed.config.context_tokens_max)
     heard = [np.zeros((tokens, matrix.inputs), np.float32) for matrix in of_bytes]
     for matrix, rows in zip(of_bytes, heard, strict=True):
         matrix.input_squares = rows.ctypes.data

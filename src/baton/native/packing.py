@@ -6,6 +6,8 @@ large pages: a token reads every byte of it once, and with small pages looking u
 
 The library reads rows as the file has them and all threads pack: nothing becomes an array of floats on the way. Matrices of
 bytes are packed twice: once to see what activations they meet, and once more with a balance for each input (native/balance.py).
+Not so those of a large model that is mostly of four bits: there a balance shows in no figure (docs/quantisation.md), and costs
+a third of the start.
 """
 
 from __future__ import annotations
@@ -53,6 +55,9 @@ STORED: dict[TensorType, int] = {
     Q6_K: c.Q6_K,
 }
 """What the library reads from files."""
+
+LARGE_WEIGHTS = 1 << 30
+"""A model of more weights is large."""
 
 Places = NDArray[np.int64]
 
@@ -113,7 +118,9 @@ class PackedModel:
         self._library = library
         self._weights = weights
         self._quantization = quantization
-        self._arena = Arena(arena_bytes(library, config, weights.stored, quantization))
+        planned = plan_model(library, config, weights.stored, quantization)
+        self.large, self._balanced = planned.large, planned.balanced
+        self._arena = Arena(planned.nbytes)
         self._kept: list[NDArray[np.generic]] = []
         self.of_bytes: list[Packing] = []
         "In the order of `matrices`: to be packed again, with a balance."
@@ -170,9 +177,9 @@ class PackedModel:
         balance = (corrections if kind == Q8_0 else corrections[:0]).view(np.float32)
         balance.fill(1.0)
         packing = Packing(matrix, raws, places, balance, np.zeros_like(balance))
-        if kind == Q8_0:
+        if kind == Q8_0 and self._balanced:
             self.of_bytes.append(packing)
-        packing.run(self._library, self.threads, sum_squares=True)
+        packing.run(self._library, self.threads, sum_squares=self._balanced)
         if biases:
             bias = np.zeros(matrix.panels * PANEL, np.float32)
             bias[np.concatenate(places)] = np.concatenate(biases)
@@ -213,18 +220,43 @@ def _planned(
     return kind, matrix, tuple(sizes)
 
 
-def arena_bytes(library: Library, config: ModelConfig, stored: Mapping[str, TensorFacts], quantization: Quantization) -> int:
-    """What all matrices of a model take, worked out from what the file says of its tensors."""
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """What a model's matrices will be."""
+
+    nbytes: int
+    "Of all of them."
+    weights: int
+    of_bytes: int
+    "Weights that are computed on as bytes."
+
+    @property
+    def large(self) -> bool:
+        return self.weights > LARGE_WEIGHTS
+
+    @property
+    def balanced(self) -> bool:
+        """Whether the matrices of bytes get a balance."""
+        return not self.large or 2 * self.of_bytes > self.weights
+
+
+def plan_model(
+    library: Library, config: ModelConfig, stored: Mapping[str, TensorFacts], quantization: Quantization
+) -> PlannedModel:
+    """Worked out from what the file says of its tensors."""
     every = [
         ([f"layers.{layer}.{name}.weight" for name in names], names == MLP_INPUTS)
         for layer in range(config.layers)
         for names in (ATTENTION_INPUTS, ATTENTION_OUTPUT, MLP_INPUTS, MLP_OUTPUT)
     ]
-    total = 0
+    nbytes = weights = of_bytes = 0
     for names, paired in [*every, ([LM_HEAD], False)]:
         tensors = [stored[EMBED if name == LM_HEAD and config.tied_embeddings else name] for name in names]
-        total += sum(map(_whole_lines, _planned(library, tensors, names, quantization, paired=paired)[2]))
-    return total
+        kind, matrix, part_bytes = _planned(library, tensors, names, quantization, paired=paired)
+        nbytes += sum(map(_whole_lines, part_bytes))
+        weights += matrix.outputs * matrix.inputs
+        of_bytes += matrix.outputs * matrix.inputs if kind == Q8_0 else 0
+    return PlannedModel(nbytes, weights, of_bytes)
 
 
 def _whole_lines(nbytes: int) -> int:

@@ -10,6 +10,8 @@ import mmap
 from contextlib import suppress
 
 AHEAD_BYTES = 256 << 20
+PIECE_BYTES = 128 << 10
+"""Linux fetches no more for one call than its own read-ahead is set to (128 KiB by default), however much it is asked for."""
 
 
 class ReadAhead:
@@ -24,4 +26,5 @@ class ReadAhead:
         if self._asked < end:
             self._asked = end
             with suppress(AttributeError, OSError, ValueError):  # a system that cannot be asked
-                self._buffer.madvise(mmap.MADV_WILLNEED, begin, end - begin)
+                for piece in range(begin, end, PIECE_BYTES):
+                    self._buffer.madvise(mmap.MADV_WILLNEED, piece, min(PIECE_BYTES, end - piece))
