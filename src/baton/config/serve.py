@@ -196,7 +196,8 @@ class ServeConfig:
     "Prompt tokens per step while other sequences decode, at most. Smaller: steadier streams, later first tokens."
     decode_gap_ms: Annotated[float, Range(0, 3_600_000)] = 25.0
     """Prompts are computed in pieces that keep the time between two tokens of running streams near this, in milliseconds; or
-    near three times what decoding alone takes, if that is longer. 0: only prefill_tokens_beside_decodes bounds the pieces."""
+    near three times what decoding alone takes (beyond 90 ms: twice), if that is longer. 0: only prefill_tokens_beside_decodes
+    bounds the pieces."""
     steps_in_flight: Annotated[int, Range(1, 64)] = _SCHEDULER.steps_in_flight
     "Steps sent to the worker before the result of the oldest is back."
     order: Literal["priority", "arrival"] = _SCHEDULER.order

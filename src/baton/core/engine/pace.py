@@ -1,8 +1,8 @@
 """How many prompt tokens a step has room for while others decode: as many as their next token can wait for.
 
 A fixed number is wrong on every machine but one, and for every model but one. So the price of a prompt token is learned from
-the steps themselves, and the step is kept to `decode_gap_seconds`, or to three times what decoding alone takes where that is
-longer:
+the steps themselves, and the step is kept to `decode_gap_seconds`, or where decoding alone takes long to three times that, and
+to twice where a reader would see the text stutter:
 
     step        |-- decoding --|------ prompt tokens ------|
                 ^              price * tokens              ^ the gap that every stream sees
@@ -23,6 +23,10 @@ FIRST_CHUNK: Final = 32
 """While nothing is known yet."""
 SLOWDOWN_MAX: Final = 3.0
 """How much longer than decoding alone a step may take, where decoding alone takes long."""
+GAP_SEEN: Final = 0.09
+"""Seconds. A longer gap between two tokens is seen as a pause, not as speed."""
+SLOWDOWN_SEEN: Final = 2.0
+"""The same for steps that take longer than that: prompts still get half of the time."""
 LEARNING: Final = 0.125
 
 
@@ -58,7 +62,8 @@ class StepPace:
         if not self.price:
             return min(self._limit, FIRST_CHUNK)
         decoding = self._decode_seconds or 0.0
-        room = (max(self._goal, SLOWDOWN_MAX * decoding) - decoding) / self.price
+        slowed = min(SLOWDOWN_MAX * decoding, max(GAP_SEEN, SLOWDOWN_SEEN * decoding))
+        room = (max(self._goal, slowed) - decoding) / self.price
         return min(self._limit, max(CHUNK_MIN, int(room) // CHUNK_MIN * CHUNK_MIN))
 
 
