@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from baton.native.build import COMPILE_SECONDS_MAX, FLAGS, find_compiler
-from baton.native.variants import VARIANTS, usable
+from baton.native.variants import VARIANTS, supported_variants
 from measuring.goals import markdown
 from measuring.machine import CORES
 
@@ -32,7 +32,7 @@ Times = dict[str, tuple[list[float], list[float]]]
 
 
 def build(checkout: Path, variant: str, to: Path) -> Path:
-    flags = next(each for each in VARIANTS if each.name == variant).flags
+    flags = next(each for each in VARIANTS if each.name == variant).compiler_flags
     program = to / f"kernel-times-{len(list(to.iterdir()))}"
     plain = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")]
     command = [*find_compiler(), *plain, *flags, "-I", str(checkout / SOURCES), str(HERE / "kernel_times.c")]
@@ -73,9 +73,9 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", default="1x1@150,8x1@200,32x1@200,1x1024@0", help="SEQUENCESxROWS@CONTEXT, comma separated")
     parser.add_argument("--bits", default="8,4", help="of the weights")
-    served = "bytes" if usable()[0].machine == "x86_64" else "half"
+    served = "half" if supported_variants()[0].name == "plain" else "bytes"
     parser.add_argument("--kv", default=served, choices=["half", "bytes"], help="as the server chooses here, if not said")
-    parser.add_argument("--variant", default=usable()[0].name, choices=[each.name for each in usable()])
+    parser.add_argument("--variant", default=supported_variants()[0].name, choices=[each.name for each in supported_variants()])
     parser.add_argument("--threads", type=int, default=CORES)
     parser.add_argument("--repeats", type=int, default=20, help="of a step, in each round")
     parser.add_argument("--rounds", type=int, default=3)

@@ -18,7 +18,7 @@ if not MISSING:
     from kernels import load
 
     from baton.native.library import Library
-    from baton.native.variants import Variant, usable
+    from baton.native.variants import Variant, supported_variants
 
     # One thread: two that wait for each other spin, and beside a busy neighbour these tests then take ages.
     torch.set_num_threads(1)
@@ -42,7 +42,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent):
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`library`: a test for every variant that this processor has instructions for; all but the best two in `make chaos`."""
     if "library" in metafunc.fixturenames:
-        best, others = usable()[:2], usable()[2:]
+        best, others = supported_variants()[:2], supported_variants()[2:]
         variants = [pytest.param(variant, id=variant.name) for variant in best]
         variants += [pytest.param(variant, id=variant.name, marks=pytest.mark.slow) for variant in others]
         metafunc.parametrize("library", variants, indirect=True, scope="session")
@@ -57,7 +57,7 @@ def library(request: pytest.FixtureRequest) -> Library:
 @pytest.fixture(scope="session")
 def tiled() -> Library:
     """The variant that attends on tiles."""
-    for variant in usable():
+    for variant in supported_variants():
         if (library := load(variant)).has_tiles():
             return library
     pytest.skip("this processor has no tiles")

@@ -17,7 +17,7 @@ from baton.models.tensor_types import F32
 from baton.native.build import NoCompiler, find_compiler
 from baton.native.library import Library, Matrix, Model, load_variant
 from baton.native.packing import PackedModel
-from baton.native.variants import Variant, usable
+from baton.native.variants import Variant, supported_variants
 
 
 def load(variant: Variant) -> Library:
@@ -42,7 +42,9 @@ def rounds_once(library: Library) -> bool:
 
 def fused_libraries(*, nibbles: bool) -> list[Library]:
     """Those that must all give the same bits; on tiles, weights of 4 bits are another thing (csrc/matmul_q4_amx.h)."""
-    found = [library for library in map(load, usable()) if rounds_once(library) and not (nibbles and library.has_tiles())]
+    found = [
+        library for library in map(load, supported_variants()) if rounds_once(library) and not (nibbles and library.has_tiles())
+    ]
     if len(found) < 2:
         pytest.skip("this processor has no two variants to compare")
     return found

@@ -18,7 +18,7 @@ from baton.kvpool.layout import KVKind
 from baton.models.loaders.dummy import DummyWeights
 from baton.models.open import OpenedModel
 from baton.native import build, build_cache
-from baton.native.build import NoCompiler, cache_folder, compiled, find_compiler
+from baton.native.build import NoCompiler, build_library, cache_folder, find_compiler
 from baton.native.library import load_best, load_variant
 from baton.native.variants import VARIANTS, Variant
 from baton.worker.platforms.cpu import CpuPlatform
@@ -55,7 +55,7 @@ def sources(monkeypatch, tmp_path, compiler) -> Path:
 class SmallLibrary:
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
-        self.allow = ctypes.CDLL(str(compiled(variant))).baton_allow
+        self.allow = ctypes.CDLL(str(build_library(variant))).baton_allow
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ from pathlib import Path
 from baton.native import build
 from baton.native.variants import Variant
 build.SOURCES = Path({str(sources)!r})
-path = build.compiled(Variant("any", "", frozenset(), {ANY.flags!r}, ""), Path({str(folder)!r}))
+path = build.build_library(Variant("any", "", frozenset(), {ANY.compiler_flags!r}, ""), Path({str(folder)!r}))
 print(path.name, ctypes.CDLL(str(path)).baton_allow())
 """
     children = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
@@ -87,7 +87,7 @@ print(path.name, ctypes.CDLL(str(path)).baton_allow())
     (path,) = folder.iterdir()  # one library, no scratch folder left
     assert said == f"{path.name} 0"
     before = path.stat().st_ino
-    assert compiled(ANY, folder) == path
+    assert build_library(ANY, folder) == path
     assert path.stat().st_ino == before
 
 
@@ -100,9 +100,9 @@ def test_the_file_s_name_says_what_went_into_it(monkeypatch, sources, tmp_path, 
     folder, made = tmp_path / "cache", set[Path]()
 
     def compile_anew(variant: Variant, with_compiler: list[str]) -> None:
-        path = compiled(variant, folder, with_compiler)
+        path = build_library(variant, folder, with_compiler)
         assert path not in made
-        assert path == compiled(variant, folder, with_compiler)
+        assert path == build_library(variant, folder, with_compiler)
         made.add(path)
 
     compile_anew(ANY, compiler)
@@ -118,14 +118,14 @@ def test_the_file_s_name_says_what_went_into_it(monkeypatch, sources, tmp_path, 
 def test_source_that_does_not_compile_says_why(sources, tmp_path):
     (sources / "decoder.c").write_text("int f(void) { return nonsense; }")
     with pytest.raises(NoCompiler, match="nonsense"):
-        compiled(ANY, tmp_path / "cache")
+        build_library(ANY, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_compiler_that_hangs_is_given_up(monkeypatch, tmp_path):
     monkeypatch.setattr(build, "COMPILE_SECONDS_MAX", 0.05)
     with pytest.raises(NoCompiler, match="timed out"):
-        compiled(ANY, tmp_path, ["sh", "-c", "sleep 100"])
+        build_library(ANY, tmp_path, ["sh", "-c", "sleep 100"])
 
 
 def test_the_sources_are_in_the_package():
@@ -154,7 +154,7 @@ def test_nobody_s_home_is_no_place_to_compile_into(monkeypatch):
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
     with pytest.raises(NoCompiler, match="home"):
-        compiled(ANY, compiler=["true"])
+        build_library(ANY, compiler=["true"])
 
 
 def test_no_compiler_is_found_out(monkeypatch, tmp_path):
@@ -215,7 +215,7 @@ def test_a_variant_that_cannot_be_used_makes_way_for_the_next(monkeypatch, sourc
         Variant(name, "", frozenset(), flags, name)
         for name, flags in (("too-old", ("-mno-such-words",)), ("forbidden", ("-DFORBIDDEN",)))
     )
-    monkeypatch.setattr("baton.native.library.usable", lambda: [too_old, forbidden, ANY])
+    monkeypatch.setattr("baton.native.library.supported_variants", lambda: [too_old, forbidden, ANY])
     monkeypatch.setattr("baton.native.library.Library", SmallLibrary)
     with caplog.at_level(logging.WARNING):
         assert load_best().variant is ANY

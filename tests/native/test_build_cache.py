@@ -10,7 +10,7 @@ import pytest
 from test_build import ANY, compiler, own_cache, sources  # noqa: F401
 
 from baton.native import build_cache
-from baton.native.build import NoCompiler, cache_folder, compiled, find_compilers
+from baton.native.build import NoCompiler, build_library, cache_folder, find_compilers
 from baton.native.library import load_file
 from baton.native.variants import Variant
 
@@ -39,8 +39,8 @@ def test_what_the_second_one_made_is_found_again(monkeypatch, tmp_path):
     """And the first is not asked again, which would cost every start a failed compilation."""
     calls = tmp_path / "calls"
     monkeypatch.setenv("CC", str(script(tmp_path / "bin", "broken-cc", f"echo x >> {calls}; exit 1")))
-    first = compiled(ANY)
-    assert compiled(ANY) == first
+    first = build_library(ANY)
+    assert build_library(ANY) == first
     assert calls.read_text() == "x\n"
 
 
@@ -50,7 +50,7 @@ def test_when_none_can_do_it_each_says_why(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(NoCompiler) as caught:
-        compiled(ANY)
+        build_library(ANY)
     assert [f"{name} is broken" in str(caught.value) for name in ("cc", "gcc", "clang")] == [True] * 3
 
 
@@ -67,18 +67,18 @@ def test_a_compiler_under_two_names_is_one(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("damage", ["cut short", "one bit", "empty"])
 def test_a_damaged_library_is_made_again(damage):
-    path = compiled(ANY)
+    path = build_library(ANY)
     whole = path.read_bytes()
     changed = bytearray(whole)
     changed[len(whole) // 2] ^= 1
     path.write_bytes({"cut short": whole[: len(whole) // 2], "one bit": bytes(changed), "empty": b""}[damage])
     assert load_file(ANY).baton_allow() == 0
-    assert compiled(ANY).read_bytes() == whole
+    assert build_library(ANY).read_bytes() == whole
 
 
 def test_a_library_that_cannot_be_loaded_is_made_again():
     """Whole, as its name says, and still nothing that this machine loads."""
-    path = compiled(ANY)
+    path = build_library(ANY)
     stem = path.name.rsplit("-", 1)[0]
     path.unlink()
     strange = path.parent / "strange"
@@ -98,7 +98,7 @@ def mode(path: Path) -> int:
 def test_the_folder_is_for_us_alone():
     before = os.umask(0)
     try:
-        path = compiled(ANY)
+        path = build_library(ANY)
     finally:
         os.umask(before)
     assert mode(path.parent) == 0o700
@@ -108,33 +108,33 @@ def test_the_folder_is_for_us_alone():
 def test_a_folder_that_others_may_write_to_is_closed_to_them():
     cache_folder().mkdir(parents=True)
     cache_folder().chmod(0o777)
-    compiled(ANY)
+    build_library(ANY)
     assert mode(cache_folder()) == 0o700
 
 
 def test_a_library_that_others_may_write_to_is_made_again():
-    path = compiled(ANY)
+    path = build_library(ANY)
     path.chmod(0o722)
-    assert compiled(ANY) == path
+    assert build_library(ANY) == path
     assert mode(path) == 0o700
 
 
 def test_a_link_is_not_followed(tmp_path):
-    path = compiled(ANY)
+    path = build_library(ANY)
     elsewhere = tmp_path / "elsewhere.so"
     path.rename(elsewhere)
     path.symlink_to(elsewhere)
-    assert not compiled(ANY).is_symlink()
+    assert not build_library(ANY).is_symlink()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_what_is_somebody_else_s_is_refused():
-    path = compiled(ANY)
+    path = build_library(ANY)
     os.chown(path, 12345, 12345)
-    assert compiled(ANY).stat().st_uid == 0
+    assert build_library(ANY).stat().st_uid == 0
     os.chown(path.parent, 12345, 12345)
     with pytest.raises(NoCompiler, match=r"belongs to user 12345.*XDG_CACHE_HOME"):
-        compiled(ANY)
+        build_library(ANY)
 
 
 # Not for ever
@@ -142,12 +142,12 @@ def test_what_is_somebody_else_s_is_refused():
 
 def test_old_builds_go_and_those_in_use_stay():
     builds = [Variant("any", "", frozenset(), (f"-DN={number}",), "") for number in range(build_cache.BUILDS_KEPT)]
-    other = compiled(Variant("other", "", frozenset(), (), ""))
-    paths = [compiled(each) for each in builds]
+    other = build_library(Variant("other", "", frozenset(), (), ""))
+    paths = [build_library(each) for each in builds]
     for age, path in enumerate(paths):
         os.utime(path, (1000 - age, 1000 - age))
-    assert compiled(builds[-1]) == paths[-1]  # the oldest, used again
-    newest = compiled(Variant("any", "", frozenset(), ("-DN=99",), ""))
+    assert build_library(builds[-1]) == paths[-1]  # the oldest, used again
+    newest = build_library(Variant("any", "", frozenset(), ("-DN=99",), ""))
     assert {*cache_folder().iterdir()} == {newest, other, *paths} - {paths[-2]}
 
 
@@ -157,6 +157,6 @@ def test_what_a_killed_compiler_left_goes():
         folder.mkdir(parents=True)
         (folder / "kernels.so").write_text("half")
     os.utime(left, (1000, 1000))
-    compiled(ANY)
+    build_library(ANY)
     assert not left.exists()
     assert fresh.exists()

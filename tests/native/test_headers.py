@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from baton.native.build import SOURCES, NoCompiler, find_compiler
-from baton.native.variants import usable
+from baton.native.variants import supported_variants
 
 HEADERS = sorted(path.name for path in SOURCES.glob("*.h") if "template" not in path.name)
 OF_ARM = ("matmul_neon.h", "attention_int8_neon.h", "neon_dot.h")
@@ -29,7 +29,7 @@ def test_intels_tiles_are_in_files_of_their_own():
 @pytest.mark.slow
 @pytest.mark.parametrize("header", HEADERS)
 def test_a_header_stands_alone(header):
-    best = usable()[0]
+    best = supported_variants()[0]
     if header in OF_ARM and best.machine != "aarch64":
         pytest.skip("of another processor")
     if header in ("matmul_q4.h", "matmul_q4_amx.h") and (best.name == "amx") != ("amx" in header):
@@ -38,6 +38,6 @@ def test_a_header_stands_alone(header):
         compiler = find_compiler()
     except NoCompiler as error:
         pytest.skip(str(error))
-    command = [*compiler, "-std=gnu11", *best.flags, "-fsyntax-only", f"-I{SOURCES}", "-x", "c", "-"]
+    command = [*compiler, "-std=gnu11", *best.compiler_flags, "-fsyntax-only", f"-I{SOURCES}", "-x", "c", "-"]
     done = subprocess.run(command, input=f'#include "{header}"\n', capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from baton.native.build import FLAGS, SOURCES
-from baton.native.variants import VARIANTS, Variant, cpu_words
+from baton.native.variants import VARIANTS, Variant, cpu_flags
 
 HERE = Path(__file__).parent
 COMPILERS = ("gcc", *(f"gcc-{number}" for number in range(9, 16)), "clang", *(f"clang-{number}" for number in range(13, 23)))
@@ -43,7 +43,7 @@ def test_every_compiler_takes_every_variant_without_a_warning(compiler, variant)
     command = [
         compiler,
         *NOT_OPTIMISED,
-        *variant.flags,
+        *variant.compiler_flags,
         "-Wall",
         "-Wextra",
         "-Werror",
@@ -67,11 +67,13 @@ def test_the_optimiser_warns_of_nothing(tmp_path):
 
 def best_flags() -> tuple[str, ...]:
     """AVX2 where it is there: sanitizers do not see into larger vectors any better, and slow them down more."""
-    return next(variant.flags for variant in VARIANTS if variant.name in ("avx2", "dotprod", "plain") and suits(variant))
+    return next(
+        variant.compiler_flags for variant in VARIANTS if variant.name in ("avx2", "dotprod", "plain") and suits(variant)
+    )
 
 
 def suits(variant: Variant) -> bool:
-    return variant.suits(platform.machine(), cpu_words())
+    return variant.suits(platform.machine(), cpu_flags())
 
 
 def checked(folder: Path, sanitizer: str, source: Path, *flags: str) -> list[str]:

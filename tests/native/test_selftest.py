@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from baton.native.build import FLAGS, SOURCES, NoCompiler, find_compiler
-from baton.native.variants import VARIANTS, Variant, usable
+from baton.native.variants import VARIANTS, Variant, supported_variants
 
 SELFTEST = Path(__file__).parent / "selftest.c"
 TILES_IN_C = SELFTEST.with_name("tiles_in_c.h")
@@ -43,7 +43,7 @@ class Build:
 
     @property
     def flags(self) -> list[str]:
-        return [*self.variant.flags, *(["-include", str(TILES_IN_C)] if self.tiles_in_c else [])]
+        return [*self.variant.compiler_flags, *(["-include", str(TILES_IN_C)] if self.tiles_in_c else [])]
 
     @property
     def compiler(self) -> list[str]:
@@ -66,8 +66,8 @@ class Build:
 
 
 BUILDS = (
-    *(Build(variant) for variant in usable()),
-    *(Build(variant, tiles_in_c=True) for variant in usable() if variant.name == "avx512"),
+    *(Build(variant) for variant in supported_variants()),
+    *(Build(variant, tiles_in_c=True) for variant in supported_variants() if variant.name == "avx512"),
     *(Build(variant, emulated=True) for variant in VARIANTS if variant.name in EMULATED),
 )
 

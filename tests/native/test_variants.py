@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.native.variants import VARIANTS, cpu_words, usable
+from baton.native.variants import VARIANTS, cpu_flags, supported_variants
 
 HASWELL = frozenset({"fpu", "sse2", "ssse3", "avx", "avx2", "fma", "f16c", "bmi1", "bmi2"})
 SKYLAKE = HASWELL | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
@@ -18,12 +18,12 @@ GRAVITON3 = NEOVERSE_N1 | {"i8mm", "bf16", "sve"}
 RASPBERRY_PI_4 = frozenset({"fp", "asimd", "evtstrm", "crc32", "cpuid"})
 
 
-def names(machine: str, words: frozenset[str]) -> list[str]:
-    return [variant.name for variant in usable(machine, words)]
+def names(machine: str, flags: frozenset[str]) -> list[str]:
+    return [variant.name for variant in supported_variants(machine, flags)]
 
 
 @pytest.mark.parametrize(
-    ("machine", "words", "expected"),
+    ("machine", "flags", "expected"),
     [
         ("x86_64", SAPPHIRE_RAPIDS, ["amx", "avx512", "avxvnni", "avx2", "plain"]),
         ("x86_64", ICE_LAKE, ["avx512", "avx2", "plain"]),
@@ -35,19 +35,19 @@ def names(machine: str, words: frozenset[str]) -> list[str]:
         ("aarch64", GRAVITON3, ["i8mm", "dotprod", "plain"]),
         ("aarch64", NEOVERSE_N1, ["dotprod", "plain"]),
         ("aarch64", RASPBERRY_PI_4, ["plain"]),
-        ("aarch64", SAPPHIRE_RAPIDS, ["plain"]),  # words mean something on their own kind of machine only
+        ("aarch64", SAPPHIRE_RAPIDS, ["plain"]),  # flags mean something on their own kind of machine only
         ("riscv64", frozenset(), ["plain"]),
     ],
 )
-def test_made_up_machines(machine, words, expected):
-    assert names(machine, words) == expected
+def test_made_up_machines(machine, flags, expected):
+    assert names(machine, flags) == expected
 
 
 def test_apple_silicon_takes_dot_products():
     """macOS calls the machine arm64, and has no /proc/cpuinfo to say what it can do."""
-    assert [variant.name for variant in usable("arm64", frozenset(), "Darwin")] == ["dotprod", "plain"]
-    assert [variant.name for variant in usable("x86_64", frozenset(), "Darwin")] == ["plain"]
-    assert [variant.name for variant in usable("arm64", NEOVERSE_N1, "FreeBSD")] == ["dotprod", "plain"]
+    assert [variant.name for variant in supported_variants("arm64", frozenset(), "Darwin")] == ["dotprod", "plain"]
+    assert [variant.name for variant in supported_variants("x86_64", frozenset(), "Darwin")] == ["plain"]
+    assert [variant.name for variant in supported_variants("arm64", NEOVERSE_N1, "FreeBSD")] == ["dotprod", "plain"]
 
 
 def test_every_machine_has_one():
@@ -58,8 +58,8 @@ def test_every_machine_has_one():
 
 
 def test_this_machine():
-    assert usable()[-1].name == "plain"
-    assert all(variant.needs <= cpu_words() for variant in usable())
+    assert supported_variants()[-1].name == "plain"
+    assert all(variant.needs <= cpu_flags() for variant in supported_variants())
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_this_machine():
 )
 def test_what_the_processor_says(monkeypatch, text, expected):
     monkeypatch.setattr(Path, "read_text", lambda path: text)
-    assert cpu_words() == expected
+    assert cpu_flags() == expected
 
 
 def test_a_system_that_does_not_tell(monkeypatch):
@@ -81,5 +81,5 @@ def test_a_system_that_does_not_tell(monkeypatch):
         raise FileNotFoundError(path)
 
     monkeypatch.setattr(Path, "read_text", refuse)
-    assert cpu_words() == frozenset()
-    assert usable()[-1].name == "plain"
+    assert cpu_flags() == frozenset()
+    assert supported_variants()[-1].name == "plain"

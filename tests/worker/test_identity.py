@@ -20,7 +20,7 @@ from baton.kvpool.pool import KVPool
 from baton.models.open import open_model
 from baton.native import build_cache
 from baton.native.library import Library, load_variant
-from baton.native.variants import usable
+from baton.native.variants import supported_variants
 from baton.worker import weights_digest
 from baton.worker.build import build_worker
 from baton.worker.forward.native_forward import load_native
@@ -118,7 +118,7 @@ def test_what_does_not_change_kv_does_not_change_the_root(model):
 
 
 def test_every_variant_of_the_kernels_has_its_own_arithmetic(model):
-    variants = [variant for variant in usable() if isinstance(load_variant(variant), Library)]
+    variants = [variant for variant in supported_variants() if isinstance(load_variant(variant), Library)]
     config = WorkerConfig(model=str(model), blocks=8, slots=2, kv_dtype="float32", threads=1)
     names = []
     for variant in variants:

@@ -9,17 +9,19 @@ import sys
 
 from baton.native.build import NoCompiler
 from baton.native.library import Library, load_best, load_variant
-from baton.native.variants import usable
+from baton.native.variants import supported_variants
 
 
 def main(arguments: list[str]) -> int:
     try:
-        loaded: list[Library] = [load_variant(variant) for variant in usable()] if "--all" in arguments else [load_best()]
+        loaded: list[Library] = (
+            [load_variant(variant) for variant in supported_variants()] if "--all" in arguments else [load_best()]
+        )
     except NoCompiler as error:
         print(f"no kernels in C: {error}", file=sys.stderr)
         return 1
     for library in loaded:
-        print(f"kernels: {library.variant.name} ({library.variant.what})")
+        print(f"kernels: {library.variant.name} ({library.variant.description})")
     return 0
 
 

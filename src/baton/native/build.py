@@ -60,7 +60,7 @@ def cache_folder() -> Path:
         raise NoCompiler("no place for compiled kernels: there is no home folder, and XDG_CACHE_HOME is not set") from error
 
 
-def compiled(variant: Variant, folder: Path | None = None, compiler: Compiler | None = None) -> Path:
+def build_library(variant: Variant, folder: Path | None = None, compiler: Compiler | None = None) -> Path:
     """The library in `folder`, made if it is not there yet. `compiler`: this one and no other."""
     folder = folder or cache_folder()
     compilers = [compiler] if compiler else find_compilers()
@@ -91,7 +91,8 @@ def _compile(variant: Variant, folder: Path, compiler: Compiler, stem: str) -> P
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix=build_cache.SCRATCH) as scratch:
             made = Path(scratch, "kernels.so")
-            command = [*compiler, *FLAGS, *variant.flags, str(SOURCES / "decoder.c"), "-o", str(made), "-lm", "-lpthread"]
+            flags = [*FLAGS, *variant.compiler_flags]
+            command = [*compiler, *flags, str(SOURCES / "decoder.c"), "-o", str(made), "-lm", "-lpthread"]
             subprocess.run(command, capture_output=True, check=True, text=True, timeout=COMPILE_SECONDS_MAX)
             return build_cache.keep(made, folder, stem)
     except subprocess.CalledProcessError as error:
@@ -110,5 +111,5 @@ def _fingerprint(variant: Variant, compiler: Compiler) -> str:
     path = shutil.which(compiler[0])
     stat = os.stat(path) if path else None
     parts = [file.read_bytes() for file in sorted(SOURCES.iterdir())]
-    words = [*compiler, *FLAGS, *variant.flags, platform.machine(), f"{stat.st_size} {stat.st_mtime_ns}" if stat else ""]
-    return sha256(b"|".join([*parts, " ".join(words).encode()])).hexdigest()[:20]
+    how = [*compiler, *FLAGS, *variant.compiler_flags, platform.machine(), f"{stat.st_size} {stat.st_mtime_ns}" if stat else ""]
+    return sha256(b"|".join([*parts, " ".join(how).encode()])).hexdigest()[:20]

@@ -9,8 +9,8 @@ from functools import cache
 
 from baton.errors import EngineError
 from baton.native import build_cache
-from baton.native.build import NoCompiler, compiled, find_compiler
-from baton.native.variants import Variant, usable
+from baton.native.build import NoCompiler, build_library, find_compiler
+from baton.native.variants import Variant, supported_variants
 
 log = logging.getLogger(__name__)
 
@@ -98,13 +98,13 @@ STRUCTURES: tuple[type[Structure], ...] = (Matrix, LayerWeights, Shape, Model, S
 
 def load_file(variant: Variant) -> ctypes.CDLL:
     """A library that cannot be loaded is made again, once."""
-    path = compiled(variant)
+    path = build_library(variant)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
         log.warning("the %s kernels cannot be loaded (%s): they are compiled again", variant.name, error)
         build_cache.discard(path)
-        return ctypes.CDLL(str(compiled(variant)))
+        return ctypes.CDLL(str(build_library(variant)))
 
 
 def _check_structures(c: ctypes.CDLL) -> None:
@@ -129,7 +129,7 @@ def load_variant(variant: Variant) -> Library:
     """Raises NoCompiler where it cannot be compiled, or where the system does not let us use the processor so."""
     library = Library(variant)
     if library.allow() != 0:
-        raise NoCompiler(f"the system does not allow the {variant.name} instructions ({variant.what})")
+        raise NoCompiler(f"the system does not allow the {variant.name} instructions ({variant.description})")
     return library
 
 
@@ -138,10 +138,10 @@ def load_best() -> Library:
     """The best variant that this machine compiles and runs. Raises NoCompiler where there is none."""
     find_compiler()  # said once, and not once per variant
     errors = []
-    for variant in usable():
+    for variant in supported_variants():
         try:
             return load_variant(variant)
         except (NoCompiler, OSError) as error:
-            log.warning("kernels for %s: %s", variant.what, error)
+            log.warning("kernels for %s: %s", variant.description, error)
             errors.append(str(error))
     raise NoCompiler("; ".join(errors))

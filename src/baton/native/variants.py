@@ -19,27 +19,26 @@ class Variant:
     machine: str
     "platform.machine()."
     needs: frozenset[str]
-    "Words in /proc/cpuinfo."
-    flags: tuple[str, ...]
-    "For the compiler."
-    what: str
+    "Flags in /proc/cpuinfo."
+    compiler_flags: tuple[str, ...]
+    description: str
 
-    def suits(self, machine: str, words: frozenset[str]) -> bool:
-        return self.machine in ("", machine) and self.needs <= words
+    def suits(self, machine: str, flags: frozenset[str]) -> bool:
+        return self.machine in ("", machine) and self.needs <= flags
 
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512")
 _AMX = (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8")
-_AVX2_WORDS = frozenset({"avx2", "fma", "f16c", "bmi2"})
-_AVX512_WORDS = _AVX2_WORDS | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
-_AMX_WORDS = _AVX512_WORDS | {"avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"}
+_AVX2_FLAGS = frozenset({"avx2", "fma", "f16c", "bmi2"})
+_AVX512_FLAGS = _AVX2_FLAGS | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
+_AMX_FLAGS = _AVX512_FLAGS | {"avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"}
 
 VARIANTS = (
-    Variant("amx", "x86_64", _AMX_WORDS, _AMX, "AVX-512 and tiles"),
-    Variant("avx512", "x86_64", _AVX512_WORDS, _AVX512, "AVX-512 with VNNI"),
-    Variant("avxvnni", "x86_64", _AVX2_WORDS | {"avx_vnni"}, (*_AVX2, "-mavxvnni"), "AVX2 with VNNI"),
-    Variant("avx2", "x86_64", _AVX2_WORDS, _AVX2, "AVX2"),
+    Variant("amx", "x86_64", _AMX_FLAGS, _AMX, "AVX-512 and tiles"),
+    Variant("avx512", "x86_64", _AVX512_FLAGS, _AVX512, "AVX-512 with VNNI"),
+    Variant("avxvnni", "x86_64", _AVX2_FLAGS | {"avx_vnni"}, (*_AVX2, "-mavxvnni"), "AVX2 with VNNI"),
+    Variant("avx2", "x86_64", _AVX2_FLAGS, _AVX2, "AVX2"),
     Variant("i8mm", "aarch64", frozenset({"asimddp", "i8mm"}), ("-march=armv8.2-a+dotprod+i8mm",), "NEON, 8-bit matrices"),
     Variant("dotprod", "aarch64", frozenset({"asimddp"}), ("-march=armv8.2-a+dotprod",), "NEON dot products"),
     Variant("plain", "", frozenset(), (), "whatever the compiler makes of plain C"),
@@ -50,24 +49,26 @@ APPLE_SILICON = frozenset({"asimddp"})
 """What all of it has, from the M1 on. macOS has no /proc/cpuinfo to say so."""
 
 
-def usable(machine: str | None = None, words: frozenset[str] | None = None, system: str | None = None) -> list[Variant]:
+def supported_variants(
+    machine: str | None = None, flags: frozenset[str] | None = None, system: str | None = None
+) -> list[Variant]:
     """Best first; never empty. Without arguments: of this machine."""
     machine = platform.machine() if machine is None else machine
     system = platform.system() if system is None else system
-    words = cpu_words() if words is None else words
+    flags = cpu_flags() if flags is None else flags
     if machine == "arm64":  # as macOS says it
-        machine, words = "aarch64", words | (APPLE_SILICON if system == "Darwin" else frozenset())
-    return [variant for variant in VARIANTS if variant.suits(machine, words)]
+        machine, flags = "aarch64", flags | (APPLE_SILICON if system == "Darwin" else frozenset())
+    return [variant for variant in VARIANTS if variant.suits(machine, flags)]
 
 
-def cpu_words() -> frozenset[str]:
+def cpu_flags() -> frozenset[str]:
     """What the processor says it can do. Nothing where the system does not tell."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return frozenset()
     for line in lines:
-        name, _, words = line.partition(":")
+        name, _, flags = line.partition(":")
         if name.strip() in ("flags", "Features"):
-            return frozenset(words.split())
+            return frozenset(flags.split())
     return frozenset()

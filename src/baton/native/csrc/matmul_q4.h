@@ -67,9 +67,39 @@ static void pack_q4(const Matrix *m, const uint8_t *rows, int64_t row_bytes, con
 
 /* ---- products ---- */
 
-/* A panel of nibbles that was unpacked into bytes. */
-ALWAYS void tile_of_bytes(const int rows, const int kind, const Matrix *m, const uint8_t *w, int64_t panel, int at,
-                          const Rows *x, int64_t first, float (*out)[PANEL]) {
+/* Sums of one group, in integers, from nibbles as they are packed: for few rows. Where the next group begins. */
+ALWAYS const uint8_t *group_of_nibbles(const int rows, const uint8_t *w, const int8_t *q, int64_t width, i32v (*whole)[TILE_PARTS]) {
+#pragma GCC unroll 4
+    for (int f = 0; f < GROUP_WORDS / 2; f++, w += PANEL * 4) {
+        i8v low[TILE_PARTS], high[TILE_PARTS];
+        for (int p = 0; p < TILE_PARTS; p++) {
+            i8v both = load_bytes(w + p * LANES * 4);
+            low[p] = low_nibbles(both), high[p] = high_nibbles(both);
+        }
+        for (int r = 0; r < rows; r++) {
+            i8v four = broadcast_word(q + r * width + f * 4), later = broadcast_word(q + r * width + GROUP / 2 + f * 4);
+            for (int p = 0; p < TILE_PARTS; p++) whole[r][p] = dot_small(dot_small(whole[r][p], low[p], four), high[p], later);
+        }
+    }
+    return w;
+}
+
+/* The same from a panel that was unpacked into bytes. */
+ALWAYS const uint8_t *group_of_bytes(const int rows, const uint8_t *w, const int8_t *q, int64_t width, i32v (*whole)[TILE_PARTS]) {
+#pragma GCC unroll 8
+    for (int f = 0; f < GROUP_WORDS; f++, w += PANEL * 4) {
+        i8v weights[TILE_PARTS];
+        for (int p = 0; p < TILE_PARTS; p++) weights[p] = load_bytes(w + p * LANES * 4);
+        for (int r = 0; r < rows; r++) {
+            i8v four = broadcast_word(q + r * width + f * 4);
+            for (int p = 0; p < TILE_PARTS; p++) whole[r][p] = dot_small(whole[r][p], weights[p], four);
+        }
+    }
+    return w;
+}
+
+ALWAYS void tile_of_groups(const int rows, const int kind, const int unpacked, const Matrix *m, const uint8_t *w, int64_t panel, int at,
+                           const Rows *x, int64_t first, float (*out)[PANEL]) {
     f32v sum[TILE_ROWS][TILE_PARTS];
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < TILE_PARTS; p++) sum[r][p] = broadcast(0.0f);
@@ -83,15 +113,7 @@ ALWAYS void tile_of_bytes(const int rows, const int kind, const Matrix *m, const
             i32v start = broadcast_int(kind == Q4_0 ? -8 * x->sums[g * x->stride + first + r] : 0);
             for (int p = 0; p < TILE_PARTS; p++) whole[r][p] = start;
         }
-#pragma GCC unroll 8
-        for (int f = 0; f < GROUP_WORDS; f++, w += PANEL * 4) {
-            i8v weights[TILE_PARTS];
-            for (int p = 0; p < TILE_PARTS; p++) weights[p] = load_bytes(w + p * LANES * 4);
-            for (int r = 0; r < rows; r++) {
-                i8v four = broadcast_word(q + r * x->width + f * 4);
-                for (int p = 0; p < TILE_PARTS; p++) whole[r][p] = dot_small(whole[r][p], weights[p], four);
-            }
-        }
+        w = unpacked ? group_of_bytes(rows, w, q, x->width, whole) : group_of_nibbles(rows, w, q, x->width, whole);
         for (int p = 0; p < TILE_PARTS; p++) {
             f32v scale = load_f16(scales + p * LANES), minimum = broadcast(0.0f);
             if (kind == Q4_1) minimum = load_f16(minima + p * LANES);
@@ -106,47 +128,14 @@ ALWAYS void tile_of_bytes(const int rows, const int kind, const Matrix *m, const
         for (int p = 0; p < TILE_PARTS; p++) store(&out[r][at + p * LANES], sum[r][p]);
 }
 
-/* The same from nibbles as they are packed, for few rows. */
-ALWAYS void tile_of_nibbles(const int rows, const int kind, const Matrix *m, const uint8_t *w, int64_t panel, int at,
-                            const Rows *x, int64_t first, float (*out)[PANEL]) {
-    f32v sum[TILE_ROWS][TILE_PARTS];
-    for (int r = 0; r < rows; r++)
-        for (int p = 0; p < TILE_PARTS; p++) sum[r][p] = broadcast(0.0f);
-    const f16 *scales = (const f16 *)m->scales + panel * m->groups * PANEL + at;
-    const f16 *minima = m->minima + panel * m->groups * PANEL + at;
-    const int8_t *q = x->quantized + first * x->width;
-    w += at * 4;
-    for (int64_t g = 0; g < m->groups; g++, scales += PANEL, minima += PANEL, q += GROUP) {
-        i32v whole[TILE_ROWS][TILE_PARTS];
-        for (int r = 0; r < rows; r++) {
-            i32v start = broadcast_int(kind == Q4_0 ? -8 * x->sums[g * x->stride + first + r] : 0);
-            for (int p = 0; p < TILE_PARTS; p++) whole[r][p] = start;
-        }
-#pragma GCC unroll 4
-        for (int f = 0; f < GROUP_WORDS / 2; f++, w += PANEL * 4) {
-            i8v low[TILE_PARTS], high[TILE_PARTS];
-            for (int p = 0; p < TILE_PARTS; p++) {
-                i8v both = load_bytes(w + p * LANES * 4);
-                low[p] = low_nibbles(both), high[p] = high_nibbles(both);
-            }
-            for (int r = 0; r < rows; r++) {
-                i8v four = broadcast_word(q + r * x->width + f * 4), later = broadcast_word(q + r * x->width + GROUP / 2 + f * 4);
-                for (int p = 0; p < TILE_PARTS; p++)
-                    whole[r][p] = dot_small(dot_small(whole[r][p], low[p], four), high[p], later);
-            }
-        }
-        for (int p = 0; p < TILE_PARTS; p++) {
-            f32v scale = load_f16(scales + p * LANES), minimum = broadcast(0.0f);
-            if (kind == Q4_1) minimum = load_f16(minima + p * LANES);
-            for (int r = 0; r < rows; r++) {
-                int64_t of = g * x->stride + first + r;
-                sum[r][p] = fma_lanes(as_floats(whole[r][p]), scale * broadcast(x->scales[of]), sum[r][p]);
-                if (kind == Q4_1) sum[r][p] = fma_lanes(minimum, broadcast(x->scaled_sums[of]), sum[r][p]);
-            }
-        }
-    }
-    for (int r = 0; r < rows; r++)
-        for (int p = 0; p < TILE_PARTS; p++) store(&out[r][at + p * LANES], sum[r][p]);
+ALWAYS void tile_of_nibbles(const int rows, const int kind, const Matrix *m, const uint8_t *w, int64_t panel, int at, const Rows *x,
+                            int64_t first, float (*out)[PANEL]) {
+    tile_of_groups(rows, kind, 0, m, w, panel, at, x, first, out);
+}
+
+ALWAYS void tile_of_bytes(const int rows, const int kind, const Matrix *m, const uint8_t *w, int64_t panel, int at, const Rows *x,
+                          int64_t first, float (*out)[PANEL]) {
+    tile_of_groups(rows, kind, 1, m, w, panel, at, x, first, out);
 }
 
 #if defined(__aarch64__)
@@ -169,20 +158,20 @@ static void unpack_panel(const Matrix *m, const uint8_t *packed, uint8_t *out) {
             }
 }
 
-TILE(tile_int4, tile_of_nibbles, Q4_0)
-TILE(tile_int4m, tile_of_nibbles, Q4_1)
-TILE(tile_int4_bytes, tile_of_bytes, Q4_0)
-TILE(tile_int4m_bytes, tile_of_bytes, Q4_1)
+TILE(tile_q4_0, tile_of_nibbles, Q4_0)
+TILE(tile_q4_1, tile_of_nibbles, Q4_1)
+TILE(tile_q4_0_unpacked, tile_of_bytes, Q4_0)
+TILE(tile_q4_1_unpacked, tile_of_bytes, Q4_1)
 
 /* `scratch` holds a panel as bytes. */
 static void q4_times_rows(const Matrix *m, int64_t panel, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
                                const Out *out) {
     const uint8_t *w = m->numbers + panel * panel_bytes(m);
-    Tile tile = m->kind == Q4_0 ? tile_int4 : tile_int4m;
+    Tile tile = m->kind == Q4_0 ? tile_q4_0 : tile_q4_1;
     if (end - first >= UNPACK_FROM) {
         unpack_panel(m, w, scratch);
         w = scratch;
-        tile = m->kind == Q4_0 ? tile_int4_bytes : tile_int4m_bytes;
+        tile = m->kind == Q4_0 ? tile_q4_0_unpacked : tile_q4_1_unpacked;
     }
     tiles_times_rows(tile, TILE_ROWS, m, w, panel, x, first, end, out);
 }

@@ -137,27 +137,12 @@ static void finish(const Matrix *m, int64_t panel, int64_t rows, float (*tile)[P
     static void name(int rows, const Matrix *m, const uint8_t *w, int64_t panel, const Rows *x, int64_t first,           \
                      float (*out)[PANEL]) {                                                                              \
         for (int at = 0; at < PANEL; at += TILE_OUTPUTS) switch (rows) {                                                 \
-            case 1: tile(1, kind, m, w, panel, at, x, first, out); break;                                                \
-            case 2: tile(2, kind, m, w, panel, at, x, first, out); break;                                                \
-            TILE_3(tile, kind) TILE_4(tile, kind) TILE_5_6(tile, kind)                                                  \
+            TILE_CASE(1, tile, kind) TILE_CASE(2, tile, kind) TILE_CASE(3, tile, kind)                                  \
+            TILE_CASE(4, tile, kind) TILE_CASE(5, tile, kind) TILE_CASE(6, tile, kind)                                  \
         }                                                                                                               \
     }
-#define TILE_CASE(n, tile, kind) case n: tile(n, kind, m, w, panel, at, x, first, out); break;
-#if TILE_ROWS >= 3
-#define TILE_3(tile, kind) TILE_CASE(3, tile, kind)
-#else
-#define TILE_3(tile, kind)
-#endif
-#if TILE_ROWS >= 4
-#define TILE_4(tile, kind) TILE_CASE(4, tile, kind)
-#else
-#define TILE_4(tile, kind)
-#endif
-#if TILE_ROWS >= 6
-#define TILE_5_6(tile, kind) TILE_CASE(5, tile, kind) TILE_CASE(6, tile, kind)
-#else
-#define TILE_5_6(tile, kind)
-#endif
+/* Nothing for more rows than a tile has. */
+#define TILE_CASE(n, tile, kind) case n: if (n <= TILE_ROWS) tile(n <= TILE_ROWS ? n : 1, kind, m, w, panel, at, x, first, out); break;
 
 typedef void (*Tile)(int rows, const Matrix *m, const uint8_t *w, int64_t panel, const Rows *x, int64_t first, float (*out)[PANEL]);
 

@@ -58,7 +58,7 @@ def kv_kind_for(library: Library, model: ModelConfig, settings: WorkerConfig) ->
     here = f"{settings.block_size} and {model.head_dim}: take float16"
     if settings.kv_dtype == "bfloat16" and not (regular and library.has_tiles()):
         raise InvalidConfig(
-            f"kv_dtype bfloat16 needs a processor with AMX tiles, {needs}; here it is {library.variant.what}, {here}"
+            f"kv_dtype bfloat16 needs a processor with AMX tiles, {needs}; here it is {library.variant.description}, {here}"
         )
     if settings.kv_dtype == "int8" and not regular:
         raise InvalidConfig(f"kv_dtype int8 needs {needs}; here it is {here}")
