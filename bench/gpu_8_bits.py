@@ -70,8 +70,8 @@ def eight_bits(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row
 
 def in_blocks(weights: DecoderWeights) -> DecoderWeights:
     def packed(linear: LinearWeights) -> LinearWeights:
-        weight, scales = matrix_in_blocks(linear.weight)
-        return LinearWeights(weight, linear.bias, scales)
+        weight, scales = matrix_in_blocks(linear.weight.view(-1, linear.weight.shape[-1]))
+        return LinearWeights(weight.view(linear.weight.shape), linear.bias, scales)
 
     layers = (
         replace(

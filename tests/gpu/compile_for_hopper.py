@@ -24,7 +24,7 @@ from baton.worker.cuda.step_inputs import StepBatch, decode_views, ints_needed, 
 from baton.worker.cuda.weights import DecoderWeights, LinearWeights, random_weights
 
 ROWS, SLOTS = 160, 96
-CASES = ("plain", "deterministic", "experts", "fp8", "blocks")
+CASES = ("plain", "deterministic", "experts", "fp8", "blocks", "experts fp8", "experts blocks")
 
 
 class Hopper:
@@ -58,7 +58,7 @@ def with_blocks(weights: DecoderWeights) -> DecoderWeights:
 
     def scaled(linear: LinearWeights) -> LinearWeights:
         assert linear.scales is not None
-        outputs, inputs = linear.weight.shape
+        outputs, inputs = linear.weight.view(-1, linear.weight.shape[-1]).shape
         blocks = torch.ones(outputs // GROUP, inputs // STORED_BLOCK)
         return replace(linear, scales=Scales(linear.scales.outputs, blocks))
 
@@ -84,10 +84,10 @@ def main() -> None:
     two = np.zeros(2, np.int64)
     chunk = StepBatch(np.zeros(140, np.int32), two, np.array([0, 139, 140]), two, np.ones(2, np.bool_), two)
     for name in sys.argv[1:] or CASES:
-        deterministic, fp8 = name == "deterministic", name in ("fp8", "blocks")
-        shape = replace(config, experts=experts) if name == "experts" else config
+        deterministic, fp8, blocks = name == "deterministic", name.endswith(("fp8", "blocks")), name.endswith("blocks")
+        shape = replace(config, experts=experts) if name.startswith("experts") else config
         weights = random_weights(shape, torch.bfloat16, "cpu", fp8=fp8)
-        weights = with_blocks(weights) if name == "blocks" else weights
+        weights = with_blocks(weights) if blocks else weights
         kept = pool.to(torch.float8_e4m3fn) if fp8 else pool
         limits = StepLimits(rows=ROWS, sequences=SLOTS, context_tokens=512)
         step = DecoderStep(shape, weights, kept, limits, deterministic=deterministic)
@@ -102,7 +102,7 @@ def main() -> None:
         step.pool_rows(inputs[:2].view(1, 2))
         if fp8:
             x = torch.zeros(40, config.hidden_size, dtype=torch.bfloat16)
-            quantise_rows(x, x.to(torch.float8_e4m3fn), torch.zeros(8, 40), STORED_BLOCK if name == "blocks" else None)
+            quantise_rows(x, x.to(torch.float8_e4m3fn), torch.zeros(8, 40), STORED_BLOCK if blocks else None)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="Triton has no wheel for this machine, or is not installed")
+
+sys.path.append(str(Path(__file__).parent.parent / "models"))
 
 import torch.nn.functional as F  # noqa: E402
 
@@ -28,6 +34,27 @@ def plain(x, experts, router, gate_up, down):
     return out
 
 
+def in_8_bits(matrices, kind):
+    """[experts, outputs, inputs] as LinearWeights in fp8; and what they stand for. kind: what has a scale."""
+    from fp8_files import in_blocks, meant
+
+    from baton.worker.cuda.kernels.fp8 import can_stack, quantise, scales_of_blocks
+    from baton.worker.cuda.weights import LinearWeights
+
+    count, outputs, inputs = matrices.shape
+    if kind == "outputs":
+        packed, scales = quantise(matrices.view(-1, inputs))
+        true = packed.float() * scales.outputs[:, None]
+    else:
+        parts = [in_blocks(part) for matrix in matrices.float() for part in matrix.split(outputs // kind)]
+        sizes = [len(part) for part, _ in parts]
+        assert can_stack(sizes, inputs)
+        packed = torch.cat([part.view(torch.uint8) for part, _ in parts]).view(torch.float8_e4m3fn)
+        scales = scales_of_blocks([each for _, each in parts], sizes, inputs)
+        true = torch.cat([meant(*part) for part in parts])
+    return LinearWeights(packed, None, scales).of_experts(count), true.view(matrices.shape)
+
+
 def make_steps(place, experts, rows, hidden, *, deterministic=False):
     """Poisoned ones, a layer, and a row of activations for each of theirs."""
     from baton.worker.cuda.experts import ExpertSteps
@@ -46,9 +73,18 @@ def make_steps(place, experts, rows, hidden, *, deterministic=False):
     return steps, layer, x
 
 
-def mixture(place, experts, rows, *, padding=0, deterministic=False, hidden=HIDDEN):
-    """What the kernels make of random rows, twice; and what is right."""
+def mixture(place, experts, rows, *, padding=0, deterministic=False, hidden=HIDDEN, fp8=None):
+    """What the kernels make of random rows, twice; and what is right. fp8: what has a scale, where the experts have 8 bits."""
     steps, layer, x = make_steps(place, experts, rows + padding, hidden, deterministic=deterministic)
+    true = layer.gate_up.weight, layer.down.weight
+    if fp8:
+        # Experts, and blocks of them, of very different sizes: a scale of another one would show.
+        for weight in true:
+            weight *= torch.logspace(-2, 0, experts.count, device=weight.device).to(weight.dtype)[:, None, None]
+            weight[:, :, -64:] *= 8.0
+        gate_up, of_first = in_8_bits(true[0], 2 if fp8 == "blocks" else fp8)
+        down, of_second = in_8_bits(true[1], 1 if fp8 == "blocks" else fp8)
+        layer, true = replace(layer, gate_up=gate_up, down=down), (of_first, of_second)
     slots = place.ints([*range(rows), *[-1] * padding])
 
     def product(x, weight, out):
@@ -61,7 +97,7 @@ def mixture(place, experts, rows, *, padding=0, deterministic=False, hidden=HIDD
         steps.run(x, slots, layer, out, product, add=add)
         found.append((out.double() - before.double())[:rows])
         assert (out[rows:] == before[rows:]).all(), "padding gets nothing"
-    return found, plain(x[:rows], experts, layer.router, layer.gate_up.weight, layer.down.weight)
+    return found, plain(x[:rows], experts, layer.router, *true)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +114,18 @@ def mixture(place, experts, rows, *, padding=0, deterministic=False, hidden=HIDD
 )
 def test_rows_get_the_answers_of_their_experts(place, experts, rows, padding):
     found, wanted = mixture(place, experts, rows, padding=padding)
+    for out in found:
+        place.check(out, wanted, 3.0)
+
+
+@pytest.mark.parametrize("fp8", ["outputs", "blocks"])
+@pytest.mark.parametrize(
+    ("rows", "deterministic"),
+    [(3, False), (30, True), *(pytest.param(rows, False, marks=pytest.mark.slow) for rows in (40, 100, 200))],
+)
+def test_experts_in_8_bits(place, rows, deterministic, fp8):
+    experts = Experts(count=3, per_token=2, inner_size=192, normalised=True)
+    found, wanted = mixture(place, experts, rows, hidden=320, padding=2, deterministic=deterministic, fp8=fp8)
     for out in found:
         place.check(out, wanted, 3.0)
 

@@ -97,8 +97,7 @@ def test_what_cannot_be_in_8_bits():
     from baton.worker.cuda.weights import refuse_fp8
 
     refuse_fp8(SHAPES["llama-3-8b"])
-    with pytest.raises(InvalidConfig, match="experts are not computed in fp8"):
-        refuse_fp8(SHAPES["qwen3-30b-a3b"])
+    refuse_fp8(SHAPES["qwen3-30b-a3b"])
     with pytest.raises(InvalidConfig, match="multiples of 16"):
         refuse_fp8(replace(SHAPES["llama-3-8b"], intermediate_size=1000))
 

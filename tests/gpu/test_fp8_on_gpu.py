@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", reason="makes the models")
 
 from fp8_files import write_in_fp8  # noqa: E402
-from tiny_models import CASES, ODD, oracle_model  # noqa: E402
+from tiny_models import CASES, MOE, ODD, oracle_model  # noqa: E402
 
 from baton.models.open import open_model  # noqa: E402
 
@@ -24,8 +24,10 @@ SHAPES = {
     "last blocks smaller": ("Qwen3", {**WHOLE, "hidden_size": 192, "intermediate_size": 320, "num_key_value_heads": 1}),
     "not to be one matrix": ("Llama", {**WHOLE, "intermediate_size": 1040}),
     "biases": ("Qwen2", {**WHOLE, "hidden_size": 640}),
+    "experts": ("Qwen3Moe", {**WHOLE, **MOE, "moe_intermediate_size": 192}),
+    "experts that are unpacked": ("Qwen3Moe", {**WHOLE, **MOE, "moe_intermediate_size": 208}),
 }
-KEPT = ("model.layers.1.mlp.down_proj", "model.layers.2.self_attn.k_proj")
+KEPT = ("model.layers.1.mlp.down_proj", "model.layers.1.mlp.experts.3.down_proj", "model.layers.2.self_attn.k_proj")
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -76,6 +78,7 @@ def test_matrices_stay_in_8_bits(opened):
 
     with DeviceWeights(RawWeights(opened.weights, opened.config), "bfloat16", opened.files) as source:
         weights = take_weights(opened.config, source.take, take_fp8=source.take_fp8)
-    unpacked = opened.config.intermediate_size == 1040
+    experts = opened.config.experts
+    unpacked = opened.config.intermediate_size == 1040 or (experts is not None and experts.inner_size % 64)
     assert len(weights.in_fp8()) == 3 * 4 - 2 - (3 if unpacked else 0)
     assert all(one.weight.dtype == torch.float8_e4m3fn for one in weights.in_fp8())

@@ -113,7 +113,7 @@ class DecoderStep:
         "Where the weights of one product are unpacked, with fp8."
         self._rows_8_bits: Rows8Bits | None = None
         rows_most = SKINNY_ROWS_MAX
-        packed = weights.in_fp8()
+        packed = [one for one in weights.in_fp8() if one.weight.dim() == 2]  # experts are never unpacked (grouped_gemm.py)
         if packed:
             rows_most = FP8_ROWS_MAX
             if self._gpu and dtype == torch.bfloat16 and not deterministic:

@@ -56,6 +56,7 @@ class ExpertSteps:
     def _products(self, x: Tensor, layer: LayerWeights, tiles: int, tile: int, out: Tensor, *, add: bool) -> None:
         scratch, pairs = self._scratch, len(x) * self.experts.per_token
         activated, answers = self._activated[:pairs], self._answers[:pairs]
-        grouped_gemm(x, layer.gate_up.weight, activated, scratch, tiles, tile, first=True)
-        grouped_gemm(activated, layer.down.weight, answers, scratch, tiles, tile, first=False)
+        first, second = layer.gate_up, layer.down
+        grouped_gemm(x, first.weight, activated, scratch, tiles, tile, first=True, scales=first.scales)
+        grouped_gemm(activated, second.weight, answers, scratch, tiles, tile, first=False, scales=second.scales)
         combine(answers, out, scratch, add=add)

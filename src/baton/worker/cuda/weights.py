@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,7 +25,11 @@ class LinearWeights:
     "[outputs, inputs]."
     bias: Tensor | None
     scales: Scales | None = None
-    "Where weights are in fp8 (kernels/fp8.py)."
+    "Where weights are in fp8 (kernels/fp8.py); of experts, those of all outputs one behind another."
+
+    def of_experts(self, count: int) -> LinearWeights:
+        """The same as [experts, outputs, inputs]."""
+        return replace(self, weight=self.weight.view(count, -1, self.weight.shape[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class DecoderWeights:
     "[vocabulary, hidden]; the embedding itself where the model ties them."
 
     def in_fp8(self) -> list[LinearWeights]:
-        """Matrices of layers that are kept in 8 bits."""
+        """Matrices of layers that are kept in 8 bits, those of experts too."""
         every = (one for layer in self.layers for one in (layer.qkv, layer.output, layer.gate_up, layer.down))
         return [one for one in every if one.scales is not None]
 
@@ -72,13 +76,16 @@ def take_weights(
 def _layer(config: ModelConfig, take: Take, take_fp8: TakeFp8, layer: int, fp8: bool) -> LayerWeights:
     traits, prefix = config.traits, f"layers.{layer}."
 
-    def linear(names: Sequence[str], bias: bool) -> LinearWeights:
-        names = [prefix + name for name in names]
-        weights = [f"{n}.weight" for n in names]
-        weight, scales = take_fp8(weights) or (take(weights), None)
+    def matrices(names: Sequence[str]) -> LinearWeights:
+        weight, scales = take_fp8(names) or (take(names), None)
         if fp8 and scales is None:
             weight, scales = quantise(weight)
-        return LinearWeights(weight, take([f"{n}.bias" for n in names]) if bias else None, scales)
+        return LinearWeights(weight, None, scales)
+
+    def linear(names: Sequence[str], bias: bool) -> LinearWeights:
+        names = [prefix + name for name in names]
+        without = matrices([f"{n}.weight" for n in names])
+        return replace(without, bias=take([f"{n}.bias" for n in names])) if bias else without
 
     head_norms = None
     if traits.qk_norm:
@@ -92,10 +99,10 @@ def _layer(config: ModelConfig, take: Take, take_fp8: TakeFp8, layer: int, fp8: 
         gate_up, down = linear(["mlp.gate", "mlp.up"], traits.mlp_bias), linear(["mlp.down"], traits.mlp_bias)
     else:
         router = take([f"{prefix}mlp.router.weight"])
-        of_all = take(expert_names(layer, experts.count, "gate", "up"))
-        gate_up = LinearWeights(of_all.view(experts.count, 2 * experts.inner_size, -1), None)
-        of_all = take(expert_names(layer, experts.count, "down"))
-        down = LinearWeights(of_all.view(experts.count, -1, experts.inner_size), None)
+        gate_up, down = (
+            matrices(expert_names(layer, experts.count, *parts)).of_experts(experts.count)
+            for parts in (["gate", "up"], ["down"])
+        )
     return LayerWeights(attention_norm, qkv, head_norms, output, mlp_norm, gate_up, down, router)
 
 
@@ -119,8 +126,7 @@ def random_weights(
 
 def refuse_fp8(config: ModelConfig) -> None:
     """Says what is in the way of matrices in 8 bits."""
-    if config.experts is not None:
-        raise InvalidConfig("--quantization fp8: mixtures of experts are not computed in fp8 yet; leave it out")
-    sizes = (config.hidden_size, config.q_size, config.kv_size, config.intermediate_size)
+    inner = config.experts.inner_size if config.experts is not None else config.intermediate_size
+    sizes = (config.hidden_size, config.q_size, config.kv_size, inner)
     if any(size % ALIGNED for size in sizes):
         raise InvalidConfig(f"--quantization fp8 needs a model whose widths are multiples of {ALIGNED}; these are {sizes}")

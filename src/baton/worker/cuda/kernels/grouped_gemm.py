@@ -4,13 +4,16 @@ A program per tile and some outputs. The first product of an MLP takes row pair 
 and its sums are multiplied by the pair's share. Results are written by pair, so nobody adds to what another writes; `combine`
 adds the few pairs of a row, always in the same order.
 
-Few rows per expert: the matrix is the left operand of the tensor cores, as in skinny_gemm.py. Many: the right one.
+Few rows per expert: the matrix is the left operand of the tensor cores, as in skinny_gemm.py. Many: the right one. Matrices in
+fp8 (fp8.py) are unpacked on their way for any number of rows: even with many of them in a step, an expert gets few, and reading
+the matrices is nearly all there is.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from baton.worker.cuda.kernels.fp8 import BLOCK_INPUTS, GROUP, Scales
 from baton.worker.cuda.kernels.route import RouteScratch
 from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 
@@ -24,11 +27,19 @@ def tile_for(rows: int, experts: int, per_token: int, *, fixed: bool) -> int:
 
 
 @triton.jit
+def _product(matrix, rows, sums, SWAPPED: tl.constexpr, PRECISION: tl.constexpr):
+    if SWAPPED:
+        return tl.dot(matrix, tl.trans(rows), sums, input_precision=PRECISION)
+    else:
+        return tl.dot(rows, tl.trans(matrix), sums, input_precision=PRECISION)
+
+
+@triton.jit
 def _grouped_gemm(
-    x, weight, out, members, tiles, shares, x_stride,
+    x, weight, scales, blocks, out, members, tiles, shares, x_stride,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GATHER: tl.constexpr, PER_TOKEN: tl.constexpr, PAIRED: tl.constexpr,
     SHARED: tl.constexpr, SWAPPED: tl.constexpr, TILE: tl.constexpr, SOME_OUTPUTS: tl.constexpr, SOME_INPUTS: tl.constexpr,
-    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr, SCALED: tl.constexpr, BLOCKS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(1)
     expert = tl.load(tiles + tile * 2)
@@ -47,37 +58,62 @@ def _grouped_gemm(
     matrix = weight + expert.to(tl.int64) * ROWS * INPUTS
     weight_at = matrix + (output % OUTPUTS)[:, None] * INPUTS + at[None, :]
     x_at = x + source.to(tl.int64)[:, None] * x_stride + at[None, :]
-    if SWAPPED:
-        sums = tl.zeros([SOME_OUTPUTS, TILE], tl.float32)
-        ups = tl.zeros([SOME_OUTPUTS, TILE], tl.float32)
-    else:
-        sums = tl.zeros([TILE, SOME_OUTPUTS], tl.float32)
-        ups = tl.zeros([TILE, SOME_OUTPUTS], tl.float32)
+    SHAPE: tl.constexpr = [SOME_OUTPUTS, TILE] if SWAPPED else [TILE, SOME_OUTPUTS]
+    sums = tl.zeros(SHAPE, tl.float32)
+    ups = tl.zeros(SHAPE, tl.float32)
+    if BLOCKS:  # SOME_OUTPUTS are of one group; scales are loaded one round ahead
+        ALL: tl.constexpr = (INPUTS + BLOCK_INPUTS - 1) // BLOCK_INPUTS
+        scale_at = blocks + (expert * (ROWS // SOME_OUTPUTS) + tl.program_id(0)).to(tl.int64) * ALL
+        up_scale_at = scale_at + OUTPUTS // SOME_OUTPUTS * ALL
+        scale = tl.load(scale_at)
+        up_scale = scale
+        if PAIRED:
+            up_scale = tl.load(up_scale_at)
     for start in tl.range(0, INPUTS, SOME_INPUTS, num_stages=STAGES):
         if INPUTS % SOME_INPUTS == 0:
             rows = tl.load(x_at + start, mask=there[:, None], other=0.0)
-            block = tl.load(weight_at + start)
+            some = tl.load(weight_at + start)
         else:
             inside = (at < INPUTS - start)[None, :]
             rows = tl.load(x_at + start, mask=there[:, None] & inside, other=0.0)
-            block = tl.load(weight_at + start, mask=inside, other=0.0)
-        if SWAPPED:
-            sums = tl.dot(block, tl.trans(rows), sums, input_precision=PRECISION)
+            some = tl.load(weight_at + start, mask=inside, other=0.0)
+        if BLOCKS:
+            next = min((start + SOME_INPUTS) // BLOCK_INPUTS, ALL - 1)
+            next_scale = tl.load(scale_at + next)
+            if PAIRED:
+                next_up_scale = tl.load(up_scale_at + next)
+        if SCALED:  # as in skinny_gemm.py
+            eighth = 0.125
+            if BLOCKS and not PAIRED:
+                eighth = 0.125 * scale
+            some, rows = some.to(HALF), (rows.to(tl.float32) * eighth).to(HALF)
+        if BLOCKS and PAIRED:
+            sums += _product(some, rows, tl.zeros(SHAPE, tl.float32), SWAPPED, PRECISION) * scale
         else:
-            sums = tl.dot(rows, tl.trans(block), sums, input_precision=PRECISION)
+            sums = _product(some, rows, sums, SWAPPED, PRECISION)
         if PAIRED:
             if INPUTS % SOME_INPUTS == 0:
-                block = tl.load(weight_at + start + OUTPUTS * INPUTS)
+                some = tl.load(weight_at + start + OUTPUTS * INPUTS)
             else:
-                block = tl.load(weight_at + start + OUTPUTS * INPUTS, mask=inside, other=0.0)
-            if SWAPPED:
-                ups = tl.dot(block, tl.trans(rows), ups, input_precision=PRECISION)
+                some = tl.load(weight_at + start + OUTPUTS * INPUTS, mask=inside, other=0.0)
+            if SCALED:
+                some = some.to(HALF)
+            if BLOCKS:
+                ups += _product(some, rows, tl.zeros(SHAPE, tl.float32), SWAPPED, PRECISION) * up_scale
+                up_scale = next_up_scale
             else:
-                ups = tl.dot(rows, tl.trans(block), ups, input_precision=PRECISION)
+                ups = _product(some, rows, ups, SWAPPED, PRECISION)
+        if BLOCKS:
+            scale = next_scale
+    if SWAPPED:
+        sums, ups = tl.trans(sums), tl.trans(ups)
+    if SCALED:
+        of_outputs = scales + expert * ROWS + output
+        sums *= 8.0 * tl.load(of_outputs, mask=output < OUTPUTS, other=0.0)[None, :]
+        if PAIRED:
+            ups *= 8.0 * tl.load(of_outputs + OUTPUTS, mask=output < OUTPUTS, other=0.0)[None, :]
     if PAIRED:
         sums = sums / (1.0 + tl.exp(-sums)) * ups
-    if SWAPPED:
-        sums = tl.trans(sums)
     if SHARED:
         sums *= tl.load(shares + pair, mask=there, other=0.0)[:, None]
     mask = there[:, None] & (output < OUTPUTS)[None, :]
@@ -85,9 +121,17 @@ def _grouped_gemm(
 
 
 def grouped_gemm(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, scratch: RouteScratch, tiles: int, tile: int, *, first: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    scratch: RouteScratch,
+    tiles: int,
+    tile: int,
+    *,
+    first: bool,
+    scales: Scales | None = None,
 ) -> None:
-    """weight: [experts, outputs, inputs] -> out by pair.
+    """weight: [experts, outputs, inputs] -> out by pair. scales: with fp8, of the outputs of all experts.
 
     first: x is [rows, inputs], and the first half of the outputs are gates of the second: out [pairs, outputs / 2]. Else x is
     [pairs, inputs], and out [pairs, outputs] is multiplied by the shares.
@@ -98,11 +142,13 @@ def grouped_gemm(
     wide = x.dtype == torch.float32  # only in tests
     swapped = tile <= 32
     # Tuned on an H200 for 128 experts of 2048 x 768 (docs/notes/gpu-kernels.md).
-    some_outputs = 64 if swapped or (first and tile < TILE_MOST) else 128
+    blocks = None if scales is None else scales.blocks
+    some_outputs = GROUP if swapped or blocks is not None or (first and tile < TILE_MOST) else 128
     some_inputs = 32 if wide else 128 if swapped else 64
     stages = 2 if wide else 4 if swapped or (first and tile == TILE_MOST) else 3
     _grouped_gemm[(cdiv(outputs, some_outputs), tiles)](
-        *(x, weight, out, scratch.members, scratch.tiles, scratch.shares, x.stride(0)),
+        *(x, weight, x if scales is None else scales.outputs, x if blocks is None else blocks),
+        *(out, scratch.members, scratch.tiles, scratch.shares, x.stride(0)),
         OUTPUTS=outputs,
         INPUTS=inputs,
         GATHER=first,
@@ -115,6 +161,9 @@ def grouped_gemm(
         SOME_INPUTS=some_inputs,
         STAGES=stages,
         PRECISION="ieee" if wide else "tf32",
+        SCALED=scales is not None,
+        BLOCKS=blocks is not None,
+        HALF=tl.float32 if wide else tl.float16,
         num_warps=8 if tile >= 128 else 4,
         num_stages=stages,
     )
