@@ -13,7 +13,7 @@ from baton import __version__
 from baton.cli.cluster_options import PlacementOptions, RouterOptions
 from baton.cli.key_files import with_key_files
 from baton.cli.say import INTERRUPTED, Failed, complaints, require_packages, resolve_model, served_name
-from baton.cli.serve import base_url, checked_port
+from baton.cli.serve import base_url, checked_port, warn_of_certificate
 from baton.cli.settings import PANELS, Given, Setting, all_settings, parameters
 from baton.config import ServeConfig
 
@@ -65,6 +65,7 @@ def router(*, quiet: bool, **given: Any) -> None:
         asked = with_key_files(read.read(ServeConfig))
         require_secret(options)
         serve = replace(asked, port=checked_port(asked), log_level="error" if quiet else asked.log_level)
+        warn_of_certificate("router", serve, quiet=quiet)
         options = replace(options, cluster_port=checked_cluster_port(options, serve))
         path = resolve_model(serve.model, serve.revision, quiet=quiet)
         serve = replace(serve, model=str(path), served_model_name=serve.served_model_name or (served_name(asked.model),))

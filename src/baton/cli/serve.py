@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 from inspect import Parameter, Signature
 from socket import gethostname
 from time import monotonic
@@ -60,6 +61,7 @@ def serve(*, quiet: bool, until_stdin_ends: bool, **given: Any) -> None:
         require_packages()
         asked = with_key_files(read_config(given))
         config = replace(asked, port=checked_port(asked), log_level="error" if quiet else asked.log_level)
+        warn_of_certificate("serve", config, quiet=quiet)
         if config.routers and not config.name:
             config = replace(config, name=node_name(config.port))
         path = resolve_model(config.model, config.revision, quiet=quiet)
@@ -101,6 +103,15 @@ def checked_port(config: ServeConfig) -> int:
     if config.admin_port is not None:
         usable_port(config.admin_host, config.admin_port, "admin-")
     return usable_port(config.host, config.port)
+
+
+def warn_of_certificate(command: str, config: ServeConfig, *, quiet: bool) -> None:
+    """Before the model is loaded, which may take long. One that clients refuse is said in spite of --quiet, and served."""
+    from baton.api.http.certificate_dates import certificate_warning
+
+    warned = certificate_warning(config.ssl_certfile, datetime.now(UTC)) if config.ssl_certfile else None
+    if warned is not None and (warned.refused or not quiet):
+        typer.echo(f"baton {command}: {'WARNING: ' if warned.refused else ''}{warned.text}", err=True)
 
 
 def node_name(port: int) -> str:

@@ -21,7 +21,7 @@ from baton import __version__
 from baton.cli.cluster_options import PlacementOptions, UpOptions
 from baton.cli.key_files import with_key_files
 from baton.cli.say import INTERRUPTED, Failed, complaints, require_packages, resolve_model, served_name
-from baton.cli.serve import base_url, checked_port
+from baton.cli.serve import base_url, checked_port, warn_of_certificate
 from baton.cli.settings import MEMBER, Given, all_settings, parameters
 from baton.config import EngineConfig, Role, ServeConfig
 
@@ -54,6 +54,7 @@ def up(*, plain: bool, quiet: bool, **given: Any) -> None:
         options, placement, asked = read.read(UpOptions), read.read(PlacementOptions), with_key_files(read.read(ServeConfig))
         require_divisible(options, asked)
         serve = replace(asked, port=checked_port(asked), log_level="error" if quiet else asked.log_level)
+        warn_of_certificate("up", serve, quiet=quiet)
         path = resolve_model(serve.model, serve.revision, quiet=quiet)
         serve = replace(serve, model=str(path), served_model_name=serve.served_model_name or (served_name(asked.model),))
         if not run_cluster(serve, placement, engines_of(options, serve), plain=plain, quiet=quiet):
