@@ -41,6 +41,12 @@ def grammar_of(fields: Fields, limits: Limits) -> Asked | None:
     return asked[0] if asked else None
 
 
+def grammar_of_format(value: Any, limits: Limits) -> Grammar | None:
+    """Of a response_format alone. None: it asks for nothing."""
+    asked = list(_response_format(Fields({"response_format": value}, limits, 0)))
+    return asked[0].grammar if asked else None
+
+
 def _top_level(fields: Fields, limits: Limits) -> Iterator[Asked]:
     for name, kind in _TOP_LEVEL.items():
         value = fields.raw(name)

@@ -12,6 +12,7 @@ from baton.api.openai.schemas import ChatBody
 from baton.api.responses.fields import RESPONSES
 from baton.api.responses.items import Message, messages_of
 from baton.api.responses.stored_items import StoredItems
+from baton.api.responses.text_format import THEIRS, echoed_text, refuse_two_formats, response_format_of
 from baton.api.translate import errors_named_by, format_named, same, translated
 
 _INCLUDABLE = ("message.output_text.logprobs", "reasoning.encrypted_content")
@@ -46,11 +47,13 @@ def responses_body(front: Front, body: dict[str, Any], tenant: bytes) -> Asked:
         asked["tools"] = _tools(body["tools"])
     if body.get("tool_choice") is not None:
         asked["tool_choice"] = _tool_choice(body["tool_choice"])
-    _text(asked, body.get("text"))
+    asked[THEIRS], name = response_format_of(body)
     _include(asked, body)
-    with errors_named_by((RESPONSES, ""), ({"format": same("response_format")}, "text.")):
-        chat = format_named(front.schema.chat(asked), "text.format")
-    return Asked(chat, conversation, store, _summary(body.get("reasoning")), _echoed(body, chat, store))
+    with errors_named_by((RESPONSES, ""), ({name: same(THEIRS)}, "")):
+        chat = format_named(front.schema.chat(asked), name)
+    refuse_two_formats(body, asked[THEIRS], front.limits)
+    echoed = {**_echoed(body, chat, store), "text": echoed_text(body, chat.options, front.limits)}
+    return Asked(chat, conversation, store, _summary(body.get("reasoning")), echoed)
 
 
 def _previous(front: Front, body: dict[str, Any], tenant: bytes) -> list[Message]:
@@ -91,23 +94,6 @@ def _tool_choice(value: Any) -> Any:
     return value
 
 
-def _text(asked: dict[str, Any], value: Any) -> None:
-    if value is None:
-        return
-    form = value.get("format") if isinstance(value, dict) else None
-    if not isinstance(value, dict) or (form is not None and not isinstance(form, dict)):
-        raise bad("text must be an object with a format, which is an object", "text")
-    if form is None or form.get("type") == "text":
-        return
-    if form.get("type") == "json_schema":
-        if form.get("schema") is None:
-            raise bad("text.format.schema must be a JSON schema, not null", "text.format")
-        schema = {key: part for key, part in form.items() if key != "type"}
-        asked["response_format"] = {"type": "json_schema", "json_schema": schema}
-    else:
-        asked["response_format"] = form
-
-
 def _include(asked: dict[str, Any], body: dict[str, Any]) -> None:
     wanted = body.get("include") or []
     if not isinstance(wanted, list) or any(name not in _INCLUDABLE for name in wanted):
@@ -134,7 +120,6 @@ def _echoed(body: dict[str, Any], chat: ChatBody, store: bool) -> dict[str, Any]
         "reasoning": reasoning if isinstance(reasoning, dict) else {"effort": None, "summary": None},
         "store": store,
         "temperature": options.temperature,
-        "text": body.get("text") or {"format": {"type": "text"}},
         "tool_choice": body.get("tool_choice") or "auto",
         "tools": body.get("tools") or [],
         "top_logprobs": options.logprobs or 0,
