@@ -95,7 +95,8 @@ class DecoderStep:
         inner = config.intermediate_size
         if config.experts is not None:
             given = (config.experts, rows, config.hidden_size, dtype, device)
-            self._experts, inner = ExpertSteps(*given, deterministic=deterministic), 0
+            fp8 = any(one.weight.dim() == 3 for one in weights.in_fp8())
+            self._experts, inner = ExpertSteps(*given, deterministic=deterministic, fp8=fp8), 0
         self._gate_up, self._activated = buffer(rows, 2 * inner), buffer(rows, inner)
         self._logits = buffer(sequences, config.vocab_size, torch.float32)
         self._tokens, self._broken = column(sequences), column(rows)

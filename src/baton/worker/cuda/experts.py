@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from baton.models.config import Experts
+from baton.worker.cuda.kernels.fp8_rows import Rows8Bits
 from baton.worker.cuda.kernels.grouped_gemm import TILE_LEAST, TILE_MOST, combine, grouped_gemm, tile_for
+from baton.worker.cuda.kernels.grouped_gemm_fp8 import TILE_FROM, grouped_gemm_fp8
+from baton.worker.cuda.kernels.grouped_gemm_fp8 import TILE_MOST as FP8_TILE_MOST
 from baton.worker.cuda.kernels.route import RouteScratch, route
 from baton.worker.cuda.kernels.route_row import route_row
-from baton.worker.cuda.kernels.sizes import next_power_of_2
-from baton.worker.cuda.weights import LayerWeights
+from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
+from baton.worker.cuda.weights import LayerWeights, LinearWeights
 
 Product = Callable[[Tensor, Tensor, Tensor], None]
 """x [rows, inputs], weight [outputs, inputs] -> out, float32 [rows, outputs]."""
@@ -24,8 +27,17 @@ Product = Callable[[Tensor, Tensor, Tensor], None]
 
 class ExpertSteps:
     def __init__(
-        self, experts: Experts, rows: int, hidden: int, dtype: torch.dtype, device: torch.device, *, deterministic: bool
+        self,
+        experts: Experts,
+        rows: int,
+        hidden: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        deterministic: bool,
+        fp8: bool = False,
     ) -> None:
+        """fp8: of the experts' matrices."""
         self.experts, self.fixed = experts, deterministic
         padded = next_power_of_2(experts.count)  # so that a kernel can clear the counts at once
         self._scratch = RouteScratch(rows, padded, experts.per_token, (TILE_LEAST, TILE_MOST), device)
@@ -33,6 +45,9 @@ class ExpertSteps:
         pairs = rows * experts.per_token
         self._activated = torch.zeros(pairs, experts.inner_size, dtype=dtype, device=device)
         self._answers = torch.zeros(pairs, hidden, dtype=dtype, device=device)
+        self._rows_8_bits: Rows8Bits | None = None
+        if fp8 and dtype == torch.bfloat16 and not deterministic:
+            self._rows_8_bits = Rows8Bits(pairs, max(experts.inner_size, cdiv(hidden, experts.per_token)), device)
 
     def run(self, x: Tensor, slots: Tensor, layer: LayerWeights, out: Tensor, product: Product, *, add: bool) -> None:
         """x: [rows, hidden] -> out [rows, hidden], written or added to."""
@@ -42,6 +57,7 @@ class ExpertSteps:
         logits = self._logits[:rows]
         product(x, layer.router, logits)
         tile = tile_for(rows, experts.count, experts.per_token, fixed=self.fixed)
+        tile = tile if self._rows_8_bits is None else min(tile, FP8_TILE_MOST)
         tiles = route(logits, slots, scratch, tile, normalised=experts.normalised)
         self._products(x, layer, tiles, tile, out, add=add)
 
@@ -56,7 +72,14 @@ class ExpertSteps:
     def _products(self, x: Tensor, layer: LayerWeights, tiles: int, tile: int, out: Tensor, *, add: bool) -> None:
         scratch, pairs = self._scratch, len(x) * self.experts.per_token
         activated, answers = self._activated[:pairs], self._answers[:pairs]
-        first, second = layer.gate_up, layer.down
-        grouped_gemm(x, first.weight, activated, scratch, tiles, tile, first=True, scales=first.scales)
-        grouped_gemm(activated, second.weight, answers, scratch, tiles, tile, first=False, scales=second.scales)
+        self._product(x, layer.gate_up, activated, tiles, tile, first=True)
+        self._product(activated, layer.down, answers, tiles, tile, first=False)
         combine(answers, out, scratch, add=add)
+
+    def _product(self, x: Tensor, of_all: LinearWeights, out: Tensor, tiles: int, tile: int, *, first: bool) -> None:
+        weight, scales, rows_8_bits = of_all.weight, of_all.scales, self._rows_8_bits
+        if scales is not None and rows_8_bits is not None and tile >= TILE_FROM:
+            packed, of_rows = rows_8_bits.rounded(x, scales)
+            grouped_gemm_fp8(packed, of_rows, weight, scales, out, self._scratch, tiles, tile, first=first)
+        else:
+            grouped_gemm(x, weight, out, self._scratch, tiles, tile, first=first, scales=scales)

@@ -58,20 +58,25 @@ class Rows8Bits:
     def takes(scales: Scales) -> bool:
         return scales.blocks is None or scales.library is not None
 
+    def rounded(self, x: torch.Tensor, scales: Scales) -> tuple[torch.Tensor, torch.Tensor]:
+        """x in 8 bits, and its scales [parts, rows], as weights with such scales want them. Until the next call."""
+        rows, width = x.shape
+        padded, part = (rows, None) if scales.blocks is None else (cdiv(rows, ROWS_ALIGNED) * ROWS_ALIGNED, STORED_BLOCK)
+        packed = self._packed[: padded * width].view(padded, width)
+        parts = cdiv(width, part or width)
+        of_rows = self._scales[: parts * padded].view(parts, padded)
+        quantise_rows(x, packed, of_rows, part)
+        return packed, of_rows
+
     def product(
         self, x: torch.Tensor, weight: torch.Tensor, scales: Scales, out: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
         """x @ weight.t() + bias -> out, in bfloat16."""
-        rows, width = x.shape
-        if scales.library is None:
-            parts, padded, part, of_weights = 1, rows, None, scales.outputs[None, :]
-        else:
-            parts, padded, part = cdiv(width, STORED_BLOCK), cdiv(rows, ROWS_ALIGNED) * ROWS_ALIGNED, STORED_BLOCK
+        packed, of_rows = self.rounded(x, scales)
+        of_weights = scales.outputs[None, :]
+        if scales.library is not None:
             of_weights = scales.library.t()
-            out = out.as_strided((padded, out.shape[1]), out.stride())
-        packed = self._packed[: padded * width].view(padded, width)
-        of_rows = self._scales[: parts * padded].view(parts, padded)
-        quantise_rows(x, packed, of_rows, part)
+            out = out.as_strided((len(packed), out.shape[1]), out.stride())
         torch._scaled_mm(
             *(packed, weight.t(), of_rows.t(), of_weights, bias),
             out_dtype=out.dtype,

@@ -5,9 +5,10 @@ and its sums are multiplied by the pair's share. Results are written by pair, so
 adds the few pairs of a row, always in the same order.
 
 Few rows per expert: the matrix is the left operand of the tensor cores, as in skinny_gemm.py. Many: the right one. Matrices in
-fp8 (fp8.py) are unpacked on their way for any number of rows: even with many of them in a step, an expert gets few, and reading
-the matrices is nearly all there is.
+fp8 (fp8.py) are unpacked on their way; many rows with those: grouped_gemm_fp8.py.
 """
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -24,6 +25,27 @@ def tile_for(rows: int, experts: int, per_token: int, *, fixed: bool) -> int:
     """Rows of a tile: about twice as many as an expert gets on average. fixed: the same for any number of rows."""
     wanted = 2 * rows * per_token // experts
     return TILE_LEAST if fixed or wanted <= 16 else 32 if wanted <= 64 else 64 if wanted <= 128 else TILE_MOST
+
+
+class Tuning(NamedTuple):
+    swapped: bool
+    "The matrix is the left operand."
+    outputs: int
+    inputs: int
+    stages: int
+    warps: int
+
+
+def tuning_for(tile: int, *, first: bool, scales: Scales | None) -> Tuning:
+    """Found on an H200 for 128 experts of 2048 x 768 (docs/notes/gpu-kernels.md)."""
+    if scales is not None:
+        wider = scales.blocks is None and not first
+        return Tuning(True, 2 * GROUP if wider else GROUP, 128, 2 if first and scales.blocks is None else 3, 4)
+    if tile <= 32:
+        return Tuning(True, 64, 128, 4, 4)
+    if tile < TILE_MOST:
+        return Tuning(False, 64 if first else 128, 64, 3, 4)
+    return Tuning(False, 128, 64, 4 if first else 3, 8)
 
 
 @triton.jit
@@ -130,6 +152,7 @@ def grouped_gemm(
     *,
     first: bool,
     scales: Scales | None = None,
+    tuning: Tuning | None = None,
 ) -> None:
     """weight: [experts, outputs, inputs] -> out by pair. scales: with fp8, of the outputs of all experts.
 
@@ -140,13 +163,10 @@ def grouped_gemm(
     if first:
         outputs //= 2
     wide = x.dtype == torch.float32  # only in tests
-    swapped = tile <= 32
-    # Tuned on an H200 for 128 experts of 2048 x 768 (docs/notes/gpu-kernels.md).
     blocks = None if scales is None else scales.blocks
-    some_outputs = GROUP if swapped or blocks is not None or (first and tile < TILE_MOST) else 128
-    some_inputs = 32 if wide else 128 if swapped else 64
-    stages = 2 if wide else 4 if swapped or (first and tile == TILE_MOST) else 3
-    _grouped_gemm[(cdiv(outputs, some_outputs), tiles)](
+    tuning = tuning or tuning_for(tile, first=first, scales=scales)
+    stages = 2 if wide else tuning.stages
+    _grouped_gemm[(cdiv(outputs, tuning.outputs), tiles)](
         *(x, weight, x if scales is None else scales.outputs, x if blocks is None else blocks),
         *(out, scratch.members, scratch.tiles, scratch.shares, x.stride(0)),
         OUTPUTS=outputs,
@@ -155,16 +175,16 @@ def grouped_gemm(
         PER_TOKEN=scratch.picked.shape[1],
         PAIRED=first,
         SHARED=not first,
-        SWAPPED=swapped,
+        SWAPPED=tuning.swapped,
         TILE=tile,
-        SOME_OUTPUTS=some_outputs,
-        SOME_INPUTS=some_inputs,
+        SOME_OUTPUTS=tuning.outputs,
+        SOME_INPUTS=32 if wide else tuning.inputs,
         STAGES=stages,
         PRECISION="ieee" if wide else "tf32",
         SCALED=scales is not None,
         BLOCKS=blocks is not None,
         HALF=tl.float32 if wide else tl.float16,
-        num_warps=8 if tile >= 128 else 4,
+        num_warps=tuning.warps,
         num_stages=stages,
     )
 
