@@ -72,6 +72,20 @@ def test_verify_finds_what_is_damaged_and_removes_it_if_asked(store):
     assert "37 objects" in said(ran)
 
 
+def test_verify_waits_for_nothing_that_is_no_file(store):
+    """Found by an audit: a FIFO was waited for, /dev/zero read to its end, links followed."""
+    files = sorted(store.rglob("*.kv"))
+    for path in files[:3]:
+        path.unlink()
+    os.mkfifo(files[0])
+    files[1].symlink_to("/dev/zero")
+    files[2].symlink_to(files[3])
+    ran = baton("kv", "verify", store, "--json")
+    assert {row["path"] for row in json.loads(ran.stdout)["damaged"]} == {str(path) for path in files[:3]}
+    assert "3 damaged" in said(baton("kv", "verify", store, "--remove"))
+    assert baton("kv", "verify", store).returncode == 0
+
+
 def test_clear_asks_and_leaves_what_is_not_ours(store):
     ran = baton("kv", "clear", store, stdin="n\n")
     assert ran.returncode == 1

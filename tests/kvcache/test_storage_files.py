@@ -37,6 +37,17 @@ def test_more_blocks_than_files_are_opened_ahead(rig, make_files):
     assert rig.get(backend, range(100)) == gone
 
 
+def cold(real):
+    """Nothing is in memory."""
+
+    def preadv(descriptor, buffers, offset, flags=0):
+        if flags:
+            raise BlockingIOError(errno.EAGAIN, "not in memory")
+        return real(descriptor, buffers, offset)
+
+    return preadv
+
+
 def test_cold_files_are_asked_for_ahead_and_warm_ones_read_at_once(rig, make_files, monkeypatch):
     backend = make_files(rig)
     rig.put(backend, range(40))
@@ -70,6 +81,26 @@ def test_a_file_system_that_cannot_say_what_is_in_memory(rig, make_files, monkey
 
     monkeypatch.setattr(files_module.os, "preadv", preadv)
     assert rig.get(backend, range(25)) == 20
+
+
+def test_a_file_that_cannot_be_opened_ahead_costs_no_other_file(rig, make_files, monkeypatch):
+    """Found by an audit: the whole file that was read at that moment was taken for damaged, and removed."""
+    backend = make_files(rig)
+    rig.put(backend, range(20))
+    real, locked = os.open, backend.path_of(key_of(12))
+
+    def opened(path, *rest, **named):
+        if path == locked:
+            raise PermissionError(errno.EACCES, "not for us", path)
+        return real(path, *rest, **named)
+
+    monkeypatch.setattr(files_module.os, "preadv", cold(os.preadv))
+    monkeypatch.setattr(files_module.os, "open", opened)
+    with pytest.raises(StorageFailed) as failed:
+        rig.get(backend, range(20))
+    assert (failed.value.reason, failed.value.done) == ("denied", 12)
+    assert len(rig.files()) == 20
+    assert backend.counters()["corrupt"] == 0
 
 
 def test_no_descriptor_is_left_open(rig, make_files):
@@ -327,6 +358,40 @@ def test_two_engines_on_one_directory_keep_one_quota(rig, make_files):
             assert rig.put(engine, numbers) == 5
             rig.get(engines[1 - place], numbers)
     assert used_bytes(rig) <= quota * 9 / 8 + 4096
+
+
+@pytest.mark.parametrize("kind", ["folder", "not ours"])
+def test_what_cannot_be_removed_does_not_stop_eviction(rig, make_files, monkeypatch, kind):
+    """Found by an audit: from then on nothing was stored any more in that group of folders."""
+    quota = 120 * 4096
+    backend = make_files(rig, quota_bytes=quota)
+    rig.put(backend, [0])
+    path = backend.path_of(key_of(0))
+    if kind == "folder":
+        os.unlink(path)
+        os.mkdir(path)
+    os.utime(path, (1000, 1000))
+    real = os.unlink
+
+    def unlink(name, **named):
+        if name == path:
+            raise PermissionError(errno.EPERM, "immutable", name)
+        real(name, **named)
+
+    monkeypatch.setattr(files_module.os, "unlink", unlink)
+    for number in range(1, 300):
+        assert rig.put(backend, [number]) == 1
+    assert sum(4096 for each in rig.files() if each.is_file()) <= quota
+    assert os.path.exists(path)
+
+
+def test_a_quota_that_is_full_of_what_cannot_be_removed_is_not_exceeded(rig, make_files, monkeypatch):
+    backend = make_files(rig, quota_bytes=120 * 4096)
+    failing(monkeypatch, "unlink", errno.EPERM)
+    with pytest.raises(StorageFailed) as failed:
+        rig.put(backend, range(300))
+    assert failed.value.reason == "full"
+    assert len(rig.files()) == failed.value.done <= 120
 
 
 def test_other_layouts_count_and_are_evicted_too(rig, make_files):

@@ -54,6 +54,8 @@ def entries(root: str, folder: int, now: float) -> Iterator[Entry]:
             if not ours and not _TEMPORARY.fullmatch(item.name):
                 continue
             try:
+                if item.is_dir(follow_symlinks=False):  # Nobody of us made it, and it cannot be removed like a file.
+                    continue
                 stat = item.stat(follow_symlinks=False)
                 if ours:
                     yield Entry(item.path, stat.st_size, stat.st_mtime)

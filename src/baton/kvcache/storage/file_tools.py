@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from time import time
 
 from baton.kvcache.storage.file_names import FOLDERS, Entry, entries
+from baton.kvcache.storage.files import READ_FLAGS
 from baton.kvcache.storage.object import HEADER_BYTES, Fault, described, fault_of, header_fault
 
 
@@ -37,10 +40,17 @@ def walk(root: str) -> Iterator[tuple[int, list[Entry]]]:
 def file_fault(entry: Entry) -> Fault | None:
     """What is wrong with the file; None also if it is gone by now. Raises OSError where it cannot be read."""
     try:
-        with open(entry.path, "rb") as file:
-            header, payload = file.read(HEADER_BYTES), file.read()
-    except FileNotFoundError:
-        return None
+        descriptor = os.open(entry.path, READ_FLAGS)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            return "magic"
+        if error.errno == errno.ENOENT:
+            return None
+        raise
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # A FIFO would be waited for, a device has no end.
+            return "magic"
+        header, payload = file.read(HEADER_BYTES), file.read()
     fault = header_fault(header)
     if fault is not None:
         return fault

@@ -270,7 +270,8 @@ class _Reading:
                 if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
                     raise
             self._cold = True
-        self._open(FILES_AHEAD)
+        with suppress(OSError):  # That file's turn will come, and with it the error: this one is whole.
+            self._open(FILES_AHEAD)
         return os.preadv(descriptor, parts, 0)
 
     def _open(self, count: int) -> None:

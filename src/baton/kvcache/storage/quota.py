@@ -10,9 +10,9 @@ update is put right by the next look. Two threads or engines that evict at once 
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from time import time
 
 from baton.kvcache.storage.file_names import FOLDERS, Entry, entries
@@ -64,7 +64,10 @@ class Quota:
         self._written[group] = 0
         if used + size <= self.share:
             return used
-        return self._remove_oldest(found, used, min(self.share * 9 // 10, self.share - size))
+        left = self._remove_oldest(found, used, min(self.share * 9 // 10, self.share - size))
+        if left + size > self.share:
+            raise OSError(errno.EDQUOT, "the quota is used up by files that cannot be removed", self.root)
+        return left
 
     def _entries(self, group: int) -> tuple[list[Entry], int]:
         now, first = time(), group * self._folders_per_group
@@ -76,9 +79,13 @@ class Quota:
         for entry in sorted(found, key=lambda entry: entry.used_at):
             if used <= target:
                 break
-            with suppress(FileNotFoundError):  # Another engine was faster.
+            try:
                 os.unlink(entry.path)
                 count, nbytes = count + 1, nbytes + entry.nbytes
+            except FileNotFoundError:  # Another engine was faster.
+                pass
+            except OSError:  # Not ours to remove: the next one goes in its place.
+                continue
             used -= on_disk(entry.nbytes)
         self._evicted(count, nbytes)
         return used
