@@ -55,6 +55,10 @@ class Unavailable(EngineError):
     retryable = True
 
 
+class ChildKilled(Unavailable):
+    """A process that was starting was killed from outside. That says nothing about the next start."""
+
+
 class ModelLoadError(EngineError):
     """The model cannot be brought into memory. An instance says this at start; no request ever sees it."""
 

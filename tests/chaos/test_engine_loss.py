@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from chaos_server import Process, Reply, Server, ask, until
 
 PLAIN = {"prompt": "The quick brown fox", "max_tokens": 64, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
@@ -116,6 +117,38 @@ def test_without_an_engine_new_requests_are_turned_away_and_the_next_one_serves_
         until(lambda: server.ask("/ready").status == 200, "another engine is ready")
         assert server.ask("/v1/completions", PLAIN).status == 200
         assert server.output.count("RESTART") == 2
+
+
+@pytest.mark.parametrize("victim", ["worker", "cache"])
+def test_an_answer_outlives_its_engine_and_what_the_next_one_was_starting(tiny: Path, tmp_path: Path, victim: str):
+    """Found by an audit: an engine that could not start because its worker was killed ended the server, answers and all."""
+    orders = {"gate": {"at": "loading", "folder": str(tmp_path)}, "delay": [1, 0.05]}
+    (tmp_path / "open").touch()
+    with Server(tiny, tmp_path, orders=orders, kv_host_gib=0.01).wait_ready() as server:
+        alone = server.ask("/v1/completions", {**SEEDED, "stream": True})
+        for path in ("open", "reached"):
+            (tmp_path / path).unlink(missing_ok=True)
+        engine = server.process("engine")
+
+        def kill(data: bytes) -> None:
+            engine.send(signal.SIGKILL)
+
+        async def disturbed() -> Reply:
+            asked = asyncio.create_task(ask(server.port, "/v1/completions", {**SEEDED, "stream": True}, on_bytes=kill))
+            await asyncio.to_thread(until, (tmp_path / "reached").exists, "the next worker is loading")
+            if victim == "worker":
+                server.process("worker").send(signal.SIGKILL)
+                (tmp_path / "open").touch()
+            else:
+                (tmp_path / "open").touch()
+                await asyncio.to_thread(until, lambda: "cache" in server._found(), "there is a cache service")
+                server.process("cache").send(signal.SIGKILL)
+            return await asked
+
+        reply = asyncio.run(disturbed())
+        assert choices(reply) == choices(alone)
+        server.wait_idle()
+        assert "Traceback" not in server.errors
 
 
 def test_a_server_that_is_stopped_while_it_has_no_engine_ends_its_requests(tiny: Path, tmp_path: Path):

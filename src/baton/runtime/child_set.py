@@ -19,7 +19,7 @@ import subprocess
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol
 
-from baton.errors import EngineError, PeerError, Unavailable
+from baton.errors import ChildKilled, EngineError, PeerError, Unavailable
 from baton.protocol.codec import Message
 from baton.protocol.control import StartFailed
 from baton.protocol.pool import PeerSocket
@@ -27,7 +27,7 @@ from baton.runtime.channel import Channel
 from baton.runtime.child import KILL_SECONDS, Child, Loss
 from baton.runtime.children import has_ended, start_child
 from baton.runtime.descriptors import send_descriptor, take_descriptor
-from baton.runtime.process_table import CONTROL, DESCRIPTORS, ChildRow, ParentConfig, Restart
+from baton.runtime.process_table import CONTROL, DESCRIPTORS, KILLED_BELOW, ChildRow, ParentConfig, Restart
 from baton.runtime.restarts import Restarts
 
 OTHER_SECONDS = 2.0
@@ -185,8 +185,8 @@ class ChildSet(Generic[ParentConfig]):
     def _on_end(self, child: Child, loss: Loss) -> None:
         when = " before it was ready" if self._starting else ""
         told = loss._replace(text=child.last_words or f"the {child.name} process {loss.text}{when}")
-        rule = child.row.restart
-        if self._starting or self._lost or rule is Restart.NEVER or (rule is Restart.IF_KILLED and (loss.code or 0) >= 0):
+        rule, killed = child.row.restart, (loss.code or 0) < 0 or loss.code == KILLED_BELOW
+        if self._starting or self._lost or rule is Restart.NEVER or (rule is Restart.IF_KILLED and not killed):
             self._lose(child, told)
         elif rule is Restart.ORDERED:
             self._parent.on_lost(child, told)
@@ -208,8 +208,10 @@ class ChildSet(Generic[ParentConfig]):
         first = not self._lost
         if child.last_words:
             self._lost[child.name] = EngineError(child.last_words)
+        elif loss.code == 0:
+            self._lost[child.name] = _EndedWell(loss.text)
         else:
-            self._lost[child.name] = _EndedWell(loss.text) if loss.code == 0 else Unavailable(loss.text)
+            self._lost[child.name] = (ChildKilled if loss.cause == "killed" else Unavailable)(loss.text)
         if first:
             self._spawn(self._conclude(child.row))
 

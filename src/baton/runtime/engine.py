@@ -34,7 +34,7 @@ from baton.core.effects import ModeChanged, Refuse, RestartCache, RestartWorker,
 from baton.core.engine.instance import Instance
 from baton.core.events import Event, WorkerReady
 from baton.core.startup import StartupPlan, plan_startup
-from baton.errors import EngineError
+from baton.errors import ChildKilled, EngineError
 from baton.observe.logs import configure
 from baton.protocol.control import InstanceReady, InstanceStats, ModeReport, OrderAnswer, StartFailed, WorkerHello
 from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
@@ -51,7 +51,7 @@ from baton.runtime.children import begin_child, freeze_gc_heap
 from baton.runtime.instance_loop import InstanceLoop
 from baton.runtime.leaving import Leaving
 from baton.runtime.pool_holder import PoolHolder
-from baton.runtime.process_table import CONTROL, ENGINE_CHILDREN
+from baton.runtime.process_table import CONTROL, ENGINE_CHILDREN, KILLED_BELOW
 from baton.runtime.reporting import Reporting
 from baton.runtime.router_links import RouterLinks
 from baton.runtime.secret import read_secret
@@ -308,7 +308,7 @@ async def serve(config: EngineConfig, sockets: dict[str, socket.socket], engine:
     except (EngineError, OSError) as error:
         supervisor.send(StartFailed(str(error) or type(error).__name__))
         await asyncio.gather(*(channel.finish() for channel in (front, supervisor) if channel is not None))
-        sys.exit(1)
+        sys.exit(KILLED_BELOW if isinstance(error, ChildKilled) else 1)
 
 
 def main(engine: type[Engine] = Engine) -> None:

@@ -35,13 +35,17 @@ KILL_SECONDS = 10.0
 ParentConfig = TypeVar("ParentConfig")
 
 
+KILLED_BELOW: Final = 75
+"""Exit status (EX_TEMPFAIL) of a process that could not start because a child of it was killed from outside."""
+
+
 class Restart(Enum):
     """What follows the end of a child that was ready. Before that, its end is the end of the start."""
 
     NEVER = "never"
     "Its end is the end of its parent."
     IF_KILLED = "if killed"
-    "A signal ended it: another is started, up to a number in a row. It ended by itself: the end of its parent."
+    "A signal ended it or what its start needed (KILLED_BELOW): another is started, up to a number in a row. Else as NEVER."
     ALWAYS = "always"
     "Another is started, however it ended and however often. Its parent goes on meanwhile."
     ORDERED = "ordered"

@@ -1,8 +1,8 @@
 """`baton serve`: starts its children (process_table.py), passes on what they report, and ends everything in order.
 
 A child that dies is seen at once, and said. An engine that was killed (a signal, from wherever) while the server was ready is
-started again: the front is handed the socket of the new one, and goes on there with everything that is open. After any other
-end, and after too many in a row, everything else is ended.
+started again: the front is handed the socket of the new one, and goes on there with everything that is open. So is one whose
+worker was killed while that engine was starting. After any other end, and after too many in a row, everything else is ended.
 """
 
 from __future__ import annotations
