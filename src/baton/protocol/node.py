@@ -39,6 +39,8 @@ class NodeHello(Struct, frozen=True, array_like=True):
     "How long it may take from the last offer of a prompt until it goes on with it. 0: it takes none."
     model: str = ""
     "Where its weights are, for itself: a router that has given it others can give it these again. Empty: not known."
+    refused: bool = False
+    "The router that it dials did not take it last time. It is not the one that says what fits, while others may come back."
 
 
 class RouterHello(Struct, frozen=True, array_like=True):

@@ -107,6 +107,7 @@ class NodeSet:
         self._owner.tell(Join(node.session, hello))
         if node.session not in self._nodes:
             return node  # it does not fit, and was told
+        node.hello = hello = replace(hello, refused=False)
         node.welcome(self._hello)
         logger.info("instance %s (%s) has joined", hello.name, hello.role)
         self.joined += 1

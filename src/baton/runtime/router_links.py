@@ -126,32 +126,32 @@ class RouterLinks:
     # One router
 
     async def _keep(self, address: Address) -> None:
-        delay, said = RETRY_SECONDS, Said(str(address))
+        delay, said, refused = RETRY_SECONDS, Said(str(address)), False
         while True:
             try:
                 link = await dial(address, self._secret)
             except (LinkFailed, OSError) as error:
-                lasted, why, refused = 0.0, str(error) or type(error).__name__, False
+                lasted, why = 0.0, str(error) or type(error).__name__  # and we are who we were: refused, or not
                 self.counts["unreachable"] += 1
             else:
-                lasted, why, refused = await self._one_session(link, said)
+                lasted, why, refused = await self._one_session(link, said, refused=refused)
             said.trouble(why, self._loop.time())
             delay = RETRY_SECONDS if lasted >= STEADY_SECONDS else min(2 * delay, RETRY_SECONDS_MAX)
             await asyncio.sleep((REFUSED_SECONDS if refused else delay) * random.uniform(0.5, 1.0))
 
-    async def _one_session(self, link: Link, said: Said) -> tuple[float, str, bool]:
-        """How long it was open, why it ended, and whether we were refused."""
+    async def _one_session(self, link: Link, said: Said, *, refused: bool) -> tuple[float, str, bool]:
+        """How long it was open, why it ended, and whether we were refused; `refused`: whether we were before."""
         session = RouterSession(link, self._callers.add(link.send), self._loop.time())
         self._sessions[session] = None
         try:
-            link.send(self._member.hello())
+            link.send(replace(self._member.hello(), refused=refused))
             await link.listen(lambda message: self._on_message(session, message, said))
         except LinkFailed as failed:
             self._end(session, str(failed), "failed")
         finally:
             self._end(session, "the router ended the session")
         lasted = 0.0 if session.opened is None else self._loop.time() - session.opened
-        return lasted, session.over, session.opened is None and session.over.startswith(REFUSED)
+        return lasted, session.over, session.opened is None and (refused or session.over.startswith(REFUSED))
 
     def _end(self, session: RouterSession, why: str, how: SessionEvent = "ended") -> None:
         """At once, however long the connection takes to close."""

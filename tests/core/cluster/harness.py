@@ -49,7 +49,7 @@ def request(id="r", tokens=40, max_tokens=4, n=1, **more):
     return GenerateRequest(id=RequestId(id), prompt=prompt, sampling=sampling, n=n, **more)
 
 
-def hello(name, role="mixed", *, blocks=64, slots=8, identity=b"m", layout=b"l", incarnation=1, **ready):
+def hello(name, role="mixed", *, blocks=64, slots=8, identity=b"m", layout=b"l", incarnation=1, refused=False, **ready):
     known = {
         "blocks": blocks,
         "block_size": BLOCK,
@@ -58,7 +58,8 @@ def hello(name, role="mixed", *, blocks=64, slots=8, identity=b"m", layout=b"l",
         "context_tokens": 4096,
         "identity": identity,
     }
-    return NodeHello(name, incarnation, role, InstanceReady(**{**known, **ready}), layout, peer=f"peer-{name}")
+    instance = InstanceReady(**{**known, **ready})
+    return NodeHello(name, incarnation, role, instance, layout, peer=f"peer-{name}", refused=refused)
 
 
 class Leg:

@@ -200,6 +200,50 @@ def test_an_answer_does_not_go_on_with_other_weights():
     room.assert_right("new")
 
 
+def test_one_that_does_not_fit_drives_nobody_out_by_having_the_same_name():
+    """Found by an audit: the one that was here was hung up on, and the stranger was the cluster."""
+    room = Room("mixed")
+    (only,) = room.instances
+    room.arrive(request())
+    room.step()
+    stranger = room.join(Scripted(hello("mixed-0", identity=b"other")))
+    assert list(room.hung_up) == [stranger.session]
+    assert names(room) == ["mixed-0"]
+    assert only.legs
+    room.run()
+    room.assert_right()
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["all are lost", "the router is new"])
+def test_one_that_was_refused_before_does_not_say_what_fits_while_others_may_come_back(begun):
+    """Found by an audit: a router was started again, a stray instance with other weights dialled first, and all of the cluster
+    was refused while clients got its answers."""
+    room = Room() if begun else Room("mixed")
+    for each in list(room.instances):
+        room.kill(each)
+    stray = hello("stray", identity=b"other", refused=True)
+    early = room.join(Scripted(stray))
+    assert "was refused before" in room.hung_up[early.session]
+    room.wait(4)
+    back = room.join(Scripted(hello("mixed-0")))
+    late = room.join(Scripted(stray))
+    assert "identity" in room.hung_up[late.session]
+    assert names(room) == ["mixed-0"]
+    room.kill(back)
+    room.wait(9)
+    assert "was refused before" in room.hung_up[room.join(Scripted(stray)).session]
+    room.wait(1)
+    room.join(Scripted(stray))
+    assert names(room) == ["stray"], "nobody came back"
+
+
+def test_one_more_than_may_be_is_not_the_one_that_has_joined_again():
+    room = Room("mixed", "mixed", config=RouterConfig(instances_max=2))
+    again = room.join(Scripted(hello("mixed-0", incarnation=2)))
+    assert again.session not in room.hung_up
+    assert len(names(room)) == 2
+
+
 def test_too_many_instances_are_refused():
     room = Room("mixed", "mixed", config=RouterConfig(instances_max=2))
     extra = room.join(Scripted(hello("extra")))

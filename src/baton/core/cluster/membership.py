@@ -127,7 +127,7 @@ class Member:
 
 
 class Membership:
-    __slots__ = ("_config", "_lapse_at", "_losses", "_numbers", "_stalled", "_stalls_seen", "members", "names")
+    __slots__ = ("_config", "_lapse_at", "_losses", "_nobody_since", "_numbers", "_stalled", "_stalls_seen", "members", "names")
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
@@ -142,13 +142,15 @@ class Membership:
         "Those whose worker stands still."
         self._stalls_seen = False
         "They were looked at, and nobody has said anything about itself since."
+        self._nobody_since: Instant | None = None
+        "Since when nobody is here, where that was seen."
 
     # Who is there
 
-    def misfit(self, hello: NodeHello) -> str:
-        """Why it cannot work beside those that are here. Empty: it can. The first one says what fits."""
+    def misfit(self, hello: NodeHello, now: Instant) -> str:
+        """Why it cannot work beside those that are here, or were a moment ago. Empty: it can. The first one says what fits."""
         ready = hello.ready
-        if len(self.members) >= self._config.instances_max:
+        if len(self.members) >= self._config.instances_max and hello.name not in self.names:
             return f"there are {len(self.members)} instances already"
         if hello.adopt_seconds_max >= self._config.handing_seconds_max:
             return (
@@ -167,6 +169,16 @@ class Membership:
                 if mine != its:
                     return f"{what} is {mine}, that of {other.name} is {its}: all instances of a cluster must agree"
             break  # they agree with each other
+        return "" if self.members else self._too_early(hello, now)
+
+    def _too_early(self, hello: NodeHello, now: Instant) -> str:
+        """Nobody is here. One that did not fit before lets the others come back first: else a router that is started again, or
+        the loss of all, would make a stray instance the cluster, and the cluster strays."""
+        if self._nobody_since is None:
+            self._nobody_since = now
+        wait = self._nobody_since + self._config.no_instance_seconds - now
+        if hello.refused and wait > 0:
+            return f"it was refused before, and those that it did not fit may come back within {wait:.0f} s"
         return ""
 
     def join(self, session: Session, hello: NodeHello, now: Instant) -> Member:
@@ -179,6 +191,7 @@ class Membership:
         if losses > FREE_LOSSES:
             member.inhibited_until = Instant(now + INHIBIT_SECONDS[min(losses - FREE_LOSSES, len(INHIBIT_SECONDS)) - 1])
         self.members[session] = self.names[hello.name] = member
+        self._nobody_since = None
         self._stalls_seen = False
         self._look_again()
         return member
@@ -186,6 +199,7 @@ class Membership:
     def remove(self, member: Member, now: Instant) -> None:
         del self.members[member.session]
         del self.names[member.name]
+        self._nobody_since = None if self.members else now
         self._stalled.pop(member.session, None)
         for other in self.members.values():
             other.paths.forget(member.session)

@@ -174,15 +174,15 @@ class Router:
 
     def _on_join(self, event: Join) -> bool:
         hello, now = event.hello, self.coordinator.now
+        why = self.membership.misfit(hello, now)
+        if why:  # also where it has the name of one that is here: a stranger drives nobody out
+            self.stats.instances_refused += 1
+            self.coordinator.effects.append(HangUp(event.session, why))
+            return True
         earlier = self.membership.names.get(hello.name)
         if earlier is not None:
             self._lose(earlier, "joined_again", f"{hello.name} has joined again")
-        why = self.membership.misfit(hello)
-        if why:
-            self.stats.instances_refused += 1
-            self.coordinator.effects.append(HangUp(event.session, why))
-        else:
-            self.membership.join(event.session, hello, now)
+        self.membership.join(event.session, hello, now)
         return True
 
     def _on_part(self, event: Part) -> bool:
