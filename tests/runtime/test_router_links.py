@@ -151,6 +151,9 @@ def test_one_that_is_refused_says_why_and_tries_again(secret_file: Path, caplog:
             await rig.until(lambda: rig.engine.stats().router_sessions.get("refused", 0) >= 1)
             router.refusal = ""
             visit = await router.visit()
+            told = [each.hello.refused for each in router.visits if each.hello is not None]
+            assert (told[0], told[-1]) == (False, True), "a router that is started again lets others say what fits"
+            assert visit.hello is not None
             visit.ask("a")
             await rig.until(lambda: "a" in visit.ended)
         assert [record for record in caplog.records if "refuses us: another model" in record.getMessage()]
