@@ -60,7 +60,7 @@ def eight_bits(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row
             error = ((ours - wanted[rows]).norm(dim=1) / wanted[rows].norm(dim=1)).mean().item()
             same = (ours.argmax(1) == wanted[rows].argmax(1)).float().mean().item()
             row |= {f"error_{rows}": error, f"same_{rows}": same}
-        for batch in (1, 8, 32, 64, 128, 256):
+        for batch in (1, 2, 4, 8, 32, 64, 128, 256):
             row[f"ms_{batch}"] = rig.decode_times(batch, 20)[0]
         row["ms_2x1024"] = prompt_time(rig.steps, config)
         yield row

@@ -17,7 +17,7 @@ def relative(found, wanted):
 def bound(place, config=None):
     """In bfloat16 a row may get another expert than in transformers, where two are about equal."""
     mixture = config is not None and config.experts is not None
-    return 1e-5 if place.dtype == torch.float32 else 0.2 if mixture else 0.03
+    return 1e-5 if place.dtype == torch.float32 else 0.2 if mixture else 0.04
 
 
 def their_logits(model, tokens):

@@ -36,9 +36,15 @@ class Tuning(NamedTuple):
     warps: int
 
 
-def tuning_for(tile: int, *, first: bool, scales: Scales | None) -> Tuning:
+FEW_TILES = 16
+"""A row or two: the chip is not filled, and what is loaded further ahead counts for more."""
+
+
+def tuning_for(tile: int, tiles: int, *, first: bool, scales: Scales | None) -> Tuning:
     """Found on an H200 for 128 experts of 2048 x 768 (docs/notes/gpu-kernels.md)."""
     if scales is not None:
+        if tiles <= FEW_TILES:
+            return Tuning(True, GROUP, 128, 4, 4)
         wider = scales.blocks is None and not first
         return Tuning(True, 2 * GROUP if wider else GROUP, 128, 2 if first and scales.blocks is None else 3, 4)
     if tile <= 32:
@@ -164,7 +170,7 @@ def grouped_gemm(
         outputs //= 2
     wide = x.dtype == torch.float32  # only in tests
     blocks = None if scales is None else scales.blocks
-    tuning = tuning or tuning_for(tile, first=first, scales=scales)
+    tuning = tuning or tuning_for(tile, tiles, first=first, scales=scales)
     stages = 2 if wide else tuning.stages
     _grouped_gemm[(cdiv(outputs, tuning.outputs), tiles)](
         *(x, weight, x if scales is None else scales.outputs, x if blocks is None else blocks),
