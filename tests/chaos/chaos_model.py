@@ -1,9 +1,11 @@
-"""A folder that `baton serve` can serve within seconds: a tiny random Llama and a tokenizer of single bytes."""
+"""A folder that `baton serve` can serve within seconds: a tiny random Llama (or Qwen3 with experts) and a tokenizer of single
+bytes."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -34,21 +36,33 @@ CONFIG = {
 }
 
 
-def make_model(folder: Path, seed: int = 7) -> Path:
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+}
+"""To be given to make_model."""
+
+
+def make_model(folder: Path, seed: int = 7, **changes: Any) -> Path:
+    """`changes`: of CONFIG."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    save_file(_weights(np.random.default_rng(seed)), folder / "model.safetensors", metadata={"format": "pt"})
+    config = {**CONFIG, **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(_weights(np.random.default_rng(seed), config), folder / "model.safetensors", metadata={"format": "pt"})
     _tokenizer().save(str(folder / "tokenizer.json"))
     settings = {"bos_token": SPECIAL[0], "eos_token": SPECIAL[1], "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
 
-def _weights(random: np.random.Generator) -> dict[str, np.ndarray]:
+def _weights(random: np.random.Generator, config: dict[str, Any]) -> dict[str, np.ndarray]:
     """Large enough that every part matters, and that the two best logits are well apart."""
-    hidden, inner, layers = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["num_hidden_layers"]
-    query = CONFIG["num_attention_heads"] * CONFIG["head_dim"]
-    key = CONFIG["num_key_value_heads"] * CONFIG["head_dim"]
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    query, key = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
     shapes = {"model.embed_tokens": (VOCABULARY, hidden), "lm_head": (VOCABULARY, hidden)}
     for layer in range(layers):
         of_layer = {
@@ -56,16 +70,31 @@ def _weights(random: np.random.Generator) -> dict[str, np.ndarray]:
             "self_attn.k_proj": (key, hidden),
             "self_attn.v_proj": (key, hidden),
             "self_attn.o_proj": (hidden, query),
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
+            **_mlp_shapes(config),
         }
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in of_layer.items()}
     weights = {f"{name}.weight": random.standard_normal(shape) * shape[1] ** -0.5 for name, shape in shapes.items()}
     weights["lm_head.weight"] *= 2.0
-    norms = [f"model.layers.{i}.{name}" for i in range(layers) for name in ("input_layernorm", "post_attention_layernorm")]
-    weights |= {f"{name}.weight": 1.0 + 0.3 * random.standard_normal(hidden) for name in ("model.norm", *norms)}
+    sizes = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+    if "num_experts" in config:  # Qwen3
+        sizes |= {"self_attn.q_norm": config["head_dim"], "self_attn.k_norm": config["head_dim"]}
+    norms = {"model.norm": hidden} | {f"model.layers.{i}.{name}": size for i in range(layers) for name, size in sizes.items()}
+    weights |= {f"{name}.weight": 1.0 + 0.3 * random.standard_normal(size) for name, size in norms.items()}
     return {name: tensor.astype(np.float32) for name, tensor in weights.items()}
+
+
+def _mlp_shapes(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    def parts(prefix: str, inner: int) -> dict[str, tuple[int, int]]:
+        shapes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+        return {f"{prefix}.{part}_proj": shape for part, shape in shapes.items()}
+
+    hidden = config["hidden_size"]
+    if "num_experts" not in config:
+        return parts("mlp", config["intermediate_size"])
+    shapes = {"mlp.gate": (config["num_experts"], hidden)}
+    for expert in range(config["num_experts"]):
+        shapes |= parts(f"mlp.experts.{expert}", config["moe_intermediate_size"])
+    return shapes
 
 
 def _tokenizer() -> Backend:

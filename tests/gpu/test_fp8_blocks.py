@@ -54,6 +54,16 @@ def test_unpacked(place, sizes, inputs):
     place.check(out, wanted)
 
 
+@pytest.mark.parametrize(("outputs", "inputs"), [(192, 320), (100, 42), (256, 128)])
+def test_unpacked_as_stored(place, outputs, inputs):
+    from baton.worker.cuda.kernels.fp8 import unpack_blocks
+
+    small, scales = in_blocks(place.random(outputs, inputs, dtype=torch.float32))
+    out = place.poisoned(outputs, inputs)
+    unpack_blocks(small, scales, out)
+    assert torch.equal(out, meant(small, scales).to(out.dtype)), "rounded once"
+
+
 @pytest.mark.parametrize(("sizes", "inputs"), SIZES)
 def test_one_row(place, sizes, inputs):
     from baton.worker.cuda.kernels.gemv import gemv

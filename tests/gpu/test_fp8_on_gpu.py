@@ -83,3 +83,18 @@ def test_matrices_stay_in_8_bits(opened):
     unpacked = opened.config.intermediate_size == 1040 or (experts is not None and experts.inner_size % 64)
     assert len(weights.in_fp8()) == 3 * 4 - 2 - (3 if unpacked else 0)
     assert all(one.weight.dtype == torch.float8_e4m3fn for one in weights.in_fp8())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_unpacked_on_the_device_is_what_a_cpu_unpacks(opened, dtype):
+    """To the last bit: a value is rounded once."""
+    from baton.models.loaders.weights import RawWeights
+    from baton.models.torch_weights import Weights
+    from baton.worker.cuda.loader import DeviceWeights
+
+    names = [name for name in opened.weights.stored() if name.endswith(("down.weight", "attention.q.weight"))]
+    cpu = Weights(RawWeights(opened.weights, opened.config), dtype=getattr(torch, dtype))
+    with DeviceWeights(RawWeights(opened.weights, opened.config), dtype, opened.files) as source:
+        found = {name: source.take([name]) for name in names}
+    for name, weight in found.items():
+        assert torch.equal(weight.cpu(), cpu.take([name])), name

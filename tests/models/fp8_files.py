@@ -53,6 +53,16 @@ def write_in_fp8(folder: Path, kept: Collection[str] = (), scale_type: torch.dty
             stored[name], stored[f"{name}_scale_inv"] = packed, scales.to(scale_type)
             true[name] = meant(packed, scales.to(scale_type))
     save_file(stored, path)
-    settings = {**SETTINGS, "modules_to_not_convert": ["lm_head", *kept]}
+    routers = [name.removesuffix(".weight") for name in true if name.endswith(".mlp.gate.weight")]
+    settings = {**SETTINGS, "modules_to_not_convert": ["lm_head", *routers, *kept]}
     config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": settings}))
     return true
+
+
+def write_unpacked(folder: Path, true: dict[str, Tensor]) -> Path:
+    """Turns such a checkpoint into a plain one of these weights."""
+    save_file(true, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

@@ -17,7 +17,9 @@ from baton.errors import ModelFileBroken, ModelUnsupported
 from baton.models.dequantise import E4M3_VALUES, dequantise
 from baton.models.load import load_model
 from baton.models.open import open_model
+from baton.models.raw_tensor import RawTensor
 from baton.models.reference import all_logits
+from baton.models.tensor_types import F8_E4M3
 
 sys.path.append(str(Path(__file__).parent.parent / "worker"))
 
@@ -42,6 +44,16 @@ def test_every_byte_is_the_number_that_torch_reads():
     theirs = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
     np.testing.assert_array_equal(E4M3_VALUES, theirs)
     assert np.isnan(E4M3_VALUES).sum() == 2
+
+
+@pytest.mark.parametrize("begin", [0, 1])
+def test_every_pair_of_bytes_at_any_address(begin):
+    """They are looked up in pairs: every pair, an odd byte in the end, and pairs that do not lie at whole words."""
+    stored = np.zeros(begin + 3 * 43691, np.uint8)[begin:]
+    stored[: 1 << 17] = np.arange(1 << 16, dtype=np.uint16).view(np.uint8)
+    stored[-1] = 0x81
+    found = dequantise(RawTensor(F8_E4M3, (3, 43691), stored.reshape(3, -1)))
+    np.testing.assert_array_equal(found.reshape(-1), E4M3_VALUES[stored])
 
 
 @pytest.mark.parametrize("scale_type", [torch.float32, torch.bfloat16])
@@ -88,7 +100,8 @@ def test_a_cpu_serves_it(oracle, folder, quantization):
     [
         (lambda t, name: t.pop(f"{name}_scale_inv"), "fp8 without scales"),
         (lambda t, name: t.update({name: t[name].float()}), "belong to no matrix in fp8"),
-        (lambda t, name: t.update({f"{name}_scale_inv": torch.ones(1, 1)}), r"\[1, 1\] scales are no blocks of \[192, 320\]"),
+        (lambda t, name: t.update({name: t[name][0], f"{name}_scale_inv": torch.ones(3)}), "belong to no matrix in fp8"),
+        (lambda t, name: t.update({f"{name}_scale_inv": torch.ones(1, 1)}), r"are \[1, 1\]; .*\[192, 320\] .*has \[2, 3\]"),
     ],
 )
 def test_scales_that_do_not_fit(folder, edit, message):
@@ -118,4 +131,14 @@ def test_other_kinds_of_fp8_are_refused(folder, changes, message):
     config["quantization_config"] |= changes
     path.write_text(json.dumps(config))
     with pytest.raises(ModelUnsupported, match=message):
+        open_model(folder)
+
+
+def test_fp8_that_the_config_says_nothing_of(folder):
+    write_in_fp8(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    del config["quantization_config"]
+    path.write_text(json.dumps(config))
+    with pytest.raises(ModelFileBroken, match=r"no quantization_config, but .*_proj.weight is in fp8"):
         open_model(folder)

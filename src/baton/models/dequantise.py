@@ -20,8 +20,10 @@ Multiplication and addition stay separate steps: a fused one would round differe
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from baton.models.raw_tensor import SCALE_BLOCK, Bytes, Floats, RawTensor
 
@@ -99,8 +101,19 @@ def _e4m3_values() -> Floats:
 E4M3_VALUES = _e4m3_values()
 
 
+@cache
+def _e4m3_pairs() -> NDArray[np.uint64]:
+    """Of two bytes that lie side by side, read as one number: both values, as the bits of two floats."""
+    both = np.arange(1 << 16)
+    return np.stack((E4M3_VALUES[both & 255], E4M3_VALUES[both >> 8]), 1).view(np.uint64).reshape(-1)
+
+
 def _f8_e4m3(blocks: Bytes, out: Floats) -> None:
-    np.take(E4M3_VALUES, blocks, out=out)
+    """Two at a time: twice as fast as one. No index can be out of range, and "clip" is the mode that does not look for it."""
+    stored, values = blocks.reshape(-1), out.reshape(-1)
+    even = len(stored) // 2 * 2
+    np.take(_e4m3_pairs(), stored[:even].view(np.uint16), out=values[:even].view(np.uint64), mode="clip")
+    values[even:] = E4M3_VALUES[stored[even:]]
 
 
 def _q4_0(blocks: Bytes, out: Floats) -> None:

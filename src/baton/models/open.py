@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from baton.errors import InvalidConfig
+from baton.errors import InvalidConfig, ModelFileBroken
 from baton.models.config import ModelConfig
 from baton.models.config_from_gguf import config_from_gguf
 from baton.models.config_from_hf import config_from_hf
@@ -18,6 +18,7 @@ from baton.models.loaders.gguf import GGUFWeights
 from baton.models.loaders.gguf_reader import GGUFFile
 from baton.models.loaders.safetensors import SafetensorsWeights
 from baton.models.loaders.weights import WeightSource
+from baton.models.tensor_types import F8_E4M3
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,21 @@ def open_model(path: Path) -> OpenedModel:
     if path.is_dir():
         file_name = path / "generation_config.json"
         generation = read_json(file_name) if file_name.is_file() else {}
-        config = config_from_hf(read_json(path / "config.json"), origin=str(path / "config.json"), generation=generation)
+        raw_config, origin = read_json(path / "config.json"), str(path / "config.json")
+        config = config_from_hf(raw_config, origin=origin, generation=generation)
         weights = SafetensorsWeights(path)
+        if not raw_config.get("quantization_config"):
+            _refuse_fp8_of_unknown_kind(weights, origin)
         return OpenedModel(path, config, weights, recommended_by_hf(generation), weights.files)
     file = GGUFFile(path)
     config = config_from_gguf(file)
     return OpenedModel(path, config, GGUFWeights(file, config), recommended_by_gguf(file.metadata), (file,))
+
+
+def _refuse_fp8_of_unknown_kind(weights: WeightSource, origin: str) -> None:
+    """Scales of blocks of another size may have the same shape."""
+    for stored in weights.stored().values():
+        if stored.type == F8_E4M3:
+            raise ModelFileBroken(
+                f"{origin}: there is no quantization_config, but {stored.origin} is in fp8: the size of its blocks is unknown"
+            )

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from baton.config import Quantization
-from baton.models.dequantise import dequantise
+from baton.models.dequantise import dequantise, dequantise_into
 from baton.models.loaders.weights import RawWeights
 from baton.models.quantise import BLOCK_TYPES, weights_as
 from baton.models.raw_tensor import RawTensor
-from baton.models.tensor_types import BF16, F16, F32, F64
+from baton.models.tensor_types import BF16, F8_E4M3, F16, F32, F64
 
 PLAIN_TYPES = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16, F64: torch.float64}
 
@@ -38,8 +38,9 @@ class Weights:
     def take_raw(self, name: str) -> RawTensor:
         """As it is computed on: in blocks only where the product is to be a quantised one."""
         raw = self._raw.take(name)
-        plain = self.quantization == "none" and raw.type in PLAIN_TYPES
-        return raw if plain else weights_as(raw, name, self.quantization)
+        # fp8 is unpacked where its values go: floats of all experts of a layer beside their matrix would be gigabytes.
+        stays = self.quantization == "none" and (raw.type in PLAIN_TYPES or raw.type == F8_E4M3)
+        return raw if stays else weights_as(raw, name, self.quantization)
 
     def stacked(self, parts: Sequence[RawTensor]) -> Tensor:
         """The values, whatever they are stored as."""
@@ -57,5 +58,7 @@ def is_quantised(raw: RawTensor) -> bool:
 def _fill(out: Tensor, raw: RawTensor) -> None:
     if out.device.type == "cpu" and PLAIN_TYPES.get(raw.type) == out.dtype:
         out.view(torch.uint8).numpy().reshape(-1)[:] = raw.data.reshape(-1)
+    elif out.device.type == "cpu" and out.dtype == torch.float32:
+        dequantise_into(raw, out.numpy())
     else:
         out.copy_(torch.from_numpy(dequantise(raw)))

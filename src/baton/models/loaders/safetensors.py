@@ -20,7 +20,7 @@ from baton.models.dequantise import dequantise
 from baton.models.files import is_pickle
 from baton.models.loaders.safetensors_file import SafetensorsFile
 from baton.models.loaders.weights import StoredTensor
-from baton.models.raw_tensor import RawTensor, scales_shape
+from baton.models.raw_tensor import SCALE_BLOCK, RawTensor, scales_shape
 from baton.models.tensor_types import BF16, F8_E4M3, F16, F32, F64
 
 SINGLE = "model.safetensors"
@@ -103,10 +103,13 @@ class SafetensorsWeights:
                 continue
             place, origin = self._places.pop(name), self._stored.pop(name).origin
             matrix = self._stored.get(our_name(name.removesuffix(SCALES_SUFFIX)))
-            if matrix is None or matrix.type != F8_E4M3 or stored.type == F8_E4M3:
+            if matrix is None or matrix.type != F8_E4M3 or len(matrix.shape) != 2 or stored.type == F8_E4M3:
                 raise ModelFileBroken(f"{origin}: these scales belong to no matrix in fp8")
             if stored.shape != scales_shape(matrix.shape):
-                raise ModelFileBroken(f"{origin}: {list(stored.shape)} scales are no blocks of {list(matrix.shape)}")
+                raise ModelFileBroken(
+                    f"{origin}: the scales are {list(stored.shape)}; a matrix of {list(matrix.shape)} in blocks of "
+                    f"{SCALE_BLOCK} x {SCALE_BLOCK} has {list(scales_shape(matrix.shape))}"
+                )
             found[our_name(name.removesuffix(SCALES_SUFFIX))] = place
         for name, stored in self._stored.items():
             if stored.type == F8_E4M3 and name not in found:

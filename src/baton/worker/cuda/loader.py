@@ -1,6 +1,6 @@
 """Weights from files straight to the device: bytes as they are stored, through a ring of pinned buffers, cast on the device.
 
-file --threads read--> pinned buffer --DMA--> device (-- cast, if it is stored in another type -->)
+file --threads read--> pinned buffer --DMA--> device (-- cast or unpacked, if it is stored in another type -->)
                        while one buffer is filled, the others are on their way
 """
 
@@ -20,7 +20,7 @@ from baton.models.raw_tensor import Bytes, RawTensor
 from baton.models.tensor_types import F8_E4M3
 from baton.models.torch_weights import PLAIN_TYPES, Weights
 from baton.worker.cuda.file_bytes import FileBytes
-from baton.worker.cuda.kernels.fp8 import FP8, Scales, can_stack, scales_of_blocks
+from baton.worker.cuda.kernels.fp8 import FP8, Scales, can_stack, scales_of_blocks, unpack_blocks
 
 BUFFER_BYTES = 64 << 20
 BUFFERS = 3
@@ -54,15 +54,18 @@ class DeviceWeights(Weights):
         rows = [raw.shape[0] for raw in parts]
         out = torch.empty((sum(rows), *parts[0].shape[1:]), dtype=self.dtype, device=self.device)
         for raw, place in zip(parts, torch.split(out, rows), strict=True):
-            stored = PLAIN_TYPES.get(raw.type)
+            stored = FP8 if raw.type == F8_E4M3 else PLAIN_TYPES.get(raw.type)
             if stored is None:
                 raise ModelUnsupported(f"weights of type {raw.type.name} are not computed on a GPU: take --device cpu")
             if stored == out.dtype:
                 self._send(raw.data.reshape(-1), place)
-            else:
-                as_stored = torch.empty(raw.shape, dtype=stored, device=self.device)
-                self._send(raw.data.reshape(-1), as_stored)
+                continue
+            as_stored = torch.empty(raw.shape, dtype=stored, device=self.device)
+            self._send(raw.data.reshape(-1), as_stored)
+            if raw.scales is None:
                 place.copy_(as_stored)
+            else:
+                unpack_blocks(as_stored, torch.from_numpy(raw.scales).to(self.device), place)
         return out
 
     def take_fp8(self, names: Sequence[str]) -> tuple[Tensor, Scales] | None:

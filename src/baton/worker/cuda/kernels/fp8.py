@@ -102,3 +102,11 @@ def unpack(packed: torch.Tensor, scales: Scales, out: torch.Tensor) -> None:
         BLOCK=BLOCK,
         num_warps=4,
     )
+
+
+def unpack_blocks(packed: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
+    """A matrix of a checkpoint and the scales of its blocks, as they are stored -> out, of the same shape. Once, at load: no
+    kernel of ours. Products are taken in float32, then rounded to the type of `out`."""
+    rows, inputs = packed.shape
+    spread = scales.float().repeat_interleave(STORED_BLOCK, 1)[:, :inputs].repeat_interleave(STORED_BLOCK, 0)[:rows]
+    out.copy_(spread.mul_(packed.float()))
