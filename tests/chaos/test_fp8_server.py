@@ -34,11 +34,14 @@ GAP_MIN = 1e-4
 
 @pytest.fixture(scope="module", params=SHAPES)
 def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_both(tmp_path_factory.mktemp("models"), SHAPES[request.param])
+
+
+def make_both(folder: Path, shape: dict[str, Any]) -> tuple[Path, Path]:
     """The same weights in fp8 and in float32."""
-    packed = make_model(tmp_path_factory.mktemp("fp8"), **SHAPES[request.param])
+    packed = make_model(folder / "fp8", **shape)
     true = write_in_fp8(packed, kept=("model.layers.0.self_attn.k_proj",))
-    plain = Path(shutil.copytree(packed, tmp_path_factory.mktemp("plain") / "model"))
-    return packed, write_unpacked(plain, true)
+    return packed, write_unpacked(Path(shutil.copytree(packed, folder / "plain")), true)
 
 
 @dataclass(frozen=True)
@@ -65,14 +68,18 @@ def served(folder: Path, scratch: Path, settings: dict[str, Any]) -> list[Answer
     return [Answer(choice["token_ids"], choice["logprobs"]["token_logprobs"]) for choice in reply.json["choices"]]
 
 
+def compare(found: list[Answer], wanted: list[Answer], bound: float) -> None:
+    """bound: of differences of log-probabilities."""
+    assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=bound)
+    assert len({tuple(answer.tokens) for answer in found}) == len(PROMPTS), "the prompt matters"
+
+
 def test_answers_are_those_of_the_weights_in_float32(folders: tuple[Path, Path], tmp_path: Path):
     packed, plain = folders
     settings = {"quantization": "none", "kv_blocks": 256, "block_size": 4}
-    found, wanted = served(packed, tmp_path, settings), expected(plain, settings)
-    assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
-    for one, other in zip(found, wanted, strict=True):
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
-    assert len({tuple(answer.tokens) for answer in found}) == len(PROMPTS), "the prompt matters"
+    compare(served(packed, tmp_path, settings), expected(plain, settings), 1e-5)
 
 
 def test_a_server_says_which_scales_are_missing(tiny: Path, tmp_path: Path):
