@@ -12,6 +12,7 @@ from baton.errors import BadGrammar
 from baton.grammar import check_process
 from baton.grammar.check_process import GRAMMARS_MAX, GrammarCheck
 from baton.protocol.grammar import Grammar
+from baton.text import helper
 
 TOKENS = [*(bytes([byte]) for byte in range(256)), b"<end>"]
 
@@ -71,6 +72,7 @@ def test_hostile_ones_are_refused_and_the_next_is_not(check, name):
         schema({"type": "array", "items": {"type": "integer"}, "minItems": 1_000_000}),
         Grammar("lark", 'start: s\ns: s s s | s s | "a" | "b" | "ab"\n'),
         Grammar("lark", 'start: start "a" | "a"\n'),
+        Grammar("lark", '%llguidance {"no_forcing": false}\nstart: "a"\n'),
     ],
     ids=str,
 )
@@ -85,6 +87,38 @@ def test_one_that_takes_too_long_is_stopped(check, monkeypatch):
             slow.check(Grammar("regex", "abc"))
     finally:
         slow.close()
+
+
+def test_one_that_takes_a_processor_for_long_is_stopped_before_it_is_done():
+    """Whatever time is left on the clock, which is there for a machine that is busy with others. It would take some seconds."""
+    patient = GrammarCheck(lambda: (TOKENS, [256], 257), check_seconds_max=60.0)
+    try:
+        with pytest.raises(BadGrammar, match="too much time"):  # and not: it takes 4 s to compile
+            patient.check(Grammar("regex", "a?" * 16_000))
+        assert patient.check(Grammar("regex", "after it")).kind == "regex"
+    finally:
+        patient.close()
+
+
+CHAIN = "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(4500)) + 'r4500: "a"\n'
+
+
+def test_one_that_ends_the_child_ends_one_and_not_two(check, monkeypatch):
+    """A stack that is too small for it is so in the next child."""
+    started: list[str] = []
+
+    class Counted(helper._Child):
+        def __init__(self, module, *more):
+            started.append(module)
+            super().__init__(module, *more)
+
+    check.check(Grammar("regex", "it is there"))
+    monkeypatch.setattr(helper, "_Child", Counted)
+    with pytest.raises(BadGrammar, match="too much time or memory"):
+        check.check(Grammar("lark", CHAIN))
+    assert not started
+    assert check.check(Grammar("regex", "after the chain")).kind == "regex"
+    assert len(started) == 1
 
 
 def test_a_child_that_is_gone_is_replaced(check, monkeypatch):

@@ -150,3 +150,21 @@ def test_what_is_no_grammar_says_why(typist, kind, text):
 def test_what_is_no_gbnf(text):
     with pytest.raises(BadGrammar):
         canonical(Grammar("gbnf", text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '%llguidance {"no_forcing": false}\nstart: "abc"\n',
+        'start: "abc"\n%llguidance {"no_forcing": false}',
+        'start: "abc" // a comment, and no line feed',
+        'start: %lark {\n%llguidance {"no_forcing": false}\nstart: "abc"\n}\n',
+    ],
+)
+def test_a_grammar_cannot_have_its_text_cut_into_tokens(vocabulary, text):
+    """It was refused as one that no text belongs to."""
+    matcher, words = Matcher(vocabulary, Grammar("lark", text, ends=(261,))), np.zeros(vocabulary.words, np.uint32)
+    matcher.fill(words)
+    assert not matcher.error
+    assert allowed(words, vocabulary.width)[ord("a")]
+    assert allowed(words, vocabulary.width)[256], "and the longer token, ab"

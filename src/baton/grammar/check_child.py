@@ -9,6 +9,7 @@ time or memory, or ends the process, nobody else is hurt.
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ from baton.text.helper_child import Answer, run
 
 COMPILE_SECONDS_MAX: Final = 0.5
 """Of a processor, for the grammar and its first mask. A worker compiles it too, and others may have to wait for that."""
+_KILL_SECONDS: Final = 2 * COMPILE_SECONDS_MAX
+"""Of a processor. What is not done by then is refused in any case, and another child starts in half a second."""
 
 
 def begin(first: Any) -> Answer:
@@ -39,10 +42,16 @@ def begin(first: Any) -> Answer:
 
 
 def answer(vocabulary: Vocabulary, grammar: Grammar) -> tuple[str, str, str]:
+    signal.setitimer(signal.ITIMER_PROF, _KILL_SECONDS)  # ends the process: compiling cannot be broken off otherwise
     try:
-        checked = canonical(grammar)
+        return _judged(vocabulary, canonical(grammar))
     except BadGrammar as error:
         return "", "", str(error)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _judged(vocabulary: Vocabulary, checked: Grammar) -> tuple[str, str, str]:
     begin = time.process_time()
     matcher = Matcher(vocabulary, structs.replace(checked, ends=(0,)))  # which token ends does not matter here, but one must
     matcher.fill(np.zeros(vocabulary.words, np.uint32))

@@ -4,7 +4,8 @@
 `lark_of` is what a matcher is made of.
 
     no_forcing          where only one text can follow, its tokens are still the model's choice. Else llguidance would cut that
-                        text into tokens by calling back into Python, which takes a second for a megabyte
+                        text into tokens by calling back into Python, which takes a second for a megabyte. It stands behind
+                        the grammar: of several such lines the last one holds, and a client may have written one
     whitespace_pattern  between the parts of a JSON value: a space, or a line break with its indentation, once. Where any amount
                         is allowed, a small model may go on with spaces until it is cut
 """
@@ -22,8 +23,7 @@ from msgspec import structs
 from baton.errors import BadGrammar
 from baton.protocol.grammar import Grammar
 
-_HEAD: Final = '%llguidance {"no_forcing": true}\n'
-_HEAD_LINES: Final = 1
+_TAIL: Final = '\n%llguidance {"no_forcing": true}\n'
 _WHITESPACE: Final = r"[ ]|\n[ ]{0,64}|\n\t{0,16}"
 _JSON_OPTIONS: Final = {
     "whitespace_flexible": True,
@@ -54,10 +54,10 @@ def lark_of(grammar: Grammar) -> str:
     grammar = canonical(grammar)
     match grammar.kind:
         case "json_schema":
-            return f"{_HEAD}start: %json {json.dumps(_with_options(grammar.text))}\n"
+            return f"start: %json {json.dumps(_with_options(grammar.text))}{_TAIL}"
         case "regex":
-            return f"{_HEAD}start: /{regex_to_lark(grammar.text, '')}/\n"
-    return _HEAD + grammar.text
+            return f"start: /{regex_to_lark(grammar.text, '')}/{_TAIL}"
+    return grammar.text + _TAIL
 
 
 def reason_of(message: str, *, kind: str = "") -> str:
@@ -68,16 +68,11 @@ def reason_of(message: str, *, kind: str = "") -> str:
         return "it cannot be used"
     if lines[0] == "NoExtensionBias":
         return "no text belongs to it"
-    reason = _PLACE.sub(_client_s_line if kind == "lark" else "", lines[0])
+    reason = _PLACE.sub(r"line \1, column \2: " if kind == "lark" else "", lines[0])
     if reason.endswith("regex parse error:"):  # what that is, stands behind the expression
         what = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "it is not one")
         reason = f"{reason.removesuffix('regex parse error:')}{what}"
     return reason[:SHOWN_CHARACTERS]
-
-
-def _client_s_line(place: re.Match[str]) -> str:
-    """Without the lines that we have put before the client's."""
-    return f"line {int(place[1]) - _HEAD_LINES}, column {place[2]}: "
 
 
 def _with_options(text: str) -> Any:

@@ -1,6 +1,7 @@
 """A grammar and the tokens so far -> which tokens may come next, a bit each. A function of the two and of nothing else.
 
-The limits are counts of steps, not of time: a grammar that is too much for one machine is too much for all, at the same token.
+The limits here are counts of steps, not of time: a grammar that is too much for one machine is too much for all, at the same
+token. What they let through and still takes long, a worker ends by its time (worker/grammar_masks.py).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -37,7 +38,7 @@ class HelperTimeout(Exception):
 
 
 class HelperCrash(Exception):
-    """The child ended twice on the same request."""
+    """The child ended on the request: by a fault that it caused, or twice."""
 
 
 class _NotStarted(ConnectionError):
@@ -184,7 +185,18 @@ class _Child:
         except ConnectionError:
             if time.monotonic() >= deadline:  # its own timer was faster than this thread
                 raise HelperTimeout from None
+            self._raise_if_the_request_did_it()
             raise
+
+    def _raise_if_the_request_did_it(self) -> None:
+        """The child is gone. Where a timer of its own ended it, or its stack was too small, another would end in the same way.
+        Other ends may be somebody else's doing: memory that earlier requests took, the kernel, an operator."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILL_SECONDS_MAX)
+        if self._process.returncode in (-signal.SIGALRM, -signal.SIGPROF):
+            raise HelperTimeout from None
+        if self._process.returncode == -signal.SIGSEGV:
+            raise HelperCrash from None
 
     def _wait_ready(self, first: Any) -> None:
         try:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from time import thread_time
 from typing import Final
 
 import numpy as np
@@ -28,6 +29,12 @@ from baton.protocol.thinking import Thinking
 WAIT_SECONDS_MAX: Final = 30.0
 """For a mask. Its work is bounded in steps (matcher.LIMITS), so only a machine that stands still takes so long."""
 _BEAT_SECONDS: Final = 0.25
+MASK_SECONDS: Final = 0.005
+"""Of a processor, that a row's mask may take in the long run: the others of its step wait for it. An honest one takes 0.02 to
+1 ms. Counts alone do not hold this (docs/notes/grammar.md)."""
+MASK_SECONDS_OVER: Final = 0.25
+"""So much more a row may have taken, in one mask or in many."""
+TOO_SLOW: Final = f"its masks take more than {1000 * MASK_SECONDS:g} ms each: make it less ambiguous"
 COMPILED_MAX: Final = 64
 """Compiled grammars that are kept for the next who ask for them."""
 NO_VOCABULARY: Final = "this worker has no tokenizer, which a grammar needs"
@@ -36,7 +43,7 @@ NO_VOCABULARY: Final = "this worker has no tokenizer, which a grammar needs"
 class GrammarState:
     """Of one sequence in a slot."""
 
-    __slots__ = ("_masks", "error", "matcher", "pending", "words")
+    __slots__ = ("_masks", "error", "matcher", "pending", "seconds_over", "words")
 
     def __init__(self, masks: GrammarMasks) -> None:
         self._masks = masks
@@ -44,6 +51,8 @@ class GrammarState:
         self.words: Words = _NO_WORDS
         "Which tokens may come next, when nothing is pending."
         self.error = ""
+        self.seconds_over = 0.0
+        "That its masks took beyond MASK_SECONDS each."
         self.pending: Future[None] | None = None
 
     @property
@@ -142,8 +151,13 @@ def _continue(sampled: list[tuple[GrammarState, int]]) -> None:
     """On the mask thread."""
     for state, token in sampled:
         if state.matcher is not None and not state.error:
+            begin = thread_time()
             state.matcher.advance((token,))
             _fill(state)
+            state.seconds_over = max(0.0, state.seconds_over + thread_time() - begin - MASK_SECONDS)
+            if state.seconds_over > MASK_SECONDS_OVER and not state.error:
+                state.error = state.matcher.error = TOO_SLOW
+                state.words[:] = 0
 
 
 def _fill(state: GrammarState) -> None:
