@@ -49,6 +49,8 @@ def type_for(raw: TensorFacts, name: str, quantization: Quantization) -> TensorT
     """
     if name.endswith(".mlp.router.weight"):  # small, and a wrong turn there is a large error
         return F32
+    if ".mlp.experts." in name:  # nothing computes on blocks of theirs: rounding would cost quality and save nothing
+        return F32
     if quantization in ("none", "fp8") or len(raw.shape) < 2 or raw.row_elements % BLOCK or raw.row_elements > ROW_MOST:
         return F32
     at_ends = name in (EMBED, LM_HEAD)
