@@ -43,6 +43,15 @@ def test_what_fits_and_what_does_not(typist, kind, text, good, bad):
         assert one.types(answer.encode()) < len(answer.encode()) or not one.may_end, answer
 
 
+def test_an_object_of_many_properties_that_may_be_left_out(typist):
+    """With 250 of them the first token had none that could follow."""
+    properties = {f"prop{number}": {"type": "string"} for number in range(500)}
+    writes = typist("json_schema", json.dumps({"type": "object", "properties": properties, "additionalProperties": False}))
+    text = b'{"prop3":"a","prop499":"b"}'
+    assert writes.types(text) == len(text)
+    assert writes.may_end
+
+
 def test_only_tokens_with_that_text_are_allowed(typist):
     """Two tokens may have the same text; one without text, a special one and the head's padding have none."""
     one = typist("regex", "(ab)*")

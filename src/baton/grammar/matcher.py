@@ -25,7 +25,7 @@ Words = NDArray[np.uint32]
 """Bit i % 32 of word i // 32 is token i."""
 
 LIMITS: Final = LLParserLimits(
-    max_items_in_row=1_000,
+    max_items_in_row=2_500,  # four for each property of an object that may be left out
     initial_lexer_fuel=500_000,
     step_lexer_fuel=100_000,  # about 7 ms
     step_max_items=20_000,  # about 1 ms
