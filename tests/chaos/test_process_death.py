@@ -214,6 +214,19 @@ class TestStartsThatFail:
             taken.close()
             server.require_all_gone()
 
+    def test_another_server_takes_the_port_while_this_one_loads(self, tiny: Path, tmp_path: Path):
+        """Found by an audit: two servers that were started at once, and a traceback in place of the reason."""
+        server, _ = gated(tiny, tmp_path, "loading")
+        with server, socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("127.0.0.1", server.port))  # nobody listens there yet
+            other.listen()
+            (tmp_path / "open").touch()
+            assert server.wait_ended() == 1
+            assert f"ERROR cannot listen on 127.0.0.1:{server.port} (Address already in use)" in server.errors
+            assert "Traceback" not in server.errors
+            other.close()
+
     def test_there_is_no_model(self, tmp_path: Path):
         with Server(tmp_path / "nothing", tmp_path / "scratch") as server:
             assert server.wait_ended() == 1

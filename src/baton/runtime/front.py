@@ -30,7 +30,7 @@ from baton.runtime.children import begin_child, freeze_gc_heap
 from baton.runtime.client import ChannelClient
 from baton.runtime.descriptors import receive_descriptor
 from baton.runtime.fingerprint import system_fingerprint
-from baton.runtime.listener import bind
+from baton.runtime.listener import bind, listen
 from baton.runtime.process_table import CONTROL, DESCRIPTORS
 from baton.text.loading import ModelText, load_model_text, read_template
 
@@ -58,14 +58,14 @@ async def serve(config: ServeConfig, sockets: dict[str, socket.socket]) -> None:
             front.model = replace(front.model, fingerprint=system_fingerprint(config, identity))
 
         client.on_identity = on_identity
+        # Without lifespan: a forced end would cancel it, with a traceback; closed below.
+        server = make_server(app, lifespan="off", tls=tls, root_path=config.root_path)
+        for sock in listeners:
+            listen(sock, server.config.backlog)  # from here on nobody is refused, so it may be told
     except (EngineError, OSError, ValueError) as error:
         supervisor.send(StartFailed(str(error) or type(error).__name__))
         await supervisor.finish()
         sys.exit(1)
-    # Without lifespan: a forced end would cancel it, with a traceback; closed below.
-    server = make_server(app, lifespan="off", tls=tls, root_path=config.root_path)
-    for sock in listeners:
-        sock.listen(server.config.backlog)  # from here on nobody is refused, so it may be told
     serving = asyncio.create_task(server.serve(sockets=listeners))
     stop, hurry = asyncio.Event(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: (hurry if stop.is_set() else stop).set())

@@ -20,7 +20,7 @@ from typing import Final
 from baton.addresses import Address
 from baton.errors import InvalidConfig, LinkFailed
 from baton.runtime.link import Link, welcome
-from baton.runtime.listener import bind
+from baton.runtime.listener import bind, listen
 from baton.runtime.secret import Secret
 
 logger = logging.getLogger("baton.link")
@@ -59,7 +59,7 @@ class LinkServer:
     async def serve(self) -> None:
         """Until it is cancelled. An error of `on_link` is raised here."""
         self._sock.setblocking(False)
-        self._sock.listen(128)
+        listen(self._sock, 128, "cluster-")
         loop = asyncio.get_running_loop()
         self._failed = loop.create_future()
         accepting = asyncio.create_task(self._accept())

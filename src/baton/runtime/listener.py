@@ -28,6 +28,15 @@ def bind(host: str, port: int, prefix: str = "") -> socket.socket:
     return sock
 
 
+def listen(sock: socket.socket, backlog: int, prefix: str = "") -> None:
+    """Two programs may bind one port, but only one of them listens: who comes second finds out here."""
+    try:
+        sock.listen(backlog)
+    except OSError as error:
+        host, port = sock.getsockname()[:2]
+        raise InvalidConfig(f"cannot listen on {host}:{port} ({error.strerror}); {_remedy(error.errno, prefix)}") from None
+
+
 def _remedy(number: int | None, prefix: str) -> str:
     if number == errno.EADDRNOTAVAIL:
         return f"--{prefix}host must be an address of this machine, or 0.0.0.0 for all of them"
@@ -40,8 +49,5 @@ def _remedy(number: int | None, prefix: str) -> str:
 def usable_port(host: str, port: int, prefix: str = "") -> int:
     """The port, if it can be listened on now; for 0, one that is free."""
     with bind(host, port, prefix) as sock:
-        try:
-            sock.listen(1)
-        except OSError as error:
-            raise InvalidConfig(f"cannot listen on {host}:{port} ({error.strerror}); {_remedy(error.errno, prefix)}") from None
+        listen(sock, 1, prefix)
         return int(sock.getsockname()[1])

@@ -40,6 +40,7 @@ from baton.runtime.fingerprint import system_fingerprint
 from baton.runtime.front import allow_many_files, drain, listen_on, load_text, served_model, until_end
 from baton.runtime.link import Link
 from baton.runtime.link_server import LinkServer, listen_at
+from baton.runtime.listener import listen
 from baton.runtime.process_table import CONTROL
 from baton.runtime.router_client import RouterClient
 from baton.runtime.router_config import RouterProcessConfig
@@ -71,7 +72,7 @@ class RouterProcess:
         reception = Reception("no instance has joined yet: try again later")
         server = make_server(reception, limits=limits_of(serve), lifespan="off", tls=tls, root_path=serve.root_path)
         for sock in listeners:
-            sock.listen(server.config.backlog)
+            listen(sock, server.config.backlog)
         serving = asyncio.create_task(server.serve(sockets=listeners))
         meeting = asyncio.create_task(links.serve())
         stop, hurry = asyncio.Event(), asyncio.Event()
