@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chaos_model import make_model
 from chaos_server import Process, Reply, Server, ask, until
 
 PLAIN = {"prompt": "The quick brown fox", "max_tokens": 64, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
@@ -149,6 +150,30 @@ def test_an_answer_outlives_its_engine_and_what_the_next_one_was_starting(tiny: 
         assert choices(reply) == choices(alone)
         server.wait_idle()
         assert "Traceback" not in server.errors
+
+
+@pytest.mark.parametrize("victim", ["worker", "engine"])
+def test_an_answer_does_not_go_on_with_other_weights(tmp_path: Path, victim: str):
+    """Found by an audit: the model's files were replaced on the disk, and the rest of the answer was another model's."""
+    model, other = make_model(tmp_path / "model"), make_model(tmp_path / "other", seed=8)
+    with Server(model, tmp_path / "server", orders={"delay": [1, 0.05]}).wait_ready() as server:
+        alone = server.ask("/v1/completions", PLAIN).json
+        process = server.process(victim)
+
+        def replace_and_kill(data: bytes) -> None:
+            if (path := other / "model.safetensors").exists():
+                path.rename(model / "model.safetensors")
+                process.send(signal.SIGKILL)
+
+        reply = server.ask("/v1/completions", {**PLAIN, "stream": True}, on_bytes=replace_and_kill)
+        assert "other weights are served now" in reply.events[-1]["error"]["message"]
+        tokens = [token for event in reply.events[:-1] for token in event["choices"][0]["token_ids"]]
+        assert tokens == alone["choices"][0]["token_ids"][: len(tokens)]
+        until(lambda: server.ask("/ready").status == 200, "it serves the others")
+        after = server.ask("/v1/completions", PLAIN).json
+        assert after["choices"][0]["token_ids"] != alone["choices"][0]["token_ids"]
+        assert after["system_fingerprint"] != alone["system_fingerprint"]
+        server.wait_idle()
 
 
 def test_a_server_that_is_stopped_while_it_has_no_engine_ends_its_requests(tiny: Path, tmp_path: Path):

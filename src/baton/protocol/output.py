@@ -18,6 +18,8 @@ dead_end      the request rules out every token (bad words or bias against its g
 poison        it was the only suspect of two worker losses: it must not take another worker with it
 worker_gone   the instance has no worker any more: another instance can go on with it
 """
+OTHER_WEIGHTS: Final = "other weights are served now: the answer cannot go on"
+"""Why an answer that has begun ends, in words."""
 RETRYABLE: Final[frozenset[EndError]] = frozenset({"worker_gone"})
 """Ends after which the same request, with what was delivered, can go on elsewhere."""
 

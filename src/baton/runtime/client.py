@@ -29,7 +29,7 @@ from baton.protocol.control import (
     RefusedRequest,
 )
 from baton.protocol.ids import RequestId
-from baton.protocol.output import Emit
+from baton.protocol.output import OTHER_WEIGHTS, Emit
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, Refused, shares_settings
 from baton.runtime.channel import Channel
 from baton.runtime.deltas import deliver
@@ -59,6 +59,8 @@ class ChannelClient:
         "Why there is no engine now, or for good."
         self._patience: asyncio.Timeout | None = None
         "Runs while an engine is waited for."
+        self._identity: bytes | None = None
+        "Of the weights that the engine computes with."
         self.on_identity: Callable[[bytes], None] = lambda identity: None
         "Told when other weights are served."
         self._ended: Exception | None = None
@@ -104,15 +106,25 @@ class ChannelClient:
     def _on_ready(self, ready: InstanceReady) -> None:
         if not self.ready.done():
             self.ready.set_result(ready)
+            self._identity = ready.identity
         if self._away is None or self._patience is None or self._patience.expired():
             return  # it is the first one, or one that comes too late
         self._patience.reschedule(None)
         self._away = None
+        if self._identity not in (None, ready.identity):
+            self._end_begun()
+        self._identity = ready.identity
         self.on_identity(ready.identity)
         self._replay()
         if self._mode != "serving":
             self._mode = "serving"
             self._orders.pause_again()
+
+    def _end_begun(self) -> None:
+        """The model's files have changed: the next engine would go on with another answer (core/engine/instance.py)."""
+        for stream in list(self._streams.values()):
+            if not stream.untouched:
+                stream.lose(Unavailable(OTHER_WEIGHTS))
 
     def _replay(self) -> None:
         """In their old order. The engine queues them by age in any case."""
@@ -161,6 +173,7 @@ class ChannelClient:
             case OrderAnswer():
                 self._orders.on_answer(message)
             case ModelChanged(_, identity):
+                self._identity = identity
                 self.on_identity(identity)
             case InstanceReady():
                 self._on_ready(message)

