@@ -116,6 +116,8 @@ class PathWatch:
             return
         pair = self._pairs.setdefault((copy.home, copy.source), Pair())
         more_than_half = 2 * tokens - copy.offered
+        if more_than_half > -UNSURE_TOKENS:  # one that began before arrives: there is a way again
+            pair.until = float("-inf")
         if more_than_half > UNSURE_TOKENS:
             pair.in_vain = pair.perhaps_in_vain = 0
         elif more_than_half > -UNSURE_TOKENS or copy.denied:
