@@ -120,7 +120,7 @@ def test_without_an_engine_new_requests_are_turned_away_and_the_next_one_serves_
         assert server.output.count("RESTART") == 2
 
 
-@pytest.mark.parametrize("victim", ["worker", "cache"])
+@pytest.mark.parametrize("victim", ["worker", pytest.param("cache", marks=pytest.mark.slow)])
 def test_an_answer_outlives_its_engine_and_what_the_next_one_was_starting(tiny: Path, tmp_path: Path, victim: str):
     """Found by an audit: an engine that could not start because its worker was killed ended the server, answers and all."""
     orders = {"gate": {"at": "loading", "folder": str(tmp_path)}, "delay": [1, 0.05]}
