@@ -146,9 +146,9 @@ class ServeConfig:
     none: float32, dequantised at load; the exact mode, and the slowest. On a GPU auto and none: as --dtype says; fp8:
     matrices of layers in 8 bits, with a scale for each output."""
     kv_dtype: KVCacheType = _WORKER.kv_dtype
-    """Data type of the KV cache. auto: with quantised weights int8 on x86 with AVX2 or more (a scale for each token and head),
-    else float16; also where heads are no multiple of 64 wide, or block_size is not 16. float32 with --quantization none.
-    fp8: on a GPU, half the bytes of bfloat16."""
+    """Data type of the KV cache. auto: with quantised weights int8 on x86 with AVX2 or more and on ARM with dot products (a
+    scale for each token and head), else float16; also where heads are no multiple of 64 wide, or block_size is not 16. float32
+    with --quantization none. fp8: on a GPU, half the bytes of bfloat16."""
     compute: Compute = _WORKER.compute
     "Kernel backend. native: C, compiled at first use. torch: several times slower. auto: native if there is a C compiler."
     threads: Threads = _WORKER.threads

@@ -1,7 +1,7 @@
 """What an answer must look like, as /v1/responses has it: `text.format` in the request, and again in the answer.
 
-Chat completions call the same setting `response_format`. OpenAI refuses that name here, vLLM ignores it; clients that bring it
-along mean it, so it is taken. Whatever name a JSON format came under, the answer's `text.format` is the one that was applied.
+Chat completions call the same setting `response_format`. Clients that bring it along mean it, so it is taken. Whatever name a
+JSON format came under, the answer's `text.format` is the one that was applied.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from baton.worker.cuda.kernels.fp8 import BLOCK_INPUTS, GROUP, Scales
-from baton.worker.cuda.kernels.route import RouteScratch
+from baton.worker.cuda.kernels.route import RouteScratch, rows_of_tile
 from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 
 TILE_LEAST, TILE_MOST = 16, 128
@@ -73,13 +73,7 @@ def _grouped_gemm(
     expert = tl.load(tiles + tile * 2)
     if expert < 0:
         return
-    place = tl.arange(0, TILE)
-    there = place < tl.load(tiles + tile * 2 + 1)
-    pair = tl.load(members + tile * TILE + place, mask=there, other=0)
-    if GATHER:
-        source = pair // PER_TOKEN
-    else:
-        source = pair
+    pair, there, source = rows_of_tile(members, tiles, tile, TILE, PER_TOKEN, GATHER)
     output = tl.program_id(0) * SOME_OUTPUTS + tl.arange(0, SOME_OUTPUTS)
     at = tl.arange(0, SOME_INPUTS)
     ROWS: tl.constexpr = 2 * OUTPUTS if PAIRED else OUTPUTS

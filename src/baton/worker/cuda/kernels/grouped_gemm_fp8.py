@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from baton.worker.cuda.kernels.fp8 import BLOCK_INPUTS, GROUP, Scales
-from baton.worker.cuda.kernels.route import RouteScratch
+from baton.worker.cuda.kernels.route import RouteScratch, rows_of_tile
 from baton.worker.cuda.kernels.sizes import cdiv
 
 TILE_FROM, TILE_MOST = 32, 64
@@ -41,13 +41,7 @@ def _grouped_gemm_fp8(
     expert = tl.load(tiles + tile * 2)
     if expert < 0:
         return
-    place = tl.arange(0, TILE)
-    there = place < tl.load(tiles + tile * 2 + 1)
-    pair = tl.load(members + tile * TILE + place, mask=there, other=0)
-    if FIRST:
-        source = pair // PER_TOKEN
-    else:
-        source = pair
+    pair, there, source = rows_of_tile(members, tiles, tile, TILE, PER_TOKEN, FIRST)
     output = tl.program_id(0) * SOME_OUTPUTS + tl.arange(0, SOME_OUTPUTS)
     at = tl.arange(0, BLOCK_INPUTS)
     ROWS: tl.constexpr = 2 * OUTPUTS if FIRST else OUTPUTS

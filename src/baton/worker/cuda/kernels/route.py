@@ -128,3 +128,16 @@ def route(logits: torch.Tensor, slots: torch.Tensor, scratch: RouteScratch, tile
         num_warps=4,
     )
     return count
+
+
+@triton.jit
+def rows_of_tile(members, tiles, tile, TILE: tl.constexpr, PER_TOKEN: tl.constexpr, GATHER: tl.constexpr):
+    """For products of experts: the pairs of a tile, which of them are there, and the row of each: GATHER: of the step, else the
+    pair's own."""
+    place = tl.arange(0, TILE)
+    there = place < tl.load(tiles + tile * 2 + 1)
+    pair = tl.load(members + tile * TILE + place, mask=there, other=0)
+    source = pair
+    if GATHER:
+        source = pair // PER_TOKEN
+    return pair, there, source
