@@ -1,6 +1,7 @@
 """The cache service's process with the layout of fake_worker.py. Its orders are in the worker's, under "cache":
 
-gate    {"at": place, "folder": f}: touch f/reached there and go on when f/open exists; places: start, create, attach, detach
+gate    {"at": place, "folder": f}: touch f/reached there and go on when f/open exists; places: start, create, attach,
+        tiers, detach
 fails   at that place, with an error
 """
 
@@ -13,6 +14,7 @@ from fake_worker import LAYOUT_FIELDS, gate
 
 from baton.errors import EngineError
 from baton.kvpool.layout import KVLayout
+from baton.kvpool.pool import KVPool
 from baton.protocol.pool import CreatePool, PoolReady
 from baton.runtime import cache
 
@@ -40,6 +42,10 @@ class FakeCache(cache.CacheProcess):
         if self.pool is not None:
             self._reach("detach")
         super().detach()
+
+    def _make_host_pool(self, layout: KVLayout, blocks: int) -> KVPool:
+        self._reach("tiers")
+        return super()._make_host_pool(layout, blocks)
 
     def _layout(self, order: CreatePool) -> KVLayout:
         return super()._layout(order) if order.layout else KVLayout(**LAYOUT_FIELDS, block_size=self._config.worker.block_size)

@@ -265,13 +265,31 @@ def test_an_error_in_a_thread_of_the_cache_service_is_loud():
 
     async def check() -> None:
         async with rig_of("given mixed tiers") as rig:
-            await rig.until(lambda: rig.engine._pool.attached("cache"))
+            await rig.until(lambda: rig.engine._instance.board.tiers.up)
             cache = rig.engine._children.get("cache")
             no_storage = BlockMove(MoveId(1), "put", (HostBlockId(0),), keys=(bytes(32),))
             cache.control.send(no_storage)
             process = Process(cache.process.pid)
             await rig.until(lambda: not process.alive)
-            await rig.until(lambda: rig.engine._pool.attached("cache"))
+            await rig.until(lambda: names(rig) == ["worker", "cache"] and pid(rig, "cache") != process.pid)
+            await rig.until(lambda: rig.engine._instance.board.tiers.up)
+            assert await rig.answer("next")
+
+    finish(check())
+
+
+def test_a_move_before_the_tiers_are_there_is_loud(tmp_path: Path):
+    """It was dropped without a word, and whoever waited for its result waited for ever."""
+
+    async def check() -> None:
+        async with rig_of("given mixed tiers", {"cache": {"gate": {"at": "tiers", "folder": str(tmp_path)}}}) as rig:
+            await rig.until((tmp_path / "reached").exists)
+            cache = rig.engine._children.get("cache")
+            cache.control.send(BlockMove(MoveId(1), "put", (HostBlockId(0),), keys=(bytes(32),)))
+            await rig.until(lambda: cache.last_words == "a BlockMove came before the tiers were there")
+            (tmp_path / "open").touch()
+            await rig.until(lambda: rig.engine._instance.board.tiers.up)
+            assert pid(rig, "cache") != cache.process.pid
             assert await rig.answer("next")
 
     finish(check())

@@ -99,8 +99,9 @@ class CacheProcess:
                 else:
                     self._control.send(MoveResult(message.id, 0, error="there is no messenger"))
             case BlockMove() | StorageQuery():
-                if self._transfer is not None:
-                    self._transfer.take(message).add_done_callback(self._taken)
+                if self._transfer is None:
+                    raise PeerError(f"a {type(message).__name__} came before the tiers were there")
+                self._transfer.take(message).add_done_callback(self._taken)
             case CreatePool():
                 self.create(message)
             case DetachPool(incarnation):
