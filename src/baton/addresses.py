@@ -1,4 +1,5 @@
-"""Where a router listens for instances: a TCP port or a unix socket, as people write it.
+"""Where a router listens for instances: a TCP port or a unix socket, as people write it. And where an instance lets others read
+its KV pool: a TCP port.
 
 tcp://10.0.0.5:9100    10.0.0.5:9100    tcp://[::1]:9100    unix:/run/baton/router.sock
 """
@@ -37,9 +38,24 @@ def parse_address(text: str) -> Address:
     scheme, separator, rest = text.rpartition("://")
     if separator and scheme != "tcp":
         raise InvalidConfig(f"{text!r} is no address of a router's cluster port: give tcp://HOST:PORT or unix:/PATH")
-    host, colon, port = rest.rpartition(":")
+    address = _host_and_port(rest)
+    if address is None or not address.port:
+        raise InvalidConfig(f"{text!r} is no address: give tcp://HOST:PORT, with a port from 1 to 65535, or unix:/PATH")
+    return address
+
+
+def parse_listening(text: str) -> Address:
+    """A host and a port to listen on; 0 is any that is free."""
+    address = _host_and_port(text.removeprefix("tcp://"))
+    if address is None:
+        raise InvalidConfig(f"{text!r} is no address to listen on: give HOST:PORT, with 0 for any port that is free")
+    return address
+
+
+def _host_and_port(text: str) -> Address | None:
+    host, colon, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     well_formed = bool(colon and bare) and bare.isprintable() and " " not in bare and (":" not in bare or host.startswith("["))
-    if not well_formed or not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65_535):
-        raise InvalidConfig(f"{text!r} is no address: give tcp://HOST:PORT, with a port from 1 to 65535, or unix:/PATH")
+    if not well_formed or not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65_535):
+        return None
     return Address(host=bare, port=int(port))

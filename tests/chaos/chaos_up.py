@@ -18,8 +18,8 @@ from baton.errors import EngineError
 from baton.protocol.control import InstanceReady
 from baton.runtime.process_table import Restart
 from baton.runtime.router_config import RouterProcessConfig
-from baton.runtime.secret import create_secret
 from baton.runtime.up import UpConfig, UpGroup, UpReporter, up_children
+from baton.trust.secret import create_secret
 
 
 class Reporter(UpReporter):

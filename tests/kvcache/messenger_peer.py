@@ -6,14 +6,19 @@ python messenger_peer.py ADDRESS SEED BLOCKS        serves until its standard in
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 
 import numpy as np
 
+from baton.addresses import parse_address
 from baton.kvcache.shared_memory import SharedMemory
+from baton.kvcache.tcp import Tcp
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.pool import KVPool
+from baton.trust.secret import Secret
 
+SECRET = Secret(b"of the messengers of these tests, all of them")
 LAYOUT = KVLayout(layers=2, kv_heads=2, head_dim=8, block_size=4, dtype="float32")
 
 
@@ -28,8 +33,17 @@ def content(seed: int, blocks: int, layout: KVLayout = LAYOUT) -> np.ndarray:
     return numbers.astype(np.float32)
 
 
+def serving(address: str) -> SharedMemory | Tcp:
+    """A transport that lets others read what is attached to it."""
+    if address.startswith("unix:"):
+        return SharedMemory(address)
+    tcp, place = Tcp(SECRET, address), parse_address(address)
+    tcp.listen(socket.create_server((place.host, place.port)))
+    return tcp
+
+
 async def serve(address: str, seed: int, blocks: int) -> None:
-    transport, pool = SharedMemory(address), filled(seed, blocks)
+    transport, pool = serving(address), filled(seed, blocks)
     transport.attach(pool)
     print(pool.incarnation, flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from messenger_peer import LAYOUT, filled
+from messenger_peer import LAYOUT, SECRET, filled, serving
 
 from baton.kvcache.messenger import Messenger
-from baton.kvcache.shared_memory import SCHEME, SharedMemory
+from baton.kvcache.shared_memory import SharedMemory
+from baton.kvcache.tcp import Tcp
 from baton.kvpool.pool import KVPool
 from baton.protocol.ids import MoveId, PoolIncarnation
 from baton.protocol.moves import BlockMove, MoveResult
@@ -44,7 +46,7 @@ class Served:
 
     def __init__(self, address: str, seed: int, pool: KVPool | None = None) -> None:
         self.address = address
-        self.transport = SharedMemory(address)
+        self.transport = serving(address)
         self.pool = filled(seed, BLOCKS) if pool is None else pool
         self.transport.attach(self.pool)
 
@@ -88,14 +90,20 @@ class Remote:
 
 
 class Rig:
-    """`async with`: afterwards nothing is mapped or open that was not before."""
+    """`async with`: afterwards nothing is mapped or open that was not before. `kind`: of the peers' addresses."""
+
+    def __init__(self, kind: str = "unix") -> None:
+        self._kind = kind
+        self._ports: dict[str, int] = {}
+        self.maps = kind == "unix"
+        "Whether a peer that is open is mapped."
 
     async def __aenter__(self) -> Rig:
         self._folder = tempfile.TemporaryDirectory()
         self._maps = mapped()
         self.results: dict[int, MoveResult] = {}
         self.peers: list[Served | Remote] = []
-        self.messenger = Messenger({SCHEME: SharedMemory()}, self._report)
+        self.messenger = Messenger({"unix": SharedMemory(), "tcp": Tcp(SECRET)}, self._report)
         self.device = KVPool.create(LAYOUT, BLOCKS)
         self.messenger.attach(self.device)
         self._ids = itertools.count(1)
@@ -116,7 +124,12 @@ class Rig:
         return [Path(peer.address).name for peer in self.peers if isinstance(peer, Remote)]
 
     def address(self, name: str) -> str:
-        return f"unix:{self._folder.name}/{name}.sock"
+        if self._kind == "unix":
+            return f"unix:{self._folder.name}/{name}.sock"
+        if name not in self._ports:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                self._ports[name] = free.getsockname()[1]
+        return f"tcp://127.0.0.1:{self._ports[name]}"
 
     def serve(self, name: str = "peer", seed: int = 1, pool: KVPool | None = None) -> Served:
         self.peers.append(served := Served(self.address(name), seed, pool))

@@ -18,18 +18,19 @@ ALLOWED: dict[str, set[str] | None] = {
     "gguf": {"errors"},
     "config": {"addresses", "errors", "ranges"},
     "protocol": {"errors"},
+    "trust": {"addresses", "errors", "protocol"},
     "core": BASE,
     "models": BASE | {"gguf"},
     "native": {"config", "errors", "models"},
     "kvpool": {"errors", "protocol"},  # a leaf: worker and cache service share it and nothing else
     "grammar": BASE | {"text"},
     "worker": BASE | {"grammar", "kvpool", "models", "native", "text"},
-    "kvcache": BASE | {"kvpool"},
+    "kvcache": BASE | {"addresses", "kvpool", "trust"},
     "text": BASE | {"gguf"},
     "api": BASE | {"grammar", "text", "observe"},
     "observe": BASE,
     "sim": BASE | {"core"},
-    "runtime": BASE | {"addresses", "core", "worker", "kvcache", "kvpool", "api", "observe", "text"},
+    "runtime": BASE | {"addresses", "core", "worker", "kvcache", "kvpool", "api", "observe", "text", "trust"},
     "llm": BASE | {"familiar", "core", "grammar", "worker", "models", "text"},  # all of it in one process
     "cli": None,  # anything
     "": set(),  # baton/__init__.py

@@ -21,7 +21,7 @@ from baton.protocol.output import Emit, Ended
 from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.runtime.link import Link
 from baton.runtime.link_server import LinkServer, listen_at
-from baton.runtime.secret import Secret, read_secret
+from baton.trust.secret import Secret, read_secret
 
 
 class Visit:

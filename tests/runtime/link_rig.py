@@ -11,7 +11,7 @@ from typing import Any
 from baton.addresses import Address
 from baton.runtime.link import Link, dial
 from baton.runtime.link_server import LinkServer, listen_at
-from baton.runtime.secret import Secret
+from baton.trust.secret import Secret
 
 SECRET = Secret(b"s" * 32)
 OTHER_SECRET = Secret(b"t" * 32)

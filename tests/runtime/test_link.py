@@ -22,9 +22,9 @@ from baton.protocol.request import GenerateRequest, Refused
 from baton.runtime import link as module
 from baton.runtime import link_server
 from baton.runtime.channel import Channel
-from baton.runtime.handshake import GREETING_BYTES, PROOF_BYTES, Handshake, make_greeting
 from baton.runtime.link import dial, welcome
-from baton.runtime.seal import CONTENT_BYTES_MAX, SEAL_BYTES, Sealer
+from baton.trust.handshake import GREETING_BYTES, PROOF_BYTES, Handshake, make_greeting
+from baton.trust.seal import CONTENT_BYTES_MAX, SEAL_BYTES, Sealer
 
 LARGE = GenerateRequest(id=RequestId("large"), prompt=tuple(range(300_000)))
 UP = [Beat(), Emit([(RequestId("a"), 1, 0, 0, 5)], []), RefusedRequest(RequestId("é" * 1000), Refused("no_room")), Pong(2**40)]
@@ -327,7 +327,7 @@ def test_a_frame_may_come_in_crumbs_and_many_frames_at_once():
         ours, theirs = socket.socketpair()
         sealed = module.SealedFrames(KEYS, "router")
         await asyncio.get_running_loop().create_connection(lambda: sealed, sock=ours)
-        sealer = Sealer(KEYS.from_instance)
+        sealer = Sealer(KEYS.from_dialler)
         link = module.Link(sealed)
         for byte in sealer.seal([encode(Pong(1)), encode(Pong(2))]):
             theirs.send(bytes([byte]))
@@ -363,9 +363,9 @@ def test_a_peer_that_knows_the_secret_may_still_only_say_what_it_may(content: by
         sealed = module.SealedFrames(KEYS, "router")
         await asyncio.get_running_loop().create_connection(lambda: sealed, sock=ours)
         link = module.Link(sealed)
-        theirs.sendall(Sealer(KEYS.from_instance).seal([encode(Pong(5))]))
+        theirs.sendall(Sealer(KEYS.from_dialler).seal([encode(Pong(5))]))
         assert await link.receive() == Pong(5)
-        sealer = Sealer(KEYS.from_instance)
+        sealer = Sealer(KEYS.from_dialler)
         sealer.seal([b""])
         theirs.sendall(sealer.seal([content]))
         with pytest.raises(LinkFailed) as failed:
@@ -383,7 +383,7 @@ def test_a_frame_of_ours_does_not_come_back_as_theirs():
         ours, theirs = socket.socketpair()
         sealed = module.SealedFrames(KEYS, "router")
         await asyncio.get_running_loop().create_connection(lambda: sealed, sock=ours)
-        theirs.sendall(Sealer(KEYS.from_router).seal([encode(Pong(5))]))
+        theirs.sendall(Sealer(KEYS.from_listener).seal([encode(Pong(5))]))
         with pytest.raises(LinkFailed) as failed:
             await heard(module.Link(sealed))
         assert failed.value.reason == "mac"

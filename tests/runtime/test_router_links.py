@@ -35,7 +35,7 @@ from baton.protocol.ids import RequestId
 from baton.protocol.node import NodeHello
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, SamplingParams
 from baton.runtime import router_links
-from baton.runtime.seal import Sealer
+from baton.trust.seal import Sealer
 
 pytestmark = pytest.mark.usefixtures("child_path")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.errors import InvalidConfig
-from baton.runtime.secret import Secret, create_secret, read_secret
+from baton.trust.secret import Secret, create_secret, read_secret
 
 
 def test_a_secret_is_made_once_and_read_back(tmp_path: Path):

@@ -84,7 +84,7 @@ router.__annotations__ = {parameter.name: parameter.annotation for parameter in 
 
 
 def require_secret(options: RouterOptions) -> None:
-    from baton.runtime.secret import read_secret
+    from baton.trust.secret import read_secret
 
     if not options.cluster_secret:
         raise Failed(

@@ -90,8 +90,8 @@ def checked_port(config: ServeConfig) -> int:
     from baton.api.config import api_config_of
     from baton.api.http.tls import tls_context
     from baton.runtime.listener import usable_port
-    from baton.runtime.secret import read_secret
     from baton.text.loading import read_template
+    from baton.trust.secret import read_secret
 
     config.engine()
     if config.cluster_secret:

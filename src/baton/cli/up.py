@@ -120,8 +120,8 @@ def run_cluster(
     from baton.cli.cluster_view import PlainReporter
     from baton.runtime.private_folder import PrivateFolder
     from baton.runtime.router_config import RouterProcessConfig
-    from baton.runtime.secret import create_secret
     from baton.runtime.up import UpConfig, UpGroup
+    from baton.trust.secret import create_secret
 
     def text(ready: InstanceReady, seconds: float) -> str:
         return ready_text(serve, engines, ready, seconds)

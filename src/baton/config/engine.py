@@ -152,7 +152,10 @@ class CacheConfig:
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     "Of the worker beside it: a messenger that makes the pool before there is a worker looks there for the layout."
     peer: str = ""
-    "Address at which its messenger lets other instances read the pool; the engine says it. Empty: there is no messenger."
+    """Addresses at which its messenger lets other instances read the pool, with blanks between them; the engine says them.
+    Empty: there is no messenger."""
+    cluster_secret: str = ""
+    "File with the secret that messengers of other machines must know. Empty: only those of this one."
     log_level: LogLevel
     log_format: LogFormat
 
@@ -172,6 +175,8 @@ class EngineConfig:
     "Addresses of the routers that it serves (addresses.py). None: only its front."
     cluster_secret: str = ""
     "File with the secret of the cluster. The secret itself is in no configuration."
+    transfer_address: str = "auto"
+    "Where messengers of other machines dial: HOST:PORT; auto: found out from the way to the router; none: nowhere."
     name: str = ""
     "In the cluster: unique, and the same after a restart."
     health_url: str = ""
@@ -186,6 +191,7 @@ class EngineConfig:
             tiers=self.tiers,
             worker=self.worker,
             peer=self.peer,
+            cluster_secret=self.cluster_secret,
             log_level=self.log_level,
             log_format=self.log_format,
         )

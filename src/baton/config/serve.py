@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from math import ceil
 from typing import Annotated, Literal
 
-from baton.addresses import parse_address
+from baton.addresses import parse_address, parse_listening
 from baton.config.engine import EngineConfig, TiersConfig, WorkerConfig
 from baton.config.instance import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig
 from baton.config.values import (
@@ -220,6 +220,10 @@ class ServeConfig:
     that others have computed, and computes short ones. mixed: serves requests from beginning to end."""
     cluster_secret: str = _ENGINE.cluster_secret
     "File with the secret that routers and instances of a cluster share; only its owner may read it."
+    transfer_address: str = _ENGINE.transfer_address
+    """Where instances on other machines read this one's KV cache in a hand-off: HOST:PORT (port 0: any that is free), an
+    address that they reach. auto: where this machine is seen from its router, any free port, and nothing if the router is on
+    this machine. none: nowhere. Only who knows the cluster's secret is served."""
     name: str = _ENGINE.name
     "Name of the instance in the cluster. No two may have the same. Without it: host name and port."
 
@@ -285,6 +289,12 @@ class ServeConfig:
             if self.routers
             else "cluster_secret is for an instance that has a --router",
         )
+        if self.transfer_address not in ("auto", "none"):
+            try:
+                parse_listening(self.transfer_address)
+            except InvalidConfig as error:
+                raise InvalidConfig(f"transfer_address {error}; or auto, or none") from None
+            require(bool(self.routers), "transfer_address is for an instance that has a --router")
         name = self.name
         require(
             not name or (name.isascii() and name.isprintable() and " " not in name and len(name) <= NODE_NAME_CHARACTERS_MAX),
@@ -348,6 +358,7 @@ class ServeConfig:
             tiers=self._tiers(),
             routers=self.routers,
             cluster_secret=self.cluster_secret,
+            transfer_address=self.transfer_address,
             drain_seconds_max=self.drain_seconds_max,
             name=self.name,
             health_url=self.url if self.routers else "",

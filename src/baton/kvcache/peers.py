@@ -6,14 +6,14 @@
     not used           for a while: closed
     too many           the one used longest ago is closed
 
-Everything here runs on the loop. A pool that is closed may still be read by a copy that was told to: `after_copies` says when
-none is under way any more.
+Everything here runs on the loop. A pool that is closed may still be read by what had begun to: its transport knows when it is
+over. Of several addresses the first is taken that can be opened.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from baton.errors import PeerUnreadable
@@ -39,9 +39,8 @@ class _Peer:
 
 
 class Peers:
-    def __init__(self, transports: Mapping[str, Transport], after_copies: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, transports: Mapping[str, Transport]) -> None:
         self._transports = transports
-        self._after_copies = after_copies
         self._loop = asyncio.get_running_loop()
         self._peers: dict[PeerKey, _Peer] = {}
         "In the order of their last use."
@@ -68,16 +67,21 @@ class Peers:
         return peer.pool
 
     async def _open(self, key: PeerKey, fingerprint: bytes) -> PeerPool:
-        address, pool = key
-        transport = self._transports.get(address.partition(":")[0])
-        if transport is None:
-            raise PeerUnreadable("the peer's address is of a kind that we do not have")
-        try:
-            async with asyncio.timeout(OPEN_SECONDS):
-                task = asyncio.current_task()
-                return await transport.open(address, pool, fingerprint, lambda: self._on_lost(key, task))
-        except TimeoutError:
-            raise PeerUnreadable(f"the peer does not answer within {OPEN_SECONDS:g} s") from None
+        addresses, pool = key
+        task = asyncio.current_task()
+        failed = [PeerUnreadable("the peer's address is of a kind that we do not have")]
+        for address in addresses.split():
+            transport = self._transports.get(address.partition(":")[0])
+            if transport is None:
+                continue
+            try:
+                async with asyncio.timeout(OPEN_SECONDS):
+                    return await transport.open(address, pool, fingerprint, lambda: self._on_lost(key, task))
+            except PeerUnreadable as error:
+                failed.append(error)
+            except TimeoutError:
+                failed.append(PeerUnreadable(f"the peer does not answer within {OPEN_SECONDS:g} s"))
+        raise failed[-1]
 
     def _on_opened(self, key: PeerKey, task: asyncio.Task[PeerPool]) -> None:
         peer = self._peers.get(key)
@@ -118,10 +122,10 @@ class Peers:
         if peer.idle is not None:
             peer.idle.cancel()
         if peer.pool is not None:
-            self._after_copies(peer.pool.close)
+            peer.pool.close()
 
     def close_all(self) -> None:
-        """No copy is under way, and none follows."""
+        """None is opened any more."""
         for key, peer in list(self._peers.items()):
             peer.opening.cancel()
             self.close(key)

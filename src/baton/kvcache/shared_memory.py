@@ -2,7 +2,7 @@
 a GPU is opened by its handle (CUDA IPC) instead of its descriptor.
 
 open    connect to the peer's socket, say which pool (pool_server.py is the other side), get a descriptor, verify, map
-read    one copy a run
+read    one copy a run, in a thread of our own: a pull neither waits behind copies of the tiers nor holds them up
 lost    the connection ended: the peer died or has another pool. What is mapped can still be read until it is closed: the
         memory is there for as long as anybody maps it, and its size is sealed, so a copy never fails midway
 """
@@ -13,11 +13,13 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 from baton.errors import DeviceError, PeerUnreadable, ProtocolError
 from baton.kvcache.pool_server import PACKET_BYTES_MAX, PoolServer, user_of
+from baton.kvcache.storage.backend import Deadline
 from baton.kvcache.transport import PeerPool
 from baton.kvpool.base import Pool
 from baton.kvpool.copies import Run, copy_runs
@@ -35,6 +37,7 @@ class SharedMemory:
 
     def __init__(self, address: str = "") -> None:
         self._loop = asyncio.get_running_loop()
+        self._copier = ThreadPoolExecutor(1, "baton-pull")
         self.address = address
         self._server = PoolServer(Path(address.removeprefix(f"{SCHEME}:"))) if address else None
 
@@ -43,10 +46,12 @@ class SharedMemory:
             self._server.serve(pool)
 
     def detach(self) -> None:
+        self._copier.submit(_nothing).result()  # the copy under way stops at its next run, those behind it do not begin
         if self._server is not None:
             self._server.withdraw()
 
     def close(self) -> None:
+        self._copier.shutdown(cancel_futures=True)
         if self._server is not None:
             self._server.close()
 
@@ -65,7 +70,7 @@ class SharedMemory:
         except BaseException:
             sock.close()
             raise
-        return MappedPool(mapped, sock, on_lost)
+        return MappedPool(mapped, sock, self._copier, on_lost)
 
     async def _answer(self, sock: socket.socket) -> tuple[bytes, list[int]]:
         readable = asyncio.Event()
@@ -101,9 +106,10 @@ def _map(content: bytes, fds: list[int], pool: PoolIncarnation, fingerprint: byt
 class MappedPool:
     """A PeerPool (transport.py)."""
 
-    def __init__(self, pool: Pool, sock: socket.socket, on_lost: Callable[[], None]) -> None:
+    def __init__(self, pool: Pool, sock: socket.socket, copier: ThreadPoolExecutor, on_lost: Callable[[], None]) -> None:
         self._pool = pool
         self._sock = sock
+        self._copier = copier
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self.blocks = pool.blocks
@@ -115,10 +121,19 @@ class MappedPool:
         self._loop.remove_reader(self._sock)
         self._on_lost()
 
-    def read(self, runs: Sequence[Run], into: Pool, may_go_on: Callable[[], bool]) -> int:
-        return copy_runs(self._pool, into, runs, may_go_on)
+    async def read(self, runs: Sequence[Run], into: Pool, deadline: Deadline, may_go_on: Callable[[], bool]) -> int:
+        in_time = lambda: may_go_on() and not deadline.passed()  # noqa: E731
+        return await asyncio.wrap_future(self._copier.submit(copy_runs, self._pool, into, runs, in_time))
 
     def close(self) -> None:
+        """It is unmapped when all copies are over that were told until now."""
         self._loop.remove_reader(self._sock)
         self._sock.close()
-        self._pool.close()
+        try:
+            self._copier.submit(_nothing).add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._pool.close))
+        except RuntimeError:  # it was shut down: there are no copies
+            self._pool.close()
+
+
+def _nothing() -> None:
+    return None

@@ -3,7 +3,7 @@
     decode's cache service                                        prefill's cache service
     messenger.py ---- open(address, pool) ----> transport <---- serve(pool): from now on it may be read
                  ---- read(runs) ------------->     |
-                 <--- so many blocks are whole      '....... bytes, without asking anybody there
+                 <--- so many blocks are whole      '....... bytes: of one machine without asking anybody there
 
 Whoever needs bytes reads them. No block ids of the reader travel, nobody writes into a stranger's memory, and a peer that
 stands still can only be slow. The rules:
@@ -14,7 +14,9 @@ stands still can only be slow. The rules:
 3. That the *content* stayed as it was meanwhile is not the transport's to say: the peer's word on its lease is (core/handoff/).
 4. What does not work is PeerUnreadable. It costs computing, never a request.
 
-shared_memory.py is the one for instances of one machine. Between machines two more fit in here:
+shared_memory.py is the one for instances of one machine, tcp.py the one between machines. An instance may be read in several
+ways: its address is then a list, the best one first, with blanks between them. For hardware that reads memory of another
+machine by itself two more fit in here:
 
     Mooncake Transfer Engine   serve registers the pool's memory and tells address and key of it through the segment; open is
                                openSegment and one question for incarnation and layout; read is one batch of READ requests, a
@@ -31,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from baton.kvcache.storage.backend import Deadline
 from baton.kvpool.base import Pool
 from baton.kvpool.copies import Run
 from baton.protocol.ids import PoolIncarnation
@@ -62,17 +65,17 @@ class PeerPool(Protocol):
         """Of the layout of its blocks."""
         ...
 
-    def read(self, runs: Sequence[Run], into: Pool, may_go_on: Callable[[], bool]) -> int:
-        """In a thread that may wait. How many leading blocks are whole now. `may_go_on` is asked before every run."""
+    async def read(self, runs: Sequence[Run], into: Pool, deadline: Deadline, may_go_on: Callable[[], bool]) -> int:
+        """How many leading blocks are whole now. `may_go_on` is asked before anything is written, once a piece."""
         ...
 
     def close(self) -> None:
-        """On the loop, when no `read` is under way."""
+        """Reads that are under way may still end; none begins."""
         ...
 
 
 class Transport(Protocol):
-    """Everything is called on the loop, and nothing of it waits but `open`."""
+    """Everything is called on the loop, and nothing of it waits but `open` and `read`."""
 
     @property
     def address(self) -> str:
@@ -84,7 +87,7 @@ class Transport(Protocol):
         ...
 
     def detach(self) -> None:
-        """No other may read it any more. No `read` is under way."""
+        """`may_go_on` says no by now. When this returns no `read` writes to it any more, and no other may read it."""
         ...
 
     async def open(self, address: str, pool: PoolIncarnation, fingerprint: bytes, on_lost: Callable[[], None]) -> PeerPool:

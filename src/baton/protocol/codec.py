@@ -53,6 +53,7 @@ from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQu
 from baton.protocol.node import Beat, ClusterView, NodeHello, NodeRefused, RouterBeat, RouterHello
 from baton.protocol.output import Emit
 from baton.protocol.pool import (
+    BlocksFollow,
     CreatePool,
     DetachPool,
     HostPoolReady,
@@ -61,13 +62,15 @@ from baton.protocol.pool import (
     PoolDetached,
     PoolReady,
     PoolSized,
+    ReadBlocks,
+    ReadersSocket,
     ReadPool,
     ReadRefused,
 )
 from baton.protocol.request import GenerateBatch, GenerateRequest
 from baton.protocol.step import StepPlan, StepResult
 
-VERSION: Final = 6
+VERSION: Final = 7
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 
 Message = (
@@ -108,6 +111,9 @@ Message = (
     | HostPoolReady
     | ReadPool
     | ReadRefused
+    | ReadersSocket
+    | ReadBlocks
+    | BlocksFollow
     | ClearCache
     | CreatePool
     | HandoffMessage
@@ -159,6 +165,9 @@ _KINDS: Final[dict[int, type[Message]]] = {
     38: ReadPool,
     39: ReadRefused,
     44: ClearCache,
+    45: ReadersSocket,
+    46: ReadBlocks,
+    47: BlocksFollow,
     50: Expect,
     51: Expecting,
     52: Prefill,

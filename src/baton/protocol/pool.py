@@ -1,8 +1,8 @@
 """What passes over a descriptor socket or about what was passed there: sockets of siblings, and the KV pool.
 
-A message on a descriptor socket carries exactly one descriptor (SCM_RIGHTS): PeerSocket that of a socket, PoolReady that of
-the pool's memory. ReadPool and ReadRefused pass between the messengers of two instances (kvcache/pool_server.py). The others go
-over the control channel.
+A message on a descriptor socket carries exactly one descriptor (SCM_RIGHTS): PeerSocket and ReadersSocket that of a socket,
+PoolReady that of the pool's memory. ReadPool, ReadRefused, ReadBlocks and BlocksFollow pass between the messengers of two
+instances (kvcache/pool_server.py, kvcache/tcp_server.py). The others go over the control channel.
 """
 
 from __future__ import annotations
@@ -75,6 +75,26 @@ class ReadPool(Struct, frozen=True, array_like=True):
 
 class ReadRefused(Struct, frozen=True, array_like=True):
     reason: str
+
+
+class ReadBlocks(Struct, frozen=True, array_like=True):
+    """Over a network: send these blocks of the pool that I was let in for. The answer is a BlocksFollow for each run, in this
+    order, with its bytes behind it."""
+
+    runs: tuple[tuple[int, int], ...]
+    "First block and how many."
+
+
+class BlocksFollow(Struct, frozen=True, array_like=True):
+    """The bytes of a run come right behind this, as they are."""
+
+    nbytes: int
+    digest: bytes
+    "Of these bytes (xxh3, 128 bits): what was damaged on its way is not used."
+
+
+class ReadersSocket(Struct, frozen=True, array_like=True):
+    """From the engine: messengers of other machines dial here. It listens, and outlives the cache service that serves it."""
 
 
 class PoolAttached(Struct, frozen=True, array_like=True):

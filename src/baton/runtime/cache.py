@@ -5,6 +5,7 @@ It serves one pool at a time, until its control channel ends:
     PoolReady + descriptor   over the descriptor socket: map that pool instead of the one before, verify it, confirm with
                              PoolAttached over the control channel
     HostPoolReady + desc.    over the descriptor socket: the memory of the host tier, as the service before had it
+    ReadersSocket + desc.    over the descriptor socket: where messengers of other machines dial
     CreatePool               over the control channel (messenger): make the pool, announce it with PoolReady + descriptor
     DetachPool               over the control channel: unmap that pool, confirm with PoolDetached
 
@@ -28,11 +29,14 @@ from concurrent.futures import Future
 
 from baton.config import CacheConfig
 from baton.errors import EngineError, InvalidConfig, PeerError
+from baton.kvcache import shared_memory, tcp
 from baton.kvcache.messenger import Messenger
-from baton.kvcache.shared_memory import SCHEME, SharedMemory
+from baton.kvcache.shared_memory import SharedMemory
 from baton.kvcache.storage.backend import LayoutName, StorageBackend
 from baton.kvcache.storage.open import open_backend
+from baton.kvcache.tcp import Tcp
 from baton.kvcache.transfer import Transfer
+from baton.kvcache.transport import Transport
 from baton.kvpool.base import Pool
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.memory import GIB, main_memory
@@ -43,11 +47,12 @@ from baton.protocol.codec import Message
 from baton.protocol.control import CacheHello, CacheStats, StartFailed
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
-from baton.protocol.pool import CreatePool, DetachPool, HostPoolReady, PoolAttached, PoolDetached, PoolReady
+from baton.protocol.pool import CreatePool, DetachPool, HostPoolReady, PoolAttached, PoolDetached, PoolReady, ReadersSocket
 from baton.runtime.channel import Channel
 from baton.runtime.children import begin_child
 from baton.runtime.descriptors import receive_descriptor, send_descriptor
 from baton.runtime.process_table import CONTROL, DESCRIPTORS
+from baton.trust.secret import read_secret
 
 NICENESS = 5
 """On few cores the worker comes first: a copy may wait for a millisecond, a step may not."""
@@ -69,12 +74,21 @@ class CacheProcess:
         self._storage: StorageBackend | None = None
         self._transfer: Transfer | None = None
         self._messenger: Messenger | None = None
+        self._tcp: Tcp | None = None
         if config.peer:
-            self._messenger = Messenger({SCHEME: SharedMemory(config.peer)}, self._report)
+            self._messenger = Messenger(self._transports(config), self._report)
         self._preparing: asyncio.Task[None] | None = None
         self._counters_due = 0.0
         self._broken: asyncio.Future[None] = self._loop.create_future()
         "Whatever goes wrong in a thread or task ends the process."
+
+    def _transports(self, config: CacheConfig) -> dict[str, Transport]:
+        """By which others may read our pool, and by which we read theirs."""
+        served = {address.partition(":")[0]: address for address in config.peer.split()}
+        transports: dict[str, Transport] = {shared_memory.SCHEME: SharedMemory(served.get(shared_memory.SCHEME, ""))}
+        if config.cluster_secret:
+            self._tcp = transports[tcp.SCHEME] = Tcp(read_secret(config.cluster_secret), served.get(tcp.SCHEME, ""))
+        return transports
 
     async def run(self) -> None:
         """Until the engine is gone."""
@@ -230,6 +244,8 @@ class CacheProcess:
             message, fd = received
             if type(message) is PoolReady:
                 self.attach(message, fd)
+            elif type(message) is ReadersSocket and self._tcp is not None:
+                self._tcp.listen(socket.socket(fileno=fd))
             elif type(message) is HostPoolReady and self._host is None:
                 self._host = KVPool.attach(fd, PoolReady(message.fingerprint, message.incarnation, message.blocks))
             else:

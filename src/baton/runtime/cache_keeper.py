@@ -1,7 +1,7 @@
 """The engine's cache service in all of its lives: what it says of itself must be what the books of the instance say.
 
-The directory in which other instances find our pool is made here and not by the service, which may be killed at any moment:
-it outlives it, and the service's successor listens at the same address.
+The directory in which other instances find our pool, and the port for those of other machines, are made here and not by the
+service, which may be killed at any moment: they outlive it, and the service's successor serves the same addresses.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ from baton.core.startup import StartupPlan
 from baton.errors import InvalidConfig, PeerError
 from baton.kvpool.memory import GIB, main_memory
 from baton.protocol.control import CacheHello
+from baton.protocol.pool import ReadersSocket
+from baton.runtime.child import Child
 from baton.runtime.child_set import ChildSet
+from baton.runtime.descriptors import send_descriptor
 from baton.runtime.instance_loop import InstanceLoop
 from baton.runtime.private_folder import PrivateFolder, peer_folder
 from baton.runtime.startup import Startup
+from baton.runtime.transfer_port import TransferPort, open_transfer_port
 
 logger = logging.getLogger("baton.engine")
 
@@ -32,6 +36,7 @@ class CacheKeeper:
         self._machine = machine
         self._startup = startup
         self._folder: PrivateFolder | None = None
+        self._port: TransferPort | None = None
         self._early: CacheHello | None = None
         "It was quicker than the rest of the start."
         self.counters: dict[str, int] = {}
@@ -44,12 +49,21 @@ class CacheKeeper:
 
     @property
     def peer(self) -> str:
-        """Where other instances may read our pool: the same in all lives of the service. Empty: nowhere."""
-        return "" if self._folder is None else self._folder.address
+        """Where other instances may read our pool, the best way first: the same in all lives of the service. Empty: nowhere."""
+        return " ".join(place.address for place in (self._folder, self._port) if place is not None)
 
     def make_folder(self) -> None:
         if self.needed:
             self._folder = peer_folder(needed=self._plan.creator == "messenger")
+
+    async def open_port(self, transfer_address: str, routers: tuple[str, ...]) -> None:
+        if self.needed and routers:
+            self._port = await open_transfer_port(transfer_address, routers)
+
+    def on_started(self, child: Child) -> None:
+        """The first thing that it is handed."""
+        if child.name == CACHE and self._port is not None and child.descriptors is not None:
+            send_descriptor(child.descriptors, ReadersSocket(), self._port.sock.fileno())
 
     def refuse_more_than_memory(self, tiers: TiersConfig) -> None:
         """Before anything is started. The service says it too, of what is free then; but books about so many blocks would fill
@@ -58,9 +72,12 @@ class CacheKeeper:
         if self.needed and tiers.host_gib > total:
             raise InvalidConfig(f"kv_host_gib is {tiers.host_gib:g}, and this machine has {total:.1f} GiB of memory: lower it")
 
-    def remove_folder(self) -> None:
+    def close(self) -> None:
+        """The service is gone."""
         if self._folder is not None:
             self._folder.remove()
+        if self._port is not None:
+            self._port.close()
 
     def on_hello(self, hello: CacheHello) -> None:
         instance = self._machine.instance

@@ -38,6 +38,7 @@ class ChildMessages:
         self.on_over = on_over
 
     def on_started(self, child: Child) -> None:
+        self.cache.on_started(child)
         self.pool.hand_to(child)
 
     def on_lost(self, child: Child, loss: Loss) -> None:

@@ -54,10 +54,10 @@ from baton.runtime.pool_holder import PoolHolder
 from baton.runtime.process_table import CONTROL, ENGINE_CHILDREN, KILLED_BELOW
 from baton.runtime.reporting import Reporting
 from baton.runtime.router_links import RouterLinks
-from baton.runtime.secret import read_secret
 from baton.runtime.snapshot import beat_of
 from baton.runtime.startup import Startup
 from baton.runtime.worker_keeper import WorkerKeeper
+from baton.trust.secret import read_secret
 
 logger = logging.getLogger("baton.engine")
 
@@ -136,7 +136,7 @@ class Engine:
             await self._children.end()
             self._pool.close_all()
             self._keeper.health.detach()
-            self._cache.remove_folder()
+            self._cache.close()
 
     @property
     def config(self) -> EngineConfig:
@@ -175,6 +175,7 @@ class Engine:
 
     async def _start(self) -> None:
         self._cache.refuse_more_than_memory(self._given.tiers)
+        await self._cache.open_port(self._given.transfer_address, self._given.routers)
         self._begin(await self._startup.run())
 
     def _begin(self, hello: WorkerHello) -> None:
@@ -215,6 +216,7 @@ class Engine:
             "processes": ", ".join(self._plan.processes),
             "pool_created_by": self._plan.creator,
             "pool_attached_by": ", ".join(self._plan.attachers) or "nobody",
+            "pool_read_at": self._cache.peer or "nowhere",
         }
 
     # The machine

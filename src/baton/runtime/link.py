@@ -3,7 +3,7 @@
     instance  dial(address, secret) ------------> LinkServer  router
               Link  <== sealed frames, both ways ==>  Link
 
-Messages come in order and once, from somebody who knows the cluster's secret (handshake.py, seal.py); or the session is over.
+Messages come in order and once, from somebody who knows the cluster's secret (trust/); or the session is over.
 `send` gathers: all messages of one turn of the loop go out in one sealed frame, for the price of one MAC. A peer that does not
 read is given up when too much has piled up. Whether it lives is for others to say: the end of a TCP connection can stay
 unseen for hours, so both sides beat (protocol/node.py).
@@ -14,15 +14,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from typing import Final
+from typing import Final, Literal
 
 from baton.addresses import Address
 from baton.errors import LinkFailed
 from baton.protocol.directions import FROM_INSTANCE, FROM_ROUTER
 from baton.runtime.channel import LAST_WORDS_SECONDS, Channel, FrameProtocol
-from baton.runtime.handshake import ANSWER_BYTES, GREETING_BYTES, PROOF_BYTES, Handshake, SessionKeys, Side, make_greeting
-from baton.runtime.seal import CONTENT_BYTES_MAX, SealedBuffer, Sealer
-from baton.runtime.secret import Secret
+from baton.trust.handshake import LINK, SessionKeys
+from baton.trust.seal import CONTENT_BYTES_MAX, SealedBuffer, Sealer
+from baton.trust.secret import Secret
+from baton.trust.session import connected, prove_as_dialler, prove_as_listener
+
+Side = Literal["router", "instance"]
 
 HANDSHAKE_SECONDS: Final = 5.0
 BATCH_BYTES: Final = 256 * 1024
@@ -49,7 +52,7 @@ class Link(Channel):
 class SealedFrames(FrameProtocol):
     def __init__(self, keys: SessionKeys, side: Side) -> None:
         """`side`: which one we are."""
-        ours, theirs = (keys.from_router, keys.from_instance) if side == "router" else (keys.from_instance, keys.from_router)
+        ours, theirs = keys if side == "router" else reversed(keys)
         super().__init__(SealedBuffer(theirs, FROM_INSTANCE if side == "router" else FROM_ROUTER))
         self._sealer = Sealer(ours)
         self._gathered: list[bytes] = []
@@ -111,7 +114,7 @@ async def dial(address: Address, secret: Secret, seconds: float | None = None) -
     limit = HANDSHAKE_SECONDS if seconds is None else seconds
     try:
         async with asyncio.timeout(limit):
-            return await _open(await _connected(address), secret, "instance")
+            return await _open(await connected(address), secret, "instance")
     except TimeoutError:
         raise LinkFailed("timeout", f"no router answered within {limit:g} s: is it the cluster port?") from None
 
@@ -132,78 +135,8 @@ async def _open(sock: socket.socket, secret: Secret, side: Side) -> Link:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        keys = await (_prove_as_router if side == "router" else _prove_as_instance)(sock, secret)
+        keys = await (prove_as_listener if side == "router" else prove_as_dialler)(sock, secret, LINK)
         frames = SealedFrames(keys, side)
         await asyncio.get_running_loop().create_connection(lambda: frames, sock=sock)
         undo.pop_all()
     return Link(frames)
-
-
-async def _prove_as_router(sock: socket.socket, secret: Secret) -> SessionKeys:
-    greeting = make_greeting()
-    await _write(sock, greeting)
-    answer = await _read(sock, ANSWER_BYTES, "the handshake was broken off by who dialled")
-    handshake = Handshake(secret, greeting, answer[:GREETING_BYTES])
-    handshake.check("instance", answer[GREETING_BYTES:])
-    await _write(sock, handshake.proof("router"))
-    return handshake.keys()
-
-
-async def _prove_as_instance(sock: socket.socket, secret: Secret) -> SessionKeys:
-    greeting = await _read(sock, GREETING_BYTES, "what listens there ended the connection: is it the router's cluster port?")
-    reply = make_greeting()
-    handshake = Handshake(secret, greeting, reply)
-    await _write(sock, reply + handshake.proof("instance"))
-    proof = await _read(sock, PROOF_BYTES, "the router broke the handshake off: does it have another cluster secret?")
-    handshake.check("router", proof)
-    return handshake.keys()
-
-
-async def _write(sock: socket.socket, content: bytes) -> None:
-    try:
-        await asyncio.get_running_loop().sock_sendall(sock, content)
-    except OSError as error:
-        raise LinkFailed("closed", f"the connection was lost in the handshake ({error.strerror})") from None
-
-
-async def _read(sock: socket.socket, count: int, at_end: str) -> bytes:
-    """Not one byte more: what follows is for somebody else to read."""
-    content = b""
-    while len(content) < count:
-        try:
-            piece = await asyncio.get_running_loop().sock_recv(sock, count - len(content))
-        except OSError:
-            piece = b""
-        if not piece:
-            raise LinkFailed("closed", at_end)
-        content += piece
-    return content
-
-
-async def _connected(address: Address) -> socket.socket:
-    """Every address of a name is tried in turn."""
-    loop = asyncio.get_running_loop()
-    if address.path:
-        return await _connect(socket.AF_UNIX, address.path)
-    try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    except OSError:
-        found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    error: OSError = OSError(f"{address.host} has no address")
-    for family, _, _, _, place in found:
-        try:
-            return await _connect(family, place)
-        except OSError as refused:
-            error = refused
-    raise error
-
-
-async def _connect(family: int, place: object) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, place)  # type: ignore[arg-type]
-    except BaseException:
-        sock.close()
-        raise
-    return sock

@@ -21,7 +21,7 @@ from baton.addresses import Address
 from baton.errors import InvalidConfig, LinkFailed
 from baton.runtime.link import Link, welcome
 from baton.runtime.listener import bind, listen
-from baton.runtime.secret import Secret
+from baton.trust.secret import Secret
 
 logger = logging.getLogger("baton.link")
 

@@ -44,8 +44,8 @@ from baton.runtime.listener import listen
 from baton.runtime.process_table import CONTROL
 from baton.runtime.router_client import RouterClient
 from baton.runtime.router_config import RouterProcessConfig
-from baton.runtime.secret import read_secret
 from baton.text.loading import ModelText, read_template
+from baton.trust.secret import read_secret
 
 VIEW_SECONDS = 0.5
 """How often whoever started the router is told what it sees."""

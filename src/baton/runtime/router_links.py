@@ -26,7 +26,7 @@ from baton.protocol.control import InstanceStats, ModelChanged
 from baton.protocol.node import Beat, NodeHello, NodeRefused, RouterBeat, RouterHello
 from baton.runtime.callers import Caller, Callers
 from baton.runtime.link import Link, dial
-from baton.runtime.secret import Secret
+from baton.trust.secret import Secret
 
 logger = logging.getLogger("baton.cluster")
 

@@ -42,33 +42,23 @@ class Sealer:
         return b"".join((prefix, mac.digest(), content))
 
 
-class SealedBuffer(FrameBuffer):
-    """Like the plain one, of sealed frames. Everything that is wrong with them is a LinkFailed, and the end."""
+class Unsealer:
+    """What is wrong with a frame is a LinkFailed, and the end."""
 
     __slots__ = ("_allowed", "_counter", "_mac")
 
     def __init__(self, key: bytes, allowed: frozenset[int]) -> None:
-        super().__init__()
         self._mac = hmac.new(key, digestmod="sha256")
         self._counter = 0
         self._allowed = allowed
 
-    def filled(self, count: int) -> Iterator[Message]:
-        view, at, end, needed = self._view, 0, self._filled + count, SEAL_BYTES
-        while end - at >= SEAL_BYTES:
-            length, counter = _PREFIX.unpack_from(view, at)
-            if length > CONTENT_BYTES_MAX:
-                raise LinkFailed("too_large", f"a sealed frame of {length} bytes; {CONTENT_BYTES_MAX} are allowed")
-            needed = SEAL_BYTES + length
-            if end - at < needed:
-                break
-            self._check(view[at : at + needed], counter)
-            at += needed
-            yield from self._messages(view[at - length : at])
-            needed = SEAL_BYTES
-        self._keep(at, end, needed)
+    def messages(self, frame: memoryview) -> Iterator[Message]:
+        """Of one frame, which is whole."""
+        self._check(frame)
+        yield from self._decoded(frame[SEAL_BYTES:])
 
-    def _check(self, frame: memoryview, counter: int) -> None:
+    def _check(self, frame: memoryview) -> None:
+        _, counter = _PREFIX.unpack_from(frame)
         mac = self._mac.copy()
         mac.update(frame[: _PREFIX.size])
         mac.update(frame[SEAL_BYTES:])
@@ -78,7 +68,7 @@ class SealedBuffer(FrameBuffer):
             raise LinkFailed("replay", f"frame {counter} of the session came where {self._counter} was due")
         self._counter += 1
 
-    def _messages(self, content: memoryview) -> Iterator[Message]:
+    def _decoded(self, content: memoryview) -> Iterator[Message]:
         at = 0
         while at < len(content):
             try:
@@ -94,3 +84,32 @@ class SealedBuffer(FrameBuffer):
             except ProtocolError as error:
                 raise LinkFailed("malformed", str(error)) from None
             yield message
+
+
+def content_bytes(seal: memoryview | bytearray, most: int) -> int:
+    """How many bytes follow the seal (the first SEAL_BYTES of a frame)."""
+    length, _ = _PREFIX.unpack_from(seal)
+    if length > most:
+        raise LinkFailed("too_large", f"a sealed frame of {length} bytes; {most} are allowed")
+    return int(length)
+
+
+class SealedBuffer(FrameBuffer):
+    """Like the plain one, of sealed frames."""
+
+    __slots__ = ("_unsealer",)
+
+    def __init__(self, key: bytes, allowed: frozenset[int]) -> None:
+        super().__init__()
+        self._unsealer = Unsealer(key, allowed)
+
+    def filled(self, count: int) -> Iterator[Message]:
+        view, at, end, needed = self._view, 0, self._filled + count, SEAL_BYTES
+        while end - at >= SEAL_BYTES:
+            needed = SEAL_BYTES + content_bytes(view[at:], CONTENT_BYTES_MAX)
+            if end - at < needed:
+                break
+            at += needed
+            yield from self._unsealer.messages(view[at - needed : at])
+            needed = SEAL_BYTES
+        self._keep(at, end, needed)

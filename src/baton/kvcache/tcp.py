@@ -1,0 +1,183 @@
+"""The transport between machines: the peer's blocks are asked for and sent over TCP, by processes that prove to each other that
+they know the cluster's secret.
+
+open    connect, prove, say which pool (tcp_server.py is the other side), verify
+read    one request for everything; pieces come in order, and each is verified before it is written
+lost    the connection ended: the peer died or has another pool
+
+Everything is done on the loop, a piece at a time (tcp_session.py): a peer that stands still costs nobody else anything. A read
+that is broken off ends the connection: what the peer still sends could not be told from what is asked for next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from baton.addresses import parse_address
+from baton.errors import InvalidConfig, PeerUnreadable, ProtocolError
+from baton.kvcache.storage.backend import Deadline
+from baton.kvcache.tcp_server import TcpServer
+from baton.kvcache.tcp_session import RUNS_MAX, TcpSession, piece_blocks
+from baton.kvcache.transport import PeerPool
+from baton.kvpool.base import Pool
+from baton.kvpool.block_bytes import BlockBytes, block_bytes
+from baton.kvpool.copies import Run
+from baton.protocol.ids import PoolIncarnation
+from baton.protocol.pool import PoolReady, ReadBlocks, ReadPool, ReadRefused
+from baton.trust.secret import Secret
+from baton.trust.session import connected
+
+SCHEME: Final = "tcp"
+"""An address is tcp://HOST:PORT."""
+
+
+class Tcp:
+    """A Transport (transport.py). Without an address of its own it only reads; with one it serves when it is given the socket
+    that listens there."""
+
+    def __init__(self, secret: Secret, address: str = "") -> None:
+        self._secret = secret
+        self.address = address
+        self._server: TcpServer | None = None
+        self._pool: Pool | None = None
+        self._bytes: BlockBytes | None = None
+
+    def listen(self, listener: socket.socket) -> None:
+        if self._server is not None:
+            self._server.close()
+        self._server = TcpServer(listener, self._secret)
+        if self._pool is not None:
+            self._server.serve(self._pool)
+
+    def attach(self, pool: Pool) -> None:
+        self._pool = pool
+        self._bytes = block_bytes(pool, piece_blocks(pool.layout.block_bytes))
+        if self._server is not None:
+            self._server.serve(pool)
+
+    def detach(self) -> None:
+        """Reads that are under way write nothing more: they ask before every piece."""
+        if self._bytes is not None:
+            self._bytes.close()
+        self._pool = self._bytes = None
+        if self._server is not None:
+            self._server.withdraw()
+
+    def close(self) -> None:
+        self.detach()
+        if self._server is not None:
+            self._server.close()
+
+    def write(self, pool: Pool, first: int, content: bytearray) -> bool:
+        """False: that pool is not attached any more."""
+        if pool is not self._pool or self._bytes is None:
+            return False
+        self._bytes.write(first, content)
+        return True
+
+    async def open(self, address: str, pool: PoolIncarnation, fingerprint: bytes, on_lost: Callable[[], None]) -> PeerPool:
+        sock: socket.socket | None = None
+        try:
+            sock = await connected(parse_address(address))
+            session = await TcpSession.as_reader(sock, self._secret)
+            await session.send(ReadPool(pool, fingerprint))
+            answer = await session.receive()
+            if isinstance(answer, ReadRefused):
+                raise PeerUnreadable(answer.reason)
+            if not isinstance(answer, PoolReady) or (answer.incarnation, answer.fingerprint) != (pool, fingerprint):
+                raise PeerUnreadable("this is another KV pool than the one that was asked for")
+        except BaseException as error:
+            if sock is not None:
+                sock.close()
+            if isinstance(error, (OSError, ProtocolError, InvalidConfig)):
+                why = error or type(error).__name__
+                raise PeerUnreadable(f"the peer's KV pool cannot be read over the network: {why}") from None
+            raise
+        return RemotePool(session, answer, self.write, on_lost)
+
+
+class RemotePool:
+    """A PeerPool (transport.py)."""
+
+    def __init__(
+        self,
+        session: TcpSession,
+        ready: PoolReady,
+        write: Callable[[Pool, int, bytearray], bool],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self.blocks = ready.blocks
+        self.fingerprint = ready.fingerprint
+        self._session = session
+        self._write = write
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._turn = asyncio.Lock()
+        "Reads take turns: they share one wire in any case."
+        self._over = self._closed = False
+        self._loop.add_reader(session.sock, self._ended)
+
+    async def read(self, runs: Sequence[Run], into: Pool, deadline: Deadline, may_go_on: Callable[[], bool]) -> int:
+        whole = 0
+        try:
+            async with asyncio.timeout(deadline.left()), self._turn:
+                if self._over:
+                    raise PeerUnreadable("the peer was lost")
+                self._loop.remove_reader(self._session.sock)
+                pieces = list(_pieces(runs, piece_blocks(into.layout.block_bytes)))
+                try:
+                    for begin in range(0, len(pieces), RUNS_MAX):
+                        asked = pieces[begin : begin + RUNS_MAX]
+                        await self._session.send(ReadBlocks(tuple((piece.source, piece.blocks) for piece in asked)))
+                        for piece in asked:
+                            content = await self._session.receive_bytes(piece.blocks * into.layout.block_bytes)
+                            if not may_go_on() or not self._write(into, piece.target, content):
+                                self._ended()
+                                return whole
+                            whole += piece.blocks
+                except BaseException:
+                    self._ended()
+                    raise
+                self._loop.add_reader(self._session.sock, self._ended)
+        except TimeoutError:
+            pass
+        except (OSError, ProtocolError) as error:
+            raise PeerUnreadable(f"the peer was lost while it was read: {error or type(error).__name__}") from None
+        finally:
+            if self._closed and not self._turn.locked():
+                self._session.sock.close()
+        return whole
+
+    def _ended(self) -> None:
+        """The peer says nothing unasked, so this is the end of the connection, or of what we can make of it."""
+        if not self._over:
+            self._over = True
+            self._loop.remove_reader(self._session.sock)
+            self._on_lost()
+
+    def close(self) -> None:
+        """A read that is under way fails, and closes the socket: it waits for it."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._turn.locked():
+            self._over = True
+            with contextlib.suppress(OSError):  # it is over already
+                self._session.sock.shutdown(socket.SHUT_RDWR)
+        else:
+            if not self._over:
+                self._over = True
+                self._loop.remove_reader(self._session.sock)
+            self._session.sock.close()
+
+
+def _pieces(runs: Sequence[Run], blocks_max: int) -> list[Run]:
+    return [
+        Run(run.source + at, run.target + at, min(blocks_max, run.blocks - at))
+        for run in runs
+        for at in range(0, run.blocks, blocks_max)
+    ]

@@ -1,0 +1,89 @@
+"""How two processes prove to each other that they know the cluster's secret, and what keys their session has. No IO here.
+
+    listener  --- greeting: magic, versions, nonce ------------> dialler
+    listener  <-- answer: magic, versions, nonce, proof -------- dialler     the one who dials proves first
+    listener  --- proof ---------------------------------------> dialler
+
+A proof is HMAC-SHA256(secret, what for and who proves it + everything said before). It names the role, so neither side can be
+made to prove something that it could be sent back as the other's proof; it names the purpose, so a proof for one kind of
+session is none for another; both nonces are in it, so none can be used twice. The two keys of the session are made the same
+way, one for each direction. All messages have a fixed size: nothing is allocated on the word of somebody who has proved
+nothing.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import struct
+from typing import Final, NamedTuple
+
+from baton.errors import LinkFailed
+from baton.protocol.codec import VERSION
+from baton.trust.secret import Secret
+
+LINK_VERSION: Final = 1
+_GREETING: Final = struct.Struct("!4sBB32s")
+PROOF_BYTES: Final = 32
+GREETING_BYTES: Final = _GREETING.size
+ANSWER_BYTES: Final = GREETING_BYTES + PROOF_BYTES
+
+
+class Purpose(NamedTuple):
+    """What a session is for: who listens and who dials, and where, in words for people."""
+
+    magic: bytes
+    name: str
+    listener: str
+    dialler: str
+    port: str
+
+
+LINK: Final = Purpose(b"BTLK", "link", "router", "instance", "router's cluster port")
+READ: Final = Purpose(b"BTRD", "read", "peer", "reader", "peer's transfer address")
+
+
+class SessionKeys(NamedTuple):
+    """Each direction has one of its own: a frame cannot be sent back to its sender."""
+
+    from_listener: bytes
+    from_dialler: bytes
+
+
+def make_greeting(purpose: Purpose = LINK) -> bytes:
+    return _GREETING.pack(purpose.magic, LINK_VERSION, VERSION, secrets.token_bytes(32))
+
+
+class Handshake:
+    """One side's view. `greeting` is the listener's, `reply` what the dialler says before its proof: a greeting too."""
+
+    def __init__(self, secret: Secret, greeting: bytes, reply: bytes, purpose: Purpose = LINK) -> None:
+        for theirs in (greeting, reply):
+            _check_greeting(theirs, purpose)
+        self._secret = secret
+        self._said = greeting + reply
+        self._purpose = purpose
+
+    def proof(self, side: str) -> bytes:
+        return self._derived(f"proof of the {side}")
+
+    def check(self, side: str, proof: bytes) -> None:
+        if not hmac.compare_digest(self.proof(side), proof):
+            raise LinkFailed("secret", f"the {side} does not know our cluster secret: both must have the same file")
+
+    def keys(self) -> SessionKeys:
+        return SessionKeys(*(self._derived(f"key of the {side}") for side in (self._purpose.listener, self._purpose.dialler)))
+
+    def _derived(self, what: str) -> bytes:
+        return hmac.digest(self._secret.key, f"baton {self._purpose.name}: {what}".encode() + b"\0" + self._said, "sha256")
+
+
+def _check_greeting(greeting: bytes, purpose: Purpose) -> None:
+    magic, link, codec, _ = _GREETING.unpack(greeting)
+    if magic != purpose.magic:
+        sides = f"{purpose.listener} or {purpose.dialler}"
+        raise LinkFailed("version", f"what listens or dials there is no Baton {sides}: is it the {purpose.port}?")
+    if (link, codec) != (LINK_VERSION, VERSION):
+        raise LinkFailed(
+            "version", f"the peer speaks version {link}.{codec}, we speak {LINK_VERSION}.{VERSION}: update one of them"
+        )

@@ -1,0 +1,87 @@
+"""How a session begins on a socket: the connection is made, both sides prove themselves (handshake.py). The caller has the
+deadline, and closes the socket where this raises: LinkFailed, or OSError where nobody listens."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from baton.addresses import Address
+from baton.errors import LinkFailed
+from baton.trust.handshake import ANSWER_BYTES, GREETING_BYTES, PROOF_BYTES, Handshake, Purpose, SessionKeys, make_greeting
+from baton.trust.secret import Secret
+
+
+async def prove_as_listener(sock: socket.socket, secret: Secret, purpose: Purpose) -> SessionKeys:
+    greeting = make_greeting(purpose)
+    await _write(sock, greeting)
+    answer = await _read(sock, ANSWER_BYTES, "the handshake was broken off by who dialled")
+    handshake = Handshake(secret, greeting, answer[:GREETING_BYTES], purpose)
+    handshake.check(purpose.dialler, answer[GREETING_BYTES:])
+    await _write(sock, handshake.proof(purpose.listener))
+    return handshake.keys()
+
+
+async def prove_as_dialler(sock: socket.socket, secret: Secret, purpose: Purpose) -> SessionKeys:
+    at_end = f"what listens there ended the connection: is it the {purpose.port}?"
+    greeting = await _read(sock, GREETING_BYTES, at_end)
+    reply = make_greeting(purpose)
+    handshake = Handshake(secret, greeting, reply, purpose)
+    await _write(sock, reply + handshake.proof(purpose.dialler))
+    at_end = f"the {purpose.listener} broke the handshake off: does it have another cluster secret?"
+    handshake.check(purpose.listener, await _read(sock, PROOF_BYTES, at_end))
+    return handshake.keys()
+
+
+async def connected(address: Address) -> socket.socket:
+    """Every address of a name is tried in turn."""
+    if address.path:
+        return await _connect(socket.AF_UNIX, address.path)
+    error: OSError = OSError(f"{address.host} has no address")
+    for family, place in await resolved(address):
+        try:
+            return await _connect(family, place)
+        except OSError as refused:
+            error = refused
+    raise error
+
+
+async def resolved(address: Address) -> list[tuple[int, object]]:
+    """Families and places of a host and port."""
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except OSError:
+        found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    return [(family, place) for family, _, _, _, place in found]
+
+
+async def _connect(family: int, place: object) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, place)  # type: ignore[arg-type]
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _write(sock: socket.socket, content: bytes) -> None:
+    try:
+        await asyncio.get_running_loop().sock_sendall(sock, content)
+    except OSError as error:
+        raise LinkFailed("closed", f"the connection was lost in the handshake ({error.strerror})") from None
+
+
+async def _read(sock: socket.socket, count: int, at_end: str) -> bytes:
+    """Not one byte more: what follows is for somebody else to read."""
+    content = b""
+    while len(content) < count:
+        try:
+            piece = await asyncio.get_running_loop().sock_recv(sock, count - len(content))
+        except OSError:
+            piece = b""
+        if not piece:
+            raise LinkFailed("closed", at_end)
+        content += piece
+    return content
