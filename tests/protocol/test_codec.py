@@ -50,6 +50,7 @@ from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQu
 from baton.protocol.node import Beat, ClusterView, InstanceView, NodeHello, NodeRefused, RouterBeat, RouterHello
 from baton.protocol.output import Emit, Ended
 from baton.protocol.pool import (
+    BlocksFollow,
     CreatePool,
     DetachPool,
     HostPoolReady,
@@ -58,6 +59,8 @@ from baton.protocol.pool import (
     PoolDetached,
     PoolReady,
     PoolSized,
+    ReadBlocks,
+    ReadersSocket,
     ReadPool,
     ReadRefused,
 )
@@ -105,6 +108,9 @@ KIND = {
     HostPoolReady: 37,
     ReadPool: 38,
     ReadRefused: 39,
+    ReadersSocket: 45,
+    ReadBlocks: 46,
+    BlocksFollow: 47,
     ClearCache: 44,
     Expect: 50,
     Expecting: 51,
@@ -173,6 +179,9 @@ SAMPLE = {
     HostPoolReady: HostPoolReady(b"f", 9, 7),
     ReadPool: ReadPool(9, b"f" * 32),
     ReadRefused: ReadRefused("why"),
+    ReadersSocket: ReadersSocket(),
+    ReadBlocks: ReadBlocks(((0, 1), (5, 2**40))),
+    BlocksFollow: BlocksFollow(2**40, b"d" * 16),
     ClearCache: ClearCache(3, host=False),
     Expect: Expect(GenerateRequest(id="a", prompt=(0, 1)), 2.0),
     Expecting: Expecting("a", 1, 16),

@@ -27,6 +27,7 @@ from baton.protocol.moves import BlockMove, MoveResult
 from baton.runtime.cache import CacheProcess
 from baton.runtime.channel import Channel
 from baton.runtime.private_folder import PREFIX
+from baton.trust.secret import create_secret
 
 pytestmark = pytest.mark.usefixtures("child_path")
 
@@ -42,13 +43,24 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 TIERS = TiersConfig(host_gib=0.001)
 BLOCKS = 48
+NEAR: dict[str, Any] = {}
+
+
+@pytest.fixture(params=["near", "over the network"])
+def way(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """How these instances read each other's pools."""
+    if request.param == "near":
+        return NEAR
+    create_secret(tmp_path / "secret")
+    return {"cluster_secret": str(tmp_path / "secret"), "transfer_address": "127.0.0.1:0"}
 
 
 class Instance(Rig):
     """An engine of which we see what its core is told of the cache service."""
 
-    def __init__(self, role: str, orders: dict[str, Any] | None = None, **options: Any) -> None:
-        engine = {"role": role, **options.pop("engine", {})}
+    def __init__(self, role: str, orders: dict[str, Any] | None = None, way: dict[str, Any] = NEAR, **options: Any) -> None:
+        engine = {"role": role, **way, **options.pop("engine", {})}
+        self._scheme = "tcp" if way else "unix"
         super().__init__(orders, engine=engine, blocks=BLOCKS, **options)
         self.told: list[Any] = []
         self._numbers = count(10**6)
@@ -69,6 +81,11 @@ class Instance(Rig):
         return self
 
     @property
+    def address(self) -> str:
+        """Where this test reads it."""
+        return next(address for address in self.engine.peer_address.split() if address.startswith(self._scheme))
+
+    @property
     def pool_ready(self) -> Any:
         return self.engine._pool.pool
 
@@ -85,7 +102,7 @@ class Instance(Rig):
             "device": tuple(blocks),
             "pool": self.pool_ready.incarnation,
             "seconds_max": 20.0,
-            "peer": peer.engine.peer_address,
+            "peer": peer.address,
             "peer_pool": peer.pool_ready.incarnation,
             "peer_blocks": tuple(blocks),
         }
@@ -130,12 +147,12 @@ def read(instance: Instance) -> np.ndarray:
 
 
 @pytest.mark.parametrize("tiers", [TiersConfig(), TIERS], ids=["no tiers", "tiers"])
-def test_blocks_go_from_one_instance_to_the_other(tiers: TiersConfig):
+def test_blocks_go_from_one_instance_to_the_other(tiers: TiersConfig, way: dict[str, Any]):
     async def main() -> None:
         options: dict[str, Any] = {"engine": {"tiers": tiers}}
-        async with Instance("prefill", **options) as prefill, Instance("decode", **options) as decode:
+        async with Instance("prefill", way=way, **options) as prefill, Instance("decode", way=way, **options) as decode:
             assert prefill.engine.peer_address != decode.engine.peer_address
-            path = Path(prefill.engine.peer_address.removeprefix("unix:"))
+            path = Path(prefill.engine.peer_address.split()[0].removeprefix("unix:"))
             assert path.is_socket()
             assert path.parent.stat().st_mode & 0o777 == 0o700
             await decode.until(lambda: decode.stats.cache_service)
@@ -150,9 +167,9 @@ def test_blocks_go_from_one_instance_to_the_other(tiers: TiersConfig):
     finish(main())
 
 
-def test_a_mixed_instance_with_a_cache_service_is_a_peer_too_and_one_without_has_no_address():
+def test_a_mixed_instance_with_a_cache_service_is_a_peer_too_and_one_without_has_no_address(way: dict[str, Any]):
     async def main() -> None:
-        async with Instance("mixed", engine={"tiers": TIERS}) as mixed, Instance("decode") as decode:
+        async with Instance("mixed", way=way, engine={"tiers": TIERS}) as mixed, Instance("decode", way=way) as decode:
             sent = fill(mixed, 1)
             assert (await decode.pull(mixed, [1, 2])).moved == 2
             assert np.array_equal(read(decode)[[1, 2]], sent[[1, 2]])
@@ -173,9 +190,9 @@ def test_without_prefix_caching_an_instance_of_a_pair_has_a_messenger_and_no_tie
     finish(main())
 
 
-def test_a_lost_messenger_serves_the_same_pool_at_the_same_address_again():
+def test_a_lost_messenger_serves_the_same_pool_at_the_same_address_again(way: dict[str, Any]):
     async def main() -> None:
-        async with Instance("prefill") as prefill, Instance("decode") as decode:
+        async with Instance("prefill", way=way) as prefill, Instance("decode", way=way) as decode:
             sent, address, pool = fill(prefill, 1), prefill.engine.peer_address, prefill.pool_ready
             assert (await decode.pull(prefill, [1])).moved == 1
             await prefill.lose_cache()
@@ -189,9 +206,9 @@ def test_a_lost_messenger_serves_the_same_pool_at_the_same_address_again():
     finish(main())
 
 
-def test_a_service_that_is_killed_with_pulls_under_way_is_started_again_and_the_core_is_told():
+def test_a_service_that_is_killed_with_pulls_under_way_is_started_again_and_the_core_is_told(way: dict[str, Any]):
     async def main() -> None:
-        async with Instance("prefill") as prefill, Instance("decode") as decode:
+        async with Instance("prefill", way=way) as prefill, Instance("decode", way=way) as decode:
             sent = fill(prefill, 1)
             os.kill(prefill.cache.process.pid, signal.SIGSTOP)  # so that they are certainly under way
             numbers = [decode.tell_pull(prefill, [block]) for block in range(10)]
@@ -205,9 +222,9 @@ def test_a_service_that_is_killed_with_pulls_under_way_is_started_again_and_the_
     finish(main())
 
 
-def test_a_lost_worker_of_a_pair_costs_the_messenger_nothing():
+def test_a_lost_worker_of_a_pair_costs_the_messenger_nothing(way: dict[str, Any]):
     async def main() -> None:
-        async with Instance("prefill") as prefill, Instance("decode") as decode:
+        async with Instance("prefill", way=way) as prefill, Instance("decode", way=way) as decode:
             sent = fill(prefill, 1)
             os.kill(prefill.engine._children.get("worker").process.pid, signal.SIGKILL)
             assert (await decode.pull(prefill, [1])).moved == 1
@@ -218,17 +235,17 @@ def test_a_lost_worker_of_a_pair_costs_the_messenger_nothing():
     finish(main())
 
 
-def test_the_pool_of_a_mixed_worker_that_was_lost_is_unmapped_by_its_readers():
+def test_the_pool_of_a_mixed_worker_that_was_lost_is_unmapped_by_its_readers(way: dict[str, Any]):
     async def main() -> None:
-        async with Instance("mixed", engine={"tiers": TIERS}) as mixed, Instance("decode") as decode:
+        async with Instance("mixed", way=way, engine={"tiers": TIERS}) as mixed, Instance("decode", way=way) as decode:
             old = mixed.pool_ready.incarnation
             assert (await decode.pull(mixed, [1])).moved == 1
             pools = lambda: sum("memfd:baton-kv" in line for line in maps.read_text().splitlines())  # noqa: E731
             maps = Path(f"/proc/{decode.cache.process.pid}/maps")
-            assert pools() == 2
+            assert pools() == (1 if way else 2)
             os.kill(mixed.engine._children.get("worker").process.pid, signal.SIGKILL)
             await decode.until(lambda: pools() == 1)
-            await mixed.until(lambda: mixed.engine._pool.attached("cache"))
+            await mixed.until(lambda: mixed.engine._pool.attached("cache") and mixed.pool_ready.incarnation != old)
             assert (await decode.pull(mixed, [2], peer_pool=old)).moved == 0
             assert (await decode.pull(mixed, [2])).moved == 1
 

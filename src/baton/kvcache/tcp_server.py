@@ -19,7 +19,7 @@ import logging
 import socket
 from typing import Any, Final
 
-from baton.errors import ProtocolError
+from baton.errors import LinkFailed, ProtocolError
 from baton.kvcache.tcp_session import RUNS_MAX, TcpSession, piece_blocks
 from baton.kvpool.base import Pool
 from baton.kvpool.block_bytes import BlockBytes, block_bytes
@@ -114,7 +114,8 @@ class TcpServer:
     def _went_well(self, task: asyncio.Task[Any]) -> bool:
         if task.cancelled():
             return False
-        if (error := task.exception()) is not None:
+        error = task.exception()
+        if error is not None and not (isinstance(error, LinkFailed) and error.reason == "closed"):  # the usual end
             self._note(error)
         return error is None
 

@@ -56,9 +56,9 @@ class CacheKeeper:
         if self.needed:
             self._folder = peer_folder(needed=self._plan.creator == "messenger")
 
-    async def open_port(self, transfer_address: str, routers: tuple[str, ...]) -> None:
-        if self.needed and routers:
-            self._port = await open_transfer_port(transfer_address, routers)
+    async def open_port(self, given: EngineConfig) -> None:
+        if self.needed and given.cluster_secret:
+            self._port = await open_transfer_port(given.transfer_address, given.routers)
 
     def on_started(self, child: Child) -> None:
         """The first thing that it is handed."""

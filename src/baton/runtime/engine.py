@@ -175,7 +175,7 @@ class Engine:
 
     async def _start(self) -> None:
         self._cache.refuse_more_than_memory(self._given.tiers)
-        await self._cache.open_port(self._given.transfer_address, self._given.routers)
+        await self._cache.open_port(self._given)
         self._begin(await self._startup.run())
 
     def _begin(self, hello: WorkerHello) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import socket
 from collections.abc import Sequence
 from typing import Final
 
 from baton.addresses import Address, parse_address, parse_listening
 from baton.errors import InvalidConfig
-from baton.runtime.listener import bind, listen
 from baton.trust.session import resolved
 
 logger = logging.getLogger("baton.engine")
@@ -48,13 +48,14 @@ async def open_transfer_port(given: str, routers: Sequence[str]) -> TransferPort
 
 
 def _listening(place: Address, announced: str) -> TransferPort:
-    sock = bind(place.host, place.port, "transfer-")
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     try:
-        listen(sock, BACKLOG, "transfer-")
-        return TransferPort(sock, announced)
-    except BaseException:
-        sock.close()
-        raise
+        return TransferPort(socket.create_server((place.host, place.port), family=family, backlog=BACKLOG), announced)
+    except OSError as error:
+        # create_server adds to what the system says, and names have numbers of their own.
+        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        remedy = "give an address of this machine and a port that is free (0: any)"
+        raise InvalidConfig(f"--{OPTION}: cannot listen on {place.host}:{place.port} ({why}); {remedy}") from None
 
 
 async def _host_towards(routers: Sequence[str]) -> str | None:
