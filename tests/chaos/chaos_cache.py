@@ -1,14 +1,16 @@
-"""The cache service, disturbed: pulls wait at a gate (chaos_gates.py). While the gate `transport` is armed, nobody is where the
-peer's pool should be: the path through shared memory is broken."""
+"""The cache service, disturbed: pulls wait at a gate (chaos_gates.py), and so does what is sent to other machines. While the
+gate `transport` is armed, nobody is where the peer's pool should be: the way to it is broken. With the order `far`, peers are
+on another machine: only the network leads to them."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 
-from chaos_gates import POLL_SECONDS, Gate
+from chaos_gates import ORDERS, POLL_SECONDS, Gate
 from msgspec.structs import replace
 
+from baton.kvcache.tcp_session import TcpSession
 from baton.protocol.codec import Message
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.moves import BlockMove
@@ -21,9 +23,20 @@ class ChaosCache(cache.CacheProcess):
         self._gate = Gate("pull")
         self._transport_gate = Gate("transport")
         self._held: list[asyncio.Task[None]] = []
+        gate, send_bytes = Gate("send"), TcpSession.send_bytes
+
+        async def send_when_open(session: TcpSession, content: bytes) -> None:
+            if gate.closed:
+                while gate.still_closed:
+                    await asyncio.sleep(POLL_SECONDS)
+            await send_bytes(session, content)
+
+        TcpSession.send_bytes = send_when_open  # type: ignore[method-assign]
 
     def on_message(self, message: Message) -> None:
         pull = isinstance(message, BlockMove) and message.kind == "pull"
+        if pull and ORDERS.get("far"):
+            message = replace(message, peer=next(address for address in message.peer.split() if address.startswith("tcp:")))
         if pull and self._transport_gate.closed:
             message = replace(message, peer=f"{message.peer}.nobody", peer_pool=PoolIncarnation(0))
         if pull and self._gate.closed:

@@ -33,6 +33,7 @@ class DisturbedCluster(Server):
         *,
         orders: dict[str, Any] | None = None,
         router: dict[str, Any] | None = None,
+        transfer_address: str = "auto",
         **settings: Any,
     ) -> None:
         self.port, self.instances = free_port(), instances
@@ -46,6 +47,7 @@ class DisturbedCluster(Server):
             "serve": serve,
             "router": {"handoff": "always", "handoff_tokens_min": 0, **(router or {})},
             "folder": str(private),
+            "transfer_address": transfer_address,
             "instances": {
                 name: {"role": role, "orders": {"gates": str(self.gates), **(orders or {})}} for name, role in instances.items()
             },

@@ -1,6 +1,7 @@
 """What `baton up` does, without its face, with disturbed instances: python -m chaos_up SETTINGS_JSON.
 
-{"serve": ServeConfig, "router": RouterConfig, "instances": {name: {"role": role, "orders": orders}}, "folder": private folder}
+{"serve": ServeConfig, "router": RouterConfig, "instances": {name: {"role": role, "orders": orders}}, "folder": private folder,
+"transfer_address": of every instance}
 Says READY on stdout, LOST for each child that was lost, exits 0 when it was told to stop.
 """
 
@@ -38,7 +39,8 @@ async def run(settings: dict[str, Any]) -> None:
     engines, orders = {}, {}
     for name, instance in settings["instances"].items():
         engine = replace(serve.engine(), role=instance["role"], name=name)
-        engines[name] = replace(engine, routers=(address,), cluster_secret=str(secret))
+        cluster = {"routers": (address,), "cluster_secret": str(secret), "transfer_address": settings["transfer_address"]}
+        engines[name] = replace(engine, **cluster)
         orders[name] = {"BATON_CHAOS": json.dumps({"name": name, **instance.get("orders", {})})}
     rows = [
         replace(row, module="chaos_node", environment={**row.environment, **orders[row.name]})

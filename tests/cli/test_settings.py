@@ -30,7 +30,7 @@ BESIDE = {
 """Settings that are nothing without others."""
 
 
-OTHER = {"root_path": "/x", "limits": {"streams": 7}}
+OTHER = {"root_path": "/x", "limits": {"streams": 7}, "transfer_address": "none"}
 
 
 def other_value(name):

@@ -44,6 +44,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "cluster_host",
         "cluster_port",
         "cluster_secret",
+        "transfer_address",
         "placement",
         "handoff",
         "handoff_tokens_min",
