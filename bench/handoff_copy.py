@@ -13,6 +13,9 @@ is taken within a round.
     adjacent     a pull of blocks that lie side by side: from the order to the result ("end to end"), and the copying alone
     scattered    a pull of blocks that lie anywhere, in both pools
     first touch  adjacent, of blocks that this process has not read or written since it mapped the pools
+    TCP          as many bytes over a connection of this machine, by the system calls alone: both processes copy, so a network
+                 of another machine can be faster than this
+    network      a pull as from another machine: adjacent, over TCP, every piece verified
 """
 
 from __future__ import annotations
@@ -21,9 +24,11 @@ import argparse
 import asyncio
 import json
 import random
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -32,14 +37,17 @@ from time import perf_counter
 import numpy as np
 
 from baton.kvcache.messenger import Messenger
-from baton.kvcache.shared_memory import SCHEME, SharedMemory
+from baton.kvcache.shared_memory import SharedMemory
+from baton.kvcache.tcp import Tcp
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.pool import KVPool
 from baton.protocol.ids import BlockId, MoveId, PoolIncarnation
 from baton.protocol.moves import BlockMove, MoveResult
+from baton.trust.secret import Secret
 
 POOL_BYTES = 256 << 20
 GOAL = 0.5
+SECRET = Secret(b"known to both processes of this benchmark")
 
 
 def layout_of(dtype: str) -> KVLayout:
@@ -48,22 +56,34 @@ def layout_of(dtype: str) -> KVLayout:
 
 
 async def serve(address: str, dtype: str, blocks: int) -> None:
-    """The peer."""
-    pool, transport = KVPool.create(layout_of(dtype), blocks), SharedMemory(address)
+    """The peer. Says its pool and its ports: of the network, and of a server that sends as many bytes as it is asked for."""
+    pool, near, far = KVPool.create(layout_of(dtype), blocks), SharedMemory(address), Tcp(SECRET)
     pool.data[:] = np.arange(blocks, dtype=np.int64).astype(pool.data.dtype)[:, None]
-    transport.attach(pool)
-    print(pool.incarnation, flush=True)
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    far.listen(listeners[0])
+    threading.Thread(target=send_plain, args=(listeners[1], pool.data.nbytes), daemon=True).start()
+    for transport in (near, far):
+        transport.attach(pool)
+    print(pool.incarnation, *ports, flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+
+
+def send_plain(listener: socket.socket, most: int) -> None:
+    sock, _ = listener.accept()
+    content = memoryview(bytes(most))
+    while asked := sock.recv(8):
+        sock.sendall(content[: int.from_bytes(asked, "big")])
 
 
 class Puller:
     def __init__(self, address: str, peer_pool: int, device: KVPool) -> None:
         self._results: asyncio.Queue[MoveResult] = asyncio.Queue()
-        self._messenger = Messenger({SCHEME: SharedMemory()}, self._results.put_nowait)
+        self._messenger = Messenger({"unix": SharedMemory(), "tcp": Tcp(SECRET)}, self._results.put_nowait)
         self._messenger.attach(device)
         self._address, self._peer_pool, self._device = address, PoolIncarnation(peer_pool), device
 
-    async def pull(self, sources: list[int], targets: list[int]) -> tuple[float, float]:
+    async def pull(self, sources: list[int], targets: list[int], address: str = "") -> tuple[float, float]:
         """Seconds from order to result, and of the copying."""
         move = BlockMove(
             MoveId(1),
@@ -72,7 +92,7 @@ class Puller:
             tuple(map(BlockId, targets)),
             self._device.incarnation,
             seconds_max=10.0,
-            peer=self._address,
+            peer=address or self._address,
             peer_pool=self._peer_pool,
             peer_blocks=tuple(map(BlockId, sources)),
         )
@@ -91,8 +111,10 @@ class Puller:
 class Ways:
     """Each copies `wanted` blocks from one place to another and says what it took, by name."""
 
-    def __init__(self, puller: Puller, layout: KVLayout, blocks: int, wanted: int) -> None:
+    def __init__(self, puller: Puller, layout: KVLayout, blocks: int, wanted: int, ports: list[int]) -> None:
         self._puller, self._blocks, self._wanted = puller, blocks, wanted
+        self._network = f"tcp://127.0.0.1:{ports[0]}"
+        self._plain = socket.create_connection(("127.0.0.1", ports[1]))
         self._source, self._target = (np.ones((blocks, layout.block_bytes), np.uint8) for _ in range(2))
         self._thread, self._chance = ThreadPoolExecutor(1), random.Random(1)
         self.seconds: dict[str, list[float]] = {}
@@ -122,6 +144,19 @@ class Ways:
         end_to_end, _ = await self._puller.pull(sources, targets)
         self.note("scattered", end_to_end)
 
+    async def tcp(self, place: int, other: int) -> None:
+        target = memoryview(self._target[other : other + self._wanted]).cast("B")
+        begun = perf_counter()
+        self._plain.sendall(len(target).to_bytes(8, "big"))
+        while target:
+            target = target[self._plain.recv_into(target) :]
+        self.note("TCP", perf_counter() - begun)
+
+    async def network(self, place: int, other: int) -> None:
+        sources, targets = range(place, place + self._wanted), range(other, other + self._wanted)
+        end_to_end, _ = await self._puller.pull(list(sources), list(targets), self._network)
+        self.note("network", end_to_end)
+
     async def first_touch(self, place: int) -> None:
         run = list(range(place, place + self._wanted))
         end_to_end, _ = await self._puller.pull(run, run)
@@ -129,20 +164,22 @@ class Ways:
 
     def close(self) -> None:
         self._thread.shutdown()
+        self._plain.close()
 
 
-async def measure(arguments: argparse.Namespace, address: str, peer_pool: int, blocks: int) -> dict[str, list[float]]:
+async def measure(arguments: argparse.Namespace, address: str, peer: str, blocks: int) -> dict[str, list[float]]:
+    peer_pool, *ports = map(int, peer.split())
     layout = layout_of(arguments.dtype)
     wanted = -(-arguments.tokens // layout.block_size)
     device = KVPool.create(layout, blocks)
     puller = Puller(address, peer_pool, device)
-    ways = Ways(puller, layout, blocks, wanted)
+    ways = Ways(puller, layout, blocks, wanted, ports)
     places, chance = list(range(0, blocks - wanted, wanted)), random.Random(2)
     await puller.pull([blocks - 1], [blocks - 1])  # opened and mapped; the blocks that are measured are not touched
     for place in places:
         await ways.first_touch(place)
     for turn in range(arguments.rounds):
-        order = [ways.memcpy, ways.memcpy_in_a_thread, ways.adjacent, ways.scattered]
+        order = [ways.memcpy, ways.memcpy_in_a_thread, ways.adjacent, ways.scattered, ways.tcp, ways.network]
         chance.shuffle(order)  # who comes after a long copy of this thread waits for a core
         for way in order:
             await way(places[turn % len(places)], places[(turn + len(places) // 2) % len(places)])
@@ -172,7 +209,7 @@ def main() -> None:
         peer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert peer.stdout is not None
         try:
-            seconds = asyncio.run(measure(arguments, address, int(peer.stdout.readline()), blocks))
+            seconds = asyncio.run(measure(arguments, address, peer.stdout.readline().decode(), blocks))
         finally:
             peer.kill()
             peer.wait()
@@ -191,6 +228,8 @@ def main() -> None:
     copying, whole = rows["adjacent, copying alone"]["of_memcpy"], rows["adjacent"]["of_memcpy"]
     print(f"goal {GOAL:.0%} of memcpy: copying {verdict(copying)}, from the order to the result {verdict(whole)}", end="")
     print(f", where memcpy in a thread has {rows['memcpy in a thread']['of_memcpy']:.0%}")
+    of_tcp = median(plain / pull for plain, pull in zip(seconds["TCP"], seconds["network"], strict=True))
+    print(f"from another machine: {of_tcp:.0%} of plain TCP")
 
 
 def verdict(ratio: float) -> str:

@@ -25,7 +25,7 @@ class ChaosCache(cache.CacheProcess):
         self._held: list[asyncio.Task[None]] = []
         gate, send_bytes = Gate("send"), TcpSession.send_bytes
 
-        async def send_when_open(session: TcpSession, content: bytes) -> None:
+        async def send_when_open(session: TcpSession, content: memoryview) -> None:
             if gate.closed:
                 while gate.still_closed:
                     await asyncio.sleep(POLL_SECONDS)

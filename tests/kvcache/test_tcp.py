@@ -24,6 +24,7 @@ from baton.kvcache.messenger import Messenger
 from baton.kvcache.storage.backend import Deadline
 from baton.kvcache.tcp import Tcp
 from baton.kvcache.tcp_session import TcpSession
+from baton.kvcache.transport import Read
 from baton.kvpool.block_bytes import ByWayOfHost, block_bytes
 from baton.kvpool.copies import Run
 from baton.kvpool.pool import KVPool
@@ -164,8 +165,11 @@ def test_blocks_by_way_of_the_host_are_the_same_bytes():
     direct, staged = block_bytes(source, 4), ByWayOfHost(target, 4)
     again = ByWayOfHost(source, 4)
     for first, blocks in ((0, 1), (5, 4), (60, 4)):
-        assert again.read(first, blocks) == direct.read(first, blocks)
-        staged.write(first, bytearray(direct.read(first, blocks)))
+        plain, other = (memoryview(bytearray(blocks * LAYOUT.block_bytes)) for _ in range(2))
+        direct.read(first, plain)
+        again.read(first, other)
+        assert plain == other
+        staged.write(first, plain)
         assert np.array_equal(target.data[first : first + blocks], source.data[first : first + blocks])
     assert int(target.data.any(axis=1).sum()) == 9
     for part in (direct, staged, again, source, target):
@@ -488,7 +492,7 @@ def test_a_pool_that_is_closed_while_it_is_read_ends_the_read_and_the_socket(sho
                 opened.close()
                 opened.close()
                 for ended in await asyncio.gather(*reads, return_exceptions=True):
-                    assert isinstance(ended, PeerUnreadable | int)
+                    assert isinstance(ended, PeerUnreadable | Read)
                 assert opened._session.sock.fileno() == -1
 
     finish(main())
@@ -513,7 +517,7 @@ def test_a_port_is_served_by_one_after_the_other():
                 service_reader = Tcp(SECRET)
                 service_reader.attach(rig.device)
                 opened._write = service_reader.write
-                assert await opened.read([Run(turn, turn, 1)], rig.device, Deadline.after(5), lambda: True) == 1
+                assert (await opened.read([Run(turn, turn, 1)], rig.device, Deadline.after(5), lambda: True)).blocks == 1
                 opened.close()
                 service.close()
                 service_reader.close()

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from time import perf_counter
 from typing import Final
 
 from baton.errors import DeviceError, PeerUnreadable
 from baton.kvcache.peers import Peers
 from baton.kvcache.storage.backend import Deadline
-from baton.kvcache.transport import PeerPool, Transport, runs_of
+from baton.kvcache.transport import PeerPool, Read, Transport, runs_of
 from baton.kvpool.base import Pool
 from baton.protocol.moves import BlockMove, MoveResult
 
@@ -67,19 +66,18 @@ class Messenger:
         self._peers.close_all()
 
     async def _pull(self, move: BlockMove, deadline: Deadline) -> None:
-        begun, moved, error = perf_counter(), 0, None
+        read, error = Read(0, 0.0), None
         try:
             device = self._attached(move)
             peer = await self._peers.opened((move.peer, move.peer_pool), self._fingerprint, deadline)
             _verify(move, peer, self._attached(move))
-            begun = perf_counter()
             runs = list(runs_of(move.peer_blocks, move.device, max(1, RUN_BYTES // device.layout.block_bytes)))
-            moved = await peer.read(runs, device, deadline, lambda: self._device is device)
-            if moved < len(move.device):
+            read = await peer.read(runs, device, deadline, lambda: self._device is device)
+            if read.blocks < len(move.device):
                 error = "it took too long" if self._device is device else "the pool was detached"
         except (DeviceError, PeerUnreadable) as failed:
             error = str(failed)
-        self._report(MoveResult(move.id, moved, perf_counter() - begun, error))
+        self._report(MoveResult(move.id, read.blocks, read.seconds, error))
 
     def _attached(self, move: BlockMove) -> Pool:
         if self._device is None or self._device.incarnation != move.pool:

@@ -15,12 +15,13 @@ import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import perf_counter
 from typing import Final
 
 from baton.errors import DeviceError, PeerUnreadable, ProtocolError
 from baton.kvcache.pool_server import PACKET_BYTES_MAX, PoolServer, user_of
 from baton.kvcache.storage.backend import Deadline
-from baton.kvcache.transport import PeerPool
+from baton.kvcache.transport import PeerPool, Read
 from baton.kvpool.base import Pool
 from baton.kvpool.copies import Run, copy_runs
 from baton.kvpool.open import attach_pool
@@ -121,9 +122,15 @@ class MappedPool:
         self._loop.remove_reader(self._sock)
         self._on_lost()
 
-    async def read(self, runs: Sequence[Run], into: Pool, deadline: Deadline, may_go_on: Callable[[], bool]) -> int:
-        in_time = lambda: may_go_on() and not deadline.passed()  # noqa: E731
-        return await asyncio.wrap_future(self._copier.submit(copy_runs, self._pool, into, runs, in_time))
+    async def read(self, runs: Sequence[Run], into: Pool, deadline: Deadline, may_go_on: Callable[[], bool]) -> Read:
+        def copy() -> Read:
+            begun = perf_counter()
+            return Read(copy_runs(self._pool, into, runs, in_time), perf_counter() - begun)
+
+        def in_time() -> bool:
+            return may_go_on() and not deadline.passed()
+
+        return await asyncio.wrap_future(self._copier.submit(copy))
 
     def close(self) -> None:
         """It is unmapped when all copies are over that were told until now."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from time import perf_counter
 from typing import Final
 
 from baton.addresses import parse_address
@@ -22,7 +23,7 @@ from baton.errors import InvalidConfig, PeerUnreadable, ProtocolError
 from baton.kvcache.storage.backend import Deadline
 from baton.kvcache.tcp_server import TcpServer
 from baton.kvcache.tcp_session import RUNS_MAX, TcpSession, piece_blocks
-from baton.kvcache.transport import PeerPool
+from baton.kvcache.transport import PeerPool, Read
 from baton.kvpool.base import Pool
 from baton.kvpool.block_bytes import BlockBytes, block_bytes
 from baton.kvpool.copies import Run
@@ -72,7 +73,7 @@ class Tcp:
         if self._server is not None:
             self._server.close()
 
-    def write(self, pool: Pool, first: int, content: bytearray) -> bool:
+    def write(self, pool: Pool, first: int, content: memoryview) -> bool:
         """False: that pool is not attached any more."""
         if pool is not self._pool or self._bytes is None:
             return False
@@ -107,7 +108,7 @@ class RemotePool:
         self,
         session: TcpSession,
         ready: PoolReady,
-        write: Callable[[Pool, int, bytearray], bool],
+        write: Callable[[Pool, int, memoryview], bool],
         on_lost: Callable[[], None],
     ) -> None:
         self.blocks = ready.blocks
@@ -121,28 +122,25 @@ class RemotePool:
         self._over = self._closed = False
         self._loop.add_reader(session.sock, self._ended)
 
-    async def read(self, runs: Sequence[Run], into: Pool, deadline: Deadline, may_go_on: Callable[[], bool]) -> int:
-        whole = 0
+    async def read(self, runs: Sequence[Run], into: Pool, deadline: Deadline, may_go_on: Callable[[], bool]) -> Read:
+        whole, begun = 0, perf_counter()
         try:
             async with asyncio.timeout(deadline.left()), self._turn:
                 if self._over:
                     raise PeerUnreadable("the peer was lost")
+                begun = perf_counter()
                 self._loop.remove_reader(self._session.sock)
-                pieces = list(_pieces(runs, piece_blocks(into.layout.block_bytes)))
                 try:
-                    for begin in range(0, len(pieces), RUNS_MAX):
-                        asked = pieces[begin : begin + RUNS_MAX]
-                        await self._session.send(ReadBlocks(tuple((piece.source, piece.blocks) for piece in asked)))
-                        for piece in asked:
-                            content = await self._session.receive_bytes(piece.blocks * into.layout.block_bytes)
-                            if not may_go_on() or not self._write(into, piece.target, content):
-                                self._ended()
-                                return whole
-                            whole += piece.blocks
+                    async for piece, content in self._pieces(runs, into.layout.block_bytes):
+                        if not may_go_on() or not self._write(into, piece.target, content):
+                            self._ended()
+                            break
+                        whole += piece.blocks
                 except BaseException:
                     self._ended()
                     raise
-                self._loop.add_reader(self._session.sock, self._ended)
+                if not self._over:
+                    self._loop.add_reader(self._session.sock, self._ended)
         except TimeoutError:
             pass
         except (OSError, ProtocolError) as error:
@@ -150,7 +148,15 @@ class RemotePool:
         finally:
             if self._closed and not self._turn.locked():
                 self._session.sock.close()
-        return whole
+        return Read(whole, perf_counter() - begun)
+
+    async def _pieces(self, runs: Sequence[Run], block_bytes: int) -> AsyncIterator[tuple[Run, memoryview]]:
+        pieces = _pieces(runs, piece_blocks(block_bytes))
+        for begin in range(0, len(pieces), RUNS_MAX):
+            asked = pieces[begin : begin + RUNS_MAX]
+            await self._session.send(ReadBlocks(tuple((piece.source, piece.blocks) for piece in asked)))
+            for piece in asked:
+                yield piece, await self._session.receive_bytes(piece.blocks * block_bytes)
 
     def _ended(self) -> None:
         """The peer says nothing unasked, so this is the end of the connection, or of what we can make of it."""

@@ -145,7 +145,9 @@ class TcpServer:
                 # Whether the pool is still there need not be asked: withdraw cancels this task where it waits.
                 assert self._bytes is not None
                 async with asyncio.timeout(SEND_SECONDS):
-                    await session.send_bytes(self._bytes.read(first, blocks))
+                    content = session.buffer(blocks * pool.layout.block_bytes)
+                    self._bytes.read(first, content)
+                    await session.send_bytes(content)
 
     def _refusal(self, asked: ReadPool) -> str:
         if self._pool is None:

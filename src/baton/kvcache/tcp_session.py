@@ -50,6 +50,8 @@ class TcpSession:
         self._sealer = sealer
         self._unsealer = unsealer
         self._loop = asyncio.get_running_loop()
+        self._buffer = bytearray()
+        "One for all pieces: fresh memory for each would take longer than to fill it."
 
     @classmethod
     async def as_peer(cls, sock: socket.socket, secret: Secret) -> TcpSession:
@@ -76,19 +78,25 @@ class TcpSession:
             raise LinkFailed("malformed", f"{len(messages)} messages came where one was due")
         return messages[0]
 
-    async def send_bytes(self, content: bytes) -> None:
+    def buffer(self, nbytes: int) -> memoryview:
+        """To be filled and sent, before another is asked for."""
+        if len(self._buffer) < nbytes:
+            self._buffer = bytearray(nbytes)
+        return memoryview(self._buffer)[:nbytes]
+
+    async def send_bytes(self, content: memoryview) -> None:
         await self.send(BlocksFollow(len(content), xxh3_128_digest(content)))
         await self._loop.sock_sendall(self.sock, content)
 
-    async def receive_bytes(self, nbytes: int) -> bytearray:
-        """As many as we asked for, and undamaged."""
+    async def receive_bytes(self, nbytes: int) -> memoryview:
+        """As many as we asked for, and undamaged; there until more are received."""
         follows = await self.receive()
         if isinstance(follows, ReadRefused):
             raise ProtocolError(follows.reason)
         if not isinstance(follows, BlocksFollow) or follows.nbytes != nbytes:
             raise ProtocolError("the peer sends something else than was asked for")
-        content = bytearray(nbytes)
-        await self._fill(memoryview(content))
+        content = self.buffer(nbytes)
+        await self._fill(content)
         if xxh3_128_digest(content) != follows.digest:
             raise ProtocolError("blocks were damaged on their way")
         return content

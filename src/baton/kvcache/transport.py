@@ -31,7 +31,7 @@ back, so their `read` waits for its end beyond the deadline, as rule 2 says.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from baton.kvcache.storage.backend import Deadline
 from baton.kvpool.base import Pool
@@ -54,6 +54,13 @@ def runs_of(sources: Sequence[int], targets: Sequence[int], blocks_max: int) -> 
             begin = place
 
 
+class Read(NamedTuple):
+    blocks: int
+    "So many leading ones are whole now."
+    seconds: float
+    "What it took, without waiting for a turn."
+
+
 class PeerPool(Protocol):
     """Another instance's pool, opened."""
 
@@ -65,8 +72,8 @@ class PeerPool(Protocol):
         """Of the layout of its blocks."""
         ...
 
-    async def read(self, runs: Sequence[Run], into: Pool, deadline: Deadline, may_go_on: Callable[[], bool]) -> int:
-        """How many leading blocks are whole now. `may_go_on` is asked before anything is written, once a piece."""
+    async def read(self, runs: Sequence[Run], into: Pool, deadline: Deadline, may_go_on: Callable[[], bool]) -> Read:
+        """`may_go_on` is asked before anything is written, once a piece."""
         ...
 
     def close(self) -> None:

@@ -7,9 +7,10 @@ on a GPU           by way of a few blocks of pinned memory; a copy of them takes
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from baton.kvpool.base import Pool
 from baton.kvpool.copies import TierCopies, tier_copies
@@ -17,11 +18,13 @@ from baton.kvpool.pool import KVPool
 
 
 class BlockBytes(Protocol):
-    def read(self, first: int, blocks: int) -> bytes: ...
+    """`content` is of whole blocks."""
 
-    def write(self, first: int, content: bytearray | memoryview) -> None:
-        """Whole blocks."""
+    def read(self, first: int, content: memoryview) -> None:
+        """What is there, into `content`."""
         ...
+
+    def write(self, first: int, content: memoryview) -> None: ...
 
     def close(self) -> None: ...
 
@@ -35,12 +38,17 @@ class _InMemory:
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
 
-    def read(self, first: int, blocks: int) -> bytes:
-        return self._pool.data[first : first + blocks].tobytes()
+    def read(self, first: int, content: memoryview) -> None:
+        numbers = self._numbers(content)
+        np.copyto(numbers, self._pool.data[first : first + len(numbers)])
 
-    def write(self, first: int, content: bytearray | memoryview) -> None:
-        numbers = np.frombuffer(content, self._pool.data.dtype).reshape(-1, self._pool.data.shape[1])
-        self._pool.data[first : first + len(numbers)] = numbers
+    def write(self, first: int, content: memoryview) -> None:
+        numbers = self._numbers(content)
+        np.copyto(self._pool.data[first : first + len(numbers)], numbers)
+
+    def _numbers(self, content: memoryview) -> NDArray[Any]:
+        data = self._pool.data
+        return np.frombuffer(content, data.dtype).reshape(-1, data.shape[1])
 
     def close(self) -> None:
         pass
@@ -54,13 +62,14 @@ class ByWayOfHost:
         self._bytes = _InMemory(self._host)
         self._copies: TierCopies = tier_copies(pool, self._host)
 
-    def read(self, first: int, blocks: int) -> bytes:
-        self._copies.store(range(first, first + blocks), range(blocks))
-        return self._bytes.read(0, blocks)
-
-    def write(self, first: int, content: bytearray | memoryview) -> None:
-        self._bytes.write(0, content)
+    def read(self, first: int, content: memoryview) -> None:
         blocks = len(content) // self._host.layout.block_bytes
+        self._copies.store(range(first, first + blocks), range(blocks))
+        self._bytes.read(0, content)
+
+    def write(self, first: int, content: memoryview) -> None:
+        blocks = len(content) // self._host.layout.block_bytes
+        self._bytes.write(0, content)
         self._copies.load(range(blocks), range(first, first + blocks))
 
     def close(self) -> None:
