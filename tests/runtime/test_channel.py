@@ -64,7 +64,7 @@ def test_a_frame_cut_short_by_the_end_is_the_end(pair, kept: int, blocking: bool
     [
         b"GET / HTTP/1.1\r\n\r\n",
         b"\x00" * 64,
-        b"BT\x07" + encode(Ping(1))[3:],  # another version
+        b"BT\xfa" + encode(Ping(1))[3:],  # another version
         b"BT\x02\xfa\x00\x00\x00\x00",  # an unknown kind
         encode(Ping(1))[:4] + (FRAME_BYTES_MAX + 1).to_bytes(4, "big"),
         encode(Ping(1))[:4] + b"\x00\x00\x00\x02\xc1\xc1",  # not msgpack
