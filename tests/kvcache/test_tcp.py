@@ -24,7 +24,6 @@ from baton.kvcache.messenger import Messenger
 from baton.kvcache.storage.backend import Deadline
 from baton.kvcache.tcp import Tcp
 from baton.kvcache.tcp_session import TcpSession
-from baton.kvcache.transport import Read
 from baton.kvpool.block_bytes import ByWayOfHost, block_bytes
 from baton.kvpool.copies import Run
 from baton.kvpool.pool import KVPool
@@ -485,15 +484,18 @@ def test_a_pool_that_is_closed_while_it_is_read_ends_the_read_and_the_socket(sho
         async with Rig("tcp") as rig:
             peer = rig.serve()
             async with Wire(peer, lambda at, piece: piece if at < 8 * LAYOUT.block_bytes else None) as wire:
-                opened = await Tcp(SECRET).open(wire.address, peer.incarnation, LAYOUT.fingerprint(), lambda: None)
-                runs, deadline = [Run(0, 0, 20)], Deadline.after(20)
+                reader = Tcp(SECRET)
+                reader.attach(rig.device)
+                opened = await reader.open(wire.address, peer.incarnation, LAYOUT.fingerprint(), lambda: None)
+                runs, deadline = [Run(0, 0, 20)], Deadline.after(1000)
                 reads = [asyncio.create_task(opened.read(runs, rig.device, deadline, lambda: True)) for _ in range(3)]
-                await asyncio.sleep(0.05)
+                await until(lambda: bool(rig.device.data.any()))
                 opened.close()
                 opened.close()
-                for ended in await asyncio.gather(*reads, return_exceptions=True):
-                    assert isinstance(ended, PeerUnreadable | Read)
+                ends = await asyncio.wait_for(asyncio.gather(*reads, return_exceptions=True), 20)
+                assert all(isinstance(end, PeerUnreadable) for end in ends)
                 assert opened._session.sock.fileno() == -1
+                reader.close()
 
     finish(main())
 

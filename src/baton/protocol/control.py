@@ -153,7 +153,7 @@ class CacheHello(Struct, frozen=True, array_like=True):
     storage: str = ""
     "Scheme of the storage backend; empty: there is none."
     peer: str = ""
-    "Where other instances may read the pool: the address of its messenger. Empty: nowhere."
+    "Where other instances may read the pool: the addresses of its messenger (node.py). Empty: nowhere."
     wants_tokens: bool = False
     "Its storage finds blocks by token ids: questions, puts and fetches are to carry them."
 

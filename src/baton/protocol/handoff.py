@@ -71,7 +71,7 @@ class PeerOffer(Struct, frozen=True, array_like=True):
 
     offer: Offer
     peer: str
-    "Address of the messenger that lets the pool be read."
+    "Addresses of the messenger that lets the pool be read (node.py)."
     outputs: tuple[TokenId, ...] = ()
     "With the last offer: what the leader's client has by now."
 

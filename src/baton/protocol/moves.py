@@ -51,7 +51,7 @@ class BlockMove(Struct, frozen=True, array_like=True):
     seconds_max: float = 0.0
     "With put, fetch and pull: how long it may take. What is not moved by then is not moved."
     peer: str = ""
-    "With pull: the address of the messenger that lets the other pool be read."
+    "With pull: the addresses of the messenger that lets the other pool be read (node.py)."
     peer_pool: PoolIncarnation = PoolIncarnation(0)
     peer_blocks: tuple[BlockId, ...] = ()
     tokens: bytes = b""

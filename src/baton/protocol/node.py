@@ -30,7 +30,7 @@ class NodeHello(Struct, frozen=True, array_like=True):
     layout: bytes
     "Fingerprint of a KV block's layout: a hand-off copies bytes."
     peer: str = ""
-    "Where its messenger lets others read its pool. Empty: nowhere."
+    "Where its messenger lets others read its pool: addresses with blanks between them, the best first. Empty: nowhere."
     health_url: str = ""
     "Of its own HTTP, for people."
     pid: int = 0
