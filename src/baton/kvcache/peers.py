@@ -13,6 +13,7 @@ over. Of several addresses the first is taken that can be opened.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ from baton.errors import PeerUnreadable
 from baton.kvcache.storage.backend import Deadline
 from baton.kvcache.transport import PeerPool, Transport
 from baton.protocol.ids import PoolIncarnation
+
+logger = logging.getLogger("baton.cache")
 
 PEERS_MAX: Final = 32
 OPEN_SECONDS: Final = 2.0
@@ -76,7 +79,9 @@ class Peers:
                 continue
             try:
                 async with asyncio.timeout(OPEN_SECONDS):
-                    return await transport.open(address, pool, fingerprint, lambda: self._on_lost(key, task))
+                    opened = await transport.open(address, pool, fingerprint, lambda: self._on_lost(key, task))
+                logger.info("a peer's KV pool is read at %s", address)
+                return opened
             except PeerUnreadable as error:
                 failed.append(error)
             except TimeoutError:
