@@ -30,6 +30,7 @@ from baton.kvpool.pool import KVPool
 from baton.protocol.moves import MoveResult
 from baton.protocol.pool import PoolReady, ReadBlocks, ReadPool, ReadRefused
 from baton.trust.handshake import LINK
+from baton.trust.seal import Sealer, Unsealer
 from baton.trust.secret import Secret
 from baton.trust.session import connected, prove_as_dialler
 
@@ -173,6 +174,27 @@ def test_blocks_by_way_of_the_host_are_the_same_bytes():
     assert int(target.data.any(axis=1).sum()) == 9
     for part in (direct, staged, again, source, target):
         part.close()
+
+
+def test_everybody_has_a_turn_between_two_pieces():
+    """Also where the network is faster than we are, and nothing ever waits for it."""
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        for sock in (ours, theirs):
+            sock.setblocking(False)
+        key, turns = bytes(32), list[int]()
+        peer = TcpSession(ours, Sealer(key), Unsealer(key, tcp_session.FROM_READER))
+        reader = TcpSession(theirs, Sealer(key), Unsealer(key, tcp_session.FROM_PEER))
+        for step in (lambda: peer.send_bytes(memoryview(b"abc")), lambda: reader.receive_bytes(3)):
+            for number in range(4):
+                asyncio.get_running_loop().call_soon(turns.append, number)
+                await step()
+                assert turns[-1] == number
+        ours.close()
+        theirs.close()
+
+    finish(main())
 
 
 # Who may read

@@ -85,11 +85,13 @@ class TcpSession:
         return memoryview(self._buffer)[:nbytes]
 
     async def send_bytes(self, content: memoryview) -> None:
+        await asyncio.sleep(0)  # where the network never makes us wait, nobody else would have a turn
         await self.send(BlocksFollow(len(content), xxh3_128_digest(content)))
         await self._loop.sock_sendall(self.sock, content)
 
     async def receive_bytes(self, nbytes: int) -> memoryview:
         """As many as we asked for, and undamaged; there until more are received."""
+        await asyncio.sleep(0)  # as above
         follows = await self.receive()
         if isinstance(follows, ReadRefused):
             raise ProtocolError(follows.reason)
