@@ -34,6 +34,7 @@ def test_addresses_are_read_and_written(text: str, address: Address):
             "tcp://router:9100/path",
             "unix:/a\0b",
         ),
+        *("router..example:1", ".example:1", "x" * 64 + ":1"),  # a look-up would raise a UnicodeError, and not an OSError
     ],
 )
 def test_what_is_none_is_refused(text: str):

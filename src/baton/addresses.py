@@ -55,7 +55,16 @@ def parse_listening(text: str) -> Address:
 def _host_and_port(text: str) -> Address | None:
     host, colon, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
-    well_formed = bool(colon and bare) and bare.isprintable() and " " not in bare and (":" not in bare or host.startswith("["))
+    well_formed = bool(colon) and _is_host(bare) and (":" not in bare or host.startswith("["))
     if not well_formed or not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65_535):
         return None
     return Address(host=bare, port=int(port))
+
+
+def _is_host(name: str) -> bool:
+    """Whether it could be looked up. What cannot be encoded (an empty part between dots, one of more than 63 letters) would
+    raise no OSError there, and end an instance that has loaded its model."""
+    try:
+        return bool(name) and name.isprintable() and " " not in name and bool(name.encode("idna"))
+    except UnicodeError:
+        return False

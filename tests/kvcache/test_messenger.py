@@ -386,6 +386,27 @@ def test_detach_while_a_peer_is_being_opened(kind: str):
     finish(main())
 
 
+def test_a_pull_does_not_write_into_the_pool_that_has_followed_while_its_peer_was_opened():
+    """The same block numbers are somebody else's there."""
+
+    async def main() -> None:
+        async with Rig() as rig:
+            frozen = rig.start("frozen")
+            os.kill(frozen.process.pid, signal.SIGSTOP)
+            number = rig.tell(frozen, [1], [1])
+            await until(lambda: rig.open_peers == 1)
+            rig.messenger.detach()
+            rig.device.close()
+            rig.device = KVPool.create(LAYOUT, BLOCKS)
+            rig.messenger.attach(rig.device)
+            os.kill(frozen.process.pid, signal.SIGCONT)
+            await until(lambda: number in rig.results)
+            assert (rig.results[number].moved, rig.results[number].error) == (0, "another pool is attached")
+            assert not rig.device.data.any()
+
+    finish(main())
+
+
 def test_it_ends_in_the_middle_of_everything(short_runs: None, before_copy: Any):
     async def main() -> None:
         async with Rig() as rig:

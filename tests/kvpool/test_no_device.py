@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from baton.errors import DeviceError, ProtocolError
+from baton.kvcache import shared_memory
 from baton.kvpool import cuda_driver
 from baton.kvpool.device_pool import DevicePool
 from baton.kvpool.layout import KVLayout
@@ -46,7 +47,15 @@ def test_without_a_driver_it_says_so(no_driver):
     fd = os.open("/dev/null", os.O_RDONLY)
     with pytest.raises(DeviceError, match="there is no NVIDIA driver here"):
         attach_pool(fd, READY)
-    assert not Path(f"/proc/self/fd/{fd}").exists(), "the descriptor was ours to close"
+    os.close(fd)  # it was still ours: whoever called closes it
+
+
+def test_the_descriptor_of_a_peers_pool_that_cannot_be_opened_is_closed_once(no_driver):
+    """A second close would hit whatever another thread has opened meanwhile under the same number: a file of the storage."""
+    fd = os.open("/dev/null", os.O_RDONLY)
+    with pytest.raises(DeviceError, match="there is no NVIDIA driver here"):
+        shared_memory._map(encode(READY), [fd], READY.incarnation, READY.fingerprint)
+    assert not Path(f"/proc/self/fd/{fd}").exists()
 
 
 def test_a_pool_of_another_layout_is_refused_before_it_is_opened(no_driver):

@@ -2,6 +2,7 @@
 
 ready    says that it is      fails    says why it cannot start, and exits with 1
 exits    with this status     peers    answers what comes from them, for as long as they are there
+garbage  instead of a descriptor
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ def main() -> None:
         control.send(StartFailed(orders["fails"]))
         sys.exit(1)
     control.send(LoadProgress(orders["life"], os.getpid()))
+    if "garbage" in orders:
+        sockets["descriptors"].sendall(b"garbage")
     if "exits" in orders:
         sys.exit(orders["exits"])
     serve(sockets, orders.get("follows", False))

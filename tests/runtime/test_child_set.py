@@ -229,6 +229,20 @@ def test_a_descriptor_is_handed_to_a_child():
     finish(main())
 
 
+def test_a_child_that_sends_something_else_than_a_descriptor_is_ended():
+    async def main() -> None:
+        async with Rig(row("cache", Restart.ALWAYS, descriptors=True)) as rig:
+            await rig.up()
+            rig.orders["cache"] = {"garbage": True}
+            rig.kill("cache")
+            words = ("cache", "0 descriptors came where one was expected")
+            await rig.until(lambda: words in rig.lost)
+            rig.orders["cache"] = {}
+            assert not rig.over
+
+    finish(main())
+
+
 def test_a_child_that_cannot_be_started_again_ends_the_parent(monkeypatch: pytest.MonkeyPatch):
     async def main() -> None:
         async with Rig(row("a", Restart.ALWAYS, descriptors=True)) as rig:

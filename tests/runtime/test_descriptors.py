@@ -76,6 +76,14 @@ def test_what_is_no_message_is_the_peers_error(pair, wrong):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_sender_that_was_killed_with_something_unread_is_gone_too(pair):
+    """The kernel says that the connection was reset, and not that it has ended."""
+    link, theirs = pair
+    theirs.sendall(b"never read")
+    link.close()
+    assert take_descriptor(theirs) is None
+
+
 def test_waiting_ends_at_its_deadline_and_with_the_sender(pair):
     link, theirs = pair
     with pytest.raises(Unavailable, match=r"the KV pool did not come within 0\.01 s"):

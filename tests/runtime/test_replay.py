@@ -6,13 +6,15 @@ import asyncio
 
 import pytest
 from client_pair import READY, A, Asked, B, Pair, ended, request
+from msgspec.structs import replace
 from run_loop import finish
 
 from baton.api.generate.engine_client import EngineRefused
 from baton.errors import InvariantBroken, Unavailable
+from baton.protocol.codec import FRAME_BYTES_MAX, MessageTooLarge
 from baton.protocol.control import AbortRequest, InstanceStats, ModeReport, PauseInstance, RefusedRequest
 from baton.protocol.ids import Incarnation, RequestId, Slot
-from baton.protocol.output import Emit
+from baton.protocol.output import OTHER_WEIGHTS, Emit
 from baton.protocol.request import FinishReason, GenerateRequest, Refused, SamplingParams
 from baton.protocol.step import RowLogprobs, TokenLogprob
 from baton.runtime.restarts import HEALTHY_SECONDS, Restarts
@@ -243,6 +245,50 @@ def test_a_replay_that_is_refused_is_an_answer_that_breaks_off():
             await rig.told(RefusedRequest(B, Refused("queue_full", 9, 8)))
             with pytest.raises(EngineRefused):
                 await fresh.over
+
+    finish(main())
+
+
+def test_what_has_begun_ends_where_the_next_engine_has_other_weights():
+    """Also what has only ended in part, without a token in what is open. What was told nothing of begins anew there."""
+    half = RequestId("half")
+
+    async def main() -> None:
+        async with pair() as rig:
+            served: list[bytes] = []
+            rig.client.on_identity = served.append
+            await rig.told(replace(READY, identity=b"one"))
+            begun, ended_in_part, fresh = [await rig.begin(one) for one in (request(), request(half, n=2), request(B))]
+            await rig.told(Emit([(A, 1, 0, 0, 5)], [ended(half, 0)]))
+            await rig.another_engine()
+            rig.engine.send(replace(READY, identity=b"two"))
+            for asked in (begun, ended_in_part):
+                with pytest.raises(Unavailable, match=OTHER_WEIGHTS):
+                    await asked.over
+            again = await replayed(rig)
+            assert (again.id, again.attempt, again.outputs) == (B, 2, ((),))
+            await rig.told(Emit([(B, 2, 0, 0, 7)], [ended(B, attempt=2)]))
+            await fresh.over
+            assert (begun.tokens, fresh.tokens, served) == ([5], [7], [b"two"])
+
+    finish(main())
+
+
+def test_one_whose_replay_is_too_large_for_a_frame_fails_alone():
+    async def main() -> None:
+        async with pair() as rig:
+            await rig.told(READY)
+            rig.engine.close()
+            large = Asked(rig.client, GenerateRequest(id=A, prompt=(1,), salt=bytes(FRAME_BYTES_MAX - 20)))
+            small = Asked(rig.client, request(B))
+            await rig.another_engine()
+            rig.client._streams[A].open[0].extend(range(1000))  # what it was told has made it too large
+            rig.engine.send(READY)
+            with pytest.raises(MessageTooLarge):
+                await large.over
+            assert (await replayed(rig)).id == B
+            await rig.told(Emit([(B, 2, 0, 0, 5)], [ended(B, attempt=2)]))
+            await small.over
 
     finish(main())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -410,6 +411,22 @@ def test_an_instance_that_computes_with_other_weights_meets_its_routers_anew(sec
             again = await router.visit()
             assert again.hello.ready.identity == b"second"
             assert again.hello.incarnation == visit.hello.incarnation
+
+    finish(main())
+
+
+def test_what_fails_in_a_beat_ends_the_engine(secret_file: Path):
+    """The loop would only log it, and every router would give us up, one after the other."""
+
+    def fails() -> None:
+        raise ValueError("on purpose")
+
+    async def main() -> None:
+        async with FakeRouter(SECRET) as router, rig_of(secret_file, router) as rig:
+            await router.visit()
+            rig.engine.beat = fails  # type: ignore[method-assign, assignment]
+            await asyncio.wait([rig.running], timeout=20)
+            assert isinstance(rig.running.exception(), ValueError)
 
     finish(main())
 

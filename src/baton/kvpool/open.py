@@ -20,10 +20,12 @@ def create_pool(layout: KVLayout, blocks: int) -> Pool:
 
 
 def attach_pool(fd: int, announced: PoolReady, *, read_only: bool = False) -> Pool:
-    """`fd` becomes ours. A pool on a GPU cannot be opened for reading alone: there the reader's word counts."""
+    """`fd` is the pool's when this returns; where it raises, it is still the caller's, who closes it. A pool on a GPU cannot be
+    opened for reading alone: there the reader's word counts."""
     if announced.memory is None:
         return KVPool.attach(fd, announced, read_only=read_only)
     from baton.kvpool.device_pool import DevicePool
 
-    os.close(fd)
-    return DevicePool.attach(announced)
+    pool = DevicePool.attach(announced)
+    os.close(fd)  # it leads to nothing
+    return pool

@@ -38,7 +38,7 @@ from baton.core.cluster.router import Router
 from baton.errors import EngineError, Unavailable
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceStats
-from baton.protocol.handoff import Adopted, Expect, Offer
+from baton.protocol.handoff import Adopted, Expect, Offer, Prefill
 from baton.protocol.ids import RequestId
 from baton.protocol.node import ClusterView
 from baton.protocol.output import Ended
@@ -133,10 +133,10 @@ class RouterClient:
 
     def _send_to_instance(self, effect: Tell) -> None:
         message = effect.message
-        request = message if isinstance(message, GenerateRequest) else message.request if type(message) is Expect else None
         try:
             self.instances.send(effect.session, message)
         except EngineError as error:  # with its outputs it is too large for a frame
+            request = message.request if isinstance(message, Expect | Prefill) else message
             name = request.id if isinstance(request, GenerateRequest) else None
             if name is not None and (stream := self._streams.get(name)) is not None:
                 stream.lose(error)

@@ -67,8 +67,9 @@ class CudaPlatform:
         return DevicePool.create(layout, blocks, DEVICE)
 
     def attach_pool(self, fd: int, announced: PoolReady) -> DevicePool:
+        pool = DevicePool.attach(announced)
         os.close(fd)  # it leads to nothing
-        return DevicePool.attach(announced)
+        return pool
 
 
 def kv_dtype(settings: WorkerConfig) -> KVDtype:

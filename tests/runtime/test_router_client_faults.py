@@ -1,0 +1,55 @@
+"""What is wrong in the router itself: nobody waits for ever, and nobody else pays for one request."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from client_pair import Asked, request
+from cluster_rig import Cluster
+from run_loop import finish
+
+from baton.errors import Unavailable
+from baton.protocol.codec import FRAME_BYTES_MAX, MessageTooLarge
+from baton.protocol.ids import RequestId
+from baton.protocol.output import Emit, Ended
+from baton.protocol.request import FinishReason, GenerateRequest
+
+
+@pytest.mark.parametrize("roles", [("mixed",), ("prefill", "decode")])
+def test_a_request_too_large_for_a_frame_fails_alone_and_the_machine_forgets_it(roles):
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(20):
+            for place, role in enumerate(roles):
+                await cluster.instance(f"{role}-{place}", role)
+            large = GenerateRequest(id=RequestId("large"), prompt=(1, 2, 3), salt=bytes(FRAME_BYTES_MAX))
+            with pytest.raises(MessageTooLarge):
+                await Asked(cluster.client, large).over
+            assert cluster.machine.idle
+
+    finish(main())
+
+
+def test_a_failure_of_the_machine_ends_every_request_with_an_error():
+    async def main() -> None:
+        cluster = await Cluster().__aenter__()
+        async with asyncio.timeout(20):
+            one = await cluster.instance("m-0")
+            asked = Asked(cluster.client, request())
+            there = await one.heard(GenerateRequest)
+
+            def broken(*event: object) -> None:
+                raise ValueError("on purpose")
+
+            cluster.machine.handle = broken  # type: ignore[method-assign]
+            one.send(Emit([(there.id, 1, 0, 0, 5)], [Ended(there.id, 0, FinishReason.LENGTH, 3, 0, 1, 0)]))
+            with pytest.raises(Unavailable, match="the router failed"):
+                await asked.over
+            with pytest.raises(Unavailable, match="the router failed"):
+                await Asked(cluster.client, request(RequestId("b"))).over
+            with pytest.raises(ValueError, match="on purpose"):
+                await cluster.client.over
+            await one.leave()
+            cluster.client.close()
+
+    finish(main())
