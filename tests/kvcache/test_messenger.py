@@ -18,7 +18,8 @@ import pytest
 from messenger_peer import LAYOUT, content, filled
 from messenger_rig import BLOCKS, Rig, Served, finish, mapped, until
 
-from baton.kvcache import messenger, peers
+from baton.errors import DeviceError
+from baton.kvcache import messenger, peers, shared_memory
 from baton.kvcache.shared_memory import SharedMemory
 from baton.kvcache.tcp import Tcp
 from baton.kvcache.transport import runs_of
@@ -366,6 +367,20 @@ def test_nothing_is_written_after_detach_has_returned(short_runs: None, before_c
             rig.device = KVPool.create(LAYOUT, BLOCKS)
             rig.messenger.attach(rig.device)
             assert (await rig.pull(peer, [1], [1])).moved == 1
+
+    finish(main())
+
+
+def test_what_a_device_says_no_to_is_in_the_result(monkeypatch: pytest.MonkeyPatch):
+    def fails(*copy: object) -> int:
+        raise DeviceError("out of order")
+
+    monkeypatch.setattr(shared_memory, "copy_runs", fails)
+
+    async def main() -> None:
+        async with Rig() as rig:
+            result = await rig.pull(rig.serve(), [1], [1])
+            assert (result.moved, result.error) == (0, "out of order")
 
     finish(main())
 

@@ -16,6 +16,17 @@ def lanes():
     made.end()
 
 
+def test_its_threads_end_with_it():
+    before = {*threading.enumerate()}
+    made = Lanes([(memoryview(bytearray(8)), number) for number in range(2)])
+    threads = [thread for thread in threading.enumerate() if thread not in before]
+    assert len(threads) == 2
+    made.end()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+
+
 def test_a_call_answers_or_raises(lanes):
     with lanes.one(soon()) as lane:
         assert lane.call(lambda: 7, soon()) == 7

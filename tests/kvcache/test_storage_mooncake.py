@@ -4,6 +4,7 @@ import ctypes
 import subprocess
 import sys
 import threading
+from itertools import pairwise
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -146,6 +147,42 @@ def test_a_damaged_object_is_replaced(fake, backend, rig):
     assert rig.has(backend, range(2)) == 1
     assert rig.put(backend, range(2)) == 2
     assert rig.has(backend, range(2)) == rig.get(backend, range(2)) == 2
+
+
+@pytest.mark.parametrize(("step", "reason"), [("setup", "unreachable"), ("register_buffer", "io")])
+def test_a_client_that_could_not_be_made_ready_is_not_used_and_made_again(fake, backend, rig, monkeypatch, step, reason):
+    """Without its memory registered every transfer would fail, or go where nobody looks."""
+    with monkeypatch.context() as patch:
+        patch.setattr(fake, step, lambda *_: -1)
+        for _ in range(2):
+            with pytest.raises(StorageFailed) as failed:
+                rig.put(backend, [0])
+            assert failed.value.reason == reason
+    assert fake.objects == {}
+    assert rig.put(backend, [0]) == rig.get(backend, [0]) == 1
+
+
+def test_the_batch_under_way_keeps_its_memory_while_the_next_one_is_prepared(fake, rig, backend, monkeypatch):
+    """Else what is stored under a key would be another block's."""
+    size = backend._object_bytes
+    monkeypatch.setattr(backend, "_per_half", 2)
+    used: list[set[int]] = []
+
+    def noting(act):
+        def call(names, addresses, sizes):
+            used.append({byte for begin in addresses for byte in range(begin, begin + size)})
+            return act(names, addresses, sizes)
+
+        return call
+
+    for name in ("batch_put_from", "batch_get_into"):
+        monkeypatch.setattr(fake, name, noting(getattr(fake, name)))
+    assert rig.put(backend, range(7)) == 7
+    assert rig.get(backend, range(7)) == 7
+    assert len(used) == 8
+    for batches in (used[:4], used[4:]):
+        for one, following in pairwise(batches):
+            assert not one & following
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,16 @@ def test_what_was_put_is_there(backend, rig):
 
 
 @needs_redis
+def test_a_connection_that_the_server_has_dropped_while_it_was_idle_costs_nothing(backend, rig):
+    """Servers do that (`timeout`), and the next call finds out: it is asked again, on another one."""
+    rig.put(backend, range(3))
+    for call, count in ((rig.has, 3), (rig.get, 3), (rig.put, 3)):
+        assert len(backend._idle) == 1
+        backend._idle[0]._socket.shutdown(socket.SHUT_RDWR)
+        assert call(backend, range(3)) == count
+
+
+@needs_redis
 def test_large_blocks_and_more_than_one_window(server, tmp_path):
     """200 blocks of 190 KB: 38 MB, in windows of 8 MiB, through both kinds of sockets."""
     rig = Rig(tmp_path, block_bytes=190_000)
@@ -300,6 +310,7 @@ def test_an_impostor_is_found_out(rig, reply, reason):
         with pytest.raises(StorageFailed) as failed:
             backend.get(rig.keys([0]), [memoryview(bytearray(1000))], Deadline.after(0.3))
         assert failed.value.reason == reason
+        assert not backend._idle, "what is still to come would be read as the answer to something else"
 
 
 def test_a_connection_that_breaks_in_an_object_is_a_failure(rig):

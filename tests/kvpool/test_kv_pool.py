@@ -172,6 +172,19 @@ def test_more_than_there_is_fails_at_once():
         KVPool.create(LAYOUT, 0)
 
 
+def test_one_that_cannot_be_mapped_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch):
+    """The descriptor alone would hold it: all of it is reserved."""
+
+    def fails(*arguments: object) -> None:
+        raise OSError("no room for a mapping")
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr("mmap.mmap", fails)
+    with pytest.raises(OSError, match="no room for a mapping"):
+        KVPool.create(LAYOUT, 2)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_pairs_are_not_shown_as_if_they_lay_one_by_one():
     """The kernels for tiles store pairs of numbers: a view of single ones would show other numbers than are there."""
     layout = KVLayout(layers=1, kv_heads=1, head_dim=64, block_size=16, dtype="bfloat16", format="amx-pairs")

@@ -3,6 +3,7 @@
 ready    says that it is      fails    says why it cannot start, and exits with 1
 exits    with this status     peers    answers what comes from them, for as long as they are there
 garbage  instead of a descriptor
+hangs_up when it is told something: closes the channels to its peers, and exits with this status a little later
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import select
 import socket
 import sys
+import time
 from typing import Any
 
 from baton.protocol.control import LoadProgress, StartFailed
@@ -30,6 +32,12 @@ def main() -> None:
         sockets["descriptors"].sendall(b"garbage")
     if "exits" in orders:
         sys.exit(orders["exits"])
+    if "hangs_up" in orders:
+        sockets["control"].recv(1)
+        for name in sockets.keys() - {"control", "descriptors"}:
+            sockets[name].close()
+        time.sleep(0.3)
+        sys.exit(orders["hangs_up"])
     serve(sockets, orders.get("follows", False))
 
 

@@ -68,9 +68,10 @@ def test_equal_ids_are_other_requests_and_each_hears_of_its_own():
     ours, theirs = (event.request.id for event in engine.events)
     assert ours != theirs
     thought = RowLogprobs(0, [], None)
-    callers.emit(Emit([(ours, 1, 0, 0, 5), (theirs, 1, 0, 0, 6), (ours, 1, 0, 1, 7)], [ended(theirs)], [(ours, 0, thought)]))
-    assert one == [Emit([(R, 1, 0, 0, 5), (R, 1, 0, 1, 7)], [], [(R, 0, thought)])]
-    assert other == [Emit([(R, 1, 0, 0, 6)], [ended("r")], [])]
+    thoughts = [(ours, 0, thought), (theirs, 0, thought), (ours, 1, thought)]
+    callers.emit(Emit([(ours, 1, 0, 0, 5), (theirs, 1, 0, 0, 6), (ours, 1, 0, 1, 7)], [ended(theirs)], thoughts))
+    assert one == [Emit([(R, 1, 0, 0, 5), (R, 1, 0, 1, 7)], [], [(R, 0, thought), (R, 1, thought)])]
+    assert other == [Emit([(R, 1, 0, 0, 6)], [ended("r")], [(R, 0, thought)])]
     callers.on_message(first, AbortRequest(R, 0, FinishReason.STOP))
     assert engine.events[-1] == Abort(ours, 0, FinishReason.STOP)
 

@@ -234,6 +234,9 @@ def test_garbage_is_blamed_on_the_peer(pair):
         pair[1].sendall(b"x" * 64)
         with pytest.raises(PeerError):
             await channel.listen(print)
+        pair[1].settimeout(10)
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.to_thread(pair[1].recv, 1) == b"", "it is shown out, whoever listened does nothing for that"
 
     finish(main())
 

@@ -15,7 +15,7 @@ from run_loop import finish
 
 from baton.errors import EngineError, Unavailable
 from baton.protocol.codec import Message
-from baton.protocol.control import LoadProgress
+from baton.protocol.control import LoadProgress, Ping
 from baton.runtime.child import Child, Loss
 from baton.runtime.child_set import ChildSet
 from baton.runtime.descriptors import send_descriptor
@@ -187,10 +187,11 @@ def test_a_peer_that_is_started_again_is_handed_over():
         async with Rig(row("engine", Restart.IF_KILLED), peers_row()) as rig:
             await rig.up()
             front = Process(rig.children.get("front").process.pid)
-            sockets = front.fds
+            sockets, ours = front.fds, len(os.listdir("/proc/self/fd"))
             rig.kill("engine")
             await rig.until(lambda: ("engine", 2) in rig.lives)
             await rig.until(lambda: front.fds == sockets)  # the old one is closed, the new one is there
+            assert len(os.listdir("/proc/self/fd")) == ours, "what was handed over is not kept"
             assert rig.children.get("front") is not None
             assert not rig.over
 
@@ -209,6 +210,17 @@ def test_of_two_that_talk_to_each_other_the_one_that_did_not_end_well_is_to_blam
             rig.kill("engine", signal.SIGTERM)
             await rig.until(lambda: rig.over)
             assert str(rig.over[0]) == "the engine process was killed by SIGTERM"
+
+    finish(main())
+
+
+def test_the_one_that_ended_well_is_not_blamed_for_being_seen_first():
+    async def main() -> None:
+        async with Rig(row("engine"), peers_row(), engine={"hangs_up": 3}, front={"follows": True}) as rig:
+            await rig.up()
+            rig.children.get("engine").control.send(Ping(1))
+            await rig.until(lambda: rig.over)
+            assert str(rig.over[0]) == "the engine process exited with status 3"
 
     finish(main())
 

@@ -107,6 +107,22 @@ def test_an_error_of_the_taker_ends_its_request_and_no_other(monkeypatch: pytest
     finish(main())
 
 
+def test_what_comes_after_the_error_that_ended_a_request_is_told_to_nobody():
+    """In the same turn of the loop: whoever asked has not been woken yet. An answer has one end."""
+
+    async def main() -> None:
+        async with Pair() as pair:
+            asked = await pair.begin(request())
+            pair.client.end_requests(Unavailable("the server ends"))
+            pair.client._on_message(Emit([(A, 1, 0, 0, 5)], []))
+            pair.client._on_message(Emit([(A, 1, 0, 1, 6)], [ended()]))
+            with pytest.raises(Unavailable, match="the server ends"):
+                await asked.over
+            assert asked.deltas == []
+
+    finish(main())
+
+
 def test_a_complete_stream_is_not_aborted():
     async def main() -> None:
         async with Pair() as pair:
@@ -380,8 +396,10 @@ def test_an_abort_does_not_overtake_its_request():
         async with Pair() as pair:
             asked = Asked(pair.client, request())
             await asyncio.sleep(0)  # it runs up to where it waits
-            asked.over.cancel()
+            pair.client.abort(A)  # in the same turn of the loop, at whose end requests are sent
             assert await pair.heard() == request()
+            assert type(await pair.heard()) is AbortRequest
+            asked.over.cancel()
             assert type(await pair.heard()) is AbortRequest
 
     finish(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from threading import Timer
 
 import pytest
 from run_loop import finish
@@ -88,8 +89,10 @@ def test_waiting_ends_at_its_deadline_and_with_the_sender(pair):
     link, theirs = pair
     with pytest.raises(Unavailable, match=r"the KV pool did not come within 0\.01 s"):
         wait_for_descriptor(theirs, 0.01, "the KV pool")
-    send_descriptor(link, READY, 0)
+    later = Timer(0.2, send_descriptor, (link, READY, 0))
+    later.start()
     message, fd = wait_for_descriptor(theirs, 10, "the KV pool")
+    later.join()
     os.close(fd)
     assert message == READY
     link.close()

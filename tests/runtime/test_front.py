@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -157,3 +158,27 @@ def test_uvicorn_leaves_logging_alone(model):
     before = logging.getLogger("uvicorn.error").handlers[:]
     assert front_process.make_server(made(model)).config.log_config is None
     assert logging.getLogger("uvicorn.error").handlers == before
+
+
+@pytest.mark.parametrize("end", ["requests end", "second signal", "time is over"])
+def test_draining_waits_for_what_runs_until_it_ends_or_nobody_wants_to_wait(end: str):
+    async def main() -> None:
+        over, hurry, ended = asyncio.Event(), asyncio.Event(), []
+        server = SimpleNamespace(should_exit=False, force_exit=False)
+        serving = asyncio.create_task(over.wait())
+        client = SimpleNamespace(end_requests=lambda why: (ended.append(why), over.set()))
+        seconds = 0.01 if end == "time is over" else 60.0
+        draining = asyncio.create_task(front_process.drain(server, serving, client, seconds, hurry))
+        if end != "time is over":
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert server.should_exit
+            assert not ended
+        if end == "requests end":
+            over.set()
+        elif end == "second signal":
+            hurry.set()
+        await asyncio.wait_for(draining, 20)
+        assert len(ended) == 1
+
+    asyncio.run(main())

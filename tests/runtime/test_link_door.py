@@ -9,10 +9,14 @@ import stat
 from pathlib import Path
 
 import pytest
-from link_rig import Door
+from link_rig import Door, heard, read_all
 from run_loop import finish
 
-from baton.runtime import link_server
+from baton.protocol.control import Pong, RefusedRequest
+from baton.protocol.ids import RequestId
+from baton.protocol.request import Refused
+from baton.runtime import link, link_server, seal
+from baton.runtime.handshake import GREETING_BYTES
 
 
 def test_a_connection_that_cannot_be_accepted_keeps_nobody_else_out(monkeypatch: pytest.MonkeyPatch):
@@ -45,5 +49,45 @@ def test_only_our_user_may_connect_to_a_socket_file(tmp_path: Path):
                 assert stat.S_IMODE((tmp_path / "door").stat().st_mode) == 0o600
         finally:
             os.umask(umask)
+
+    finish(main())
+
+
+def test_when_all_places_are_taken_the_one_held_longest_is_given_away(monkeypatch: pytest.MonkeyPatch):
+    """Who comes last may be an honest instance, which needs milliseconds."""
+    monkeypatch.setattr(link_server, "HANDSHAKES_MAX", 2)
+
+    async def main() -> None:
+        async with Door() as door:
+            silent = []
+            for place in range(3):
+                silent.append(door.connect())
+                if place < 2:
+                    await door.until(lambda place=place: door.server.handshakes == place + 1)
+            assert len(await read_all(silent[0])) == GREETING_BYTES, "greeted, and closed"
+            for sock in silent[1:]:
+                assert len(await asyncio.get_running_loop().sock_recv(sock, 1000)) == GREETING_BYTES
+                with pytest.raises(BlockingIOError):  # open, and nothing to read
+                    sock.recv(1)
+            assert door.server.counts == {"crowded": 1}
+            for sock in silent:
+                sock.close()
+
+    finish(main())
+
+
+def test_messages_of_one_turn_that_do_not_fit_into_one_frame_go_in_two(monkeypatch: pytest.MonkeyPatch):
+    """A peer refuses a larger one, and the session would be over."""
+    for module in (link, seal):
+        monkeypatch.setattr(module, "CONTENT_BYTES_MAX", 2000)
+
+    async def main() -> None:
+        async with Door() as door:
+            instance, router = await door.session()
+            messages = [Pong(1), RefusedRequest(RequestId("r" * 1900), Refused("no_room")), Pong(2)]
+            for message in messages:
+                instance.send(message)
+            instance.close()
+            assert await heard(router) == messages
 
     finish(main())

@@ -131,6 +131,7 @@ def test_what_was_aborted_meanwhile_ends_here_and_is_not_replayed(when: str):
 
             def abort() -> None:
                 rig.client.abort(A, 1, FinishReason.STOP)
+                rig.client.abort(A, 1)  # said again, in other words: the first counts
                 rig.client.abort(B)
 
             if when == "before the loss":
@@ -279,7 +280,7 @@ def test_one_whose_replay_is_too_large_for_a_frame_fails_alone():
         async with pair() as rig:
             await rig.told(READY)
             rig.engine.close()
-            large = Asked(rig.client, GenerateRequest(id=A, prompt=(1,), salt=bytes(FRAME_BYTES_MAX - 20)))
+            large = Asked(rig.client, GenerateRequest(id=A, prompt=(1,), salt=bytes(FRAME_BYTES_MAX - 200)))
             small = Asked(rig.client, request(B))
             await rig.another_engine()
             rig.client._streams[A].open[0].extend(range(1000))  # what it was told has made it too large

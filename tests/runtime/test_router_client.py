@@ -112,8 +112,10 @@ def test_a_prompt_is_handed_from_one_instance_to_another():
 
 
 def test_when_an_instance_is_lost_another_goes_on_and_every_token_comes_once():
+    """At once: the end of its session says so, and nobody waits until its silence does."""
+
     async def main() -> None:
-        async with Cluster() as cluster, asyncio.timeout(8):
+        async with Cluster(suspect_seconds=59.0, lapse_seconds=60.0) as cluster, asyncio.timeout(8):
             one, other = await cluster.instance("m-0"), await cluster.instance("m-1")
             asked = Asked(cluster.client, request())
             _, pending = done = await asyncio.wait(

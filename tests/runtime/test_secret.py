@@ -25,6 +25,15 @@ def test_a_secret_is_made_once_and_read_back(tmp_path: Path):
     assert create_secret(tmp_path / "other").key != made.key
 
 
+def test_a_strange_umask_leaves_a_secret_that_its_owner_can_read(tmp_path: Path):
+    old = os.umask(0o777)
+    try:
+        create_secret(tmp_path / "secret")
+    finally:
+        os.umask(old)
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o602])
 def test_one_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int):
     create_secret(tmp_path / "secret")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -64,6 +65,9 @@ def test_other_weights_are_loaded_and_the_keys_have_another_root():
                 assert (await ordered(rig, order)).outcome == "done"
             assert rig.engine._instance.fingerprint == b"other"
             assert ModelChanged(other, b"other") in rig.messages
+            async with asyncio.timeout(20):  # it starts the next engine with them
+                while await rig.supervisor.receive() != ModelChanged(other, b"other"):
+                    pass
             assert await rig.answer("b") == expected(5, 12)
             assert rig.ended["b"].cached_tokens == 0
 

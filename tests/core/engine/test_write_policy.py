@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from itertools import count
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from baton.config import TierConfig
+from baton.core.engine.phase import Phase
 from baton.core.events import BlocksMoved, ForgetCache, StorageAnswered
+from baton.core.kv.block_pool import BlockPool
+from baton.core.kv.host_tier import HostTier
+from baton.core.kv.write_policy import WritePolicy
+from baton.protocol.ids import BlockId, BlockKey
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer
 
 from .tiered import TieredDriver
@@ -55,6 +63,35 @@ def test_back_copies_what_would_be_evicted_next_before_it_has_to_be():
     driver.assert_answered()
 
 
+@pytest.mark.parametrize("first_put_fails", [False, True])
+def test_what_a_preempted_sequence_has_on_storage_is_not_put_again_and_what_it_has_not_is(first_put_fails: bool):
+    driver = TieredDriver(storage=True, preempted="storage", write="through", blocks=16)
+    driver.submit("victim", PROMPT, max_tokens=30)
+    driver.carry_out("query")
+    put: list[bytes] = []
+
+    def copy_all(fails: bool) -> None:
+        while driver.told:
+            message = driver.told[0]
+            is_put = isinstance(message, BlockMove) and message.kind == "put"
+            put.extend(message.keys if is_put else ())
+            driver.carry_out(moved=0 if is_put and fails else None, error="broken" if is_put and fails else None)
+
+    for step in range(8):
+        driver.step()
+        copy_all(first_put_fails and step < 4)
+    before = list(put)
+    assert before
+    driver.preempt()
+    while driver.phase("victim") is Phase.PREEMPTING:
+        driver.step()
+        copy_all(False)
+    again = [key for key in put[len(before) :] if key in before]
+    assert bool(again) == first_put_fails
+    driver.settle()
+    driver.assert_answered()
+
+
 def test_a_host_tier_that_is_full_skips_copies_and_says_so():
     """A full tier is no error: vLLM's crashed."""
     driver = TieredDriver(host_blocks=2)
@@ -67,6 +104,15 @@ def test_a_host_tier_that_is_full_skips_copies_and_says_so():
     assert driver.tiers.stats.skipped_stores == 3
     driver.settle()
     driver.assert_answered()
+
+
+def test_what_another_instance_has_computed_is_that_ones_to_put_on_storage():
+    key, other = BlockKey(b"k" * 32), BlockKey(b"o" * 32)
+    books: Any = SimpleNamespace(pool=BlockPool(4))
+    policy = WritePolicy(TierConfig(host_blocks=4, storage=True, write="through"), books, HostTier(4))
+    policy.published(key, BlockId(1), prompt=True)
+    policy.adopted(other, BlockId(2))
+    assert policy.to_store == {key: (1, 0, True), other: (2, 0, False)}
 
 
 # Storage that takes no more

@@ -48,6 +48,14 @@ def test_what_is_being_read_stays_and_the_next_one_goes():
     assert names(host) == [2]
 
 
+def test_what_is_being_written_to_storage_is_not_chosen_for_it_again():
+    host = filled(3, total=3)
+    putting = host.pin([key(0)])
+    assert host.oldest_unstored(2) == [key(1), key(2)]
+    host.unpin(putting)
+    assert host.oldest_unstored(2) == [key(0), key(1)]
+
+
 def test_no_more_is_handed_out_than_nobody_reads_or_writes():
     host = filled(2, total=3)
     host.pin([key(0)])
