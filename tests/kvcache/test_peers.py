@@ -69,10 +69,24 @@ def test_another_pool_of_the_same_address_closes_the_old_one_and_no_other():
     finish(main())
 
 
-def test_one_that_is_lost_before_it_is_open_is_closed():
+@pytest.mark.parametrize("turns", range(4))
+def test_one_that_is_lost_as_it_is_opened_is_closed_and_not_read(turns: int):
+    """So many turns of the loop after it was opened; whoever waits for it is woken two turns after."""
+
     async def main() -> None:
         transport, peers = rig()
-        transport.at_once = lambda pool: pool.on_lost()
+        loop = asyncio.get_running_loop()
+
+        def lose(pool: FakePool, left: int) -> None:
+            loop.call_soon(lose, pool, left - 1) if left else pool.on_lost()
+
+        transport.at_once = lambda pool: lose(pool, turns)
+        if turns == 3:
+            assert await peers.opened(key(1), b"", soon()) is transport.pools[0]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert ([pool.closed for pool in transport.pools], len(peers)) == ([True], 0)
+            return
         with pytest.raises(PeerUnreadable, match="lost at once"):
             await peers.opened(key(1), b"", soon())
         assert ([pool.closed for pool in transport.pools], len(peers)) == ([True], 0)

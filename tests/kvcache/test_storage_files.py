@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+from pathlib import Path
 
 import pytest
 from storage_rig import Rig, key_of, layout_of, soon
@@ -81,6 +82,23 @@ def test_a_file_system_that_cannot_say_what_is_in_memory(rig, make_files, monkey
 
     monkeypatch.setattr(files_module.os, "preadv", preadv)
     assert rig.get(backend, range(25)) == 20
+
+
+def test_what_was_opened_ahead_is_closed_where_the_run_ends_early(rig, make_files, monkeypatch):
+    backend = make_files(rig)
+    rig.put(backend, range(20))
+    Path(backend.path_of(key_of(3))).write_bytes(b"damaged")
+    real = os.preadv
+
+    def cold(descriptor, buffers, offset, flags=0):
+        if flags:
+            raise OSError(errno.EAGAIN, "not in memory")
+        return real(descriptor, buffers, offset)
+
+    monkeypatch.setattr(files_module.os, "preadv", cold)
+    before = len(os.listdir("/proc/self/fd"))
+    assert rig.get(backend, range(20)) == 3
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_file_that_cannot_be_opened_ahead_costs_no_other_file(rig, make_files, monkeypatch):
@@ -330,6 +348,15 @@ def test_many_groups_fill_evenly(rig, make_files):
     backend = make_files(rig, quota_bytes=quota)
     assert rig.put(backend, range(5000)) == 5000
     assert 0.8 * quota <= used_bytes(rig) <= quota
+
+
+def test_an_object_that_would_be_written_again_is_renewed_too(rig, make_files):
+    rig.put(make_files(rig), [0])
+    backend = make_files(rig)
+    path = backend.path_of(key_of(0))
+    os.utime(path, (1000, 1000))
+    rig.put(backend, [0])
+    assert os.stat(path).st_mtime > 10**9
 
 
 def test_a_read_renews_an_object(rig, make_files, monkeypatch):

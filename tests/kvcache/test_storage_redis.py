@@ -8,6 +8,7 @@ import subprocess
 import threading
 from contextlib import contextmanager
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 from redis_server import SERVER, RedisServer, free_port
@@ -15,9 +16,11 @@ from storage_rig import Rig, layout_of, soon
 
 from baton.config import ServeConfig, shown, without_password
 from baton.errors import InvalidConfig, StorageFailed
+from baton.kvcache.storage import resp
 from baton.kvcache.storage.backend import Deadline
 from baton.kvcache.storage.object import seal
 from baton.kvcache.storage.open import open_backend
+from baton.kvcache.storage.redis_store import IDLE_CONNECTIONS_MAX
 
 needs_redis = pytest.mark.skipif(SERVER is None, reason="redis-server is not installed: apt-get install redis-server")
 
@@ -57,6 +60,81 @@ def test_a_connection_that_the_server_has_dropped_while_it_was_idle_costs_nothin
         assert len(backend._idle) == 1
         backend._idle[0]._socket.shutdown(socket.SHUT_RDWR)
         assert call(backend, range(3)) == count
+
+
+@needs_redis
+def test_an_idle_connection_that_breaks_in_the_middle_of_a_run_is_gone_on_with_on_another(backend, rig, monkeypatch):
+    """Not from the start: the answers would be taken for those to later questions, and whole objects for damaged ones."""
+    rig.put(backend, range(5))
+    idle, calls = backend._idle[0], iter(range(100))
+    receive = idle.receive
+
+    def breaks(parts):
+        if next(calls) == 6:  # three for each object
+            raise ConnectionResetError("the server has closed the connection")
+        receive(parts)
+
+    monkeypatch.setattr(idle, "receive", breaks)
+    assert rig.get(backend, range(5)) == 5
+    assert backend.counters()["corrupt"] == 0
+
+
+@needs_redis
+def test_objects_that_fill_the_window_alone_are_asked_for_one_by_one(backend, rig, monkeypatch):
+    monkeypatch.setattr(backend, "_window", 1)
+    assert rig.put(backend, range(3)) == rig.get(backend, range(3)) == 3
+
+
+@needs_redis
+def test_a_deadline_that_passes_in_the_middle_of_a_run_ends_it(backend, rig):
+    class Fading:
+        """Time passes whenever somebody asks how much is left."""
+
+        turns = 5
+
+        def left(self):
+            self.turns -= 1
+            return max(0.0, float(self.turns))
+
+    rig.put(backend, range(9))
+    into = [memoryview(bytearray(rig.layout.block_bytes)) for _ in range(9)]
+    with pytest.raises(StorageFailed) as failed:
+        backend.get(rig.keys(range(9)), into, Fading())
+    assert failed.value.reason == "timeout"
+    assert 0 < failed.value.done < 9
+
+
+@needs_redis
+def test_databases_are_apart(server, rig):
+    server.ask("FLUSHALL")
+    here, there = (open_backend(f"redis://127.0.0.1:{server.port}/{number}", rig.layout) for number in (0, 5))
+    assert rig.put(there, range(2)) == 2
+    assert (rig.has(here, range(2)), rig.has(there, range(2))) == (0, 2)
+    here.close()
+    there.close()
+
+
+def test_every_wait_has_the_deadline_of_its_call(rig, monkeypatch):
+    """Connecting to a machine that does not answer takes minutes; a time-out of zero would be none at all."""
+    waits = []
+
+    def connect(place, timeout=None):
+        waits.append(timeout)
+        raise OSError("nobody there")
+
+    monkeypatch.setattr(resp.socket, "create_connection", connect)
+    backend = open_backend("redis://127.0.0.1:1", rig.layout)
+    with pytest.raises(StorageFailed):
+        backend.contains_prefix(rig.keys([0]), Deadline.after(7.0))
+    assert waits[0] is not None
+    assert 0 < waits[0] <= 7.0
+    ours, theirs = socket.socketpair()
+    connection = object.__new__(resp.Connection)
+    connection._socket, connection._tls = ours, False
+    connection.arm(SimpleNamespace(left=lambda: 1e-9))
+    assert any(ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)), "it waits for ever"
+    ours.close()
+    theirs.close()
 
 
 @needs_redis
@@ -151,6 +229,7 @@ def test_a_full_server_is_said_to_be_full(tmp_path, rig):
         with pytest.raises(StorageFailed) as failed:
             rig.put(backend, range(10_000))
         assert failed.value.reason == "full"
+        assert rig.has(backend, range(failed.value.done)) == failed.value.done, "what was counted is there"
         assert rig.get(backend, range(3)) == 3
     finally:
         server.stop()
@@ -311,6 +390,25 @@ def test_an_impostor_is_found_out(rig, reply, reason):
             backend.get(rig.keys([0]), [memoryview(bytearray(1000))], Deadline.after(0.3))
         assert failed.value.reason == reason
         assert not backend._idle, "what is still to come would be read as the answer to something else"
+
+
+def test_more_answers_than_questions_are_found_out(rig):
+    with impostor(b":1128\r\n:1128\r\n") as port:
+        backend = open_backend(f"redis://127.0.0.1:{port}", rig.layout)
+        with pytest.raises(StorageFailed) as failed:
+            rig.has(backend, [0])
+        assert failed.value.reason == "protocol"
+        assert not backend._idle
+
+
+def test_few_connections_are_kept_for_later(rig):
+    backend = open_backend("redis://127.0.0.1:1", rig.layout)
+    closed = []
+    for number in range(IDLE_CONNECTIONS_MAX + 3):
+        backend._give_back(SimpleNamespace(in_step=number != 1, close=lambda number=number: closed.append(number)))
+    assert closed == [1, IDLE_CONNECTIONS_MAX + 1, IDLE_CONNECTIONS_MAX + 2]
+    backend.close()
+    assert len(closed) == IDLE_CONNECTIONS_MAX + 3
 
 
 def test_a_connection_that_breaks_in_an_object_is_a_failure(rig):

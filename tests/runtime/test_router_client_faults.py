@@ -10,11 +10,16 @@ from client_pair import Asked, request
 from cluster_rig import Cluster
 from run_loop import finish
 
+from baton.api.generate.engine_client import Delta
+from baton.config import RouterConfig
+from baton.core.cluster.events import Arrive, ClusterEvent, Deliver
 from baton.errors import Unavailable
 from baton.protocol.codec import FRAME_BYTES_MAX, MessageTooLarge
 from baton.protocol.ids import RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason, GenerateRequest
+from baton.runtime import node_set
+from baton.runtime.router_client import RouterClient
 
 
 @pytest.mark.parametrize("roles", [("mixed",), ("prefill", "decode")])
@@ -53,5 +58,52 @@ def test_a_failure_of_the_machine_ends_every_request_with_an_error():
                 await cluster.client.over
             await one.leave()
             cluster.client.close()
+
+    finish(main())
+
+
+def test_what_a_delivery_sets_off_waits_until_its_effects_are_carried_out():
+    """Whoever is told a token may withdraw the request at once. The rest of what the machine wanted done comes first."""
+    log: list[object] = []
+
+    class Machine:
+        idle = False
+
+        def handle(self, event: ClusterEvent, now: float) -> list[Deliver]:
+            log.append(type(event).__name__)
+            if not isinstance(event, Arrive):
+                return []
+            return [Deliver(Emit([(event.request.id, 1, 0, place, 5 + place)], [])) for place in range(2)]
+
+        def next_deadline(self) -> None:
+            return None
+
+    async def main() -> None:
+        client = RouterClient(Machine(), RouterConfig())  # type: ignore[arg-type]
+
+        def take(delta: Delta) -> None:
+            log.append(delta.tokens[0])
+            if delta.tokens == [5]:
+                client.abort(RequestId("a"))
+
+        asking = asyncio.ensure_future(client.generate(request(), take))
+        await asyncio.sleep(0)
+        assert log == ["Arrive", 5, 6, "Withdraw"]
+        asking.cancel()
+        await asyncio.wait([asking])
+        client.close()
+
+    finish(main())
+
+
+def test_one_that_connects_and_says_no_hello_is_closed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(node_set, "HELLO_SECONDS", 0.02)
+
+    async def main() -> None:
+        async with Cluster() as cluster:
+            silent = await cluster.connect("m-0")
+            assert silent.serving is not None
+            await asyncio.wait_for(asyncio.shield(silent.serving), 20)
+            assert await asyncio.wait_for(silent.channel.receive(), 20) is None
 
     finish(main())
