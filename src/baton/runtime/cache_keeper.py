@@ -98,7 +98,7 @@ class CacheKeeper:
             self.on_hello(self._early)
 
     def on_lost(self) -> None:
-        self._early = None
+        """There is an instance: a loss before that ends the start."""
         self._machine.tell(CacheLost())
 
     # What the instance wants done
