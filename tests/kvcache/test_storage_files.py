@@ -350,6 +350,19 @@ def test_many_groups_fill_evenly(rig, make_files):
     assert 0.8 * quota <= used_bytes(rig) <= quota
 
 
+def test_nobody_else_may_look_into_it(rig, make_files):
+    """What is stored was made of prompts."""
+    umask = os.umask(0)
+    try:
+        rig.put(make_files(rig), range(3))
+    finally:
+        os.umask(umask)
+    paths = [rig.root, *rig.root.rglob("*")]
+    assert len(paths) > 4
+    assert {path.stat().st_mode & 0o777 for path in paths if path.is_dir()} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in paths if path.is_file()} == {0o600}
+
+
 def test_an_object_that_would_be_written_again_is_renewed_too(rig, make_files):
     rig.put(make_files(rig), [0])
     backend = make_files(rig)

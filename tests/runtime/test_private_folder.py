@@ -49,6 +49,20 @@ def test_it_is_private_and_removed_with_what_is_in_it(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nobody_finds_it_before_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whoever did would take it for abandoned, and remove it."""
+    lock, found = private_folder.fcntl.flock, []
+
+    def flock(fd: int, how: int) -> None:
+        found.append(list(tmp_path.glob(f"{PREFIX}*")))
+        lock(fd, how)
+
+    monkeypatch.setattr(private_folder.fcntl, "flock", flock)
+    folder = PrivateFolder(tmp_path)
+    assert found == [[]]
+    folder.remove()
+
+
 def test_one_whose_owner_was_killed_is_removed_by_the_next_and_one_in_use_is_not(tmp_path: Path):
     dead, of_dead = owner(tmp_path)
     living, of_living = owner(tmp_path)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from baton.runtime.worker_health import ANSWER_SECONDS, PROBE_SECONDS, IdleProbe
+import os
+
+from baton.protocol.progress import ProgressWord
+from baton.runtime.worker_health import ANSWER_SECONDS, PROBE_SECONDS, IdleProbe, WorkerHealth
 
 
 class Rig:
@@ -46,3 +49,21 @@ def test_a_question_of_before_its_work_is_forgotten():
     assert rig.look(5.0, idle=False) == ""
     assert rig.look(9.0) == ""
     assert rig.asked == 2
+
+
+def test_progress_is_a_change_since_the_last_look_and_the_word_of_the_last_worker_is_closed():
+    before = len(os.listdir("/proc/self/fd"))
+    health = WorkerHealth()
+    assert not health.progressed()
+    for _ in range(3):  # lives
+        word = ProgressWord.create()
+        health.attach(os.dup(word.fd))
+        word.advance()
+        assert health.progressed()
+        assert not health.progressed()
+        word.advance()
+        assert health.progressed()
+        word.close()
+    health.detach()
+    assert not health.known
+    assert len(os.listdir("/proc/self/fd")) == before
