@@ -192,7 +192,7 @@ def test_it_ends_while_a_store_stands_still(rig):
     assert begun.wait(30)
     ending = Thread(target=rig.transfer.close, daemon=True)
     ending.start()
-    ending.join(20)
+    ending.join(5)
     ended = not ending.is_alive()
     go_on.set()
     ending.join(20)

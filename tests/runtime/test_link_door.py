@@ -12,6 +12,7 @@ import pytest
 from link_rig import Door, heard, read_all
 from run_loop import finish
 
+from baton.protocol.codec import encode
 from baton.protocol.control import Pong, RefusedRequest
 from baton.protocol.ids import RequestId
 from baton.protocol.request import Refused
@@ -78,13 +79,14 @@ def test_when_all_places_are_taken_the_one_held_longest_is_given_away(monkeypatc
 
 def test_messages_of_one_turn_that_do_not_fit_into_one_frame_go_in_two(monkeypatch: pytest.MonkeyPatch):
     """A peer refuses a larger one, and the session would be over."""
+    large = RefusedRequest(RequestId("r" * 1900), Refused("no_room"))
     for module in (link, seal):
-        monkeypatch.setattr(module, "CONTENT_BYTES_MAX", 2000)
+        monkeypatch.setattr(module, "CONTENT_BYTES_MAX", len(encode(large)))
 
     async def main() -> None:
         async with Door() as door:
             instance, router = await door.session()
-            messages = [Pong(1), RefusedRequest(RequestId("r" * 1900), Refused("no_room")), Pong(2)]
+            messages = [Pong(1), large, Pong(2)]
             for message in messages:
                 instance.send(message)
             instance.close()

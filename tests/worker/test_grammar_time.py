@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from itertools import count
 
+import numpy as np
 import pytest
 
 from baton.grammar.vocabulary import Vocabulary
 from baton.protocol.grammar import Grammar
+from baton.protocol.progress import ProgressWord
 from baton.protocol.request import SamplingParams
 from baton.worker import grammar_masks
 from baton.worker.grammar_masks import MASK_SECONDS, MASK_SECONDS_OVER, TOO_SLOW, GrammarMasks, GrammarState
@@ -83,3 +86,25 @@ def test_an_ambiguous_grammar_comes_to_its_end_by_time(masks):
     state = seated(masks, AMBIGUOUS)
     assert masks_until_error(masks, state, 1000) < 1000
     assert state.error == TOO_SLOW
+
+
+def test_a_mask_that_never_comes_is_given_up_and_meanwhile_the_worker_shows_that_it_waits(masks, monkeypatch):
+    monkeypatch.setattr(grammar_masks, "WAIT_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(grammar_masks, "_BEAT_SECONDS", 0.01)
+    word = ProgressWord.create()
+    masks.report_progress(word)
+    state = seated(masks, "start: /a+/\n")
+    state.pending = Future()
+    assert not state.mask().any(), "no token is allowed"
+    assert state.error == "its grammar takes too long"
+    assert word.value > 0
+    word.close()
+
+
+def test_a_mask_whose_thread_failed_allows_nothing_and_says_so(masks):
+    state = seated(masks, "start: /a+/\n")
+    state.pending = Future()
+    state.pending.set_exception(MemoryError("on purpose"))
+    assert not state.mask().any()
+    assert state.error == "its grammar failed: MemoryError"
+    assert np.array_equal(state.mask_of(len(TOKENS)), np.zeros(-(-len(TOKENS) // 32), np.uint32))

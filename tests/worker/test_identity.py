@@ -181,6 +181,16 @@ def test_where_nothing_can_be_kept_every_start_reads(model, monkeypatch, tmp_pat
     assert digest(model).read_bytes
 
 
+def test_of_too_many_digests_the_ones_used_longest_ago_go(digests, monkeypatch):
+    monkeypatch.setattr(weights_digest, "ENTRIES_MAX", 2)
+    digests.mkdir(parents=True)
+    for age, name in enumerate("abcd"):
+        (digests / name).write_text(name)
+        os.utime(digests / name, (1000 - age, 1000 - age))
+    weights_digest.DigestStore._tidy(digests)
+    assert sorted(path.name for path in digests.iterdir()) == ["a", "b"]
+
+
 def test_the_folder_is_private(model, digests):
     digest(model)
     assert digests.stat().st_mode & 0o077 == 0

@@ -15,10 +15,11 @@ from naive_sampler import naive_kept, naive_sample, naive_uniform
 from baton.protocol.request import SamplingParams
 from baton.worker.draws import draw_from_best, uniforms
 from baton.worker.failure import NOT_FINITE, NOTHING_LEFT
+from baton.worker.flat_batch import FEEDBACK
 from baton.worker.sampler import Chosen, SampleRow
 from baton.worker.sampler import sample as sample_drawn
 from baton.worker.sampling_columns import SamplingColumns
-from baton.worker.sampling_state import SequenceSampling
+from baton.worker.sampling_state import ANY, BadWords, SequenceSampling
 
 VOCAB = 24
 EDGE = 1e-5
@@ -203,3 +204,20 @@ def test_logprobs_are_of_the_raw_logits():
     assert row.logprob == pytest.approx(float(expected[row.token]), abs=1e-5)
     assert row.rank == 1 + int((expected > expected[row.token]).sum())
     assert [token for token, _ in row.top] == sorted(range(VOCAB), key=lambda t: (-float(expected[t]), t))[:3]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "bans"),
+    [
+        ([], []),
+        ([1, 2, 3], [[ANY, 4]]),
+        ([9, 2, 3], []),
+        ([1, 2, FEEDBACK], [[5, 6], [3, 4]]),
+        ([9, 2, FEEDBACK], [[5, 6]]),
+        ([FEEDBACK], [[5, 6]]),
+    ],
+)
+def test_the_end_of_a_bad_word_is_forbidden_behind_the_rest_of_it_and_behind_nothing_else(outputs: list[int], bans):
+    """The last token may not be known yet: then a ban says which one makes it count."""
+    words = BadWords([(1, 2, 3, 4), (5, 6), (7,)], VOCAB)
+    assert words.bans(np.array(outputs, np.int32)).tolist() == bans
