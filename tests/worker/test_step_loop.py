@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
-from threading import Thread
+from threading import Event, Thread
+from types import SimpleNamespace
 
 import pytest
 from late_executor import DEADLINE_SECONDS, LateExecutor, expected
@@ -12,11 +14,13 @@ from test_model_runner import new, plan
 
 from baton.kvpool.layout import KVKind
 from baton.kvpool.pool import KVPool
+from baton.protocol.codec import encode
 from baton.protocol.control import Ping, Pong
 from baton.protocol.progress import ProgressWord
 from baton.protocol.request import SamplingParams
+from baton.runtime import step_loop
 from baton.runtime.channel import BlockingChannel
-from baton.runtime.step_loop import StepLoop
+from baton.runtime.step_loop import StepLoop, Waiter
 from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
 
@@ -82,6 +86,8 @@ def test_results_come_in_order_however_many_are_ahead(prompt_worker):
     results = [prompt_worker.engine.receive() for _ in range(9)]
     assert [result.step for result in results] == list(range(1, 10))
     assert [result.values[0] for result in results] == answers
+    assert prompt_worker.quiet()
+    assert prompt_worker.word.value == 9, "each of them shows that the worker gets on"
 
 
 def test_a_plan_is_launched_while_the_one_before_is_computed(worker):
@@ -121,9 +127,10 @@ def test_a_result_is_sent_without_another_plan(worker):
 def test_sampling_on_the_host_is_not_run_ahead(worker):
     settings = (SamplingParams(presence_penalty=0.5),)
     worker.executor.at_once = True
-    worker.engine.send(plan(1, new=(new(0, [5]),), sampling=settings, run=[(0, 1)]))
-    worker.engine.send(plan(2, sampling=(), run=[(0, 1)]))
-    worker.engine.send(plan(3, sampling=(), run=[(0, 1)]))
+    first = plan(1, new=(new(0, [5]),), sampling=settings, run=[(0, 1)])
+    plans = [first, *(plan(step, sampling=(), run=[(0, 1)]) for step in (2, 3))]
+    # In one piece: the loop has the next plan at hand before it looks whether the step before is done.
+    worker.engine._socket.sendall(b"".join(encode(each) for each in plans))
     assert [worker.engine.receive().values[0] for _ in range(3)] == expected([5], 3)
     assert [late.fed_back for late in worker.executor.launched] == [[], [], []]
 
@@ -145,3 +152,23 @@ def test_an_error_of_a_step_ends_the_loop(worker):
     worker.engine.send(plan(1, new=(new(0, [5]),), run=[(0, 1)]))
     assert worker.engine.receive() is None, "the channel is closed"
     assert "device lost" in str(worker.error)
+
+
+def test_the_end_does_not_wait_for_a_device_that_hangs(monkeypatch):
+    monkeypatch.setattr(step_loop, "END_SECONDS_MAX", 0.01)
+    begun, go_on = Event(), Event()
+    with Waiter() as waiter:
+        waiter.watch(SimpleNamespace(wait=lambda: (begun.set(), go_on.wait(DEADLINE_SECONDS))))
+        assert begun.wait(DEADLINE_SECONDS)
+    assert waiter._thread.is_alive(), "it was waited for"
+    go_on.set()
+    waiter._thread.join(DEADLINE_SECONDS)
+    os.close(waiter.fd)  # it could not be closed under the thread
+
+
+def test_nothing_is_left_of_a_waiter():
+    before = len(os.listdir("/proc/self/fd"))
+    with Waiter() as waiter:
+        waiter.watch(SimpleNamespace(wait=lambda: None))
+        waiter.pass_one()
+    assert len(os.listdir("/proc/self/fd")) == before
