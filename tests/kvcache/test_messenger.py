@@ -401,11 +401,11 @@ def test_detach_while_a_peer_is_being_opened(kind: str):
     finish(main())
 
 
-def test_a_pull_does_not_write_into_the_pool_that_has_followed_while_its_peer_was_opened():
+def test_a_pull_does_not_write_into_the_pool_that_has_followed_while_its_peer_was_opened(kind: str):
     """The same block numbers are somebody else's there."""
 
     async def main() -> None:
-        async with Rig() as rig:
+        async with Rig(kind) as rig:
             frozen = rig.start("frozen")
             os.kill(frozen.process.pid, signal.SIGSTOP)
             number = rig.tell(frozen, [1], [1])

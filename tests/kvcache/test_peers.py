@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from messenger_rig import finish
+from messenger_rig import finish, until
 from storage_rig import soon
 
 from baton.errors import PeerUnreadable
 from baton.kvcache import peers as module
 from baton.kvcache.peers import PeerKey, Peers
+from baton.kvcache.shared_memory import MappedPool
 from baton.kvcache.storage.backend import Deadline
 from baton.protocol.ids import PoolIncarnation
 
@@ -51,7 +55,7 @@ class FakeTransport:
 
 def rig() -> tuple[FakeTransport, Peers]:
     transport = FakeTransport()
-    return transport, Peers({"fake": transport}, lambda act: act())  # type: ignore[dict-item]
+    return transport, Peers({"fake": transport})  # type: ignore[dict-item]
 
 
 def test_another_pool_of_the_same_address_closes_the_old_one_and_no_other():
@@ -161,16 +165,24 @@ def test_a_use_begins_the_idle_time_anew():
     finish(main())
 
 
-def test_a_pool_is_closed_when_no_copy_reads_it_any_more():
+def test_a_pool_is_unmapped_when_no_copy_reads_it_any_more():
     async def main() -> None:
-        transport, copies = FakeTransport(), []
-        peers = Peers({"fake": transport}, copies.append)  # type: ignore[dict-item]
-        await peers.opened(key(1), b"", soon())
-        peers.close(key(1))
-        assert not transport.pools[0].closed
-        for after in copies:
-            after()
-        assert transport.pools[0].closed
+        copier, begun, go_on = ThreadPoolExecutor(1), Event(), Event()
+        copying = copier.submit(lambda: (begun.set(), go_on.wait(20)))
+        assert begun.wait(20)
+        ours, theirs = socket.socketpair()
+        closed: list[bool] = []
+        layout = SimpleNamespace(fingerprint=lambda: b"")
+        pool: Any = SimpleNamespace(blocks=1, layout=layout, close=lambda: closed.append(copying.done()))
+        MappedPool(pool, ours, copier, lambda: None).close()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not closed
+        go_on.set()
+        await until(lambda: bool(closed))
+        assert closed == [True]
+        copier.shutdown()
+        theirs.close()
 
     finish(main())
 

@@ -16,8 +16,9 @@ from baton.protocol.codec import encode
 from baton.protocol.control import Pong, RefusedRequest
 from baton.protocol.ids import RequestId
 from baton.protocol.request import Refused
-from baton.runtime import link, link_server, seal
-from baton.runtime.handshake import GREETING_BYTES
+from baton.runtime import link, link_server
+from baton.trust import seal
+from baton.trust.handshake import GREETING_BYTES
 
 
 def test_a_connection_that_cannot_be_accepted_keeps_nobody_else_out(monkeypatch: pytest.MonkeyPatch):

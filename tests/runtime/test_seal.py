@@ -9,8 +9,8 @@ from baton.errors import LinkFailed
 from baton.protocol.codec import encode
 from baton.protocol.control import Pong
 from baton.protocol.directions import FROM_INSTANCE
-from baton.runtime.handshake import Handshake, Side, make_greeting
-from baton.runtime.seal import SealedBuffer, Sealer
+from baton.trust.handshake import Handshake, make_greeting
+from baton.trust.seal import SealedBuffer, Sealer
 
 KEY = b"k" * 32
 
@@ -46,7 +46,7 @@ def test_frames_in_another_order_are_not_read():
 
 
 @pytest.mark.parametrize("side", ["router", "instance"])
-def test_both_nonces_are_in_every_proof_and_key(side: Side):
+def test_both_nonces_are_in_every_proof_and_key(side: str):
     """Else who has listened to one handshake could be the router of the next, with its greeting and its proof."""
     greeting, reply = make_greeting(), make_greeting()
     proof, keys = Handshake(SECRET, greeting, reply).proof(side), Handshake(SECRET, greeting, reply).keys()
