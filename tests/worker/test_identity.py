@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -225,7 +226,9 @@ def test_the_order_of_chunks_matters(tmp_path, digests):
     def of(content: bytes) -> bytes:
         shutil.rmtree(digests, ignore_errors=True)
         with DigestInProgress([File(content)], 2) as digesting:
-            return digesting.result().value
+            value = digesting.result().value
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("weights-digest")]
+        return value
 
     one, two = bytes(CHUNK_BYTES), b"x" * CHUNK_BYTES
     assert len({of(one + two), of(two + one), of(one + two[:-1]), of(one), of(one + one), of(b"")}) == 6

@@ -84,6 +84,12 @@ def test_a_slot_is_dropped_and_taken_in_one_plan(oracle, runner):
     assert result.slots == (1, 1)
     assert result.incarnations == (2, 1)
     assert result.values == (int(all_logits(oracle, [7, 7])[-1].argmax()), PREEMPTED_TOKEN_ID)
+    # The same slot runs as many tokens as in the step before, and is somebody else's.
+    result = runner.execute(
+        plan(3, drops=((Slot(1), Incarnation(2)),), new=(new(1, [8, 9], incarnation=3, blocks=(0,)),), run=[(1, 2)])
+    )
+    assert result.incarnations == (3, 2)
+    assert result.values == (int(all_logits(oracle, [8, 9])[-1].argmax()), PREEMPTED_TOKEN_ID)
 
 
 CONTRADICTIONS = {
@@ -95,6 +101,7 @@ CONTRADICTIONS = {
     "no such block": plan(2, new=(new(1, [1], blocks=(16,)),)),
     "everything computed": plan(2, new=(new(1, [1, 2], computed=2),)),
     "no such settings": plan(2, new=(new(1, [1], sampling=1),)),
+    "settings counted from the end": plan(2, new=(new(1, [1], sampling=-1),)),
     "growth of nobody": plan(2, grown=((Slot(1), BlockId(3)),)),
     "growth by no block": plan(2, grown=((Slot(0), BlockId(-1)),)),
     "fold outside the table": plan(2, folded=((Slot(0), 3, BlockId(5)),)),

@@ -19,7 +19,7 @@ from baton.worker.flat_batch import FEEDBACK
 from baton.worker.sampler import Chosen, SampleRow
 from baton.worker.sampler import sample as sample_drawn
 from baton.worker.sampling_columns import SamplingColumns
-from baton.worker.sampling_state import ANY, BadWords, SequenceSampling
+from baton.worker.sampling_state import ANY, BadWords, SequenceSampling, sampled_on_host
 
 VOCAB = 24
 EDGE = 1e-5
@@ -221,3 +221,26 @@ def test_the_end_of_a_bad_word_is_forbidden_behind_the_rest_of_it_and_behind_not
     """The last token may not be known yet: then a ban says which one makes it count."""
     words = BadWords([(1, 2, 3, 4), (5, 6), (7,)], VOCAB)
     assert words.bans(np.array(outputs, np.int32)).tolist() == bans
+
+
+def test_any_number_may_be_asked_for_as_top_k():
+    """More than there are tokens is all of them. As it is, it would not fit into a column, and the worker would die of it."""
+    logits = np.random.default_rng(3).normal(size=(1, VOCAB)).astype(np.float32)
+    tokens = []
+    for top_k in (0, VOCAB, 2**40):
+        row = make_row(SamplingParams(temperature=1.0, seed=7, top_p=0.9, top_k=top_k))
+        tokens.append(int(sample(logits.copy(), [row]).tokens[0]))
+    assert len({*tokens}) == 1
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *({"logit_bias": ((1, 2.0),)}, {"bad_words": ((1, 2),)}, {"min_tokens": 1}, {"logprobs": 0}, {"prompt_logprobs": 0}),
+        *({"repetition_penalty": 1.1}, {"presence_penalty": 0.1}, {"frequency_penalty": 0.1}),
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_whoever_needs_the_tokens_so_far_on_the_host_is_known(asked):
+    assert sampled_on_host(SamplingParams(**asked))
+    assert not sampled_on_host(SamplingParams(temperature=1.0, top_p=0.5, top_k=3, min_p=0.1, seed=5))
