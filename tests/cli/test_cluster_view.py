@@ -41,6 +41,7 @@ def test_a_line_for_each_event(capsys):
     reporter.on_view(replace(VIEW, instances=(PREFILL,)))
     reporter.on_view(VIEW)
     reporter.on_stopping()
+    reporter.lines.close()
     said = capsys.readouterr()
     assert said.out == "serves 64 blocks\n"
     assert said.err.splitlines() == [

@@ -74,7 +74,7 @@ def test_a_reader_that_does_not_read_holds_up_nobody():
     for _ in range(5000):
         handler.emit(record("x" * 1000))  # 5 MB into a pipe of 64 KiB
     drained = b""
-    while handler._lines.qsize():
+    while handler.writer.waiting:
         drained += os.read(reading, 65536)
     handler.emit(record("the next one"))
     while b"the next one" not in drained:
@@ -95,7 +95,7 @@ def test_a_reader_that_has_left_is_no_error():
     for _ in range(3):
         handler.emit(record("x" * 70_000))
     handler.close()
-    assert not handler._lines.qsize()
+    assert not handler.writer.waiting
     with contextlib.suppress(BrokenPipeError):
         stream.close()
 

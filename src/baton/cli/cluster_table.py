@@ -7,13 +7,15 @@ who write to one terminal would tear it.
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from time import monotonic
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO, cast
 
 from baton.cli.cluster_view import PlainReporter, summary_text
+from baton.observe.line_writer import LineWriter
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -57,7 +59,8 @@ class LiveReporter(PlainReporter):
         loop = asyncio.get_running_loop()
         with ExitStack() as stack:
             pipe, terminal = stack.enter_context(stderr_in_a_pipe())
-            console = Console(file=terminal, highlight=False)
+            writer = stack.enter_context(closing(LineWriter()))
+            console = Console(file=cast(TextIO, Unhurried(terminal, writer)), highlight=False)
             live = stack.enter_context(Live(console=console, auto_refresh=False))
             self._print = lambda text: console.print(text, markup=False, soft_wrap=True)
             self._draw = lambda table: live.update(table, refresh=True)
@@ -91,6 +94,28 @@ class LiveReporter(PlainReporter):
         self._draw(table_of(self._view, away, self._rates, self._restarts))
 
 
+class Unhurried(io.TextIOBase):
+    """The terminal, written to by a thread: one that is stopped (Ctrl-S) does not stop the cluster."""
+
+    def __init__(self, terminal: TextIO, writer: LineWriter) -> None:
+        self._terminal = terminal
+        self._writer = writer
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # a property above, too, and mypy thinks not
+        return self._terminal.encoding
+
+    def write(self, text: str) -> int:
+        self._writer.put(self._terminal, text)
+        return len(text)
+
+    def isatty(self) -> bool:
+        return self._terminal.isatty()
+
+    def fileno(self) -> int:
+        return self._terminal.fileno()
+
+
 class LineReader:
     """Bytes of a pipe as whole lines. Nothing is waited for."""
 
@@ -111,7 +136,7 @@ class LineReader:
 
 
 @contextmanager
-def stderr_in_a_pipe() -> Iterator[tuple[int, IO[str]]]:
+def stderr_in_a_pipe() -> Iterator[tuple[int, TextIO]]:
     """(the pipe's reading end, the terminal). Whatever is written to stderr, by us or by children, comes out of the pipe."""
     terminal = os.dup(2)
     reading, writing = os.pipe()

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
 
-import typer
-
+from baton.cli.say import ServerLines
 from baton.runtime.up import UpReporter
 
 if TYPE_CHECKING:
@@ -35,14 +34,15 @@ class PlainReporter(UpReporter):
         self._told = self._begin
         self._summary = ""
         self.was_ready = False
+        self.lines = ServerLines(command)
 
     def say(self, text: str) -> None:
         if not self._quiet:
-            typer.echo(f"baton {self._command}: {text}", err=True)
+            self.lines.say(text)
 
     def show(self, text: str) -> None:
         if not self._quiet:
-            typer.echo(text)
+            self.lines.show(text)
 
     def on_progress(self, name: str, progress: LoadProgress) -> None:
         if name not in self._loading:

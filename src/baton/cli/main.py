@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -35,6 +36,19 @@ def baton() -> None:
       [bold]baton kv stat DIR[/bold]            look at stored KV blocks
       [bold]baton simulate[/bold]               rehearse 200 random scenarios, faults included
     """
+    open_standard_descriptors()
+
+
+def open_standard_descriptors() -> None:
+    """Who was started without one of them (`2>&-`) would give its number to the next socket, and a child would write what is
+    meant for stderr into that."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from dataclasses import replace
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,9 +123,10 @@ def run_router(serve: ServeConfig, placement: PlacementOptions, options: RouterO
         await UpGroup(UpConfig(router=config, engines={}), reporter).run()
 
     reporter.say(f"instances are expected at {address}: baton serve --role ROLE --router {address} --cluster-secret {secret}")
-    asyncio.run(run())
-    if reporter.was_ready and not quiet:
-        typer.echo("baton router: stopped", err=True)
+    with closing(reporter.lines):
+        asyncio.run(run())
+        if reporter.was_ready and not quiet:
+            reporter.lines.say("stopped")
     return reporter.was_ready
 
 

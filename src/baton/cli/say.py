@@ -34,6 +34,26 @@ def complain(command: str, message: str, code: int = FAILED) -> NoReturn:
     raise typer.Exit(code)
 
 
+class ServerLines:
+    """What a server says while it runs. Its supervisor must not wait for whoever reads that, nor end because nobody does:
+    `baton serve 2>&1 | tee log` loses its reader to the same Ctrl-C that drains the server."""
+
+    def __init__(self, command: str) -> None:
+        from baton.observe.line_writer import LineWriter
+
+        self._command = command
+        self._writer = LineWriter()
+
+    def show(self, text: str) -> None:
+        self._writer.put(sys.stdout, f"{text}\n")
+
+    def say(self, text: str) -> None:
+        self._writer.put(sys.stderr, f"baton {self._command}: {text}\n")
+
+    def close(self) -> None:
+        self._writer.close()
+
+
 def one_line(message: str) -> str:
     return " ".join(message.split())
 

@@ -15,7 +15,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from inspect import Parameter, Signature
@@ -27,7 +27,7 @@ import typer
 
 from baton import __version__
 from baton.cli.key_files import with_key_files
-from baton.cli.say import INTERRUPTED, bar, complaints, require_packages, resolve_model, served_name
+from baton.cli.say import INTERRUPTED, ServerLines, bar, complaints, require_packages, resolve_model, served_name
 from baton.cli.settings import parameters, read_config
 from baton.config import NODE_NAME_CHARACTERS_MAX, ServeConfig, lowered_context
 
@@ -132,10 +132,11 @@ def run_server(config: ServeConfig, *, quiet: bool = False, until_stdin_ends: bo
             _on_end_of_stdin(supervisor.stop)
         await supervisor.run()
 
-    with reporter.loading:
-        asyncio.run(run())
-    if reporter.was_ready and not quiet:
-        typer.echo("baton serve: stopped", err=True)
+    with closing(reporter.lines):
+        with reporter.loading:
+            asyncio.run(run())
+        if reporter.was_ready and not quiet:
+            reporter.lines.say("stopped")
     return reporter.was_ready
 
 
@@ -159,6 +160,7 @@ class ServeReporter:
         self._quiet = quiet
         self._begin = monotonic()
         self.was_ready = False
+        self.lines = ServerLines("serve")
         self.loading = ExitStack()
         "Holds the bar. Closed as soon as loading ends: a bar that stays redraws itself, and erases what others print."
         self._advance = self.loading.enter_context(bar(f"loading {config.served_model_name[0]}", unit="bytes", quiet=quiet))
@@ -172,21 +174,19 @@ class ServeReporter:
         self.loading.close()
         if self._quiet:
             return
-        typer.echo(ready_text(self._config, ready, monotonic() - self._begin))
+        self.lines.show(ready_text(self._config, ready, monotonic() - self._begin))
         for warning in warnings_of(self._config, ready):
-            typer.echo(f"baton serve: {warning}", err=True)
+            self.lines.say(warning)
 
     def restarting(self, why: str) -> None:
-        typer.echo(f"baton serve: {why}: starting another; open requests wait for it and go on", err=True)
+        self.lines.say(f"{why}: starting another; open requests wait for it and go on")
 
     def stopping(self) -> None:
         self.loading.close()
         # The supervisor calls this on its way out of an error too. The error is printed by whoever catches it.
         if self.was_ready and not self._quiet and sys.exc_info()[0] is None:
             seconds = self._config.drain_seconds_max
-            typer.echo(
-                f"baton serve: draining: running requests have {seconds:g} s to finish; Ctrl-C again ends them now", err=True
-            )
+            self.lines.say(f"draining: running requests have {seconds:g} s to finish; Ctrl-C again ends them now")
 
 
 def base_url(config: ServeConfig, host: str, port: int) -> str:

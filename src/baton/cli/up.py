@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Annotated, Any
@@ -144,11 +144,12 @@ def run_cluster(
             with reporter.drawing() if isinstance(reporter, LiveReporter) else nullcontext():
                 await UpGroup(UpConfig(router=router, engines=dialling), reporter).run()
 
-        asyncio.run(run())
+        with closing(reporter.lines):
+            asyncio.run(run())
+            if reporter.was_ready and not quiet:
+                reporter.lines.say("stopped")
     finally:
         folder.remove()
-    if reporter.was_ready and not quiet:
-        typer.echo("baton up: stopped", err=True)
     return reporter.was_ready
 
 

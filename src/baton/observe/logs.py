@@ -1,6 +1,6 @@
 """Logging of the processes: one line per record, on stderr, as text or as JSON.
 
-    logger.info(...) --format--> queue, bounded --thread--> stderr
+    logger.info(...) --format--> line_writer.py: queue, bounded --thread--> stderr
 
 Writing is a thread's: a terminal that is stopped, or a pipe that nobody reads, holds up neither the event loop nor the
 streams. Lines that find the queue full are dropped, and their number is told by the next one that does not.
@@ -14,19 +14,13 @@ from __future__ import annotations
 import atexit
 import json
 import logging
-import queue
 import sys
-import threading
 import time
 import traceback
 from typing import Any, TextIO
 
 from baton.config import LogFormat, LogLevel
-
-LINES_MAX = 10_000
-"""Lines that may wait for stderr."""
-FLUSH_SECONDS = 1.0
-"""How long the end of the process waits for stderr to take them."""
+from baton.observe.line_writer import PARTS_MAX, LineWriter
 
 
 class LineFormatter(logging.Formatter):
@@ -73,43 +67,29 @@ def _word(value: Any) -> str:
 
 
 class StderrHandler(logging.Handler):
-    """Never waits: lines go to a queue, a thread writes them."""
+    """Never waits: a thread writes the lines."""
 
-    def __init__(self, stream: TextIO, lines_max: int = LINES_MAX) -> None:
+    def __init__(self, stream: TextIO, lines_max: int = PARTS_MAX) -> None:
         super().__init__()
         self._stream = stream
-        self._lines: queue.Queue[str | None] = queue.Queue(lines_max)
+        self.writer = LineWriter(lines_max)
         self._dropped = 0
-        self._thread = threading.Thread(target=self._write, name="baton-log", daemon=True)
-        self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
-            if self._dropped:
-                self._lines.put_nowait(f"{self._dropped} lines of the log were dropped: stderr was not read")
-                self._dropped = 0
-            self._lines.put_nowait(line)
-        except queue.Full:
-            self._dropped += 1
         except Exception:
             self.handleError(record)
-
-    def _write(self) -> None:
-        while (line := self._lines.get()) is not None:
-            try:
-                self._stream.write(line + "\n")
-                self._stream.flush()
-            except (OSError, ValueError):  # nobody is there any more: what is logged is not worth the server's life
-                continue
+            return
+        dropped = f"{self._dropped} lines of the log were dropped: stderr was not read"
+        if self._dropped and self.writer.put(self._stream, f"{dropped}\n"):
+            self._dropped = 0
+        if self._dropped or not self.writer.put(self._stream, f"{line}\n"):
+            self._dropped += 1
 
     def close(self) -> None:
         """What waits is written, within a second."""
-        try:
-            self._lines.put_nowait(None)
-            self._thread.join(FLUSH_SECONDS)
-        except queue.Full:
-            pass
+        self.writer.close()
         super().close()
 
 

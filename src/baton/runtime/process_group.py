@@ -47,21 +47,29 @@ class ProcessGroup(Generic[ParentConfig]):
         self._hurry = self._stop.is_set()
         self._stop.set()
 
+    def hang_up(self) -> None:
+        """The terminal is gone. It may be told twice, by kernel and shell: that is no second wish."""
+        self._stop.set()
+
     async def run(self) -> None:
         """Until a signal, or until a child is lost for good (which raises)."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.stop)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
+            loop.add_signal_handler(signal.SIGHUP, self.hang_up)
         stopping, starting = asyncio.create_task(self._stopped()), asyncio.create_task(self._start_in_time())
         try:
             for row in self._rows:
                 await self._children.start(row.name)
             await self._until_over({self._over, stopping, starting}, stopping)
         finally:
-            self.on_stopping()
             for task in (stopping, starting):
                 task.cancel()
-            await self._children.end(lambda: self._hurry)
+            try:
+                self.on_stopping()
+            finally:
+                await self._children.end(lambda: self._hurry)
 
     async def _until_over(self, waited: set[asyncio.Future[None]], stopping: asyncio.Future[None]) -> None:
         """Returns when told to stop. Raises what was wrong where a child has ended for good, or the start takes too long."""

@@ -1,0 +1,66 @@
+"""Text on its way to a terminal, a pipe or a file: a thread writes it, so whoever puts it never waits and never fails.
+
+    put(stream, text) --> queue, bounded --thread--> stream
+
+Where nobody reads (a terminal that is stopped by Ctrl-S, a pipe) the queue fills, and what finds it full is not taken. Where
+nobody is there any more (the window was closed, the program behind the pipe has ended, the disk is full) what is written is
+lost. A process that serves goes on in both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from typing import TextIO
+
+PARTS_MAX = 10_000
+"""Lines that may wait to be written."""
+FLUSH_SECONDS = 1.0
+"""How long the end of the process waits until they are."""
+
+
+class LineWriter:
+    def __init__(self, parts_max: int = PARTS_MAX) -> None:
+        self._parts: queue.Queue[tuple[TextIO, str] | None] = queue.Queue(parts_max)
+        self._thread = threading.Thread(target=self._run, name="baton-lines", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        return self._parts.qsize()
+
+    def put(self, stream: TextIO | None, text: str) -> bool:
+        """False: so much waits already that it is not taken. No stream (it was closed before we began) takes everything."""
+        try:
+            if stream is not None:
+                self._parts.put_nowait((stream, text))
+        except queue.Full:
+            return False
+        return True
+
+    def close(self) -> None:
+        """What waits is written, within a second."""
+        with contextlib.suppress(queue.Full):
+            self._parts.put_nowait(None)
+            self._thread.join(FLUSH_SECONDS)
+
+    def _run(self) -> None:
+        while (part := self._parts.get()) is not None:
+            with contextlib.suppress(OSError, ValueError):  # what is told is not worth the server's life
+                write_all(*part)
+
+
+def write_all(stream: TextIO, text: str) -> None:
+    """To the descriptor itself. A stream's buffer would keep what could not be written, and its lock meanwhile: the end of the
+    process would try again, or fail for the lock."""
+    try:
+        descriptor = stream.fileno()
+    except OSError:  # it has none, as in a test
+        stream.write(text)
+        stream.flush()
+        return
+    data = memoryview(text.encode(stream.encoding, "backslashreplace"))
+    while data:
+        data = data[os.write(descriptor, data) :]
