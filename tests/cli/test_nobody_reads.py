@@ -1,5 +1,5 @@
-"""What a server says may find no reader: a pipe whose program has ended, one that nobody reads, a terminal that is gone. All of
-it was found by an audit: the supervisor waited for the reader, or ended because there was none, and its streams with it."""
+"""How a server ends, and goes on. What it says may find no reader: a pipe whose program has ended, one that nobody reads, a
+terminal that is gone. Found by an audit: the supervisor waited for the reader, or ended because there was none."""
 
 from __future__ import annotations
 
@@ -143,6 +143,14 @@ def test_under_nohup_a_terminal_that_is_closed_changes_nothing(tiny_model):
         server.process.send_signal(signal.SIGHUP)
         assert server.ask("POST", "/v1/completions", {**LONG, "stream": False}).status == 200
         assert server.end() == 0
+
+
+def test_whoever_asks_a_server_to_end_again_and_again_gets_the_same_exit_code(tiny_model):
+    with running(tiny_model) as server:
+        while server.process.poll() is None:
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.001)
+        assert server.process.returncode == 0
 
 
 @pytest.mark.parametrize("closed", [(0,), (2,), (0, 2)])

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from baton.errors import BadGrammar
+from baton.errors import BadGrammar, Unavailable
 from baton.grammar import check_process
 from baton.grammar.check_process import GRAMMARS_MAX, GrammarCheck
 from baton.protocol.grammar import Grammar
@@ -126,6 +126,35 @@ def test_a_child_that_is_gone_is_replaced(check, monkeypatch):
     os.kill(check.helper.pid, signal.SIGKILL)
     assert check.check(Grammar("regex", "once")).kind == "regex"  # known
     assert check.check(Grammar("regex", "twice")).kind == "regex"
+
+
+def test_a_child_that_stands_still_is_replaced_and_the_grammar_is_not_to_blame():
+    """Found by an audit: a process that was stopped for 5 s had its grammar refused, by everybody, from then on."""
+    check = GrammarCheck(lambda: (TOKENS, [256], 257), check_seconds_max=2.0)
+    try:
+        check.check(Grammar("regex", "once"))
+        os.kill(check.helper.pid, signal.SIGSTOP)
+        assert check.check(Grammar("regex", "twice")).kind == "regex"
+    finally:
+        check.close()
+
+
+def test_where_children_stand_still_again_and_again_nothing_is_said_about_the_grammar(monkeypatch):
+    class Stopped(helper._Child):
+        def __init__(self, *settings):
+            super().__init__(*settings)
+            self._wait_ready(self._start_with())
+            os.kill(self.pid, signal.SIGSTOP)
+
+    check = GrammarCheck(lambda: (TOKENS, [256], 257), check_seconds_max=1.0)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(helper, "_Child", Stopped)
+            with pytest.raises(Unavailable, match="stands still"):
+                check.check(Grammar("regex", "twice"))
+        assert check.check(Grammar("regex", "twice")).kind == "regex"
+    finally:
+        check.close()
 
 
 def test_what_is_known_is_bounded(check, monkeypatch):

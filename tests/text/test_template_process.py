@@ -89,6 +89,15 @@ def test_a_child_killed_twice_on_one_chat_is_an_error_of_that_chat(process):
     assert ChatTemplate(CHATML, process=process).render(HI)
 
 
+def test_a_child_that_stands_still_is_replaced_and_the_chat_rendered(process):
+    """Found by an audit: such a chat was refused, as one that its template takes too long for."""
+    pid = own_child(process, render_children())
+    os.kill(pid, signal.SIGSTOP)
+    limits = TemplateLimits(render_seconds_max=2.0)
+    assert ChatTemplate("{{ messages[0].content }}", limits=limits, process=process).render(HI) == "Hi"
+    assert gone(pid)
+
+
 def test_a_child_killed_while_idle_is_replaced(process):
     pid = own_child(process, render_children())
     os.kill(pid, signal.SIGKILL)

@@ -13,7 +13,7 @@ import typer
 from baton import __version__
 from baton.cli.cluster_options import PlacementOptions, RouterOptions
 from baton.cli.key_files import with_key_files
-from baton.cli.say import INTERRUPTED, Failed, complaints, require_packages, resolve_model, served_name
+from baton.cli.say import INTERRUPTED, Failed, complaints, end_unhurried, require_packages, resolve_model, served_name
 from baton.cli.serve import base_url, checked_port, warn_of_certificate
 from baton.cli.settings import PANELS, Given, Setting, all_settings, parameters
 from baton.config import ServeConfig
@@ -121,6 +121,7 @@ def run_router(serve: ServeConfig, placement: PlacementOptions, options: RouterO
 
     async def run() -> None:
         await UpGroup(UpConfig(router=config, engines={}), reporter).run()
+        end_unhurried()
 
     reporter.say(f"instances are expected at {address}: baton serve --role ROLE --router {address} --cluster-secret {secret}")
     with closing(reporter.lines):

@@ -5,9 +5,11 @@ Bars are for people who look on: none where stderr is a file or a pipe.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,6 +54,15 @@ class ServerLines:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def end_unhurried() -> None:
+    """On its loop: a server has ended in order. Who asks for that again, until its process is gone a moment later, changes nothing
+    of how it has ended."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
 
 
 def one_line(message: str) -> str:

@@ -27,7 +27,7 @@ import typer
 
 from baton import __version__
 from baton.cli.key_files import with_key_files
-from baton.cli.say import INTERRUPTED, ServerLines, bar, complaints, require_packages, resolve_model, served_name
+from baton.cli.say import INTERRUPTED, ServerLines, bar, complaints, end_unhurried, require_packages, resolve_model, served_name
 from baton.cli.settings import parameters, read_config
 from baton.config import NODE_NAME_CHARACTERS_MAX, ServeConfig, lowered_context
 
@@ -131,6 +131,7 @@ def run_server(config: ServeConfig, *, quiet: bool = False, until_stdin_ends: bo
         if until_stdin_ends:
             _on_end_of_stdin(supervisor.stop)
         await supervisor.run()
+        end_unhurried()
 
     with closing(reporter.lines):
         with reporter.loading:

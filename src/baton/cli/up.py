@@ -20,7 +20,7 @@ import typer
 from baton import __version__
 from baton.cli.cluster_options import PlacementOptions, UpOptions
 from baton.cli.key_files import with_key_files
-from baton.cli.say import INTERRUPTED, Failed, complaints, require_packages, resolve_model, served_name
+from baton.cli.say import INTERRUPTED, Failed, complaints, end_unhurried, require_packages, resolve_model, served_name
 from baton.cli.serve import base_url, checked_port, warn_of_certificate
 from baton.cli.settings import MEMBER, Given, all_settings, parameters
 from baton.config import EngineConfig, Role, ServeConfig
@@ -143,6 +143,7 @@ def run_cluster(
         async def run() -> None:
             with reporter.drawing() if isinstance(reporter, LiveReporter) else nullcontext():
                 await UpGroup(UpConfig(router=router, engines=dialling), reporter).run()
+                end_unhurried()
 
         with closing(reporter.lines):
             asyncio.run(run())

@@ -67,7 +67,7 @@ def build_library(variant: Variant, folder: Path | None = None, compiler: Compil
     try:
         build_cache.open_folder(folder)
     except OSError as error:
-        raise NoCompiler(f"the {variant.name} kernels cannot be compiled into {folder}: {error}") from error
+        raise _no_place(variant, folder, error) from error
     except build_cache.Untrusted as error:
         raise NoCompiler(str(error)) from error
     stems = [f"baton-{variant.name}-{_fingerprint(variant, each)}" for each in compilers]
@@ -97,8 +97,15 @@ def _compile(variant: Variant, folder: Path, compiler: Compiler, stem: str) -> P
             return build_cache.keep(made, folder, stem)
     except subprocess.CalledProcessError as error:
         raise NoCompiler(f"{' '.join(compiler)} cannot compile the {variant.name} kernels: {error.stderr[-400:]}") from error
-    except (OSError, subprocess.SubprocessError) as error:
+    except subprocess.SubprocessError as error:
         raise NoCompiler(f"the {variant.name} kernels cannot be compiled into {folder}: {error}") from error
+    except OSError as error:
+        raise _no_place(variant, folder, error) from error
+
+
+def _no_place(variant: Variant, folder: Path, error: OSError) -> NoCompiler:
+    why = error.strerror or str(error)
+    return NoCompiler(f"the {variant.name} kernels cannot be put into {folder} ({why}): set XDG_CACHE_HOME to a folder of yours")
 
 
 def sources_digest() -> str:

@@ -203,7 +203,7 @@ class Engine:
         )
         self._reporting.begin(ready, hello.layout)
         if hello.digest_seconds:
-            logger.info("digest of the weights: %.1f s beside loading, kept for the next start", hello.digest_seconds)
+            logger.info("digest of the weights: %.1f s beside loading", hello.digest_seconds)
         self.tell(WorkerReady(hello.epoch, hello.pool, hello.identity))
         self._cache.on_begun()
         if self._links is not None:

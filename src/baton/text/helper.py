@@ -5,7 +5,8 @@
 
 Three things have one: chat templates, which are the model's programs; grammars, which are compiled by code that is not ours;
 large JSON bodies, whose parsing would keep the interpreter lock. A helper answers one request at a time. Where its child is
-gone (killed from outside, out of memory, a crash) another is started and the request sent once more.
+gone (killed from outside, out of memory, a crash), or stands still (stopped, or a machine that is busy with others), another
+is started and the request sent once more: time on the clock alone says nothing about a request.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ START_SECONDS_MAX: Final = 60.0
 """For Python and libraries to be loaded, from a slow disk too. Usually some tenths of a second."""
 TURN_SECONDS_MAX: Final = 30.0
 """How long a request waits for those before it."""
+BUSY_SHARE: Final = 0.25
+"""A child that had less of a processor than this share of its time did not take too long: it was not let."""
 _KILL_SECONDS_MAX: Final = 10.0
 # Nothing else of the environment is needed there, and some of it is secret.
 _ENVIRONMENT: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
 
 
 class HelperTimeout(Exception):
-    """The child did not answer in time, and was killed."""
+    """The child worked, did not answer in time, and was killed."""
 
 
 class HelperCrash(Exception):
@@ -43,6 +46,10 @@ class HelperCrash(Exception):
 
 class _NotStarted(ConnectionError):
     """The child ended before it was ready."""
+
+
+class _StoodStill(ConnectionError):
+    """The child did not answer in time, and had no processor to do so."""
 
 
 class Helper:
@@ -108,6 +115,9 @@ class Helper:
             except _NotStarted as error:
                 if last:
                     raise Unavailable(f"the process for {self._work} does not start: {error}") from None
+            except _StoodStill:
+                if last:
+                    raise Unavailable(f"the process for {self._work} stands still: try again later") from None
             except (ConnectionError, ValueError):  # it is gone, or writes what is no reply
                 if last:
                     raise HelperCrash from None
@@ -176,17 +186,26 @@ class _Child:
     def ask(self, message: bytearray, seconds: float, reply_bytes_max: int) -> Any:
         if self._start_with is not None:
             self._wait_ready(self._start_with())
-        deadline = time.monotonic() + seconds
+        deadline, before = time.monotonic() + seconds, self._processor_seconds()
         try:
             send(self._socket, message, deadline)
             return receive(self._socket, reply_bytes_max, deadline)
         except TimeoutError:
-            raise HelperTimeout from None
+            raise HelperTimeout if self._processor_seconds() - before >= BUSY_SHARE * seconds else _StoodStill from None
         except ConnectionError:
             if time.monotonic() >= deadline:  # its own timer was faster than this thread
                 raise HelperTimeout from None
             self._raise_if_the_request_did_it()
             raise
+
+    def _processor_seconds(self) -> float:
+        """What it has used so far. Where the system does not say: as much as there is."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                user, system = file.read().rpartition(b")")[2].split()[11:13]
+        except OSError:
+            return time.monotonic()
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def _raise_if_the_request_did_it(self) -> None:
         """The child is gone. Where a timer of its own ended it, or its stack was too small, another would end in the same way.
