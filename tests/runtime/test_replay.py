@@ -12,7 +12,15 @@ from run_loop import finish
 from baton.api.generate.engine_client import EngineRefused
 from baton.errors import InvariantBroken, Unavailable
 from baton.protocol.codec import FRAME_BYTES_MAX, MessageTooLarge
-from baton.protocol.control import AbortRequest, InstanceStats, ModeReport, PauseInstance, RefusedRequest
+from baton.protocol.control import (
+    AbortRequest,
+    InstanceStats,
+    ModeReport,
+    OrderAnswer,
+    PauseInstance,
+    RefusedRequest,
+    ResumeInstance,
+)
 from baton.protocol.ids import Incarnation, RequestId, Slot
 from baton.protocol.output import OTHER_WEIGHTS, Emit
 from baton.protocol.request import FinishReason, GenerateRequest, Refused, SamplingParams
@@ -309,6 +317,48 @@ def test_the_engine_after_a_paused_one_is_paused_too():
             assert (type(again), again.drain_seconds_max) == (PauseInstance, 3.0)
             await rig.told(InstanceStats(), ModeReport("paused"))
             assert rig.client.stats().mode == "paused"
+
+    finish(main())
+
+
+def test_the_engine_after_one_that_was_lost_while_it_loaded_other_weights_serves():
+    """Found by an audit: it was paused, and stayed so, though the order had failed."""
+
+    async def main() -> None:
+        async with pair() as rig:
+            await rig.told(READY)
+            loading = asyncio.create_task(rig.client.load_weights("/new", None))
+            for reported in ("paused", "asleep"):
+                order = await rig.heard()
+                await rig.told(ModeReport(reported), OrderAnswer(order.number, "done"))
+            assert (await rig.heard()).model == "/new"
+            await rig.another_engine()
+            with pytest.raises(Unavailable):
+                await loading
+            await rig.told_ready()  # and nothing was sent to it
+            asked = await rig.begin(request())
+            await rig.told(Emit([(A, 1, 0, 0, 5)], [ended()]))
+            await asked.over
+
+    finish(main())
+
+
+def test_weights_that_cannot_be_loaded_now_leave_nothing_paused():
+    """A worker that is just being started cannot be put to sleep."""
+
+    async def main() -> None:
+        async with pair() as rig:
+            await rig.told(READY)
+            loading = asyncio.create_task(rig.client.load_weights("/new", None))
+            pausing = await rig.heard()
+            await rig.told(ModeReport("paused"), OrderAnswer(pausing.number, "done"))
+            sleeping = await rig.heard()
+            await rig.told(OrderAnswer(sleeping.number, "refused", "wait for a worker that is being started"))
+            resuming = await rig.heard()
+            assert type(resuming) is ResumeInstance
+            await rig.told(ModeReport("serving"), OrderAnswer(resuming.number, "done"))
+            with pytest.raises(Unavailable, match="that is being started"):
+                await loading
 
     finish(main())
 

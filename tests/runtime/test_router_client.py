@@ -18,6 +18,7 @@ from baton.protocol.control import (
     AbortRequest,
     ClearCache,
     InstanceStats,
+    OrderAnswer,
     PauseInstance,
     RefusedRequest,
     ResumeInstance,
@@ -483,6 +484,42 @@ def test_where_one_cannot_load_them_all_have_the_old_ones_again():
                 await loading
             assert identities == [b"weights"]
             assert len(cluster.client.nodes) == 2
+
+    finish(main())
+
+
+def test_weights_that_nobody_has_loaded_are_not_reported_as_served():
+    """Found by an audit: where every instance was lost on the way, the answer was that all was done."""
+
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(8):
+            one = await cluster.instance("m-0")
+            loading = asyncio.create_task(cluster.client.load_weights("/new", None))
+            await one.obey(PauseInstance, SleepInstance)
+            await one.heard(WakeInstance)
+            await one.leave()
+            with pytest.raises(Unavailable, match="every instance was lost"):
+                await loading
+            assert cluster.client.stats().mode == "serving"
+
+    finish(main())
+
+
+def test_where_one_cannot_be_put_to_sleep_the_cluster_serves_on():
+    """Found by an audit: it stayed paused."""
+
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(8):
+            sleeps, does_not = await cluster.instance("m-0"), await cluster.instance("m-1")
+            loading = asyncio.create_task(cluster.client.load_weights("/new", None))
+            await asyncio.gather(sleeps.obey(PauseInstance, SleepInstance), does_not.obey(PauseInstance))
+            order = await does_not.heard(SleepInstance)
+            does_not.send(OrderAnswer(order.number, "refused", "wait for a worker that is being started"))
+            back = await asyncio.gather(*(each.obey(WakeInstance, ResumeInstance) for each in (sleeps, does_not)))
+            assert [orders[0].model for orders in back] == ["", ""], "with what they have"
+            with pytest.raises(Unavailable, match="that is being started"):
+                await loading
+            assert cluster.client.stats().mode == "serving"
 
     finish(main())
 

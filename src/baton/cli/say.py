@@ -57,8 +57,7 @@ class ServerLines:
 
 
 def end_unhurried() -> None:
-    """On its loop: a server has ended in order. Who asks for that again, until its process is gone a moment later, changes nothing
-    of how it has ended."""
+    """On its loop: a server has ended in order. Who asks for that again, until its process is gone, changes nothing."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.remove_signal_handler(number)

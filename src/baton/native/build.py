@@ -105,7 +105,9 @@ def _compile(variant: Variant, folder: Path, compiler: Compiler, stem: str) -> P
 
 def _no_place(variant: Variant, folder: Path, error: OSError) -> NoCompiler:
     why = error.strerror or str(error)
-    return NoCompiler(f"the {variant.name} kernels cannot be put into {folder} ({why}): set XDG_CACHE_HOME to a folder of yours")
+    return NoCompiler(
+        f"the {variant.name} kernels cannot be put into {folder} ({why}): set XDG_CACHE_HOME to a folder of yours"
+    )
 
 
 def sources_digest() -> str:

@@ -16,7 +16,7 @@ from itertools import takewhile
 from msgspec.structs import replace
 
 from baton.api.generate.engine_client import Delta, EngineRefused
-from baton.errors import CallerError, EngineError, PeerError, Unavailable
+from baton.errors import EngineError, PeerError, Unavailable
 from baton.protocol.codec import Message
 from baton.protocol.control import (
     AbortRequest,
@@ -247,13 +247,22 @@ class ChannelClient:
         await self._orders.resume()
 
     async def load_weights(self, model: str, drain_seconds: float | None) -> None:
-        await self.sleep(drain_seconds)
+        """Whatever becomes of it, the server serves afterwards. CallerError: they cannot be loaded; it serves the old ones."""
         try:
+            await self.sleep(drain_seconds)
             await self._orders.wake_with(model)
-        except CallerError:
-            await self._orders.resume()  # with the old weights
+        except EngineError:
+            await self._serve_again()  # with the old weights
             raise
         await self._orders.resume()
+
+    async def _serve_again(self) -> None:
+        """What was paused for an order that has failed."""
+        if self._away is not None:
+            self._mode = "serving"  # so is the next engine
+            return
+        with contextlib.suppress(Unavailable):  # it was lost in this moment
+            await self._orders.resume()
 
     def _require_engine(self) -> None:
         if self._away is not None:

@@ -12,9 +12,10 @@ is started with the right ones.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from baton.errors import CallerError, EngineError, Unavailable
 from baton.protocol.request import Refused
@@ -22,6 +23,8 @@ from baton.runtime.node import Node
 from baton.runtime.node_set import NodeSet
 
 logger = logging.getLogger("baton.router")
+
+ALL_LOST: Final = "every instance was lost on the way: try again later"
 
 
 class Streams(Protocol):
@@ -100,8 +103,12 @@ class ClusterOrders:
         await self.resume()
 
     async def load_weights(self, model: str, drain_seconds: float | None) -> None:
-        """CallerError: they cannot be loaded, and the old ones are served again."""
-        await self.sleep(drain_seconds)
+        """Whatever becomes of it, the cluster serves afterwards. CallerError: they cannot be loaded; it serves the old ones."""
+        try:
+            await self.sleep(drain_seconds)
+        except EngineError:
+            await self._serve_again()
+            raise
         nodes = self._instances.nodes
         before = {node: node.hello.model for node in nodes}
         outcomes = await self._outcomes(nodes, lambda node: node.orders.wake_with(model))
@@ -112,6 +119,14 @@ class ClusterOrders:
         await self.resume()
         if refused:
             raise CallerError("; ".join(f"{node.hello.name}: {error}" for node, error in refused))
+        if None not in outcomes:
+            raise Unavailable(ALL_LOST)
+
+    async def _serve_again(self) -> None:
+        """What was paused, and in part asleep, for an order that has failed."""
+        await self._outcomes(self._instances.nodes, lambda node: node.orders.wake())
+        with contextlib.suppress(EngineError):  # of one; the others serve
+            await self.resume()
 
     async def _give_back(self, models: Mapping[Node, str]) -> None:
         """To those that have the new weights what each had before. A path is of one machine."""
@@ -138,7 +153,7 @@ class ClusterOrders:
             raise Unavailable("no instance is connected: try again later")
         await self._there(order)
         if not self._instances.nodes:
-            raise Unavailable("every instance was lost on the way")
+            raise Unavailable(ALL_LOST)
 
     async def _there(self, order: Callable[[Node], Awaitable[None]]) -> None:
         """One that is lost on the way has nothing left to do. What another one answers is what all answer."""
