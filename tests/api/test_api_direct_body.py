@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
 from api_fakes import Script, Serving, says
@@ -37,3 +38,23 @@ def test_the_short_way_is_taken_with_the_uvicorn_that_is_here(server: Serving, h
     server.engine.script = Script(reply=says(text, "One two three four five."), delay_seconds=0.002)
     assert streamed(server, http) == "One two three four five."
     assert written
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_client_of_http_1_0_gets_no_chunks(server: Serving, text, streamed: bool):
+    """It does not know them: their lengths would stand in the middle of its answer. Found by an audit."""
+    server.engine.script = Script(reply=says(text, "One two three four five."), delay_seconds=0.002)
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": streamed}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
+        connection.sendall(f"{head}\r\nHost: 127.0.0.1\r\n\r\n".encode() + body)
+        received = b"".join(iter(lambda: connection.recv(65536), b""))  # to the end of the connection
+    headers, _, answer = received.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in headers.lower()
+    if not streamed:
+        assert json.loads(answer)["choices"][0]["message"]["content"] == "One two three four five."
+        return
+    *events, done = answer.decode().removesuffix("\n\n").split("\n\n")
+    assert done == "data: [DONE]"
+    parts = [json.loads(event.removeprefix("data: "))["choices"][0]["delta"].get("content") or "" for event in events]
+    assert "".join(parts) == "One two three four five."

@@ -104,6 +104,8 @@ class StrictProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None:
             self.scope["state"]["direct_body"] = DirectBody(self.cycle)
+            if self.scope["http_version"] == "1.0":
+                _send_without_chunks(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         if self.cycle is not None:
@@ -130,6 +132,23 @@ class StrictProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+
+
+def _send_without_chunks(cycle: RequestResponseCycle) -> None:
+    """HTTP/1.0 knows none: to such a client their lengths would be part of the answer. uvicorn sends them to everybody. Without
+    them a body whose length is not known ends with the connection, which uvicorn closes."""
+    send, by_length = cycle.send, True
+
+    async def send_plain(message: Any) -> None:
+        nonlocal by_length
+        if message["type"] == "http.response.start":
+            by_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
+            cycle.chunked_encoding = None if by_length else False
+        elif not by_length:
+            cycle.expected_content_length = len(message.get("body", b""))  # of this part: uvicorn counts it down to 0
+        await send(message)
+
+    cycle.send = send_plain  # type: ignore[method-assign]
 
 
 def protocol_class(limits: Limits, connections: Connections) -> type[HttpToolsProtocol]:
