@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections import Counter
 from collections.abc import Iterator
+from typing import NoReturn
 
 import pytest
 
@@ -49,6 +51,25 @@ class Turns:
     def _count(self) -> None:
         self.now += 1
         self._loop.call_soon(self._count)
+
+
+def test_a_server_that_may_open_no_file_says_so_once_a_second(monkeypatch):
+    """And not two thousand times: asyncio tries as often as its backlog is long. Found by an audit, with `ulimit -n 64`."""
+    complaints: list[str] = []
+
+    def accept(self: socket.socket) -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def serve(door: Door) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: complaints.append(context["message"]))
+        async with await loop.create_server(asyncio.Protocol, sock=door, backlog=512):
+            await asyncio.sleep(0.5)
+
+    with listening(Limits()) as (door, _), knock(door):
+        monkeypatch.setattr(socket.socket, "accept", accept)
+        asyncio.run(serve(door))
+    assert complaints == ["socket.accept() out of system resource"]
 
 
 def test_no_turn_of_the_loop_takes_more_than_a_few_connections():

@@ -136,6 +136,25 @@ def test_a_warm_file_tier_serves_the_next_server_and_another_one_beside_it(tiny:
 
 
 @pytest.mark.slow  # the real model's is test_tiers_smollm2.py
+def test_storage_that_fails_is_said_in_the_log_and_so_is_its_return(tiny: Path, tmp_path: Path, undisturbed):
+    """Found by an audit: nothing but a metric told of it, so a wrong password was a cache that never had anything."""
+    store, away = tmp_path / "kv", tmp_path / "away"
+    failing, again = "KV storage is left alone for a while, to write: ", "KV storage is used again, to write"
+    with Server(tiny, tmp_path / "server", orders=SLOW, kv_storage=f"file:{store}", kv_blocks=160).wait_ready() as server:
+
+        def said_while_serving(words: str) -> bool:
+            server.ask("/v1/cache/clear", {})
+            assert answers(server, range(8)) == undisturbed
+            return words in server.errors
+
+        store.rename(away)
+        until(lambda: said_while_serving(failing), "it is left alone")
+        assert f"{failing}KV storage {store}: No such file or directory" in server.errors
+        away.rename(store)
+        until(lambda: said_while_serving(again), "it is used again")
+        assert (server.errors.count(failing), server.errors.count(again)) == (1, 1)
+
+
 @pytest.mark.parametrize("policy", ["drop", "host", "storage"])
 def test_preempted_requests_end_as_if_nothing_had_happened(policy: str, tiny: Path, tmp_path: Path, undisturbed):
     tiers: dict[str, Any] = {"kv_host_gib": 0.05} if policy != "storage" else {"kv_storage": f"file:{tmp_path / 'kv'}"}

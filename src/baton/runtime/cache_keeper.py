@@ -41,6 +41,8 @@ class CacheKeeper:
         "It was quicker than the rest of the start."
         self.counters: dict[str, int] = {}
         "Of its storage, as it told them last."
+        self._failing: set[str] = set()
+        "The ways (read, write) in which storage is left alone, as the log says."
 
     @property
     def needed(self) -> bool:
@@ -100,6 +102,19 @@ class CacheKeeper:
     def on_lost(self) -> None:
         """There is an instance: a loss before that ends the start."""
         self._machine.tell(CacheLost())
+
+    def look_at_storage(self) -> None:
+        """Says when storage is left alone, and when it is used again. Nobody else notices: a request computes what it must."""
+        if (instance := self._machine.instance) is None:
+            return
+        tiers = instance.board.tiers
+        for way, circuit in (("read", tiers.read_circuit), ("write", tiers.write_circuit)):
+            if circuit.state == "open" and way not in self._failing:
+                self._failing.add(way)
+                logger.warning("KV storage is left alone for a while, to %s: %s", way, circuit.fault)
+            elif circuit.state == "closed" and way in self._failing:
+                self._failing.remove(way)
+                logger.warning("KV storage is used again, to %s", way)
 
     # What the instance wants done
 

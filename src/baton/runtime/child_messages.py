@@ -83,8 +83,10 @@ class ChildMessages:
                 self.pool.on_detached(child, message.incarnation)
             case MoveResult():
                 self._machine.tell(BlocksMoved(message))
+                self.cache.look_at_storage()
             case StorageAnswer():
                 self._machine.tell(StorageAnswered(message))
+                self.cache.look_at_storage()
             case CacheHello():
                 self.cache.on_hello(message)
             case CacheStats(counters):

@@ -11,6 +11,7 @@ A connection counts from here to the end of its socket, so one that never finish
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 from typing import Any, Final
 
@@ -22,6 +23,9 @@ RESERVE: Final = 64
 ACCEPTS_PER_TURN: Final = 4
 """asyncio would take as many as wait, hundreds, in one turn of the loop; meanwhile nobody gets a token. 200 connections that
 send something wrong at once kept the loop for 41 ms of a processor in one turn, with this for 6 (docs/notes/gaps.md)."""
+
+
+OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Connections:
@@ -98,8 +102,10 @@ class Door(socket.socket):
             raise BlockingIOError("the rest waits for the next turn of the loop")
         try:
             plain, peer = super().accept()
-        except OSError:  # nobody waits any more
-            self._accepted = 0
+        except OSError as error:
+            # Nobody waits any more; or no file can be opened. Then asyncio says so, comes back in a second, and yet goes on with
+            # its turn, which is over for us: it would try, and say so, some thousand times.
+            self._accepted = ACCEPTS_PER_TURN if error.errno in OUT_OF_FILES else 0
             raise
         self._accepted += 1
         if not self._connections.admit(peer):

@@ -36,13 +36,15 @@ class CircuitConfig:
 
 
 class Circuit:
-    __slots__ = ("_epoch", "_failures", "_until", "_wait", "config", "opened_total", "state")
+    __slots__ = ("_epoch", "_failures", "_until", "_wait", "config", "fault", "opened_total", "state")
 
     def __init__(self, config: CircuitConfig | None = None) -> None:
         self.config = config or CircuitConfig()
         self.state: CircuitState = "closed"
         self.opened_total = 0
         "How often it opened from closed: the metric `baton:kv_circuit_opened_total`."
+        self.fault = ""
+        "What was wrong when it failed last."
         self._failures = 0
         self._wait = self.config.open_seconds
         self._until: Instant | None = None
@@ -65,7 +67,7 @@ class Circuit:
         if error is None:
             self.succeeded(attempt)
         else:
-            self.failed(attempt, now)
+            self.failed(attempt, now, error)
 
     def succeeded(self, attempt: Attempt) -> None:
         if attempt != self._epoch:
@@ -75,9 +77,10 @@ class Circuit:
             self._wait = self.config.open_seconds
             self._change("closed", None)
 
-    def failed(self, attempt: Attempt, now: Instant) -> None:
+    def failed(self, attempt: Attempt, now: Instant, fault: str = "it takes too long") -> None:
         if attempt != self._epoch:
             return
+        self.fault = fault
         self._failures += 1
         if self.state == "half_open":
             self._open(now)
