@@ -103,8 +103,8 @@ class Door(socket.socket):
         try:
             plain, peer = super().accept()
         except OSError as error:
-            # Nobody waits any more; or no file can be opened. Then asyncio says so, comes back in a second, and yet goes on with
-            # its turn, which is over for us: it would try, and say so, some thousand times.
+            # Nobody waits any more; or no file can be opened. Then asyncio says so, comes back in a second, and yet goes on in
+            # this turn, which is over for us: it would try, and say so, some thousand times.
             self._accepted = ACCEPTS_PER_TURN if error.errno in OUT_OF_FILES else 0
             raise
         self._accepted += 1
