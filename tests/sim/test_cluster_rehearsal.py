@@ -12,7 +12,9 @@ from baton.sim.cluster.wires import HANGUP, Wires
 from baton.sim.cluster.world import ClusterWorld
 from baton.sim.run import run
 from baton.sim.scenario import Client, Cluster, ClusterFault, NodeSpec, Scenario
+from baton.sim.tiers_watch import KeyContents
 from baton.sim.timeline import Timeline
+from baton.sim.trip import Trip
 
 SEEDS = 40
 
@@ -152,3 +154,33 @@ def test_a_frozen_worker_gives_its_requests_up_and_goes_on_when_things_are_heale
     world = played(pair(ClusterFault("worker_freeze", stage="H8", party="decode", seconds=300.0), requests=2))
     assert "a worker stood still for long, and its requests were moved" in world.watch.sometimes
     assert all(trip.ended == ["length"] for trip in world.watch.all_trips)
+
+
+def test_an_answer_that_has_begun_ends_where_other_weights_are_served():
+    """Both nodes come back with them: the first one waits for the second, which does not wait for the first."""
+    faults = [ClusterFault(kind, at=0.1, target=node, seconds=0.2) for node, kind in enumerate(("reload", "reload_worker"))]
+    world = played(pair(*faults, requests=2, delay=0.001))
+    assert "an answer ended, as other weights are served" in world.watch.sometimes
+    begun, after = world.watch.all_trips[:2]
+    assert (begun.weights, begun.ended) == (0, ["error"])
+    assert (after.weights, after.ended) == (1, ["length"])
+
+
+@pytest.mark.parametrize("alias", [False, True], ids=["a new name", "a known name"])
+def test_a_stray_that_is_refused_disturbs_nobody(alias: bool):
+    world = played(pair(ClusterFault("stray", at=0.1, target=1, seconds=9.0, alias=alias)))
+    assert any(what.startswith("one that does not fit was refused") for what in world.watch.sometimes)
+    assert not world.watch.disturbances
+    assert all((trip.weights, trip.ended) == (0, ["length"]) for trip in world.watch.all_trips)
+
+
+def test_weights_change_every_token_and_every_block():
+    (client,) = pair(requests=1).clients
+    trip = Trip(client, weights_known=(0, 1))
+    first, second = (trip.oracles_of(weights)[0] for weights in (0, 1))
+    assert first.complete() != second.complete()
+    assert all(first.tag(place) != second.tag(place) for place in range(len(client.prompt)))
+    contents = KeyContents(4, [trip])
+    chains = [contents.chain("", client.prompt, weights) for weights in (0, 1)]
+    assert not set(chains[0]) & set(chains[1])
+    assert all(contents.of(key) == content for chain in chains for key, content in chain.items())

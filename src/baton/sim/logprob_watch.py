@@ -20,16 +20,17 @@ class LogprobWatch:
         told: dict[tuple[str, int], list[TokenLogprob]] = {}
         for request, index, row in emit.logprobs:
             trip = self._trips[request]
-            prompt, oracle = trip.client.prompt, trip.oracles[index]
+            prompt = trip.client.prompt
             if row.sampled is not None:
                 told.setdefault((request, index), []).append(row.sampled)
             if row.prompt:
                 _expect(trip.client.prompt_logprobs is not None, 51, f"{request} did not ask about its prompt")
             for place, entry in enumerate(row.prompt, row.prompt_from):
-                known = 0 < place < len(prompt)
-                if not known or (entry.token, entry.logprob) != (prompt[place], oracle.logprob(place)):
+                known = 0 < place < len(prompt) and entry.token == prompt[place]
+                by = tuple(w for w in trip.weights_known if known and trip.oracles_of(w)[index].logprob(place) == entry.logprob)
+                if not by:
                     raise InvariantBroken(f"{request}.{index}: the log-probability of prompt token {place}", invariant=51)
-                trip.prompt_places[place] = True
+                trip.prompt_places[place] = by
         for (request_id, index), entries in told.items():
             tokens = [row[4] for row in emit.tokens if (row[0], row[2]) == (request_id, index)]
             _expect(tokens == [e.token for e in entries], 51, f"{request_id}.{index}: log-probabilities of other tokens")
@@ -47,7 +48,8 @@ class LogprobWatch:
             raise InvariantBroken(f"{trip.name}.{index}: token {position} comes with {told}, not {wanted}", invariant=51)
         if client.prompt_logprobs is not None and index == 0 and position == 0:
             self._saw("a prompt's log-probabilities were told")
-            _expect(all(trip.prompt_places[1:]), 51, f"{trip.name}: part of its prompt's log-probabilities is missing")
+            whole = all((trip.weights or 0) in by for by in trip.prompt_places[1:])
+            _expect(whole, 51, f"{trip.name}: part of its prompt's log-probabilities is missing, or of other weights")
 
 
 def _expect(ok: bool, invariant: int, message: str) -> None:

@@ -16,6 +16,7 @@ from baton.sim.network import Network
 from baton.sim.noise import noise
 from baton.sim.onlooker import Onlooker
 from baton.sim.scenario import Scenario, StepFault
+from baton.sim.tags import identity_of
 from baton.sim.timeline import Timeline
 from baton.sim.worker import SimWorker, WorkerDied
 
@@ -62,6 +63,8 @@ class WorkerProcess:
         self._oom: tuple[int, float] | None = None
         "Tokens of a step from which on memory is short, and until when."
         self._healed = False
+        self.on_disk: Callable[[], int] = lambda: 0
+        "The weights that the next life loads."
         self._frozen_until = self._plods_until = 0.0
 
     def connect(self, instance: Callable[[WorkerReady | WorkerLost | WorkerProgressed], None]) -> None:
@@ -95,11 +98,12 @@ class WorkerProcess:
             self._watch.saw("a restart failed")
             self._tell(WorkerLost(epoch, "did not start"))
             return
-        self._timeline.note(self._label, f"ready, epoch {epoch}")
+        self.worker.weights = self.on_disk()
+        self._timeline.note(self._label, f"ready, epoch {epoch}, weights {self.worker.weights}")
         pool = PoolIncarnation(self._first_pool + (1 if self._scenario.pool_kept else int(epoch)))
         if self._cache is not None:
             self._cache.attach(pool, self.worker.pool)
-        self._tell(WorkerReady(epoch, pool))
+        self._tell(WorkerReady(epoch, pool, identity_of(self.worker.weights)))
 
     def scribble(self) -> None:
         """One that broke the protocol may have written anywhere."""

@@ -125,11 +125,13 @@ is on its way."""
 
 ClusterFaultKind = Literal[
     "kill", "freeze", "worker", "worker_hang", "worker_freeze", "cache", "cache_hang", "drain", "preempt", "evict",
-    "cut", "stall_up", "stall_down", "stall", "leave",
+    "cut", "stall_up", "stall_down", "stall", "leave", "reload", "reload_worker", "stray",
 ]  # fmt: skip
 """kill, freeze: the whole process (engine or router). worker, cache: these processes of a node die, or hang; a frozen worker
 goes on after a while. cut: a session ends. stall: nothing gets through for a while, towards the router (up), from it (down), or
-both ways. leave: a client goes."""
+both ways. leave: a client goes. reload: the model's files of a node are replaced, and its engine or its worker is killed and
+comes back with them. stray: one more instance, with other weights, dials all routers for a while."""
+WEIGHTS_FAULTS: tuple[ClusterFaultKind, ...] = ("reload", "reload_worker", "stray")
 
 
 class ClusterFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -149,6 +151,10 @@ class ClusterFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
     "How long it lasts. A cut: what arrives later than so is lost. preempt, evict: how many."
     unseen: bool = False
     "A cut: neither side is told; each finds out by not hearing the other."
+    weights: int = 1
+    "reload: those that its files are now. stray: those that it has."
+    alias: bool = False
+    "stray: it has the name of its target, of whose kind it is in any case."
 
 
 class NodeSpec(Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -282,6 +288,12 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
         if self.cluster is None:
             return own
         return own + len(self.cluster.faults) + sum(len(node.steps) + len(node.cache_faults) for node in self.cluster.nodes)
+
+    @property
+    def weights_known(self) -> tuple[int, ...]:
+        """All that anybody may compute with. Whoever begins has 0."""
+        faults = [] if self.cluster is None else self.cluster.faults
+        return tuple(sorted({0, *(fault.weights for fault in faults if fault.kind in WEIGHTS_FAULTS)}))
 
     def of_node(self, number: int) -> Scenario:
         """What a node of the cluster sees of it."""

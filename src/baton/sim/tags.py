@@ -1,8 +1,8 @@
 """The tag machine that stands for the model.
 
-In place of tensors each KV slot holds a 64-bit tag, `tag(pos) = H(tag(pos - 1), token)`, begun by the request's salt. A step
-reads the tags of its whole context through the block table it was given, and the next token is a pseudo-random function of
-what it read. So the right output of any request is known in closed form (`Oracle`), and any stale, foreign, torn or
+In place of tensors each KV slot holds a 64-bit tag, `tag(pos) = H(tag(pos - 1), token)`, begun by the weights and the
+request's salt. A step reads the tags of its whole context through the block table it was given, and the next token is a
+pseudo-random function of what it read. So the right output of any request is known in closed form (`Oracle`), and any stale, foreign, torn or
 misordered block changes it.
 """
 
@@ -18,8 +18,13 @@ _TAG = Struct("<Q")
 TAG_BYTES = _TAG.size
 
 
-def first_tag(salt: bytes) -> int:
-    return crc32(salt, 0x5EED) * 0x9E3779B97F4A7C15 & _MASK
+def identity_of(weights: int) -> bytes:
+    """What a worker that computes with these says of itself."""
+    return b"weights %d" % weights if weights else b""
+
+
+def first_tag(salt: bytes, weights: int = 0) -> int:
+    return crc32(salt, 0x5EED + weights) * 0x9E3779B97F4A7C15 & _MASK
 
 
 def next_tag(tag: int, token: int) -> int:
@@ -60,14 +65,14 @@ class Oracle:
         "tokens",
     )
 
-    def __init__(self, request: GenerateRequest, index: int, vocab: int) -> None:
+    def __init__(self, request: GenerateRequest, index: int, vocab: int, weights: int = 0) -> None:
         self._request, self._index, self._vocab = request, index, vocab
         self.tokens: list[int] = []
         self.tags: list[int] = []
         "Of the prompt, and of the tokens but the last."
         self.reason: FinishReason | None = None
         "Set when the output is complete."
-        self._tag = first_tag(request.salt)
+        self._tag = first_tag(request.salt, weights)
         self._crc = 0
         self._position = 0
 

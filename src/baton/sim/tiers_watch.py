@@ -15,7 +15,7 @@ from baton.errors import InvariantBroken
 from baton.protocol.ids import HostBlockId
 from baton.protocol.moves import BlockMove, StorageQuery, unpack_tokens
 from baton.sim.onlooker import PlansSeen
-from baton.sim.tags import first_tag, next_tag, tag_bytes
+from baton.sim.tags import first_tag, identity_of, next_tag, tag_bytes
 from baton.sim.trip import Trip
 
 FAILURES_MAX = 3
@@ -33,10 +33,10 @@ class KeyContents:
     def __init__(self, block_size: int, trips: list[Trip]) -> None:
         self.trips = trips
         self.block_size = block_size
-        self._hasher = BlockHasher(b"", block_size)
         self._known = 0
         self._contents: dict[bytes, bytes] = {}
-        self._salts: dict[bytes, str] = {}
+        self._roots: dict[bytes, tuple[str, int]] = {}
+        "Salt and weights of a key."
 
     def of(self, key: bytes) -> bytes | None:
         """None: no client's tokens give this key."""
@@ -46,25 +46,29 @@ class KeyContents:
         return self._contents.get(key)
 
     def keys_of(self, tokens: Sequence[int], last: bytes) -> list[bytes] | None:
-        """Of the full blocks of these tokens, with the salt of whoever has this key. None: nobody has."""
-        return None if self.of(last) is None else list(self.chain(self._salts[last], tokens))
+        """Of the full blocks of these tokens, with salt and weights of whoever has this key. None: nobody has."""
+        if self.of(last) is None:
+            return None
+        salt, weights = self._roots[last]
+        return list(self.chain(salt, tokens, weights))
 
     def _learn(self, trip: Trip) -> None:
-        for oracle in trip.oracles:
-            tokens = [*trip.client.prompt, *oracle.complete()]
-            chain = self.chain(trip.client.salt, tokens)
-            self._contents.update(chain)
-            self._salts.update(dict.fromkeys(chain, trip.client.salt))
+        for weights in trip.weights_known:
+            for oracle in trip.oracles_of(weights):
+                chain = self.chain(trip.client.salt, [*trip.client.prompt, *oracle.complete()], weights)
+                self._contents.update(chain)
+                self._roots.update(dict.fromkeys(chain, (trip.client.salt, weights)))
 
-    def chain(self, salt: str, tokens: Sequence[int]) -> dict[bytes, bytes]:
+    def chain(self, salt: str, tokens: Sequence[int], weights: int = 0) -> dict[bytes, bytes]:
         """Keys and contents of the full blocks of these tokens."""
-        tag, parent, found = first_tag(salt.encode()), self._hasher.root(salt.encode()), {}
+        hasher = BlockHasher(identity_of(weights), self.block_size)
+        tag, parent, found = first_tag(salt.encode(), weights), hasher.root(salt.encode()), {}
         for begin in range(0, len(tokens) - self.block_size + 1, self.block_size):
             block, content = tokens[begin : begin + self.block_size], b""
             for token in block:
                 tag = next_tag(tag, token)
                 content += tag_bytes(tag)
-            parent = self._hasher.key(parent, block)
+            parent = hasher.key(parent, block)
             found[bytes(parent)] = content
         return found
 

@@ -13,6 +13,7 @@ Order = tuple[int, int]
 
 class Trip:
     __slots__ = (
+        "_oracles",
         "aborted",
         "client",
         "delivered",
@@ -20,7 +21,6 @@ class Trip:
         "ended_at",
         "hit",
         "name",
-        "oracles",
         "orders",
         "prompt_places",
         "refused",
@@ -29,14 +29,20 @@ class Trip:
         "siblings_wait",
         "submitted",
         "thrash",
+        "weights",
+        "weights_known",
     )  # fmt: skip
 
-    def __init__(self, client: Client, name: str = "") -> None:
+    def __init__(self, client: Client, name: str = "", weights_known: tuple[int, ...] = (0,)) -> None:
+        """`weights_known`: all that anybody may compute with in this run."""
         self.client = client
         self.name = name or client.id
         "Unlike its id it is used once."
         self.request: GenerateRequest = client.request()
-        self.oracles = [Oracle(self.request, index, VOCAB) for index in range(client.n)]
+        self.weights_known = weights_known
+        self.weights: int | None = None
+        "Those that computed what its client has. None: it has nothing."
+        self._oracles: dict[int, list[Oracle]] = {}
         self.delivered: list[list[int]] = [[] for _ in range(client.n)]
         self.ended: list[FinishReason | None] = [None] * client.n
         self.ended_at: float | None = None
@@ -50,10 +56,22 @@ class Trip:
         "Its leader has a token, or has ended."
         self.sequences: list[Sequence] = []
         "What the instance made of it."
-        self.prompt_places = [False] * len(client.prompt)
-        "Whose log-probability is told. The first token has none."
+        self.prompt_places: list[tuple[int, ...]] = [()] * len(client.prompt)
+        "Whose log-probability is told, and by which weights. The first token has none."
         self.submitted = self.aborted = False
         self.refused: str | None = None
+
+    @property
+    def oracles(self) -> list[Oracle]:
+        """Of each sequence, with the weights that its answer was begun with."""
+        return self.oracles_of(self.weights or 0)
+
+    def oracles_of(self, weights: int) -> list[Oracle]:
+        found = self._oracles.get(weights)
+        if found is None:
+            found = [Oracle(self.request, index, VOCAB, weights) for index in range(self.client.n)]
+            self._oracles[weights] = found
+        return found
 
     @property
     def is_answered(self) -> bool:

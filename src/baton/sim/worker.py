@@ -38,7 +38,7 @@ class _Seat:
     __slots__ = ("asks", "client", "computed", "expected", "failed", "incarnation", "index", "prompt_tokens", "sampling",
                  "table", "tag", "tokens")  # fmt: skip
 
-    def __init__(self, new: NewSequence, client: Client, sampling: SamplingParams) -> None:
+    def __init__(self, new: NewSequence, client: Client, sampling: SamplingParams, weights: int) -> None:
         self.client = client
         self.sampling = sampling
         self.asks = sampling.logprobs is not None or sampling.prompt_logprobs is not None
@@ -48,7 +48,7 @@ class _Seat:
         self.prompt_tokens = new.prompt_tokens
         self.table = list(new.blocks)
         self.computed = 0
-        self.tag = first_tag(client.salt.encode())
+        self.tag = first_tag(client.salt.encode(), weights)
         self.expected = bytearray()
         self.failed = False
         for token in self.tokens[: new.computed_tokens]:
@@ -66,6 +66,8 @@ class SimWorker:
     def __init__(self, blocks: int, block_size: int, client_of: Callable[[int, int], Client]) -> None:
         self._size = block_size
         self._client_of = client_of
+        self.weights = 0
+        "What this life has loaded."
         self.seats: dict[int, _Seat] = {}
         self.pool = [bytearray(TAG_BYTES * block_size) for _ in range(blocks)]
 
@@ -116,7 +118,7 @@ class SimWorker:
             if new.slot in self.seats:
                 raise InvariantBroken(f"step {plan.step} seats a sequence in a taken slot {new.slot}", invariant=25)
             client = self._client_of(new.slot, new.incarnation)
-            self.seats[new.slot] = _Seat(new, client, plan.sampling[new.sampling])
+            self.seats[new.slot] = _Seat(new, client, plan.sampling[new.sampling], self.weights)
         for slot, block in plan.grown:
             self.seats[slot].table.append(block)
         for slot, place, block in plan.folded:

@@ -223,7 +223,7 @@ def test_one_that_was_refused_before_does_not_say_what_fits_while_others_may_com
         room.kill(each)
     stray = hello("stray", identity=b"other", refused=True)
     early = room.join(Scripted(stray))
-    assert "was refused before" in room.hung_up[early.session]
+    assert "may come back" in room.hung_up[early.session]
     room.wait(4)
     back = room.join(Scripted(hello("mixed-0")))
     late = room.join(Scripted(stray))
@@ -231,10 +231,66 @@ def test_one_that_was_refused_before_does_not_say_what_fits_while_others_may_com
     assert names(room) == ["mixed-0"]
     room.kill(back)
     room.wait(9)
-    assert "was refused before" in room.hung_up[room.join(Scripted(stray)).session]
+    assert "may come back" in room.hung_up[room.join(Scripted(stray)).session]
     room.wait(1)
     room.join(Scripted(stray))
     assert names(room) == ["stray"], "nobody came back"
+
+
+def test_one_that_does_not_fit_those_that_were_here_a_moment_ago_lets_them_come_back():
+    """Found with the rehearsal: all were lost for a moment, an instance that nobody had refused yet dialled first, and all of
+    the cluster was refused from then on."""
+    room = Room("mixed", "mixed")
+    for each in list(room.instances):
+        room.kill(each)
+    room.wait(3)
+    early = room.join(Scripted(hello("stray", identity=b"other")))
+    assert "mixed-0 may come back within 7 s" in room.hung_up[early.session]
+    room.join(Scripted(hello("mixed-1")))
+    assert names(room) == ["mixed-1"]
+
+
+def test_nobody_waits_for_those_that_have_come_back_with_other_weights():
+    room = Room("mixed", "mixed")
+    for each in list(room.instances):
+        room.kill(each)
+    first = room.join(Scripted(hello("mixed-0", identity=b"new")))
+    assert "mixed-1 may come back" in room.hung_up[first.session]
+    room.join(Scripted(hello("mixed-1", identity=b"new")))
+    assert names(room) == ["mixed-1"], "all of them have"
+    room.join(Scripted(hello("mixed-0", identity=b"new", refused=True)))
+    assert len(names(room)) == 2
+
+
+def test_nobody_waits_for_one_that_was_stopped_with_care():
+    room = Room("mixed")
+    (only,) = room.instances
+    room.say(only, InstanceStats(mode="draining"))
+    room.kill(only)
+    room.join(Scripted(hello("next", identity=b"new")))
+    assert names(room) == ["next"]
+
+
+def test_those_that_got_other_weights_by_order_do_not_wait_for_one_that_was_lost_before():
+    room = Room("mixed", "mixed")
+    lost, stays = room.instances
+    room.kill(lost)
+    room.tell(Part(stays.session, "other weights", reloaded=True))
+    room.join(Scripted(hello("mixed-1", identity=b"new")))
+    assert names(room) == ["mixed-1"]
+    old = room.join(Scripted(hello("mixed-0")))
+    assert "identity" in room.hung_up[old.session]
+
+
+def test_whether_somebody_fits_is_a_question():
+    """It was the first to ask that set the time since when nobody is here."""
+    room = Room()
+    membership = room.router.membership
+    stray = hello("stray", refused=True)
+    for _ in range(2):
+        assert not membership.misfit(stray, room.now)
+    membership.knock(room.now)
+    assert "was refused before" in membership.misfit(stray, room.now)
 
 
 def test_one_more_than_may_be_is_not_the_one_that_has_joined_again():

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
-from typing import Final
+from typing import Final, NamedTuple
 
 from baton.config import RouterConfig
 from baton.core.cluster.events import Session
@@ -126,6 +126,15 @@ class Member:
         return now - self.heard_at >= seconds or bool(self.beat.fault)
 
 
+class Loss(NamedTuple):
+    """The last one of an instance."""
+
+    in_a_row: int
+    at: Instant
+    hello: NodeHello | None
+    "As what it may come back. None: it has come back as something else."
+
+
 class Membership:
     __slots__ = ("_config", "_lapse_at", "_losses", "_nobody_since", "_numbers", "_stalled", "_stalls_seen", "members", "names")
 
@@ -136,20 +145,24 @@ class Membership:
         self._numbers = count(1)
         self._lapse_at: Instant | None = None
         "Nobody has been silent for too long before that. A lower bound: whoever speaks does not move it."
-        self._losses: dict[str, tuple[int, Instant]] = {}
-        "Of a name: losses in a row, and when the last one was. At most instances_max."
+        self._losses: dict[str, Loss] = {}
+        "Of a name: its last loss. At most instances_max."
         self._stalled: dict[Session, Member] = {}
         "Those whose worker stands still."
         self._stalls_seen = False
         "They were looked at, and nobody has said anything about itself since."
         self._nobody_since: Instant | None = None
-        "Since when nobody is here, where that was seen."
+        "Since when nobody is here. None: somebody is, or nobody has knocked yet."
 
     # Who is there
 
+    def knock(self, now: Instant) -> None:
+        """Somebody wants to join. Where nobody was ever here, the others are waited for from now on."""
+        if not self.members and self._nobody_since is None:
+            self._nobody_since = now
+
     def misfit(self, hello: NodeHello, now: Instant) -> str:
         """Why it cannot work beside those that are here, or were a moment ago. Empty: it can. The first one says what fits."""
-        ready = hello.ready
         if len(self.members) >= self._config.instances_max and hello.name not in self.names:
             return f"there are {len(self.members)} instances already"
         if hello.adopt_seconds_max >= self._config.handing_seconds_max:
@@ -158,28 +171,28 @@ class Membership:
                 f"and the router gives up after {self._config.handing_seconds_max:g} s (handing_seconds_max)"
             )
         for member in self.members.values():
-            other, theirs = member.hello, member.hello.ready
-            for what, mine, its in (
-                ("identity", ready.identity.hex(), theirs.identity.hex()),
-                ("block size", ready.block_size, theirs.block_size),
-                ("vocabulary", ready.vocab_size, theirs.vocab_size),
-                ("context of the model", ready.model_context_tokens, theirs.model_context_tokens),
-                ("layout of KV blocks", hello.layout.hex(), other.layout.hex()),
-            ):
-                if mine != its:
-                    return f"{what} is {mine}, that of {other.name} is {its}: all instances of a cluster must agree"
-            break  # they agree with each other
-        return "" if self.members else self._too_early(hello, now)
+            return _disagreement(hello, member.hello)  # they agree with each other
+        return self._too_early(hello, now)
 
     def _too_early(self, hello: NodeHello, now: Instant) -> str:
-        """Nobody is here. One that did not fit before lets the others come back first: else a router that is started again, or
-        the loss of all, would make a stray instance the cluster, and the cluster strays."""
-        if self._nobody_since is None:
-            self._nobody_since = now
-        wait = self._nobody_since + self._config.no_instance_seconds - now
+        """Nobody is here. One that does not fit those that were, or did not before, lets them come back first: else the loss of
+        all, or a router that is started again, would make a stray instance the cluster, and the cluster strays. Those that
+        have come back with other weights themselves are not waited for."""
+        seconds = self._config.no_instance_seconds
+        for name, loss in self._losses.items():
+            wait = loss.at + seconds - now
+            if name != hello.name and wait > 0 and loss.hello is not None and (why := _disagreement(hello, loss.hello)):
+                return f"{why}, and {name} may come back within {wait:.0f} s"
+        wait = 0.0 if self._nobody_since is None else self._nobody_since + seconds - now
         if hello.refused and wait > 0:
             return f"it was refused before, and those that it did not fit may come back within {wait:.0f} s"
         return ""
+
+    def refuse(self, hello: NodeHello) -> None:
+        """It does not fit. Where it did before it was lost, nobody waits for it as it was."""
+        loss = self._losses.get(hello.name)
+        if loss is not None and loss.hello is not None and _disagreement(hello, loss.hello):
+            self._losses[hello.name] = loss._replace(hello=None)
 
     def join(self, session: Session, hello: NodeHello, now: Instant) -> Member:
         """It fits, and nobody of its name is here."""
@@ -187,25 +200,30 @@ class Membership:
             raise InvariantBroken(f"session {session} of {hello.name} has joined already", invariant=17)
         memory = PrefixMemory(min(self._config.prefix_memory_blocks, max(1, hello.ready.blocks)))
         member = Member(session, hello, next(self._numbers), memory, now)
-        losses, _ = self._losses.get(hello.name, (0, now))
-        if losses > FREE_LOSSES:
-            member.inhibited_until = Instant(now + INHIBIT_SECONDS[min(losses - FREE_LOSSES, len(INHIBIT_SECONDS)) - 1])
+        before = self._losses.get(hello.name)
+        if before is not None and before.in_a_row > FREE_LOSSES:
+            place = min(before.in_a_row - FREE_LOSSES, len(INHIBIT_SECONDS)) - 1
+            member.inhibited_until = Instant(now + INHIBIT_SECONDS[place])
         self.members[session] = self.names[hello.name] = member
         self._nobody_since = None
         self._stalls_seen = False
         self._look_again()
         return member
 
-    def remove(self, member: Member, now: Instant) -> None:
+    def remove(self, member: Member, now: Instant, *, reloaded: bool = False) -> None:
+        """`reloaded`: by order, to come back with other weights."""
         del self.members[member.session]
         del self.names[member.name]
         self._nobody_since = None if self.members else now
         self._stalled.pop(member.session, None)
         for other in self.members.values():
             other.paths.forget(member.session)
-        losses, _ = self._losses.pop(member.name, (0, now))
-        if member.mode == "serving":  # not one that was stopped with care
-            self._losses[member.name] = (1 if now - member.joined_at >= HEALTHY_SECONDS else losses + 1, now)
+        before = self._losses.pop(member.name, None)
+        if reloaded:
+            self._losses.clear()  # whoever was lost before does not fit the new ones: nobody waits for that
+        elif member.mode == "serving":  # not one that was stopped with care
+            in_a_row = before.in_a_row if before is not None and now - member.joined_at < HEALTHY_SECONDS else 0
+            self._losses[member.name] = Loss(in_a_row + 1, now, member.hello)
         while len(self._losses) > self._config.instances_max:
             del self._losses[next(iter(self._losses))]
 
@@ -288,3 +306,18 @@ class Membership:
                 raise InvariantBroken(f"{member!r} remembers {len(member.memory)} keys", invariant=49)
             if len(member.paths) >= len(self.members):
                 raise InvariantBroken(f"{member!r} remembers {len(member.paths)} that it cannot read from", invariant=49)
+
+
+def _disagreement(hello: NodeHello, other: NodeHello) -> str:
+    """Why these two cannot be in one cluster. Empty: they can."""
+    ready, theirs = hello.ready, other.ready
+    for what, mine, its in (
+        ("identity", ready.identity.hex(), theirs.identity.hex()),
+        ("block size", ready.block_size, theirs.block_size),
+        ("vocabulary", ready.vocab_size, theirs.vocab_size),
+        ("context of the model", ready.model_context_tokens, theirs.model_context_tokens),
+        ("layout of KV blocks", hello.layout.hex(), other.layout.hex()),
+    ):
+        if mine != its:
+            return f"{what} is {mine}, that of {other.name} is {its}: all instances of a cluster must agree"
+    return ""

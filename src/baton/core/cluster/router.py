@@ -174,9 +174,11 @@ class Router:
 
     def _on_join(self, event: Join) -> bool:
         hello, now = event.hello, self.coordinator.now
+        self.membership.knock(now)
         why = self.membership.misfit(hello, now)
         if why:  # also where it has the name of one that is here: a stranger drives nobody out
             self.stats.instances_refused += 1
+            self.membership.refuse(hello)
             self.coordinator.effects.append(HangUp(event.session, why))
             return True
         earlier = self.membership.names.get(hello.name)
@@ -194,7 +196,7 @@ class Router:
 
     def _lose(self, member: Member, how: str, hang_up: str = "") -> None:
         """Out of the list first: nothing that follows from the loss is placed there."""
-        self.membership.remove(member, self.coordinator.now)
+        self.membership.remove(member, self.coordinator.now, reloaded=how == "reloaded")
         self.stats.instances_lost += how != "reloaded"
         self.stats.losses[how] += how != "reloaded"
         if hang_up:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from baton.core.cluster.events import Arrive, BreakOff, TurnAway, Withdraw
 from baton.errors import InvariantBroken
 from baton.protocol.ids import RequestId
-from baton.protocol.output import Emit, Ended
+from baton.protocol.output import OTHER_WEIGHTS, Emit, Ended
 from baton.protocol.request import FinishReason
 from baton.sim.cluster.router import RouterProcess
 from baton.sim.cluster.watch import ClusterWatch
@@ -112,6 +112,7 @@ class ClusterClients:
     def delivered(self, emit: Emit) -> None:
         """21: tokens are a prefix of the undisturbed output. 22, 23, 26: one end, with the right reason and usage."""
         self.deliveries += len(emit.tokens) + len(emit.ended)
+        self._watch.delivered(emit)
         told = self._logprobs.told(emit) if emit.logprobs else {}
         for request, _, index, position, token in emit.tokens:
             trip = self._watch.trips[request]
@@ -207,11 +208,21 @@ class ClusterClients:
         """An error is allowed where instances were lost again and again, or nobody was there for long."""
         trip, begun = self._watch.trips[effect.request], self._begun[effect.request]
         self._note(f"{effect.request} is broken off: {effect.detail}")
+        if effect.detail == OTHER_WEIGHTS:
+            self._other_weights(trip, self._routers[begun.router])
+            return
         waited, lost = self._timeline.now - begun.at, self._losses(trip)
         nobody = self._disturbances(trip) and waited > 9.0
         if effect.error != "worker_gone" or not (lost > self._cluster.migrations_max or nobody):
             raise InvariantBroken(f"{trip.name} is broken off for nothing: {effect.detail}", invariant=22)
         self._watch.saw("a request was broken off")
+        self._end_all(trip)
+
+    def _other_weights(self, trip: Trip, router: RouterProcess) -> None:
+        """59: it has begun, and whoever is here computes with others."""
+        if trip.weights is None or router.fit.serves(trip.weights) or not router.fit.anybody:
+            raise InvariantBroken(f"{trip.name} is broken off, and could go on with its weights", invariant=59)
+        self._watch.saw("an answer ended, as other weights are served")
         self._end_all(trip)
 
     def router_died(self, router: int) -> None:
@@ -247,7 +258,8 @@ class ClusterClients:
             length = min(1 + number * size, max(1, (blocks - 1) * size))
             prompt = [(7 * number + place) % VOCAB for place in range(length)]
             outputs = min(1 + number, blocks * size - length + 1)
-            trip = Trip(Client(id=f"fresh{number}", at=self._timeline.now, prompt=prompt, max_tokens=outputs, seed=number))
+            client = Client(id=f"fresh{number}", at=self._timeline.now, prompt=prompt, max_tokens=outputs, seed=number)
+            trip = Trip(client, weights_known=self._watch.weights_known)
             self._watch.add(trip)
             self._fresh.append(trip)
             self._ask(trip, number % len(self._routers))

@@ -53,7 +53,9 @@ class Engine:
         storage: dict[bytes, StoredObject],
         peers: Peers,
         first_pool: int,
+        on_disk: Callable[[], int],
     ) -> None:
+        """`on_disk`: the weights that its next worker loads."""
         self.instance = Instance(config_of(scenario, role))
         self.plans = NodePlans(scenario, self.instance.view, watch.trips, watch.saw)
         self.network = Network(scenario, timeline, self.plans)
@@ -64,12 +66,16 @@ class Engine:
             self.cache.connect(self.hear)
         self.process = WorkerProcess(scenario, timeline, self.plans, self.network, self.cache, first_pool, f"{name} worker")
         self.process.connect(self.hear)
+        self.process.on_disk = on_disk
+        self.plans.weights = lambda: self.process.worker.weights
         self.network.connect(self.process.take, self._receive)
         self._shares = scenario.prefix_caching
         "Otherwise each request has keys of its own."
         self.results = 0
         self.was_ready = False
         "Its worker was, once."
+        self.identity = b""
+        "Of its last worker."
         self.dead = False
         self.frozen = False
         self._by_priority = scenario.order == "priority"
@@ -88,6 +94,8 @@ class Engine:
         self._looked_after = False
         "Somebody replaces a worker that is given up."
         self.outward: Callable[[list[Outward]], None]
+        self.on_other_weights: Callable[[], None]
+        "A worker has come back with others than the one before had."
 
     def begin(self) -> None:
         self.process.begin()
@@ -135,8 +143,10 @@ class Engine:
             self.cache.heard(event)
         now = self._clock.now()
         effects = instance.handle(event, Instant(max(now, at_least)))
+        changed = False
         if type(event) is WorkerReady:
-            self.was_ready = True
+            changed = self.was_ready and event.fingerprint != self.identity
+            self.was_ready, self.identity = True, event.fingerprint
         outward: list[Outward] = []
         for effect in effects:
             self._perform(effect, outward)
@@ -147,6 +157,8 @@ class Engine:
         self._arm()
         if outward:
             self.outward(outward)
+        if changed:
+            self.on_other_weights()
 
     def _perform(self, effect: Effect, outward: list[Outward]) -> None:
         self._timeline.record(effect)

@@ -27,6 +27,7 @@ class Faults:
         watch: ClusterWatch,
         wires: Wires,
         nodes: list[ClusterNode],
+        strays: list[ClusterNode],
         routers: list[RouterProcess],
         clients: ClusterClients,
     ) -> None:
@@ -34,9 +35,11 @@ class Faults:
         self._watch = watch
         self._wires = wires
         self._nodes = nodes
+        self._strays = strays
+        self._to_stray = list(zip((fault for fault in cluster.faults if fault.kind == "stray"), strays, strict=True))
         self._routers = routers
         self._clients = clients
-        self._timed = [fault for fault in cluster.faults if fault.at is not None]
+        self._timed = [fault for fault in cluster.faults if fault.at is not None and fault.kind != "stray"]
         self._waiting: dict[Stage, list[ClusterFault]] = {}
         for fault in cluster.faults:
             if fault.stage is not None:
@@ -44,22 +47,31 @@ class Faults:
         self._reached: dict[Stage, int] = {}
         self._attempt_seconds = cluster.handing_seconds_max + AGAIN_SECONDS
         self._healed = False
-        self.last = max((fault.at for fault in self._timed if fault.at is not None), default=0.0)
+        self.last = max((fault.at for fault in cluster.faults if fault.at is not None), default=0.0)
         "When the last one that has a time begins."
-        self.longest = max((fault.seconds for fault in cluster.faults), default=0.0)
+        self.longest = max((fault.seconds for fault in cluster.faults if fault.kind != "stray"), default=0.0)
 
     def begin(self) -> None:
         for fault in self._timed:
             if fault.at is not None:
                 self._timeline.at(fault.at, self._at_time, fault)
+        for entry in self._to_stray:
+            self._timeline.at(entry[0].at or 0.0, self._send_stray, entry)
 
     def heal(self) -> None:
         self._healed = True
         self._wires.heal()
+        for stray in self._strays:
+            stray.kill(None)
         for router in self._routers:
             router.heal()
+        weights = self._most_common_weights()
         for node in self._nodes:
-            node.heal()
+            node.heal(weights)
+
+    def _most_common_weights(self) -> int:
+        loaded = [node.loaded for node in self._nodes]
+        return max(sorted(loaded), key=loaded.count)
 
     # When
 
@@ -96,6 +108,17 @@ class Faults:
 
     # What
 
+    def _send_stray(self, entry: tuple[ClusterFault, ClusterNode]) -> None:
+        """It disturbs nobody, unless it is taken (node.py)."""
+        fault, stray = entry
+        if not self._healed:
+            self._timeline.note("world", f"{stray.name} strays in, with weights {fault.weights}")
+            stray.start()
+            self._timeline.at(self._timeline.now + fault.seconds, self._stray_leaves, stray)
+
+    def _stray_leaves(self, stray: ClusterNode) -> None:
+        stray.kill(None)
+
     def _strike(self, fault: ClusterFault, target: int, router: int) -> None:
         self._timeline.note("world", f"{fault.stage or ''} {fault.kind} {target} {fault.seconds:.2f}")
         loss = fault.kind not in NO_LOSSES
@@ -115,6 +138,12 @@ class Faults:
             return
         node = self._nodes[target]
         match fault.kind:
+            case "reload":
+                node.weights = fault.weights
+                node.kill(fault.seconds)
+            case "reload_worker":
+                node.weights = fault.weights
+                self._strike_child(fault, node)
             case "kill":
                 node.kill(fault.seconds)
                 if all(other.engine is None for other in self._nodes):
@@ -139,7 +168,7 @@ class Faults:
         if engine is None:
             return
         match fault.kind:
-            case "worker":
+            case "worker" | "reload_worker":
                 engine.kill_worker()
             case "worker_hang":
                 engine.hang_worker()

@@ -1,7 +1,8 @@
 """One seed -> one cluster. As for a single node (sim/generate.py): a swarm of features, few kinds of faults, tiny sizes.
 
 One in eight has no fault at all; the others one to three kinds, of which each strikes a few times: at a stage of a hand-off (so
-that the short ones are hit too) or at any time. In one of 32 a few long requests are hunted from node to node.
+that the short ones are hit too) or at any time. In one of 32 a few long requests are hunted from node to node. In one of six,
+beside whatever else happens, somebody comes with other weights: a node whose files were replaced, all of them, or a stray.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import get_args
 from baton.sim.generate import PromptTree, step_faults, storage_wants_tokens, stream
 from baton.sim.scenario import (
     VOCAB,
+    WEIGHTS_FAULTS,
     CacheFault,
     CacheFaultKind,
     Client,
@@ -24,12 +26,13 @@ from baton.sim.scenario import (
     Stage,
 )
 
-KINDS: tuple[ClusterFaultKind, ...] = get_args(ClusterFaultKind)
+KINDS: tuple[ClusterFaultKind, ...] = tuple(kind for kind in get_args(ClusterFaultKind) if kind not in WEIGHTS_FAULTS)
 STAGES: tuple[Stage, ...] = get_args(Stage)
 STEP_FAULTS = ("slow", "crash", "late", "repeat", "ghost", "garble", "hang", "lose_result", "lose_plan")
 CLIENT_FAULTS = ("poison", "nan", "stop_string", "abort")
 FEATURES = ("n", "priority", "stop", "min", "timeout", "salt", "burst", "logprobs")
 HUNTED = 1 / 32
+OTHER_WEIGHTS = 1 / 6
 LONG_ENOUGH = 2.5
 """Seconds after which both sides of a session give each other up."""
 
@@ -65,6 +68,9 @@ def generate_cluster(seed: int) -> Scenario:
     hunt = stream(seed, "hunted")
     if hunt.random() < HUNTED:
         _hunted(scenario, scenario.cluster, hunt)
+    weights = stream(seed, "weights")
+    if weights.random() < OTHER_WEIGHTS:
+        _other_weights(scenario, scenario.cluster, weights)
     scenario.storage_tokens = storage_wants_tokens(scenario)
     return scenario
 
@@ -225,3 +231,52 @@ def _hunted(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
             ClusterFault("worker_freeze", at=at, target=node, seconds=0.4),
             ClusterFault("cut", at=at + rng.uniform(0.25, 0.45), target=node, seconds=0.0),
         ]
+
+
+def _other_weights(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
+    end = max(client.at for client in scenario.clients) + 1.0
+    at = rng.uniform(0.0, end)
+    for client in scenario.clients:  # long enough to be in the midst of it
+        if rng.random() < 0.3 and not client.stop:
+            client.max_tokens = max(client.max_tokens, rng.randint(4, 12))
+    plot = rng.choice(("some", "all", "stray", "stray", "stray"))
+    if plot == "all":  # their common disk has other files, and they come back with them one after the other
+        spread, kind = rng.choice((0.0, 0.2, 3.0)), rng.choice(("reload", "reload_worker", None))
+        for node in range(len(cluster.nodes)):
+            cluster.faults.append(_reload(rng, at + rng.uniform(0.0, spread), node, kind))
+    elif plot == "some":
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            fault = _reload(rng, rng.uniform(0.0, end), rng.randrange(len(cluster.nodes)), None)
+            fault.weights = rng.choice((1, 1, 2, 0))
+            if rng.random() < 0.5:
+                fault.at, fault.stage, fault.nth = None, rng.choice(STAGES), rng.choice((1, 2, 5))
+                fault.party = rng.choice(("prefill", "decode"))
+            cluster.faults.append(fault)
+    if plot == "stray" or rng.random() < 0.2:
+        _strays(cluster, at, rng)
+
+
+def _reload(rng: Random, at: float, node: int, kind: ClusterFaultKind | None) -> ClusterFault:
+    kind = kind or rng.choice(("reload", "reload_worker"))
+    return ClusterFault(kind, at=at, target=node, seconds=rng.choice((0.0, 0.05, rng.uniform(0.0, 3.0))))
+
+
+def _strays(cluster: Cluster, at: float, rng: Random) -> None:
+    """And, in most, a moment in which a router has nobody: it is killed, its sessions are cut, or all nodes are killed."""
+    nodes = len(cluster.nodes)
+    for _ in range(rng.choice((1, 1, 2))):
+        begins, seconds = max(0.0, at + rng.uniform(-2.0, 1.0)), rng.choice((0.5, 4.0, 15.0, 30.0))
+        weights, alias = rng.choice((1, 1, 2)), rng.random() < 0.4
+        stray = ClusterFault("stray", at=begins, target=rng.randrange(nodes), seconds=seconds, weights=weights, alias=alias)
+        cluster.faults.append(stray)
+    router = nodes + rng.randrange(cluster.routers)
+    match rng.choice(("nothing", "kill", "cut", "nodes", "stall")):
+        case "kill":
+            cluster.faults.append(ClusterFault("kill", at=at, target=router, seconds=rng.choice((0.0, 0.3, 2.0))))
+        case "cut":
+            cluster.faults.append(ClusterFault("cut", at=at, target=router, seconds=0.0, unseen=rng.random() < 0.5))
+        case "stall":
+            cluster.faults.append(ClusterFault("stall", at=at, target=router, seconds=rng.uniform(LONG_ENOUGH, 4.0)))
+        case "nodes":
+            down = rng.choice((0.1, 1.0, 12.0))
+            cluster.faults += [ClusterFault("kill", at=at, target=node, seconds=down) for node in range(nodes)]

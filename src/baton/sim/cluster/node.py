@@ -24,17 +24,20 @@ from baton.protocol.request import FinishReason, GenerateRequest
 from baton.sim.cluster.engine import Engine, Outward
 from baton.sim.cluster.watch import MARK, ClusterWatch, untagged
 from baton.sim.cluster.wires import HANGUP, Wire
+from baton.sim.noise import noise
 from baton.sim.scenario import VOCAB, NodeSpec, Scenario
 from baton.sim.timeline import Timeline
 
 PREEMPTED_TOLD = 64
 REDIAL_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8)
+REFUSED_SECONDS = 8.0
+"""After a refusal, with jitter."""
 
 
 class Link:
     """What a node knows of one router."""
 
-    __slots__ = ("beat_seconds", "failures", "heard_at", "lapse_seconds", "tag", "wire")
+    __slots__ = ("beat_seconds", "dial_at", "failures", "heard_at", "lapse_seconds", "opened", "refused", "tag", "wire")
 
     def __init__(self) -> None:
         self.wire: Wire | None = None
@@ -45,6 +48,12 @@ class Link:
         "What its requests are called here. Of this session alone."
         self.failures = 0
         "To reach it, in a row."
+        self.opened = False
+        "It has taken us into this session."
+        self.refused = False
+        "It did not, the last time that it spoke."
+        self.dial_at = 0.0
+        "Not before."
 
 
 class ClusterNode:
@@ -58,16 +67,22 @@ class ClusterNode:
         dial: Callable[[ClusterNode, int], Wire | None],
         start: Callable[[ClusterNode], Engine],
         routers: int,
+        name: str,
+        kind: int,
     ) -> None:
+        """`kind`: the node of the scenario that it is like, or is."""
         self.number = number
-        self.name = f"{spec.role[0]}{number}"
+        self.name = name
+        self.kind = kind
+        self.weights = 0
+        "That its files are now."
         self.spec = spec
         self.role = spec.role
         self.engine: Engine | None = None
         self.lives = 0
         self.links = [Link() for _ in range(routers)]
         self._scenario = scenario
-        tiers = scenario.of_node(number).config().tiers
+        tiers = scenario.of_node(kind).config().tiers
         self._adopt_seconds_max = tiers.adopt_seconds_max if spec.role != "mixed" else 0.0
         self._measured = scenario.cluster is not None and scenario.cluster.measured
         self._timeline = timeline
@@ -82,7 +97,11 @@ class ClusterNode:
     @property
     def address(self) -> str:
         """Of the messenger of this life."""
-        return f"{self.name}#{self.lives}"
+        return f"{self.name}{f'~{self.number}' if self.is_stray else ''}#{self.lives}"
+
+    @property
+    def is_stray(self) -> bool:
+        return self.kind != self.number
 
     # Lives
 
@@ -91,15 +110,18 @@ class ClusterNode:
             self.lives += 1
             self._note(f"starts, life {self.lives}")
             self.engine = engine = self._start_engine(self)
-            engine.outward = self._say
+            engine.outward, engine.on_other_weights = self._say, self._meet_routers_anew
             engine.begin()
             self._timeline.at(self._timeline.now, self._beat, engine)
 
-    def kill(self, down_seconds: float) -> None:
+    def kill(self, down_seconds: float | None) -> None:
+        """None: for good."""
         if self.engine is None:
             return
         self._note("is killed")
-        self._watch.saw("an engine was killed")
+        self._watch.saw("an engine was killed" if not self.is_stray else "a stray left")
+        if any(link.opened for link in self.links):
+            self._watch.disturbed(self._timeline.now)
         self.engine.die()
         self.engine = None
         self._inbox.clear()
@@ -107,8 +129,9 @@ class ClusterNode:
             if link.wire is not None:
                 link.wire.close("up", in_order=False)
                 link.wire = None
-            link.failures = 0
-        self._timeline.at(self._timeline.now + down_seconds, self.start)
+            link.failures, link.opened, link.refused, link.dial_at = 0, False, False, 0.0
+        if down_seconds is not None:
+            self._timeline.at(self._timeline.now + down_seconds, self.start)
 
     def freeze(self, seconds: float) -> None:
         if self.engine is not None and not self.engine.frozen:
@@ -143,6 +166,11 @@ class ClusterNode:
             self.engine.tell(PreemptSome(amount) if kind == "preempt" else EvictSome(amount))
 
     @property
+    def loaded(self) -> int:
+        """The weights of its worker, or of its next one."""
+        return self.weights if self.engine is None else self.engine.process.worker.weights
+
+    @property
     def is_ready(self) -> bool:
         return self.engine is not None and self.engine.instance.worker.state.value == "ready"
 
@@ -155,8 +183,12 @@ class ClusterNode:
             raise InvariantBroken(f"{self.name} was never started again", invariant=35)
         self.engine.at_rest()
 
-    def heal(self) -> None:
+    def heal(self, weights: int) -> None:
+        """Somebody gives it the weights that the others have."""
         self._healed = True
+        self.weights = weights
+        if self.loaded != weights:
+            self.kill(0.0)
         self.start()
         if (engine := self.engine) is not None:
             if engine.frozen:
@@ -168,7 +200,7 @@ class ClusterNode:
     def connect(self, router: int) -> None:
         """Dials, again and again."""
         engine, link = self.engine, self.links[router]
-        if engine is None or link.wire is not None:
+        if engine is None or link.wire is not None or self._timeline.now < link.dial_at:
             return
         wire = None if engine.frozen else self._dial(self, router)
         if wire is None:
@@ -177,20 +209,19 @@ class ClusterNode:
             self._timeline.at(self._timeline.now + wait, self._redial, (engine, router))
             return
         link.wire, link.heard_at, link.failures = wire, self._timeline.now, 0
-        link.tag = f"{wire.number}{MARK}"
-        wire.send("up", self._hello())
+        link.tag, link.opened = f"{wire.number}{MARK}", False
+        wire.send("up", self._hello(engine, refused=link.refused))
 
     def _redial(self, entry: tuple[Engine, int]) -> None:
         if entry[0] is self.engine:
             self.connect(entry[1])
 
-    def _hello(self) -> NodeHello:
-        spec = self.spec
-        ready = InstanceReady(
-            spec.blocks, self._scenario.block_size, spec.slots, VOCAB, spec.blocks * self._scenario.block_size + 1
-        )
+    def _hello(self, engine: Engine, *, refused: bool) -> NodeHello:
+        spec, size = self.spec, self._scenario.block_size
+        ready = InstanceReady(spec.blocks, size, spec.slots, VOCAB, spec.blocks * size + 1, identity=engine.identity)
         peer = self.address if self.role != "mixed" else ""
-        return NodeHello(self.name, self.lives, self.role, ready, b"layout", peer, adopt_seconds_max=self._adopt_seconds_max)
+        seconds = self._adopt_seconds_max
+        return NodeHello(self.name, self.lives, self.role, ready, b"layout", peer, adopt_seconds_max=seconds, refused=refused)
 
     def arrived(self, wire: Wire, message: Any) -> None:
         engine = self.engine
@@ -206,12 +237,25 @@ class ClusterNode:
         link = self.links[router]
         link.heard_at = self._timeline.now
         if message is HANGUP or type(message) is NodeRefused:
+            if type(message) is NodeRefused and not link.opened:
+                self._refused(link, wire)
             self._session_over(router, "the router hung up")
         elif type(message) is RouterHello:
+            link.opened, link.refused = True, False
+            if self.is_stray:
+                self._watch.saw("a stray was taken")
+                self._watch.disturbed(self._timeline.now)
             link.beat_seconds, link.lapse_seconds = message.beat_seconds, message.lapse_seconds
             self._send_stats(wire)
         elif type(message) is not RouterBeat:
             self._take(engine, link.tag, message)
+
+    def _refused(self, link: Link, wire: Wire) -> None:
+        link.refused = True
+        wait = REFUSED_SECONDS * (0.5 + 0.5 * noise(self._scenario.seed, 4_000_000 + wire.number))
+        link.dial_at = self._timeline.now + wait
+        if not self.is_stray:  # others are short of it
+            self._watch.disturbed(self._timeline.now)
 
     def _take(self, engine: Engine, tag: str, message: Any) -> None:
         self._watch.told_node(self.number, engine, message)
@@ -243,7 +287,16 @@ class ClusterNode:
             for request in self.engine.instance.view.request_ids():
                 if request.startswith(tag):
                     self.engine.tell(Abort(request))
-            self._timeline.at(self._timeline.now + REDIAL_SECONDS[0], self._redial, (self.engine, router))
+            again = max(self._timeline.now + REDIAL_SECONDS[0], link.dial_at)
+            self._timeline.at(again, self._redial, (self.engine, router))
+
+    def _meet_routers_anew(self) -> None:
+        """They have promised our blocks to instances that compute with what we had (runtime/router_links.py)."""
+        self._watch.saw("a worker came back with other weights")
+        for router, link in enumerate(self.links):
+            if link.wire is not None:
+                link.wire.close("up")
+                self._session_over(router, "it computes with other weights now")
 
     # What it says
 
@@ -251,7 +304,7 @@ class ClusterNode:
         for effect in effects:
             match effect:
                 case Emit():
-                    self._watch.emitted(effect)
+                    self._watch.emitted(effect, self.loaded)
                     self._send_emit(effect)
                 case Refuse():
                     self._watch.saw(f"an instance refused: {effect.refused.reason}")

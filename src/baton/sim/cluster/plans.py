@@ -23,6 +23,8 @@ class NodePlans:
         self.saw = saw
         self.evidence = 0
         "Deaths of its worker that look like the fault of a request."
+        self.weights: Callable[[], int] = lambda: 0
+        "Of the worker that the plans are for."
         self._scenario = scenario
         self._size = scenario.block_size
         self._view = view
@@ -34,7 +36,7 @@ class NodePlans:
         self._last_step = 0
 
     def check(self, plan: StepPlan) -> None:
-        """4, 6, 19, 30, 32."""
+        """4, 6, 19, 30, 32, 59."""
         if plan.step != self._last_step + 1:
             raise InvariantBroken("steps are not numbered in order", invariant=30)
         self._last_step = plan.step
@@ -64,12 +66,13 @@ class NodePlans:
         self._clients[new.slot, new.incarnation] = trip.client
         self._tables[new.slot] = list(new.blocks)
         self._position[new.slot] = new.computed_tokens
-        prompt, oracle = trip.client.prompt, trip.oracles[new.index]
-        outputs = len(new.tokens) - len(prompt)
-        if outputs:
-            oracle.token(outputs - 1)
-        if list(new.tokens) != [*prompt, *oracle.tokens[:outputs]]:
+        prompt, weights = trip.client.prompt, self.weights()
+        outputs = list(new.tokens[len(prompt) :])
+        begun = [known for known in trip.weights_known if _begins(trip, new.index, outputs, known)]
+        if not begun or list(new.tokens[: len(prompt)]) != prompt:
             raise InvariantBroken(f"{trip.name}.{new.index} prefills other tokens than the undisturbed ones", invariant=32)
+        if weights not in begun or (sequence.request.outputs and trip.weights != weights):
+            raise InvariantBroken(f"{trip.name}.{new.index} is to go on with weights {weights}, not its own", invariant=59)
         if new.computed_tokens >= len(new.tokens) or new.prompt_tokens != len(prompt):
             raise InvariantBroken(f"{trip.name}: {new.computed_tokens} of {len(new.tokens)} tokens hit", invariant=19)
         if len(new.blocks) * self._size < len(new.tokens) or len(dict.fromkeys(new.blocks)) != len(new.blocks):
@@ -99,3 +102,11 @@ class NodePlans:
 
     def poisoned(self, client: Client | None) -> None:
         """That it is found out is asked of each node alone (invariant 47, watch.py there)."""
+
+
+def _begins(trip: Trip, index: int, outputs: list[int], weights: int) -> bool:
+    """With these weights its answer begins so."""
+    oracle = trip.oracles_of(weights)[index]
+    if outputs:
+        oracle.token(len(outputs) - 1)
+    return oracle.tokens[: len(outputs)] == outputs

@@ -34,6 +34,7 @@ from baton.protocol.node import NodeHello, NodeRefused, RouterBeat, RouterHello
 from baton.protocol.output import Emit
 from baton.protocol.request import GenerateRequest
 from baton.sim.cluster.clock import Clock
+from baton.sim.cluster.fit_watch import FitWatch
 from baton.sim.cluster.line_watch import LineWatch
 from baton.sim.cluster.path_watch import PathWatch
 from baton.sim.cluster.preempt_watch import PreemptWatch
@@ -89,6 +90,7 @@ class RouterProcess:
         self._stalls = StallWatch(config, watch)
         self._preemptions = PreemptWatch(config, watch)
         self._paths = PathWatch(watch)
+        self.fit = FitWatch(config, watch)
         self._line = LineWatch(config, pairs=pairs)
         self._inbox: list[Callable[[], None]] = []
         self._armed: float | None = None
@@ -115,6 +117,7 @@ class RouterProcess:
         self._stalls.clear()
         self._preemptions.clear()
         self._paths.clear()
+        self.fit.clear()
         self._line.clear()
         self._armed = None
         for wire in (*self._wires.values(), *self._dialled.values()):
@@ -190,6 +193,7 @@ class RouterProcess:
         self._stalls.heard(wire.number, message, self._timeline.now)
         self._preemptions.heard(wire.number, message, self._timeline.now)
         self._paths.heard(wire.number, message, self._timeline.now)
+        self.fit.heard(wire.number, message)
         if type(message) is NodeHello:
             self._wires[wire.number] = self._dialled.pop(wire.number)
             self._tell(Join(wire.number, message))
@@ -206,6 +210,7 @@ class RouterProcess:
         self._stalls.gone(session)
         self._preemptions.gone(session)
         self._paths.gone(session)
+        self.fit.gone(session, self._timeline.now)
         for legs in self._legs.values():
             legs.pop(session, None)
 
@@ -228,6 +233,8 @@ class RouterProcess:
         if type(event) is Arrive:
             self._line.arrives(event.request)
             self._line.answered(event.request, queued, effects)
+        elif type(event) is Join:
+            self.fit.joins(event, effects, self._timeline.now)
         for effect in effects:
             self._timeline.record(effect)
             self._line.effect(effect)
@@ -238,6 +245,7 @@ class RouterProcess:
                     self._stalls.told(session, message, self._timeline.now)
                     self._preemptions.told(session, message, self._timeline.now)
                     self._paths.told(session, message, self._timeline.now)
+                    self.fit.told(session, message)
                     if (wire := self._wires.get(session)) is not None:
                         wire.send("down", message)
                 case Deliver(emit):
@@ -249,20 +257,20 @@ class RouterProcess:
                 case BreakOff():
                     self.hearers.broken_off(effect)
                 case HangUp(session, reason):
-                    self._hang_up(session, reason)
+                    self._hang_up(session, reason, refused=type(event) is Join and event.session == session)
         self._paths.given_up(machine.stats.paths_given_up)
         if machine.open_requests and machine.next_deadline() is None:
             raise InvariantBroken(f"{self.name}: requests are open, and no deadline is armed", invariant=41)
         self._arm()
 
-    def _hang_up(self, session: Session, reason: str) -> None:
+    def _hang_up(self, session: Session, reason: str, *, refused: bool) -> None:
         self._note(f"hangs up on session {session}: {reason}")
         if "nothing was heard" in reason:
             self._watch.saw("an instance lapsed")
         if "joined again" in reason:
             self._watch.saw("an instance was back before its earlier session was over")
         if (wire := self._wires.get(session)) is not None:
-            if "must agree" in reason:
+            if refused:
                 wire.send("down", NodeRefused(reason))
             wire.close("down")
             self._lose(session)

@@ -62,6 +62,15 @@ CLUSTER_SOMETIMES: tuple[str, ...] = (
     "a poisonous request was given up",
     "a log-probability was told",
     "a prompt's log-probabilities were told",
+    # Other weights
+    "a worker came back with other weights",
+    "an answer ended, as other weights are served",
+    "one that does not fit was refused",
+    "one that does not fit was refused, though it has the name of another",
+    "one that may not fit waited for others to come back",
+    "a router has other weights than before",
+    "a stray was taken",
+    "a stray left",
     # Tiers and workers, as on a single node
     "blocks were loaded from the host",
     "blocks were fetched from storage",

@@ -41,11 +41,13 @@ def untagged(request: RequestId) -> RequestId:
 class Kept:
     """A prompt that a prefill instance has offered."""
 
-    __slots__ = ("blocks", "index", "life", "tokens")
+    __slots__ = ("blocks", "index", "life", "tokens", "weights")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.life: object = None
+        self.weights = 0
+        "That it was computed with."
         self.tokens = 0
         self.blocks: list[tuple[BlockId, int]] = []
         "With the generation that each had when it was offered."
@@ -64,7 +66,8 @@ class Parties:
 
 class ClusterWatch:
     def __init__(self, scenario: Scenario) -> None:
-        self.trips: dict[str, Trip] = {client.id: Trip(client) for client in scenario.clients}
+        self.weights_known = scenario.weights_known
+        self.trips = {client.id: Trip(client, weights_known=self.weights_known) for client in scenario.clients}
         self.all_trips = list(self.trips.values())
         self.contents = KeyContents(scenario.block_size, self.all_trips)
         self.sometimes: dict[str, int] = {}
@@ -83,6 +86,8 @@ class ClusterWatch:
         self._granted: dict[Attempt, None] = {}
         self._intact = False
         "What a node is being asked about was kept until now."
+        self._computed_with: dict[tuple[str, int, int, int], int] = {}
+        "Weights of each token that a node has told: request, attempt, sequence, position."
         self._pulling: dict[int, str] = {}
         "Of a node: whose blocks it was offered last."
 
@@ -164,7 +169,7 @@ class ClusterWatch:
         kept = self._kept.get((offer.request, offer.attempt))
         if kept is None:
             raise InvariantBroken(f"{offer.request} is offered, and nobody asked for it", invariant=36)
-        kept.life = engine
+        kept.life, kept.weights = engine, engine.process.worker.weights
         if not offer.tokens or (offer.last and not offer.blocks and len(kept.blocks) * self._size < offer.tokens):
             self.saw("what was offered could not be kept")
             return
@@ -179,8 +184,8 @@ class ClusterWatch:
             raise InvariantBroken(f"{offer.request} is offered from {offer.place} on, and is not computed", invariant=38)
 
     def _has_content(self, engine: Engine, request: str, kept: Kept, begin: int = 0) -> bool:
-        """Its blocks from there on hold what its tokens imply."""
-        memory, oracle = engine.process.worker.pool, self.trips[request].oracles[kept.index]
+        """Its blocks from there on hold what its tokens imply, with the weights that they were computed with."""
+        memory, oracle = engine.process.worker.pool, self.trips[request].oracles_of(kept.weights)[kept.index]
         for place in range(begin, len(kept.blocks)):
             first, last = place * self._size, min((place + 1) * self._size, kept.tokens)
             wanted = b"".join(tag_bytes(oracle.tag(position)) for position in range(first, last))
@@ -231,6 +236,22 @@ class ClusterWatch:
         if request is not None:
             self.at_stage("H5", request)
 
-    def emitted(self, emit: Emit) -> None:
+    def emitted(self, emit: Emit, weights: int) -> None:
+        """By a node whose worker has these."""
+        for row in emit.tokens:
+            self._computed_with[(untagged(row[0]), *row[1:4])] = weights
         for ended in emit.ended:
             self.at_stage("H9", untagged(ended.request))
+
+    # What clients are told
+
+    def delivered(self, emit: Emit) -> None:
+        """59: all that a client is told of one answer is computed with the same weights."""
+        for request, attempt, index, position, _ in emit.tokens:
+            trip, weights = self.trips[request], self._computed_with[request, attempt, index, position]
+            if trip.weights is None:
+                trip.weights = weights
+            elif trip.weights != weights:
+                raise InvariantBroken(
+                    f"{request}.{index}: token {position} is of weights {weights}, the answer of {trip.weights}", invariant=59
+                )

@@ -21,7 +21,7 @@ from baton.sim.cluster.router import RouterProcess
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.cluster.wires import Wire, Wires
 from baton.sim.outcome import Outcome
-from baton.sim.scenario import Scenario
+from baton.sim.scenario import ClusterFault, NodeSpec, Scenario
 from baton.sim.timeline import Timeline
 
 CHAOS_SECONDS_MAX = 60.0
@@ -49,15 +49,18 @@ class ClusterWorld:
             )
             for number in range(cluster.routers)
         ]
-        self.nodes = [
-            ClusterNode(number, spec, scenario, self.timeline, self.watch, self._dial, self._engine, cluster.routers)
-            for number, spec in enumerate(cluster.nodes)
-        ]
+        self.nodes = [self._node(number, number, _name(spec, number)) for number, spec in enumerate(cluster.nodes)]
+        self.strays: list[ClusterNode] = []
+        for fault in cluster.faults:
+            if fault.kind == "stray":
+                self.strays.append(self._stray(fault))
         self._services: dict[str, CacheService] = {}
         self._engines: list[Engine] = []
         self._storage: dict[bytes, StoredObject] = {}
         self.clients = ClusterClients(scenario, self.timeline, self.watch, self.routers)
-        self.faults = Faults(cluster, self.timeline, self.watch, self.wires, self.nodes, self.routers, self.clients)
+        self.faults = Faults(
+            cluster, self.timeline, self.watch, self.wires, self.nodes, self.strays, self.routers, self.clients
+        )
         for router in self.routers:
             router.hearers = self.clients
         self.watch.at_stage = self.faults.at_stage
@@ -76,6 +79,19 @@ class ClusterWorld:
             handing_seconds_max=cluster.handing_seconds_max,
         )
 
+    def _node(self, number: int, kind: int, name: str) -> ClusterNode:
+        scenario, spec = self.scenario, self.cluster.nodes[kind]
+        return ClusterNode(
+            number, spec, scenario, self.timeline, self.watch, self._dial, self._engine, self.cluster.routers, name, kind
+        )
+
+    def _stray(self, fault: ClusterFault) -> ClusterNode:
+        """It is started when its fault strikes."""
+        number, kind = len(self.nodes) + len(self.strays), fault.target % len(self.nodes)
+        node = self._node(number, kind, self.nodes[kind].name if fault.alias else f"stray{number}")
+        node.weights = fault.weights
+        return node
+
     def _clock(self, number: int) -> Clock:
         return Clock(self.timeline, self.scenario.seed, number, skewed=self.cluster.skew)
 
@@ -83,8 +99,8 @@ class ClusterWorld:
         """A new life of a node."""
         pools = (node.number * 1_000 + node.lives) * POOLS_EACH
         engine = Engine(
-            node.number, node.name, node.role, self.scenario.of_node(node.number), self.timeline, self._clock(node.number),
-            self.watch, self._storage, self, pools,
+            node.number, node.name, node.role, self.scenario.of_node(node.kind), self.timeline, self._clock(node.number),
+            self.watch, self._storage, self, pools, lambda: node.weights,
         )  # fmt: skip
         self._engines.append(engine)
         if engine.cache is not None:
@@ -188,8 +204,12 @@ class ClusterWorld:
     def _after_each(self) -> None:
         if self.timeline.heap_events >= self._next_full_check:
             self._next_full_check = self.timeline.heap_events + FULL_CHECK_EVERY
-            for node in self.nodes:
+            for node in (*self.nodes, *self.strays):
                 node.full_check()
             for router in self.routers:
                 if router.machine is not None:
                     router.machine.check()
+
+
+def _name(spec: NodeSpec, number: int) -> str:
+    return f"{spec.role[0]}{number}"

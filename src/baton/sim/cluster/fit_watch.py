@@ -1,0 +1,138 @@
+"""60: the instances of a router agree, and who joins is taken if it fits, and only then. Looked at from what one router hears
+and says. 59, as far as a router decides it: an answer that has begun is given to nobody who computes with other weights.
+
+    others are here           it is taken if it has their identity; else it is refused, and drives nobody out
+    nobody is here            it is taken, but for two that wait no_instance_seconds:
+      others were a moment ago   one that has another identity than they had, and another name; those of them that have
+                                 dialled with other weights themselves do not count
+      nobody was ever here       one that was refused before, by this router or an earlier life of it
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from baton.config import RouterConfig
+from baton.core.cluster.events import HangUp, Join, Session
+from baton.errors import InvariantBroken
+from baton.protocol.control import InstanceStats
+from baton.protocol.handoff import Expect, Prefill
+from baton.protocol.node import NodeHello
+from baton.protocol.request import GenerateRequest
+from baton.sim.cluster.watch import ClusterWatch
+from baton.sim.tags import identity_of
+
+DRIFT: Final = 1.02
+
+
+class Here:
+    """One that has joined."""
+
+    __slots__ = ("hello", "mode")
+
+    def __init__(self, hello: NodeHello) -> None:
+        self.hello = hello
+        self.mode = "serving"
+
+
+class FitWatch:
+    def __init__(self, config: RouterConfig, watch: ClusterWatch) -> None:
+        self._wait_seconds = config.no_instance_seconds
+        self._watch = watch
+        self._here: dict[Session, Here] = {}
+        self._lost: dict[str, tuple[float, bytes]] = {}
+        "Of a name: when it was lost, and what it computed with. Not one that was told to stop."
+        self._nobody_since: float | None = None
+
+    def clear(self) -> None:
+        """The router begins anew."""
+        self._here.clear()
+        self._lost.clear()
+        self._nobody_since = None
+
+    def serves(self, weights: int) -> bool:
+        """Somebody is here who computes with these."""
+        return any(here.hello.ready.identity == identity_of(weights) for here in self._here.values())
+
+    @property
+    def anybody(self) -> bool:
+        return bool(self._here)
+
+    # What the router hears
+
+    def heard(self, session: Session, message: Any) -> None:
+        if type(message) is InstanceStats and session in self._here:
+            self._here[session].mode = message.mode
+
+    def gone(self, session: Session, now: float) -> None:
+        here = self._here.pop(session, None)
+        if here is None:
+            return
+        name = here.hello.name
+        self._lost.pop(name, None)
+        if here.mode == "serving":
+            self._lost[name] = now, here.hello.ready.identity
+        if not self._here:
+            self._nobody_since = now
+
+    def joins(self, event: Join, effects: list[Any], now: float) -> None:
+        """With these effects."""
+        hello, hung_up = event.hello, [effect.session for effect in effects if type(effect) is HangUp]
+        refused = event.session in hung_up
+        if not self._here and self._nobody_since is None:
+            self._nobody_since = now
+        if self._here:
+            self._beside_others(hello, refused=refused, drives_out=len(hung_up) > 1)
+        else:
+            self._alone(hello, refused=refused, now=now)
+        if refused:
+            if self._lost.get(hello.name, (0.0, hello.ready.identity))[1] != hello.ready.identity:
+                del self._lost[hello.name]  # it has come back, as another
+            return
+        for other in [other for other, here in self._here.items() if here.hello.name == hello.name]:
+            self.gone(other, now)
+        self._here[event.session] = Here(hello)
+        self._nobody_since = None
+
+    def _beside_others(self, hello: NodeHello, *, refused: bool, drives_out: bool) -> None:
+        fits = all(here.hello.ready.identity == hello.ready.identity for here in self._here.values())
+        if fits == refused:
+            raise InvariantBroken(f"{hello.name} is {'refused, and fits' if fits else 'taken, and does not fit'}", invariant=60)
+        if refused and drives_out:
+            raise InvariantBroken(f"{hello.name} does not fit, and drives others out", invariant=60)
+        if refused:
+            known = any(here.hello.name == hello.name for here in self._here.values())
+            self._watch.saw("one that does not fit was refused" + (", though it has the name of another" if known else ""))
+
+    def _alone(self, hello: NodeHello, *, refused: bool, now: float) -> None:
+        waits = [self._left(at, now) for name, (at, identity) in self._lost.items()
+                 if name != hello.name and identity != hello.ready.identity]  # fmt: skip
+        if hello.refused and self._nobody_since is not None:
+            waits.append(self._left(self._nobody_since, now))
+        must_wait, may_wait = any(low > 0 for low, _ in waits), any(high > 0 for _, high in waits)
+        if must_wait and not refused:
+            raise InvariantBroken(f"{hello.name} is taken, and others that it does not fit may come back", invariant=60)
+        if refused and not may_wait:
+            raise InvariantBroken(f"{hello.name} is refused, and nobody is here, nor comes back", invariant=60)
+        if refused:
+            self._watch.saw("one that may not fit waited for others to come back")
+        elif any(identity != hello.ready.identity for _, identity in self._lost.values()):
+            self._watch.saw("a router has other weights than before")
+
+    def _left(self, since: float, now: float) -> tuple[float, float]:
+        """Of the time to wait, by clocks that may differ: at least, and at most."""
+        return self._wait_seconds / DRIFT - (now - since), self._wait_seconds * DRIFT - (now - since)
+
+    # What it says
+
+    def told(self, session: Session, message: Any) -> None:
+        match message:
+            case GenerateRequest():
+                request = message
+            case Expect(request=request) | Prefill(request=request):
+                pass
+            case _:
+                return
+        weights, here = self._watch.trips[request.id].weights, self._here.get(session)
+        if weights is not None and here is not None and here.hello.ready.identity != identity_of(weights):
+            raise InvariantBroken(f"{request.id} is begun, and is given to one with other weights", invariant=59)
