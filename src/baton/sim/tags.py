@@ -2,8 +2,8 @@
 
 In place of tensors each KV slot holds a 64-bit tag, `tag(pos) = H(tag(pos - 1), token)`, begun by the weights and the
 request's salt. A step reads the tags of its whole context through the block table it was given, and the next token is a
-pseudo-random function of what it read. So the right output of any request is known in closed form (`Oracle`), and any stale, foreign, torn or
-misordered block changes it.
+pseudo-random function of what it read. So the right output of any request is known in closed form (`Oracle`), and any stale,
+foreign, torn or misordered block changes it.
 """
 
 from __future__ import annotations
