@@ -63,6 +63,16 @@ def test_a_frozen_engine_ends_what_is_over_its_deadline_and_keeps_its_worker():
     assert set(ends(world)[1:]) == {"length"}
 
 
+def test_what_has_begun_ends_and_the_rest_begins_with_the_other_weights():
+    made = scenario(nudges=[Nudge(0.05, "reload", 1)])
+    made.clients[3].at = 0.3
+    world = run(made)
+    begun, after = world.watch.all_trips[0], world.watch.all_trips[3]
+    assert (begun.weights, begun.ended) == (0, ["error"])
+    assert begun.delivered[0]
+    assert (after.weights, set(after.ended)) == (1, {"length"})
+
+
 def test_an_abort_that_comes_first_is_not_remembered():
     made = scenario()
     made.clients[3].abort_at = 0.01

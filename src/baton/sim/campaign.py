@@ -99,6 +99,8 @@ SOMETIMES: tuple[str, ...] = (
     "a poisonous request was given up",
     "a bystander was given up: the worker was lost twice at its place",
     "the worker was given up",
+    "a worker came back with other weights",
+    "an answer ended, as other weights are served",
     # Lower tiers
     "blocks were loaded from the host",
     "blocks were fetched from storage",

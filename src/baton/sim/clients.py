@@ -48,7 +48,7 @@ class Clients:
             client = Client(
                 id=f"fresh{number}", at=self._timeline.now, prompt=[number % VOCAB], max_tokens=1 + number, seed=number
             )
-            trip = Trip(client)
+            trip = Trip(client, weights_known=self.watch.weights_known)
             self.watch.add(trip)
             self._fresh.append(trip)
             self._submit(trip)
@@ -83,7 +83,8 @@ class Clients:
             return
         if trip.is_answered:
             self.watch.saw("an id was used again")
-            other = Trip(trip.client.next_user_of_id(self._timeline.now), f"{trip.name}'")
+            client = trip.client.next_user_of_id(self._timeline.now)
+            other = Trip(client, f"{trip.name}'", self.watch.weights_known)
             self.watch.add(other)
             self._submit(other)
             return

@@ -72,6 +72,8 @@ def generate(seed: int) -> Scenario:
     if kind != "tight":
         _tiers(scenario, last, stream(seed, "tiers"))
     _full_and_cleared(scenario, last, stream(seed, "full and cleared"))
+    if kind != "tight":
+        _other_weights(scenario, last, stream(seed, "weights"))
     scenario.storage_tokens = storage_wants_tokens(scenario)
     return scenario
 
@@ -84,6 +86,14 @@ def _full_and_cleared(scenario: Scenario, last: float, rng: Random) -> None:
         scenario.cache_faults += [CacheFault(move, "full", rng.uniform(0.0, 0.3)) for move in moves]
     if scenario.host_blocks and rng.random() < 0.25:
         scenario.nudges += [Nudge(rng.uniform(0.0, last + 0.5), "clear") for _ in range(rng.choice((2, 8, 20)))]
+        scenario.nudges.sort(key=lambda nudge: nudge.at)
+
+
+def _other_weights(scenario: Scenario, last: float, rng: Random) -> None:
+    """In one of sixteen the model's files are replaced, once or several times, also by those that were there before."""
+    if rng.random() < 1 / 16:
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            scenario.nudges.append(Nudge(rng.uniform(0.0, last + 0.3), "reload", rng.choice((1, 1, 2, 0))))
         scenario.nudges.sort(key=lambda nudge: nudge.at)
 
 

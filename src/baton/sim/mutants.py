@@ -260,6 +260,9 @@ MUTANTS: tuple[Mutant, ...] = (
            "after a pause of the engine a worker is given up whose answer is here, unread"),
     Mutant("deadline-of-former-user", "core.engine.intake", "not group.open or group.deadline != entry[0]", "not group.open",
            "a request ends at the deadline of an earlier one with its id"),
+    # Other weights
+    Mutant("all-end-with-others", "core.engine.instance", "if any(sequence.outputs or sequence.phase not in OPEN for sequence in group.sequences):", "if group.sequences:",
+           "a worker comes back with other weights, and requests that have not begun end too"),
     *(Mutant(*row, tiers=True) for row in TIER_MUTANTS),
     *(Mutant(*row, cluster=True) for row in CLUSTER_MUTANTS),
 )  # fmt: skip

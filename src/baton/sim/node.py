@@ -48,11 +48,14 @@ class Node:
         self.tiers = TierWatch(instance.view, watch.plans, contents, wants_tokens=scenario.storage_tokens)
         self.cache = CacheService(scenario, timeline, self.tiers, watch.saw) if scenario.host_blocks else None
         self.process = WorkerProcess(scenario, timeline, watch, self.network, self.cache)
+        self.process.on_disk = lambda: self.weights
         self.network.connect(self.process.take, self.receive)
         self.process.connect(self._hear)
         if self.cache is not None:
             self.cache.connect(self._hear)
         self._steps = StepWatch(scenario, timeline)
+        self.weights = 0
+        "That the model's files are now."
         self.results = 0
         "Results that the instance was handed."
         self._results: dict[int, StepResult] = {}

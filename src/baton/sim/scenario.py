@@ -91,7 +91,7 @@ class StepFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 NudgeKind = Literal[
     "preempt", "evict", "crash", "clock", "pause", "resume", "restart_fails", "restart_hangs", "freeze", "crash_loop",
-    "cache_crash", "cache_hang", "clear",
+    "cache_crash", "cache_hang", "clear", "reload",
 ]  # fmt: skip
 
 
@@ -114,7 +114,8 @@ class Nudge(Struct, omit_defaults=True, forbid_unknown_fields=True):
     kind: NudgeKind
     amount: float = 1.0
     """preempt, evict: how many; clock: seconds of the jump; pause: seconds to drain; restart_fails: how often; freeze: seconds
-    in which the engine process does nothing; crash_loop: lives of the worker that end in their second step."""
+    in which the engine process does nothing; crash_loop: lives of the worker that end in their second step; reload: the model's files are these weights now, and the worker
+    is killed."""
 
 
 NodeRole = Literal["prefill", "decode", "mixed"]
@@ -293,7 +294,8 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     def weights_known(self) -> tuple[int, ...]:
         """All that anybody may compute with. Whoever begins has 0."""
         faults = [] if self.cluster is None else self.cluster.faults
-        return tuple(sorted({0, *(fault.weights for fault in faults if fault.kind in WEIGHTS_FAULTS)}))
+        known = {0, *(fault.weights for fault in faults if fault.kind in WEIGHTS_FAULTS)}
+        return tuple(sorted(known | {int(nudge.amount) for nudge in self.nudges if nudge.kind == "reload"}))
 
     def of_node(self, number: int) -> Scenario:
         """What a node of the cluster sees of it."""

@@ -14,7 +14,7 @@ from baton.core.engine.request import Sequence
 from baton.core.events import Event, EvictSome, LossCause, PreemptSome, WorkerReady
 from baton.errors import InvariantBroken
 from baton.protocol.ids import RequestId
-from baton.protocol.output import Emit, Ended
+from baton.protocol.output import OTHER_WEIGHTS, Emit, Ended
 from baton.protocol.request import FinishReason
 from baton.protocol.step import StepPlan, StepResult
 from baton.sim.line import Line
@@ -22,6 +22,7 @@ from baton.sim.logprob_watch import LogprobWatch
 from baton.sim.plans import PlanWatch
 from baton.sim.reference import Reference
 from baton.sim.scenario import Client, Scenario
+from baton.sim.tags import identity_of
 from baton.sim.trip import Order, Trip
 
 PREEMPTIONS_MAX = 24
@@ -33,7 +34,12 @@ class Watch:
         self._scenario = scenario
         self._instance = instance
         self._view = instance.view
-        self.trips: dict[str, Trip] = {client.id: Trip(client) for client in scenario.clients}
+        self.weights_known = scenario.weights_known
+        self.weights = 0
+        "Of the worker, as the instance was told."
+        self._outdated: list[Trip] = []
+        "Those that have begun when a worker with other weights is ready."
+        self.trips = {client.id: Trip(client, weights_known=self.weights_known) for client in scenario.clients}
         "By id: the present user of it."
         self.all_trips = list(self.trips.values())
         self.reference = Reference(scenario)
@@ -65,6 +71,7 @@ class Watch:
     # Clients
 
     def submitted(self, trip: Trip) -> None:
+        trip.weights = self.weights
         trip.sequences = self._view.sequences(RequestId(trip.client.id))
         trip.orders = [self.reference.order(trip.client, index) for index in range(trip.client.n)]
         self.line.joins(trip, 0)
@@ -176,6 +183,9 @@ class Watch:
             self.saw("one row failed, alone")
         elif client.poison_at == outputs and ended.error == "poison":
             self.saw("a poisonous request was given up")
+        elif ended.detail == OTHER_WEIGHTS:
+            self._expect(trip in self._outdated, 59, f"{ended.request}.{index} ends, and could go on with its weights")
+            self.saw("an answer ended, as other weights are served")
         elif ended.error == "worker_gone" and self.reference.may_give_worker_up():
             self.saw("the worker was given up")
         elif ended.error != "poison" or self._losses.get((client.id, index), 0) < 2:
@@ -229,8 +239,11 @@ class Watch:
     # After every event
 
     def after(self) -> None:
-        """22, 33, 35, for what this event touched."""
+        """22, 33, 35, 59, for what this event touched."""
         instance, view = self._instance, self._view
+        for trip in self._outdated:
+            self._expect(trip.is_answered, 59, f"{trip.name} has begun, and is to go on with other weights")
+        self._outdated.clear()
         self.reference.after_event(worker_gone=instance.worker.state.value == "gone")
         if view.oldest_step is None and view.has_work:
             waits = instance.worker.state.value != "ready" or instance.mode.value == "paused" or view.load().loading
@@ -244,6 +257,9 @@ class Watch:
     def begin_event(self, event: Event, absorbed: list[tuple[int, StepResult]], planned: bool) -> None:
         """What the models must know before clients are told anything."""
         self._absorbed = absorbed
+        changed = type(event) is WorkerReady and event.fingerprint != identity_of(self.weights)
+        if changed:
+            self._reloaded(event.fingerprint)
         model = self.model
         if model is None:
             return
@@ -254,11 +270,22 @@ class Watch:
         elif type(event) is EvictSome:
             model.cache.sync(in_order=not planned)
         elif type(event) is WorkerReady and self._instance.worker.state.value == "ready":
-            if self._pool_spoiled or not self._scenario.pool_kept:
+            if self._pool_spoiled or changed or not self._scenario.pool_kept:
                 model.cache.sync(everything=True)
             elif not planned:
                 model.cache.sync(kept=True)
             self._pool_spoiled = False
+
+    def _reloaded(self, identity: bytes) -> None:
+        """Whoever has nothing yet begins with these weights. The others must end."""
+        self.saw("a worker came back with other weights")
+        self.weights = next(weights for weights in self.weights_known if identity_of(weights) == identity)
+        for trip in self.all_trips:
+            if trip.submitted and not trip.is_answered:
+                if any(trip.delivered) or any(trip.ended):
+                    self._outdated.append(trip)
+                else:
+                    trip.weights = self.weights
 
     def take_in(self) -> None:
         """Steps that were absorbed in this event: clients have their tokens, and nobody has ended yet."""

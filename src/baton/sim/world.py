@@ -136,6 +136,9 @@ class World:
                     node.cache.saw("the cache was cleared with copies under way")
             case "crash":
                 node.kill_worker()
+            case "reload":
+                node.weights = int(nudge.amount)
+                node.kill_worker()
             case "cache_crash" if node.cache is not None:
                 node.cache.crash(kept=nudge.amount < 0.6)
             case "cache_hang" if node.cache is not None:
