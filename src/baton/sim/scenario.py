@@ -114,8 +114,8 @@ class Nudge(Struct, omit_defaults=True, forbid_unknown_fields=True):
     kind: NudgeKind
     amount: float = 1.0
     """preempt, evict: how many; clock: seconds of the jump; pause: seconds to drain; restart_fails: how often; freeze: seconds
-    in which the engine process does nothing; crash_loop: lives of the worker that end in their second step; reload: the model's files are these weights now, and the worker
-    is killed."""
+    in which the engine process does nothing; crash_loop: lives of the worker that end in their second step; reload: the model's
+    files are these weights now, and the worker is killed."""
 
 
 NodeRole = Literal["prefill", "decode", "mixed"]
