@@ -257,9 +257,7 @@ class Watch:
     def begin_event(self, event: Event, absorbed: list[tuple[int, StepResult]], planned: bool) -> None:
         """What the models must know before clients are told anything."""
         self._absorbed = absorbed
-        changed = type(event) is WorkerReady and event.fingerprint != identity_of(self.weights)
-        if changed:
-            self._reloaded(event.fingerprint)
+        changed = isinstance(event, WorkerReady) and self._reloaded(event.fingerprint)
         model = self.model
         if model is None:
             return
@@ -276,8 +274,10 @@ class Watch:
                 model.cache.sync(kept=True)
             self._pool_spoiled = False
 
-    def _reloaded(self, identity: bytes) -> None:
-        """Whoever has nothing yet begins with these weights. The others must end."""
+    def _reloaded(self, identity: bytes) -> bool:
+        """A worker is ready. With other weights whoever has nothing yet begins with those, and the others must end."""
+        if identity == identity_of(self.weights):
+            return False
         self.saw("a worker came back with other weights")
         self.weights = next(weights for weights in self.weights_known if identity_of(weights) == identity)
         for trip in self.all_trips:
@@ -286,6 +286,7 @@ class Watch:
                     self._outdated.append(trip)
                 else:
                     trip.weights = self.weights
+        return True
 
     def take_in(self) -> None:
         """Steps that were absorbed in this event: clients have their tokens, and nobody has ended yet."""

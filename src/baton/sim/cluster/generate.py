@@ -33,6 +33,7 @@ CLIENT_FAULTS = ("poison", "nan", "stop_string", "abort")
 FEATURES = ("n", "priority", "stop", "min", "timeout", "salt", "burst", "logprobs")
 HUNTED = 1 / 32
 OTHER_WEIGHTS = 1 / 6
+RELOADS: tuple[ClusterFaultKind, ...] = ("reload", "reload_worker")
 LONG_ENOUGH = 2.5
 """Seconds after which both sides of a session give each other up."""
 
@@ -241,7 +242,7 @@ def _other_weights(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
             client.max_tokens = max(client.max_tokens, rng.randint(4, 12))
     plot = rng.choice(("some", "all", "stray", "stray", "stray"))
     if plot == "all":  # their common disk has other files, and they come back with them one after the other
-        spread, kind = rng.choice((0.0, 0.2, 3.0)), rng.choice(("reload", "reload_worker", None))
+        spread, kind = rng.choice((0.0, 0.2, 3.0)), rng.choice((*RELOADS, None))
         for node in range(len(cluster.nodes)):
             cluster.faults.append(_reload(rng, at + rng.uniform(0.0, spread), node, kind))
     elif plot == "some":
@@ -257,7 +258,8 @@ def _other_weights(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
 
 
 def _reload(rng: Random, at: float, node: int, kind: ClusterFaultKind | None) -> ClusterFault:
-    kind = kind or rng.choice(("reload", "reload_worker"))
+    if kind is None:
+        kind = rng.choice(RELOADS)
     return ClusterFault(kind, at=at, target=node, seconds=rng.choice((0.0, 0.05, rng.uniform(0.0, 3.0))))
 
 
