@@ -258,9 +258,8 @@ def _other_weights(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
 
 
 def _reload(rng: Random, at: float, node: int, kind: ClusterFaultKind | None) -> ClusterFault:
-    if kind is None:
-        kind = rng.choice(RELOADS)
-    return ClusterFault(kind, at=at, target=node, seconds=rng.choice((0.0, 0.05, rng.uniform(0.0, 3.0))))
+    chosen: ClusterFaultKind = rng.choice(RELOADS) if kind is None else kind
+    return ClusterFault(chosen, at=at, target=node, seconds=rng.choice((0.0, 0.05, rng.uniform(0.0, 3.0))))
 
 
 def _strays(cluster: Cluster, at: float, rng: Random) -> None:
