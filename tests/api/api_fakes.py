@@ -69,6 +69,8 @@ class Script:
     deaf: bool = False
     "Does not hear aborts."
     cached_tokens: int = 0
+    cached_by_siblings: int = 0
+    "More of them than that where a sequence is not the first: it finds what the first one has computed."
     host_tokens: int = 0
     storage_tokens: int = 0
     "Of the cached ones."
@@ -149,7 +151,7 @@ class FakeEngine:
             index=index,
             reason=reason,
             prompt_tokens=len(request.prompt),
-            cached_tokens=self.script.cached_tokens,
+            cached_tokens=self.script.cached_tokens + (self.script.cached_by_siblings if index else 0),
             output_tokens=output,
             preemptions=0,
             host_tokens=self.script.host_tokens,
@@ -188,6 +190,7 @@ class FakeEngine:
     async def load_weights(self, model: str, drain_seconds: float | None) -> None:
         if "broken" in model:
             raise CallerError(f"{model}: not a model")
+        self.paused_with.append(drain_seconds)
         self.loaded = model
 
     async def resume(self) -> None:

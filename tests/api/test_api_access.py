@@ -276,7 +276,7 @@ def test_names_of_a_server_for_the_network():
     config = ApiConfig(host="0.0.0.0", allowed_hosts=("llm.example", "*.inner.example"))
     for host in ("llm.example", "LLM.example:8000", "a.inner.example", "gpu-box:8000", "10.0.0.5", socket.gethostname()):
         assert ours(config, host)
-    for host in ("evil.example", "inner.example.evil", "llm.example.evil.example"):
+    for host in ("evil.example", "inner.example.evil", "llm.example.evil.example", "evilinner.example"):
         assert not ours(config, host)
     assert ours(ApiConfig(host="llm.example"), "llm.example:8000")
     assert ours(ApiConfig(allowed_hosts=("*",)), "any.example")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import orjson
@@ -18,6 +19,7 @@ from baton.api.config import ApiConfig
 from baton.api.errors import ApiError, JsonRows, to_json
 from baton.api.http.budget import SMALL_BYTES, ByteBudget
 from baton.api.http.json_parts import PART_BYTES, json_parts
+from baton.api.http.streaming import ClientGone, SendBuffer
 from baton.api.limits import Limits
 
 MIB = 1024 * 1024
@@ -63,9 +65,40 @@ def test_large_holders_leave_room_for_small_ones():
             lease.take(15 * SMALL_BYTES)
         with pytest.raises(ApiError):
             large[2].take(2 * SMALL_BYTES)
+        large[2].take(SMALL_BYTES)
+        with pytest.raises(ApiError):
+            large[2].take(1)  # many small pieces are a large holder too
+        large[2].close()
         for _ in range(10):
             stack.enter_context(budget.lease()).take(SMALL_BYTES)
     assert budget.used == 0
+
+
+def test_what_a_client_has_taken_makes_room_for_more():
+    """A stream may be longer than the buffer for what waits."""
+    buffer = SendBuffer(3 * SMALL_BYTES)
+    for _ in range(10):
+        buffer.put(b"x" * SMALL_BYTES)
+        assert buffer.take() == b"x" * SMALL_BYTES
+    for _ in range(3):
+        buffer.put(b"x" * SMALL_BYTES)
+    with pytest.raises(ClientGone):
+        buffer.put(b"x")
+    assert buffer.overflowed.is_set()
+
+
+def test_a_body_is_let_go_when_it_is_prepared(text, http):
+    """What is left of it while its answer is made is token ids."""
+    with serving(text) as server, ThreadPoolExecutor(1) as thread:
+        front = server.app.state.front
+        server.engine.script = Script(delay_seconds=0.02)
+        body = {"prompt": "word " * 20, "max_tokens": 400, "ignore_eos": True}
+        asking = thread.submit(http.post, server.url + "/v1/completions", json=body, headers={"X-Request-Id": "one"})
+        assert eventually(lambda: server.engine.live)
+        assert front.budget.most > 100
+        assert front.budget.used < 100, "but for what there is of the answer"
+        assert http.post(server.url + "/v1/abort", json={"request_id": "one"}).json()["aborted"] == 1
+        assert asking.result(20).status_code == 200
 
 
 # Bodies

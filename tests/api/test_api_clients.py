@@ -13,10 +13,13 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from api_fakes import MODEL, Script, eventually, says, serving
+from api_fakes import MODEL, FakeEngine, Script, eventually, says, serving
 
 from baton.api.config import ApiConfig
+from baton.api.errors import ApiError
+from baton.api.generate.live import LiveRequests
 from baton.api.http.idempotency import IdempotencyStore
+from baton.api.http.json_parts import PART_BYTES
 from baton.api.limits import Limits
 
 TEXT = "/v1/completions"
@@ -249,6 +252,21 @@ def test_57_connections_far_over_the_bound_are_closed(text):
             connection.close()
 
 
+def test_57_the_bounds_of_all_requests_and_of_a_key_are_exact():
+    config = ApiConfig(limits=Limits(streams=3), api_keys=("a", "b"), streams_per_key_max=2)
+    live = LiveRequests(FakeEngine(), config)
+    with live.admitted(b"a", ()), live.admitted(b"a", ()):
+        with pytest.raises(ApiError, match="2 requests of this key are open"), live.admitted(b"a", ()):
+            pass
+        with (
+            live.admitted(b"b", ()),
+            pytest.raises(ApiError, match="3 requests are open"),
+            live.admitted(b"b", ()),
+        ):
+            pass
+    assert len(live) == 0
+
+
 def test_57_too_many_streams_are_429(text, http):
     with serving(text, ApiConfig(limits=Limits(streams=3))) as server:
         server.engine.script = Script(silent=True)
@@ -336,6 +354,47 @@ def test_58_the_same_key_on_another_route_is_another_request(server, http):
     assert http.post(server.url + "/v1/chat/completions", json=body, headers=headers).json()["object"] == "chat.completion"
     answer = http.post(server.url + TEXT, json=body, headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "idempotency_key_reused")
+
+
+def test_58_the_same_key_of_another_tenant_is_another_request(text, http):
+    with serving(text, ApiConfig(api_keys=("one", "two"))) as server:
+        for tenant, generated in (("one", 1), ("two", 2), ("one", 2)):
+            headers = {"Idempotency-Key": "same", "Authorization": f"Bearer {tenant}"}
+            assert http.post(server.url + TEXT, json={"prompt": "x"}, headers=headers).status_code == 200
+            assert len(server.engine.requests) == generated
+
+
+def test_58_a_large_answer_is_kept_once_and_counts_when_it_is_sent_again(server, http):
+    """It is sent in parts, and remembered with the last of them."""
+    front, headers = server.app.state.front, {"Idempotency-Key": "in-parts"}
+    body = {"prompt": "x", "max_tokens": 300, "logprobs": 20, "ignore_eos": True}
+    first = http.post(server.url + TEXT, json=body, headers=headers).content
+    assert len(first) > PART_BYTES
+    share = front.idempotency._shares[b""]
+    assert share.answer_bytes == sum(len(entry.answer) for entry in share.entries.values())
+    front.budget.most = 0
+    assert http.post(server.url + TEXT, json=body, headers=headers).content == first
+    assert front.budget.most >= len(first)
+
+
+def test_58_what_was_asked_for_last_stays_longest():
+    store = IdempotencyStore(Limits(idempotency_bytes=100))
+    for name in ("old", "young"):
+        store.finish(store.begin(b"t", name, "chat", b"body"), b"x" * 40, "text/plain")
+    assert store.begin(b"t", "old", "chat", b"body").answer
+    store.finish(store.begin(b"t", "new", "chat", b"body"), b"x" * 40, "text/plain")
+    assert store.begin(b"t", "old", "chat", b"body").answer
+    assert store.begin(b"t", "young", "chat", b"body").answer is None
+
+
+def test_58_a_request_that_was_given_up_does_not_take_its_retry_along():
+    store = IdempotencyStore(Limits())
+    first = store.begin(b"t", "k", "chat", b"body")
+    store.drop(b"t", "k", first)
+    second = store.begin(b"t", "k", "chat", b"body")
+    store.drop(b"t", "k", first)
+    store.finish(second, b"answer", "text/plain")
+    assert store.begin(b"t", "k", "chat", b"body").answer == b"answer"
 
 
 def test_58_streams_that_are_kept_are_bounded(text, http):

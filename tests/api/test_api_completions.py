@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from api_fakes import CONTEXT, Script, says
 
+from baton.api.generate.engine_client import TokenLogprob
+from baton.api.openai.logprobs import completion_logprobs, number, prompt_logprobs
+
 
 def test_text_becomes_ids_and_options_become_sampling(server, complete, text):
     complete(
@@ -148,9 +151,18 @@ def test_prompt_logprobs_in_vllms_shape(server, complete, chat, text):
     assert chat("x", prompt_logprobs=0).json()["choices"][0]["prompt_logprobs"][1]
 
 
-def test_minus_infinity_is_a_number_in_json():
-    from baton.api.openai.logprobs import number
+def test_a_token_that_is_not_among_the_likeliest_is_told_with_them(text):
+    """With its own rank, which is that among all tokens."""
+    unlikely, likely = text.tokenizer.encode(" time", add_special_tokens=False) + text.tokenizer.encode(" upon")
+    row = TokenLogprob(unlikely, -7.0, 31, ((likely, -0.25),))
+    columns = completion_logprobs(text.tokenizer, [unlikely], [row], [0], 1)
+    assert list(columns["top_logprobs"]) == [{" upon": -0.25, " time": -7.0}]
+    (told,) = prompt_logprobs(text.tokenizer, [row])
+    assert told[str(unlikely)] == {"logprob": -7.0, "rank": 31, "decoded_token": " time"}
+    assert told[str(likely)]["rank"] == 1
 
+
+def test_minus_infinity_is_a_number_in_json():
     assert [number(x) for x in (float("-inf"), float("nan"), -1.5)] == [-9999.0, -9999.0, -1.5]
 
 
@@ -222,5 +234,7 @@ def test_request_id_is_echoed_or_made(server, complete, http):
     answer = http.post(server.url + "/v1/completions", json={"prompt": "x"}, headers={"X-Request-Id": "mine-1"})
     assert answer.headers["x-request-id"] == "mine-1"
     assert len(complete("x").headers["x-request-id"]) == 32
+    two = http.get(server.url + "/v1/models", headers=[("X-Request-Id", "mine-1"), ("X-Request-Id", "mine-2")])
+    assert len(two.headers["x-request-id"]) == 32, "neither of two is the request's"
     refused = http.post(server.url + "/v1/completions", json={}, headers={"X-Request-Id": "mine-2"})
     assert (refused.status_code, refused.headers["x-request-id"]) == (400, "mine-2")

@@ -54,7 +54,16 @@ def test_a_recommended_length_is_that_of_chats_without_one(text, http):
         assert asked(server, http, "/v1/completions", prompt="Hi").sampling.max_tokens == 16
 
 
-@pytest.mark.parametrize("fields", [{}, {"n": 3}, {"logprobs": True, "top_logprobs": 20}, {"n": 2, "logprobs": True}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"n": 3},
+        {"logprobs": True, "top_logprobs": 20},
+        {"n": 2, "logprobs": True},
+        {"logprobs": True, "prompt_logprobs": 20},
+    ],
+)
 @pytest.mark.parametrize("limits", [Limits(), Limits(logprob_entries=2000), Limits(request_tokens=300)])
 def test_a_chat_without_a_length_is_never_refused_for_how_long_it_could_get(text, http, fields, limits):
     with serving(text, ApiConfig(limits=limits)) as server:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 
 import pytest
 from api_fakes import Script, Serving, says
 
+from baton.api.dialect import OPENAI
 from baton.api.http.server import DirectBody
+from baton.api.http.streaming import EndOfTurn, EventStream, SendBuffer
 
 
 def streamed(server: Serving, http) -> str:
@@ -29,6 +32,44 @@ def test_a_stream_is_the_same_where_an_attribute_is_missing(server: Serving, htt
     assert streamed(server, http) == words
     monkeypatch.setattr(DirectBody, way, property(missing) if way == "ready" else missing)
     assert streamed(server, http) == words
+
+
+def test_a_stream_that_cannot_be_written_does_not_hold_up_the_others_of_its_turn(caplog):
+    written: list[int] = []
+
+    async def turn() -> None:
+        end = EndOfTurn()
+        for what in (lambda: written.append(1), missing, lambda: written.append(2)):
+            end.do(what)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(turn())
+    assert written == [1, 2]
+    assert "a stream could not be written: AttributeError" in caplog.text
+
+
+def test_what_goes_the_short_way_puts_off_the_next_keep_alive():
+    """Else a stream with a token a second would have a comment line every few seconds."""
+
+    class Direct:
+        ready, written = True, b""
+
+        def write(self, data: bytes) -> None:
+            self.written += data
+
+    async def flush() -> None:
+        direct, buffer = Direct(), SendBuffer(1000)
+        stream = EventStream(
+            {"state": {"direct_body": direct}}, None, None, headers={}, keep_alive_seconds=10.0, write_seconds=10.0,
+            turn=EndOfTurn(), dialect=OPENAI, error_event=lambda error: b"",
+        )  # fmt: skip
+        buffer.put(b"event")
+        stream._now = lambda: 12345.0
+        stream._flush(buffer)
+        assert (direct.written, stream._sent_at) == (b"event", 12345.0)
+
+    asyncio.run(flush())
 
 
 def test_the_short_way_is_taken_with_the_uvicorn_that_is_here(server: Serving, http, text, monkeypatch):

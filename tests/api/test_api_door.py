@@ -125,6 +125,19 @@ def test_far_over_the_bound_nothing_is_kept_of_a_connection():
             sock.close()
 
 
+def test_a_refusal_ends_with_its_connection():
+    """The next one of the same address and port is judged anew."""
+    connections = Connections(Limits(connections=1))
+    first, second = ("10.0.0.1", 1000), ("10.0.0.2", 1000)
+    assert connections.admit(first)
+    assert connections.admit(second)
+    assert connections.begin_requests(second) is not None
+    connections.close(first)
+    connections.close(second)
+    assert connections.admit(second)
+    assert connections.begin_requests(second) is None
+
+
 def test_of_too_many_handshakes_the_oldest_is_closed():
     with listening(Limits(handshakes=2), tls=True) as (door, connections):
         clients = [knock(door) for _ in range(3)]

@@ -277,6 +277,11 @@ def test_70_logit_bias(server, complete, bias):
     refused(complete("x", logit_bias=bias), "logit_bias")
 
 
+def test_70_a_bias_is_clamped_at_both_ends(server, complete):
+    assert complete("x", logit_bias={"5": -1000, "6": 1000, "7": -3}).status_code == 200
+    assert server.engine.requests[0].sampling.logit_bias == ((5, -100.0), (6, 100.0), (7, -3.0))
+
+
 def test_70_too_many_biases(server, complete):
     refused(complete("x", logit_bias={str(i): -100 for i in range(1025)}))
     assert complete("x", logit_bias={str(i): -100 for i in range(1024)}).status_code == 200
@@ -452,6 +457,13 @@ def test_78_headers_too_large(server):
     assert answer.startswith(b"HTTP/1.1 431 ")
 
 
+def test_78_headers_are_counted_for_each_request_anew(text):
+    with serving(text, ApiConfig(limits=Limits(header_bytes=500))) as server:
+        request = b"GET /live HTTP/1.1\r\nHost: localhost\r\nX-Some: " + b"a" * 200 + b"\r\n\r\n"
+        last = request.replace(b"X-Some", b"Connection: close\r\nX-Some")
+        assert exchange(server, request * 4 + last).count(b"HTTP/1.1 200 ") == 5
+
+
 def test_79_compressed_bodies(server, http):
     bomb = gzip.compress(b" " * 10_000_000)
     for encoding in ("gzip", "deflate", "br", "zstd", "gzip, identity"):
@@ -463,7 +475,8 @@ def test_79_compressed_bodies(server, http):
 
 def test_79_body_cap(server, http):
     big = b'{"prompt":"' + b"a" * (8 * 1024 * 1024) + b'"}'
-    assert post_raw(http, server, big).status_code == 413
+    answer = post_raw(http, server, big)
+    assert (answer.status_code, answer.headers["connection"]) == (413, "close"), "the rest of the body is not wanted"
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += b"Content-Length: 99999999999999999\r\n\r\n"
     assert exchange(server, head).startswith(b"HTTP/1.1 413 ")
@@ -536,6 +549,17 @@ def test_refusals_have_their_status_and_numbers(server, complete, reason, status
     if reason in ("never_fits", "queue_full"):
         assert "77" in answer.json()["error"]["message"]
         assert "33" in answer.json()["error"]["message"]
+
+
+def test_a_refusal_that_knows_when_to_come_back_says_so_in_whole_seconds():
+    from baton.api.errors import as_api_error
+    from baton.api.generate.engine_client import EngineRefused
+    from baton.protocol.request import Refused
+
+    for seconds, told in ((0.0, "1"), (0.2, "1"), (2.1, "3")):
+        assert as_api_error(EngineRefused(Refused("queue_full"), seconds)).headers == {"retry-after": told}
+    assert not as_api_error(EngineRefused(Refused("queue_full"))).headers, "then the server's own is told"
+    assert not as_api_error(EngineRefused(Refused("never_fits"), 2.0)).headers
 
 
 def test_unknown_model_is_404(server, http):

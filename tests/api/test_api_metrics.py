@@ -93,6 +93,15 @@ def test_a_request_moves_what_it_should(counted, http, text):
         assert moved.by[name] == by, name
     assert 0.03 < moved.by["baton:request_seconds_sum"] < 2
     assert 0.05 < moved.by["baton:inter_token_seconds_sum"] < 2
+    between = moved.by["baton:inter_token_seconds_sum"] / 3  # of each sequence three tokens come after the first
+    assert moved.by["baton:request_time_per_output_token_seconds_sum"] == pytest.approx(between)
+
+
+def test_tokens_that_come_together_are_all_counted(counted, http, text):
+    counted.engine.script = Script(reply=says(text, "one two three four"), tokens_per_delta=2)
+    with Moves(counted, http) as moved:
+        http.post(counted.url + TEXT, json={"prompt": "x", "max_tokens": 9})
+    assert moved.by["baton:inter_token_seconds_count"] == 3  # two in the first delta, which has none before it
 
 
 @pytest.mark.parametrize(
@@ -109,6 +118,15 @@ def test_ends_by_reason(counted, http, script, fields, reason):
         http.post(counted.url + TEXT, json={"prompt": "x", **fields})
     assert moved.by[f"baton:sequences_ended_total[reason={reason}]"] == 1
     assert moved.by[f"vllm:request_success_total[finished_reason={reason}]"] == 1
+
+
+def test_a_sequence_that_a_stop_string_ended_counts_too(counted, http, text):
+    counted.engine.script = Script(reply=says(text, "one two three four"))
+    with Moves(counted, http) as moved:
+        http.post(counted.url + TEXT, json={"prompt": "x", "stop": " two"})
+    assert moved.by["baton:sequences_ended_total[reason=stop]"] == 1
+    assert moved.by["baton:prompt_tokens_total"] == 1
+    assert moved.by["baton:output_tokens_total"] >= 2
 
 
 def test_refused_and_broken(counted, http, text):

@@ -84,6 +84,13 @@ def test_log_probabilities_of_prompts_are_bounded_together(text, http):
         assert "2520" in refused(http.post(server.url + TEXT, json=body), "prompt_logprobs")
 
 
+def test_log_probabilities_of_prompt_and_output_are_bounded_together(text, http):
+    with serving(text, ApiConfig(limits=Limits(logprob_entries=130))) as server:
+        body = {"prompt": [5] * 40, "max_tokens": 10, "prompt_logprobs": 1, "logprobs": 4}
+        assert http.post(server.url + TEXT, json=body).status_code == 200
+        assert "132 log-probabilities" in refused(http.post(server.url + TEXT, json=body | {"prompt": [5] * 41}), "logprobs")
+
+
 def test_detokenize_takes_as_many_ids_as_the_context_has(server, http):
     url = server.url + "/detokenize"
     assert http.post(url, json={"tokens": [46778] * CONTEXT}).status_code == 200

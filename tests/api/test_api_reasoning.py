@@ -54,6 +54,15 @@ def test_a_thought_is_not_content(ask, text):
     assert 0 < answer["usage"]["completion_tokens_details"]["reasoning_tokens"] <= thought
 
 
+def test_tokens_of_a_thought_are_those_before_its_end(ask, text):
+    """Up to the token that completes the closing tag, which is not of the thought any more."""
+    tokens = text.tokenizer.encode(THOUGHT, add_special_tokens=False)
+    begun = [text.tokenizer.decode(tokens[:count]) for count in range(1, len(tokens) + 1)]
+    expected = sum("<think>" in said and "</think>" not in said for said in begun)
+    usage = ask(THOUGHT)["usage"]
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == expected
+
+
 def test_streamed_thoughts(server, text):
     server.engine.script = Script(reply=says(text, THOUGHT))
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none") as sdk:
@@ -255,6 +264,13 @@ def test_a_budget_that_cannot_be_kept_is_refused(server, http, text):
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported")
     with serving(text) as plain:
         assert http.post(plain.url + CHAT, json={"messages": HI, "thinking_budget": 7, "max_tokens": 3}).status_code == 200
+
+
+def test_a_closing_tag_that_the_model_s_head_does_not_have_is_no_token_of_it(text, http):
+    """A tokenizer may know more tokens than the model can write."""
+    with serving(with_template(with_thought_tokens(text), QWEN)) as server:
+        answer = http.post(server.url + CHAT, json={"messages": HI, "thinking_budget": 7})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported")
 
 
 def test_the_closing_token_cannot_be_forbidden(budget_servers, http):

@@ -88,10 +88,11 @@ def test_health_is_a_round_trip(server, http):
 
 def test_sleep_wake_and_other_weights(server, http):
     assert http.post(server.url + "/v1/sleep", json={"drain_seconds": 2}).json() == {"mode": "asleep"}
+    assert server.engine.paused_with[-1] == 2.0
     assert http.get(server.url + "/ready").status_code == 503
     assert http.post(server.url + "/v1/wake").json() == {"mode": "serving"}
-    answer = http.post(server.url + "/v1/weights", json={"path": "/models/other"})
-    assert (answer.status_code, server.engine.loaded) == (200, "/models/other")
+    answer = http.post(server.url + "/v1/weights", json={"path": "/models/other", "drain_seconds": 3})
+    assert (answer.status_code, server.engine.loaded, server.engine.paused_with[-1]) == (200, "/models/other", 3.0)
     assert answer.json()["fingerprint"].startswith("fp_")
     for body, word in (({"path": "/models/broken"}, "not a model"), ({}, "path"), ({"path": 7}, "path")):
         answer = http.post(server.url + "/v1/weights", json=body)
@@ -102,6 +103,9 @@ def test_sleep_wake_and_other_weights(server, http):
 def test_pause_and_resume(server, http, complete):
     assert http.post(server.url + "/v1/pause", json={"drain_seconds": 2}).json() == {"mode": "paused"}
     assert server.engine.paused_with[-1] == 2.0
+    for body, drain in (({"drain_seconds": 0}, 0.0), ({"drain_seconds": None}, None), ({}, None)):
+        assert http.post(server.url + "/v1/pause", json=body).status_code == 200
+        assert server.engine.paused_with[-1] == drain, "0 is at once, and nothing is as long as it takes"
     assert http.get(server.url + "/ready").status_code == 503
     assert http.get(server.url + "/health").status_code == 200
     server.engine.script.refuse = Refused("paused")

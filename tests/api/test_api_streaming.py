@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from api_fakes import VOCAB, Script, eventually, says, serving
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from baton.api.config import ApiConfig
+from baton.api.generate.engine_client import Delta
 from baton.api.http.server import DirectBody
 from baton.api.limits import Limits
 from baton.errors import Unavailable
@@ -131,6 +133,12 @@ def test_usage_in_the_last_chunk_and_in_every_chunk(server, stream, text):
     assert [event["usage"]["completion_tokens"] for event in events[:-1]] == [1, 2, 3, 4, 4]
 
 
+def test_what_siblings_compute_for_each_other_was_not_cached_before(server, complete):
+    server.engine.script = Script(cached_tokens=16, cached_by_siblings=32)
+    usage = complete("count", n=3, max_tokens=2).json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 16}
+
+
 # Stops -------------------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +201,7 @@ def test_end_of_text_stops_unless_ignored(server, complete, text):
     server.engine.script = Script(reply=lambda request, index: reply)
     choice = complete("q").json()["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == ("red", "stop")
+    assert "stop_reason" not in choice, "the client has not named it"
     choice = complete("q", ignore_eos=True).json()["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == ("red green", "length")
 
@@ -256,6 +265,17 @@ def test_aborted_request_ends_with_what_it_has(server, http, text):
     assert eventually(is_forgotten)
 
 
+def test_an_abort_ends_every_prompt_of_the_request(server, http):
+    server.engine.script = Script(delay_seconds=0.02)
+    body = {"prompt": ["a", "b", "c"], "max_tokens": 400, "ignore_eos": True}
+    with ThreadPoolExecutor(1) as thread:
+        asking = thread.submit(http.post, server.url + "/v1/completions", json=body, headers={"X-Request-Id": "three"})
+        assert eventually(lambda: len(server.engine.live) == 3)
+        assert http.post(server.url + "/v1/abort", json={"request_id": "three"}).json()["aborted"] == 1
+        choices = asking.result(20).json()["choices"]
+    assert [choice["finish_reason"] for choice in choices] == ["abort"] * 3
+
+
 def test_deadline_with_some_tokens_gives_them(server, complete):
     server.engine.script = Script(delay_seconds=0.05)
     choice = complete("x", timeout=0.3, max_tokens=200, ignore_eos=True, return_token_ids=True).json()["choices"][0]
@@ -268,6 +288,17 @@ def test_deadline_without_a_token_is_504(server, complete):
     answer = complete("x", timeout=0.1)
     assert answer.status_code == 504
     assert answer.json()["error"]["code"] == "timeout"
+
+
+def test_a_choice_without_a_token_at_the_deadline_does_not_take_the_others_along(server, complete, monkeypatch):
+    async def generate(request, take):
+        take(Delta(0, [7]))
+        for index in (1, 0):
+            take(Delta(index, ended=server.engine._end(request, index, FinishReason.TIMEOUT, 1 - index)))
+
+    monkeypatch.setattr(server.engine, "generate", generate)
+    answer = complete("x", n=2, timeout=5, return_token_ids=True)
+    assert [choice["finish_reason"] for choice in answer.json()["choices"]] == ["timeout", "timeout"]
 
 
 @pytest.mark.parametrize("streamed", [True, False])

@@ -108,6 +108,14 @@ def test_what_is_refused(server, complete, field, value, code):
     assert not server.engine.requests
 
 
+def test_a_grammar_may_have_so_many_bytes_and_no_more(server, complete):
+    most = server.app.state.front.limits.grammar_bytes
+    for size, status in ((most, 200), (most + 1, 400)):
+        grammar = 'start: "yes" // ' + "x" * (size - 17) + "\n"
+        assert len(grammar) == size
+        assert complete("x", guided_grammar=grammar).status_code == status
+
+
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [

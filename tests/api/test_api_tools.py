@@ -87,6 +87,21 @@ def test_an_answer_that_is_cut_says_so(ask, text):
     assert choice.message.tool_calls[0].function.arguments.startswith('{"c')
 
 
+def test_an_answer_that_ends_inside_a_character_shows_it(server, sdk, text):
+    tokens = text.tokenizer.encode("\U0001f9ff", add_special_tokens=False)
+    server.engine.script = Script(reply=lambda request, index: tokens[:-1])
+    message = sdk.chat.completions.create(model="smol", messages=HI, tools=TOOLS).choices[0].message
+    assert message.content == "\ufffd"
+
+
+def test_what_might_have_become_a_stop_string_comes_before_the_call(server, sdk, text):
+    server.engine.script = Script(reply=says(text, f"Let me look.\n{OSLO}"))
+    fields = {"model": "smol", "messages": HI, "tools": TOOLS, "stop": ["\nEND"]}
+    deltas = [chunk.choices[0].delta for chunk in sdk.chat.completions.create(**fields, stream=True)]
+    called = next(place for place, delta in enumerate(deltas) if delta.tool_calls)
+    assert "".join(delta.content or "" for delta in deltas[: called + 1]) == "Let me look.\n"
+
+
 @pytest.mark.parametrize("tokens_per_delta", [1, 3, 100])
 def test_streamed_calls(server, sdk, text, tokens_per_delta):
     answer = f"One moment.\n{OSLO}\n{call('time_in', zone='CET')}"
@@ -287,7 +302,9 @@ def test_a_call_that_is_required_is_enforced_by_a_grammar(ask, server, choice, n
     grammar = server.engine.requests[-1].sampling.grammar
     assert grammar.kind == "lark"
     for tool in TOOLS:
-        assert (json.dumps(json.dumps(tool["function"]["name"]))[1:-1] in grammar.text) is (tool["function"]["name"] in names)
+        named = tool["function"]["name"] in names
+        assert (json.dumps(json.dumps(tool["function"]["name"]))[1:-1] in grammar.text) is named
+        assert all((json.dumps(key) in grammar.text) is named for key in tool["function"]["parameters"]["properties"])
     assert grammar.ends
 
 

@@ -6,7 +6,7 @@ import json
 
 import ollama
 import pytest
-from api_fakes import Script, eventually, says, serving
+from api_fakes import CONTEXT, Script, eventually, says, serving
 
 from baton.api.config import ApiConfig
 from baton.errors import Unavailable
@@ -54,7 +54,9 @@ def test_generate_is_a_chat_and_raw_is_not(server, client, text):
     assert "<|im_start|>system\nBe short.<|im_end|>" in prompt
     assert prompt.endswith("<|im_start|>assistant\n")
     assert client.generate("smol", "How are you?", raw=True).response == "fine"
-    assert server.engine.requests[1].prompt == tuple(text.tokenizer.encode("How are you?"))
+    raw = server.engine.requests[1]
+    assert raw.prompt == tuple(text.tokenizer.encode("How are you?"))
+    assert raw.sampling.max_tokens == CONTEXT - len(raw.prompt), "Ollama's has no bound of its own"
     assert "".join(part.response for part in client.generate("smol", "x", stream=True)) == "fine"
 
 

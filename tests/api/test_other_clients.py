@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import anthropic
 import openai
@@ -108,6 +109,13 @@ def test_input_items(server, sdk, text):
             sdk.responses.input_items.list(second.id, **query)
 
 
+def test_a_thought_is_part_of_what_is_gone_on_with(server, sdk, text):
+    server.engine.script = Script(reply=says(text, "<think>Hm.</think>Four."))
+    first = sdk.responses.create(model="smol", input="2+2")
+    sdk.responses.create(model="smol", input="Sure?", previous_response_id=first.id)
+    assert "assistant\nFour.(Hm.)" in prompt_of(server)
+
+
 # Codex, openai-agents, Vercel's ai with reasoningSummary: a thought is looked for in the summary
 
 
@@ -152,6 +160,18 @@ def test_a_batch_that_is_left_asks_the_engine_for_no_more(server, http):
     with pytest.raises(Exception, match="timed out"):
         http.post(server.url + "/v1/embeddings", json={"model": "smol", "input": ["x"] * 100}, timeout=0.3)
     assert eventually(lambda: not server.engine.live)
+    assert len(server.engine.requests) == 64
+
+
+def test_a_batch_that_is_aborted_asks_the_engine_for_no_more(server, http):
+    server.engine.script = Script(delay_seconds=1.0)
+    body, headers = {"model": "smol", "input": ["x"] * 100}, {"X-Request-Id": "a-batch"}
+    with ThreadPoolExecutor(1) as thread:
+        asking = thread.submit(http.post, server.url + "/v1/embeddings", json=body, headers=headers)
+        assert eventually(lambda: len(server.engine.live) == 64)
+        assert http.post(server.url + "/v1/abort", json={"request_id": "a-batch"}).json()["aborted"] == 1
+        answer = asking.result(20)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_vector")
     assert len(server.engine.requests) == 64
 
 

@@ -8,6 +8,7 @@ import re
 import pytest
 from command_rig import baton, serving
 
+from baton.cli import chat
 from baton.cli.bench.measures import Record, meets, percentile, read_slo, sum_up
 from baton.cli.bench.workload import random_asks, read_span, shared_prefix_asks, trace_asks
 from baton.cli.say import Failed
@@ -74,6 +75,23 @@ def test_chat_starts_a_server_of_its_own(tiny_model):
     ran = baton("chat", "--model", tiny_model, "--max-tokens", "3", stdin="Hi\n")
     assert ran.returncode == 0, ran.stderr
     assert "3 tokens" in ran.stderr
+
+
+def test_nobody_else_can_ask_the_server_of_a_chat(monkeypatch):
+    """It listens on this machine, where others may have processes too."""
+    seen = {}
+
+    def start(config, said):
+        seen.update(config)
+        raise Failed("far enough")
+
+    monkeypatch.setattr(chat, "resolve_model", lambda name: "/models/one")
+    monkeypatch.setattr(chat, "_start", start)
+    with pytest.raises(Failed), chat.private_server("one"):
+        pass
+    assert seen["host"] == "127.0.0.1"
+    (key,) = seen["api_key"]
+    assert len(key) >= 32
 
 
 def test_no_server_is_said(tmp_path):

@@ -52,6 +52,7 @@ def test_ls_shows_what_was_used_last(store):
     assert [row["key"] for row in facts["shown"]] == [key_of(number).hex() for number in (29, 28, 27)]
     text = said(baton("kv", "ls", store))
     assert "20 more; --limit 0 lists all" in text
+    assert len(json.loads(baton("kv", "ls", store, "--limit", "0", "--json").stdout)["shown"]) == 40
 
 
 def test_verify_finds_what_is_damaged_and_removes_it_if_asked(store):

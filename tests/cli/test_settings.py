@@ -9,6 +9,7 @@ from typing import Literal, get_args, get_origin
 import pytest
 from typer.testing import CliRunner
 
+from baton.api.config import api_config_of
 from baton.cli import serve as serving
 from baton.cli.main import app
 from baton.cli.say import Failed
@@ -30,7 +31,12 @@ BESIDE = {
 """Settings that are nothing without others."""
 
 
-OTHER = {"root_path": "/x", "limits": {"streams": 7}, "transfer_address": "none"}
+OTHER = {
+    "root_path": "/x",
+    "limits": {"streams": 7},
+    "transfer_address": "none",
+    "allowed_origins": ["https://a", "https://b"],
+}
 
 
 def other_value(name):
@@ -83,6 +89,21 @@ def test_every_field_is_a_yaml_key(name, spelling, tmp_path):
     file = tmp_path / "serve.yaml"
     file.write_text("".join(f"{each.replace('_', spelling)}: {json.dumps(value)}\n" for each, value in values.items()))
     assert asdict(read_config({"config": file})) == {**asdict(ServeConfig()), **as_config(values)}
+
+
+OF_THE_COMMAND = {
+    "revision", "served_model_name", "port", "api_key_file", "admin_api_key_file", "admin_host", "ssl_certfile", "ssl_keyfile",
+    "ssl_ca_certs", "root_path", "chat_template",
+}  # fmt: skip
+"""Read where the server is started: names, files and addresses."""
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS if name not in OF_THE_COMMAND])
+def test_every_setting_reaches_the_front_or_the_engine(name):
+    beside = BESIDE.get(name, {}) if name == "role" else {}  # neither of the other two can be without its partner
+    without = ServeConfig(**as_config(beside))
+    given = ServeConfig(**as_config({**BESIDE.get(name, {}), name: other_value(name)}))
+    assert given.engine() != without.engine() or api_config_of(given, {}) != api_config_of(without, {})
 
 
 @pytest.mark.parametrize("name", FIELDS)

@@ -14,7 +14,9 @@ pytest.importorskip("safetensors")
 from chaos_model import make_model
 
 from baton.errors import CallerError, InvalidConfig
-from baton.llm import LLM, Chunk, SamplingParams
+from baton.llm import LLM, Chunk, SamplingParams, StructuredOutputsParams
+from baton.llm.sampling import wire_params
+from baton.protocol.request import SamplingParams as WireParams
 
 SIZES = {"threads": 1, "kv_blocks": 60, "block_size": 4, "slots": 8}
 
@@ -182,6 +184,22 @@ def test_sampling_parameters_in_vllm_s_forms(llm: LLM):
     word = llm.tokenizer.decode([liked])
     (output,) = llm.generate("abc", drawn(logit_bias={liked: 100.0}, bad_words=[word], max_tokens=4))[0].outputs
     assert liked not in output.token_ids
+
+
+def test_what_the_engine_is_told_of_them(llm: LLM):
+    def told(**given) -> WireParams:
+        return wire_params(SamplingParams(**given), {"temperature": 0.6, "top_k": 40}, 5, llm.tokenizer)
+
+    ends = tuple(llm.tokenizer.eos_ids)
+    assert (told().temperature, told().top_k, told().seed, told().stop_token_ids) == (0.6, 40, 5, ends)
+    assert (told(temperature=0.1).temperature, told(top_k=0).top_k) == (0.1, -1)
+    assert (told(seed=3).seed, told(seed=-1).seed) == (3, 5)
+    assert told(ignore_eos=True, stop_token_ids=[9]).stop_token_ids == (9,)
+    words = {tuple(ids) for ids in llm.tokenizer.encode_words(["ab", " ab"])}
+    assert set(told(bad_words=["ab"]).bad_words) == words
+    digits = told(ignore_eos=True, stop_token_ids=[9], structured_outputs=StructuredOutputsParams(regex="[0-9]+"))
+    assert digits.stop_token_ids == (*ends, 9), "what it demands ends, and the end is a token"
+    assert (digits.grammar.ends, digits.grammar.ends_late) == (ends, True)
 
 
 def test_settings_under_vllm_s_names(folder: Path):

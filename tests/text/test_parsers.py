@@ -170,6 +170,8 @@ def test_formats(style, text, content, calls):
         "{}",
         "[]",
         "[[",
+        '{"arguments": {"a": 1}, "arguments": {"b": 2}, "name": "weather"}',
+        '{"name": "weather", "name": "time_in", "arguments": {}}',
     ],
 )
 def test_a_malformed_call_is_content(inside):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from baton.config.instance import QueueConfig, SchedulerConfig
 from baton.config.values import Seconds
 from baton.errors import InvalidConfig
 from baton.ranges import Range, check_values
@@ -23,6 +24,8 @@ HandoffPolicy = Literal["auto", "always", "never"]
 Count = Annotated[int, Range(1, 2**31 - 1)]
 Many = Annotated[int, Range(0, 2**31 - 1)]
 
+_SCHEDULER, _QUEUE = SchedulerConfig(), QueueConfig()
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterConfig:
@@ -30,12 +33,12 @@ class RouterConfig:
 
     policy: PlacementPolicy = "prefix"
     "How an instance is chosen."
-    order: Literal["priority", "arrival"] = "priority"
+    order: Literal["priority", "arrival"] = _SCHEDULER.order
     "Order of waiting requests: by priority (lower is more urgent) and then arrival, or by arrival alone."
 
-    queue_requests_max: Count = 1024
+    queue_requests_max: Count = _QUEUE.requests_max
     "Sequences that wait for their first instance. Over it a request is turned away."
-    queue_tokens_max: Count = 1_000_000
+    queue_tokens_max: Count = _QUEUE.tokens_max
     "Prompt tokens of those sequences."
     requests_open_max: Count = 65_536
     "Requests that are owed something, waiting or not."

@@ -30,10 +30,6 @@ class Blocks:
         self._writer = writer
         self._open: tuple[BlockKind, int] | None = None
 
-    @property
-    def in_text(self) -> bool:
-        return self._open == ("text", 0)
-
     def add(self, piece: Piece) -> None:
         if piece.reasoning:
             self._more("reasoning", piece.reasoning)

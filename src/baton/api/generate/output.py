@@ -135,7 +135,6 @@ class SequenceOutput:
         """As `feed`, where there is nothing but tokens and only their text is wanted (Job.only_text)."""
         push_one = self._text.push_one
         text = push_one(tokens[0]) if len(tokens) == 1 else "".join(map(push_one, tokens))
-        self._chars += len(text)
         self.tokens += len(tokens)
         return text
 
