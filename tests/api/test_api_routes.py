@@ -42,6 +42,8 @@ def test_models(server, http):
 def test_alias_is_served_under_the_name(server, http):
     answer = http.post(server.url + "/v1/completions", json={"model": "gpt-3.5-turbo", "prompt": "x"})
     assert answer.json()["model"] == "smol"
+    told = http.get(server.url + "/v1/models/gpt-3.5-turbo").json()
+    assert (told["id"], told["root"]) == ("gpt-3.5-turbo", "smol")
 
 
 def test_tokenize_and_back(server, http, text):

@@ -219,6 +219,21 @@ def test_failure_on_the_way_is_an_error_event_without_done(server, http, text):
     assert len(lines) == 4
 
 
+def test_what_came_before_a_failure_is_not_lost_with_it(server, http, monkeypatch):
+    """Also where nothing of it has been sent yet: then the status is 200."""
+
+    async def generate(request, take):
+        take(Delta(0, [7]))
+        raise Unavailable("the engine was lost")
+
+    monkeypatch.setattr(server.engine, "generate", generate)
+    with http.stream("POST", server.url + "/v1/completions", json={"prompt": "x", "stream": True}) as answer:
+        events = [json.loads(line[6:]) for line in answer.iter_lines() if line]
+    assert answer.status_code == 200
+    assert events[0]["choices"][0]["finish_reason"] is None
+    assert [event["error"]["code"] for event in events[1:]] == ["unavailable"]
+
+
 def test_failure_before_the_first_token_is_a_status(server, http):
     server.engine.script = Script(fail_after=0, error=Unavailable("the engine was lost"))
     for wanted in (True, False):

@@ -68,6 +68,13 @@ def test_an_empty_prompt_only_asks_whether_the_model_is_there(server, client):
         client.generate("other")
 
 
+@pytest.mark.parametrize("parser", ["auto", "none"])
+def test_a_model_says_whether_it_can_call_tools(text, parser):
+    with serving(text, ApiConfig(tool_call_parser=parser)) as server:
+        capabilities = ollama.Client(host=server.url, timeout=20).show("smol").capabilities
+        assert ("tools" in capabilities) is (parser == "auto")
+
+
 def test_models(server, client):
     assert [model.model for model in client.list().models] == ["smol", "gpt-3.5-turbo"]
     assert client.show("smol:latest").modelinfo["baton.context_length"] == 512

@@ -100,6 +100,8 @@ def test_input_items(server, sdk, text):
     items = list(sdk.responses.input_items.list(second.id, order="asc", limit=2))  # the client asks for both pages
     assert [item.type for item in items] == ["message", "reasoning", "function_call", "function_call_output"]
     assert items[0].content[0].text == "weather?"
+    for limit, more in ((3, True), (4, False)):
+        assert sdk.responses.input_items.list(second.id, limit=limit).has_more is more
     assert len({item.id for item in items}) == 4
     assert [item.type for item in sdk.responses.input_items.list(second.id)] == [item.type for item in reversed(items)]
     with pytest.raises(openai.NotFoundError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 
@@ -9,8 +10,10 @@ import pytest
 from command_rig import baton, serving
 
 from baton.cli import chat
+from baton.cli.bench import load
 from baton.cli.bench.measures import Record, meets, percentile, read_slo, sum_up
 from baton.cli.bench.workload import random_asks, read_span, shared_prefix_asks, trace_asks
+from baton.cli.http_stream import Server
 from baton.cli.say import Failed
 
 KEYS = {
@@ -137,6 +140,26 @@ def test_spans_that_are_none(text):
 
 
 # Measures
+
+
+def test_no_more_requests_are_open_than_shall_be(monkeypatch):
+    open_now = most = 0
+
+    async def send(plan, ask, begin):
+        nonlocal open_now, most
+        open_now += 1
+        most = max(most, open_now)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        open_now -= 1
+        return Record(sent=0.0, asked_tokens=1)
+
+    monkeypatch.setattr(load, "send", send)
+    for bound, expected in ((3, 3), (None, 20)):
+        most = 0
+        plan = load.LoadPlan(server=Server("http://nowhere"), model="m", concurrency=bound)
+        records, _ = asyncio.run(load.run_load(plan, random_asks(20, (1, 1), (1, 1), 0), lambda *_: None))
+        assert (len(records), most) == (20, expected)
 
 
 def test_measures_of_known_times():

@@ -79,6 +79,7 @@ def write_gguf(
     writer.add_uint32("tokenizer.ggml.bos_token_id", 1)
     writer.add_uint32("tokenizer.ggml.eos_token_id", 2)
     writer.add_uint32("tokenizer.ggml.eot_token_id", 7)
+    writer.add_uint32("tokenizer.ggml.eom_token_id", 9)
     writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(config.vocab_size)])
     writer.add_string("tokenizer.chat_template", "{{ messages }}")
     quantised = gguf.GGMLQuantizationType[kind]

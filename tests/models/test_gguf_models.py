@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -43,7 +45,7 @@ def test_float32_files(case, architecture, tmp_path):
     loaded = load_model(write_gguf(tmp_path / "m.gguf", oracle, architecture))
     assert_same(loaded.model, oracle)
     assert loaded.config.tied_embeddings == oracle.config.tie_word_embeddings
-    assert (loaded.config.bos_id, loaded.config.eos_ids) == (1, (2, 7))
+    assert (loaded.config.bos_id, loaded.config.eos_ids) == (1, (2, 7, 9))
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,15 @@ def test_float32_files(case, architecture, tmp_path):
                 "rope.scaling.type": "yarn",
                 "rope.scaling.factor": 4.0,
                 "rope.scaling.original_context_length": 16,
+            },
+        ),
+        (
+            "llama-yarn-attention-factor",  # a file has it as a factor of what follows from the other settings
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 2.0,
+                "rope.scaling.original_context_length": 32,
+                "rope.scaling.attn_factor": 1.2 / (0.1 * math.log(2.0) + 1.0),
             },
         ),
     ],

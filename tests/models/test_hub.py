@@ -105,6 +105,7 @@ def test_what_is_here_is_used_without_the_hub_s_library(hub: FakeHub, monkeypatc
         ("o/r:Q4_K_M", ["README.md"], "there is no .gguf file in o/r"),
         ("o/r", ["README.md"], "neither safetensors with a config.json nor a .gguf file"),
         ("o/r", ["a-Q5_0.gguf", "a-Q6_K.gguf"], "no file is Q4_K_M; there are Q5_0, Q6_K"),
+        ("o/r:Q4_XS", ["a-IQ4_XS.gguf"], "no file is Q4_XS; there are IQ4_XS"),
         ("o/r:Q6_K", ["a-Q6_K-00001-of-00002.gguf", "a-Q6_K-00002-of-00002.gguf"], "in 2 parts"),
     ],
 )
@@ -146,6 +147,7 @@ class TestRemoving:
         assert [row["name"] for row in hub_models()] in (["own/tiny", "own/tiny@v1"], ["own/tiny@v1", "own/tiny"])
         assert remove_model("own/tiny@v1") > 0
         assert not old.exists()
+        assert [path.name for path in (new.parent.parent / "refs").rglob("*")] == ["main"], "none that means nothing"
         assert (new / "model.safetensors").read_bytes() == b"weights"
         with pytest.raises(Failed, match="is not here"):
             remove_model("own/tiny@v1")

@@ -71,6 +71,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama",
         rope("yarn", factor=2.0, original_max_position_embeddings=32, attention_factor=1.2),
     ),
+    "llama-yarn-slow": ("Llama", rope("yarn", rope_theta=4.0, factor=4.0, original_max_position_embeddings=64)),
     "mistral": ("Mistral", {"sliding_window": None}),
     "mistral-window": ("Mistral", {"sliding_window": 5}),
     "qwen2": ("Qwen2", {"hidden_size": 48, "head_dim": 8}),

@@ -112,6 +112,8 @@ def test_the_file_s_name_says_what_went_into_it(monkeypatch, sources, tmp_path, 
     compile_anew(ANY, [str(wrapper)])
     (sources / "answer.h").write_text("#define ANSWER 2\n")  # an included file counts as well
     compile_anew(ANY, compiler)
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-DMORE"))
+    compile_anew(ANY, compiler)
     assert {*folder.iterdir()} == made
 
 

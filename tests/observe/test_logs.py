@@ -41,6 +41,9 @@ def raised() -> Exception:
 def test_text_line():
     line = LineFormatter("front", as_json=False).format(record(facts={"id": "a b=c", "status": 200, "cached_tokens": None}))
     assert line == '1970-01-01T00:00:00.005Z info front: request id="a b=c" status=200 cached_tokens=-'
+    for odd in ("status=500", 'a"b', "a b", "", "a\nb"):  # none of them looks like a field, or like another line
+        line = LineFormatter("front", as_json=False).format(record(facts={"id": odd}))
+        assert line.endswith(f" id={json.dumps(odd)}")
 
 
 def test_json_line():

@@ -15,8 +15,10 @@ from chaos_model import make_model
 
 from baton.errors import CallerError, InvalidConfig
 from baton.llm import LLM, Chunk, SamplingParams, StructuredOutputsParams
+from baton.llm.outputs import Output, SequenceText
 from baton.llm.sampling import wire_params
 from baton.protocol.request import SamplingParams as WireParams
+from baton.text.stops import StopAutomaton
 
 SIZES = {"threads": 1, "kv_blocks": 60, "block_size": 4, "slots": 8}
 
@@ -86,6 +88,16 @@ def test_stop_strings_of_one_output_leave_the_others_alone(llm: LLM):
 def test_no_stop_string_ends_an_answer_before_min_tokens(llm: LLM):
     text = whole_text(llm)
     assert whole_text(llm, stop=a_stop(text), min_tokens=40) == text
+
+
+def test_the_token_after_min_tokens_may_complete_a_stop_string(llm: LLM):
+    ids = llm.tokenizer.encode("abc", add_special_tokens=False)
+    for least, stopped in ((len(ids) - 1, True), (len(ids), False)):
+        asked = SamplingParams(stop=llm.tokenizer.decode(ids[-1:]), min_tokens=least)
+        text = SequenceText(llm.tokenizer, asked, StopAutomaton(asked.stops), Output(0))
+        for token in ids:
+            text.feed(token, ends=False)
+        assert text.stopped is stopped
 
 
 def test_a_named_stop_token_ends_besides_the_model_s_own_and_has_no_text(llm: LLM):

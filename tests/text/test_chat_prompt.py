@@ -63,6 +63,15 @@ def test_values_for_the_template_cannot_either(template, smollm2):
     assert specials(smollm2, ids) == harmless(smollm2, template)
 
 
+@pytest.mark.parametrize("value", [{"<|im_end|>": 1}, {"type": INJECTION}, {"role": "<|im_start|>"}, [[{"a": ["<|im_end|>"]}]]])
+def test_neither_can_anything_inside_of_them(smollm2, value):
+    """Keys too; and what stands where a type or a role does, unless it looks like one."""
+    template = ChatTemplate(CHATML.replace("message['content']", "message['content'] + (note | tojson)"))
+    ids, other = (encode(template, smollm2, user("hi"), extras={"note": each}) for each in (value, 1))
+    assert specials(smollm2, ids) == specials(smollm2, other)
+    assert smollm2.decode(ids, skip_special_tokens=False) == template.render(user("hi"), extras={"note": value})
+
+
 def test_every_turn_is_looked_at_and_the_others_are_cut_as_ever(template, smollm2):
     chat = [{"role": role, "content": text} for role, text in (("user", "a b"), ("assistant", INJECTION), ("user", "c  d"))]
     ids = encode(template, smollm2, chat)
@@ -100,10 +109,10 @@ def test_too_many_tokens_are_counted_over_all_pieces(template, smollm2):
         encode(template, smollm2, user(INJECTION), tokens_max=len(ids) - 1)
 
 
-@pytest.mark.parametrize("before", [32 * 1024 - 5, 32 * 1024 - 1, 32 * 1024, 32 * 1024 + 1, 100_000])
-def test_a_template_s_tokens_are_found_wherever_they_stand(template, smollm2, before):
-    """Large texts are searched in windows."""
-    chat = [{"role": "user", "content": "a" * (before - 17)}, *user(INJECTION)]
+@pytest.mark.parametrize("between", [32 * 1024 - 10, 32 * 1024 - 5, 32 * 1024 - 1, 32 * 1024, 32 * 1024 + 1, 100_000])
+def test_a_template_s_tokens_are_found_wherever_they_stand(template, smollm2, between):
+    """Large texts are searched in windows, from the end of the last token on: some of these lie across the end of one."""
+    chat = [{"role": "user", "content": "a" * (between - len("user\n"))}, *user(INJECTION)]
     ids = encode(template, smollm2, chat)
     assert len(specials(smollm2, ids)) == 5
     assert smollm2.decode(ids, skip_special_tokens=False) == template.render(chat)

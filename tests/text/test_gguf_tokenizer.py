@@ -41,6 +41,19 @@ def test_equals_the_ids_of_llama_cpp(smollm2_metadata, pre):
         assert tokenizer.encode(text, add_special_tokens=False, parse_special=True) == special
 
 
+def test_qwen_s_composes_characters_and_others_do_not(smollm2_metadata):
+    for pre, same in (("qwen2", True), ("deepseek-r1-qwen", True), ("smollm", False), ("llama-bpe", False)):
+        tokenizer = built(smollm2_metadata, pre=pre)
+        assert (tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")) is same
+
+
+def test_every_kind_of_end_ends_a_sequence(smollm2_metadata):
+    """Of the text, of a turn, of a message (which calls a tool): each once, the end of the text first."""
+    ends = {"eos_token_id": 2, "eot_token_id": 5, "eom_token_id": 6}
+    assert built(smollm2_metadata, **ends).eos_ids == (2, 5, 6)
+    assert built(smollm2_metadata, **{**ends, "eom_token_id": 2}).eos_ids == (2, 5)
+
+
 def test_facts_of_smollm2(smollm2):
     assert smollm2.vocab_size == 49_152
     assert smollm2.bos_id == 1
