@@ -223,7 +223,7 @@ def test_what_came_before_a_failure_is_not_lost_with_it(server, http, monkeypatc
     """Also where nothing of it has been sent yet: then the status is 200."""
 
     async def generate(request, take):
-        take(Delta(0, [7]))
+        take(Delta(0, [300]))
         raise Unavailable("the engine was lost")
 
     monkeypatch.setattr(server.engine, "generate", generate)

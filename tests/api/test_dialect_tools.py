@@ -101,6 +101,35 @@ def test_anthropic_results_go_to_the_template(server, claude, text):
     assert '"name": "time_in"' in prompt
 
 
+def test_anthropic_texts_and_results_stay_in_their_order(server, claude, text):
+    server.engine.script = Script(reply=says(text, "Cold."))
+    used = {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Oslo"}}]}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "4 degrees"}
+    texts = [{"type": "text", "text": word} for word in ("Before.", "After.")]
+    told = {"role": "user", "content": [texts[0], result, texts[1]]}
+    claude.messages.create(model="smol", max_tokens=9, messages=[*ASK, used, told], tools=ANTHROPIC_TOOLS)
+    prompt = prompt_of(server)
+    assert prompt.index("Before.") < prompt.index("<tool_response>4 degrees") < prompt.index("After.")
+    claude.messages.create(model="smol", max_tokens=9, messages=[*ASK, used], tools=ANTHROPIC_TOOLS)
+    assert prompt_of(server).endswith("</tool_call><|im_end|>\n<|im_start|>assistant\n"), "a call is not gone on with"
+
+
+@pytest.mark.parametrize(("disabled", "calls"), [(True, 1), (False, 2)])
+def test_anthropic_one_call_at_most_where_parallel_ones_are_off(server, claude, text, disabled, calls):
+    server.engine.script = Script(reply=says(text, BOTH))
+    choice = {"type": "auto", "disable_parallel_tool_use": disabled}
+    fields = {"model": "smol", "max_tokens": 200, "messages": ASK, "tools": ANTHROPIC_TOOLS, "tool_choice": choice}
+    answer = claude.messages.create(**fields)
+    assert [block.type for block in answer.content].count("tool_use") == calls
+
+
+def test_anthropic_a_call_that_is_cut_is_no_call_to_make(server, claude, text):
+    server.engine.script = Script(reply=says(text, OSLO))
+    length = len(text.tokenizer.encode(OSLO)) - 8
+    answer = claude.messages.create(model="smol", max_tokens=length, messages=ASK, tools=ANTHROPIC_TOOLS)
+    assert (answer.content[0].type, answer.stop_reason) == ("tool_use", "max_tokens")
+
+
 def test_anthropic_thinking_off(server, claude, text):
     server.engine.script = Script(reply=says(text, "Cold."))
     claude.messages.create(model="smol", max_tokens=9, messages=ASK, thinking={"type": "disabled"})
@@ -121,15 +150,32 @@ def test_ollama_calls(server, text, stream):
     assert calls == [("weather", {"city": "Oslo"}), ("time_in", {"zone": "CET"})]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_ollama_a_call_that_is_cut_is_told_as_text(server, text, stream):
+    """There is no object to make of it, and nothing that a model says is lost."""
+    server.engine.script = Script(reply=says(text, OSLO))
+    options = {"num_predict": len(text.tokenizer.encode(OSLO)) - 8}
+    answer = ollama.Client(host=server.url).chat("smol", ASK, tools=TOOLS, options=options, stream=stream)
+    parts = list(answer) if stream else [answer]
+    assert not any(part.message.tool_calls for part in parts)
+    assert "".join(part.message.content for part in parts).startswith('{"c')
+    assert parts[-1].done_reason == "length"
+
+
 def test_ollama_results_go_to_the_template(server, text):
     server.engine.script = Script(reply=says(text, "Cold."))
-    asked = {"role": "assistant", "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Oslo"}}}]}
+    asked = {
+        "role": "assistant",
+        "thinking": "Hm.",
+        "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Oslo"}}}],
+    }
     result = {"role": "tool", "tool_name": "weather", "content": "4 degrees"}
     client = ollama.Client(host=server.url)
     assert client.chat("smol", [*ASK, asked, result], think=False).message.content == "Cold."
     prompt = prompt_of(server)
     assert '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>' in prompt
     assert "<tool_response>4 degrees</tool_response>" in prompt
+    assert "(Hm.)" in prompt
     assert prompt.endswith("<think>\n\n</think>\n\n")
     assert {"tools", "thinking"} <= set(client.show("smol").capabilities)
 

@@ -30,6 +30,10 @@ def test_chat(server, client, text):
     assert answer.total_duration == answer.prompt_eval_duration + answer.eval_duration > 0
     sampling = server.engine.requests[0].sampling
     assert (sampling.max_tokens, sampling.top_k, sampling.seed) == (7, 5, 3)
+    for endless in (-1, -2):
+        client.chat("smol", HI, options={"num_predict": endless})
+        request = server.engine.requests[-1]
+        assert request.sampling.max_tokens == CONTEXT - len(request.prompt)
 
 
 def test_chat_stream(server, client, text):

@@ -88,6 +88,7 @@ def test_incomplete(server, sdk, text, stream):
         assert last.type == "response.incomplete"
         answer = last.response
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert [item.status for item in answer.output] == ["incomplete"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -142,6 +142,31 @@ def test_spans_that_are_none(text):
 # Measures
 
 
+PIECE = b'{"choices": [{"text": "a", "finish_reason": null}]}'
+END = b'{"choices": [{"text": "", "finish_reason": "length"}]}'
+
+
+@pytest.mark.parametrize(
+    ("events", "error"),
+    [
+        ([PIECE, END, b"[DONE]"], ""),
+        ([PIECE, END], "the stream ended without [DONE]"),
+        ([PIECE, b"[DONE]"], "the stream ended without a finish_reason"),
+        ([END, b"[DONE]"], "the stream ended without tokens"),
+        ([PIECE, b'{"error": {"message": "lost"}}', b"[DONE]"], "error in the stream: {'message': 'lost'}"),
+    ],
+)
+def test_an_answer_counts_if_it_is_whole(monkeypatch, events, error):
+    async def stream(*_):
+        for event in events:
+            yield event
+
+    monkeypatch.setattr(load, "stream_events", stream)
+    plan = load.LoadPlan(server=Server("http://nowhere"), model="m")
+    record = asyncio.run(load.send(plan, random_asks(1, (1, 1), (1, 1), 0)[0], 0.0))
+    assert record.error == error
+
+
 def test_no_more_requests_are_open_than_shall_be(monkeypatch):
     open_now = most = 0
 

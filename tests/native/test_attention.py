@@ -107,6 +107,13 @@ def test_mixing_can_be_taken_back(width):
     torch.testing.assert_close(unmixed(mixed(x)), x, atol=1e-5, rtol=0)
 
 
+def with_rounded_numbers(history: History) -> History:
+    exact = History(replace(history.shape, dtype="float32", format="turned"), history.lengths)
+    exact.q, exact.k = ([in_mixed_bytes(x) for x in every] for every in (history.q, history.k))
+    exact.v = [in_bytes(x) for x in history.v]
+    return exact
+
+
 @pytest.mark.parametrize("seed", range(16))
 def test_in_bytes_it_is_torch_with_rounded_numbers(library, seed):
     """Torch gets queries, keys and values as bytes have them. Weights then have 14 bits of the largest of their segment: they
@@ -114,13 +121,25 @@ def test_in_bytes_it_is_torch_with_rounded_numbers(library, seed):
     rng = random.Random(seed)
     shape = replace(random_shape(rng), head_dim=rng.choice([64, 128, 192]), block_size=16, dtype="int8", format="int8-fours")
     history = History(shape, [rng.randint(1, 400) for _ in range(rng.randint(1, 4))], seed)
-    exact = History(replace(shape, dtype="float32", format="turned"), history.lengths, seed)
-    exact.q, exact.k = ([in_mixed_bytes(x) for x in every] for every in (history.q, history.k))
-    exact.v = [in_bytes(x) for x in history.v]
+    exact = with_rounded_numbers(history)
     config, bound = shape.config(), 5e-4 * max(float(v.abs().max()) for v in history.v)
     with Team(library, rng.choice([1, 2])) as team:
         kernel, oracle = KernelAttention(team, config, history.pool()), GatheredAttention(config, exact.pool())
         for parts in random_steps(rng, history.lengths):
+            for layer in (0, 1):
+                ours, expected = torch.cat(history.run(kernel, parts, layer)), torch.cat(exact.run(oracle, parts, layer))
+                torch.testing.assert_close(ours, expected, atol=bound, rtol=0)
+
+
+@pytest.mark.parametrize("window", [None, 700])
+def test_so_it_is_where_a_sequence_is_longer_than_a_split(library, window):
+    """What splits give is joined: one after another in a prompt, and of a single row when all of them are there."""
+    shape = Shape(heads=3, kv_heads=1, head_dim=64, dtype="int8", format="int8-fours", window=window)
+    history = History(shape, [1300])
+    exact, config, bound = with_rounded_numbers(history), shape.config(), 5e-4 * float(history.v[0].abs().max())
+    with Team(library, 2) as team:
+        kernel, oracle = KernelAttention(team, config, history.pool()), GatheredAttention(config, exact.pool())
+        for parts in ([(0, 0, 1299)], [(0, 1299, 1)]):
             for layer in (0, 1):
                 ours, expected = torch.cat(history.run(kernel, parts, layer)), torch.cat(exact.run(oracle, parts, layer))
                 torch.testing.assert_close(ours, expected, atol=bound, rtol=0)

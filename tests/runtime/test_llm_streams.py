@@ -85,6 +85,12 @@ def test_stop_strings_of_one_output_leave_the_others_alone(llm: LLM):
         assert len(output.logprobs) == len(output.token_ids)
 
 
+def test_log_probabilities_end_where_a_stop_string_does(llm: LLM):
+    (output,) = llm.generate("abc", drawn(stop=a_stop(whole_text(llm)), logprobs=0))[0].outputs
+    assert len(output.logprobs) == len(output.token_ids) < 40
+    assert [row.token for row in output.logprobs] == output.token_ids
+
+
 def test_no_stop_string_ends_an_answer_before_min_tokens(llm: LLM):
     text = whole_text(llm)
     assert whole_text(llm, stop=a_stop(text), min_tokens=40) == text

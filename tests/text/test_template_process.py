@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,8 +14,9 @@ import pytest
 from template_rig import HI, NEVER_ENDS, cpu_ticks, gone, read, render_children, until
 
 from baton.errors import CallerError, Unavailable
-from baton.text import template_process
+from baton.text import helper_child, template_process
 from baton.text.chat_template import CHATML, ChatTemplate, TemplateFailed, TemplateLimits
+from baton.text.helper_wire import frame, receive
 from baton.text.template_process import TemplateProcess
 
 # Some tenths of a second, so that it can be met while it renders.
@@ -144,6 +146,20 @@ def test_threads_get_their_own_prompts(process):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_the_timer_of_a_child_ends_with_the_request(monkeypatch):
+    """An idle child stays: it is for a parent that is gone in the middle of one."""
+    timers = []
+    monkeypatch.setattr(helper_child.signal, "setitimer", lambda which, seconds: timers.append((which, seconds)))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(frame(None) + frame([5.0, "request"]))
+        ours.shutdown(socket.SHUT_WR)
+        with pytest.raises(ConnectionError):
+            helper_child.serve(theirs, lambda first: str.upper, "no memory")
+        assert [receive(ours), receive(ours)] == ["ready", "REQUEST"]
+    assert timers == [(signal.ITIMER_REAL, 6.0), (signal.ITIMER_REAL, 0)]
 
 
 def test_who_waits_too_long_for_others_is_told_to_try_again(process, monkeypatch):

@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 from rig import TINY, tiny_model
 
-from baton.config import ServeConfig, WorkerConfig
+from baton.config import ServeConfig, TiersConfig, WorkerConfig
+from baton.config.engine import STAGING_GIB
 from baton.errors import InvalidConfig
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.memory import GIB, MemoryFacts
@@ -98,6 +99,14 @@ def test_the_host_tier_is_inside_the_share():
     assert blocks_that_fit(PROFILE, LLAMA_8B, worker, 0.75) == 3 * GIB // 2 // LLAMA_8B.block_bytes
     with pytest.raises(InvalidConfig, match="3 GiB go to the host tier"):
         blocks_that_fit(PROFILE, LLAMA_8B, WorkerConfig(memory_reserved_gib=3.0), 0.75)
+
+
+def test_so_is_what_blocks_pass_through_on_their_way_to_storage():
+    tiers = ServeConfig(kv_storage="file:/somewhere").engine().tiers
+    worker = ServeConfig(memory_utilization=0.75, kv_storage="file:/somewhere").engine().worker
+    assert worker.memory_reserved_gib == STAGING_GIB > 0
+    assert tiers.host_blocks(2**20) == int(STAGING_GIB * 1024)
+    assert (TiersConfig().memory_gib, TiersConfig().host_blocks(2**20)) == (0.0, 0)
 
 
 def test_no_more_than_all_slots_could_fill():
