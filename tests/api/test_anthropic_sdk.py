@@ -103,6 +103,9 @@ def test_count_tokens(server, sdk, text):
     server.engine.script = Script(reply=says(text, "x"))
     sdk.messages.create(**CALL, system="Be short.")
     assert counted == len(server.engine.requests[0].prompt)
+    with pytest.raises(anthropic.BadRequestError) as raised:
+        sdk.messages.count_tokens(model="smol", messages=[{"role": "tool", "content": "x"}])
+    assert (raised.value.body["type"], raised.value.body["error"]["type"]) == ("error", "invalid_request_error")
 
 
 @pytest.mark.parametrize(

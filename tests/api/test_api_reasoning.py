@@ -63,6 +63,16 @@ def test_tokens_of_a_thought_are_those_before_its_end(ask, text):
     assert usage["completion_tokens_details"]["reasoning_tokens"] == expected
 
 
+def test_so_they_are_where_the_prompt_has_opened_the_thought(text, http):
+    said = THOUGHT.removeprefix("<think>\n")
+    tokens = text.tokenizer.encode(said, add_special_tokens=False)
+    begun = [text.tokenizer.decode(tokens[:count]) for count in range(1, len(tokens) + 1)]
+    with serving(with_template(text, THINKS)) as server:
+        server.engine.script = Script(reply=says(text, said))
+        usage = http.post(server.url + CHAT, json={"messages": HI}).json()["usage"]
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == sum("</think>" not in each for each in begun)
+
+
 def test_streamed_thoughts(server, text):
     server.engine.script = Script(reply=says(text, THOUGHT))
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none") as sdk:

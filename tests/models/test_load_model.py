@@ -46,6 +46,14 @@ def test_generation_config_knows_more_ends(folder):
     assert open_model(folder).config.bos_id == 1
 
 
+def test_a_config_that_says_nothing_of_it_has_a_head_of_its_own(folder):
+    """transformers leaves out what is the default."""
+    raw = json.loads((folder / "config.json").read_text())
+    raw.pop("tie_word_embeddings", None)
+    assert not config_from_hf(raw).tied_embeddings
+    assert config_from_hf({**raw, "tie_word_embeddings": True}).tied_embeddings
+
+
 def test_configs_of_transformers_4(folder):
     raw = json.loads((folder / "config.json").read_text())
     modern = config_from_hf({**raw, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}})

@@ -171,6 +171,16 @@ def test_the_likeliest_tokens_are_those_of_the_logits(library, quantization, thr
     forward.close()
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_of_equal_tokens_the_first_is_taken_whichever_member_found_it(library, quantization):
+    """A vocabulary so large that every member has a part of it."""
+    talk = Conversation(replace(QUANTISED_CASES["plain"], vocab_size=20_000), LENGTHS)
+    forward = talk.forward(load(library, talk.config, quantization=quantization, threads=3))
+    for _ in range(3):
+        assert forward.likeliest(np.zeros((67, talk.config.hidden_size), np.float32)).tolist() == [0] * 67
+    forward.close()
+
+
 def test_a_decoder_that_nobody_closes_ends_its_threads_before_its_memory_goes(library, monkeypatch):
     """Else they may look at the last job while the process ends: one exit in about 200 was a segmentation fault."""
     ended, free = [], library.free

@@ -19,6 +19,14 @@ def test_same_samples_as_the_library(values):
     assert samples(ours) == samples(theirs)
 
 
+def test_several_that_came_together_are_as_if_each_had_come_alone():
+    together, alone = TokenHistogram("h", "words", EDGES), TokenHistogram("h", "words", EDGES)
+    together.observe(1.5, 3)
+    for _ in range(3):
+        alone.observe(0.5)
+    assert samples(together) == samples(alone)
+
+
 def samples(histogram) -> dict:
     (family,) = histogram.collect()
     assert (family.name, family.documentation, family.type) == ("h", "words", "histogram")

@@ -151,6 +151,27 @@ def test_tokens_added_in_the_config(byte_level_folder, tmp_path):
     assert 401 in tokenizer.special_ids
 
 
+def test_an_added_token_may_take_the_spaces_around_it(byte_level_folder, tmp_path):
+    def ids(text, **flags):
+        added = {"401": {"content": "<|new|>", "special": True, **flags}}
+        place = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder = changed(byte_level_folder, place, "tokenizer_config.json", added_tokens_decoder=added)
+        return Tokenizer.from_path(folder).encode(text, add_special_tokens=False, parse_special=True)
+
+    assert ids("a  <|new|>", lstrip=True) == ids("a<|new|>")
+    assert ids("<|new|>  a", rstrip=True) == ids("<|new|>a")
+    assert ids("a  <|new|>") != ids("a<|new|>")
+
+
+def test_special_tokens_are_looked_for_the_longest_first(byte_level_folder, tmp_path):
+    """One may begin with another."""
+    names = ("<|new|>", "<|new|>er", "<|n", "<|new")
+    added = {str(401 + place): {"content": name, "special": True} for place, name in enumerate(names)}
+    folder = changed(byte_level_folder, tmp_path, "tokenizer_config.json", added_tokens_decoder=added)
+    texts = Tokenizer.from_path(folder).special_texts
+    assert [text for text in texts if text in names] == ["<|new|>er", "<|new|>", "<|new", "<|n"]
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
