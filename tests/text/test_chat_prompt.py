@@ -112,8 +112,11 @@ def test_too_many_tokens_are_counted_over_all_pieces(template, smollm2):
 
 @pytest.mark.parametrize("between", [32 * 1024 - 10, 32 * 1024 - 5, 32 * 1024 - 1, 32 * 1024, 32 * 1024 + 1, 100_000])
 def test_a_template_s_tokens_are_found_wherever_they_stand(template, smollm2, between):
-    """Large texts are searched in windows, from the end of the last token on: some of these lie across the end of one."""
-    chat = [{"role": "user", "content": "a" * (between - len("user\n"))}, *user(INJECTION)]
+    """Large texts are searched in windows, from the end of the last token on: some of these lie across the end of one. Where
+    one is missed beside a text that spells some, it is cut as plain characters too."""
+    marks = INJECTION.count("<|")
+    content = INJECTION + "a" * (between - len("user\n") - len(INJECTION) - marks)
+    chat = [*user(content), *user("hi")]
     ids = encode(template, smollm2, chat)
     assert len(specials(smollm2, ids)) == 5
     assert smollm2.decode(ids, skip_special_tokens=False) == template.render(chat)
