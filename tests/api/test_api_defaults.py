@@ -61,7 +61,7 @@ def test_a_recommended_length_is_that_of_chats_without_one(text, http):
         {"n": 3},
         {"logprobs": True, "top_logprobs": 20},
         {"n": 2, "logprobs": True},
-        {"logprobs": True, "prompt_logprobs": 20},
+        {"logprobs": True, "top_logprobs": 20, "prompt_logprobs": 20},
     ],
 )
 @pytest.mark.parametrize("limits", [Limits(), Limits(logprob_entries=2000), Limits(request_tokens=300)])
