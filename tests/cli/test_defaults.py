@@ -11,8 +11,9 @@ from baton.config import EngineConfig, ServeConfig, WorkerConfig
 
 OF_THE_MACHINE = {"blocks", "slots", "tokens_per_step", "prefill_tokens_beside_decodes"}
 """The machine's own values hold without a server (simulator, tests). There they are other numbers, said for another reason."""
-OTHER_THINGS = {"storage", "preempted", "peer"}
-"""TierConfig has them resolved (is there storage?), TiersConfig as they are given (its address)."""
+OTHER_THINGS = {"storage", "preempted", "peer", "cluster_secret"}
+"""TierConfig has the first two resolved (is there storage?), TiersConfig as they are given (its address). The others the cache
+service has of the engine, which always says them."""
 
 
 def literal_defaults() -> dict[str, list[str]]:
