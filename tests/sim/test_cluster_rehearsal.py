@@ -174,6 +174,14 @@ def test_a_stray_that_is_refused_disturbs_nobody(alias: bool):
     assert all((trip.weights, trip.ended) == (0, ["length"]) for trip in world.watch.all_trips)
 
 
+def test_a_fault_at_a_stage_spares_a_stray():
+    """Seed 70411: the number of a stray that had been taken was read as that of a router."""
+    kills = [ClusterFault("kill", at=0.0, target=node, seconds=30.0) for node in range(2)]
+    strays = [ClusterFault("stray", at=0.1, target=node, seconds=30.0) for node in range(2)]
+    world = played(pair(*kills, *strays, ClusterFault("kill", stage="H9", party="decode"), requests=1))
+    assert "a stray was taken" in world.watch.sometimes
+
+
 def test_weights_change_every_token_and_every_block():
     (client,) = pair(requests=1).clients
     trip = Trip(client, weights_known=(0, 1))

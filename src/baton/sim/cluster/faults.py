@@ -102,6 +102,8 @@ class Faults:
         party = {"prefill": parties.prefill, "decode": parties.decode, "router": len(self._nodes) + parties.router}[fault.party]
         if party is None and fault.party == "prefill":  # chosen, and not told yet: any of them
             party = next((node.number for node in self._nodes if node.role == "prefill"), None)
+        if fault.party != "router" and party is not None and party >= len(self._nodes):
+            return  # a stray: it has no other faults
         if party is not None:
             self._watch.saw(f"{fault.party} struck at {fault.stage}")
             self._strike(fault, party, parties.router)
