@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from pathlib import Path
 
 import pytest
 from chaos_model import make_model
-from chaos_server import Server, until
+from chaos_server import Reply, Server, ask, until
 
 GREEDY = {"prompt": "The quick brown fox", "max_tokens": 24, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
 
@@ -61,3 +62,25 @@ def test_other_weights_are_served_and_survive_the_engine(tiny: Path, tmp_path: P
         assert reply.tokens == second, "the next engine has them too"
         assert post(server, "/v1/weights", {"path": str(tiny), "drain_seconds": 20})["fingerprint"] == fingerprint
         assert tokens(server) == first
+
+
+def test_a_worker_killed_while_it_loads_other_weights_is_replaced_by_one_that_loads_them(tiny: Path, tmp_path: Path):
+    """Found by an audit: the order was refused, with 400, as if something were wrong with the weights."""
+    other = make_model(tmp_path / "other", seed=8)
+    orders = {"gate": {"at": "loading", "folder": str(tmp_path)}}
+    (tmp_path / "open").touch()
+    with Server(tiny, tmp_path / "server", orders=orders).wait_ready() as server:
+        first = tokens(server)
+        for path in ("open", "reached"):
+            (tmp_path / path).unlink()
+
+        async def loaded() -> Reply:
+            asked = asyncio.create_task(ask(server.port, "/v1/weights", {"path": str(other), "drain_seconds": 20}))
+            await asyncio.to_thread(until, (tmp_path / "reached").exists, "the next worker is loading")
+            server.process("worker").send(signal.SIGKILL)
+            (tmp_path / "open").touch()
+            return await asked
+
+        reply = asyncio.run(loaded())
+        assert reply.status == 200, reply.content
+        assert tokens(server) != first

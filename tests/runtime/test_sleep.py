@@ -22,6 +22,7 @@ from baton.protocol.control import (
     SleepInstance,
     WakeInstance,
 )
+from baton.runtime.weight_reload import WeightReload
 
 pytestmark = pytest.mark.usefixtures("child_path")
 
@@ -100,3 +101,15 @@ def test_weights_are_not_changed_under_a_running_worker():
             assert await rig.answer("b") == expected(5, 12)
 
     finish(main())
+
+
+def test_a_worker_killed_from_outside_is_no_reason_against_new_weights_but_two_are():
+    for second, said in (("killed", "was killed by SIGKILL"), ("died", "exited with status 1")):
+        reload = WeightReload(1, "/old", "/new")
+        assert reload.worker_starts("the instance is woken", "killed")
+        assert reload.worker_starts("was killed by SIGKILL", "killed")
+        assert not reload.worker_starts(said, second)
+        assert reload.failure == f"/new: {said}"
+    broken = WeightReload(1, "/old", "/new")
+    assert broken.worker_starts("the instance is woken", "killed")
+    assert not broken.worker_starts("/new: neither a config.json nor a .gguf file is there", "died")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baton.core.events import LossCause
 from baton.protocol.control import InstanceReady, WorkerHello
 
 
@@ -16,10 +17,12 @@ class WeightReload:
         "Why the old ones are loaded again."
         self._starts = 0
 
-    def worker_starts(self, reason: str) -> bool:
-        """False: the worker with the new weights was lost, so this one is to have the old ones."""
+    def worker_starts(self, reason: str, cause: LossCause) -> bool:
+        """False: the worker with the new weights was lost, so this one is to have the old ones. The first one that was killed
+        from outside says nothing about them; a second one may be the kernel's, for want of memory, which it may not tell."""
         self._starts += 1
-        if self._starts > 1 and not self.failure:
+        tries = 2 if cause == "killed" else 1
+        if self._starts > tries and not self.failure:
             self.failure = reason if reason.startswith(f"{self.new}:") else f"{self.new}: {reason}"
         return not self.failure
 

@@ -81,7 +81,7 @@ class WorkerKeeper:
         self._machine.tell(WorkerLost(WorkerEpoch(worker.life), loss.text, loss.cause))
 
     def restart(self, effect: RestartWorker) -> None:
-        if self._reload is not None and not self._reload.worker_starts(effect.reason):
+        if self._reload is not None and not self._reload.worker_starts(effect.reason, effect.cause):
             self.model = self._reload.old
         logger.warning("starting another worker (%s)", effect.reason)
         self._probe = IdleProbe()
