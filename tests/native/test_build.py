@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -155,8 +156,43 @@ def test_nobody_s_home_is_no_place_to_compile_into(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    monkeypatch.setattr(build, "temporary_folder", lambda: Path("/dev/null/kernels"))
     with pytest.raises(NoCompiler, match="home"):
         build_library(ANY, compiler=["true"])
+
+
+@pytest.mark.parametrize("cache", ["/dev/null", None])
+def test_without_a_cache_they_are_kept_where_temporary_files_are(monkeypatch, sources, tmp_path, caplog, cache):
+    """As in a container whose file system may only be read."""
+    if cache is None:
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.delenv("HOME", raising=False)
+        monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    else:
+        monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = build_library(ANY)
+    assert path.parent == tmp_path / f"baton-kernels-{os.geteuid()}"
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert "XDG_CACHE_HOME" in caplog.text
+    assert build_library(ANY) == path, "the next process finds it"
+
+
+def test_a_place_for_temporary_files_that_somebody_else_made_is_not_used(monkeypatch, sources, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    place = tmp_path / f"baton-kernels-{os.geteuid()}"
+    (tmp_path / "theirs").mkdir()
+    place.symlink_to(tmp_path / "theirs")
+    with pytest.raises(NoCompiler, match="XDG_CACHE_HOME"):
+        build_library(ANY)
+    place.unlink()
+    place.mkdir()
+    monkeypatch.setattr(build_cache, "_trusted_owner", lambda found: False)
+    with pytest.raises(NoCompiler, match="XDG_CACHE_HOME"):
+        build_library(ANY)
+    assert not list(place.iterdir())
+    assert not list((tmp_path / "theirs").iterdir())
 
 
 def test_no_compiler_is_found_out(monkeypatch, tmp_path):
@@ -187,6 +223,7 @@ def hopeless(request, monkeypatch, own_cache, tmp_path) -> str:
         return "no C compiler"
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # root may write anywhere, but not into a file
+    monkeypatch.setattr(build, "temporary_folder", lambda: tmp_path / "file" / "kernels")
     return "set XDG_CACHE_HOME to a folder of yours"
 
 

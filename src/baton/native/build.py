@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -36,6 +37,10 @@ class NoCompiler(EngineError):
     """No C compiler, or none that can compile our source. The message says which."""
 
 
+class NoPlace(NoCompiler):
+    """A folder in which nothing can be kept."""
+
+
 def find_compilers() -> list[Compiler]:
     """$CC first. A program under several names counts once."""
     found: dict[tuple[str, ...], Compiler] = {}
@@ -57,19 +62,40 @@ def cache_folder() -> Path:
     try:
         return build_cache.user_cache("kernels")
     except RuntimeError as error:  # a user whom the system does not know, as in many a container
-        raise NoCompiler("no place for compiled kernels: there is no home folder, and XDG_CACHE_HOME is not set") from error
+        raise NoPlace("no place for compiled kernels: there is no home folder, and XDG_CACHE_HOME is not set") from error
+
+
+def temporary_folder() -> Path:
+    """For where the cache cannot be written to, as in a container with a file system that may only be read. Only its owner may
+    put something there, and the next process of this user finds it."""
+    folder = Path(tempfile.gettempdir(), f"baton-kernels-{os.geteuid()}")
+    if folder.is_symlink():
+        raise NoPlace(f"{folder} is a link, which anybody may have made: remove it")
+    return folder
 
 
 def build_library(variant: Variant, folder: Path | None = None, compiler: Compiler | None = None) -> Path:
     """The library in `folder`, made if it is not there yet. `compiler`: this one and no other."""
-    folder = folder or cache_folder()
     compilers = [compiler] if compiler else find_compilers()
+    try:
+        return _built(variant, folder or cache_folder(), compilers)
+    except NoPlace as error:
+        if folder is not None:
+            raise
+        with suppress(NoPlace):  # what is wrong with the cache says more
+            path = _built(variant, temporary_folder(), compilers)
+            log.warning("%s; until then they are in %s", error, path.parent)
+            return path
+        raise
+
+
+def _built(variant: Variant, folder: Path, compilers: list[Compiler]) -> Path:
     try:
         build_cache.open_folder(folder)
     except OSError as error:
         raise _no_place(variant, folder, error) from error
     except build_cache.Untrusted as error:
-        raise NoCompiler(str(error)) from error
+        raise NoPlace(str(error)) from error
     stems = [f"baton-{variant.name}-{_fingerprint(variant, each)}" for each in compilers]
     for stem in stems:
         if (path := build_cache.find(folder, stem)) is not None:
@@ -79,6 +105,8 @@ def build_library(variant: Variant, folder: Path | None = None, compiler: Compil
     for each, stem in zip(compilers, stems, strict=True):
         try:
             path = _compile(variant, folder, each, stem)
+        except NoPlace:
+            raise
         except NoCompiler as error:
             errors.append(str(error))
         else:
@@ -103,11 +131,9 @@ def _compile(variant: Variant, folder: Path, compiler: Compiler, stem: str) -> P
         raise _no_place(variant, folder, error) from error
 
 
-def _no_place(variant: Variant, folder: Path, error: OSError) -> NoCompiler:
+def _no_place(variant: Variant, folder: Path, error: OSError) -> NoPlace:
     why = error.strerror or str(error)
-    return NoCompiler(
-        f"the {variant.name} kernels cannot be put into {folder} ({why}): set XDG_CACHE_HOME to a folder of yours"
-    )
+    return NoPlace(f"the {variant.name} kernels cannot be put into {folder} ({why}): set XDG_CACHE_HOME to a folder of yours")
 
 
 def sources_digest() -> str:
