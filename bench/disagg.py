@@ -1,6 +1,6 @@
 """Prefill and decode apart, beside one instance that does both: real servers, the default model, the same cores.
 
-    python bench/disagg.py [--streams 4] [--tokens 1500] [--seconds 20] [--only gaps,handoff,kill,router] [--json]
+    python bench/disagg.py [--streams 4] [--tokens 1500] [--seconds 20] [--only gaps,handoff,network,kill,router] [--json]
 
 gaps      4 running streams, alone and while prompts of 1,500 tokens arrive one after the other: p50 and p99 between
           tokens of the streams, time to the first token of the prompts. mixed: `baton serve` as it comes (--decode-gap-ms), and
@@ -8,6 +8,7 @@ gaps      4 running streams, alone and while prompts of 1,500 tokens arrive one 
           many threads in all. Goals: p99 beside prompts at most 1.5x that without; at least 5x better than mixed
 handoff   1,000 tokens handed over while nothing else runs, by the router's own clock: the last chunk is computed .. decode has
           adopted it. Goal: 10 ms
+network   the same with instances that share no memory, as on two machines: the KV goes over TCP
 kill      SIGKILL of the decode instance under the streams: seconds until each has its next token. Goal: 3 s and computing again
 router    CPU seconds of all processes per token, 8 streams: `baton up --mixed 1` against `baton serve`. Goal: at most 3 % more
 
@@ -21,13 +22,16 @@ import argparse
 import json
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from baton.trust.secret import create_secret
 from measuring.goals import markdown
 from measuring.machine import all_stats, tree
 from measuring.served import Server, served
@@ -99,15 +103,37 @@ def compare_gaps(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 
 def handoff(options: argparse.Namespace, scratch: Path) -> dict[str, float]:
+    with served(scratch, "up", **CLUSTER) as server:
+        return handed_over(server)
+
+
+def network(options: argparse.Namespace, scratch: Path) -> dict[str, float]:
+    secret = scratch / "secret"
+    create_secret(secret)
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    cluster = served(scratch, "router", wait=False, cluster_port=port, cluster_secret=secret)
+    member = {"router": f"tcp://127.0.0.1:{port}", "cluster_secret": secret, "transfer_address": "127.0.0.1:0", "threads": 1}
+    with cluster as server, ExitStack() as stack:
+        for role in ("prefill", "decode"):
+            instance = stack.enter_context(served(scratch, role=role, name=role, **member))
+            plan = json.loads(instance.get("/config"))["plan"]
+            near, _ = plan["pool_read_at"].split()
+            Path(near.removeprefix("unix:")).unlink()
+        server.wait_ready()
+        return handed_over(server)
+
+
+def handed_over(server: Server) -> dict[str, float]:
     name = "baton:router_handoff_seconds"
     found = []
-    with served(scratch, "up", **CLUSTER) as server:
-        for seed in range(10):
-            before = server.metric(f"{name}_sum"), server.metric(f"{name}_count")
-            server.post("/v1/completions", {"prompt": prompt(9000 + seed, 1000), "max_tokens": 4, "temperature": 0})
-            after = server.metric(f"{name}_sum"), server.metric(f"{name}_count")
-            if after[1] > before[1]:
-                found.append((after[0] - before[0]) / (after[1] - before[1]))
+    for seed in range(10):
+        before = server.metric(f"{name}_sum"), server.metric(f"{name}_count")
+        server.post("/v1/completions", {"prompt": prompt(9000 + seed, 1000), "max_tokens": 4, "temperature": 0})
+        after = server.metric(f"{name}_sum"), server.metric(f"{name}_count")
+        if after[1] > before[1]:
+            found.append((after[0] - before[0]) / (after[1] - before[1]))
     if not found:
         print("no prompt was handed over", file=sys.stderr)
         return {}
@@ -177,7 +203,7 @@ def router(options: argparse.Namespace, scratch: Path) -> dict[str, float]:
     return {"serve": alone, "router": routed, "ratio": routed / alone}
 
 
-PARTS = {"gaps": compare_gaps, "handoff": handoff, "kill": kill, "router": router}
+PARTS = {"gaps": compare_gaps, "handoff": handoff, "network": network, "kill": kill, "router": router}
 
 
 def main() -> None:

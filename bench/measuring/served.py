@@ -102,9 +102,12 @@ class Server:
 
 
 @contextmanager
-def served(scratch: Path, command: str = "serve", *, arguments: Sequence[str] = (), **settings: Any) -> Iterator[Server]:
+def served(
+    scratch: Path, command: str = "serve", *, arguments: Sequence[str] = (), wait: bool = True, **settings: Any
+) -> Iterator[Server]:
+    """`wait=False`: it is not ready before others are."""
     server = Server(scratch, command, arguments=arguments, **settings)
     try:
-        yield server.wait_ready()
+        yield server.wait_ready() if wait else server
     finally:
         server.end()
