@@ -36,7 +36,7 @@ serve: $(VENV)/.serve   ## serve the default model
 
 test: $(VENV)/.ready    ## lint, types, unit tests, kept scenarios (one for every mutant), fresh seeds
 	$(MAKE) -j2 lint kernels
-	$(QUIET) $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder -n $$(( ($$(nproc) * 3 + 1) / 2 ))   # many tests wait for a process to start
+	$(QUIET) $(BIN)/python -m pytest --rerun-show-tracebacks --dist loadfile --no-loadscope-reorder -n $$(( ($$(nproc) * 3 + 1) / 2 ))   # many tests wait for a process to start
 	first=$$(date +%s)000 && $(BIN)/baton simulate --seeds $$first:$$((first + 40))   # fresh ones every time
 
 lint: $(VENV)/.ready    ## ruff and mypy --strict
