@@ -95,7 +95,7 @@ def _built(variant: Variant, folder: Path, compilers: list[Compiler]) -> Path:
     except OSError as error:
         raise _no_place(variant, folder, error) from error
     except build_cache.Untrusted as error:
-        raise NoPlace(str(error)) from error
+        raise NoCompiler(str(error)) from error  # not gone around: somebody should look at it
     stems = [f"baton-{variant.name}-{_fingerprint(variant, each)}" for each in compilers]
     for stem in stems:
         if (path := build_cache.find(folder, stem)) is not None:
