@@ -183,7 +183,7 @@ def test_who_does_not_fit_or_has_another_secret_is_told_so(cluster: ByHand, tmp_
         for serve in (unfit, stranger):
             serve.terminate()
         ends = [serve.wait(60) for serve in (unfit, stranger)]
-    assert ends == [0, 0]
+    assert {*ends} <= {0, 130}, "130: its own start was not over yet; it dials routers before it says that it is ready"
 
 
 def test_a_router_that_is_killed_takes_only_its_own_streams_along(cluster: ByHand, alone: Server):
