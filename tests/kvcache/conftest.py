@@ -1,3 +1,4 @@
+import gc
 import os
 import tempfile
 from pathlib import Path
@@ -6,6 +7,15 @@ import pytest
 from storage_rig import Rig
 
 from baton.kvcache.storage.files import FileBackend
+
+
+@pytest.fixture
+def no_descriptor_is_kept():
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before, "file descriptors are left open"
 
 
 @pytest.fixture

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -26,14 +25,7 @@ from baton.kvcache.transport import runs_of
 from baton.kvpool import copies
 from baton.kvpool.pool import KVPool
 
-
-@pytest.fixture(autouse=True)
-def no_descriptor_is_kept() -> Iterator[None]:
-    gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
-    yield
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= before, "file descriptors are left open"
+pytestmark = pytest.mark.usefixtures("no_descriptor_is_kept")
 
 
 @pytest.fixture

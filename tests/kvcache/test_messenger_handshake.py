@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import gc
 import mmap
 import os
 import random
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -25,14 +24,7 @@ from baton.protocol.control import Ping
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.pool import PoolReady, ReadPool, ReadRefused
 
-
-@pytest.fixture(autouse=True)
-def no_descriptor_is_kept() -> Iterator[None]:
-    gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
-    yield
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= before, "file descriptors are left open"
+pytestmark = pytest.mark.usefixtures("no_descriptor_is_kept")
 
 
 async def dial(peer: Served) -> socket.socket:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
 import pytest
 from run_loop import finish
@@ -79,6 +80,17 @@ def test_an_address_of_another_machine_is_refused():
 
 def test_a_router_that_has_no_address_yet_costs_a_warning(caplog: pytest.LogCaptureFixture):
     assert opened("auto", "tcp://nowhere.invalid:8100") is None
+    assert "unless --transfer-address is given" in caplog.text
+
+
+def test_a_name_that_nobody_answers_for_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch, caplog: Any):
+    async def never(address: object) -> list[tuple[int, object]]:
+        await asyncio.Event().wait()
+        return []
+
+    monkeypatch.setattr(transfer_port, "resolved", never)
+    monkeypatch.setattr(transfer_port, "RESOLVE_SECONDS", 0.01)
+    assert opened("auto", "tcp://router.example:8100") is None
     assert "unless --transfer-address is given" in caplog.text
 
 

@@ -118,7 +118,7 @@ PANELS: dict[str, tuple[str, ...]] = {
 }
 """How --help groups the fields; one that is not named here is under "More"."""
 
-MEMBER = ("router", "role", "cluster_secret", "name")
+MEMBER = ("router", "role", "cluster_secret", "transfer_address", "name")
 """Fields of ServeConfig that are about an instance of a cluster: not for commands that start a router."""
 
 SECRET = ("api_key", "admin_api_key")

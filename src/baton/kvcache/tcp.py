@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from time import perf_counter
 from typing import Final
 
@@ -131,11 +131,12 @@ class RemotePool:
                 begun = perf_counter()
                 self._loop.remove_reader(self._session.sock)
                 try:
-                    async for piece, content in self._pieces(runs, into.layout.block_bytes):
-                        if not may_go_on() or not self._write(into, piece.target, content):
-                            self._ended()
-                            break
-                        whole += piece.blocks
+                    async with contextlib.aclosing(self._pieces(runs, into.layout.block_bytes)) as pieces:
+                        async for piece, content in pieces:
+                            if not may_go_on() or not self._write(into, piece.target, content):
+                                self._ended()
+                                break
+                            whole += piece.blocks
                 except BaseException:
                     self._ended()
                     raise
@@ -150,7 +151,7 @@ class RemotePool:
                 self._session.sock.close()
         return Read(whole, perf_counter() - begun)
 
-    async def _pieces(self, runs: Sequence[Run], block_bytes: int) -> AsyncIterator[tuple[Run, memoryview]]:
+    async def _pieces(self, runs: Sequence[Run], block_bytes: int) -> AsyncGenerator[tuple[Run, memoryview], None]:
         pieces = _pieces(runs, piece_blocks(block_bytes))
         for begin in range(0, len(pieces), RUNS_MAX):
             asked = pieces[begin : begin + RUNS_MAX]

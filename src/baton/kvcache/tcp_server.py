@@ -33,6 +33,8 @@ HANDSHAKES_MAX: Final = 32
 HANDSHAKE_SECONDS: Final = 2.0
 SEND_SECONDS: Final = 10.0
 """For a piece (tcp_session.py)."""
+IDLE_SECONDS: Final = 120.0
+"""A reader that asks for nothing for so long is closed. It closes by itself after half of that (peers.py)."""
 PAUSE_SECONDS: Final = 0.5
 """After an accept that failed, as without descriptors: else the loop would do nothing else."""
 LOG_SECONDS: Final = 10.0
@@ -137,7 +139,8 @@ class TcpServer:
             assert pool is not None
             await session.send(PoolReady(asked.fingerprint, asked.pool, pool.blocks))
         while True:
-            wanted = await session.receive()
+            async with asyncio.timeout(IDLE_SECONDS):
+                wanted = await session.receive()
             if not isinstance(wanted, ReadBlocks):
                 raise ProtocolError(f"it said {type(wanted).__name__}")
             _verify(wanted, pool)

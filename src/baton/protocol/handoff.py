@@ -106,4 +106,11 @@ class Forget(Struct, frozen=True, array_like=True):
     attempt: int
 
 
+def request_of(message: object) -> GenerateRequest | None:
+    """What an instance is given to do by this message."""
+    if isinstance(message, Expect | Prefill):
+        return message.request
+    return message if isinstance(message, GenerateRequest) else None
+
+
 HandoffMessage = Expect | Expecting | Prefill | Offer | PeerOffer | AskRelease | Released | Adopted | Forget

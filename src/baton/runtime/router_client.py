@@ -38,7 +38,7 @@ from baton.core.cluster.router import Router
 from baton.errors import EngineError, Unavailable
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceStats
-from baton.protocol.handoff import Adopted, Expect, Offer, Prefill
+from baton.protocol.handoff import Adopted, Offer, request_of
 from baton.protocol.ids import RequestId
 from baton.protocol.node import ClusterView
 from baton.protocol.output import Ended
@@ -136,11 +136,10 @@ class RouterClient:
         try:
             self.instances.send(effect.session, message)
         except EngineError as error:  # with its outputs it is too large for a frame
-            request = message.request if isinstance(message, Expect | Prefill) else message
-            name = request.id if isinstance(request, GenerateRequest) else None
-            if name is not None and (stream := self._streams.get(name)) is not None:
+            request = request_of(message)
+            if request is not None and (stream := self._streams.get(request.id)) is not None:
                 stream.lose(error)
-                self.tell(Withdraw(name))
+                self.tell(Withdraw(request.id))
 
     def _turn_away(self, effect: TurnAway) -> None:
         if (stream := self._streams.get(effect.request)) is not None:

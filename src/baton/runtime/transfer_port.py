@@ -6,6 +6,7 @@ announced is an address that others reach; where people give none, it is the one
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import os
@@ -20,6 +21,8 @@ from baton.trust.session import resolved
 logger = logging.getLogger("baton.engine")
 
 BACKLOG: Final = 64
+RESOLVE_SECONDS: Final = 5.0
+"""For the router's name: the start waits for it."""
 OPTION: Final = "transfer-address"
 EVERYWHERE: Final = ("0.0.0.0", "::")
 
@@ -65,7 +68,9 @@ async def _host_towards(routers: Sequence[str]) -> str | None:
         if address.path:
             continue
         try:
-            for family, place in await resolved(address):
+            async with asyncio.timeout(RESOLVE_SECONDS):
+                places = await resolved(address)
+            for family, place in places:
                 host = _own_address(family, place)
                 if host is not None and not ipaddress.ip_address(host).is_loopback:
                     return host
@@ -73,7 +78,7 @@ async def _host_towards(routers: Sequence[str]) -> str | None:
             logger.warning(
                 "%s cannot be found (%s): instances on other machines cannot read our KV cache, unless --%s is given",
                 router,
-                error,
+                error or "no answer",
                 OPTION,
             )
     return None

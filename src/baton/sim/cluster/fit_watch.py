@@ -16,9 +16,8 @@ from baton.config import RouterConfig
 from baton.core.cluster.events import HangUp, Join, Session
 from baton.errors import InvariantBroken
 from baton.protocol.control import InstanceStats
-from baton.protocol.handoff import Expect, Prefill
+from baton.protocol.handoff import request_of
 from baton.protocol.node import NodeHello
-from baton.protocol.request import GenerateRequest
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.tags import identity_of
 
@@ -126,13 +125,9 @@ class FitWatch:
     # What it says
 
     def told(self, session: Session, message: Any) -> None:
-        match message:
-            case GenerateRequest():
-                request = message
-            case Expect(request=request) | Prefill(request=request):
-                pass
-            case _:
-                return
+        request = request_of(message)
+        if request is None:
+            return
         weights, here = self._watch.trips[request.id].weights, self._here.get(session)
         if weights is not None and here is not None and here.hello.ready.identity != identity_of(weights):
             raise InvariantBroken(f"{request.id} is begun, and is given to one with other weights", invariant=59)

@@ -28,11 +28,10 @@ from baton.core.cluster.events import (
 from baton.core.cluster.router import Router
 from baton.errors import InvariantBroken
 from baton.protocol.control import RefusedRequest
-from baton.protocol.handoff import Expect, Forget, Prefill, Released
+from baton.protocol.handoff import Forget, Prefill, Released, request_of
 from baton.protocol.ids import Instant
 from baton.protocol.node import NodeHello, NodeRefused, RouterBeat, RouterHello
 from baton.protocol.output import Emit
-from baton.protocol.request import GenerateRequest
 from baton.sim.cluster.clock import Clock
 from baton.sim.cluster.fit_watch import FitWatch
 from baton.sim.cluster.line_watch import LineWatch
@@ -283,16 +282,11 @@ class RouterProcess:
 
     def _look(self, session: Session, message: Any) -> None:
         """43: the attempt before is over, or is told so, before the next begins. 46: the silent get nothing new."""
-        match message:
-            case Forget():
-                self._legs.get(message.request, {}).pop(session, None)
-                return
-            case GenerateRequest():
-                request = message
-            case Expect(request=request) | Prefill(request=request):
-                pass
-            case _:
-                return
+        if isinstance(message, Forget):
+            self._legs.get(message.request, {}).pop(session, None)
+        request = request_of(message)
+        if request is None:
+            return
         legs = self._legs.setdefault(request.id, {})
         self._attempts[request.id] = request.attempt
         for index in request.wanted:
