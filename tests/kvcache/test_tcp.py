@@ -360,7 +360,8 @@ def test_a_reader_that_takes_nothing_is_closed(monkeypatch: pytest.MonkeyPatch):
     finish(main())
 
 
-def test_a_reader_that_asks_for_nothing_is_closed(monkeypatch: pytest.MonkeyPatch):
+def test_a_reader_that_asks_for_nothing_is_closed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
     monkeypatch.setattr(tcp_server, "IDLE_SECONDS", 0.05)
 
     async def main() -> None:
@@ -368,6 +369,7 @@ def test_a_reader_that_asks_for_nothing_is_closed(monkeypatch: pytest.MonkeyPatc
             peer = rig.serve()
             assert (await rig.pull(peer, [1], [1])).moved == 1
             await until(lambda: readers(peer) == 0 and rig.open_peers == 0)
+            assert "is closed: TimeoutError" in caplog.text, "an error without words has its name"
             assert (await rig.pull(peer, [2], [2])).moved == 1
 
     finish(main())

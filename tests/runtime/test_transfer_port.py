@@ -91,6 +91,7 @@ def test_a_name_that_nobody_answers_for_does_not_hold_up_the_start(monkeypatch: 
     monkeypatch.setattr(transfer_port, "resolved", never)
     monkeypatch.setattr(transfer_port, "RESOLVE_SECONDS", 0.01)
     assert opened("auto", "tcp://router.example:8100") is None
+    assert "cannot be found (no answer)" in caplog.text
     assert "unless --transfer-address is given" in caplog.text
 
 

@@ -95,7 +95,7 @@ class PoolServer:
         """Closed here and not in the task: one that is cancelled before it began has run nothing."""
         self._readers.pop(task).close()
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.info("the connection of a reader of the KV pool is closed: %s", error or type(error).__name__)
+            logger.info("the connection of a reader of the KV pool is closed: %s", str(error) or type(error).__name__)
 
     async def _attend(self, sock: socket.socket) -> None:
         if user_of(sock) != os.getuid():

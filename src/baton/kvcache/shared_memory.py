@@ -67,7 +67,7 @@ class SharedMemory:
             mapped = _map(*await self._answer(sock), pool, fingerprint)
         except (OSError, DeviceError, ProtocolError, ValueError) as error:
             sock.close()
-            raise PeerUnreadable(f"the peer's KV pool cannot be opened: {error or type(error).__name__}") from None
+            raise PeerUnreadable(f"the peer's KV pool cannot be opened: {str(error) or type(error).__name__}") from None
         except BaseException:
             sock.close()
             raise

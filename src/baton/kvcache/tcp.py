@@ -95,7 +95,7 @@ class Tcp:
             if sock is not None:
                 sock.close()
             if isinstance(error, (OSError, ProtocolError, InvalidConfig)):
-                why = error or type(error).__name__
+                why = str(error) or type(error).__name__
                 raise PeerUnreadable(f"the peer's KV pool cannot be read over the network: {why}") from None
             raise
         return RemotePool(session, answer, self.write, on_lost)
@@ -145,7 +145,7 @@ class RemotePool:
         except TimeoutError:
             pass
         except (OSError, ProtocolError) as error:
-            raise PeerUnreadable(f"the peer was lost while it was read: {error or type(error).__name__}") from None
+            raise PeerUnreadable(f"the peer was lost while it was read: {str(error) or type(error).__name__}") from None
         finally:
             if self._closed and not self._turn.locked():
                 self._session.sock.close()

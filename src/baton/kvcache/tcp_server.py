@@ -125,7 +125,8 @@ class TcpServer:
         self._failures += 1
         if self._loop.time() >= self._logged + LOG_SECONDS:
             self._logged = self._loop.time()
-            logger.info("a reader of the KV pool is closed: %s (%d so far)", error or type(error).__name__, self._failures)
+            why = str(error) or type(error).__name__
+            logger.info("a reader of the KV pool is closed: %s (%d so far)", why, self._failures)
 
     async def _attend(self, session: TcpSession) -> None:
         async with asyncio.timeout(HANDSHAKE_SECONDS):

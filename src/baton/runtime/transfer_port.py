@@ -78,7 +78,7 @@ async def _host_towards(routers: Sequence[str]) -> str | None:
             logger.warning(
                 "%s cannot be found (%s): instances on other machines cannot read our KV cache, unless --%s is given",
                 router,
-                error or "no answer",
+                str(error) or "no answer",
                 OPTION,
             )
     return None
