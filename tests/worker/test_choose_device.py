@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -25,12 +27,12 @@ class FakeCuda:
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """As on a machine with one, up to where it would be used."""
-    import baton.worker.platforms.cuda as cuda
-
+    """A machine with a GPU, up to where it would be used. The real platform imports Triton, which has no wheel for ARM."""
+    platform = ModuleType("baton.worker.platforms.cuda")
+    platform.CudaPlatform = FakeCuda  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, platform.__name__, platform)
     monkeypatch.setattr(choosing, "GPU_FILES", ("/",))
     monkeypatch.setattr(choosing, "missing_for_cuda", lambda: "")
-    monkeypatch.setattr(cuda, "CudaPlatform", FakeCuda)
 
 
 def test_without_a_driver_auto_is_the_cpu_and_torch_is_not_asked(monkeypatch):

@@ -1,0 +1,58 @@
+"""`make test` runs everything with the optional packages hidden, and then what needs them with the packages that are there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sitecustomize import MODULES, PROGRAMS
+
+HERE = Path(__file__).parent
+TESTS = HERE.parent
+LISTED = [TESTS.parent / line for line in (HERE / "with_packages.txt").read_text().split()]
+NEEDS_ONE = re.compile(
+    r"importorskip\(\"(triton|mooncake|redis)\"|shutil\.which\(\"(redis-server|chromium|npm|node)\""
+    r"|(from|import) (redis_server|mooncake_master|chromium|step_rig|platforms)\b"
+)
+"""A test that is skipped where an optional package or program is missing."""
+
+
+def run_hidden(code: str) -> str:
+    environment = {**os.environ, "BATON_HIDE": "1", "PYTHONPATH": str(HERE)}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_a_hidden_package_looks_as_if_it_were_not_installed(name):
+    found = f"import importlib.util\nprint(importlib.util.find_spec({name!r}))"
+    code = f"{found}\ntry: import {name}\nexcept ModuleNotFoundError as error: print(error.name)"
+    assert run_hidden(code) == f"None\n{name}"
+
+
+def test_hidden_programs_are_not_found_and_others_are():
+    code = f"import shutil\nprint([shutil.which(name) for name in {sorted(PROGRAMS)}], shutil.which('sh'))"
+    assert run_hidden(code) == f"{[None] * len(PROGRAMS)} {shutil.which('sh')}"
+
+
+def test_every_test_that_needs_an_optional_package_is_run_with_it():
+    needing = [path for path in TESTS.rglob("test_*.py") if path != Path(__file__) and NEEDS_ONE.search(path.read_text())]
+    assert needing, "the pattern finds nothing"
+    missing = [str(path) for path in needing if not any(path.is_relative_to(listed) for listed in LISTED)]
+    assert missing == [], "list them in tests/hidden/with_packages.txt"
+
+
+def test_what_is_listed_exists():
+    assert [str(path) for path in LISTED if not path.exists()] == []
+
+
+@pytest.mark.skipif(not os.environ.get("BATON_HIDE"), reason="the packages are not hidden in this run")
+def test_in_the_hidden_stage_this_process_has_no_optional_package():
+    assert [name for name in MODULES if importlib.util.find_spec(name)] == []
