@@ -241,7 +241,7 @@ import json, statistics, sys, time
 from baton.kvpool.copies import Run, copy_runs
 from baton.kvpool.device_pool import DevicePool
 from baton.protocol.codec import decode
-theirs = DevicePool.attach(decode(bytes.fromhex(sys.argv[1])))
+theirs = DevicePool.attach(int(sys.argv[2]), decode(bytes.fromhex(sys.argv[1])), read_only=True)
 ours = DevicePool.create(theirs.layout, theirs.blocks)
 found = {}
 for name, runs in (("one_run", [Run(0, 0, 64)]), ("block_by_block", [Run(2 * n, 2 * n, 1) for n in range(64)])):
@@ -271,8 +271,8 @@ def handoff(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
         format="token-major",
     )
     pool = DevicePool.create(layout, 128)
-    command = [sys.executable, "-c", CHILD, encode(pool.announcement()).hex()]
-    copied = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout
+    command = [sys.executable, "-c", CHILD, encode(pool.announcement()).hex(), str(pool.fd)]
+    copied = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True, pass_fds=(pool.fd,)).stdout
     pool.close()
     yield {"tokens": 1024, "MiB": 64 * layout.block_bytes / 2**20, **json.loads(copied)}
     settings = settings_of(options) | {"kv_blocks": 4096, "slots": 8, "handoff_tokens_min": 0}

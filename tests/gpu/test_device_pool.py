@@ -1,7 +1,13 @@
-"""The KV pool on a GPU: opened by another process, copied to and from the host tier, and between two pools."""
+"""The KV pool on a GPU: attached by other processes, kept by its descriptor, copied to and from the host and between pools.
+
+The same rules with a driver of paper: tests/kvpool/test_device_memory.py.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +21,12 @@ if not (Path("/dev/nvidia0").exists() and torch.cuda.is_available()):
 import numpy as np  # noqa: E402
 
 from baton.errors import DeviceError, InvalidConfig, ProtocolError  # noqa: E402
+from baton.kvpool import cuda_driver  # noqa: E402
 from baton.kvpool.copies import Run, copy_runs, tier_copies  # noqa: E402
 from baton.kvpool.device_pool import DevicePool  # noqa: E402
 from baton.kvpool.layout import KVLayout  # noqa: E402
 from baton.kvpool.pool import KVPool  # noqa: E402
-from baton.protocol.codec import encode  # noqa: E402
+from baton.protocol.codec import decode, encode  # noqa: E402
 from baton.protocol.pool import DeviceMemory, PoolReady  # noqa: E402
 from baton.worker.attention.pool_tensors import device_tensor  # noqa: E402
 
@@ -57,12 +64,19 @@ def test_the_tensor_is_the_pool_s_memory(pool):
     assert tensor.numel() * 2 == pool.nbytes == 8 * LAYOUT.block_bytes
 
 
-CHILD = """
+def child(script: str, pool: DevicePool, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Its arguments: the announcement, the number of the descriptor, and what is given here."""
+    words = [encode(pool.announcement()).hex(), str(pool.fd), *arguments]
+    command = [sys.executable, "-c", script, *words]
+    return subprocess.run(command, timeout=DEADLINE_SECONDS, pass_fds=(pool.fd,), capture_output=True, text=True)
+
+
+COPIER = """
 import sys
 from baton.kvpool.copies import Run, copy_runs
 from baton.kvpool.device_pool import DevicePool
 from baton.protocol.codec import decode
-theirs = DevicePool.attach(decode(bytes.fromhex(sys.argv[1])))
+theirs = DevicePool.attach(int(sys.argv[2]), decode(bytes.fromhex(sys.argv[1])))
 ours = DevicePool.create(theirs.layout, 8)
 assert copy_runs(theirs, ours, [Run(2, 0, 3), Run(7, 5, 1)], lambda: True) == 4
 assert copy_runs(ours, theirs, [Run(0, 0, 1), Run(5, 1, 1)], lambda: True) == 2
@@ -72,10 +86,88 @@ theirs.close()
 """
 
 
-def test_another_process_opens_it_without_torch(pool):
-    content = encode(pool.announcement()).hex()
-    subprocess.run([sys.executable, "-c", CHILD, content], check=True, timeout=DEADLINE_SECONDS)
+def test_another_process_attaches_to_it_without_torch(pool):
+    ran = child(COPIER, pool)
+    assert ran.returncode == 0, ran.stderr
     assert numbers(pool) == [2.0, 7.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+
+
+CREATOR = """
+import signal, socket, sys
+import torch
+from baton.kvpool.device_pool import DevicePool
+from baton.protocol.codec import encode
+from baton.worker.attention.pool_tensors import device_tensor
+from test_device_pool import LAYOUT, fill
+link = socket.socket(fileno=int(sys.argv[1]))
+pool = DevicePool.create(LAYOUT, 8)
+fill(pool, 40)
+socket.send_fds(link, [encode(pool.announcement())], [pool.fd])
+signal.pause()
+"""
+
+
+def test_the_pool_outlives_the_process_that_created_it():
+    """The cache service is killed: the engine has the descriptor, and the next cache service and worker attach to the pool."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(DEADLINE_SECONDS)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    creator = subprocess.Popen(
+        [sys.executable, "-c", CREATOR, str(theirs.fileno())], pass_fds=(theirs.fileno(),), env=environment
+    )
+    content, (fd,), _, _ = socket.recv_fds(ours, 4096, 1)
+    creator.kill()
+    assert creator.wait(DEADLINE_SECONDS) == -signal.SIGKILL
+    for turn in range(2):
+        pool = DevicePool.attach(os.dup(fd), decode(content))
+        expected = [40.0 + block for block in range(8)] if turn == 0 else [float(block) for block in range(8)]
+        assert numbers(pool) == expected
+        fill(pool)  # it can be written again too, and what was written is there for the next
+        pool.close()
+    os.close(fd)
+
+
+READER = """
+import ctypes, os, sys
+from baton.errors import DeviceError
+from baton.kvpool import cuda_driver
+from baton.kvpool.device_pool import DevicePool
+from baton.protocol.codec import decode
+pool = DevicePool.attach(int(sys.argv[2]), decode(bytes.fromhex(sys.argv[1])), read_only=sys.argv[3] == "read")
+host = (ctypes.c_char * 4096)(*([1] * 4096))
+stream = cuda_driver.CopyStream()
+stream.to_host(ctypes.addressof(host), pool.address, 4096)
+stream.wait()
+try:
+    stream.to_device(pool.address, ctypes.addressof(host), 4096)
+    stream.wait()
+except DeviceError as error:
+    print("refused:", error)
+    os._exit(7)
+print("written")
+"""
+
+
+@pytest.mark.parametrize(("access", "status"), [("read", 7), ("write", 0)])
+def test_a_reader_cannot_write(pool, access, status):
+    """In a process of its own: the refusal ends that process's context. What is written is what was there."""
+    ran = child(READER, pool, access)
+    assert ran.returncode == status, ran.stdout + ran.stderr
+    assert numbers(pool) == [float(block) for block in range(8)]
+    fill(pool, 3)
+    assert numbers(pool)[0] == 3.0, "our own mapping works as before"
+
+
+def test_memory_is_free_when_the_last_descriptor_is_closed():
+    blocks = 2**32 // LAYOUT.block_bytes
+    before, _ = cuda_driver.memory_info()
+    pool = DevicePool.create(LAYOUT, blocks)
+    kept, held = os.dup(pool.fd), cuda_driver.memory_info()[0]
+    pool.close()
+    assert before - held >= 2**32
+    assert before - cuda_driver.memory_info()[0] >= 2**32, "the descriptor alone keeps it"
+    os.close(kept)
+    assert before - cuda_driver.memory_info()[0] < 2**31
 
 
 def test_blocks_go_to_the_host_and_come_back(pool):
@@ -107,13 +199,19 @@ def test_a_pool_that_does_not_fit_is_refused():
 
 def test_what_is_no_announcement_of_it_is_refused(pool):
     ready = pool.announcement()
-    with pytest.raises(ProtocolError, match="no handle"):
-        DevicePool.attach(PoolReady(ready.fingerprint, ready.incarnation, 8))
     assert ready.memory is not None
+    with pytest.raises(ProtocolError, match="does not say on which"):
+        DevicePool.attach(pool.fd, PoolReady(ready.fingerprint, ready.incarnation, 8))
     with pytest.raises(ProtocolError, match="another layout"):
-        DevicePool.attach(PoolReady(b"x" * 32, ready.incarnation, 8, ready.memory))
+        DevicePool.attach(pool.fd, PoolReady(b"x" * 32, ready.incarnation, 8, ready.memory))
+    elsewhere = DeviceMemory(ready.memory.layout, "another")
+    with pytest.raises(DeviceError, match="which this process does not use"):
+        DevicePool.attach(pool.fd, PoolReady(ready.fingerprint, ready.incarnation, 8, elsewhere))
+    with open(os.devnull) as nothing, pytest.raises(DeviceError):
+        DevicePool.attach(nothing.fileno(), ready)
     with pytest.raises(DeviceError):
-        DevicePool.attach(PoolReady(ready.fingerprint, ready.incarnation, 8, DeviceMemory(bytes(64), ready.memory.layout)))
+        DevicePool.attach(pool.fd, PoolReady(ready.fingerprint, ready.incarnation, 2**20, ready.memory))
+    assert numbers(pool)[1] == 1.0
 
 
 def test_closing_twice_is_harmless():

@@ -1,5 +1,5 @@
-"""The transport between instances of one machine: the peer's pool is mapped, read-only, and read like our own memory. A pool on
-a GPU is opened by its handle (CUDA IPC) instead of its descriptor.
+"""The transport between instances of one machine: the peer's pool is mapped, read-only, and read like our own memory. So is a
+pool on a GPU, where both instances use the same one.
 
 open    connect to the peer's socket, say which pool (pool_server.py is the other side), get a descriptor, verify, map
 read    one copy a run, in a thread of our own: a pull neither waits behind copies of the tiers nor holds them up

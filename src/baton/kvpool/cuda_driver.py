@@ -1,36 +1,71 @@
-"""The few calls of NVIDIA's driver that a KV pool needs, by ctypes: memory, its export to other processes, copies.
+"""The few calls of NVIDIA's driver that a KV pool needs, by ctypes: memory behind a file descriptor, its mapping, copies.
 
-Not through torch: the cache service copies blocks and never computes, and would pay seconds and gigabytes for it. Memory is
-of the primary context, which is torch's too, so a tensor can be laid over it (worker/attention/pool_tensors.py).
+Not through torch: the cache service copies blocks and never computes, and would pay seconds and gigabytes for it. Mappings
+belong to the process, so a tensor of torch can be laid over them (worker/attention/pool_tensors.py).
+
+Memory lives for as long as anybody maps it or holds a descriptor of it, whoever has created it and whether that process
+still lives: the same rule as for a memfd.
 """
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_char, c_int, c_size_t, c_uint, c_uint64, c_void_p
+import os
+from ctypes import Structure, byref, c_char, c_int, c_size_t, c_ubyte, c_uint64, c_ushort, c_void_p
 from functools import cache
 from typing import Any, Final
+from uuid import UUID
 
 from baton.errors import DeviceError
 
-HANDLE_BYTES: Final = 64
-LAZY_PEER_ACCESS: Final = 1
 PORTABLE: Final = 1
 NON_BLOCKING: Final = 1
+PINNED_MEMORY: Final = 1
+ON_DEVICE: Final = 1
+DESCRIPTOR: Final = 1
+"""Memory is shared as a POSIX file descriptor."""
+DESCRIPTORS_SUPPORTED: Final = 103
+"""The attribute of a device that says whether its memory can be shared so."""
+READ: Final = 1
+READ_WRITE: Final = 3
 
 
-class IpcHandle(ctypes.Structure):
-    _fields_ = (("reserved", c_char * HANDLE_BYTES),)
+class Location(Structure):
+    _fields_ = (("type", c_int), ("device", c_int))
+
+
+class AllocationFlags(Structure):
+    _fields_ = (("compression", c_ubyte), ("rdma", c_ubyte), ("usage", c_ushort), ("reserved", c_ubyte * 4))
+
+
+class AllocationProperties(Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = (
+        ("type", c_int),
+        ("handle_types", c_int),
+        ("location", Location),
+        ("windows_only", c_void_p),
+        ("flags", AllocationFlags),
+    )
+
+
+class AccessDescription(Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("location", Location), ("access", c_int))
+
+
+class DeviceUuid(Structure):
+    _fields_ = (("bytes", c_char * 16),)
 
 
 @cache
 def _library() -> ctypes.CDLL:
     try:
-        library = ctypes.CDLL("libcuda.so.1")
+        return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise DeviceError(f"there is no NVIDIA driver here: {error}") from None
-    library.cuIpcOpenMemHandle_v2.argtypes = (c_void_p, IpcHandle, c_uint)
-    return library
 
 
 def call(name: str, *arguments: Any) -> None:
@@ -57,32 +92,104 @@ def use_device(device: int) -> None:
     call("cuCtxSetCurrent", _primary_context(device))
 
 
-def allocate(nbytes: int) -> int:
+# Which GPUs there are
+
+
+def device_count() -> int:
+    """GPUs that this process may use: CUDA_VISIBLE_DEVICES is respected."""
+    count = c_int()
+    call("cuInit", 0)
+    call("cuDeviceGetCount", byref(count))
+    return count.value
+
+
+def uuid_of(device: int) -> str:
+    """The same GPU has the same one in every process, whatever its number is there."""
+    found, number = DeviceUuid(), c_int()
+    call("cuInit", 0)
+    call("cuDeviceGet", byref(number), device)
+    call("cuDeviceGetUuid_v2", byref(found), number)
+    return str(UUID(bytes=bytes(found)))
+
+
+def device_with(uuid: str) -> int | None:
+    """Its number in this process. None: this process does not see it."""
+    return next((device for device in range(device_count()) if uuid_of(device) == uuid), None)
+
+
+# Memory that is shared as a descriptor
+
+
+def granularity(device: int) -> int:
+    """Sizes of memory are multiples of this."""
+    size, properties = c_size_t(), _properties(device)
+    call("cuMemGetAllocationGranularity", byref(size), byref(properties), 0)
+    return size.value
+
+
+def create_memory(nbytes: int, device: int) -> int:
+    """A handle of new memory. It must be released, also once the memory is mapped."""
+    _require_descriptors(device)
+    handle, properties = c_uint64(), _properties(device)
+    call("cuMemCreate", byref(handle), c_size_t(nbytes), byref(properties), c_uint64(0))
+    return handle.value
+
+
+def export_memory(handle: int) -> int:
+    """A descriptor by which other processes reach the memory, and which keeps it. Programs that we start do not inherit it."""
+    fd = c_int(-1)
+    call("cuMemExportToShareableHandle", byref(fd), c_uint64(handle), DESCRIPTOR, c_uint64(0))
+    os.set_inheritable(fd.value, False)
+    return fd.value
+
+
+def import_memory(fd: int) -> int:
+    """A handle of the memory behind the descriptor, which stays the caller's."""
+    handle = c_uint64()
+    call("cuMemImportFromShareableHandle", byref(handle), c_void_p(fd), DESCRIPTOR)
+    return handle.value
+
+
+def release_memory(handle: int) -> None:
+    """What is mapped stays mapped."""
+    call("cuMemRelease", c_uint64(handle))
+
+
+def map_memory(handle: int, nbytes: int, device: int, *, read_only: bool) -> int:
+    """Where it is mapped. A write through a read-only mapping ends the writer's own context and changes nothing."""
     address = c_uint64()
-    call("cuMemAlloc_v2", byref(address), c_size_t(nbytes))
+    call("cuMemAddressReserve", byref(address), c_size_t(nbytes), c_size_t(0), c_uint64(0), c_uint64(0))
+    try:
+        call("cuMemMap", address, c_size_t(nbytes), c_size_t(0), c_uint64(handle), c_uint64(0))
+        try:
+            access = AccessDescription(Location(ON_DEVICE, device), READ if read_only else READ_WRITE)
+            call("cuMemSetAccess", address, c_size_t(nbytes), byref(access), c_size_t(1))
+        except BaseException:
+            call("cuMemUnmap", address, c_size_t(nbytes))
+            raise
+    except BaseException:
+        call("cuMemAddressFree", address, c_size_t(nbytes))
+        raise
     return address.value
 
 
-def free(address: int) -> None:
-    call("cuMemFree_v2", c_uint64(address))
+def unmap_memory(address: int, nbytes: int) -> None:
+    call("cuMemUnmap", c_uint64(address), c_size_t(nbytes))
+    call("cuMemAddressFree", c_uint64(address), c_size_t(nbytes))
 
 
-def export(address: int) -> bytes:
-    """What another process opens the memory by."""
-    handle = IpcHandle()
-    call("cuIpcGetMemHandle", byref(handle), c_uint64(address))
-    return bytes(handle)
+def _properties(device: int) -> AllocationProperties:
+    return AllocationProperties(PINNED_MEMORY, DESCRIPTOR, Location(ON_DEVICE, device))
 
 
-def open_exported(handle: bytes) -> int:
-    """Another process's memory. It stays mapped here when that process ends, until it is closed."""
-    address = c_uint64()
-    call("cuIpcOpenMemHandle_v2", byref(address), IpcHandle.from_buffer_copy(handle), LAZY_PEER_ACCESS)
-    return address.value
+def _require_descriptors(device: int) -> None:
+    supported = c_int()
+    call("cuDeviceGetAttribute", byref(supported), DESCRIPTORS_SUPPORTED, c_int(device))
+    if not supported.value:
+        raise DeviceError("this GPU's driver cannot share memory as a file descriptor, which a KV pool on a GPU needs")
 
 
-def close_exported(address: int) -> None:
-    call("cuIpcCloseMemHandle", c_uint64(address))
+# Copies
 
 
 def register_host(address: int, nbytes: int) -> None:

@@ -1,7 +1,7 @@
 """The paged KV pool in the memory of an NVIDIA GPU: the same blocks as in shared memory (pool.py), no header before them.
 
-Made by exactly one process, which exports it once; others open the 64 bytes of its handle, which come with PoolReady, over the
-engine's own sockets. The descriptor that every such message carries leads to an empty file here.
+One process creates it. Its descriptor is passed on as a memfd's is, and keeps the memory: the engine holds one, so the pool
+outlives the process that has created it. Incarnation and layout come with PoolReady, because the memory has no place for them.
 """
 
 from __future__ import annotations
@@ -19,71 +19,96 @@ from baton.protocol.pool import DeviceMemory, PoolReady
 
 class DevicePool:
     def __init__(
-        self, layout: KVLayout, blocks: int, address: int, incarnation: PoolIncarnation, device: int, *, opened: bool = False
+        self, layout: KVLayout, blocks: int, fd: int, incarnation: PoolIncarnation, device: int, *, read_only: bool = False
     ) -> None:
+        """Maps the memory behind `fd`, which is the pool's from now on; where this raises it is still the caller's."""
         self.layout = layout
         self.blocks = blocks
-        self.address = address
-        "On the device. 0: closed."
         self.incarnation = incarnation
         self.device = device
-        self.fd = os.memfd_create("baton-kv-gpu", os.MFD_CLOEXEC)
-        self._opened = opened
-        self._exported: DeviceMemory | None = None
+        "Its number in this process."
+        self.gpu = cuda_driver.uuid_of(device)
+        self._mapped_bytes = rounded_bytes(self.nbytes, device)
+        handle = cuda_driver.import_memory(fd)
+        try:
+            self.address = cuda_driver.map_memory(handle, self._mapped_bytes, device, read_only=read_only)
+            "On the device. 0: closed."
+        finally:
+            cuda_driver.release_memory(handle)  # the mapping and the descriptor keep the memory
+        self.fd = fd
 
     @classmethod
     def create(cls, layout: KVLayout, blocks: int, device: int = 0) -> DevicePool:
         if blocks < 1:
             raise InvalidConfig(f"a KV pool needs at least one block, not {blocks}")
         cuda_driver.use_device(device)
-        size = blocks * layout.block_bytes
+        fd = _new_memory(blocks * layout.block_bytes, device)
         try:
-            address = cuda_driver.allocate(size)
-        except DeviceError as error:
-            free, _ = cuda_driver.memory_info()
-            raise InvalidConfig(
-                f"a KV pool of {size / GIB:.2f} GiB does not fit into the {free / GIB:.2f} GiB that are free on the GPU: give "
-                f"it fewer blocks ({error})"
-            ) from error
-        return cls(layout, blocks, address, PoolIncarnation(secrets.randbits(63)), device)
+            return cls(layout, blocks, fd, PoolIncarnation(secrets.randbits(63)), device)
+        except BaseException:
+            os.close(fd)
+            raise
 
     @classmethod
-    def attach(cls, announced: PoolReady) -> DevicePool:
-        """The pool of another process."""
+    def attach(cls, fd: int, announced: PoolReady, *, read_only: bool = False) -> DevicePool:
+        """The pool behind `fd`, which becomes ours. `read_only`: it is another instance's."""
         memory = announced.memory
-        if memory is None or len(memory.handle) != cuda_driver.HANDLE_BYTES:
-            raise ProtocolError("the announcement of a KV pool on a GPU has no handle")
+        if memory is None:
+            raise ProtocolError("the announcement of a KV pool on a GPU does not say on which")
         layout = KVLayout.decode(memory.layout)
         if layout.fingerprint() != announced.fingerprint:
             raise ProtocolError(f"the KV pool has another layout than was announced: {layout}")
-        cuda_driver.use_device(memory.device)
-        address = cuda_driver.open_exported(memory.handle)
-        pool = cls(layout, announced.blocks, address, announced.incarnation, memory.device, opened=True)
-        pool._exported = memory  # what was opened cannot be exported again; its own handle is as good for the next one
-        return pool
+        device = cuda_driver.device_with(memory.gpu)
+        if device is None:
+            raise DeviceError(f"the KV pool is on the GPU {memory.gpu}, which this process does not use")
+        cuda_driver.use_device(device)
+        return cls(layout, announced.blocks, fd, announced.incarnation, device, read_only=read_only)
 
     @property
     def nbytes(self) -> int:
         return self.blocks * self.layout.block_bytes
 
     def announcement(self) -> PoolReady:
-        if self._exported is None:
-            cuda_driver.use_device(self.device)
-            self._exported = DeviceMemory(cuda_driver.export(self.address), self.layout.encode(), self.device)
-        return PoolReady(self.layout.fingerprint(), self.incarnation, self.blocks, self._exported)
+        memory = DeviceMemory(self.layout.encode(), self.gpu)
+        return PoolReady(self.layout.fingerprint(), self.incarnation, self.blocks, memory)
 
     def reading_descriptor(self) -> int:
+        """The driver has no descriptors for reading alone: who attaches with it maps the memory read-only (`attach`)."""
         return os.dup(self.fd)
 
     def close(self) -> None:
-        """Give the memory back. Tensors made of the pool must be gone."""
+        """Unmap it and close the descriptor. Tensors made of the pool must be gone."""
         if not self.address:
             return
         cuda_driver.use_device(self.device)
-        (cuda_driver.close_exported if self._opened else cuda_driver.free)(self.address)
+        cuda_driver.unmap_memory(self.address, self._mapped_bytes)
         self.address = 0
         os.close(self.fd)
 
     def __repr__(self) -> str:
         state = f"{self.nbytes / 2**20:.1f} MiB" if self.address else "closed"
         return f"<DevicePool {self.blocks} blocks of {self.layout.block_size} tokens, {state}>"
+
+
+def rounded_bytes(nbytes: int, device: int) -> int:
+    """What the driver takes for so many bytes."""
+    unit = cuda_driver.granularity(device)
+    return -(-nbytes // unit) * unit
+
+
+def _new_memory(nbytes: int, device: int) -> int:
+    """A descriptor of it."""
+    try:
+        handle = cuda_driver.create_memory(rounded_bytes(nbytes, device), device)
+    except DeviceError as error:
+        free, _ = cuda_driver.memory_info()
+        if nbytes <= free:
+            raise
+        raise InvalidConfig(
+            f"a KV pool of {nbytes / GIB:.2f} GiB does not fit into the {free / GIB:.2f} GiB that are free on the GPU: give "
+            f"it fewer blocks ({error})"
+        ) from error
+    try:
+        return cuda_driver.export_memory(handle)
+    finally:
+        cuda_driver.release_memory(handle)

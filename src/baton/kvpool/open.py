@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from baton.kvpool.base import Pool
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.pool import KVPool
@@ -11,7 +9,7 @@ from baton.protocol.pool import PoolReady
 
 
 def create_pool(layout: KVLayout, blocks: int) -> Pool:
-    """On a GPU, if that is whose format the layout has."""
+    """On this process's GPU, if that is whose format the layout has."""
     if layout.format != "token-major":
         return KVPool.create(layout, blocks)
     from baton.kvpool.device_pool import DevicePool
@@ -20,12 +18,9 @@ def create_pool(layout: KVLayout, blocks: int) -> Pool:
 
 
 def attach_pool(fd: int, announced: PoolReady, *, read_only: bool = False) -> Pool:
-    """`fd` is the pool's when this returns; where it raises, it is still the caller's, who closes it. A pool on a GPU cannot be
-    opened for reading alone: there the reader's word counts."""
+    """`fd` is the pool's when this returns; where it raises, it is still the caller's, who closes it."""
     if announced.memory is None:
         return KVPool.attach(fd, announced, read_only=read_only)
     from baton.kvpool.device_pool import DevicePool
 
-    pool = DevicePool.attach(announced)
-    os.close(fd)  # it leads to nothing
-    return pool
+    return DevicePool.attach(fd, announced, read_only=read_only)

@@ -35,13 +35,12 @@ class CreatePool(Struct, frozen=True, array_like=True):
 
 
 class DeviceMemory(Struct, frozen=True, array_like=True):
-    """A pool in the memory of a GPU: who has this can open it."""
+    """A pool in the memory of a GPU, which the descriptor leads to. The memory has no header, so this says what lies in it."""
 
-    handle: bytes
-    "What the driver gave for it (CUDA IPC)."
     layout: bytes
     "KVLayout.encode()."
-    device: int = 0
+    gpu: str = ""
+    "UUID of the GPU: its number differs between processes."
 
 
 class PoolReady(Struct, frozen=True, array_like=True):
@@ -52,7 +51,7 @@ class PoolReady(Struct, frozen=True, array_like=True):
     incarnation: PoolIncarnation
     blocks: int
     memory: DeviceMemory | None = None
-    "None: the pool is what the descriptor leads to. Else it is there, and the descriptor leads to nothing."
+    "None: the pool is shared memory, which has a header of its own."
 
 
 class HostPoolReady(Struct, frozen=True, array_like=True):

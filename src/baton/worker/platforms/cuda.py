@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import torch
@@ -67,9 +66,7 @@ class CudaPlatform:
         return DevicePool.create(layout, blocks, DEVICE)
 
     def attach_pool(self, fd: int, announced: PoolReady) -> DevicePool:
-        pool = DevicePool.attach(announced)
-        os.close(fd)  # it leads to nothing
-        return pool
+        return DevicePool.attach(fd, announced)
 
 
 def kv_dtype(settings: WorkerConfig) -> KVDtype:
