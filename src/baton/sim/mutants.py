@@ -134,7 +134,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("min-tokens-off-by-one", "core.engine.absorb", "length >= sequence.min_length", "length > sequence.min_length",
            "a stop at exactly min_tokens is missed"),
     # The worker's life, deadlines, pause
-    Mutant("cache-survives-pool", "core.engine.instance", "elif event.pool != self._pool:", "elif event.pool == self._pool:",
+    Mutant("cache-survives-pool", "core.engine.instance", "elif not pool.is_still(event.pool):", "elif pool.is_still(event.pool):",
            "the cache of a lost pool is believed"),
     Mutant("in-flight-survives-worker", "core.engine.board", "            sequence.in_flight = 0\n", "",
            "tokens of a dead worker are still expected"),
@@ -224,7 +224,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "hits are not counted"),
     Mutant("match-one-too-few", "core.kv.prefix_cache", "        return low\n\n    def idle_among", "        return max(0, low - 1)\n\n    def idle_among",
            "the match is one block too short"),
-    Mutant("kept-cache-thrown-away", "core.engine.instance", "elif event.pool != self._pool:", "else:",
+    Mutant("kept-cache-thrown-away", "core.engine.instance", "elif not pool.is_still(event.pool):", "else:",
            "a pool that outlived its worker counts as empty"),
     # The growth reserve
     Mutant("reserve-ignored", "core.engine.admission", "need.hit_idle + room.reserve(board, head.priority) - room", "need.hit_idle - room",

@@ -79,6 +79,8 @@ TIER_MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
      "after a pause of the engine a service is killed whose answer is here, unread"),
     ("freed-before-dead", "core.engine.instance", "        if self.board.tiers.hangs(self._now):\n", "        if self.board.tiers.hangs(self._now):\n            self._loader.service_lost()\n",
      "the targets of a service that hangs are given back before it is dead"),
-    ("broken-pool-kept", "core.engine.instance", "            self._pool = None  #", "            pass  #",
+    ("broken-pool-kept", "core.engine.instance", "            self._distrust_pool()  #", "            pass  #",
      "the pool of a worker that broke the protocol is believed"),
+    ("copied-from-a-broken-pool", "core.kv.tiers", "        if not self._pool.trusted:\n", "        if self._pool.trusted is None:\n",
+     "blocks of a pool that is not trusted are copied to the host tier"),
 )  # fmt: skip

@@ -23,6 +23,7 @@ from baton.core.engine.waiting import WaitingLine
 from baton.core.kv.block_hash import BlockHasher
 from baton.core.kv.block_pool import BlockPool
 from baton.core.kv.eviction import POLICIES
+from baton.core.kv.pool_trust import PoolTrust
 from baton.core.kv.prefix_cache import PrefixCache
 from baton.core.kv.tiers import Tiers
 from baton.errors import InvariantBroken
@@ -59,6 +60,7 @@ class Board:
         "lined_up",
         "loading",
         "out",
+        "pool",
         "preempting",
         "queued",
         "queued_tokens",
@@ -74,7 +76,8 @@ class Board:
         self.block_size = config.kv.block_size
         self.hasher = BlockHasher(b"", config.kv.block_size)
         self.cache = PrefixCache(BlockPool(config.kv.blocks), POLICIES[config.kv.eviction])
-        self.tiers = Tiers(config.tiers, self.cache, config.kv.block_size)
+        self.pool = PoolTrust()
+        self.tiers = Tiers(config.tiers, self.cache, self.pool, config.kv.block_size)
         self.groups: dict[RequestId, Group] = {}
         "Requests whose client is still owed an end."
         self.waiting = WaitingLine()
@@ -290,7 +293,8 @@ class Board:
         # block with the last token is computed into a private one; no shared block is ever written.
         full = (known - 1) // self.block_size
         self.hasher.extend(sequence.keys, sequence.root, sequence.tokens, full)
-        hit = 0 if sequence.must_compute_prompt else self.cache.match(sequence.keys, full)
+        readable = self.pool.trusted and not sequence.must_compute_prompt
+        hit = self.cache.match(sequence.keys, full) if readable else 0
         return Need(hit, self.cache.idle_among(sequence.keys, hit), -(-known // self.block_size) - hit)
 
     def seat(self, sequence: Sequence) -> None:
@@ -330,6 +334,8 @@ class Board:
 
     def publish(self, sequence: Sequence, place: int) -> bool:
         """Its block at this place is computed, or was brought. False: another one's was first, and it has that one now."""
+        if not self.pool.trusted:
+            raise InvariantBroken(f"{sequence!r}: block {place} of a pool that is not trusted is published", invariant=12)
         own = self.cache.publish(sequence.keys, sequence.blocks, place)
         if own and self.tiers.links is not None:
             self.tiers.links.published(sequence.keys, place, sequence.blocks[place], sequence.tokens)

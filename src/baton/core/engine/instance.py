@@ -55,7 +55,7 @@ from baton.core.events import (
 from baton.core.handoff.ends import HandoffEnds
 from baton.errors import InvariantBroken, ProtocolError
 from baton.protocol.control import OrderAnswer
-from baton.protocol.ids import Instant, PoolIncarnation
+from baton.protocol.ids import Instant
 from baton.protocol.output import OTHER_WEIGHTS
 from baton.protocol.request import FinishReason
 
@@ -69,7 +69,6 @@ class Instance:
         "_loader",
         "_now",
         "_pace",
-        "_pool",
         "_service",
         "_sleeping",
         "_steps",
@@ -98,8 +97,6 @@ class Instance:
         self._sleeping = Sleeping(self.worker)
         self._intake = Intake(config, self.board, self.worker, self._service)
         self._handoff = HandoffEnds(config, self.board, self._intake)
-        self._pool: PoolIncarnation | None = None
-        "The pool that the cache is about. None: no pool that comes can be it."
         self._now = Instant(0.0)
         self._effects: list[Effect] = []
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
@@ -145,7 +142,7 @@ class Instance:
             for ended in emit.ended:
                 if ended.request in self.board.groups:
                     self.board.forget(ended.request)
-        self._handoff.end_event(self._pool, self._now)
+        self._handoff.end_event(self._now)
         if self._handoff.outgoing:
             self._effects += self._handoff.outgoing
             self._handoff.outgoing.clear()
@@ -230,18 +227,19 @@ class Instance:
     # The worker's life
 
     def _on_worker_ready(self, event: WorkerReady) -> None:
-        """Two equal incarnations are one pool: what the cache says of it is still true, if it was computed in the same way."""
+        """What the cache says of its pool is still true if the pool is the same and was computed in the same way."""
         if not self.worker.ready(event.epoch):
             return
-        if event.fingerprint != self.fingerprint or event.pool != self._pool:
+        pool = self.board.pool
+        if event.fingerprint != self.fingerprint or not pool.is_still(event.pool):
             self._handoff.pool_changed()
-            self._loader.pool_changed(event.pool)
+            self._loader.pool_changed()
         if event.fingerprint != self.fingerprint:
             self._end_begun()
             self.board.reroot(event.fingerprint)
-        elif event.pool != self._pool:
+        elif not pool.is_still(event.pool):
             self.board.cache.clear()
-        self._pool = event.pool
+        pool.begin(event.pool)
         self._effects += self._sleeping.ready()
 
     def _end_begun(self) -> None:
@@ -254,8 +252,7 @@ class Instance:
         awake = not self._sleeping.asleep
         self._effects += self._sleeping.sleep(event, paused=self.mode is Mode.PAUSED)
         if awake and self._sleeping.asleep:
-            self._pool = None
-            self.board.tiers.void_device_moves()
+            self._distrust_pool()
 
     def _on_worker_stopped(self, event: WorkerStopped) -> None:
         self._effects += self._sleeping.stopped(self._now)
@@ -279,9 +276,7 @@ class Instance:
         explained = self._suspects.worker_lost(self.board, oldest, evidence=evidence)
         self._steps.clear()
         if cause == "protocol":
-            self._pool = None  # it may have written through a wrong table
-            self.board.tiers.void_device_moves()
-            self._handoff.drop_kept()
+            self._distrust_pool()  # it may have written through a wrong table
         delay = self.worker.lose(self._now, counts=evidence and not explained)
         if delay is not None:
             self._effects.append(RestartWorker(self.worker.epoch, cause, reason, delay))
@@ -289,6 +284,12 @@ class Instance:
         self._effects += self._sleeping.gone()
         for group in list(self.board.groups.values()):
             self._intake.end_all(group, FinishReason.ERROR, "worker_gone", "the worker was lost too often in a row")
+
+    def _distrust_pool(self) -> None:
+        """No copy of the pool's blocks is believed, under way or whole, and no reservation keeps room in it."""
+        self.board.pool.lose()
+        self.board.tiers.void_device_moves()
+        self._handoff.pool_changed()
 
     # The cache service
 

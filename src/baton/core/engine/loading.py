@@ -24,7 +24,7 @@ from baton.core.engine.request import Sequence, Stay
 from baton.core.kv.move import Move
 from baton.core.kv.tiers import Tiers
 from baton.core.kv.token_links import NO_RUN, Run
-from baton.protocol.ids import BlockKey, Instant, MoveId, PoolIncarnation, StepNo
+from baton.protocol.ids import BlockKey, Instant, MoveId, StepNo
 from baton.protocol.moves import MoveKind, StorageAnswer
 
 QUERIES_MAX: Final = 64
@@ -242,13 +242,13 @@ class Loader:
             self._asked.pop(number, None)
             self._end(number, 0)
 
-    def pool_changed(self, pool: PoolIncarnation) -> None:
+    def pool_changed(self) -> None:
         """Leases are void. What storage is asked for goes on: it does not touch the device."""
         for sequence in list(self._board.leased):
             self._board.drop_lease(sequence)
             if sequence.phase is Phase.LOADING:
                 self._board.end_loading(sequence)
-        for number in self._tiers.pool_changed(pool):
+        for number in self._tiers.pool_changed():
             self._end(number, 0)
 
 

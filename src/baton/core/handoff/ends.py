@@ -18,7 +18,7 @@ from baton.core.handoff.destination import Destination
 from baton.core.handoff.source import Source
 from baton.core.kv.move import Move
 from baton.protocol.handoff import Adopted, AskRelease, Expect, Forget, PeerOffer, Prefill, Released
-from baton.protocol.ids import Instant, PoolIncarnation, RequestId, StepNo
+from baton.protocol.ids import Instant, RequestId, StepNo
 from baton.protocol.request import GenerateRequest, Refused
 
 ATTEMPTS_MAX: Final = 4096
@@ -54,10 +54,10 @@ class HandoffEnds:
             case Forget():
                 self._on_forget(event)
 
-    def end_event(self, pool: PoolIncarnation | None, now: Instant) -> None:
+    def end_event(self, now: Instant) -> None:
         """What was computed in this event is offered."""
         if self._board.kept or self._board.handed_over:
-            self._source.offer(pool if pool is not None else PoolIncarnation(0), now)
+            self._source.offer(now)
 
     # Beginning
 
@@ -139,9 +139,10 @@ class HandoffEnds:
         self._destination.service_lost(now)
 
     def pool_changed(self) -> None:
+        """The device's blocks are others, mean something else, or are not trusted."""
         self._source.void()
         self._destination.pool_changed()
 
     def drop_kept(self) -> None:
-        """What is in the pool is not to be trusted; or nobody waits for it any longer."""
+        """There is no more time to wait for those who copy."""
         self._source.void()

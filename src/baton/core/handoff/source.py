@@ -20,7 +20,7 @@ from baton.core.effects import Effect
 from baton.core.engine.board import Board
 from baton.core.engine.request import Kept, Sequence
 from baton.protocol.handoff import AskRelease, Offer, Released
-from baton.protocol.ids import Instant, PoolIncarnation
+from baton.protocol.ids import Instant
 
 KEPT_MAX: Final = 256
 """Computed prompts that wait to be copied. One more: the oldest lapses."""
@@ -40,29 +40,30 @@ class Source:
 
     # Offers
 
-    def offer(self, pool: PoolIncarnation, now: Instant) -> None:
+    def offer(self, now: Instant) -> None:
         """At the end of an event: what has become whole in it."""
         board = self._board
         for kept in list(board.kept.values()):
             sequence = kept.sequence
             if not kept.finished and not kept.void and sequence.published > len(kept.blocks):
                 board.keep_blocks(kept, sequence.published)
-                self._offer(kept, pool, len(kept.blocks) * board.block_size)
+                self._offer(kept, len(kept.blocks) * board.block_size)
         ended, board.handed_over = board.handed_over, []
         for kept in ended:
             kept.deadline = Instant(now + kept.keep_seconds)
-            self._offer(kept, pool, kept.tokens, last=True)
+            self._offer(kept, kept.tokens, last=True)
             if kept.sequence.request.id in board.groups:
                 board.forget(kept.sequence.request.id)
         if ended:
             self._bound()
 
-    def _offer(self, kept: Kept, pool: PoolIncarnation, tokens: int, *, last: bool = False) -> None:
+    def _offer(self, kept: Kept, tokens: int, *, last: bool = False) -> None:
         sequence, place = kept.sequence, kept.offered
         kept.offered = len(kept.blocks)
         usage = (sequence.cached_tokens, sequence.host_tokens, sequence.storage_tokens) if last else ()
         blocks = tuple(kept.blocks[place:])
-        offer = Offer(sequence.request.id, sequence.attempt, pool, place if blocks else 0, blocks, tokens, last, *usage)
+        pool, first = self._board.pool.offered, place if blocks else 0
+        offer = Offer(sequence.request.id, sequence.attempt, pool, first, blocks, tokens, last, *usage)
         self._outgoing.append(offer)
 
     def _bound(self) -> None:

@@ -29,12 +29,13 @@ from baton.config import TierConfig
 from baton.core.kv.circuit import Attempt, Circuit
 from baton.core.kv.host_tier import HostTier
 from baton.core.kv.move import Move, Peer, TierStats, message_of
+from baton.core.kv.pool_trust import PoolTrust
 from baton.core.kv.prefix_cache import PrefixCache
 from baton.core.kv.rates import BlockRate
 from baton.core.kv.token_links import NO_RUN, Run, TokenLinks
 from baton.core.kv.write_policy import PUT_BLOCKS, WritePolicy
 from baton.errors import InvariantBroken
-from baton.protocol.ids import BlockId, BlockKey, HostBlockId, Instant, MoveId, PoolIncarnation, StepNo
+from baton.protocol.ids import BlockId, BlockKey, HostBlockId, Instant, MoveId, StepNo
 from baton.protocol.moves import BlockMove, MoveKind, MoveResult, StorageAnswer, StorageQuery
 
 STORE_BLOCKS_MAX: Final = 1024
@@ -42,7 +43,7 @@ STORE_BLOCKS_MAX: Final = 1024
 
 
 class Tiers:
-    def __init__(self, config: TierConfig, cache: PrefixCache, block_size: int) -> None:
+    def __init__(self, config: TierConfig, cache: PrefixCache, pool: PoolTrust, block_size: int) -> None:
         self.config = config
         self.enabled = config.host_blocks > 0 or config.peers
         self.host = HostTier(config.host_blocks)
@@ -65,9 +66,7 @@ class Tiers:
         "Token ids of blocks; None where storage does not want them."
         self._block_size = block_size
         self._cache = cache
-        self._pool = PoolIncarnation(0)
-        self._trusted = True
-        "What the device holds is what its keys say."
+        self._pool = pool
         self._moves: dict[MoveId, Move] = {}
         self._fenced: list[Move] = []
         self._queries: dict[MoveId, Attempt] = {}
@@ -84,7 +83,7 @@ class Tiers:
     def flush(self, now: Instant) -> None:
         """At the end of an event: everything of one kind goes out in one move."""
         if self.up:
-            if self.config.write == "back" and self._trusted and not self._storing:
+            if self.config.write == "back" and not self._storing:
                 self.writes.clean_ahead(putting=self._putting > 0)
             if self.writes.to_store:
                 self._store(now)
@@ -93,6 +92,9 @@ class Tiers:
 
     def _store(self, now: Instant) -> None:
         pool, to_store = self._cache.pool, self.writes.to_store
+        if not self._pool.trusted:
+            to_store.clear()
+            return
         wanted = {key: entry for key, entry in to_store.items() if pool.generation(entry[0]) == entry[1]}
         self.stats.lost_stores += len(to_store) - len(wanted)  # handed on in this very event
         to_store.clear()
@@ -323,12 +325,10 @@ class Tiers:
         self.outgoing.clear()
         return over
 
-    def pool_changed(self, pool: PoolIncarnation) -> list[MoveId]:
+    def pool_changed(self) -> list[MoveId]:
         """The device's blocks are others. Copies under way may go on, into or out of a pool that nobody has any more. Those
         that their fence still kept back are over, and are returned."""
-        self._pool = pool
         self.void_device_moves()
-        self._trusted = True  # it is empty
         never_sent, self._fenced = self._fenced, []
         for move in never_sent:
             del self._moves[move.id]
@@ -336,8 +336,7 @@ class Tiers:
         return [move.id for move in never_sent]
 
     def void_device_moves(self) -> None:
-        """What the device holds is not to be trusted, and what is brought into it is for nobody."""
-        self._trusted = False
+        """The device's blocks are others, or are not trusted: no copy of them or into them counts."""
         self.writes.to_store.clear()
         for move in self._moves.values():
             move.void = move.void or bool(move.device)
@@ -353,7 +352,7 @@ class Tiers:
             self._pulls[move.id] = Instant(now + self.config.pull_seconds_max + self.config.memory_seconds_max)
         elif not move.by_key:
             self._copies[move.id] = Instant(now + self.config.memory_seconds_max)
-        self.outgoing.append(message_of(move, self._pool, self.config, tokens))
+        self.outgoing.append(message_of(move, self._pool.incarnation, self.config, tokens))
 
     def pinned(self) -> dict[BlockId, int]:
         """Device blocks that moves hold."""
