@@ -89,7 +89,15 @@ class StorageFailed(EngineError):
 
 
 class PeerUnreadable(EngineError):
-    """Another instance does not let us read its KV pool, or not the one we asked for."""
+    """Another instance does not let us read its KV pool, or not the one we asked for.
+
+    `outcome` is the word by which such pulls are counted (kvcache/pulls.py), `transport` the one that was tried last.
+    """
+
+    def __init__(self, message: str, outcome: str = "refused", transport: str = "none") -> None:
+        super().__init__(message)
+        self.outcome = outcome
+        self.transport = transport
 
 
 class DeviceError(EngineError):

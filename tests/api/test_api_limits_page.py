@@ -7,10 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from baton.api.limits import Limits
+from baton.config import WireConfig
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "limits.md"
 
 
 def test_the_page_has_the_values_that_are_in_force():
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", PAGE.read_text("utf-8"), re.M)
-    assert {name: int(value) for name, value in rows} == asdict(Limits())
+    assert {name: int(value) for name, value in rows} == asdict(Limits()) | asdict(WireConfig())

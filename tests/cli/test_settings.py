@@ -34,6 +34,7 @@ BESIDE = {
 OTHER = {
     "root_path": "/x",
     "limits": {"streams": 7},
+    "wire": {"readers_max": 7},
     "transfer_address": "none",
     "allowed_origins": ["https://a", "https://b"],
 }

@@ -12,6 +12,7 @@ import sys
 import numpy as np
 
 from baton.addresses import parse_address
+from baton.config import WireConfig
 from baton.kvcache.shared_memory import SharedMemory
 from baton.kvcache.tcp import Tcp
 from baton.kvpool.layout import KVLayout
@@ -33,11 +34,11 @@ def content(seed: int, blocks: int, layout: KVLayout = LAYOUT) -> np.ndarray:
     return numbers.astype(np.float32)
 
 
-def serving(address: str) -> SharedMemory | Tcp:
+def serving(address: str, wire: WireConfig | None = None) -> SharedMemory | Tcp:
     """A transport that lets others read what is attached to it."""
     if address.startswith("unix:"):
-        return SharedMemory(address)
-    tcp, place = Tcp(SECRET, address), parse_address(address)
+        return SharedMemory(address, wire)
+    tcp, place = Tcp(SECRET, address, wire), parse_address(address)
     tcp.listen(socket.create_server((place.host, place.port)))
     return tcp
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from messenger_peer import LAYOUT, SECRET, filled, serving
 
+from baton.config import WireConfig
 from baton.kvcache.messenger import Messenger
 from baton.kvcache.shared_memory import SharedMemory
 from baton.kvcache.tcp import Tcp
@@ -44,9 +45,9 @@ async def until(question: Callable[[], bool], seconds: float = 20) -> None:
 class Served:
     """A pool that can be read, served by this process."""
 
-    def __init__(self, address: str, seed: int, pool: KVPool | None = None) -> None:
+    def __init__(self, address: str, seed: int, pool: KVPool | None = None, wire: WireConfig | None = None) -> None:
         self.address = address
-        self.transport = serving(address)
+        self.transport = serving(address, wire)
         self.pool = filled(seed, BLOCKS) if pool is None else pool
         self.transport.attach(self.pool)
 
@@ -92,8 +93,9 @@ class Remote:
 class Rig:
     """`async with`: afterwards nothing is mapped or open that was not before. `kind`: of the peers' addresses."""
 
-    def __init__(self, kind: str = "unix") -> None:
+    def __init__(self, kind: str = "unix", **wire: Any) -> None:
         self._kind = kind
+        self.wire = WireConfig(**wire)
         self._ports: dict[str, int] = {}
         self.maps = kind == "unix"
         "Whether a peer that is open is mapped."
@@ -103,7 +105,7 @@ class Rig:
         self._maps = mapped()
         self.results: dict[int, MoveResult] = {}
         self.peers: list[Served | Remote] = []
-        self.messenger = Messenger({"unix": SharedMemory(), "tcp": Tcp(SECRET)}, self._report)
+        self.messenger = Messenger({"unix": SharedMemory(), "tcp": Tcp(SECRET)}, self._report, self.wire)
         self.device = KVPool.create(LAYOUT, BLOCKS)
         self.messenger.attach(self.device)
         self._ids = itertools.count(1)
@@ -132,7 +134,7 @@ class Rig:
         return f"tcp://127.0.0.1:{self._ports[name]}"
 
     def serve(self, name: str = "peer", seed: int = 1, pool: KVPool | None = None) -> Served:
-        self.peers.append(served := Served(self.address(name), seed, pool))
+        self.peers.append(served := Served(self.address(name), seed, pool, self.wire))
         return served
 
     def start(self, name: str = "remote", seed: int = 1) -> Remote:

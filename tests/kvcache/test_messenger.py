@@ -18,7 +18,7 @@ from messenger_peer import LAYOUT, content, filled
 from messenger_rig import BLOCKS, Rig, Served, finish, mapped, until
 
 from baton.errors import DeviceError
-from baton.kvcache import messenger, peers, shared_memory
+from baton.kvcache import messenger, shared_memory
 from baton.kvcache.shared_memory import SharedMemory
 from baton.kvcache.tcp import Tcp
 from baton.kvcache.transport import runs_of
@@ -262,11 +262,9 @@ def test_a_peer_that_stands_still_holds_up_nobody(kind: str):
     finish(main())
 
 
-def test_opening_has_a_deadline_of_its_own(kind: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(peers, "OPEN_SECONDS", 0.2)
-
+def test_opening_has_a_deadline_of_its_own(kind: str):
     async def main() -> None:
-        async with Rig(kind) as rig:
+        async with Rig(kind, peer_open_seconds=0.2) as rig:
             frozen = rig.start("frozen")
             os.kill(frozen.process.pid, signal.SIGSTOP)
             result = await rig.pull(frozen, [1], [1])
@@ -279,11 +277,9 @@ def test_opening_has_a_deadline_of_its_own(kind: str, monkeypatch: pytest.Monkey
 # How many are open
 
 
-def test_the_one_used_longest_ago_makes_room(kind: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(peers, "PEERS_MAX", 2)
-
+def test_the_one_used_longest_ago_makes_room(kind: str):
     async def main() -> None:
-        async with Rig(kind) as rig:
+        async with Rig(kind, peers_max=2) as rig:
             one, two, three = (rig.serve(name, seed) for seed, name in enumerate(("one", "two", "three")))
             before = mapped()
             for turn, peer in enumerate((one, two, one, three, two, one)):
@@ -294,11 +290,9 @@ def test_the_one_used_longest_ago_makes_room(kind: str, monkeypatch: pytest.Monk
     finish(main())
 
 
-def test_one_that_is_not_used_is_closed(kind: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(peers, "IDLE_SECONDS", 0.05)
-
+def test_one_that_is_not_used_is_closed(kind: str):
     async def main() -> None:
-        async with Rig(kind) as rig:
+        async with Rig(kind, peer_idle_seconds=0.05) as rig:
             peer = rig.serve()
             before = mapped()
             for turn in range(3):

@@ -150,35 +150,44 @@ def test_a_reader_that_goes_on_talking_is_closed():
     finish(main())
 
 
-def test_one_that_says_nothing_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pool_server, "HANDSHAKE_SECONDS", 0.1)
-
+def test_one_that_says_nothing_is_closed_after_a_while():
     async def main() -> None:
-        async with Rig() as rig:
+        async with Rig(reader_handshake_seconds=0.1) as rig:
             assert await hung_up(await dial(rig.serve()))
 
     finish(main())
 
 
-def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pool_server, "READERS_MAX", 3)
-    monkeypatch.setattr(pool_server, "HANDSHAKE_SECONDS", 30.0)
-
+def test_connections_are_bounded_and_one_that_says_nothing_makes_room(caplog: pytest.LogCaptureFixture):
     async def main() -> None:
-        async with Rig() as rig:
+        async with Rig(readers_max=3, reader_handshake_seconds=30.0) as rig:
             peer = rig.serve()
             silent = [await dial(peer) for _ in range(3)]
-            for _ in range(5):
-                assert await hung_up(await dial(peer)), "one too many is closed at once"
-            result = await rig.pull(peer, [1], [1])
-            assert result.moved == 0
-            assert result.error
+            assert (await rig.pull(peer, [1], [1])).moved == 1
+            assert await hung_up(silent[0]), "the oldest has lost its place"
+            silent += [await dial(peer) for _ in range(5)]
+            for sock in silent[1:6]:
+                assert await hung_up(sock)
+            assert (await rig.pull(peer, [2], [2])).moved == 1, "one that reads keeps its place while others say nothing"
+            assert peer.transport.readers == {"opened": 1, "evicted": 6}
+            assert "readers_max" in caplog.text
             for sock in silent:
                 sock.close()
-            server = peer.transport._server
-            assert server is not None
-            await until(lambda: not server._readers)
+
+    finish(main())
+
+
+def test_the_reader_that_came_first_makes_room_and_comes_back(caplog: pytest.LogCaptureFixture):
+    async def main() -> None:
+        async with Rig(readers_max=1) as rig:
+            peer = rig.serve()
             assert (await rig.pull(peer, [1], [1])).moved == 1
+            other = await dial(peer)
+            other.send(question(peer))
+            await until(lambda: rig.open_peers == 0)
+            assert (await rig.pull(peer, [2], [2])).moved == 1
+            assert await asyncio.get_running_loop().sock_recv(other, 4096), "its answer"
+            assert await hung_up(other)
 
     finish(main())
 

@@ -14,8 +14,8 @@ import pytest
 from messenger_rig import finish, until
 from storage_rig import soon
 
+from baton.config import WireConfig
 from baton.errors import PeerUnreadable
-from baton.kvcache import peers as module
 from baton.kvcache.peers import PeerKey, Peers
 from baton.kvcache.shared_memory import MappedPool
 from baton.kvcache.storage.backend import Deadline
@@ -53,9 +53,9 @@ class FakeTransport:
         return made
 
 
-def rig() -> tuple[FakeTransport, Peers]:
+def rig(**wire: Any) -> tuple[FakeTransport, Peers]:
     transport = FakeTransport()
-    return transport, Peers({"fake": transport})  # type: ignore[dict-item]
+    return transport, Peers({"fake": transport}, WireConfig(**wire))  # type: ignore[dict-item]
 
 
 def test_another_pool_of_the_same_address_closes_the_old_one_and_no_other():
@@ -112,11 +112,9 @@ def test_the_end_of_an_earlier_connection_does_not_close_the_present_one():
     finish(main())
 
 
-def test_the_one_used_longest_ago_goes_and_not_the_one_opened_first(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "PEERS_MAX", 2)
-
+def test_the_one_used_longest_ago_goes_and_not_the_one_opened_first():
     async def main() -> None:
-        transport, peers = rig()
+        transport, peers = rig(peers_max=2)
         for name in ("one", "two", "one", "three"):
             await peers.opened(key(1, f"fake:{name}"), b"", soon())
             assert len(peers) <= 2
@@ -126,11 +124,9 @@ def test_the_one_used_longest_ago_goes_and_not_the_one_opened_first(monkeypatch:
     finish(main())
 
 
-def test_whoever_comes_when_all_places_are_being_opened_is_told(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "PEERS_MAX", 1)
-
+def test_whoever_comes_when_all_places_are_being_opened_is_told():
     async def main() -> None:
-        transport, peers = rig()
+        transport, peers = rig(peers_max=1)
         transport.gate.clear()
         first = asyncio.ensure_future(peers.opened(key(1), b"", soon()))
         await asyncio.sleep(0)
@@ -155,7 +151,7 @@ def test_a_use_begins_the_idle_time_anew():
         peers._loop = SimpleNamespace(call_later=call_later)  # type: ignore[assignment]
         for _ in range(3):
             await peers.opened(key(1), b"", soon())
-        assert all(seconds == module.IDLE_SECONDS for seconds, _ in timers)
+        assert all(seconds == WireConfig().peer_idle_seconds for seconds, _ in timers)
         assert [bool(cancelled) for _, cancelled in timers] == [True] * (len(timers) - 1) + [False]
         assert len(timers) >= 3
         peers.close_all()

@@ -17,7 +17,7 @@ from messenger_rig import BLOCKS, Rig, Served, finish, until
 
 from baton.addresses import Address, parse_address
 from baton.errors import LinkFailed, PeerUnreadable, ProtocolError
-from baton.kvcache import tcp_server, tcp_session
+from baton.kvcache import tcp_session
 from baton.kvcache.messenger import Messenger
 from baton.kvcache.storage.backend import Deadline
 from baton.kvcache.tcp import Tcp
@@ -257,11 +257,9 @@ def test_garbage_costs_its_sender_the_connection(garbage: bytes):
     finish(main())
 
 
-def test_those_who_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tcp_server, "HANDSHAKES_MAX", 4)
-
+def test_those_who_say_nothing_keep_nobody_out():
     async def main() -> None:
-        async with Rig("tcp") as rig:
+        async with Rig("tcp", reader_handshakes_max=4) as rig:
             peer = rig.serve()
             silent = [await connected(parse_address(peer.address)) for _ in range(20)]
             assert (await rig.pull(peer, [1], [1])).moved == 1
@@ -272,11 +270,9 @@ def test_those_who_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch):
     finish(main())
 
 
-def test_one_that_says_nothing_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tcp_server, "HANDSHAKE_SECONDS", 0.05)
-
+def test_one_that_says_nothing_is_closed_after_a_while():
     async def main() -> None:
-        async with Rig("tcp") as rig:
+        async with Rig("tcp", reader_handshake_seconds=0.05) as rig:
             peer = rig.serve()
             silent = await connected(parse_address(peer.address))
             while await asyncio.get_running_loop().sock_recv(silent, 100):  # its greeting
@@ -289,18 +285,44 @@ def test_one_that_says_nothing_is_closed_after_a_while(monkeypatch: pytest.Monke
     finish(main())
 
 
-def test_readers_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tcp_server, "READERS_MAX", 1)
-
+def test_one_reader_more_than_there_are_places_takes_that_of_the_one_idle_longest(caplog: pytest.LogCaptureFixture):
     async def main() -> None:
-        async with Rig("tcp") as rig:
+        async with Rig("tcp", readers_max=2) as rig:
             peer = rig.serve()
-            async with session(peer) as first:
-                await first.send(ReadPool(peer.incarnation, LAYOUT.fingerprint()))
-                assert isinstance(await first.receive(), PoolReady)
-                assert (await rig.pull(peer, [1], [1])).moved == 0
+            async with session(peer) as idle, session(peer) as used:
+                for each in (idle, used):
+                    await each.send(ReadPool(peer.incarnation, LAYOUT.fingerprint()))
+                    assert isinstance(await each.receive(), PoolReady)
+                for each in (used, idle, used):
+                    await each.send(ReadBlocks(((1, 1),)))
+                    await each.receive_bytes(LAYOUT.block_bytes)
+                assert (await rig.pull(peer, [1], [1])).moved == 1
+                with pytest.raises(LinkFailed, match="hung up"):
+                    await idle.receive()
+                await used.send(ReadBlocks(((1, 1),)))
+                await used.receive_bytes(LAYOUT.block_bytes)
+            assert peer.transport.readers["evicted"] == 1
+            assert "readers_max" in caplog.text
+
+    finish(main())
+
+
+def test_a_reader_that_is_sent_blocks_keeps_its_place_and_the_new_one_learns_why(caplog: pytest.LogCaptureFixture):
+    async def main() -> None:
+        async with Rig("tcp", readers_max=1) as rig:
+            layout = replace(LAYOUT, layers=32, head_dim=128)
+            peer = rig.serve(pool=filled(1, 64, layout))
+            async with session(peer) as busy:
+                await busy.send(ReadPool(peer.incarnation, layout.fingerprint()))
+                assert isinstance(await busy.receive(), PoolReady)
+                most = tcp_session.piece_blocks(layout.block_bytes)
+                await busy.send(ReadBlocks(tuple((0, most) for _ in range(64))))  # and it reads nothing of it
+                await until(lambda: any(reader.sending for reader in peer.transport._server._readers.values()))
+                result = await rig.pull(peer, [1], [1])
+                assert result.error is not None
+                assert "readers_max" in result.error
+                assert rig.messenger.pulls.outcomes == {"tcp/refused": 1}
             await until(lambda: readers(peer) == 0)
-            assert (await rig.pull(peer, [1], [1])).moved == 1
 
     finish(main())
 
@@ -344,11 +366,9 @@ def test_who_asks_out_of_turn_is_closed():
     finish(main())
 
 
-def test_a_reader_that_takes_nothing_is_closed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tcp_server, "SEND_SECONDS", 0.1)
-
+def test_a_reader_that_takes_nothing_is_closed():
     async def main() -> None:
-        async with Rig("tcp") as rig:
+        async with Rig("tcp", reader_send_seconds=0.1) as rig:
             layout = replace(LAYOUT, layers=32, head_dim=128)
             peer = rig.serve(pool=filled(1, 8, layout))
             async with session(peer) as reader:
@@ -360,12 +380,11 @@ def test_a_reader_that_takes_nothing_is_closed(monkeypatch: pytest.MonkeyPatch):
     finish(main())
 
 
-def test_a_reader_that_asks_for_nothing_is_closed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+def test_a_reader_that_asks_for_nothing_is_closed(caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO")
-    monkeypatch.setattr(tcp_server, "IDLE_SECONDS", 0.05)
 
     async def main() -> None:
-        async with Rig("tcp") as rig:
+        async with Rig("tcp", reader_idle_seconds=0.05) as rig:
             peer = rig.serve()
             assert (await rig.pull(peer, [1], [1])).moved == 1
             await until(lambda: readers(peer) == 0 and rig.open_peers == 0)
@@ -559,11 +578,9 @@ def test_a_port_is_served_by_one_after_the_other():
     finish(main())
 
 
-def test_a_message_that_promises_too_much_is_refused_at_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tcp_server, "HANDSHAKE_SECONDS", 1000.0)
-
+def test_a_message_that_promises_too_much_is_refused_at_once():
     async def main() -> None:
-        async with Rig("tcp") as rig:
+        async with Rig("tcp", reader_handshake_seconds=1000.0) as rig:
             peer = rig.serve()
             async with session(peer) as reader:
                 huge = (2**28).to_bytes(4, "big") + bytes(tcp_session.SEAL_BYTES - 4)

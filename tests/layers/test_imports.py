@@ -15,6 +15,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "ranges": {"errors"},
     "addresses": {"errors"},
     "familiar": set(),
+    "repeats": set(),
     "gguf": {"errors"},
     "config": {"addresses", "errors", "ranges"},
     "protocol": {"errors"},
@@ -25,12 +26,12 @@ ALLOWED: dict[str, set[str] | None] = {
     "kvpool": {"errors", "protocol"},  # a leaf: worker and cache service share it and nothing else
     "grammar": BASE | {"text"},
     "worker": BASE | {"grammar", "kvpool", "models", "native", "text"},
-    "kvcache": BASE | {"addresses", "kvpool", "trust"},
+    "kvcache": BASE | {"addresses", "kvpool", "repeats", "trust"},
     "text": BASE | {"gguf"},
     "api": BASE | {"grammar", "text", "observe"},
     "observe": BASE,
     "sim": BASE | {"core"},
-    "runtime": BASE | {"addresses", "core", "worker", "kvcache", "kvpool", "api", "observe", "text", "trust"},
+    "runtime": BASE | {"addresses", "core", "worker", "kvcache", "kvpool", "api", "observe", "repeats", "text", "trust"},
     "llm": BASE | {"familiar", "core", "grammar", "worker", "models", "text"},  # all of it in one process
     "cli": None,  # anything
     "": set(),  # baton/__init__.py

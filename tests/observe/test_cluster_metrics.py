@@ -55,13 +55,25 @@ def test_a_router_tells_losses_moves_hand_offs_and_sessions():
 
 
 def test_an_instance_tells_its_sessions_and_hand_offs_where_it_has_routers():
-    stats = InstanceStats(routers=2, router_sessions={"opened": 3, "lapsed": 1}, handoffs={"handed_over": 4})
+    stats = InstanceStats(
+        routers=2,
+        router_sessions={"opened": 3, "lapsed": 1},
+        handoffs={"handed_over": 4},
+        pulls={"tcp/copied": 5, "tcp/unreachable": 2},
+        pull_bytes={"tcp": 4096},
+        pull_microseconds={"tcp": 1_500_000},
+        readers={"unix/evicted": 1},
+    )
     told = samples(list(EngineCollector(lambda: stats).collect()))
     assert told["baton:instance_routers"] == 2
     assert told["baton:instance_sessions_total{event=lapsed}"] == 1
     assert told["baton:instance_handoffs_total{what=handed_over}"] == 4
+    assert told["baton:kv_pulls_total{outcome=unreachable}{transport=tcp}"] == 2
+    assert told["baton:kv_pull_bytes_total{transport=tcp}"] == 4096
+    assert told["baton:kv_pull_seconds_total{transport=tcp}"] == 1.5
+    assert told["baton:kv_readers_total{event=evicted}{transport=unix}"] == 1
     alone = samples(list(EngineCollector(InstanceStats).collect()))
-    assert not [name for name in alone if name.startswith("baton:instance_")]
+    assert not [name for name in alone if name.startswith(("baton:instance_", "baton:kv_pull", "baton:kv_readers"))]
 
 
 def test_a_router_that_has_nobody_counts_no_losses_of_a_worker():

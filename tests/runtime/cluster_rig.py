@@ -7,7 +7,7 @@ import socket
 from random import Random
 from typing import Any, TypeVar
 
-from baton.config import RouterConfig
+from baton.config import RouterConfig, WireConfig
 from baton.core.cluster.router import Router
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceReady, InstanceStats, ModelChanged, OrderAnswer, WakeInstance
@@ -79,13 +79,14 @@ class FakeInstance:
 class Cluster:
     """`async with Cluster(...) as cluster`. Settings are RouterConfig's."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, wire: WireConfig | None = None, **settings: Any) -> None:
+        self._wire = wire
         self.config = RouterConfig(**{"handoff_tokens_min": 0, **settings})
         self._instances: list[FakeInstance] = []
 
     async def __aenter__(self) -> Cluster:
         self.machine = Router(self.config, Random(7))
-        self.client = RouterClient(self.machine, self.config)
+        self.client = RouterClient(self.machine, self.config, wire=self._wire)
         return self
 
     async def connect(self, name: str, role: Role = "mixed", ready: InstanceReady = READY) -> FakeInstance:

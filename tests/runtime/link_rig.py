@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from baton.addresses import Address
+from baton.config import WireConfig
 from baton.runtime.link import Link, dial
 from baton.runtime.link_server import LinkServer, listen_at
 from baton.trust.secret import Secret
@@ -20,7 +21,15 @@ OTHER_SECRET = Secret(b"t" * 32)
 class Door:
     """A LinkServer at a free port (or a path), whose sessions gather in `links`."""
 
-    def __init__(self, path: str = "", secret: Secret = SECRET, on_link: Callable[[Link, str], None] | None = None) -> None:
+    def __init__(
+        self,
+        path: str = "",
+        secret: Secret = SECRET,
+        on_link: Callable[[Link, str], None] | None = None,
+        sessions_max: int = 1024,
+        **wire: Any,
+    ) -> None:
+        self._sessions_max, self._wire = sessions_max, WireConfig(**wire)
         self._given = Address(path=path) if path else Address(host="127.0.0.1")
         self._secret = secret
         self.links: list[Link] = []
@@ -30,7 +39,7 @@ class Door:
         sock = listen_at(self._given)
         port = 0 if self._given.path else sock.getsockname()[1]
         self.address = self._given._replace(port=port)
-        self.server = LinkServer(sock, self._secret, self._on_link)
+        self.server = LinkServer(sock, self._secret, self._on_link, sessions_max=self._sessions_max, wire=self._wire)
         self.serving = asyncio.create_task(self.server.serve())
         await asyncio.sleep(0)  # it listens
         return self

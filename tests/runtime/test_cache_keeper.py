@@ -10,7 +10,7 @@ import pytest
 from baton.core.events import CacheLost, CacheReady
 from baton.core.startup import plan_startup
 from baton.errors import PeerError
-from baton.protocol.control import CacheHello
+from baton.protocol.control import CacheHello, CacheStats, InstanceStats
 from baton.protocol.ids import PoolIncarnation
 from baton.runtime.cache_keeper import CacheKeeper
 
@@ -47,6 +47,18 @@ def test_one_that_fits_is_told_to_the_machine_also_if_it_was_quicker_than_the_st
     early.begin(8)
     early.keeper.on_begun()
     assert early.told == [CacheReady(True, False)]
+
+
+def test_counters_of_copies_between_instances_outlive_the_service():
+    rig, stats = Rig(8), InstanceStats()
+    rig.keeper.on_stats(CacheStats({}, {"tcp/copied": 2}, {"tcp": 100}, {"tcp": 7}, {"unix/opened": 1}))
+    rig.keeper.on_lost()
+    rig.keeper.add_counters(stats)
+    assert (stats.pulls, stats.pull_bytes, stats.readers) == ({"tcp/copied": 2}, {"tcp": 100}, {"unix/opened": 1})
+    rig.keeper.on_stats(CacheStats({}, {"tcp/copied": 1, "tcp/lost": 1}, {"tcp": 10}, {"tcp": 1}))
+    rig.keeper.add_counters(stats)
+    assert stats.pulls == {"tcp/copied": 3, "tcp/lost": 1}
+    assert (stats.pull_bytes, stats.pull_microseconds) == ({"tcp": 110}, {"tcp": 8})
 
 
 def test_another_number_of_host_blocks_is_refused():

@@ -12,6 +12,7 @@ from link_rig import OTHER_SECRET, SECRET, Door, Wire, heard, read_all
 from run_loop import finish
 
 from baton.addresses import Address
+from baton.config import WireConfig
 from baton.errors import InvalidConfig, LinkFailed
 from baton.protocol.codec import HEADER_BYTES, encode
 from baton.protocol.control import AbortRequest, Ping, Pong, RefusedRequest, StartFailed
@@ -177,18 +178,16 @@ def test_who_speaks_something_else_is_shown_out(garbage: bytes):
     finish(main())
 
 
-def test_a_handshake_has_a_deadline_on_both_sides(monkeypatch: pytest.MonkeyPatch, pair):
-    monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 0.2)
-
+def test_a_handshake_has_a_deadline_on_both_sides(pair):
     async def main() -> None:
-        async with Door() as door:
+        async with Door(session_handshake_seconds=0.2) as door:
             sock = door.connect()
             assert len(await read_all(sock)) == GREETING_BYTES
             assert door.server.counts == {"timeout": 1}
             sock.close()
         listener = socket.create_server(("127.0.0.1", 0))  # accepts, and says nothing
         with pytest.raises(LinkFailed, match="cluster port") as failed:
-            await dial(Address(*listener.getsockname()), SECRET)
+            await dial(Address(*listener.getsockname()), SECRET, WireConfig(session_handshake_seconds=0.2))
         assert failed.value.reason == "timeout"
         listener.close()
         with pytest.raises(LinkFailed, match="took more than"):
@@ -218,11 +217,9 @@ def test_a_handshake_that_is_cut_short_leaves_nothing(kept: int):
     finish(main())
 
 
-def test_those_who_prove_nothing_are_few_and_keep_nobody_out(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(link_server, "HANDSHAKES_MAX", 4)
-
+def test_those_who_prove_nothing_are_few_and_keep_nobody_out():
     async def main() -> None:
-        async with Door() as door:
+        async with Door(session_handshakes_max=4) as door:
             idle = [door.connect() for _ in range(20)]
             await door.until(lambda: door.server.counts["crowded"] == 16)
             assert door.server.handshakes <= 5
@@ -238,11 +235,9 @@ def test_those_who_prove_nothing_are_few_and_keep_nobody_out(monkeypatch: pytest
     finish(main())
 
 
-def test_sessions_are_bounded_too(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(link_server, "SESSIONS_MAX", 2)
-
+def test_sessions_are_bounded_too():
     async def main() -> None:
-        async with Door() as door:
+        async with Door(sessions_max=2) as door:
             first = [(await door.session())[0] for _ in range(2)]
             third = await dial(door.address, SECRET)
             assert await heard(third) == []
@@ -409,11 +404,9 @@ def test_a_promise_of_too_many_bytes_is_refused_before_they_come():
 # A peer that does not read
 
 
-def test_a_peer_that_does_not_read_is_given_up_and_others_are_not(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "LINK_BACKLOG_BYTES_MAX", 1 << 20)
-
+def test_a_peer_that_does_not_read_is_given_up_and_others_are_not():
     async def main() -> None:
-        async with Door() as door:
+        async with Door(session_backlog_bytes_max=1 << 20) as door:
             (slow, to_slow), (quick, to_quick) = await door.session(), await door.session()
             slow._frames.transport.pause_reading()
             for _ in range(40):

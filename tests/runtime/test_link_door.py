@@ -55,12 +55,11 @@ def test_only_our_user_may_connect_to_a_socket_file(tmp_path: Path):
     finish(main())
 
 
-def test_when_all_places_are_taken_the_one_held_longest_is_given_away(monkeypatch: pytest.MonkeyPatch):
+def test_when_all_places_are_taken_the_one_held_longest_is_given_away():
     """Who comes last may be an honest instance, which needs milliseconds."""
-    monkeypatch.setattr(link_server, "HANDSHAKES_MAX", 2)
 
     async def main() -> None:
-        async with Door() as door:
+        async with Door(session_handshakes_max=2) as door:
             silent = []
             for place in range(3):
                 silent.append(door.connect())

@@ -27,7 +27,7 @@ from baton.protocol.control import (
 )
 from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Offer, PeerOffer, Prefill, Released
 from baton.protocol.ids import Incarnation, RequestId, Slot
-from baton.protocol.node import NodeRefused
+from baton.protocol.node import NodeRefused, PathView
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 from baton.protocol.step import RowLogprobs, TokenLogprob
@@ -70,7 +70,7 @@ def test_two_routers_never_mean_the_same_request():
     finish(main())
 
 
-async def hand_off(prefill: FakeInstance, decode: FakeInstance) -> RequestId:
+async def hand_off(prefill: FakeInstance, decode: FakeInstance, fault: str = "") -> RequestId:
     """The whole trip up to decode going on, with token 5 from prefill."""
     expect = await decode.heard(Expect)
     name, attempt = expect.request.id, expect.request.attempt
@@ -84,7 +84,7 @@ async def hand_off(prefill: FakeInstance, decode: FakeInstance) -> RequestId:
     assert await prefill.heard(AskRelease) == AskRelease(name, attempt)
     prefill.send(Released(name, attempt, True))
     assert (await decode.heard(Released)).kept
-    decode.send(Adopted(name, attempt, 3))
+    decode.send(Adopted(name, attempt, 0 if fault else 3, fault))
     return name
 
 
@@ -108,6 +108,20 @@ def test_a_prompt_is_handed_from_one_instance_to_another():
                 ("p-0", "prefill", "alive"),
                 ("d-0", "decode", "alive"),
             ]
+
+    finish(main())
+
+
+def test_a_pair_between_which_blocks_do_not_arrive_is_shown_with_the_reason():
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(8):
+            prefill, decode = await cluster.instance("p-0", "prefill"), await cluster.instance("d-0", "decode")
+            asked = Asked(cluster.client, request())
+            name = await hand_off(prefill, decode, fault="tcp://10.0.0.2:8200: no route\nto host")
+            decode.send(Emit([(name, 1, 0, 1, 6)], []), Emit([(name, 1, 0, 2, 7)], [ended(name, 3)]))
+            await asked.over
+            (path,) = cluster.client.view().failed_paths
+            assert path == PathView("d-0", "p-0", 1, r"tcp://10.0.0.2:8200: no route\nto host")
 
     finish(main())
 

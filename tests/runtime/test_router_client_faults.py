@@ -11,14 +11,13 @@ from cluster_rig import Cluster
 from run_loop import finish
 
 from baton.api.generate.engine_client import Delta
-from baton.config import RouterConfig
+from baton.config import RouterConfig, WireConfig
 from baton.core.cluster.events import Arrive, ClusterEvent, Deliver
 from baton.errors import Unavailable
 from baton.protocol.codec import FRAME_BYTES_MAX, MessageTooLarge
 from baton.protocol.ids import RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason, GenerateRequest
-from baton.runtime import node_set
 from baton.runtime.router_client import RouterClient
 
 
@@ -96,11 +95,9 @@ def test_what_a_delivery_sets_off_waits_until_its_effects_are_carried_out():
     finish(main())
 
 
-def test_one_that_connects_and_says_no_hello_is_closed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(node_set, "HELLO_SECONDS", 0.02)
-
+def test_one_that_connects_and_says_no_hello_is_closed():
     async def main() -> None:
-        async with Cluster() as cluster:
+        async with Cluster(WireConfig(session_hello_seconds=0.02)) as cluster:
             silent = await cluster.connect("m-0")
             assert silent.serving is not None
             await asyncio.wait_for(asyncio.shield(silent.serving), 20)

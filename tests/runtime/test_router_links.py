@@ -19,7 +19,7 @@ from fake_worker import expected
 from link_rig import SECRET
 from run_loop import finish
 
-from baton.config import EngineConfig
+from baton.config import EngineConfig, WireConfig
 from baton.protocol.codec import encode
 from baton.protocol.control import (
     AbortRequest,
@@ -291,15 +291,15 @@ def router_process(secret_file: Path) -> Iterator[tuple[subprocess.Popen[str], i
         process.communicate(timeout=20)
 
 
-def test_a_router_that_says_no_hello_is_given_up(secret_file: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(router_links, "HELLO_SECONDS", 0.4)
-
+def test_a_router_that_says_no_hello_is_given_up(secret_file: Path):
     async def main() -> None:
         async with FakeRouter(SECRET) as router:
             router.greets = False  # but it beats
-            async with rig_of(secret_file, router) as rig:
+            async with rig_of(secret_file, router, engine={"wire": WireConfig(session_hello_seconds=0.4)}) as rig:
                 await rig.until(lambda: len(router.visits) >= 3)
-                monkeypatch.setattr(router_links, "HELLO_SECONDS", 30.0)
+                links = rig.engine._links
+                assert links is not None
+                links._wire = WireConfig(session_hello_seconds=30.0)
                 router.greets = True
                 for visit in router.open:
                     visit.link.close()  # it asked while nobody answered

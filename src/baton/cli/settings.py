@@ -45,6 +45,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "cluster_port",
         "cluster_secret",
         "transfer_address",
+        "wire",
         "placement",
         "handoff",
         "handoff_tokens_min",

@@ -4,6 +4,7 @@ serve.py     ServeConfig       what `baton serve` is told: every option; the fro
 engine.py    EngineConfig      the engine process; WorkerConfig, CacheConfig: its children; TiersConfig: where KV is kept
 instance.py  InstanceConfig    the core; KVConfig, SchedulerConfig, QueueConfig and TierConfig are its parts
 router.py    RouterConfig      a router
+wire.py      WireConfig        bounds of connections between routers, instances and their KV pools
 values.py                      what settings may be; a number's range is said once, at its field (`Annotated[int, Range(...)]`)
 """
 
@@ -25,6 +26,7 @@ from baton.config.values import (
     Role,
     is_api_key,
 )
+from baton.config.wire import WireConfig, wire_config
 
 __all__ = [
     "API_KEY_CHARACTERS_MAX",
@@ -50,9 +52,11 @@ __all__ = [
     "ServeConfig",
     "TierConfig",
     "TiersConfig",
+    "WireConfig",
     "WorkerConfig",
     "is_api_key",
     "lowered_context",
     "shown",
+    "wire_config",
     "without_password",
 ]

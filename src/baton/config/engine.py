@@ -29,6 +29,7 @@ from baton.config.values import (
     Threads,
     require,
 )
+from baton.config.wire import WireConfig
 from baton.ranges import Range, check_values
 
 _KV, _SCHEDULER, _TIER = KVConfig(), SchedulerConfig(), TierConfig()
@@ -156,6 +157,7 @@ class CacheConfig:
     Empty: there is no messenger."""
     cluster_secret: str = ""
     "File with the secret that messengers of other machines must know. Empty: only those of this one."
+    wire: WireConfig = field(default_factory=WireConfig)
     log_level: LogLevel
     log_format: LogFormat
 
@@ -181,6 +183,8 @@ class EngineConfig:
     "In the cluster: unique, and the same after a restart."
     health_url: str = ""
     "Of the HTTP beside it, for people."
+    wire: WireConfig = field(default_factory=WireConfig)
+    "Bounds of its connections with routers and other instances."
     drain_seconds_max: float = 30.0
     "When it is told to end, requests of its routers may run so long; then others go on with them."
     log_level: LogLevel = "info"
@@ -192,6 +196,7 @@ class EngineConfig:
             worker=self.worker,
             peer=self.peer,
             cluster_secret=self.cluster_secret,
+            wire=self.wire,
             log_level=self.log_level,
             log_format=self.log_format,
         )

@@ -40,6 +40,7 @@ from baton.config.values import (
     is_api_key,
     require,
 )
+from baton.config.wire import wire_config
 from baton.errors import InvalidConfig
 from baton.ranges import Range, check_values
 
@@ -224,12 +225,16 @@ class ServeConfig:
     """Where instances on other machines read this one's KV cache in a hand-off: HOST:PORT (port 0: any that is free), an
     address that they reach. auto: where this machine is seen from its router, any free port, and nothing if the router is on
     this machine. none: nowhere. Only who knows the cluster's secret is served."""
+    wire: dict[str, int | float] = field(default_factory=dict)
+    """Bounds of connections between routers and instances that differ from those of docs/limits.md, as YAML: {readers_max: 512,
+    peers_max: 512}."""
     name: str = _ENGINE.name
     "Name of the instance in the cluster. No two may have the same. Without it: host name and port."
 
     def __post_init__(self) -> None:
         check_values(self)
         self._check_cluster()
+        wire_config(self.wire)
         for name in ("model", "host", "admin_host"):
             require(bool(getattr(self, name).strip()), f"{name} is empty")
         for served in self.served_model_name:
@@ -359,6 +364,7 @@ class ServeConfig:
             routers=self.routers,
             cluster_secret=self.cluster_secret,
             transfer_address=self.transfer_address,
+            wire=wire_config(self.wire),
             drain_seconds_max=self.drain_seconds_max,
             name=self.name,
             health_url=self.url if self.routers else "",
@@ -379,7 +385,8 @@ class ServeConfig:
 def shown(config: ServeConfig) -> dict[str, object]:
     """For GET /config and the start-up message: everything but the keys, of which only the number is told, and passwords."""
     keys = {"api_key": len(config.api_key), "admin_api_key": len(config.admin_api_key)}
-    return {**asdict(config), **keys, "kv_storage": without_password(config.kv_storage)}
+    wire = asdict(wire_config(config.wire))
+    return {**asdict(config), **keys, "wire": wire, "kv_storage": without_password(config.kv_storage)}
 
 
 def without_password(url: str) -> str:

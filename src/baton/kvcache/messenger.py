@@ -12,8 +12,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from baton.config import WireConfig
 from baton.errors import DeviceError, PeerUnreadable
 from baton.kvcache.peers import Peers
+from baton.kvcache.pulls import COPIED, DETACHED, Pulls
 from baton.kvcache.storage.backend import Deadline
 from baton.kvcache.transport import PeerPool, Read, Transport, runs_of
 from baton.kvpool.base import Pool
@@ -26,18 +28,30 @@ RUN_BYTES: Final = 16 << 20
 class Messenger:
     """On one loop. `transports`: by scheme, the best first; each is closed with it."""
 
-    def __init__(self, transports: Mapping[str, Transport], report: Callable[[MoveResult], None]) -> None:
+    def __init__(
+        self, transports: Mapping[str, Transport], report: Callable[[MoveResult], None], wire: WireConfig | None = None
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
         self._transports = transports
         self._report = report
         self._device: Pool | None = None
         self._fingerprint = b""
-        self._peers = Peers(transports)
-        self._pulls: dict[asyncio.Task[None], None] = {}
+        self._peers = Peers(transports, wire)
+        self._under_way: dict[asyncio.Task[None], None] = {}
+        self.pulls = Pulls()
 
     @property
     def address(self) -> str:
         """Where others may read our pool."""
         return " ".join(transport.address for transport in self._transports.values() if transport.address)
+
+    def readers(self) -> dict[str, int]:
+        """Connections of others that read our pool, by transport and what became of them."""
+        return {
+            f"{scheme}/{event}": count
+            for scheme, transport in self._transports.items()
+            for event, count in transport.readers.items()
+        }
 
     def attach(self, pool: Pool) -> None:
         self._device, self._fingerprint = pool, pool.layout.fingerprint()
@@ -52,13 +66,13 @@ class Messenger:
 
     def take(self, move: BlockMove) -> asyncio.Task[None]:
         task = asyncio.create_task(self._pull(move, Deadline.after(move.seconds_max)))
-        self._pulls[task] = None
-        task.add_done_callback(lambda task: self._pulls.pop(task, None))
+        self._under_way[task] = None
+        task.add_done_callback(lambda task: self._under_way.pop(task, None))
         return task
 
     def close(self) -> None:
         """Nothing is told of what was under way."""
-        for task in self._pulls:
+        for task in self._under_way:
             task.cancel()
         self._device = None
         for transport in self._transports.values():
@@ -66,22 +80,31 @@ class Messenger:
         self._peers.close_all()
 
     async def _pull(self, move: BlockMove, deadline: Deadline) -> None:
-        read, error = Read(0, 0.0), None
+        read, error, outcome, transport, nbytes = Read(0, 0.0), None, COPIED, "none", 0
         try:
             device = self._attached(move)
             peer = await self._peers.opened((move.peer, move.peer_pool), self._fingerprint, deadline)
+            transport = peer.scheme
             _verify(move, peer, self._attached(move))
             runs = list(runs_of(move.peer_blocks, move.device, max(1, RUN_BYTES // device.layout.block_bytes)))
             read = await peer.read(runs, device, deadline, lambda: self._device is device)
+            nbytes = read.blocks * device.layout.block_bytes
             if read.blocks < len(move.device):
-                error = "it took too long" if self._device is device else "the pool was detached"
-        except (DeviceError, PeerUnreadable) as failed:
-            error = str(failed)
+                late = self._device is device
+                error, outcome = ("it took too long", "late") if late else ("the pool was detached", DETACHED)
+        except PeerUnreadable as failed:
+            error, outcome = str(failed), failed.outcome
+            transport = failed.transport if transport == "none" else transport
+        except DeviceError as failed:
+            error, outcome = str(failed), "device"
+        self.pulls.ended(transport, outcome, nbytes, read.seconds)
+        if error is not None:
+            self.pulls.log_failure(move.peer, transport, outcome, error, self._loop.time())
         self._report(MoveResult(move.id, read.blocks, read.seconds, error))
 
     def _attached(self, move: BlockMove) -> Pool:
         if self._device is None or self._device.incarnation != move.pool:
-            raise PeerUnreadable("another pool is attached")
+            raise PeerUnreadable("another pool is attached", DETACHED)
         return self._device
 
 

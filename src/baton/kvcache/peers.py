@@ -15,18 +15,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
+from baton.config import WireConfig
 from baton.errors import PeerUnreadable
 from baton.kvcache.storage.backend import Deadline
 from baton.kvcache.transport import PeerPool, Transport
 from baton.protocol.ids import PoolIncarnation
+from baton.repeats import Repeats, printable
 
 logger = logging.getLogger("baton.cache")
-
-PEERS_MAX: Final = 32
-OPEN_SECONDS: Final = 2.0
-IDLE_SECONDS: Final = 60.0
 
 PeerKey = tuple[str, PoolIncarnation]
 """Address and pool."""
@@ -42,8 +40,10 @@ class _Peer:
 
 
 class Peers:
-    def __init__(self, transports: Mapping[str, Transport]) -> None:
+    def __init__(self, transports: Mapping[str, Transport], wire: WireConfig | None = None) -> None:
         self._transports = transports
+        self._wire = wire or WireConfig()
+        self._repeats = Repeats()
         self._loop = asyncio.get_running_loop()
         self._peers: dict[PeerKey, _Peer] = {}
         "In the order of their last use."
@@ -62,30 +62,33 @@ class Peers:
         if peer.pool is None:
             await asyncio.wait([peer.opening], timeout=deadline.left())
             if not peer.opening.done():
-                raise PeerUnreadable("the peer does not answer in time")
+                raise PeerUnreadable("the peer does not answer in time", "late")
             peer.opening.result()
         if peer.pool is None or self._peers.get(key) is not peer:
-            raise PeerUnreadable("the peer was lost at once")
+            raise PeerUnreadable("the peer was lost at once", "lost")
         self._used(key, peer)
         return peer.pool
 
     async def _open(self, key: PeerKey, fingerprint: bytes) -> PeerPool:
         addresses, pool = key
         task = asyncio.current_task()
-        failed = [PeerUnreadable("the peer's address is of a kind that we do not have")]
+        failed = [PeerUnreadable("the peer's address is of a kind that we do not have", "unreachable")]
+        seconds = self._wire.peer_open_seconds
         for address in addresses.split():
-            transport = self._transports.get(address.partition(":")[0])
+            scheme = address.partition(":")[0]
+            transport = self._transports.get(scheme)
             if transport is None:
                 continue
             try:
-                async with asyncio.timeout(OPEN_SECONDS):
+                async with asyncio.timeout(seconds):
                     opened = await transport.open(address, pool, fingerprint, lambda: self._on_lost(key, task))
-                logger.info("a peer's KV pool is read at %s", address)
+                instead = f"; a better address was not opened: {failed[-1]}" if failed[1:] else ""
+                logger.info("the KV pool of another instance is read at %s%s", printable(address), printable(instead))
                 return opened
             except PeerUnreadable as error:
-                failed.append(error)
+                failed.append(PeerUnreadable(str(error), error.outcome, scheme))
             except TimeoutError:
-                failed.append(PeerUnreadable(f"the peer does not answer within {OPEN_SECONDS:g} s"))
+                failed.append(PeerUnreadable(f"the peer does not answer within {seconds:g} s", "late", scheme))
         raise failed[-1]
 
     def _on_opened(self, key: PeerKey, task: asyncio.Task[PeerPool]) -> None:
@@ -110,13 +113,17 @@ class Peers:
     def _used(self, key: PeerKey, peer: _Peer) -> None:
         if peer.idle is not None:
             peer.idle.cancel()
-        peer.idle = self._loop.call_later(IDLE_SECONDS, self.close, key)
+        peer.idle = self._loop.call_later(self._wire.peer_idle_seconds, self.close, key)
 
     def _make_room(self) -> None:
-        if len(self._peers) >= PEERS_MAX:
+        most = self._wire.peers_max
+        if len(self._peers) >= most:
             oldest = next((key for key, peer in self._peers.items() if peer.pool is not None), None)
             if oldest is None:
-                raise PeerUnreadable(f"{PEERS_MAX} peers are being opened already")
+                raise PeerUnreadable(f"{most} peers are being opened already", "late")
+            if times := self._repeats.due("crowded", self._loop.time()):
+                text = "%d KV pools of other instances are open (peers_max): the one used longest ago is closed (%d times)"
+                logger.warning(text, most, times)
             self.close(oldest)
 
     def close(self, key: PeerKey) -> None:

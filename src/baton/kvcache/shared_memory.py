@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 from typing import Final
 
+from baton.config import WireConfig
 from baton.errors import DeviceError, PeerUnreadable, ProtocolError
 from baton.kvcache.pool_server import PACKET_BYTES_MAX, PoolServer, user_of
 from baton.kvcache.storage.backend import Deadline
@@ -36,11 +38,15 @@ SCHEME: Final = "unix"
 class SharedMemory:
     """A Transport (transport.py). Without an address of its own it only reads."""
 
-    def __init__(self, address: str = "") -> None:
+    def __init__(self, address: str = "", wire: WireConfig | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._copier = ThreadPoolExecutor(1, "baton-pull")
         self.address = address
-        self._server = PoolServer(Path(address.removeprefix(f"{SCHEME}:"))) if address else None
+        self._server = PoolServer(Path(address.removeprefix(f"{SCHEME}:")), wire) if address else None
+
+    @property
+    def readers(self) -> Counter[str]:
+        return Counter() if self._server is None else self._server.counts
 
     def attach(self, pool: Pool) -> None:
         if self._server is not None:
@@ -67,7 +73,8 @@ class SharedMemory:
             mapped = _map(*await self._answer(sock), pool, fingerprint)
         except (OSError, DeviceError, ProtocolError, ValueError) as error:
             sock.close()
-            raise PeerUnreadable(f"the peer's KV pool cannot be opened: {str(error) or type(error).__name__}") from None
+            why = str(error) or type(error).__name__
+            raise PeerUnreadable(f"the peer's KV pool cannot be opened: {why}", "unreachable") from None
         except BaseException:
             sock.close()
             raise
@@ -88,7 +95,7 @@ def _map(content: bytes, fds: list[int], pool: PoolIncarnation, fingerprint: byt
     """What the peer sent, verified: it may have been wrong, or be another program than we think."""
     try:
         if not content:
-            raise PeerUnreadable("the peer has hung up")
+            raise PeerUnreadable("the peer has hung up", "unreachable")
         answer = decode(content)
         if isinstance(answer, ReadRefused):
             raise PeerUnreadable(answer.reason)
@@ -106,6 +113,8 @@ def _map(content: bytes, fds: list[int], pool: PoolIncarnation, fingerprint: byt
 
 class MappedPool:
     """A PeerPool (transport.py)."""
+
+    scheme = SCHEME
 
     def __init__(self, pool: Pool, sock: socket.socket, copier: ThreadPoolExecutor, on_lost: Callable[[], None]) -> None:
         self._pool = pool

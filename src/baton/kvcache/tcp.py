@@ -14,11 +14,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from time import perf_counter
 from typing import Final
 
 from baton.addresses import parse_address
+from baton.config import WireConfig
 from baton.errors import InvalidConfig, PeerUnreadable, ProtocolError
 from baton.kvcache.storage.backend import Deadline
 from baton.kvcache.tcp_server import TcpServer
@@ -40,17 +42,22 @@ class Tcp:
     """A Transport (transport.py). Without an address of its own it only reads; with one it serves when it is given the socket
     that listens there."""
 
-    def __init__(self, secret: Secret, address: str = "") -> None:
+    def __init__(self, secret: Secret, address: str = "", wire: WireConfig | None = None) -> None:
         self._secret = secret
+        self._wire = wire
         self.address = address
         self._server: TcpServer | None = None
         self._pool: Pool | None = None
         self._bytes: BlockBytes | None = None
 
+    @property
+    def readers(self) -> Counter[str]:
+        return Counter() if self._server is None else self._server.counts
+
     def listen(self, listener: socket.socket) -> None:
         if self._server is not None:
             self._server.close()
-        self._server = TcpServer(listener, self._secret)
+        self._server = TcpServer(listener, self._secret, self._wire)
         if self._pool is not None:
             self._server.serve(self._pool)
 
@@ -96,13 +103,15 @@ class Tcp:
                 sock.close()
             if isinstance(error, (OSError, ProtocolError, InvalidConfig)):
                 why = str(error) or type(error).__name__
-                raise PeerUnreadable(f"the peer's KV pool cannot be read over the network: {why}") from None
+                raise PeerUnreadable(f"the peer's KV pool cannot be read over the network: {why}", "unreachable") from None
             raise
         return RemotePool(session, answer, self.write, on_lost)
 
 
 class RemotePool:
     """A PeerPool (transport.py)."""
+
+    scheme = SCHEME
 
     def __init__(
         self,
@@ -127,7 +136,7 @@ class RemotePool:
         try:
             async with asyncio.timeout(deadline.left()), self._turn:
                 if self._over:
-                    raise PeerUnreadable("the peer was lost")
+                    raise PeerUnreadable("the peer was lost", "lost")
                 begun = perf_counter()
                 self._loop.remove_reader(self._session.sock)
                 try:
@@ -145,7 +154,8 @@ class RemotePool:
         except TimeoutError:
             pass
         except (OSError, ProtocolError) as error:
-            raise PeerUnreadable(f"the peer was lost while it was read: {str(error) or type(error).__name__}") from None
+            why = str(error) or type(error).__name__
+            raise PeerUnreadable(f"the peer was lost while it was read: {why}", "lost") from None
         finally:
             if self._closed and not self._turn.locked():
                 self._session.sock.close()

@@ -7,8 +7,10 @@
     we      BlocksFollow and the bytes, for every run                    a reader that takes nothing for a while is closed
 
 The end of the connection tells the reader that the pool is not to be read any more. Who has proved nothing holds a descriptor
-and a timer; there are few such places, and when all are taken the one that has held its place longest loses it. What a reader
-sends costs it its connection and nothing else.
+and a timer; there are few such places, and when all are taken the one that has held its place longest loses it. So it is with
+readers: one more than config/wire.py allows takes the place of the one that has asked for nothing for longest, which connects
+again when it needs to. While all are being sent blocks the new one is refused. What a reader sends costs it its connection and
+nothing else.
 """
 
 from __future__ import annotations
@@ -17,34 +19,41 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections import Counter
 from typing import Any, Final
 
+from baton.config import WireConfig
 from baton.errors import LinkFailed, ProtocolError
 from baton.kvcache.tcp_session import RUNS_MAX, TcpSession, piece_blocks
 from baton.kvpool.base import Pool
 from baton.kvpool.block_bytes import BlockBytes, block_bytes
 from baton.protocol.pool import PoolReady, ReadBlocks, ReadPool, ReadRefused
+from baton.repeats import Repeats, printable
 from baton.trust.secret import Secret
 
 logger = logging.getLogger("baton.cache")
 
-READERS_MAX: Final = 64
-HANDSHAKES_MAX: Final = 32
-HANDSHAKE_SECONDS: Final = 2.0
-SEND_SECONDS: Final = 10.0
-"""For a piece (tcp_session.py)."""
-IDLE_SECONDS: Final = 120.0
-"""A reader that asks for nothing for so long is closed. It closes by itself after half of that (peers.py)."""
 PAUSE_SECONDS: Final = 0.5
 """After an accept that failed, as without descriptors: else the loop would do nothing else."""
 LOG_SECONDS: Final = 10.0
-"""Failures are logged at most this often: whoever reaches the port could fill the disk."""
+"""Failures of one kind are logged at most this often: whoever reaches the port could fill the disk."""
+
+
+class _Reader:
+    __slots__ = ("asked_at", "sending", "sock")
+
+    def __init__(self, sock: socket.socket, now: float) -> None:
+        self.sock = sock
+        self.asked_at = now
+        "When it last asked for something, or came."
+        self.sending = False
 
 
 class TcpServer:
     """On one loop. `listener` listens already. While no pool is served everybody is refused."""
 
-    def __init__(self, listener: socket.socket, secret: Secret) -> None:
+    def __init__(self, listener: socket.socket, secret: Secret, wire: WireConfig | None = None) -> None:
+        self._wire = wire or WireConfig()
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._secret = secret
@@ -52,9 +61,9 @@ class TcpServer:
         self._bytes: BlockBytes | None = None
         self._handshakes: dict[asyncio.Task[TcpSession], socket.socket] = {}
         "The oldest first."
-        self._readers: dict[asyncio.Task[None], socket.socket] = {}
-        self._failures = 0
-        self._logged = -LOG_SECONDS
+        self._readers: dict[asyncio.Task[None], _Reader] = {}
+        self._repeats = Repeats(LOG_SECONDS)
+        self.counts: Counter[str] = Counter()
         listener.setblocking(False)
         self._accepting = asyncio.create_task(self._accept())
 
@@ -65,10 +74,8 @@ class TcpServer:
 
     def withdraw(self) -> None:
         """Readers see the end of their connections. The pool is not touched again."""
-        for task, sock in self._readers.items():
-            with contextlib.suppress(OSError):  # it is over already
-                sock.shutdown(socket.SHUT_RDWR)
-            task.cancel()
+        for task in list(self._readers):
+            self._close(task)
         if self._bytes is not None:
             self._bytes.close()
         self._pool = self._bytes = None
@@ -80,37 +87,57 @@ class TcpServer:
             task.cancel()
         self.withdraw()
 
+    def _close(self, task: asyncio.Task[None]) -> None:
+        with contextlib.suppress(OSError):  # it is over already
+            self._readers[task].sock.shutdown(socket.SHUT_RDWR)
+        task.cancel()
+
     async def _accept(self) -> None:
         while True:
             try:
                 sock, _ = await self._loop.sock_accept(self._listener)
             except OSError as error:
-                self._note(error)
+                self._note("a reader of the KV pool cannot be accepted", error)
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
             under_way = [task for task in self._handshakes if not task.cancelling()]
-            if len(under_way) >= HANDSHAKES_MAX:
+            if len(under_way) >= self._wire.reader_handshakes_max:
+                self.counts["handshake_evicted"] += 1
                 under_way[0].cancel()
             task = asyncio.create_task(self._prove(sock))
             self._handshakes[task] = sock
             task.add_done_callback(self._proved)
 
     async def _prove(self, sock: socket.socket) -> TcpSession:
-        async with asyncio.timeout(HANDSHAKE_SECONDS):
+        async with asyncio.timeout(self._wire.reader_handshake_seconds):
             return await TcpSession.as_peer(sock, self._secret)
 
     def _proved(self, task: asyncio.Task[TcpSession]) -> None:
         """Sockets are closed here and not in the task: one that is cancelled before it began has run nothing."""
         sock = self._handshakes.pop(task)
-        if not self._went_well(task) or len(self._readers) >= READERS_MAX:
+        if not self._went_well(task):
             sock.close()
             return
-        reading = asyncio.create_task(self._attend(task.result()))
-        self._readers[reading] = sock
+        self._make_room()
+        reader = _Reader(sock, self._loop.time())
+        reading = asyncio.create_task(self._attend(task.result(), reader))
+        self._readers[reading] = reader
         reading.add_done_callback(self._ended)
 
+    def _make_room(self) -> None:
+        """Where no place is free, the one of the reader that is idle longest is; unless all are being sent blocks."""
+        there = {task: reader for task, reader in self._readers.items() if not task.cancelling()}
+        idle = [task for task, reader in there.items() if not reader.sending]
+        if len(there) < self._wire.readers_max or not idle:
+            return
+        self.counts["evicted"] += 1
+        if times := self._repeats.due("evicted", self._loop.time()):
+            text = "%d instances read our KV pool (readers_max): the one idle longest is closed (%d times)"
+            logger.warning(text, self._wire.readers_max, times)
+        self._close(min(idle, key=lambda task: there[task].asked_at))
+
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._readers.pop(task).close()
+        self._readers.pop(task).sock.close()
         self._went_well(task)
 
     def _went_well(self, task: asyncio.Task[Any]) -> bool:
@@ -118,42 +145,47 @@ class TcpServer:
             return False
         error = task.exception()
         if error is not None and not (isinstance(error, LinkFailed) and error.reason == "closed"):  # the usual end
-            self._note(error)
+            self._note("a reader of the KV pool is closed", error)
         return error is None
 
-    def _note(self, error: BaseException) -> None:
-        self._failures += 1
-        if self._loop.time() >= self._logged + LOG_SECONDS:
-            self._logged = self._loop.time()
-            why = str(error) or type(error).__name__
-            logger.info("a reader of the KV pool is closed: %s (%d so far)", why, self._failures)
+    def _note(self, what: str, error: BaseException) -> None:
+        self.counts["failed"] += 1
+        why = str(error) or type(error).__name__
+        if self._repeats.due((what, type(error)), self._loop.time()):
+            logger.warning("%s: %s (%d so far)", what, printable(why), self.counts["failed"])
 
-    async def _attend(self, session: TcpSession) -> None:
-        async with asyncio.timeout(HANDSHAKE_SECONDS):
+    async def _attend(self, session: TcpSession, reader: _Reader) -> None:
+        async with asyncio.timeout(self._wire.reader_handshake_seconds):
             asked = await session.receive()
             if not isinstance(asked, ReadPool):
                 raise ProtocolError(f"it began with a {type(asked).__name__}")
             if reason := self._refusal(asked):
+                self.counts["refused"] += 1
                 await session.send(ReadRefused(reason))
                 return
             pool = self._pool
             assert pool is not None
             await session.send(PoolReady(asked.fingerprint, asked.pool, pool.blocks))
+            self.counts["opened"] += 1
         while True:
-            async with asyncio.timeout(IDLE_SECONDS):
+            reader.sending = False
+            async with asyncio.timeout(self._wire.reader_idle_seconds):
                 wanted = await session.receive()
             if not isinstance(wanted, ReadBlocks):
                 raise ProtocolError(f"it said {type(wanted).__name__}")
             _verify(wanted, pool)
+            reader.sending, reader.asked_at = True, self._loop.time()
             for first, blocks in wanted.runs:
                 # Whether the pool is still there need not be asked: withdraw cancels this task where it waits.
                 assert self._bytes is not None
-                async with asyncio.timeout(SEND_SECONDS):
+                async with asyncio.timeout(self._wire.reader_send_seconds):
                     content = session.buffer(blocks * pool.layout.block_bytes)
                     self._bytes.read(first, content)
                     await session.send_bytes(content)
 
     def _refusal(self, asked: ReadPool) -> str:
+        if sum(not task.cancelling() for task in self._readers) > self._wire.readers_max:
+            return f"{self._wire.readers_max} instances are being sent blocks already (readers_max)"
         if self._pool is None:
             return "there is no KV pool"
         if asked.pool != self._pool.incarnation:

@@ -30,6 +30,7 @@ back, so their `read` waits for its end beyond the deadline, as rule 2 says.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -65,6 +66,11 @@ class PeerPool(Protocol):
     """Another instance's pool, opened."""
 
     @property
+    def scheme(self) -> str:
+        """Of the transport that reads it."""
+        ...
+
+    @property
     def blocks(self) -> int: ...
 
     @property
@@ -87,6 +93,11 @@ class Transport(Protocol):
     @property
     def address(self) -> str:
         """Where others find what we serve: `scheme:...`. Empty: we only read."""
+        ...
+
+    @property
+    def readers(self) -> Counter[str]:
+        """How often others were let in to read (opened), lost their place to another (evicted), or failed."""
         ...
 
     def attach(self, pool: Pool) -> None:

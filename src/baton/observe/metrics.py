@@ -179,6 +179,30 @@ class EngineCollector(Collector):
             for value, count in counts.items():
                 family.add_metric([value], count)
             yield family
+        yield from self._transfers(stats)
+
+    def _transfers(self, stats: EngineStats) -> Iterator[Metric]:
+        """Copies of KV blocks between instances."""
+        pulls = CounterMetricFamily(
+            "baton:kv_pulls", "Copies of KV blocks from other instances, by what came of them.", labels=["transport", "outcome"]
+        )
+        for name, count in stats.pulls.items():
+            pulls.add_metric(name.split("/", 1), count)
+        yield pulls
+        readers = CounterMetricFamily(
+            "baton:kv_readers", "Connections of instances that read this one's KV blocks.", labels=["transport", "event"]
+        )
+        for name, count in stats.readers.items():
+            readers.add_metric(name.split("/", 1), count)
+        yield readers
+        for name, text, counts, scale in (
+            ("kv_pull_bytes", "Bytes of KV blocks copied from other instances.", stats.pull_bytes, 1.0),
+            ("kv_pull_seconds", "What those copies took.", stats.pull_microseconds, 1e-6),
+        ):
+            family = CounterMetricFamily(f"baton:{name}", text, labels=["transport"])
+            for transport, count in counts.items():
+                family.add_metric([transport], count * scale)
+            yield family
 
     def _tiers(self, stats: EngineStats) -> Iterator[Metric]:
         """Nothing where there are no lower tiers."""

@@ -159,9 +159,17 @@ class CacheHello(Struct, frozen=True, array_like=True):
 
 
 class CacheStats(Struct, frozen=True, array_like=True):
-    """Counters of the storage backend, by name. They begin anew with every life of the service."""
+    """What the cache service counts, by name. All begins anew with every life of the service."""
 
     counters: dict[str, int]
+    "Of the storage backend."
+    pulls: dict[str, int] = {}
+    "Copies from other instances, by transport and outcome: `tcp/copied` (kvcache/pulls.py)."
+    pull_bytes: dict[str, int] = {}
+    pull_microseconds: dict[str, int] = {}
+    "Both by transport."
+    readers: dict[str, int] = {}
+    "Instances that read our pool, by transport and what became of it: `tcp/evicted`."
 
 
 class InstanceReady(Struct, frozen=True, array_like=True):
@@ -221,6 +229,13 @@ class InstanceStats(Struct, kw_only=True):
     "Sessions with routers that began (opened), and by how they ended or why they did not begin (runtime/router_links.py)."
     handoffs: dict[str, int] = {}
     "Prompts of hand-offs, by which end this instance was and what became of them."
+    pulls: dict[str, int] = {}
+    "Copies of KV blocks from other instances, by transport and outcome: `tcp/copied` (kvcache/pulls.py)."
+    pull_bytes: dict[str, int] = {}
+    pull_microseconds: dict[str, int] = {}
+    "What those copies moved and took, by transport."
+    readers: dict[str, int] = {}
+    "Connections of instances that read this one's KV pool, by transport and event: `tcp/evicted`."
     tiers: dict[str, int] = {}
     "Counters of core/kv/tiers.py."
     storage: dict[str, int] = {}

@@ -97,6 +97,8 @@ class Adopted(Struct, frozen=True, array_like=True):
     attempt: int
     tokens: int
     "Pulled or found here, and trusted. The rest it computes."
+    fault: str = ""
+    "Why blocks could not be copied, for people. Empty: they could, or nobody tried."
 
 
 class Forget(Struct, frozen=True, array_like=True):

@@ -92,6 +92,17 @@ class InstanceView(Struct, frozen=True):
     "As it told last."
 
 
+class PathView(Struct, frozen=True):
+    """Two instances between which KV blocks did not arrive, for people."""
+
+    reader: str
+    source: str
+    failures: int
+    "Hand-offs in a row of which next to nothing arrived."
+    reason: str = ""
+    "As the reader says it. Empty: it does not say."
+
+
 class ClusterView(Struct, frozen=True):
     """The cluster as one router sees it. The router tells whoever started it, several times a second."""
 
@@ -106,3 +117,5 @@ class ClusterView(Struct, frozen=True):
     "Since the router began: hand-offs, replays, losses, and so on."
     handoff_seconds: float = 0.0
     "Mean of the last hand-offs, from the last block computed to the request going on elsewhere."
+    failed_paths: tuple[PathView, ...] = ()
+    "Pairs of instances between which the last hand-off did not arrive, at most 100 of them."

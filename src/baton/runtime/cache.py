@@ -59,7 +59,7 @@ NICENESS = 5
 
 
 COUNTERS_SECONDS = 1.0
-"""What storage counts is told at most this often, before a result of a move."""
+"""What is counted is told at most this often, before a result of a move or soon after one."""
 
 
 class CacheProcess:
@@ -76,18 +76,22 @@ class CacheProcess:
         self._messenger: Messenger | None = None
         self._tcp: Tcp | None = None
         if config.peer:
-            self._messenger = Messenger(self._transports(config), self._report)
+            self._messenger = Messenger(self._transports(config), self._report, config.wire)
         self._preparing: asyncio.Task[None] | None = None
         self._counters_due = 0.0
+        self._counters_timer: asyncio.TimerHandle | None = None
         self._broken: asyncio.Future[None] = self._loop.create_future()
         "Whatever goes wrong in a thread or task ends the process."
 
     def _transports(self, config: CacheConfig) -> dict[str, Transport]:
         """By which others may read our pool, and by which we read theirs."""
         served = {address.partition(":")[0]: address for address in config.peer.split()}
-        transports: dict[str, Transport] = {shared_memory.SCHEME: SharedMemory(served.get(shared_memory.SCHEME, ""))}
+        transports: dict[str, Transport] = {
+            shared_memory.SCHEME: SharedMemory(served.get(shared_memory.SCHEME, ""), config.wire)
+        }
         if config.cluster_secret:
-            self._tcp = transports[tcp.SCHEME] = Tcp(read_secret(config.cluster_secret), served.get(tcp.SCHEME, ""))
+            secret = read_secret(config.cluster_secret)
+            self._tcp = transports[tcp.SCHEME] = Tcp(secret, served.get(tcp.SCHEME, ""), config.wire)
         return transports
 
     async def run(self) -> None:
@@ -234,10 +238,23 @@ class CacheProcess:
             self._loop.call_soon_threadsafe(self._send, result)
 
     def _send(self, result: MoveResult | StorageAnswer) -> None:
-        if self._storage is not None and self._loop.time() >= self._counters_due:
-            self._counters_due = self._loop.time() + COUNTERS_SECONDS
-            self._control.send(CacheStats(self._storage.counters()))
+        if self._loop.time() >= self._counters_due:
+            self._send_counters()
+        elif self._counters_timer is None:  # the last result of a row is counted too
+            self._counters_timer = self._loop.call_at(self._counters_due, self._send_counters)
         self._control.send(result)
+
+    def _send_counters(self) -> None:
+        if self._counters_timer is not None:
+            self._counters_timer.cancel()
+            self._counters_timer = None
+        self._counters_due = self._loop.time() + COUNTERS_SECONDS
+        storage = {} if self._storage is None else self._storage.counters()
+        if (messenger := self._messenger) is None:
+            self._control.send(CacheStats(storage))
+        else:
+            pulls = messenger.pulls
+            self._control.send(CacheStats(storage, pulls.outcomes, pulls.nbytes, pulls.microseconds, messenger.readers()))
 
     async def _read_descriptors(self) -> None:
         while (received := await receive_descriptor(self._link)) is not None:

@@ -7,6 +7,8 @@ service, which may be killed at any moment: they outlive it, and the service's s
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from typing import Final
 
 from baton.config import EngineConfig, TiersConfig
 from baton.core.effects import RestartCache, TellCache
@@ -14,7 +16,7 @@ from baton.core.events import CacheLost, CacheReady
 from baton.core.startup import StartupPlan
 from baton.errors import InvalidConfig, PeerError
 from baton.kvpool.memory import GIB, main_memory
-from baton.protocol.control import CacheHello
+from baton.protocol.control import CacheHello, CacheStats, InstanceStats
 from baton.protocol.pool import ReadersSocket
 from baton.runtime.child import Child
 from baton.runtime.child_set import ChildSet
@@ -27,6 +29,8 @@ from baton.runtime.transfer_port import TransferPort, open_transfer_port
 logger = logging.getLogger("baton.engine")
 
 CACHE = "cache"
+TRANSFER_COUNTERS: Final = ("pulls", "pull_bytes", "pull_microseconds", "readers")
+"""Of CacheStats, and of InstanceStats by the same names."""
 
 
 class CacheKeeper:
@@ -41,6 +45,10 @@ class CacheKeeper:
         "It was quicker than the rest of the start."
         self.counters: dict[str, int] = {}
         "Of its storage, as it told them last."
+        self._transfers = CacheStats({})
+        "Of the present life, as it told them last."
+        self._earlier: dict[str, Counter[str]] = {name: Counter() for name in TRANSFER_COUNTERS}
+        "Of the lives before."
         self._failing: set[str] = set()
         "The ways (read, write) in which storage is left alone, as the log says."
 
@@ -99,8 +107,20 @@ class CacheKeeper:
         if self._early is not None:
             self.on_hello(self._early)
 
+    def on_stats(self, stats: CacheStats) -> None:
+        self.counters = stats.counters
+        self._transfers = stats
+
+    def add_counters(self, stats: InstanceStats) -> None:
+        """What was copied between instances, in all lives of the service: counters never fall."""
+        for name in TRANSFER_COUNTERS:
+            setattr(stats, name, dict(self._earlier[name] + Counter(getattr(self._transfers, name))))
+
     def on_lost(self) -> None:
         """There is an instance: a loss before that ends the start."""
+        for name in TRANSFER_COUNTERS:
+            self._earlier[name].update(getattr(self._transfers, name))
+        self._transfers = CacheStats({})
         self._machine.tell(CacheLost())
 
     def look_at_storage(self) -> None:

@@ -89,8 +89,8 @@ class ChildMessages:
                 self.cache.look_at_storage()
             case CacheHello():
                 self.cache.on_hello(message)
-            case CacheStats(counters):
-                self.cache.counters = counters
+            case CacheStats():
+                self.cache.on_stats(message)
             case WorkerHello():
                 child.mark_ready()
                 if self._machine.begun:

@@ -113,10 +113,11 @@ class Engine:
         self._leaving = Leaving()
         self._links: RouterLinks | None = None
         if config.routers:
-            self._links = RouterLinks(config.routers, read_secret(config.cluster_secret), self, self._callers)
+            self._links = RouterLinks(config.routers, read_secret(config.cluster_secret), self, self._callers, config.wire)
             self._links.on_alone = self._leaving.on_alone
         self._reporting.links = self._links
         self._reporting.storage_counters = lambda: self._cache.counters
+        self._reporting.add_counters = self._cache.add_counters
         self._reporting.look = self._keeper.look
 
     async def run(self) -> None:

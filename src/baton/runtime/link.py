@@ -17,6 +17,7 @@ import socket
 from typing import Final, Literal
 
 from baton.addresses import Address
+from baton.config import WireConfig
 from baton.errors import LinkFailed
 from baton.protocol.directions import FROM_INSTANCE, FROM_ROUTER
 from baton.runtime.channel import LAST_WORDS_SECONDS, Channel, FrameProtocol
@@ -27,11 +28,10 @@ from baton.trust.session import connected, prove_as_dialler, prove_as_listener
 
 Side = Literal["router", "instance"]
 
-HANDSHAKE_SECONDS: Final = 5.0
 BATCH_BYTES: Final = 256 * 1024
 """What has gathered goes out at once beyond this: the peer need not wait for a large frame to be whole."""
-LINK_BACKLOG_BYTES_MAX: Final = 128 * 1024 * 1024
-"""A peer that lets this much pile up is given up. One frame of the largest size fits twice."""
+WIRE: Final = WireConfig()
+"""What holds where nobody says otherwise."""
 
 
 class Link(Channel):
@@ -50,8 +50,9 @@ class Link(Channel):
 
 
 class SealedFrames(FrameProtocol):
-    def __init__(self, keys: SessionKeys, side: Side) -> None:
+    def __init__(self, keys: SessionKeys, side: Side, wire: WireConfig = WIRE) -> None:
         """`side`: which one we are."""
+        self._backlog_bytes_max = wire.session_backlog_bytes_max
         ours, theirs = keys if side == "router" else reversed(keys)
         super().__init__(SealedBuffer(theirs, FROM_INSTANCE if side == "router" else FROM_ROUTER))
         self._sealer = Sealer(ours)
@@ -99,7 +100,7 @@ class SealedFrames(FrameProtocol):
             self._closing.cancel()
 
     def backlog_bytes_max(self) -> int:
-        return LINK_BACKLOG_BYTES_MAX
+        return self._backlog_bytes_max
 
     def _drop_unread(self, unread: int) -> None:
         self._end(LinkFailed("unread", f"the peer does not read: {unread} bytes wait for it"))
@@ -109,34 +110,34 @@ class SealedFrames(FrameProtocol):
 # The beginning of a session
 
 
-async def dial(address: Address, secret: Secret, seconds: float | None = None) -> Link:
+async def dial(address: Address, secret: Secret, wire: WireConfig = WIRE) -> Link:
     """To a router, as an instance. Raises LinkFailed, or OSError where nobody listens."""
-    limit = HANDSHAKE_SECONDS if seconds is None else seconds
+    limit = wire.session_handshake_seconds
     try:
         async with asyncio.timeout(limit):
-            return await _open(await connected(address), secret, "instance")
+            return await _open(await connected(address), secret, "instance", wire)
     except TimeoutError:
         raise LinkFailed("timeout", f"no router answered within {limit:g} s: is it the cluster port?") from None
 
 
-async def welcome(sock: socket.socket, secret: Secret, seconds: float | None = None) -> Link:
+async def welcome(sock: socket.socket, secret: Secret, wire: WireConfig = WIRE) -> Link:
     """Whoever has dialled us, a router. The socket is ours: closed where this raises LinkFailed."""
-    limit = HANDSHAKE_SECONDS if seconds is None else seconds
+    limit = wire.session_handshake_seconds
     try:
         async with asyncio.timeout(limit):
-            return await _open(sock, secret, "router")
+            return await _open(sock, secret, "router", wire)
     except TimeoutError:
         raise LinkFailed("timeout", f"the handshake took more than {limit:g} s") from None
 
 
-async def _open(sock: socket.socket, secret: Secret, side: Side) -> Link:
+async def _open(sock: socket.socket, secret: Secret, side: Side, wire: WireConfig = WIRE) -> Link:
     with contextlib.ExitStack() as undo:
         undo.callback(sock.close)
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keys = await (prove_as_listener if side == "router" else prove_as_dialler)(sock, secret, LINK)
-        frames = SealedFrames(keys, side)
+        frames = SealedFrames(keys, side, wire)
         await asyncio.get_running_loop().create_connection(lambda: frames, sock=sock)
         undo.pop_all()
     return Link(frames)

@@ -18,15 +18,14 @@ from collections.abc import Callable
 from typing import Final
 
 from baton.addresses import Address
+from baton.config import WireConfig
 from baton.errors import InvalidConfig, LinkFailed
-from baton.runtime.link import Link, welcome
+from baton.runtime.link import WIRE, Link, welcome
 from baton.runtime.listener import bind, listen
 from baton.trust.secret import Secret
 
 logger = logging.getLogger("baton.link")
 
-HANDSHAKES_MAX: Final = 64
-SESSIONS_MAX: Final = 1024
 LOG_SECONDS: Final = 10.0
 """The same kind of failure is logged at most this often: whoever reaches the port could fill the disk."""
 ACCEPT_RETRY_SECONDS: Final = 0.5
@@ -35,8 +34,18 @@ ACCEPT_RETRY_SECONDS: Final = 0.5
 class LinkServer:
     """`on_link(link, peer)` is called on the loop with every new session; `peer` is its address, for people."""
 
-    def __init__(self, sock: socket.socket, secret: Secret, on_link: Callable[[Link, str], None]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        secret: Secret,
+        on_link: Callable[[Link, str], None],
+        *,
+        sessions_max: int = 1024,
+        wire: WireConfig = WIRE,
+    ) -> None:
         """The socket is bound; it is ours from now on, and listened on when `serve` runs."""
+        self._sessions_max = sessions_max
+        self._wire = wire
         self._sock = sock
         self._secret = secret
         self._on_link = on_link
@@ -86,9 +95,10 @@ class LinkServer:
                 self._note("accept", "", f"a connection cannot be accepted: {error.strerror}")
                 await asyncio.sleep(ACCEPT_RETRY_SECONDS)
                 continue
-            if sum(not task.cancelling() for task in self._handshakes) >= HANDSHAKES_MAX:
+            most = self._wire.session_handshakes_max
+            if sum(not task.cancelling() for task in self._handshakes) >= most:
                 next(task for task in self._handshakes if not task.cancelling()).cancel()
-                self._note("crowded", "", f"{HANDSHAKES_MAX} connections prove nothing: the oldest is closed")
+                self._note("crowded", "", f"{most} connections prove nothing: the oldest is closed")
             peer = "a unix socket" if sock.family == socket.AF_UNIX else f"{place[0]}:{place[1]}"
             task = asyncio.create_task(self._begin(sock, peer))
             self._handshakes[task] = sock
@@ -96,12 +106,12 @@ class LinkServer:
 
     async def _begin(self, sock: socket.socket, peer: str) -> None:
         try:
-            link = await welcome(sock, self._secret)
+            link = await welcome(sock, self._secret, self._wire)
         except LinkFailed as failed:
             self._note(failed.reason, peer, str(failed))
             return
-        if len(self._sessions) >= SESSIONS_MAX:
-            self._note("crowded", peer, f"{SESSIONS_MAX} sessions are open already")
+        if len(self._sessions) >= self._sessions_max:
+            self._note("crowded", peer, f"{self._sessions_max} sessions are open already")
             link.close()
             return
         self.counts["opened"] += 1

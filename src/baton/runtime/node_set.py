@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from baton.config import RouterConfig
+from baton.config import RouterConfig, WireConfig
 from baton.core.cluster.events import ClusterEvent, Join, Part, Say, Session
 from baton.errors import PeerError
 from baton.protocol.codec import Message
@@ -25,8 +25,6 @@ logger = logging.getLogger("baton.router")
 
 STALL_SECONDS: Final = 0.5
 """A beat that is so late means that the router itself was stopped."""
-HELLO_SECONDS: Final = 5.0
-"""Between the handshake of a session and the instance's own hello."""
 
 
 class Owner(Protocol):
@@ -44,7 +42,8 @@ class Owner(Protocol):
 
 
 class NodeSet:
-    def __init__(self, router: str, config: RouterConfig, owner: Owner) -> None:
+    def __init__(self, router: str, config: RouterConfig, owner: Owner, wire: WireConfig | None = None) -> None:
+        self._hello_seconds = (wire or WireConfig()).session_hello_seconds
         self._config = config
         self._hello = RouterHello(router, config.beat_seconds, config.lapse_seconds)
         self._owner = owner
@@ -84,13 +83,13 @@ class NodeSet:
         """One session, from its hello to its end."""
         node: Node | None = None
         try:
-            async with asyncio.timeout(HELLO_SECONDS):
+            async with asyncio.timeout(self._hello_seconds):
                 hello = await channel.receive()
             if isinstance(hello, NodeHello):
                 node = self._join(hello, channel)
                 await channel.listen(partial(self._on_message, node))
         except TimeoutError:
-            logger.warning("an instance said no hello within %g s", HELLO_SECONDS)
+            logger.warning("an instance said no hello within %g s", self._hello_seconds)
         except PeerError as error:
             logger.warning("%s: %s", "an instance" if node is None else f"instance {node.hello.name}", error)
         except Exception as error:

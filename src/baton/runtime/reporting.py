@@ -47,6 +47,8 @@ class Reporting:
         self.links: RouterLinks | None = None
         "None: there is no router."
         self.storage_counters: Callable[[], dict[str, int]] = dict
+        self.add_counters: Callable[[InstanceStats], None] = lambda stats: None
+        "Of the cache service."
         self.look: Callable[[], None] = lambda: None
         "Called while plans are in flight, several times per second: somebody has to look whether the worker gets on."
         machine.after = self._after_event
@@ -99,6 +101,7 @@ class Reporting:
         assert self._machine.instance is not None
         block_bytes = 0 if self.ready is None else int(self.ready.plan.get("kv_block_bytes", 0))
         stats = snapshot(self._machine.instance, self.storage_counters(), block_bytes)
+        self.add_counters(stats)
         if self.links is not None:
             stats.routers, stats.router_sessions = self.links.open_sessions, {**self.links.counts}
         return stats

@@ -26,7 +26,7 @@ from baton.api.http.reception import Reception
 from baton.api.http.server import make_server
 from baton.api.http.tls import tls_context
 from baton.api.routes.cluster import cluster_route
-from baton.config import shown
+from baton.config import shown, wire_config
 from baton.core.cluster.events import CloseDoor
 from baton.core.cluster.router import Router
 from baton.errors import EngineError, Unavailable
@@ -47,6 +47,8 @@ from baton.runtime.router_config import RouterProcessConfig
 from baton.text.loading import ModelText, read_template
 from baton.trust.secret import read_secret
 
+SESSIONS_BEYOND_MAX = 16
+"""Sessions beyond the instances that may join: one too many is refused in words, and not only closed."""
 VIEW_SECONDS = 0.5
 """How often whoever started the router is told what it sees."""
 
@@ -55,7 +57,8 @@ class RouterProcess:
     def __init__(self, config: RouterProcessConfig, supervisor: Channel) -> None:
         self._config = config
         self._supervisor = supervisor
-        self._client = RouterClient(Router(config.router, Random()), config.router)
+        self._wire = wire_config(config.serve.wire)
+        self._client = RouterClient(Router(config.router, Random()), config.router, wire=self._wire)
         self._links: LinkServer | None = None
         self._sessions: dict[asyncio.Task[None], None] = {}
         self._view_timer: asyncio.TimerHandle | None = None
@@ -66,7 +69,11 @@ class RouterProcess:
         tls = tls_context(serve)
         listeners = listen_on(serve)  # before anything is loaded: a port that is taken is reported at once
         links = self._links = LinkServer(
-            listen_at(parse_address(self._config.listen)), read_secret(self._config.secret), self._on_link
+            listen_at(parse_address(self._config.listen)),
+            read_secret(self._config.secret),
+            self._on_link,
+            sessions_max=self._config.router.instances_max + SESSIONS_BEYOND_MAX,
+            wire=self._wire,
         )
         template = read_template(serve.chat_template) if serve.chat_template else None
         reception = Reception("no instance has joined yet: try again later")

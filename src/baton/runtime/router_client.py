@@ -16,12 +16,13 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, Final
 
 from msgspec.structs import replace
 
 from baton.api.generate.engine_client import Delta, EngineRefused
-from baton.config import RouterConfig
+from baton.config import RouterConfig, WireConfig
 from baton.core.cluster.events import (
     Arrive,
     BreakOff,
@@ -40,9 +41,10 @@ from baton.protocol.codec import Message
 from baton.protocol.control import InstanceStats
 from baton.protocol.handoff import Adopted, Offer, request_of
 from baton.protocol.ids import RequestId
-from baton.protocol.node import ClusterView
+from baton.protocol.node import ClusterView, PathView
 from baton.protocol.output import Ended
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
+from baton.repeats import printable
 from baton.runtime.channel import Channel
 from baton.runtime.cluster_orders import ClusterOrders
 from baton.runtime.deltas import deliver
@@ -57,6 +59,7 @@ CHECK_SECONDS: Final = 10.0
 """An idle router checks its books at most this often."""
 HANDOFFS_SHOWN: Final = 100
 """So many of the last ones are shown to people, as a mean."""
+PATHS_SHOWN: Final = 100
 
 
 class RoutedStream(Stream):
@@ -80,7 +83,9 @@ class RoutedStream(Stream):
 class RouterClient:
     """Satisfies api.engine_client.EngineClient."""
 
-    def __init__(self, machine: Router, config: RouterConfig, *, name: str | None = None) -> None:
+    def __init__(
+        self, machine: Router, config: RouterConfig, *, name: str | None = None, wire: WireConfig | None = None
+    ) -> None:
         self.name = name or secrets.token_hex(8)
         self._prefix = f"{self.name}."
         ports: dict[type[Any], Callable[[Any], None]] = {
@@ -98,7 +103,7 @@ class RouterClient:
         self._streams: dict[RequestId, RoutedStream] = {}
         "By the name on the wire."
         self._loop = asyncio.get_running_loop()
-        self.instances = NodeSet(self.name, config, self)
+        self.instances = NodeSet(self.name, config, self, wire)
         self.orders = ClusterOrders(self, self.instances)
         self._handoffs: deque[float] = deque(maxlen=HANDOFFS_SHOWN)
         "What the last ones took, in seconds."
@@ -294,7 +299,18 @@ class RouterClient:
             instances=tuple(node.view() for node in self.nodes),
             counters=counters,
             handoff_seconds=sum(took) / len(took) if took else 0.0,
+            failed_paths=self._failed_paths(),
         )
+
+    def _failed_paths(self) -> tuple[PathView, ...]:
+        members = self._machine.membership.members
+        failed = (
+            PathView(printable(reader.name), printable(members[source].name), path.failures, printable(path.fault))
+            for reader in members.values()
+            for source, path in reader.paths.failed().items()
+            if source in members
+        )
+        return tuple(islice(failed, PATHS_SHOWN))
 
 
 NO_INSTANCE: Final = "no instance is connected: try again later"

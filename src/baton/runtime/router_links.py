@@ -20,12 +20,13 @@ from typing import Final, Literal, Protocol
 from msgspec.structs import replace
 
 from baton.addresses import Address, parse_address
+from baton.config import WireConfig
 from baton.errors import LinkFailed
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceStats, ModelChanged
 from baton.protocol.node import Beat, NodeHello, NodeRefused, RouterBeat, RouterHello
 from baton.runtime.callers import Caller, Callers
-from baton.runtime.link import Link, dial
+from baton.runtime.link import WIRE, Link, dial
 from baton.trust.secret import Secret
 
 logger = logging.getLogger("baton.cluster")
@@ -39,8 +40,6 @@ STATS_BEATS: Final = 4
 """An InstanceStats goes with every so many beats."""
 STALL_SECONDS: Final = 0.5
 """A beat of ours that is so late means that we were stopped ourselves."""
-HELLO_SECONDS: Final = 5.0
-"""Within this time a router says whether it takes us."""
 LAPSE_SECONDS_MIN: Final = 0.5
 """A router that asks for less is a router that asks for no sessions."""
 RETRY_SECONDS: Final = 0.1
@@ -85,7 +84,10 @@ class RouterSession:
 
 
 class RouterLinks:
-    def __init__(self, routers: Sequence[str], secret: Secret, member: Member, callers: Callers) -> None:
+    def __init__(
+        self, routers: Sequence[str], secret: Secret, member: Member, callers: Callers, wire: WireConfig = WIRE
+    ) -> None:
+        self._wire = wire
         self._addresses = [parse_address(router) for router in routers]
         self._secret = secret
         self._member = member
@@ -129,7 +131,7 @@ class RouterLinks:
         delay, said, refused = RETRY_SECONDS, Said(str(address)), False
         while True:
             try:
-                link = await dial(address, self._secret)
+                link = await dial(address, self._secret, self._wire)
             except (LinkFailed, OSError) as error:
                 lasted, why = 0.0, str(error) or type(error).__name__  # and we are who we were: refused, or not
                 self.counts["unreachable"] += 1
@@ -198,8 +200,8 @@ class RouterLinks:
             for session in list(self._sessions):
                 if stalled:  # we were: a machine that stops us stops routers too, and what they said is perhaps not read yet
                     session.begun = session.heard = now
-                elif session.opened is None and now - session.begun > HELLO_SECONDS:  # whatever else it says
-                    self._end(session, f"the router said no hello within {HELLO_SECONDS:g} s", "lapsed")
+                elif session.opened is None and now - session.begun > self._wire.session_hello_seconds:  # whatever else it says
+                    self._end(session, f"the router said no hello within {self._wire.session_hello_seconds:g} s", "lapsed")
                 elif session.opened is not None and now - session.heard > session.lapse_seconds:
                     self._end(session, f"nothing was heard for {now - session.heard:.1f} s", "lapsed")
             self._send_beats(with_stats=self._ticks % STATS_BEATS == 0)

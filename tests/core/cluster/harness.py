@@ -129,7 +129,7 @@ class Scripted:
                 if leg is not None and leg.kind == "expected":
                     leg.kind = "adopted"
                     came = kept and self.peer not in self.unreadable
-                    self._say(Adopted(request, attempt, len(leg.request.prompt) if came else 0))
+                    self._say(Adopted(request, attempt, len(leg.request.prompt) if came else 0, "" if came else "no route"))
             case AbortRequest(request, index, reason):
                 leg = self.legs.get(request)
                 if leg is not None:

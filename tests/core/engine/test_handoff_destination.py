@@ -339,7 +339,7 @@ def test_a_pull_that_came_short():
     node.carry_out("pull", moved=2, error="peer is gone")
     assert node.take(AskRelease)
     node.release()
-    assert [m.tokens for m in node.take(Adopted)] == [8]
+    assert [(m.tokens, m.fault) for m in node.take(Adopted)] == [(8, "peer is gone")], "and its router learns why"
     node.goes_on()
 
 

@@ -88,23 +88,23 @@ class Reports:
         trip = self._coordinator.trip_at(member, message.request)
         early = trip is not None and trip.state is TripState.PREFILLING and trip.prompt_owed
         if trip is not None and member is trip.home and message.attempt == trip.attempt:
-            self._note_copy(trip, member, message.tokens)
+            self._note_copy(trip, member, message)
             if early:
                 self._coordinator.break_leg(trip, member)  # nobody would tell what the model thought of the prompt
                 return True
         return self._told_by_home(member, message.request, message.attempt, TripFact.ADOPTED)
 
-    def _note_copy(self, trip: Trip, home: Member, tokens: int) -> None:
+    def _note_copy(self, trip: Trip, home: Member, message: Adopted) -> None:
         """All was offered to home, and it goes on: has its prompt come? Of which less than half has was computed in vain."""
         source = trip.source
         if trip.state is not TripState.HANDING or source is None:
             return
-        trip.copied = 2 * tokens >= trip.tokens - 1
+        trip.copied = 2 * message.tokens >= trip.tokens - 1
         if source not in self._coordinator.membership.members:
             return
         if trip.copied:
             home.paths.came(source)
-        elif not trip.denied and home.paths.in_vain(source, self._coordinator.now):
+        elif not trip.denied and home.paths.in_vain(source, self._coordinator.now, message.fault):
             self._stats.paths_given_up += 1
 
     def _on_offer(self, member: Member, offer: Offer) -> bool:

@@ -26,6 +26,7 @@ from baton.protocol.ids import Instant, MoveId, RequestId, StepNo
 from baton.protocol.request import Refused
 
 RESERVATIONS_MAX: Final = 1024
+FAULT_CHARACTERS_MAX: Final = 300
 ROOM: Final = 1
 """Tokens that the request will have when it goes on, and does not have yet: the one that the other instance samples."""
 
@@ -36,6 +37,7 @@ class Reservation(Stay):
         "begin",
         "deadline",
         "destination",
+        "fault",
         "fence",
         "last",
         "lease_seconds",
@@ -62,6 +64,8 @@ class Reservation(Stay):
         "Under way: first place, blocks."
         self.pulled: dict[int, tuple[int, int]] = {}
         "Over: first place, blocks that came, blocks that were to come."
+        self.fault = ""
+        "Why a pull failed; of several the first."
         self.tokens = 0
         "That the last offer was about."
         self.last = False
@@ -190,6 +194,7 @@ class Destination:
         if reservation is not None:
             first, count = reservation.pulls.pop(move.id)
             reservation.pulled[first] = (move.whole, count)
+            reservation.fault = reservation.fault or move.fault[:FAULT_CHARACTERS_MAX]
             self._ask_when_copied(reservation, now)
 
     def _ask_when_copied(self, reservation: Reservation, now: Instant) -> None:
@@ -234,7 +239,7 @@ class Destination:
             tokens = board.need(sequence).hit * board.block_size
             if board.tiers.enabled:
                 board.lined_up.append(sequence)  # a lower tier may have what was not handed over
-        self._outgoing.append(Adopted(sequence.request.id, sequence.attempt, tokens))
+        self._outgoing.append(Adopted(sequence.request.id, sequence.attempt, tokens, reservation.fault))
 
     def _adopt(self, reservation: Reservation) -> None:
         """Full blocks can be found from now on, under keys of its own tokens. The last one may be partly filled: it is its own.

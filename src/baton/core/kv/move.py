@@ -21,6 +21,7 @@ class Move:
     __slots__ = (
         "attempt",
         "device",
+        "fault",
         "fence",
         "generations",
         "host",
@@ -54,6 +55,8 @@ class Move:
         "Of a pull: from where."
         self.void = False
         "What arrives is for nobody: the device pool is another one by now, or the host tier was cleared."
+        self.fault = ""
+        "When it is over: why not all of it arrived, for people."
         self.whole = 0
         "When it is over: how many leading blocks arrived."
 

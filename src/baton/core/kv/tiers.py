@@ -211,6 +211,7 @@ class Tiers:
         if move.attempt is not None:
             circuit = self.write_circuit if move.kind == "put" else self.read_circuit
             circuit.ended(move.attempt, result.error, now)
+        move.fault = result.error or ""
         self._end(move, moved)
         return move
 
