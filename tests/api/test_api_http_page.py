@@ -26,6 +26,7 @@ from baton.api.openai.schemas import Options, Schema
 from baton.api.responses.fields import RESPONSES
 from baton.api.routes.cluster import cluster_route
 from baton.api.translate import ONE_ANSWER, Field, Table
+from baton.models.generation import UNADVISED_SAMPLING
 from baton.protocol.request import OPENAI_SAMPLING
 
 PAGE_FILE = Path(__file__).parent.parent.parent / "docs" / "http.md"
@@ -116,7 +117,7 @@ def test_every_default(known: dict[str, tuple[set[str], Any]]):
     for name, value in defaults(known["chat"][1].options):
         cell = FIELDS[name][3]
         if name in OPENAI_SAMPLING:
-            assert cell == f"model, else {OPENAI_SAMPLING[name]:g}", name
+            assert cell == f"model, else {UNADVISED_SAMPLING[name]:g}", name
         elif value in (None, (), ""):
             assert cell == "none", name
         else:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from baton.errors import ModelFileBroken
-from baton.models.generation import recommended_by_gguf, recommended_by_hf, sampling_defaults
+from baton.models.aliases import ALIASES, recommended_by_authors
+from baton.models.generation import UNADVISED_SAMPLING, recommended_by_gguf, recommended_by_hf, sampling_defaults
 from baton.protocol.request import OPENAI_SAMPLING
 
 QWEN = {
@@ -35,6 +38,25 @@ def test_nulls_say_nothing_and_a_top_k_of_0_is_all_tokens():
     assert defaults == OPENAI_SAMPLING
 
 
+@pytest.mark.parametrize("silent", [{}, {"eos_token_id": 2, "do_sample": True}, {"temperature": None}])
+def test_a_file_that_recommends_nothing_gets_llama_cpp_s_defaults(silent):
+    assert sampling_defaults(recommended_by_hf(silent), "auto", "model") == UNADVISED_SAMPLING
+    assert UNADVISED_SAMPLING == {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.0}
+
+
+def test_a_recommended_length_alone_is_no_recommendation_of_sampling():
+    assert sampling_defaults(recommended_by_hf({"max_new_tokens": 7}), "auto", "model") == {
+        **UNADVISED_SAMPLING,
+        "max_tokens": 7,
+    }
+
+
+def test_do_sample_false_is_temperature_0_whatever_the_file_has_beside_it():
+    """transformers ignores temperature, top_p and top_k then."""
+    defaults = sampling_defaults(recommended_by_hf({**QWEN, "do_sample": False, "max_new_tokens": 9}), "auto", "model")
+    assert defaults == {**OPENAI_SAMPLING, "temperature": 0.0, "repetition_penalty": 1.05, "max_tokens": 9}
+
+
 @pytest.mark.parametrize("recommended", [{}, QWEN, {"temperature": "hot"}])
 def test_without_the_model_s_recommendation_openai_s_defaults_hold(recommended):
     assert sampling_defaults(recommended_by_hf(recommended), "none", "model") == OPENAI_SAMPLING
@@ -60,3 +82,13 @@ def test_gguf_metadata_says_the_same_in_llama_cpp_s_words():
     }
     defaults = sampling_defaults(recommended_by_gguf(metadata), "auto", "model")
     assert defaults == {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0, "repetition_penalty": 1.05}
+
+
+def test_the_built_in_model_has_its_authors_sampling_and_no_other_file_of_that_name_has(tmp_path):
+    known = ALIASES["smollm2"]
+    file = tmp_path / known.file
+    with file.open("wb") as whole:
+        whole.truncate(known.nbytes)
+    assert recommended_by_authors(file) == {"temperature": 0.2, "top_p": 0.9}
+    os.truncate(file, known.nbytes - 1)
+    assert recommended_by_authors(file) == {}

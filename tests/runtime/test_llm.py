@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from threading import Thread
 
@@ -16,6 +17,7 @@ from chaos_model import CONTEXT, make_model
 from baton.core.events import Submit
 from baton.errors import CallerError, EngineError, InvalidConfig, RequestRefused
 from baton.llm import LLM, GuidedDecodingParams, SamplingParams, StructuredOutputsParams
+from baton.models.generation import UNADVISED_SAMPLING
 from baton.protocol.request import OPENAI_SAMPLING
 from baton.protocol.request import SamplingParams as WireParams
 
@@ -266,14 +268,14 @@ def test_what_a_call_leaves_open_is_as_the_model_recommends(picky: Path, monkeyp
     assert (asked.temperature, asked.top_k, asked.max_tokens, asked.top_p) == (0.0, -1, 3, 0.9)
 
 
-@pytest.mark.parametrize("settings", [{}, {"generation_config": "none"}])
-def test_without_a_recommendation_openai_s_defaults_hold(
-    settings: dict[str, str], picky: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("settings", "expected"), [({}, UNADVISED_SAMPLING), ({"generation_config": "none"}, OPENAI_SAMPLING)])
+def test_without_a_recommendation_llama_cpp_s_defaults_hold_and_openai_s_on_request(
+    settings: dict[str, str], expected: Mapping[str, float], picky: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     folder = picky if settings else make_model(tmp_path)
     one = LLM(str(folder), threads=1, kv_blocks=60, block_size=4, slots=8, **settings)
     asked = sampled(one, monkeypatch, SamplingParams(max_tokens=3))
-    assert {name: getattr(asked, name) for name in OPENAI_SAMPLING} == OPENAI_SAMPLING
+    assert {name: getattr(asked, name) for name in OPENAI_SAMPLING} == expected
     assert one.generate("abc")[0].outputs[0].token_ids != one.generate("abc")[0].outputs[0].token_ids, "another seed each time"
 
 

@@ -155,8 +155,8 @@ class ServeConfig:
     threads: Threads = _WORKER.threads
     "Compute threads. 0: one per core."
     generation_config: GenerationConfig = _WORKER.generation_config
-    """Sampling of requests that do not say. auto: as the model's generation_config.json (or GGUF metadata) recommends, else
-    OpenAI's defaults. none: OpenAI's defaults."""
+    """Sampling of requests that name none. auto: as the model's generation_config.json (or GGUF metadata) recommends, else
+    llama.cpp's defaults (temperature 0.8, top_k 40, top_p 0.95, min_p 0.05). none: OpenAI's defaults (temperature 1)."""
     context_tokens_max: ContextTokens | None = _WORKER.context_tokens_max
     """Longest sequence, prompt and output together; it must fit the KV cache. Without it: the model's own limit, or what the
     KV cache holds if that is less."""

@@ -15,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 from baton.errors import ModelFileBroken, ModelNotFound
@@ -39,6 +40,8 @@ class PackagedModel:
     file: str
     nbytes: int
     sha256: str
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    "The authors' recommendation on the model card; the file has none."
 
     @property
     def requirement(self) -> str:
@@ -54,8 +57,15 @@ ALIASES: dict[str, PackagedModel] = {
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
         nbytes=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        sampling=MappingProxyType({"temperature": 0.2, "top_p": 0.9}),
     ),
 }
+
+
+def recommended_by_authors(path: Path) -> Mapping[str, float]:
+    """Sampling of a built-in model, known by the name and the size of its file."""
+    known = (model for model in ALIASES.values() if model.file == path.name and model.nbytes == path.stat().st_size)
+    return next((model.sampling for model in known), {})
 
 
 def cache_folder() -> Path:

@@ -1,8 +1,10 @@
-"""How a model's makers want it sampled. The one place that decides what a request gets that does not say.
+"""Sampling defaults: the one place that decides how a request is sampled that names no sampling.
 
-    folder       generation_config.json     temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens
-    GGUF file    general.sampling.*         the same under llama.cpp's names, without a length
-    neither      OpenAI's defaults          protocol/request.py
+    folder          generation_config.json     temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens;
+                                               do_sample: false is temperature 0
+    GGUF file       general.sampling.*         the same under llama.cpp's names, without a length
+    built-in model  models/aliases.py          what its authors recommend; the file itself has no recommendation
+    none of them    UNADVISED_SAMPLING         llama.cpp's defaults
 
 API, chat page, `baton chat`, `baton run` and `LLM` all use what `sampling_defaults` gives.
 """
@@ -10,6 +12,7 @@ API, chat page, `baton chat`, `baton run` and `LLM` all use what `sampling_defau
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -21,6 +24,12 @@ from baton.protocol.request import OPENAI_SAMPLING, SamplingParams
 HF_NAMES = {**{name: name for name in OPENAI_SAMPLING}, "max_new_tokens": "max_tokens"}
 """max_new_tokens is what an answer gets that names no length, as in vLLM; a request may ask for more."""
 
+UNADVISED_SAMPLING: Mapping[str, int | float] = MappingProxyType(
+    {"temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05, "repetition_penalty": 1.0}
+)
+"""llama.cpp's defaults, for files that recommend nothing. Such files are mostly small quantised models, and sampling from the
+whole tail of their distribution (OpenAI's temperature 1.0) gives noise."""
+
 GGUF_NAMES = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_k": "top_k",
@@ -31,8 +40,12 @@ GGUF_NAMES = {
 
 
 def recommended_by_hf(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """By our names, as the file has them: nothing is checked yet."""
-    return {ours: generation[name] for name, ours in HF_NAMES.items() if generation.get(name) is not None}
+    """Values by our names, as the file has them; `sampling_defaults` checks them. With do_sample: false the authors want the
+    likeliest token, and transformers ignores the file's other sampling fields."""
+    found = {ours: generation[name] for name, ours in HF_NAMES.items() if generation.get(name) is not None}
+    if generation.get("do_sample") is False:
+        return {"temperature": 0.0, **{name: found[name] for name in ("repetition_penalty", "max_tokens") if name in found}}
+    return found
 
 
 def recommended_by_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,7 +55,9 @@ def recommended_by_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sampling_defaults(recommended: Mapping[str, Any], use: GenerationConfig, origin: str) -> dict[str, int | float]:
-    """Of every name in OPENAI_SAMPLING, and of max_tokens where the model recommends a length."""
+    """A value for every name in OPENAI_SAMPLING, and for max_tokens where the model recommends a length.
+
+    A model that recommends a part gets OpenAI's defaults for the rest, as in vLLM."""
     if use == "none":
         return dict(OPENAI_SAMPLING)
     try:
@@ -53,4 +68,5 @@ def sampling_defaults(recommended: Mapping[str, Any], use: GenerationConfig, ori
         ) from None
     if recommended.get("top_k") == 0:  # how transformers and llama.cpp write "of all tokens"
         recommended = {**recommended, "top_k": -1}
-    return {**OPENAI_SAMPLING, **recommended}
+    advised = any(name in recommended for name in OPENAI_SAMPLING)
+    return {**(OPENAI_SAMPLING if advised else UNADVISED_SAMPLING), **recommended}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.errors import InvalidConfig, ModelFileBroken
+from baton.models.aliases import recommended_by_authors
 from baton.models.config import ModelConfig
 from baton.models.config_from_gguf import config_from_gguf
 from baton.models.config_from_hf import config_from_hf
@@ -50,7 +51,8 @@ def open_model(path: Path) -> OpenedModel:
         return OpenedModel(path, config, weights, recommended_by_hf(generation), weights.files)
     file = GGUFFile(path)
     config = config_from_gguf(file)
-    return OpenedModel(path, config, GGUFWeights(file, config), recommended_by_gguf(file.metadata), (file,))
+    recommended = recommended_by_gguf(file.metadata) or recommended_by_authors(path)
+    return OpenedModel(path, config, GGUFWeights(file, config), recommended, (file,))
 
 
 def _refuse_fp8_of_unknown_kind(weights: WeightSource, origin: str) -> None:
