@@ -21,7 +21,7 @@ HELP = """Generate once, without a server. stdout is the text and nothing else.
 
 \b
 Examples:
-  baton run smollm2 'What is the capital of France?'
+  baton run smollm2 'What is the capital of Japan?'
   baton run smollm2 --raw 'Once upon a time'        continue a text
   baton run smollm2 --file prompts.txt --json       one prompt per line
   cat prompts.txt | baton run smollm2 --file -

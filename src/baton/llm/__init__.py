@@ -3,7 +3,7 @@
     from baton.llm import LLM, SamplingParams
 
     with LLM("smollm2") as llm:
-        for answer in llm.chat([[{"role": "user", "content": "What is the capital of France?"}]]):
+        for answer in llm.chat([[{"role": "user", "content": "What is the capital of Japan?"}]]):
             print(answer.outputs[0].text)
         for chunk in llm.stream("Once upon a time", SamplingParams(max_tokens=64, stop="The end")):
             print(chunk.text, end="", flush=True)
