@@ -116,7 +116,7 @@ class PackedModel:
         self.config = config
         self.threads = threads
         self._library = library
-        self._weights = weights
+        self._weights: RawWeights | None = weights
         self._quantization = quantization
         planned = plan_model(library, config, weights.stored, quantization)
         self.large, self._balanced = planned.large, planned.balanced
@@ -125,16 +125,20 @@ class PackedModel:
         self.of_bytes: list[Packing] = []
         "In the order of `matrices`: to be packed again, with a balance."
         embedding = weights.take(EMBED)
-        # Blocks and 16 bits stay in the file, and a token's row is read when it is asked for.
+        # Blocks and 16 bits stay as they are, and a token's row is unpacked when it is asked for.
         looked_up = (
             embedding if embedding.type in STORED and embedding.type != F32 else weights_as(embedding, EMBED, quantization)
         )
-        self.embedding, self.embedding_kind = looked_up.data, STORED[looked_up.type]
+        # A copy, never a view of the mapped file: whoever writes to the file or cuts it short would change answers, or end
+        # the process with SIGBUS.
+        self.embedding: Bytes = np.array(looked_up.data)
+        self.embedding_kind = STORED[looked_up.type]
         self.blocks = (LayerWeights * config.layers)(*(self._block(layer) for layer in range(config.layers)))
         self.final_norm_weights: Floats = np.ascontiguousarray(dequantise(weights.take(FINAL_NORM)).reshape(-1), np.float32)
         self.final_norm = self._keep(self.final_norm_weights)
         self.head = self._matrix([embedding if config.tied_embeddings else weights.take(LM_HEAD)], [LM_HEAD])
         weights.close()
+        self._weights = None  # nothing is read from the files any more, and they are unmapped
 
     def matrices(self) -> list[Matrix]:
         """Those that the library reads, in the order in which they were packed."""
@@ -161,8 +165,8 @@ class PackedModel:
 
     def _linear(self, names: Sequence[str], *, bias: bool, paired: bool = False) -> Matrix:
         names_of_weights = [f"{name}.weight" for name in names]
-        raws = [self._weights.take(name) for name in names_of_weights]
-        biases = [dequantise(self._weights.take(f"{name}.bias")).reshape(-1) for name in names] if bias else []
+        raws = [self._take(name) for name in names_of_weights]
+        biases = [dequantise(self._take(f"{name}.bias")).reshape(-1) for name in names] if bias else []
         return self._matrix(raws, names_of_weights, biases, paired=paired)
 
     def _matrix(
@@ -186,8 +190,12 @@ class PackedModel:
             matrix.bias = self._keep(bias)
         return matrix
 
+    def _take(self, name: str) -> RawTensor:
+        assert self._weights is not None
+        return self._weights.take(name)
+
     def _vector(self, name: str) -> int:
-        return self._keep(dequantise(self._weights.take(name)).reshape(-1))
+        return self._keep(dequantise(self._take(name)).reshape(-1))
 
     def _keep(self, array: NDArray[np.float32]) -> int:
         array = np.ascontiguousarray(array, np.float32)

@@ -98,7 +98,8 @@ def build_worker(
     defaults = sampling_defaults(opened.recommended, config.generation_config, str(opened.path))
     layout = kv_layout(opened.config, config.block_size, platform.kv_kind(opened.config, config))
     size = fit_pool(config, layout, opened.config.context_tokens_max)  # a profile can only be had with weights: see below
-    grammars = GrammarMasks(lambda: Vocabulary.of(tokenizer or Tokenizer.from_path(path), opened.config.vocab_size))
+    tokens = opened.config.vocab_size  # by itself: a closure over `opened` would keep the model's files mapped
+    grammars = GrammarMasks(lambda: Vocabulary.of(tokenizer or Tokenizer.from_path(path), tokens))
     grammars.prepare()  # beside the weights
     with DigestInProgress(opened.files, config.threads or usable_cores()) as digesting:
         loaded = platform.load(opened, config, progress)
