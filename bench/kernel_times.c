@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
-enum { HIDDEN = 576, INNER = 1536, HEADS = 9, KV_HEADS = 3, DIM = 64, WORDS = 49152, LAYERS = 30, BLOCK = 16, LARGE_PAGE = 2 << 20 };
+enum { HIDDEN = 576, INNER = 1536, HEADS = 9, KV_HEADS = 3, DIM = 64, WORDS = 49152, LAYERS = 30, BLOCK = 16, LARGE_PAGE = 2 << 20, POSITIONS = 1 << 15 };
 enum { TIMES = PHASES + 2 };  /* and the head; and all of it */
 
 static const char *const NAMES[TIMES] = {
@@ -127,9 +127,9 @@ int main(int count, char **words) {
     int64_t half_block = KV_HEADS * (DIM + (kv == KV_INT8 ? 4 : 0)) * BLOCK;
     Arena arena = {large(200 << 20), 0};
     static LayerWeights blocks[LAYERS];
-    static float ones[INNER], frequencies[DIM / 2];
+    static float ones[INNER], turns[POSITIONS * DIM / 2];
     for (int i = 0; i < INNER; i++) ones[i] = 1.0f;
-    for (int i = 0; i < DIM / 2; i++) frequencies[i] = 1.0f / (float)(i + 1);
+    for (int i = 0; i < POSITIONS * DIM / 2; i++) turns[i] = 0.7f + (float)(i % 7) / 128.0f;
     for (int i = 0; i < LAYERS; i++)
         blocks[i] = (LayerWeights){
             .attention_norm = ones, .mlp_norm = ones,
@@ -142,7 +142,7 @@ int main(int count, char **words) {
     Model m = {
         .layers = LAYERS, .hidden = HIDDEN, .vocabulary = WORDS, .inner = INNER,
         .attention = {HEADS, KV_HEADS, DIM, BLOCK, LAYERS * 2 * half_block, half_block, 0.125f},
-        .norm_eps = 1e-5f, .rope_factor = 1.0f, .kv_kind = kv, .embedding_kind = F32, .frequencies = frequencies,
+        .norm_eps = 1e-5f, .kv_kind = kv, .embedding_kind = F32, .positions = POSITIONS, .cosines = turns, .sines = turns,
         .embedding = (const uint8_t *)embedding, .embedding_row_bytes = HIDDEN * 4, .final_norm = ones, .blocks = blocks,
         .head = random_matrix(&arena, ROTATED_INT8, WORDS, HIDDEN, 0),
     };

@@ -5,7 +5,7 @@
 A step is SEQUENCESxROWS@CONTEXT: 32x1@200 is 32 sequences that decode behind 200 tokens each, 1x256@768 a chunk of 256 tokens
 of a prompt. The model has the shape of SmolLM2-135M and random weights. Milliseconds: the least, and in brackets the median, of
 all repeats of all rounds; phases as in csrc/decoder.c. With --against, another checkout's library is timed in turns with this
-one (one that has csrc/matmul.h; older ones have other names).
+one, each by its own bench/kernel_times.c.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def build(checkout: Path, variant: str, to: Path) -> Path:
     flags = next(each for each in VARIANTS if each.name == variant).compiler_flags
     program = to / f"kernel-times-{len(list(to.iterdir()))}"
     plain = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")]
-    command = [*find_compiler(), *plain, *flags, "-I", str(checkout / SOURCES), str(HERE / "kernel_times.c")]
+    command = [*find_compiler(), *plain, *flags, "-I", str(checkout / SOURCES), str(checkout / "bench/kernel_times.c")]
     subprocess.run([*command, "-o", str(program), "-lm", "-lpthread"], check=True, timeout=COMPILE_SECONDS_MAX)
     return program
 

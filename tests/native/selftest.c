@@ -494,14 +494,12 @@ static void large_scores(Decoder *decoders[2], KVKind kv, int64_t dim, double sc
 
 static void functions(void) {
     enum { MANY = 1 << 16 };
-    float *exps = alloc_aligned(MANY * 4), *silus = alloc_aligned(MANY * 4), *turns = alloc_aligned(2 * MANY * 4);
+    float *exps = alloc_aligned(MANY * 4), *silus = alloc_aligned(MANY * 4);
     for (int i = 0; i < MANY; i++) {
         float x = -(float)i / (MANY / 100.0f), y = number() * 8.0f;
-        float turn = (float)below(32768) * (float)(chance() >> 8) * 0x1p-24f;
         float lanes[LANES];
         store(lanes, silu_lanes(broadcast(y)));
         exps[i] = exp_negative(x), silus[i] = lanes[i % LANES];
-        turns[2 * i] = cosf(turn), turns[2 * i + 1] = sinf(turn);
         if (x >= -87.0f) DEMAND(fabs(exps[i] / exp(x) - 1.0) < 3e-7, "e^%g is %g, not %g", x, exps[i], exp(x));
         else DEMAND(exps[i] == 0.0f, "e^%g is %g", x, exps[i]);
         double want = y / (1.0 + exp(-(double)y));
@@ -514,8 +512,8 @@ static void functions(void) {
         store(lanes, silu_lanes(broadcast(-far)));
         DEMAND(fabsf(lanes[0]) < 1e-30f, "silu(%g) is %g", -far, lanes[0]);
     }
-    say("exp_negative", exps, MANY * 4), say("silu", silus, MANY * 4), say("cosf, sinf (libm)", turns, 2 * MANY * 4);
-    free(exps), free(silus), free(turns);
+    say("exp_negative", exps, MANY * 4), say("silu", silus, MANY * 4);
+    free(exps), free(silus);
 }
 
 static f16 half_with(uint16_t bits) {
@@ -592,16 +590,15 @@ static void model(int kind, int halves) {
             .down = packed(kind, stored_rows(kind, HIDDEN, INNER), HIDDEN, INNER, 0), .window = i ? 40 : 0,
         };
     float *logits = alloc_aligned(TOKENS * WORDS * 4), *again = alloc_aligned(TOKENS * WORDS * 4), *final_norm = numbers(HIDDEN);
-    float frequencies[DIM / 2];
-    for (int i = 0; i < DIM / 2; i++) frequencies[i] = 1.0f / (float)(1 << i);
+    float *cosines = numbers(TOKENS * DIM / 2), *sines = numbers(TOKENS * DIM / 2);  /* any: nothing here knows what a rotation is */
     int64_t half_block = KV * DIM * BLOCK, starts[2] = {0}, slot = 0, context = 0, positions[TOKENS];
     int32_t table[TOKENS / BLOCK + 1], ids[TOKENS];
     void *pool = alloc_aligned((TOKENS / BLOCK + 1) * LAYERS * 2 * half_block * 4);
     Model m = {
         .layers = LAYERS, .hidden = HIDDEN, .vocabulary = WORDS, .inner = INNER,
         .attention = {HEADS, KV, DIM, BLOCK, LAYERS * 2 * half_block, half_block, 0.125f},
-        .norm_eps = 1e-5f, .rope_factor = 1.0f, .kv_kind = halves ? KV_F16 : KV_F32, .embedding_kind = kind,
-        .frequencies = frequencies, .embedding = embedding, .embedding_row_bytes = row_bytes(kind, HIDDEN),
+        .norm_eps = 1e-5f, .kv_kind = halves ? KV_F16 : KV_F32, .embedding_kind = kind,
+        .positions = TOKENS, .cosines = cosines, .sines = sines, .embedding = embedding, .embedding_row_bytes = row_bytes(kind, HIDDEN),
         .final_norm = final_norm, .blocks = blocks,
         .head = packed(kind, embedding, WORDS, HIDDEN, 0), .pool = pool,
     };

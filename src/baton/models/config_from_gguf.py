@@ -19,6 +19,7 @@ from baton.models.config import (
 )
 from baton.models.config_fields import Fields
 from baton.models.loaders.gguf_reader import GGUFFile
+from baton.models.portable_math import logarithm
 from baton.models.registry import architecture_of_gguf
 
 ROPE_DIVISORS = "rope_freqs.weight"
@@ -91,7 +92,7 @@ def _scaling(fields: Fields, file: GGUFFile) -> RopeScaling | None:
     if kind == "linear":
         return LinearScaling(factor=factor)
     if kind == "yarn":
-        growth = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+        growth = 0.1 * logarithm(factor) + 1.0 if factor > 1 else 1.0
         return YarnScaling(
             factor=factor,
             original_context=fields.integer("rope.scaling.original_context_length", fields.integer("context_length")),

@@ -6,13 +6,13 @@ both into `rope_parameters`. Settings that would change the result and that we d
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from baton.errors import ModelFileBroken, ModelUnsupported
 from baton.models.config import LinearScaling, Llama3Scaling, ModelConfig, RopeConfig, RopeScaling, YarnScaling
 from baton.models.config_fields import Fields
+from baton.models.portable_math import logarithm
 from baton.models.raw_tensor import SCALE_BLOCK
 from baton.models.registry import architecture_of_hf
 
@@ -119,7 +119,7 @@ def _scaling(rope: Fields, context: int) -> RopeScaling | None:
 
 def _yarn_attention_factor(rope: Fields, factor: float) -> float:
     def growth(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+        return 1.0 if factor <= 1 else 0.1 * weight * logarithm(factor) + 1.0
 
     if rope.get("attention_factor") is not None:
         return rope.number("attention_factor")

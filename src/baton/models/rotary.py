@@ -1,20 +1,54 @@
-"""Rotary frequencies: how far each pair of dimensions turns from one position to the next."""
+"""Rotary frequencies: how far each pair of dimensions turns from one position to the next; and their cosines and sines.
+
+The numbers must be the same on every host: instances exchange keys that were rotated with them (models/portable_math.py).
+"""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from baton.models.config import FrequencyDivisors, LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
+from baton.models.portable_math import ANGLE_MAX, cosines_and_sines, logarithm, power
 from baton.models.raw_tensor import Floats
+
+CHUNK_NUMBERS = 16384
+"""Angles that are worked out at once: the dozen float64 arrays of a chunk fit a core's cache."""
+
+
+class RotaryTable:
+    """Cosines and sines by position and pair of dimensions, with the factor on both."""
+
+    __slots__ = ("cosines", "sines")
+
+    def __init__(self, config: RopeConfig, head_dim: int, positions: int) -> None:
+        frequencies, factor = rotary_frequencies(config, head_dim)
+        pairs = len(frequencies)
+        self.cosines: Floats = np.empty((positions, pairs), np.float32)
+        self.sines: Floats = np.empty((positions, pairs), np.float32)
+        step = max(1, CHUNK_NUMBERS // pairs)
+        for begin in range(0, positions, step):
+            end = min(begin + step, positions)
+            chunk = slice(begin, end)
+            self.cosines[chunk], self.sines[chunk] = rotary_angles(frequencies, factor, np.arange(begin, end))
+
+
+def rotary_angles(frequencies: Floats, factor: float, positions: NDArray[np.integer]) -> tuple[Floats, Floats]:
+    """Cosines and sines, float32 [positions, head_dim / 2]. The angle itself is a float32, as models are trained with it."""
+    angles = positions.astype(np.float32)[:, None] * frequencies
+    if angles.size and float(np.abs(angles).max()) > ANGLE_MAX:
+        raise ValueError(f"an angle of more than {ANGLE_MAX:g} radians: positions must be below that")
+    cosines, sines = cosines_and_sines(angles)
+    return cosines.astype(np.float32) * np.float32(factor), sines.astype(np.float32) * np.float32(factor)
 
 
 def rotary_frequencies(config: RopeConfig, head_dim: int) -> tuple[Floats, float]:
     """Radians a position for each pair of dimensions, float32 [head_dim / 2], and the factor on cos and sin."""
     exponents: Floats = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    # The power in double: numpy's float32 one is off by a bit here and there, and turns add up over a long context.
-    plain: Floats = np.float32(1.0) / np.power(config.theta, exponents.astype(np.float64)).astype(np.float32)
+    powers = [power(config.theta, exponent) for exponent in exponents.tolist()]
+    plain: Floats = np.float32(1.0) / np.array(powers).astype(np.float32)
     match config.scaling:
         case None:
             return plain, 1.0
@@ -44,7 +78,7 @@ def _yarn(plain: Floats, scaling: YarnScaling, theta: float) -> Floats:
 
     def pair_that_turns(times: float) -> float:
         """Which pair turns so many times within the original context."""
-        return head_dim * math.log(scaling.original_context / (times * 2 * math.pi)) / (2 * math.log(theta))
+        return head_dim * logarithm(scaling.original_context / (times * 2 * math.pi)) / (2 * logarithm(theta))
 
     low, high = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
     if scaling.truncate:

@@ -84,6 +84,7 @@ def _run_tokens(library: Library, packed: PackedModel, tokens: int) -> None:
         library,
         packed,
         pool=pool.ctypes.data,
+        blocks=blocks,
         block_size=BLOCK_TOKENS,
         half_block=half,
         kv_kind=KV_F32,

@@ -120,7 +120,7 @@ def _compile(variant: Variant, folder: Path, compiler: Compiler, stem: str) -> P
         with tempfile.TemporaryDirectory(dir=folder, prefix=build_cache.SCRATCH) as scratch:
             made = Path(scratch, "kernels.so")
             flags = [*FLAGS, *variant.compiler_flags]
-            command = [*compiler, *flags, str(SOURCES / "decoder.c"), "-o", str(made), "-lm", "-lpthread"]
+            command = [*compiler, *flags, str(SOURCES / "decoder.c"), "-o", str(made), "-lpthread"]
             subprocess.run(command, capture_output=True, check=True, text=True, timeout=COMPILE_SECONDS_MAX)
             return build_cache.keep(made, folder, stem)
     except subprocess.CalledProcessError as error:

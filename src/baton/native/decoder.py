@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from baton.errors import EngineError
 from baton.models.raw_tensor import Floats
-from baton.models.rotary import rotary_frequencies
+from baton.models.rotary import RotaryTable
 from baton.native.library import Library, Model, Shape, Step
 from baton.native.packing import PackedModel
 
@@ -20,14 +20,23 @@ Addresses = NDArray[np.uintp]
 
 class NativeDecoder:
     def __init__(
-        self, library: Library, packed: PackedModel, *, pool: int, block_size: int, half_block: int, kv_kind: int, threads: int
+        self,
+        library: Library,
+        packed: PackedModel,
+        *,
+        pool: int,
+        blocks: int,
+        block_size: int,
+        half_block: int,
+        kv_kind: int,
+        threads: int,
     ) -> None:
-        """`pool`: the address of the first block. `kv_kind`: what it holds (library.KV_...); `half_block` of them are a layer's
-        keys."""
+        """`pool`: the address of the first of `blocks` blocks. `kv_kind`: what it holds (library.KV_...); `half_block` of them
+        are a layer's keys."""
         config = packed.config
-        frequencies, factor = rotary_frequencies(config.rope, config.head_dim)
+        angles = RotaryTable(config.rope, config.head_dim, min(config.context_tokens_max, blocks * block_size))
         self._library = library
-        self._kept = (packed, np.ascontiguousarray(frequencies, np.float32))
+        self._kept = (packed, angles)
         self._model = Model(
             layers=config.layers,
             hidden=config.hidden_size,
@@ -43,10 +52,11 @@ class NativeDecoder:
                 scale=config.attention_scale,
             ),
             norm_eps=config.norm_eps,
-            rope_factor=factor,
             kv_kind=kv_kind,
             embedding_kind=packed.embedding_kind,
-            frequencies=self._kept[1].ctypes.data,
+            positions=len(angles.cosines),
+            cosines=angles.cosines.ctypes.data,
+            sines=angles.sines.ctypes.data,
             embedding=packed.embedding.ctypes.data,
             embedding_row_bytes=packed.embedding.shape[1],
             final_norm=packed.final_norm,

@@ -49,9 +49,10 @@ class Model(Structure):
     _fields_ = (
         *((name, c_int64) for name in ("layers", "hidden", "vocabulary", "inner")),
         ("attention", Shape),
-        *((name, c_float) for name in ("norm_eps", "rope_factor")),
+        ("norm_eps", c_float),
         *((name, c_int32) for name in ("kv_kind", "embedding_kind")),
-        *((name, c_void_p) for name in ("frequencies", "embedding")),
+        ("positions", c_int64),
+        *((name, c_void_p) for name in ("cosines", "sines", "embedding")),
         ("embedding_row_bytes", c_int64),
         ("final_norm", c_void_p),
         ("blocks", POINTER(LayerWeights)),

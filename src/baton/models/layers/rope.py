@@ -1,7 +1,7 @@
 """Rotary positions: dimension i of a head and dimension i + head_dim/2 turn together, by position * frequency(i).
 
-`Rope.angles` is asked once a step, `rotate` once a layer. There is no table of all positions: working out the angles of
-a step is a rounding error of its cost, and a table for a long context is tens of megabytes.
+`Rope.angles` is asked once a step, `rotate` once a layer. There is no table of all positions here: working out the angles of
+a step is a rounding error of its cost. The numbers are those of every other platform (models/rotary.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from baton.models.config import RopeConfig
-from baton.models.rotary import rotary_frequencies
+from baton.models.rotary import rotary_angles, rotary_frequencies
 
 
 class Angles(NamedTuple):
@@ -24,18 +24,19 @@ class Angles(NamedTuple):
 
 
 class Rope:
-    __slots__ = ("attention_factor", "frequencies")
+    __slots__ = ("attention_factor", "device", "frequencies")
 
     def __init__(self, config: RopeConfig, head_dim: int, device: torch.device | str = "cpu") -> None:
-        frequencies, self.attention_factor = rotary_frequencies(config, head_dim)
-        self.frequencies = torch.from_numpy(frequencies).to(device)
+        self.frequencies, self.attention_factor = rotary_frequencies(config, head_dim)
+        self.device = device
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> Angles:
-        """positions: [tokens]. Worked out in float32, whatever the model computes in."""
-        turns = positions.to(torch.float32)[:, None, None] * self.frequencies
-        cos = turns.cos().mul_(self.attention_factor)
-        sin = turns.sin().mul_(self.attention_factor)
-        return Angles(torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype))
+        """positions: [tokens]. The angles are float32, whatever the model computes in."""
+        cos, sin = (
+            torch.from_numpy(numbers).to(self.device, dtype)[:, None]
+            for numbers in rotary_angles(self.frequencies, self.attention_factor, positions.cpu().numpy())
+        )
+        return Angles(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
 
 
 def rotate(heads: Tensor, angles: Angles) -> Tensor:

@@ -12,27 +12,27 @@ static void embed(const Model *m, int64_t token, float *restrict out) {
     floats_of_row(m->embedding_kind, row, m->hidden, out);
 }
 
+static int has_angles(const Model *m, int64_t position) { return position >= 0 && position < m->positions; }
+
+/* A position that the tables do not have gives no numbers: its sequence fails alone, and nothing is read from elsewhere. */
 static void begin_row(const Decoder *decoder, const Step *step, int64_t row) {
     const Model *m = decoder->model;
-    int64_t pairs = m->attention.head_dim / 2;
-    embed(m, step->token_ids[row], decoder->shared.hidden + row * m->hidden);
-    for (int64_t i = 0; i < pairs; i++) {
-        float angle = (float)step->positions[row] * m->frequencies[i];
-        decoder->shared.cosines[row * pairs + i] = cosf(angle) * m->rope_factor;
-        decoder->shared.sines[row * pairs + i] = sinf(angle) * m->rope_factor;
-    }
+    float *hidden = decoder->shared.hidden + row * m->hidden;
+    if (has_angles(m, step->positions[row])) embed(m, step->token_ids[row], hidden);
+    else for (int64_t i = 0; i < m->hidden; i++) hidden[i] = NAN;
 }
 
 /* Queries and keys of one token: normed where the model wants it, then turned, first half against second. */
-typedef struct { const Decoder *decoder; const LayerWeights *block; } RopeArgs;
+typedef struct { const Decoder *decoder; const LayerWeights *block; const int64_t *positions; } RopeArgs;
 
 static void rope_row(const void *with, int64_t row) {
     const Decoder *decoder = ((const RopeArgs *)with)->decoder;
     const LayerWeights *block = ((const RopeArgs *)with)->block;
     const Model *m = decoder->model;
     const Shape *shape = &m->attention;
-    int64_t dim = shape->head_dim, pairs = dim / 2;
-    const float *restrict cosines = decoder->shared.cosines + row * pairs, *restrict sines = decoder->shared.sines + row * pairs;
+    int64_t dim = shape->head_dim, pairs = dim / 2, position = ((const RopeArgs *)with)->positions[row];
+    if (!has_angles(m, position)) return;
+    const float *restrict cosines = m->cosines + position * pairs, *restrict sines = m->sines + position * pairs;
     float *restrict x = decoder->shared.qkv + row * qkv_width(m);
     for (int64_t head = 0; head < shape->heads + shape->kv_heads; head++, x += dim) {
         const float *norm = head < shape->heads ? block->q_norm : block->k_norm;
@@ -95,7 +95,7 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
         .item_rows = job->item_rows, .item_starts = b->item_starts, .items = job->items,
         .splits = job->splits, .parts = b->parts,
     };
-    store_all(me, &layer, m->kv_kind, rope_row, &(RopeArgs){decoder, block});
+    store_all(me, &layer, m->kv_kind, rope_row, &(RopeArgs){decoder, block, step->positions});
     PHASE(TURN)
     attend_all(me, &layer, m->kv_kind);
     PHASE(ATTEND)

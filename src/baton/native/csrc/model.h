@@ -16,9 +16,10 @@ typedef struct {
 typedef struct {
     int64_t layers, hidden, vocabulary, inner;
     Shape attention;
-    float norm_eps, rope_factor;
+    float norm_eps;
     int32_t kv_kind, embedding_kind;
-    const float *frequencies;      /* [head_dim / 2] radians a position */
+    int64_t positions;             /* that the tables of angles have */
+    const float *cosines, *sines;  /* [positions][head_dim / 2]: of the angle of each pair of dimensions (models/rotary.py) */
     const uint8_t *embedding;      /* [vocabulary] rows as the file has them, in one of the four kinds */
     int64_t embedding_row_bytes;
     const float *final_norm;

@@ -8,7 +8,6 @@ typedef struct {
     int64_t rows;                  /* that the buffers hold */
     float *hidden;                 /* [rows][hidden]: the residual stream */
     float *picked;                 /* [rows][hidden]: those whose logits are wanted */
-    float *cosines, *sines;        /* [rows][head_dim / 2] */
     float *qkv;                    /* [rows][heads + 2 kv_heads][head_dim] */
     Rows normed, output, down;     /* what the products of that name take */
     int64_t *item_starts;
@@ -30,7 +29,7 @@ typedef struct {
 /* ---- memory ---- */
 
 static void buffers_free(Buffers *b) {
-    free(b->hidden), free(b->picked), free(b->cosines), free(b->sines), free(b->qkv), free(b->item_starts), free(b->best), free(b->parts);
+    free(b->hidden), free(b->picked), free(b->qkv), free(b->item_starts), free(b->best), free(b->parts);
     rows_free(&b->normed), rows_free(&b->output), rows_free(&b->down);
     memset(b, 0, sizeof *b);
 }
@@ -46,15 +45,14 @@ static int buffers_fit(Decoder *decoder, int64_t tokens, int64_t sequences) {
     tokens = max_int(tokens, b->rows), sequences = max_int(sequences, b->sequences);
     team_rest(decoder->team);
     buffers_free(b);
-    int64_t pairs = m->attention.head_dim / 2, q_width = m->attention.heads * m->attention.head_dim;
+    int64_t q_width = m->attention.heads * m->attention.head_dim;
     b->hidden = alloc_aligned(tokens * m->hidden * 4), b->picked = alloc_aligned(tokens * m->hidden * 4);
-    b->cosines = alloc_aligned(tokens * pairs * 4), b->sines = alloc_aligned(tokens * pairs * 4);
     b->qkv = alloc_aligned(tokens * qkv_width(m) * 4);
     b->item_starts = alloc_aligned((sequences + 1) * 8);
     b->best = alloc_aligned(decoder->team->threads * tokens * (int64_t)sizeof *b->best);
     int ok = rows_alloc(&b->normed, tokens, m->hidden) && rows_alloc(&b->output, tokens, q_width);
     ok = ok && rows_alloc(&b->down, tokens, m->inner);
-    if (!ok || !b->hidden || !b->picked || !b->cosines || !b->sines || !b->qkv || !b->item_starts || !b->best) return buffers_free(b), 0;
+    if (!ok || !b->hidden || !b->picked || !b->qkv || !b->item_starts || !b->best) return buffers_free(b), 0;
     b->rows = tokens, b->sequences = sequences;
     return 1;
 }

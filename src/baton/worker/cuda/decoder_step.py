@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from baton.models.config import ModelConfig
-from baton.models.rotary import rotary_frequencies
+from baton.models.rotary import RotaryTable
 from baton.worker.cuda.adjustments import Adjustments
 from baton.worker.cuda.columns import SlotColumns
 from baton.worker.cuda.experts import ExpertSteps
@@ -352,6 +352,5 @@ class DecoderStep:
 
 
 def _angles(config: ModelConfig, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    frequencies, factor = rotary_frequencies(config.rope, config.head_dim)
-    turns = torch.arange(positions, dtype=torch.float32)[:, None] * torch.from_numpy(frequencies)
-    return turns.cos().mul_(factor).to(device), turns.sin().mul_(factor).to(device)
+    table = RotaryTable(config.rope, config.head_dim, positions)
+    return torch.from_numpy(table.cosines).to(device), torch.from_numpy(table.sines).to(device)

@@ -87,6 +87,7 @@ class NativeForward:
             library,
             packed,
             pool=pool.data.ctypes.data,
+            blocks=pool.blocks,
             block_size=layout.block_size,
             half_block=layout.half,
             kv_kind=KV_KINDS[layout.kind],
