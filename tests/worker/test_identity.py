@@ -19,7 +19,7 @@ from baton.errors import ModelFileBroken
 from baton.kvpool.layout import KVKind
 from baton.kvpool.pool import KVPool
 from baton.models.open import open_model
-from baton.native import build_cache
+from baton.native import build, build_cache
 from baton.native.library import Library, load_variant
 from baton.native.variants import supported_variants
 from baton.worker import weights_digest
@@ -130,6 +130,17 @@ def test_every_variant_of_the_kernels_has_its_own_arithmetic(model):
         forward.close()
         pool.close()
     assert len({*names}) == len(variants)
+
+
+def test_a_comment_in_the_kernels_is_not_part_of_the_root(model, monkeypatch, tmp_path):
+    """What counts is bits: a release that computes the same goes on with what the last one has stored."""
+    first = identity(model)
+    sources = tmp_path / "csrc"
+    shutil.copytree(build.SOURCES, sources)
+    with (sources / "layers.h").open("a") as file:
+        file.write("/* a comment */\n")
+    monkeypatch.setattr(build, "SOURCES", sources)
+    assert identity(model) == first
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(KVIdentity)])

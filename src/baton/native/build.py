@@ -24,8 +24,6 @@ from baton.native.variants import Variant
 log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "csrc"
-NUMBERS = (Path(__file__).parent / "balance.py", Path(__file__).parent / "packing.py")
-"""The rest of what decides which numbers come out."""
 FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC", "-shared")
 COMPILE_SECONDS_MAX = 300.0
 
@@ -134,11 +132,6 @@ def _compile(variant: Variant, folder: Path, compiler: Compiler, stem: str) -> P
 def _no_place(variant: Variant, folder: Path, error: OSError) -> NoPlace:
     why = error.strerror or str(error)
     return NoPlace(f"the {variant.name} kernels cannot be put into {folder} ({why}): set XDG_CACHE_HOME to a folder of yours")
-
-
-def sources_digest() -> str:
-    """Of what the kernels compute. Without the compiler: they ask for no arithmetic that two compilers do differently."""
-    return sha256(b"|".join(file.read_bytes() for file in (*sorted(SOURCES.iterdir()), *NUMBERS))).hexdigest()
 
 
 def _fingerprint(variant: Variant, compiler: Compiler) -> str:

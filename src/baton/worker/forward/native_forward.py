@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-
 import numpy as np
 
 from baton.config import WorkerConfig
@@ -15,11 +13,11 @@ from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress, RawWeights
 from baton.models.open import OpenedModel
 from baton.native.balance import balance
-from baton.native.build import sources_digest
 from baton.native.decoder import Addresses, NativeDecoder
 from baton.native.library import KV_BF16_AMX, KV_BLOCK, KV_F16, KV_F32, KV_INT8, KV_WIDTH, Library, Step
 from baton.native.packing import PackedModel
 from baton.protocol.progress import ProgressWord
+from baton.worker.arithmetic import native_arithmetic
 from baton.worker.arrays import Floats, Int64s
 from baton.worker.draws import Draws
 from baton.worker.flat_batch import FlatBatch
@@ -80,7 +78,7 @@ class NativeForward:
     def __init__(self, library: Library, packed: PackedModel, pool: KVPool, threads: int) -> None:
         layout = pool.layout
         self.name = f"native ({library.variant.name})"
-        self.arithmetic = f"native {library.variant.name} {platform.machine()} {sources_digest()}"
+        self.arithmetic = native_arithmetic(library.variant)
         self.config = packed.config
         self.final_norm = packed.final_norm_weights
         self._decoder = NativeDecoder(

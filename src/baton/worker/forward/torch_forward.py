@@ -12,6 +12,7 @@ from baton.models.load import build_model
 from baton.models.loaders.weights import Progress
 from baton.models.open import OpenedModel
 from baton.protocol.progress import ProgressWord
+from baton.worker.arithmetic import TORCH
 from baton.worker.arrays import Floats, Int64s
 from baton.worker.attention.base import AttentionBackend
 from baton.worker.attention.gathered import GatheredAttention
@@ -34,8 +35,7 @@ class TorchForward:
     def __init__(self, decoder: Decoder, attention: AttentionBackend) -> None:
         device = decoder.device
         self.name = "torch" if device.type == "cpu" else f"torch ({device.type})"
-        machine = platform.machine() if device.type == "cpu" else torch.cuda.get_device_name(device)
-        self.arithmetic = f"torch {torch.__version__} {machine}"
+        self.arithmetic = f"torch {TORCH} {torch.__version__} {_machine(device)}"
         self.config = decoder.config
         self.final_norm: Floats = decoder.final_norm.weight.detach().float().cpu().numpy()
         self.decoder = decoder
@@ -64,3 +64,10 @@ class TorchForward:
 
     def close(self) -> None:
         del self.attention
+
+
+def _machine(device: torch.device) -> str:
+    """What torch chooses its kernels by."""
+    if device.type != "cpu":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

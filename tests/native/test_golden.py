@@ -1,0 +1,82 @@
+"""The bits that the kernels compute, and the number that says which they are (worker/arithmetic.py), change together.
+
+Another number means other keys for every block that is stored: it may change only where bits do, and must where they do.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from golden_model import CASES, digest_of, digests_of, with_digests, written
+
+from baton.models.rotary import RotaryTable
+from baton.native import decoder
+from baton.native.variants import VARIANTS
+from baton.worker.arithmetic import NATIVE, native_arithmetic, native_key
+
+HOW = "python tests/native/golden_model.py --write"
+NOT_RUN_YET = frozenset({"x86_64 amx", "x86_64 avxvnni", "aarch64 i8mm", "aarch64 dotprod", "aarch64 plain"})
+"""Variants of which no machine that writes down digests was there. They have to become fewer."""
+
+
+def test_bits_are_those_of_the_number(library):
+    key = native_key(library.variant)
+    entries = written().get(key)
+    if not entries:
+        pytest.skip(f"no digests of {key} are written down: run {HOW} on this machine and commit golden.json")
+    number, digests = entries[-1]["arithmetic"], digests_of(library)
+    changed = [case for case, value in digests.items() if entries[-1]["digests"].get(case) != value]
+    assert not changed, (
+        f"the bits of {key} are not those of arithmetic {number}: {changed}. If that is meant, run {HOW} and set "
+        f"NATIVE[{key!r}] in worker/arithmetic.py to {number + 1}; else the change is a mistake"
+    )
+    assert digests.keys() == entries[-1]["digests"].keys()
+
+
+def test_the_numbers_are_the_last_ones_that_were_written_down():
+    assert {key: entries[-1]["arithmetic"] for key, entries in written().items()} == {
+        key: number for key, number in NATIVE.items() if key not in NOT_RUN_YET
+    }
+
+
+def test_a_number_without_other_bits_is_none():
+    """Every entry has other digests than the one before it, and the next number."""
+    for key, entries in written().items():
+        assert [entry["arithmetic"] for entry in entries] == list(range(1, len(entries) + 1)), key
+        for before, after in pairwise(entries):
+            shared = before["digests"].keys() & after["digests"].keys()
+            assert any(before["digests"][case] != after["digests"][case] for case in shared), (key, after["arithmetic"])
+
+
+def test_every_variant_has_a_number():
+    machines = {variant.machine or machine for variant in VARIANTS for machine in ("x86_64", "aarch64")}
+    keys = {native_key(variant, machine) for variant in VARIANTS for machine in machines if variant.machine in ("", machine)}
+    assert keys == NATIVE.keys()
+    plain = VARIANTS[-1]
+    assert native_arithmetic(plain, "riscv64") == "native riscv64 plain 1"
+    assert native_arithmetic(plain, "arm64") == native_arithmetic(plain, "aarch64")  # one processor, two systems
+
+
+def test_one_bit_of_one_angle_is_noticed(library, monkeypatch):
+    """The digests would be worth nothing if they missed a change as small as another math library makes."""
+
+    class OneBitOff(RotaryTable):
+        def __init__(self, *arguments) -> None:
+            super().__init__(*arguments)
+            self.cosines[20, 3] = np.nextafter(self.cosines[20, 3], np.float32(2.0))
+
+    case = CASES[0]
+    before = digest_of(library, case)
+    assert digest_of(library, case) == before
+    monkeypatch.setattr(decoder, "RotaryTable", OneBitOff)
+    assert digest_of(library, case) != before
+
+
+def test_writing_down_raises_the_number_only_with_other_bits():
+    first = with_digests([], {"a": "1"})
+    assert first == [{"arithmetic": 1, "digests": {"a": "1"}}]
+    assert with_digests(first, {"a": "1"}) == first
+    assert with_digests(first, {"a": "1", "new": "2"}) == [{"arithmetic": 1, "digests": {"a": "1", "new": "2"}}]
+    assert with_digests(first, {"a": "2"}) == [*first, {"arithmetic": 2, "digests": {"a": "2"}}]
