@@ -14,7 +14,7 @@ from baton.worker.flat_batch import FEEDBACK  # noqa: E402
 from baton.worker.logprobs import describe, log_softmax  # noqa: E402
 from baton.worker.sampler import SampleRow, sample  # noqa: E402
 from baton.worker.sampling_columns import SamplingColumns  # noqa: E402
-from baton.worker.sampling_state import SequenceSampling  # noqa: E402
+from baton.worker.sampling_state import BANS_MAX, SequenceSampling  # noqa: E402
 
 VOCABULARY = 4200
 """Two chunks of a row, the second one not full."""
@@ -189,6 +189,16 @@ def test_a_bad_word_ends_only_after_its_beginning(place, last_known):
     assert check(device, logits, last_known=last_known).tolist() == [12, 12, 11, 11, 11, 12, 11]
 
 
+def test_ids_outside_the_vocabulary_change_no_neighbour(place):
+    """Found by a review: they were written into the counts of the next slots, or past the end."""
+    outside = [VOCABULARY, VOCABULARY + 9, 3 * VOCABULARY + 5, 70_000, 2**31 - 1]
+    params = SamplingParams(repetition_penalty=1.5, presence_penalty=1.0, logit_bias=tuple((token, 9.0) for token in outside))
+    device = Device(place, [Sequence(params, outside, outside), Sequence(params, [5], [6]), Sequence(params)])
+    counts = device.kept.columns.counts.cpu().numpy()[device.slots]
+    assert counts[0].tolist() == counts[2].tolist() == [0] * VOCABULARY
+    assert {token: count for token, count in enumerate(counts[1].tolist()) if count} == {5: 1, 6: 3}
+
+
 def test_rules_of_one_step_are_gone_in_the_next(place):
     mask = np.zeros(-(-VOCABULARY // 32), np.uint32)
     mask[131] = 1 << 7
@@ -204,11 +214,14 @@ def test_rules_of_one_step_are_gone_in_the_next(place):
     assert device.choose(logits)[0].tolist() == [5, 5]
 
 
-def test_more_bans_than_there_is_room_for(place):
-    everything = tuple((1, token) for token in range(VOCABULARY) if token != 77)
-    device = Device(place, [Sequence(SamplingParams(bad_words=everything), [3], [1]), Sequence(SamplingParams())])
-    assert len(everything) > len(device.kept.rows.bans)
-    assert check(device, random_logits(place, 2), last_known=False)[0] == 77
+def test_all_slots_may_have_all_their_bans_in_the_memory_that_graphs_know(place):
+    """Found by reading: more than 4,096 of a step made a larger buffer, and all graphs that draw were recorded again."""
+    everything = tuple((1, token) for token in range(BANS_MAX))
+    device = Device(place, [Sequence(SamplingParams(bad_words=everything), [3], [1]) for _ in range(3)])
+    assert all(one.state.bans_max == BANS_MAX for one in device.sequences)
+    memory = device.kept.rows.bans.data_ptr()
+    assert check(device, random_logits(place, 3), last_known=False).min() >= BANS_MAX
+    assert device.kept.rows.bans.data_ptr() == memory
 
 
 @pytest.mark.parametrize("value", [np.nan, *(pytest.param(value, marks=pytest.mark.slow) for value in (np.inf, -np.inf))])

@@ -24,6 +24,7 @@ from baton.protocol.step import PREEMPTED_TOKEN_ID, NewSequence, Run, StepPlan
 from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
 from baton.worker.platforms.cpu import CpuPlatform
+from baton.worker.sampling_state import BANS_MAX, Tally
 
 
 @pytest.fixture(scope="module")
@@ -244,6 +245,32 @@ def test_an_id_outside_the_vocabulary_fails_alone(runner):
     assert result.lengths == (0, 1)
     assert result.values[0] >= 0
     assert "outside the vocabulary of 97" in result.failures[0].reason
+
+
+@pytest.mark.parametrize("wrong", [97, 70_000, 2**31 - 1])
+def test_an_id_outside_the_vocabulary_gets_into_no_table(runner, wrong):
+    """Found by a review: counts of a GPU are [slots, vocabulary], and a larger id is a place in a neighbour's row."""
+    asked = SamplingParams(repetition_penalty=1.3, presence_penalty=0.5, logit_bias=((wrong, 5.0),), bad_words=((wrong,),))
+    first = plan(1, new=(new(0, [1, wrong]), new(1, [3], blocks=(4,))), run=[(0, 2), (1, 1)], sampling=(asked,))
+    assert "outside the vocabulary of 97" in runner.execute(first).failures[0].reason
+    for state in runner.sampling.states[:2]:
+        tables = [state.bias_ids, state.tally.ids if state.tally is not None else [], state.stop_ids]
+        assert all(0 <= token < 97 for table in tables for token in table)
+    assert runner.batch.tokens[0].max() < 97
+
+
+def test_a_tally_has_no_ids_outside_the_vocabulary():
+    tally = Tally([5, 97, 2**31 - 1], [6, 98, 6], 97, with_prompt=True)
+    assert (tally.ids.tolist(), tally.outputs.tolist()) == ([5, 6], [0, 2])
+
+
+def test_more_bans_than_a_sequence_may_have_fail_alone(runner):
+    words = tuple((1, token % 97) for token in range(BANS_MAX + 1))
+    greedy, asked = SamplingParams(), SamplingParams(bad_words=words, min_tokens=3)
+    both = (new(0, [1, 2]), new(1, [3], blocks=(4,), sampling=1))
+    result = runner.execute(plan(1, new=both, run=[(0, 2), (1, 1)], sampling=(asked, greedy)))
+    assert result.lengths == (0, 1)
+    assert f"exclude {BANS_MAX + 1} tokens at a time" in result.failures[0].reason
 
 
 # Log-probabilities

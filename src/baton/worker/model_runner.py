@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 
 import numpy as np
+from msgspec import structs
 
 from baton.errors import InvariantBroken, ProtocolError
 from baton.kvpool.base import Pool
@@ -29,8 +30,11 @@ from baton.worker.grammar_masks import GrammarMasks
 from baton.worker.input_batch import InputBatch
 from baton.worker.kv_layout import kv_layout
 from baton.worker.sampling_columns import SamplingColumns
-from baton.worker.sampling_state import BadWords, SequenceSampling, sampled_on_host, waits_for_tokens
+from baton.worker.sampling_state import BANS_MAX, BadWords, SequenceSampling, sampled_on_host, waits_for_tokens
 from baton.worker.ticket import Crew, Ticket
+
+HARMLESS = SamplingParams()
+"""Of a sequence that has failed before it ran: nothing of what it asked for gets to where others have their rows."""
 
 
 class ModelRunner:
@@ -141,14 +145,19 @@ class ModelRunner:
             self.batch.fold(slot, place, block)
 
     def _seat(self, new: NewSequence, sampling: SamplingParams, bad_words: BadWords | None) -> SequenceSampling:
-        self.batch.seat(new)
-        prompt, outputs = new.tokens[: new.prompt_tokens], new.tokens[new.prompt_tokens :]
         vocabulary = self.config.vocab_size
-        grammar = self.grammars.seat(sampling, outputs)
-        made = SequenceSampling(sampling, new.index, vocabulary, prompt, outputs, bad_words, grammar)
-        self.sampling.seat(new.slot, made)
         if not 0 <= min(new.tokens) <= max(new.tokens) < vocabulary:
             self._fail(new.slot, Failure(f"a token id of the prompt is outside the vocabulary of {vocabulary}"))
+            new, sampling, bad_words = structs.replace(new, tokens=(0,) * len(new.tokens)), HARMLESS, None
+        self.batch.seat(new)
+        prompt, outputs = new.tokens[: new.prompt_tokens], new.tokens[new.prompt_tokens :]
+        grammar = self.grammars.seat(sampling, outputs)
+        made = SequenceSampling(sampling, new.index, vocabulary, prompt, outputs, bad_words, grammar)
+        if made.bans_max > BANS_MAX:
+            words = f"bad_words and min_tokens exclude {made.bans_max} tokens at a time, and at most {BANS_MAX} are allowed"
+            self._fail(new.slot, Failure(words))
+            made = SequenceSampling(HARMLESS, new.index, vocabulary, prompt, outputs)
+        self.sampling.seat(new.slot, made)
         return made
 
     def _fail(self, slot: int, failure: Failure) -> None:

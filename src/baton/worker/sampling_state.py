@@ -19,6 +19,8 @@ from baton.worker.thought import Thought
 ANY = -1
 """In a ban, in place of the last token: whatever that is."""
 NO_BANS: Int32s = np.zeros((0, 2), np.int32)
+BANS_MAX = 4096
+"""Of one sequence in one step. A GPU has a place for so many of every slot; the API allows fewer (api/limits.py)."""
 
 
 class Tally:
@@ -26,16 +28,19 @@ class Tally:
 
     __slots__ = ("_ids", "_outputs", "_place", "size")
 
-    def __init__(self, prompt: Sequence[int], outputs: Sequence[int], *, with_prompt: bool) -> None:
+    def __init__(self, prompt: Sequence[int], outputs: Sequence[int], vocab_size: int, *, with_prompt: bool) -> None:
+        """Ids outside the vocabulary are left out: on a GPU counts of all sequences lie side by side in one table."""
         self._place: dict[int, int] = {}
         self._ids: Ids = np.zeros(16, np.int64)
         self._outputs: Floats = np.zeros(16, np.float32)
         self.size = 0
         if with_prompt:
             for token in dict.fromkeys(prompt):
-                self._find(token)
+                if 0 <= token < vocab_size:
+                    self._find(token)
         for token in outputs:
-            self.add(token)
+            if 0 <= token < vocab_size:
+                self.add(token)
 
     def add(self, token: int) -> None:
         place = self._find(token)  # first: it may replace the arrays
@@ -80,6 +85,11 @@ class BadWords:
         for word in words:
             if len(word) > 2:
                 self._by_last_but_one.setdefault(word[-3], []).append((list(word[:-2]), (word[-2], word[-1])))
+
+    @property
+    def bans_max(self) -> int:
+        """No step has more bans because of them."""
+        return sum(map(len, self._by_last.values()))
 
     def ever(self) -> set[int]:
         """All that may be forbidden at some time."""
@@ -144,7 +154,7 @@ class SequenceSampling:
         repeats = params.repetition_penalty != 1.0
         self.tally: Tally | None = None
         if repeats or params.presence_penalty or params.frequency_penalty:
-            self.tally = Tally(prompt, outputs, with_prompt=repeats)
+            self.tally = Tally(prompt, outputs, vocab_size, with_prompt=repeats)
         self.excluded = self.bad_words.ever() if self.bad_words is not None else set[int]()
         "Ids that are forbidden now or at other times."
         if params.min_tokens:
@@ -177,6 +187,12 @@ class SequenceSampling:
         early = self.stop_ids.size and self._keeps_going(outputs)
         bans = NO_BANS if self.bad_words is None else self.bad_words.bans(outputs)
         return np.concatenate((_any_last(self.stop_ids), bans)) if early else bans
+
+    @property
+    def bans_max(self) -> int:
+        """No step of it has more bans."""
+        stops = self.stop_ids.size if self.params.min_tokens else 0
+        return int(stops) + (0 if self.bad_words is None else self.bad_words.bans_max)
 
     def forced(self, outputs: NDArray[np.int32]) -> int | None:
         """The only token that may come next, if there is only one. None of `outputs` may be FEEDBACK."""

@@ -5,7 +5,8 @@ by slot   bias and counts of tokens: written when a sequence takes its slot, cou
 by row    bans and masks: written before a step that has any; those of the step before are taken away
 
 Bias, counts and the kept logits are [slots, vocabulary]: 12 bytes per slot and token of the vocabulary, 400 MB for 256 slots
-and 128,256 tokens. In return no step depends on how many tokens a sequence has had.
+and 128,256 tokens. In return no step depends on how many tokens a sequence has had. Bans have a place for the most that all
+slots can have at once, 8 MB for 256 slots: memory that grew would void all graphs that draw, in everybody's next steps.
 """
 
 from __future__ import annotations
@@ -20,12 +21,10 @@ from baton.worker.cuda.columns import kind_of
 from baton.worker.cuda.kernels.adjust import BIASED, TALLIED, AdjustColumns, RowAdjustments
 from baton.worker.cuda.kernels.tell import WORDS, TellScratch
 from baton.worker.sampling_columns import SamplingColumns
-from baton.worker.sampling_state import SequenceSampling
+from baton.worker.sampling_state import BANS_MAX, SequenceSampling
 from baton.worker.step_rules import Bans
 from baton.worker.token_masks import Masks
 
-BANS = 4096
-"""Of one step; for more, a larger buffer is made."""
 PROMPT_ROWS_MIN = 64
 """Logits of a prompt are worked out as many rows at a time as there are slots, or so many."""
 
@@ -49,7 +48,7 @@ class Adjustments:
         words = -(-vocabulary // 32)
         self.rows = RowAdjustments(
             ban_ends=column(slots + 1),
-            bans=torch.zeros(BANS, 2, dtype=torch.int32, device=device),
+            bans=torch.zeros(slots * BANS_MAX, 2, dtype=torch.int32, device=device),
             masked=column(slots, -1),
             masks=torch.zeros(slots, words, dtype=torch.int32, device=device),
             adjusted=column(slots),
@@ -102,17 +101,13 @@ class Adjustments:
 
     # By row
 
-    def write_rules(self, bans: Bans | None, masks: Masks | None) -> bool:
-        """Of the next step, on the current stream. True where new memory had to be taken: graphs that know the old are void."""
-        grown = False
+    def write_rules(self, bans: Bans | None, masks: Masks | None) -> None:
+        """Of the next step, on the current stream."""
         if bans is not None or self._has_bans:
             ends = np.zeros(len(self.rows.ban_ends), np.int32)
             if bans is not None:
                 ends[: len(bans.ends)] = bans.ends
                 ends[len(bans.ends) :] = bans.ends[-1]
-                if len(bans.pairs) > len(self.rows.bans):
-                    more = torch.zeros(2 * len(bans.pairs), 2, dtype=torch.int32, device=self.device)
-                    self.rows, grown = self.rows._replace(bans=more), True
                 self.rows.bans[: len(bans.pairs)].copy_(sent(bans.pairs, self.device))
             self.rows.ban_ends.copy_(sent(ends, self.device))
         if masks is not None or self._has_masks:
@@ -122,4 +117,3 @@ class Adjustments:
                 self.rows.masks[: len(masks.bits)].copy_(sent(masks.bits.view(np.int32), self.device))
             self.rows.masked.copy_(sent(masked, self.device))
         self._has_bans, self._has_masks = bans is not None, masks is not None
-        return grown

@@ -144,8 +144,8 @@ class DeviceSteps:
         self._next = (self._next + 1) % RING
         pinned.done.synchronize()  # of RING steps ago: it has been collected
         with torch.cuda.stream(self.stream):
-            if batch.draws and self.step.adjustments.write_rules(batch.bans, batch.masks):
-                self._graphs = {kind: graph for kind, graph in self._graphs.items() if not kind[1]}
+            if batch.draws:
+                self.step.adjustments.write_rules(batch.bans, batch.masks)
             decodes = batch.decodes
             due = self._queue_decode(batch, pinned) if decodes else self._queue_mixed(batch, pinned, recorded=recorded)
             tokens, broken = pinned.tokens[:due], None

@@ -20,6 +20,12 @@ HEADS_PER_PROGRAM = 8
 
 
 @triton.jit
+def _small(x):
+    """fp8 has no larger numbers. What is none, or infinite, becomes none: the row that reads it fails, as in other types."""
+    return tl.where(tl.abs(x) < float("inf"), tl.clamp(x, -448.0, 448.0), float("nan"))
+
+
+@triton.jit
 def _rope_store(
     qkv, q_norm, k_norm, cosines, sines, positions, slots, tables, pool,
     table_stride, block_stride, layer_offset, eps,
@@ -69,9 +75,9 @@ def _rope_store(
         pool + block * block_stride + layer_offset + (head - HEADS) * (BLOCK_SIZE * DIM) + (position % BLOCK_SIZE) * DIM + at
     )
     is_kv = inside & (head >= HEADS)
-    if SMALL:  # fp8 has no larger numbers
-        turned_first = tl.clamp(turned_first.to(tl.float32), -448.0, 448.0)
-        turned_second = tl.clamp(turned_second.to(tl.float32), -448.0, 448.0)
+    if SMALL:
+        turned_first = _small(turned_first.to(tl.float32))
+        turned_second = _small(turned_second.to(tl.float32))
     tl.store(place, turned_first.to(pool.dtype.element_ty), mask=is_kv)
     tl.store(place + DIM // 2, turned_second.to(pool.dtype.element_ty), mask=is_kv)
 
