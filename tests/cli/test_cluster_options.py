@@ -18,6 +18,7 @@ from baton.config import RouterConfig, ServeConfig
 from baton.errors import InvalidConfig
 from baton.runtime.router_config import RouterProcessConfig
 from baton.runtime.up import UpConfig
+from baton.worker.platforms import visible
 
 
 def read(**given):
@@ -104,6 +105,41 @@ def test_memory_that_one_instance_would_measure_is_refused_for_several():
         up_command.require_divisible(options, serve)
     options, _, serve = read(mixed=1, memory_utilization=0.5)
     up_command.require_divisible(options, serve)
+
+
+def test_on_a_gpu_instances_divide_a_share_that_was_given(monkeypatch):
+    options, _, serve = read(prefill=1, decode=1, memory_utilization=0.8, device="cuda")
+    up_command.require_divisible(options, serve)
+    monkeypatch.setattr(visible, "visible_gpus", lambda: 1)
+    workers = [engine.worker for engine in up_command.engines_of(options, serve).values()]
+    assert [(one.memory_utilization, one.device_sharers) for one in workers] == [(0.8, 2), (0.8, 2)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "gpus", "expected"),
+    [
+        ({"prefill": 1, "decode": 1}, 1, {"prefill-0": (0, 2), "decode-0": (0, 2)}),
+        ({"prefill": 1, "decode": 1}, 2, {"prefill-0": (0, 1), "decode-0": (1, 1)}),
+        ({"mixed": 3}, 2, {"mixed-0": (0, 2), "mixed-1": (1, 1), "mixed-2": (0, 2)}),
+        ({"mixed": 2}, 8, {"mixed-0": (0, 1), "mixed-1": (1, 1)}),
+        ({"mixed": 2}, 0, {"mixed-0": (0, 2), "mixed-1": (0, 2)}),
+    ],
+)
+@pytest.mark.parametrize("device", ["cuda", "auto"])
+def test_instances_are_spread_over_the_gpus(monkeypatch, device, counts, gpus, expected):
+    """Found by a review: all of them took 90 % of GPU 0."""
+    monkeypatch.setattr(visible, "visible_gpus", lambda: gpus)
+    options, _, serve = read(device=device, **counts)
+    engines = up_command.engines_of(options, serve)
+    assert {name: (engine.worker.device_index, engine.worker.device_sharers) for name, engine in engines.items()} == expected
+    assert all(engine.cache().worker.device_index == engine.worker.device_index for engine in engines.values())
+    assert "mixed-1" not in expected or f"mixed-1 {expected['mixed-1'][0]}" in up_command.gpus_text(engines)
+
+
+def test_on_a_cpu_no_driver_is_asked(monkeypatch):
+    monkeypatch.setattr(visible, "visible_gpus", lambda: pytest.fail("it was asked"))
+    options, _, serve = read(mixed=2, device="cpu")
+    assert {engine.worker.device_index for engine in up_command.engines_of(options, serve).values()} == {0}
 
 
 @pytest.mark.parametrize("owner", [UpOptions, PlacementOptions, RouterOptions])

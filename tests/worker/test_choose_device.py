@@ -14,7 +14,8 @@ from baton.errors import InvalidConfig
 from baton.models.shapes import SHAPES
 from baton.worker.build import build_worker, layout_of
 from baton.worker.platforms import choose as choosing
-from baton.worker.platforms.choose import choose
+from baton.worker.platforms import visible
+from baton.worker.platforms.choose import ATTACHER_GIB, choose
 
 FOLDER = Path("/")
 GGUF = Path(__file__)
@@ -24,6 +25,9 @@ GGUF = Path(__file__)
 class FakeCuda:
     name = "cuda"
 
+    def __init__(self, sharers: int) -> None:
+        self.sharers = sharers
+
 
 @pytest.fixture
 def gpu(monkeypatch):
@@ -31,12 +35,12 @@ def gpu(monkeypatch):
     platform = ModuleType("baton.worker.platforms.cuda")
     platform.CudaPlatform = FakeCuda  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, platform.__name__, platform)
-    monkeypatch.setattr(choosing, "GPU_FILES", ("/",))
+    monkeypatch.setattr(visible, "GPU_FILES", ("/",))
     monkeypatch.setattr(choosing, "missing_for_cuda", lambda: "")
 
 
 def test_without_a_driver_auto_is_the_cpu_and_torch_is_not_asked(monkeypatch):
-    monkeypatch.setattr(choosing, "GPU_FILES", ("/no/such/file",))
+    monkeypatch.setattr(visible, "GPU_FILES", ("/no/such/file",))
     monkeypatch.setattr(choosing, "missing_for_cuda", lambda: pytest.fail("torch was asked"))
     platform, config = choose(WorkerConfig(), FOLDER)
     assert (platform.name, config.device, config.dtype, config.kv_memory_gib) == ("cpu", "cpu", "float32", 2.0)
@@ -50,6 +54,46 @@ def test_a_gpu_that_torch_sees_is_taken_and_the_log_says_why(gpu, caplog):
     assert "device cuda: torch sees an NVIDIA GPU" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        ({"device_sharers": 3}, 0.3),
+        ({"device_sharers": 2, "memory_utilization": 0.8}, 0.4),
+        ({"device_sharers": 2, "blocks": 7}, None),
+        ({"device_sharers": 2, "kv_memory_gib": 3.0}, None),
+    ],
+)
+def test_instances_on_one_gpu_divide_its_memory(gpu, settings, share):
+    platform, config = choose(WorkerConfig(device="cuda", **settings), FOLDER)
+    assert (platform.sharers, config.memory_utilization) == (settings["device_sharers"], pytest.approx(share))
+
+
+@pytest.mark.parametrize(("pool", "reserved"), [("private", 0.0), ("announced", ATTACHER_GIB), ("attached", ATTACHER_GIB)])
+def test_a_gpu_keeps_memory_for_the_cache_service_and_none_for_the_host_tier(gpu, pool, reserved):
+    """The host tier is main memory: it was taken from the GPU's KV pool."""
+    _, config = choose(WorkerConfig(device="cuda", memory_reserved_gib=64.0, pool=pool), FOLDER)
+    assert config.memory_reserved_gib == reserved
+
+
+@pytest.mark.parametrize(
+    ("given", "index", "seen"),
+    [(None, 0, "0"), (None, 3, "3"), ("2,5", 1, "5"), ("GPU-a, GPU-b", 1, "GPU-b"), ("", 0, ""), ("7", 1, "")],
+)
+def test_a_process_sees_its_own_gpu_only(given, index, seen):
+    environment = {} if given is None else {"CUDA_VISIBLE_DEVICES": given}
+    visible.use_only(index, environment)
+    assert environment == {"CUDA_VISIBLE_DEVICES": seen}
+
+
+def test_without_a_driver_no_gpu_is_visible(monkeypatch):
+    monkeypatch.setattr(visible, "GPU_FILES", ("/no/such/file",))
+    monkeypatch.setattr(visible.cuda_driver, "device_count", lambda: pytest.fail("the driver was asked"))
+    assert visible.visible_gpus() == 0
+    monkeypatch.setattr(visible, "GPU_FILES", ("/",))
+    monkeypatch.setattr(visible.cuda_driver, "device_count", lambda: 3)
+    assert visible.visible_gpus() == 3
+
+
 def test_a_gguf_file_stays_on_the_cpu(gpu, caplog):
     with caplog.at_level(logging.INFO):
         platform, _ = choose(WorkerConfig(), GGUF)
@@ -60,7 +104,7 @@ def test_a_gguf_file_stays_on_the_cpu(gpu, caplog):
 
 
 def test_a_driver_without_a_torch_for_it_is_said_in_the_log(monkeypatch, caplog):
-    monkeypatch.setattr(choosing, "GPU_FILES", ("/",))
+    monkeypatch.setattr(visible, "GPU_FILES", ("/",))
     monkeypatch.setattr(choosing, "missing_for_cuda", lambda: "torch 2.9 was built without CUDA")
     with caplog.at_level(logging.INFO):
         assert choose(WorkerConfig(), FOLDER)[0].name == "cpu"

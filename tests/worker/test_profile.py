@@ -68,6 +68,35 @@ def test_what_is_in_use_does_not_count_the_throw_away_pool():
     assert profile == MemoryProfile(10 * GIB, 6 * GIB - pool_bytes(layout, blocks), 12345)
 
 
+def test_what_is_recorded_and_the_buffers_of_the_real_context_are_measured():
+    """Found by a review: on a GPU both came after the pool was sized, and utilisation above 0.93 could fail."""
+    model, events = tiny_model(), []
+    layout = kv_layout(TINY, 4, model.loaded.kv)
+
+    class Measured(CpuPlatform):
+        def memory(self) -> MemoryFacts:
+            events.append("memory")
+            return MemoryFacts(10 * GIB, 4 * GIB)
+
+        def memory_of_step(self, run) -> int:
+            events.append("step")
+            run()
+            return 1
+
+    def with_pool(pool, context_tokens=None):
+        executor = model.loaded.with_pool(pool, context_tokens)
+        events.append(f"context {context_tokens}")
+        executor.prepare = lambda: events.append("prepare")
+        return executor
+
+    config = WorkerConfig(slots=2, tokens_per_step=16, block_size=4)
+    measure(Measured(), with_pool, layout, config, 100_000)
+    assert events == ["memory", "context 100000", "prepare", "step", "memory"]
+    events.clear()
+    measure(Measured(), with_pool, layout, config, 2**60)
+    assert events[1] == f"context {10 * GIB // layout.block_bytes * 4}", "no pool could hold more"
+
+
 def test_a_peak_is_seen_although_it_is_over():
     """In a process of its own, and without malloc, which may keep what it was given back."""
     script = """
@@ -97,7 +126,7 @@ def test_the_host_tier_is_inside_the_share():
     """Its memory is taken after the KV pool's, by another process."""
     worker = ServeConfig(memory_utilization=0.75, kv_host_gib=1.0).engine().worker
     assert blocks_that_fit(PROFILE, LLAMA_8B, worker, 0.75) == 3 * GIB // 2 // LLAMA_8B.block_bytes
-    with pytest.raises(InvalidConfig, match="3 GiB go to the host tier"):
+    with pytest.raises(InvalidConfig, match="3 GiB go to the cache service"):
         blocks_that_fit(PROFILE, LLAMA_8B, WorkerConfig(memory_reserved_gib=3.0), 0.75)
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -88,12 +89,26 @@ def roles_of(options: UpOptions) -> dict[str, Role]:
 
 
 def require_divisible(options: UpOptions, serve: ServeConfig) -> None:
-    if serve.memory_utilization is not None and len(roles_of(options)) > 1:
+    if serve.memory_utilization is not None and len(roles_of(options)) > 1 and serve.device != "cuda":
         raise Failed(
             "--memory-utilization: an instance takes what the whole machine has free once its weights are loaded; several that "
             "start at once would count each other's memory or not, as it happens, so no share is right for all of them: give "
-            "--kv-memory-gib, which is per instance"
+            "--kv-memory-gib, which is per instance; or --device cuda, where instances on one GPU divide the share"
         )
+
+
+class GpuPlace(NamedTuple):
+    device_index: int
+    "Of the GPUs that are visible."
+    sharers: int
+    "Instances on it."
+
+
+def places_on_gpus(names: Sequence[str], gpus: int) -> dict[str, GpuPlace]:
+    """In turn: instances of one role are on different GPUs for as long as there are any. Without a GPU all are at the first."""
+    count = max(gpus, 1)
+    on_each = Counter(place % count for place in range(len(names)))
+    return {name: GpuPlace(place % count, on_each[place % count]) for place, name in enumerate(names)}
 
 
 def shares_of_cores(names: list[str], cores: int) -> dict[str, int]:
@@ -106,10 +121,18 @@ def shares_of_cores(names: list[str], cores: int) -> dict[str, int]:
 def engines_of(options: UpOptions, serve: ServeConfig) -> dict[str, EngineConfig]:
     """Without where the router is: that is known later."""
     from baton.worker.platforms.cpu import usable_cores
+    from baton.worker.platforms.visible import visible_gpus
 
     roles = roles_of(options)
     threads = dict.fromkeys(roles, serve.threads) if serve.threads else shares_of_cores(list(roles), usable_cores())
-    return {name: replace(replace(serve, threads=threads[name]).engine(), role=role, name=name) for name, role in roles.items()}
+    places = places_on_gpus(list(roles), 0 if serve.device == "cpu" else visible_gpus())
+
+    def engine_of(name: str, role: Role) -> EngineConfig:
+        engine, place = replace(serve, threads=threads[name]).engine(), places[name]
+        worker = replace(engine.worker, device_index=place.device_index, device_sharers=place.sharers)
+        return replace(engine, worker=worker, role=role, name=name)
+
+    return {name: engine_of(name, role) for name, role in roles.items()}
 
 
 def run_cluster(
@@ -165,11 +188,17 @@ def ready_text(serve: ServeConfig, engines: Mapping[str, EngineConfig], ready: I
         ("model", f"{serve.model} ({ready.context_tokens:,} tokens of context)"),
         ("instances", ", ".join(engines)),
         ("threads", threads_text(engines)),
+        *(("GPUs", gpus_text(engines)) for _ in range(serve.device == "cuda")),
         ("KV cache", f"of each instance {ready.blocks:,} blocks of {ready.block_size} tokens; {ready.slots} sequences at once"),
         ("try", f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"),
     )
     lines = [f"Baton {__version__} serves {name} with {len(engines)} instances, ready in {seconds:.1f} s"]
     return "\n".join([*lines, *(f"  {what:<10} {value}" for what, value in rows), "Ctrl-C ends it."])
+
+
+def gpus_text(engines: Mapping[str, EngineConfig]) -> str:
+    """Who computes on which."""
+    return ", ".join(f"{name} {engine.worker.device_index}" for name, engine in engines.items())
 
 
 def threads_text(engines: Mapping[str, EngineConfig]) -> str:

@@ -44,6 +44,10 @@ class WorkerConfig:
     "A folder, a .gguf file, a Hugging Face id, or an alias."
     device: Device = "auto"
     "Compute device (worker/platforms/choose.py)."
+    device_index: Annotated[int, Range(0, 1023)] = 0
+    "Which of the GPUs that are visible (CUDA_VISIBLE_DEVICES). `baton up` spreads its instances over them."
+    device_sharers: Annotated[int, Range(1, 1024)] = 1
+    "Instances on that GPU, this one included. They divide memory_utilization."
     dtype: Dtype = "auto"
     "Data type of activations."
     deterministic: bool = False

@@ -53,6 +53,7 @@ from baton.runtime.children import begin_child
 from baton.runtime.descriptors import receive_descriptor, send_descriptor
 from baton.runtime.process_table import CONTROL, DESCRIPTORS
 from baton.trust.secret import read_secret
+from baton.worker.platforms.visible import use_only
 
 NICENESS = 5
 """On few cores the worker comes first: a copy may wait for a millisecond, a step may not."""
@@ -284,6 +285,7 @@ async def serve(config: CacheConfig, sockets: dict[str, socket.socket], process:
 
 def main(process: type[CacheProcess] = CacheProcess) -> None:
     config, sockets = begin_child(CacheConfig)
+    use_only(config.worker.device_index)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
     configure("cache", config.log_level, config.log_format)

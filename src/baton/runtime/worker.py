@@ -21,6 +21,7 @@ from baton.runtime.children import begin_child, freeze_gc_heap
 from baton.runtime.descriptors import send_descriptor, wait_for_descriptor
 from baton.runtime.process_table import CONTROL, DESCRIPTORS
 from baton.runtime.step_loop import StepLoop
+from baton.worker.platforms.visible import use_only
 
 if TYPE_CHECKING:  # numpy comes with the model
     from baton.kvpool.base import Pool
@@ -100,6 +101,7 @@ def serve(config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -
 
 def main() -> None:
     config, sockets = begin_child(WorkerConfig)
+    use_only(config.device_index)
     channel = BlockingChannel(sockets[CONTROL])
     try:
         serve(config, channel, sockets[DESCRIPTORS])

@@ -110,7 +110,7 @@ def build_worker(
         blocks = blocks_that_fit(profile, layout, config, config.memory_utilization)
         size = fit_pool(config, layout, opened.config.context_tokens_max, blocks)
     pool = pool_source(platform, layout, size.blocks)
-    runner = ModelRunner(loaded.with_pool(pool), pool, slots=config.slots, grammars=grammars)
+    runner = ModelRunner(loaded.with_pool(pool, size.context_tokens), pool, slots=config.slots, grammars=grammars)
     runner.executor.prepare()
     identity = identity_of(opened, weights.value, config, layout, runner.executor.arithmetic).digest()
     return BuiltWorker(runner, size.context_tokens, defaults, identity, weights, pool_plan(config, runner.pool, profile))

@@ -1,28 +1,27 @@
 """How much memory is left for the KV pool: the largest step is run on a throw-away pool, and memory is measured around it.
 
-    total |-- share that may be used: memory_utilization ---------------------------------|                  |
-          |-- in use by everybody, weights and the step's lasting buffers included --|-- step --|-- KV pool --|
+    total |-- share that may be used: memory_utilization -------------------------------------------------|            |
+          |-- in use by everybody: weights, the step's lasting buffers, graphs --|-- step --|-- KV pool --|-- reserved --|
 
-`step`: what a step needs on top while it runs. Contexts longer than CONTEXT_TOKENS_MAX are not tried: the throw-away pool would
-need the memory that is to be found.
+`step`: what a step needs on top while it runs. `reserved`: what other processes take after the pool is there. Buffers are those
+of the context that will be served, and everything that is recorded for later steps is there when memory is measured. Steps
+with contexts longer than CONTEXT_TOKENS_MAX are not tried: the throw-away pool would need the memory that is to be found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
-from baton.kvpool.base import Pool
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.memory import GIB
 from baton.kvpool.pool import pool_bytes
 from baton.protocol.ids import BlockId, Incarnation, Slot, StepNo, WorkerEpoch
 from baton.protocol.request import SamplingParams
 from baton.protocol.step import NewSequence, Run, StepPlan
-from baton.worker.executors.base import Executor
+from baton.worker.executors.base import PoolBinder
 from baton.worker.model_runner import ModelRunner
 from baton.worker.platforms.base import Platform
 
@@ -43,12 +42,12 @@ class MemoryProfile:
         return int(self.total_bytes * share) - self.used_bytes - self.step_bytes
 
 
-def measure(
-    platform: Platform, with_pool: Callable[[Pool], Executor], layout: KVLayout, config: WorkerConfig, context: int
-) -> MemoryProfile:
+def measure(platform: Platform, with_pool: PoolBinder, layout: KVLayout, config: WorkerConfig, context: int) -> MemoryProfile:
+    context = min(context, platform.memory().total_bytes // layout.block_bytes * layout.block_size)  # no pool holds more
     plan = largest_step(config, min(context, CONTEXT_TOKENS_MAX))
     pool = platform.create_pool(layout, sum(len(new.blocks) for new in plan.new))
-    runner = ModelRunner(with_pool(pool), pool, slots=config.slots)
+    runner = ModelRunner(with_pool(pool, context), pool, slots=config.slots)
+    runner.executor.prepare()
     step = platform.memory_of_step(lambda: runner.execute(plan))
     facts = platform.memory()
     used = facts.total_bytes - facts.free_bytes - pool_bytes(layout, pool.blocks)
@@ -86,7 +85,7 @@ def blocks_that_fit(profile: MemoryProfile, layout: KVLayout, config: WorkerConf
     if blocks >= 1:
         return blocks
     total, used, step = (count / GIB for count in (profile.total_bytes, profile.used_bytes, profile.step_bytes))
-    host = f", {config.memory_reserved_gib:g} GiB go to the host tier" if config.memory_reserved_gib else ""
+    host = f", {config.memory_reserved_gib:g} GiB go to the cache service" if config.memory_reserved_gib else ""
     raise InvalidConfig(
         f"no KV block fits: memory_utilization {share:g} of {total:.2f} GiB is {share * total:.2f} GiB; {used:.2f} GiB are in "
         f"use with the weights loaded, a step of {config.tokens_per_step} tokens and {config.slots} sequences needs {step:.2f} "

@@ -59,9 +59,9 @@ def load_cuda(opened: OpenedModel, settings: WorkerConfig, kind: KVKind, progres
                 weights = take_weights(config, source.take, fp8=fp8, take_fp8=source.take_fp8)
             raw.close()
 
-    def with_pool(pool: Pool) -> CudaExecutor:
+    def with_pool(pool: Pool, context_tokens: int | None = None, /) -> CudaExecutor:
         assert isinstance(pool, DevicePool)
-        context = min(settings.context_tokens_max or config.context_tokens_max, pool.blocks * pool.layout.block_size)
+        context = context_tokens or min(config.context_tokens_max, pool.blocks * pool.layout.block_size)
         limits = StepLimits(rows=settings.tokens_per_step, sequences=settings.slots, context_tokens=context)
         with torch.inference_mode():
             step = DecoderStep(config, weights, device_tensor(pool), limits, deterministic=settings.deterministic)

@@ -24,7 +24,7 @@ def load_plain(opened: OpenedModel, settings: WorkerConfig, kind: KVKind, progre
         decoder = Decoder(opened.config, weights)
     raw.close()
 
-    def with_pool(pool: Pool) -> Stepwise:
+    def with_pool(pool: Pool, context_tokens: int | None = None, /) -> Stepwise:
         return Stepwise(TorchForward(decoder, GatheredAttention(opened.config, pool)))
 
     return LoadedExecutor(kind, with_pool)

@@ -9,7 +9,6 @@ token the host does not have yet is FEEDBACK (flat_batch.py). On a CPU launch co
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -63,7 +62,7 @@ class Executor(Protocol):
     "Penalties and the like are worked out on the host: such a sequence's next step is launched when its tokens are known."
 
     def prepare(self) -> None:
-        """Whatever would make a first step slow. Called once, before the first step; not for a pool that is thrown away."""
+        """Whatever would make a first step slow. Called once, before the first step."""
         ...
 
     def launch(self, batch: FlatBatch, sampling: SamplingBatch) -> Launched:
@@ -83,10 +82,16 @@ class Executor(Protocol):
         ...
 
 
+class PoolBinder(Protocol):
+    def __call__(self, pool: Pool, context_tokens: int | None = None, /) -> Executor:
+        """`context_tokens`: of the longest sequence that will be served. None: what fits the pool."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedExecutor:
     """A model whose weights are loaded. The pool comes after them: only then is it known what memory is left for it."""
 
     kv: KVKind
     "What it wants the pool to hold."
-    with_pool: Callable[[Pool], Executor]
+    with_pool: PoolBinder

@@ -37,7 +37,7 @@ class Computed:
 
 
 def stepwise(loaded: LoadedForward) -> LoadedExecutor:
-    def with_pool(pool: Pool) -> Stepwise:
+    def with_pool(pool: Pool, context_tokens: int | None = None, /) -> Stepwise:
         return Stepwise(loaded.with_pool(pool))
 
     return LoadedExecutor(loaded.kv, with_pool)

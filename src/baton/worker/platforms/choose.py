@@ -15,13 +15,15 @@ from baton.config import Quantization, WorkerConfig
 from baton.errors import InvalidConfig
 from baton.worker.platforms.base import Platform
 from baton.worker.platforms.cpu import CpuPlatform
+from baton.worker.platforms.visible import has_driver
 
 log = logging.getLogger(__name__)
 
-GPU_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
-"""One of them is there where a driver is. Looked for first: to ask torch takes seconds."""
 CPU_KV_GIB = 2.0
 GPU_MEMORY_SHARE = 0.9
+"""Of a GPU. Instances that share one divide it."""
+ATTACHER_GIB = 0.6
+"""Memory of a GPU that the cache service takes when it attaches to the KV pool: its CUDA context, and no torch."""
 
 
 def choose(config: WorkerConfig, path: Path) -> tuple[Platform, WorkerConfig]:
@@ -47,7 +49,7 @@ NO_DRIVER = "there is no NVIDIA driver here"
 
 def no_cuda_for(path: Path) -> str:
     """Why a GPU is not taken. Empty: it is."""
-    if not any(Path(name).exists() for name in GPU_FILES):
+    if not has_driver():  # first: to ask torch takes seconds
         return NO_DRIVER
     if path.is_file():
         return "a GGUF file is computed on a CPU"
@@ -81,11 +83,24 @@ def _cuda(config: WorkerConfig) -> tuple[Platform, WorkerConfig]:
         raise InvalidConfig(f"--kv-dtype {config.kv_dtype}: on a GPU the KV cache is fp8 or as activations are, {dtype}")
     if config.compute == "torch" and "fp8" in (config.kv_dtype, config.quantization):
         raise InvalidConfig("fp8 needs our kernels for GPUs: leave --compute torch out, or --quantization and --kv-dtype fp8")
-    share = config.memory_utilization
-    if config.blocks is None and share is None and config.kv_memory_gib is None:
-        share = GPU_MEMORY_SHARE
     quantization: Quantization = "fp8" if config.quantization == "fp8" else "none"
-    return CudaPlatform(), replace(config, device="cuda", dtype=dtype, quantization=quantization, memory_utilization=share)
+    resolved = replace(
+        config,
+        device="cuda",
+        dtype=dtype,
+        quantization=quantization,
+        memory_utilization=_gpu_share(config),
+        memory_reserved_gib=0.0 if config.pool == "private" else ATTACHER_GIB,  # the host tier is not on the GPU
+    )
+    return CudaPlatform(config.device_sharers), resolved
+
+
+def _gpu_share(config: WorkerConfig) -> float | None:
+    """Of one instance."""
+    share = config.memory_utilization
+    if share is None and config.blocks is None and config.kv_memory_gib is None:
+        share = GPU_MEMORY_SHARE
+    return None if share is None else share / config.device_sharers
 
 
 def _for_cpu(config: WorkerConfig) -> WorkerConfig:

@@ -10,7 +10,7 @@ from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
 from baton.kvpool.device_pool import DevicePool
 from baton.kvpool.layout import KVDtype, KVKind, KVLayout
-from baton.kvpool.memory import MemoryFacts
+from baton.kvpool.memory import GIB, MemoryFacts
 from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress
 from baton.models.open import OpenedModel
@@ -19,7 +19,9 @@ from baton.worker.cuda.plain_executor import load_plain
 from baton.worker.executors.base import LoadedExecutor
 
 DEVICE = 0
-"""One rank, one GPU: CUDA_VISIBLE_DEVICES says which it is."""
+"""One rank, one GPU: the only one that this process sees (visible.py)."""
+CONTEXT_BYTES = 1 * GIB
+"""Of a worker's CUDA context and kernels. Taken for what it is where others are on the GPU, whose memory shows in every sum."""
 
 
 def missing_gpu() -> str:
@@ -33,6 +35,11 @@ def missing_gpu() -> str:
 
 class CudaPlatform:
     name = "cuda"
+
+    def __init__(self, sharers: int = 1) -> None:
+        """`sharers`: instances on this GPU, this one included."""
+        self._sharers = sharers
+        self._pool: DevicePool | None = None
 
     def kv_kind(self, model: ModelConfig, settings: WorkerConfig) -> KVKind:
         return KVKind(kv_dtype(settings), "token-major")
@@ -50,7 +57,11 @@ class CudaPlatform:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # what torch keeps for later is free
         free, total = torch.cuda.mem_get_info(DEVICE)
-        return MemoryFacts(total, free)
+        if self._sharers == 1:
+            return MemoryFacts(total, free)
+        # Others that start beside us have weights already, or not yet: only what is ours counts against our share.
+        pool = self._pool.nbytes if self._pool is not None and self._pool.address else 0
+        return MemoryFacts(total, max(0, total - torch.cuda.memory_reserved(DEVICE) - CONTEXT_BYTES - pool))
 
     def memory_of_step(self, run: Callable[[], object]) -> int:
         """The most that torch reserved meanwhile, which is more than it used: pieces do not fit everywhere."""
@@ -63,7 +74,8 @@ class CudaPlatform:
         return max(0, peak - torch.cuda.memory_reserved(DEVICE))
 
     def create_pool(self, layout: KVLayout, blocks: int) -> DevicePool:
-        return DevicePool.create(layout, blocks, DEVICE)
+        self._pool = DevicePool.create(layout, blocks, DEVICE)
+        return self._pool
 
     def attach_pool(self, fd: int, announced: PoolReady) -> DevicePool:
         return DevicePool.attach(fd, announced)
