@@ -56,6 +56,8 @@ class Script:
     delay_seconds: float = 0.0
     "Before each delta."
     tokens_per_delta: int = 1
+    cuts: tuple[int, ...] = ()
+    "Tokens of the first deltas of a sequence; the later ones have tokens_per_delta."
     refuse: Refused | None = None
     fail_after: int | None = None
     "Raise after that many deltas."
@@ -105,7 +107,7 @@ class FakeEngine:
         began, sent = time.monotonic(), 0
         sampling = request.sampling
         left = {index: self._until_stop(request, script.reply(request, index)) for index in range(request.n)}
-        done = dict.fromkeys(left, 0)
+        done, deltas = dict.fromkeys(left, 0), dict.fromkeys(left, 0)
         prompt = None
         if sampling.prompt_logprobs is not None:
             prompt = [None, *(a_logprob(token, sampling.prompt_logprobs) for token in request.prompt[1:])]
@@ -119,7 +121,9 @@ class FakeEngine:
                 if ended is None and request.timeout_seconds and time.monotonic() - began > request.timeout_seconds:
                     ended = FinishReason.TIMEOUT
                 tokens, stopped = left[index]
-                now, rest = tokens[: script.tokens_per_delta], tokens[script.tokens_per_delta :]
+                size = script.cuts[deltas[index]] if deltas[index] < len(script.cuts) else script.tokens_per_delta
+                now, rest = tokens[:size], tokens[size:]
+                deltas[index] += 1
                 if ended is None and script.end_error_after is not None and done[index] >= script.end_error_after:
                     ended = FinishReason.ERROR
                 if ended is not None:

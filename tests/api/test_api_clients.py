@@ -445,7 +445,7 @@ def test_59_cancel_racing_with_the_last_token_has_one_end(server, text):
         asking = client.post(server.url + TEXT, json=body, headers={"X-Request-Id": name})
         answer, _ = await asyncio.gather(asking, cancel())
         events = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line.startswith("data: {")]
-        return [word for event in events for c in event["choices"] if (word := c["finish_reason"])]
+        return [word for event in events for c in event["choices"] if (word := c.get("ended_by") or c["finish_reason"])]
 
     async def race() -> list[list[str]]:
         async with httpx.AsyncClient() as client:

@@ -238,3 +238,13 @@ def test_request_id_is_echoed_or_made(server, complete, http):
     assert len(two.headers["x-request-id"]) == 32, "neither of two is the request's"
     refused = http.post(server.url + "/v1/completions", json={}, headers={"X-Request-Id": "mine-2"})
     assert (refused.status_code, refused.headers["x-request-id"]) == (400, "mine-2")
+
+
+@pytest.mark.parametrize(("least", "told"), [(0, "ab"), (1, "ab"), (2, "ab"), (3, "abSTOPcd")])
+def test_a_stop_string_that_begins_before_min_tokens_is_found_when_it_ends_after(server, complete, text, least, told):
+    """The third token completes it; vLLM finds it too."""
+    ids = [text.tokenizer.encode(part, add_special_tokens=False) for part in ("ab", "ST", "OP", "cd")]
+    assert all(len(each) == 1 for each in ids)
+    server.engine.script = Script(reply=lambda request, index: [*(each[0] for each in ids), text.tokenizer.eos_ids[0]])
+    answer = complete("x", min_tokens=least, stop=["STOP"], max_tokens=20).json()["choices"][0]
+    assert answer["text"] == told

@@ -261,5 +261,5 @@ def test_abort_while_the_request_is_being_prepared(server, http, stream, monkeyp
     prepared.set()
     thread.join(10)
     assert answers[0].status_code == 200
-    assert '"finish_reason":"abort"' in answers[0].text
+    assert '"finish_reason":"length","ended_by":"abort"' in answers[0].text
     assert not server.engine.requests

@@ -272,7 +272,7 @@ def test_aborted_request_ends_with_what_it_has(server, http, text):
                 if len(events) == 2:
                     done = http.post(server.url + "/v1/abort", json={"request_id": events[0]["id"]}).json()
                     assert done["aborted"] == 1
-    assert events[-1]["choices"][0]["finish_reason"] == "abort"
+    assert (events[-1]["choices"][0]["finish_reason"], events[-1]["choices"][0]["ended_by"]) == ("length", "abort")
 
     def is_forgotten() -> bool:  # the client may have its last event before the server has put the request away
         return http.post(server.url + "/v1/abort", json={"request_id": events[0]["id"]}).json()["aborted"] == 0
@@ -288,13 +288,13 @@ def test_an_abort_ends_every_prompt_of_the_request(server, http):
         assert eventually(lambda: len(server.engine.live) == 3)
         assert http.post(server.url + "/v1/abort", json={"request_id": "three"}).json()["aborted"] == 1
         choices = asking.result(20).json()["choices"]
-    assert [choice["finish_reason"] for choice in choices] == ["abort"] * 3
+    assert [choice["ended_by"] for choice in choices] == ["abort"] * 3
 
 
 def test_deadline_with_some_tokens_gives_them(server, complete):
     server.engine.script = Script(delay_seconds=0.05)
     choice = complete("x", timeout=0.3, max_tokens=200, ignore_eos=True, return_token_ids=True).json()["choices"][0]
-    assert choice["finish_reason"] == "timeout"
+    assert (choice["finish_reason"], choice["ended_by"]) == ("length", "timeout")
     assert 1 <= len(choice["token_ids"]) <= 6
 
 
@@ -313,7 +313,7 @@ def test_a_choice_without_a_token_at_the_deadline_does_not_take_the_others_along
 
     monkeypatch.setattr(server.engine, "generate", generate)
     answer = complete("x", n=2, timeout=5, return_token_ids=True)
-    assert [choice["finish_reason"] for choice in answer.json()["choices"]] == ["timeout", "timeout"]
+    assert [choice["ended_by"] for choice in answer.json()["choices"]] == ["timeout", "timeout"]
 
 
 @pytest.mark.parametrize("streamed", [True, False])

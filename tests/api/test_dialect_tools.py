@@ -151,15 +151,77 @@ def test_ollama_calls(server, text, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_ollama_a_call_that_is_cut_is_told_as_text(server, text, stream):
-    """There is no object to make of it, and nothing that a model says is lost."""
+def test_ollama_a_call_that_is_cut_is_not_sent(server, text, stream):
+    """There is no object to make of it, its arguments are no text of the answer, and a client would run it."""
     server.engine.script = Script(reply=says(text, OSLO))
     options = {"num_predict": len(text.tokenizer.encode(OSLO)) - 8}
     answer = ollama.Client(host=server.url).chat("smol", ASK, tools=TOOLS, options=options, stream=stream)
     parts = list(answer) if stream else [answer]
     assert not any(part.message.tool_calls for part in parts)
-    assert "".join(part.message.content for part in parts).startswith('{"c')
+    assert "".join(part.message.content for part in parts) == ""
     assert parts[-1].done_reason == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_anthropic_a_call_that_is_cut_has_an_object_as_input(server, claude, text, stream):
+    server.engine.script = Script(reply=says(text, OSLO))
+    most = len(text.tokenizer.encode(OSLO)) - 8
+    fields = {"model": "smol", "max_tokens": most, "messages": ASK, "tools": ANTHROPIC_TOOLS}
+    if stream:
+        with claude.messages.stream(**fields) as events:
+            answer = events.get_final_message()
+    else:
+        answer = claude.messages.create(**fields)
+    assert (answer.stop_reason, answer.content[0].name) == ("max_tokens", "weather")
+    assert isinstance(answer.content[0].input, dict)
+    if not stream:
+        assert answer.content[0].input == {}
+
+
+def test_responses_a_call_that_is_cut_is_never_completed(server, sdk, text):
+    """Agents run a call when its item is done."""
+    server.engine.script = Script(reply=says(text, f"Let me look.\n{OSLO}"))
+    most = len(text.tokenizer.encode(f"Let me look.\n{OSLO}")) - 8
+    fields = {"model": "smol", "input": "How is Oslo?", "max_output_tokens": most, "tools": RESPONSES_TOOLS}
+    events = list(sdk.responses.create(**fields, stream=True))
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [(item.type, item.status) for item in done] == [("message", "completed"), ("function_call", "incomplete")]
+    assert events[-1].type == "response.incomplete"
+    whole = sdk.responses.create(**fields)
+    for output in (events[-1].response.output, whole.output):
+        assert [(item.type, item.status) for item in output] == [("message", "completed"), ("function_call", "incomplete")]
+        assert output[1].arguments == done[1].arguments
+
+
+def test_responses_a_call_that_is_whole_is_completed_though_the_answer_is_cut(server, sdk, text):
+    """The arguments are all there; only the closing mark is not."""
+    server.engine.script = Script(reply=says(text, OSLO))
+    most = len(text.tokenizer.encode(OSLO)) - 3
+    fields = {"model": "smol", "input": "How is Oslo?", "max_output_tokens": most, "tools": RESPONSES_TOOLS}
+    answer = sdk.responses.create(**fields)
+    assert (answer.status, answer.output[0].status) == ("incomplete", "completed")
+    assert json.loads(answer.output[0].arguments) == {"city": "Oslo"}
+
+
+def test_responses_a_text_that_is_cut_is_incomplete_in_its_own_event(server, sdk, text):
+    server.engine.script = Script(reply=says(text, "Once upon a time there was"))
+    events = list(sdk.responses.create(model="smol", input="Hi", max_output_tokens=3, stream=True))
+    assert next(event for event in events if event.type == "response.output_item.done").item.status == "incomplete"
+
+
+def test_an_answer_that_was_ended_has_words_that_typed_clients_know(server, sdk, claude, http, text):
+    """Their enums have neither abort nor timeout; what happened stands beside it."""
+    server.engine.script = Script(reply=says(text, "word " * 200), delay_seconds=0.02)
+    limit = {"timeout": 0.3}
+    chat = sdk.chat.completions.create(model="smol", messages=ASK, extra_body=limit).choices[0]
+    assert (chat.finish_reason, chat.ended_by) == ("length", "timeout")
+    response = sdk.responses.create(model="smol", input="Hi", extra_body=limit)
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert response.ended_by == "timeout"
+    message = claude.messages.create(model="smol", max_tokens=300, messages=ASK, extra_body=limit)
+    assert (message.stop_reason, message.ended_by) == ("max_tokens", "timeout")
+    line = http.post(server.url + "/api/chat", json={"model": "smol", "messages": ASK, "stream": False, **limit}).json()
+    assert (line["done_reason"], line["ended_by"]) == ("length", "timeout")
 
 
 def test_ollama_results_go_to_the_template(server, text):

@@ -143,3 +143,13 @@ def test_bad_stops_are_refused_without_repeating_them(stops, word):
 def test_the_longest_allowed_stops_work():
     stops = [chr(ord("a") + n) * STOP_BYTES_MAX for n in range(STOPS_MAX)]
     assert StopStrings(stops).feed("x" + stops[3]) == Fed("x", stops[3])
+
+
+def test_a_match_that_is_complete_too_early_is_text_and_one_that_begins_early_is_found():
+    stops = StopStrings(["STOP"])
+    assert stops.feed("STOP, abST", may_end=False).text == "STOP, ab"
+    fed = stops.feed("OPcd")
+    assert (fed.text, fed.stop) == ("", "STOP")
+    ends = StopStrings(["aa"])
+    assert ends.feed("aa", may_end=False).stop is None
+    assert ends.feed("a") == ("a", "aa"), "the match that is complete here begins before"

@@ -108,8 +108,9 @@ class StopStrings:
         self.stop: str | None = None
         "The stop string that ended the text, once one has."
 
-    def feed(self, delta: str) -> Fed:
-        """After a match every further delta is dropped."""
+    def feed(self, delta: str, *, may_end: bool = True) -> Fed:
+        """After a match every further delta is dropped. Not `may_end`: it is too early for a match that is complete in here,
+        and the text goes on; one that begins in here may be complete in a later delta."""
         if self.stop is not None:
             return Fed("", self.stop)
         if not self._automaton.stops:
@@ -117,7 +118,7 @@ class StopStrings:
         automaton, start, state = self._automaton, self._state, self._state
         for count, char in enumerate(delta, start=1):
             state = automaton.step(state, char)
-            self.stop = automaton.match_at(state)
+            self.stop = automaton.match_at(state) if may_end else None
             if self.stop is not None:
                 return Fed(self._ended(start, delta[:count], self.stop), self.stop)
         self._state = state

@@ -5,20 +5,20 @@ message_start   content_block_start  content_block_delta ...  content_block_stop
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from baton.api.anthropic.bodies import messages_body
 from baton.api.dialect import named_event, one_line, text_frame
-from baton.api.generate.blocks import BlockKind, Blocks
+from baton.api.generate.blocks import BlockKind, Blocks, kind_of, text_of
 from baton.api.generate.generation import Generation, Usage
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, chat_job
 from baton.api.generate.shape import Events, Put, Shape
 from baton.api.http.auth import Caller
 from baton.protocol.request import FinishReason
-from baton.text.parsers.base import ToolCallDelta
+from baton.text.parsers.base import Content, Part, ToolCallDelta
 
 
 class MessageShape(Shape):
@@ -31,12 +31,7 @@ class MessageShape(Shape):
 
     def whole(self, job: Job, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         piece = pieces[0]
-        blocks: list[dict[str, Any]] = []
-        if piece.reasoning:
-            blocks.append({"type": "thinking", "thinking": piece.reasoning, "signature": ""})
-        if piece.text:
-            blocks.append({"type": "text", "text": piece.text})
-        blocks += [{"type": "tool_use", **_named(call), "input": _input(call)} for call in piece.tool_calls]
+        blocks = [_block(part) for part in piece.parts]
         return {**self.message(blocks), **stop_of(piece), "usage": usage_json(usage)}
 
     def events(self, job: Job, generation: Generation, put: Put) -> Events:
@@ -65,8 +60,8 @@ class MessageEvents:
             before, after = self._frame
             self._put(before + one_line(text) + after)
             return
-        self.add(Piece(choice, text))
-        self._frame = text_frame(lambda mark: named_event(self._delta("text", mark)))
+        self.add(Piece.of_text(choice, text))
+        self._frame = text_frame(lambda mark: named_event(self._delta(Content(mark))))
 
     def add(self, piece: Piece) -> None:
         self._begin()
@@ -81,17 +76,14 @@ class MessageEvents:
         self._put(named_event({"type": "message_delta", "delta": stop_of(self._last), "usage": usage}))
         self._put(named_event({"type": "message_stop"}))
 
-    def open(self, kind: BlockKind, call: ToolCallDelta | None) -> None:
+    def open(self, part: Part) -> None:
         self._index += 1
-        block: dict[str, Any] = {"type": "text", "text": ""}
-        if kind == "reasoning":
-            block = {"type": "thinking", "thinking": "", "signature": ""}
-        elif call is not None:
-            block = {"type": "tool_use", **_named(call), "input": {}}
-        self._put(named_event({"type": "content_block_start", "index": self._index, "content_block": block}))
+        empty = replace(part, arguments="") if isinstance(part, ToolCallDelta) else replace(part, text="")
+        self._put(named_event({"type": "content_block_start", "index": self._index, "content_block": _block(empty)}))
 
-    def more(self, kind: BlockKind, text: str) -> None:
-        self._put(named_event(self._delta(kind, text)))
+    def more(self, part: Part) -> None:
+        if text_of(part):
+            self._put(named_event(self._delta(part)))
 
     def close(self, kind: BlockKind) -> None:
         self._frame = None
@@ -105,27 +97,27 @@ class MessageEvents:
         message = {**self._shape.message([]), "usage": usage}
         self._put(named_event({"type": "message_start", "message": message}))
 
-    def _delta(self, kind: BlockKind, text: str) -> dict[str, Any]:
+    def _delta(self, part: Part) -> dict[str, Any]:
+        text = text_of(part)
         delta = {
             "text": {"type": "text_delta", "text": text},
             "reasoning": {"type": "thinking_delta", "thinking": text},
             "call": {"type": "input_json_delta", "partial_json": text},
-        }[kind]
+        }[kind_of(part)]
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
 
 def stop_of(piece: Piece) -> dict[str, Any]:
-    """abort and timeout are not Anthropic's words; they tell what happened, as in the other dialects."""
+    """Anthropic's words and no other, as typed clients know no other; `ended_by` says what else ended the answer."""
     reason, sequence = "end_turn", None
-    if piece.finish is FinishReason.LENGTH:
+    if piece.finish is FinishReason.LENGTH or piece.ended_by is not None:
         reason = "max_tokens"
-    elif piece.finish is not None and piece.finish is not FinishReason.STOP:
-        reason = piece.finish.value
     elif isinstance(piece.stop_reason, str):
         reason, sequence = "stop_sequence", piece.stop_reason
     elif piece.called:
         reason = "tool_use"
-    return {"stop_reason": reason, "stop_sequence": sequence}
+    ended_by = {} if piece.ended_by is None else {"ended_by": piece.ended_by}
+    return {"stop_reason": reason, "stop_sequence": sequence, **ended_by}
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
@@ -139,13 +131,10 @@ def usage_json(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _named(call: ToolCallDelta) -> dict[str, Any]:
-    return {"id": call.id, "name": call.name}
-
-
-def _input(call: ToolCallDelta) -> Any:
-    """A call that was cut off has what there is of it, as a text."""
-    try:
-        return json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        return call.arguments
+def _block(part: Part) -> dict[str, Any]:
+    """The input of a call is an object, as the type says: an empty one where the call was cut off, as at Anthropic."""
+    if isinstance(part, ToolCallDelta):
+        return {"type": "tool_use", "id": part.id, "name": part.name, "input": part.parsed if part.is_whole else {}}
+    if isinstance(part, Content):
+        return {"type": "text", "text": part.text}
+    return {"type": "thinking", "thinking": part.text, "signature": ""}

@@ -144,7 +144,7 @@ class _Call:
             else:
                 choices[piece.choice] = piece
 
-        work = generation.run(collect, lambda choice, text: collect(Piece(choice, text)))
+        work = generation.run(collect, lambda choice, text: collect(Piece.of_text(choice, text)))
         await while_connected(self.request.receive, work)
         pieces = [choices[choice] for choice in range(job.sequences)]
         await self._send_whole(self.shape.whole(job, pieces, generation.usage))

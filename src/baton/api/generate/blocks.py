@@ -1,9 +1,10 @@
 """Pieces as blocks, for the dialects whose answer is a list of typed blocks (Anthropic's messages, the Responses API).
 
-    pieces      reasoning "a"   reasoning "b", text "c"          call 0 "{"        call 0 "}"
-    blocks      open    more    more  close   open  more  close  open  more        more       close
+    parts       reasoning "a"   reasoning "b"   text "c"   call 0 "{"   call 0 "}"   text "d"
+    blocks      open    more    more    close   open more  close  open  more  more   close ...
 
-A block is open until another one begins, or the answer ends. One block at a time is open.
+A block is open until another one begins, or the answer ends. One block at a time is open. A whole answer has one part for each
+block (Piece.add), so it has the same blocks as its stream, however that was cut.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from __future__ import annotations
 from typing import Literal, Protocol
 
 from baton.api.generate.output import Piece
-from baton.text.parsers.base import ToolCallDelta
+from baton.text.parsers.base import Content, Part, ToolCallDelta
 
 BlockKind = Literal["reasoning", "text", "call"]
 
 
 class BlockWriter(Protocol):
-    def open(self, kind: BlockKind, call: ToolCallDelta | None) -> None:
-        """`call`: with its id and name, where the block is one."""
+    def open(self, part: Part) -> None:
+        """`part`: the first of the block. A call's has its id and its name."""
 
-    def more(self, kind: BlockKind, text: str) -> None: ...
+    def more(self, part: Part) -> None:
+        """The first part too."""
 
     def close(self, kind: BlockKind) -> None: ...
 
@@ -31,23 +33,25 @@ class Blocks:
         self._open: tuple[BlockKind, int] | None = None
 
     def add(self, piece: Piece) -> None:
-        if piece.reasoning:
-            self._more("reasoning", piece.reasoning)
-        if piece.text:
-            self._more("text", piece.text)
-        for call in piece.tool_calls:
-            self._more("call", call.arguments, call)
+        for part in piece.parts:
+            block = (kind_of(part), part.index if isinstance(part, ToolCallDelta) else 0)
+            if self._open != block:
+                self.end()
+                self._writer.open(part)
+                self._open = block
+            self._writer.more(part)
 
     def end(self) -> None:
         if self._open is not None:
             self._writer.close(self._open[0])
         self._open = None
 
-    def _more(self, kind: BlockKind, text: str, call: ToolCallDelta | None = None) -> None:
-        block = (kind, call.index if call is not None else 0)
-        if self._open != block:
-            self.end()
-            self._writer.open(kind, call)
-            self._open = block
-        if text:
-            self._writer.more(kind, text)
+
+def kind_of(part: Part) -> BlockKind:
+    if isinstance(part, ToolCallDelta):
+        return "call"
+    return "text" if isinstance(part, Content) else "reasoning"
+
+
+def text_of(part: Part) -> str:
+    return part.arguments if isinstance(part, ToolCallDelta) else part.text

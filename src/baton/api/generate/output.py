@@ -10,13 +10,14 @@ that ended the sequence has no text, unless the client wants to see its stops (i
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from baton.api.generate.engine_client import Delta, TokenLogprob
 from baton.api.generate.prepare import Job
 from baton.protocol.request import FinishReason, GenerateRequest
 from baton.text.detokenizer import Detokenizer
-from baton.text.parsers.base import Content, Part, Reasoning, ToolCallDelta, join_calls
+from baton.text.parsers.base import Content, Part, Reasoning, ToolCallDelta, join_parts
 from baton.text.stops import StopStrings
 from baton.text.tokenizer import Tokenizer
 
@@ -26,10 +27,8 @@ class Piece:
     """What is new of one choice."""
 
     choice: int
-    text: str = ""
-    reasoning: str = ""
-    "Comes before the text, as the text before the calls."
-    tool_calls: list[ToolCallDelta] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    "Text, reasoning and calls in the order in which they came; two neighbours of a kind are one part. None is empty."
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob | None] = field(default_factory=list)
     "One a token, or none at all. None for the first token of an echoed prompt."
@@ -46,22 +45,42 @@ class Piece:
     usage: tuple[int, int] = (0, 0)
     "Prompt and output tokens of this choice so far."
 
+    @classmethod
+    def of_text(cls, choice: int, text: str) -> Piece:
+        return cls(choice, [Content(text)])
+
+    @property
+    def text(self) -> str:
+        return "".join([part.text for part in self.parts if isinstance(part, Content)])
+
+    @property
+    def reasoning(self) -> str:
+        return "".join([part.text for part in self.parts if isinstance(part, Reasoning)])
+
+    @property
+    def tool_calls(self) -> list[ToolCallDelta]:
+        return [part for part in self.parts if isinstance(part, ToolCallDelta)]
+
+    @property
+    def ended_by(self) -> str | None:
+        """What ended the choice before the model did, and no limit on its length: "abort" or "timeout". The enums of typed
+        clients have no such word, so answers say "length" in their place and this beside it."""
+        return self.finish.value if self.finish in (FinishReason.ABORT, FinishReason.TIMEOUT) else None
+
     @property
     def worth_sending(self) -> bool:
-        return bool(self.text or self.reasoning or self.tool_calls) or self.finish is not None
+        return bool(self.parts) or self.finish is not None
 
     @property
     def size_bytes(self) -> int:
         """About what it takes in memory."""
         entries = [entry for entry in (*self.logprobs, *(self.prompt_logprobs or ())) if entry is not None]
-        texts = len(self.text) + len(self.reasoning) + sum(100 + len(call.arguments) for call in self.tool_calls)
+        texts = sum(100 + len(part.arguments) if isinstance(part, ToolCallDelta) else len(part.text) for part in self.parts)
         return texts + 4 * len(self.embedding) + 16 * len(self.tokens) + sum(100 + 80 * len(entry.top) for entry in entries)
 
     def add(self, later: Piece) -> None:
         """Joins what came later; both of the same choice."""
-        self.text += later.text
-        self.reasoning += later.reasoning
-        join_calls(self.tool_calls, later.tool_calls)
+        join_parts(self.parts, later.parts)
         self.tokens += later.tokens
         self.logprobs += later.logprobs
         self.offsets += later.offsets
@@ -69,6 +88,28 @@ class Piece:
         self.called = later.called
         self.embedding = later.embedding or self.embedding
         self.prompt_logprobs = later.prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs
+
+    def in_order(self) -> list[Piece]:
+        """As pieces of which each has its reasoning first, then its text, then its calls: what a chunk of chat completions can
+        say. Nearly every piece is one already. The end, and all that is not a token's, belongs to the last one."""
+        ranks = [_RANKS[type(part)] for part in self.parts]
+        if ranks == sorted(ranks):
+            return [self]
+        cuts = [place for place in range(1, len(ranks)) if ranks[place] < ranks[place - 1]]
+        pieces, tokens = [], 0
+        for begin, end in zip([0, *cuts[:-1]], cuts, strict=True):
+            parts = self.parts[begin:end]
+            until = tokens + sum(part.tokens for part in parts)
+            span = slice(tokens, until)
+            usage = (self.usage[0], self.usage[1] - len(self.tokens) + until)
+            pieces.append(Piece(self.choice, parts, self.tokens[span], self.logprobs[span], self.offsets[span], usage=usage))
+            tokens = until
+        rest = slice(tokens, None)
+        last = (self.parts[cuts[-1] :], self.tokens[rest], self.logprobs[rest], self.offsets[rest])
+        return [*pieces, replace(self, parts=last[0], tokens=last[1], logprobs=last[2], offsets=last[3])]
+
+
+_RANKS: Final[dict[type, int]] = {Reasoning: 0, Content: 1, ToolCallDelta: 2}
 
 
 class SequenceOutput:
@@ -86,6 +127,8 @@ class SequenceOutput:
         self._named_stop_ids = frozenset(options.stop_token_ids)
         self._prompt_only = job.prompt_only
         self._chars = 0
+        self._without_part = 0
+        "Tokens since the last part: they count for the next one, which they are the beginning of."
         self.tokens = 0
         "Output tokens that count: up to the one that completed a stop string."
         self.reasoning_tokens = 0
@@ -94,10 +137,11 @@ class SequenceOutput:
 
     def echo(self, logprobs: list[TokenLogprob | None] | None) -> Piece:
         """The prompt as the first piece of the text."""
-        piece = Piece(self._choice, usage=(len(self._request.prompt), 0))
+        piece, texts = Piece(self._choice, usage=(len(self._request.prompt), 0)), []
         for token in self._request.prompt:
             piece.offsets.append(self._chars)
-            piece.text += self._pushed(token)
+            texts.append(self._pushed(token))
+        self._say_text(piece, "".join(texts))
         piece.tokens = list(self._request.prompt)
         piece.logprobs = list(logprobs or [])
         return piece
@@ -147,6 +191,7 @@ class SequenceOutput:
 
     def _take(self, piece: Piece, token: int, is_stop_token: bool) -> None:
         self.tokens += 1
+        self._without_part += 1
         piece.tokens.append(token)
         piece.offsets.append(self._chars)
         text = "" if is_stop_token and not self._include_stop else self._pushed(token)
@@ -159,7 +204,7 @@ class SequenceOutput:
         self._take_parts(piece, self._parser.feed(text))
         self.reasoning_tokens += self._parser.in_reasoning
         if self._parser.done and self.finish is None:
-            piece.text += self._stops.flush()
+            self._say_text(piece, self._stops.flush())
             self._finish(piece, FinishReason.STOP)
 
     def _take_parts(self, piece: Piece, parts: list[Part]) -> None:
@@ -169,25 +214,32 @@ class SequenceOutput:
             if isinstance(part, Content):
                 self._through_stops(piece, part.text)
                 continue
-            piece.text += self._stops.flush()  # no stop string reaches over a call or a thought
-            if isinstance(part, Reasoning):
-                piece.reasoning += part.text
-            else:
-                self._take_call(piece, part)
+            self._say_text(piece, self._stops.flush())  # no stop string reaches over a call or a thought
+            if isinstance(part, ToolCallDelta):
+                self._say_call(piece, part)
+            elif part.text:
+                join_parts(piece.parts, [Reasoning(part.text, self._tokens_of_part())])
 
-    def _take_call(self, piece: Piece, call: ToolCallDelta) -> None:
+    def _say_call(self, piece: Piece, call: ToolCallDelta) -> None:
         """A call's id is made of the request's, which is random: a replay gives the same."""
+        call.tokens = self._tokens_of_part()
         if call.name is not None:
             self._calls += 1
             call.id = call_id(self._request.id, self._choice, call.index)
-        join_calls(piece.tool_calls, [call])
+        join_parts(piece.parts, [call])
+
+    def _say_text(self, piece: Piece, text: str) -> None:
+        if text:
+            join_parts(piece.parts, [Content(text, self._tokens_of_part())])
+
+    def _tokens_of_part(self) -> int:
+        tokens, self._without_part = self._without_part, 0
+        return tokens
 
     def _through_stops(self, piece: Piece, text: str) -> None:
-        if self.tokens <= self._request.sampling.min_tokens:
-            piece.text += text  # as with stop ids: nothing ends the sequence this early
-            return
-        fed = self._stops.feed(text)
-        piece.text += fed.text
+        """As with stop ids: nothing ends the sequence before min_tokens. A stop string that ends later may begin before."""
+        fed = self._stops.feed(text, may_end=self.tokens > self._request.sampling.min_tokens)
+        self._say_text(piece, fed.text)
         if fed.stop is not None:
             self._finish(piece, FinishReason.STOP)
             piece.stop_reason = fed.stop
@@ -199,7 +251,7 @@ class SequenceOutput:
         else:
             self._take_parts(piece, [*self._parser.feed(rest), *self._parser.flush()])
         if self.finish is None:
-            piece.text += self._stops.flush()
+            self._say_text(piece, self._stops.flush())
             self._finish(piece, reason)
 
     def _finish(self, piece: Piece, reason: FinishReason) -> None:

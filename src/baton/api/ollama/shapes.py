@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -16,9 +15,10 @@ from baton.api.generate.shape import Events, NothingToGenerate, Put, Shape
 from baton.api.http.auth import Caller
 from baton.api.ollama.bodies import chat_body, generate_body
 from baton.api.openai.schemas import ChatBody
-from baton.text.parsers.base import ToolCallDelta, join_calls
+from baton.protocol.request import FinishReason
+from baton.text.parsers.base import Content, ToolCallDelta
 
-Content = dict[str, Any]
+Json = dict[str, Any]
 
 
 class OllamaShape(Shape):
@@ -30,19 +30,19 @@ class OllamaShape(Shape):
         self._asked_for = front.model.name
         self._created_at = datetime.fromtimestamp(self.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
-    def content(self, text: str = "", thinking: str = "", calls: Sequence[Content] = ()) -> Content:
+    def content(self, text: str = "", thinking: str = "", calls: Sequence[Json] = ()) -> Json:
         """Text, reasoning and calls, under the names of this route."""
         raise NotImplementedError
 
     def whole(self, job: Job, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         piece = pieces[0]
-        told, left = _calls(piece.tool_calls)
-        return self._line(self.content(piece.text + left, piece.reasoning, told), self._end(piece, usage))
+        calls = [_call(call) for call in piece.tool_calls if call.is_whole]
+        return self._line(self.content(piece.text, piece.reasoning, calls), self._end(piece, usage))
 
     def events(self, job: Job, generation: Generation, put: Put) -> Events:
         return Lines(self, generation, put)
 
-    def line(self, text: str = "", thinking: str = "", calls: Sequence[Content] = ()) -> bytes:
+    def line(self, text: str = "", thinking: str = "", calls: Sequence[Json] = ()) -> bytes:
         return line(self._line(self.content(text, thinking, calls), {"done": False}))
 
     def last_line(self, piece: Piece, usage: Usage) -> bytes:
@@ -56,14 +56,15 @@ class OllamaShape(Shape):
         if isinstance(body.get("model"), str):
             self._asked_for = body["model"]
 
-    def _line(self, content: Content, end: Content) -> Content:
+    def _line(self, content: Json, end: Json) -> Json:
         return {"model": self._asked_for, "created_at": self._created_at, **content, **end}
 
-    def _end(self, piece: Piece, usage: Usage) -> Content:
+    def _end(self, piece: Piece, usage: Usage) -> Json:
         prompt_ns, output_ns = int(usage.prompt_seconds * 1e9), int(usage.output_seconds * 1e9)
         return {
             "done": True,
-            "done_reason": piece.finish.value if piece.finish is not None else "stop",
+            "done_reason": "length" if piece.finish is FinishReason.LENGTH or piece.ended_by else "stop",
+            **({} if piece.ended_by is None else {"ended_by": piece.ended_by}),
             "total_duration": prompt_ns + output_ns,
             "load_duration": 0,
             "prompt_eval_count": usage.prompt_tokens,
@@ -83,8 +84,8 @@ class ChatShape(OllamaShape):
             raise self.load()
         return chat_job(self.front, asked, caller)
 
-    def content(self, text: str = "", thinking: str = "", calls: Sequence[Content] = ()) -> Content:
-        message: Content = {"role": "assistant", "content": text}
+    def content(self, text: str = "", thinking: str = "", calls: Sequence[Json] = ()) -> Json:
+        message: Json = {"role": "assistant", "content": text}
         if thinking:
             message["thinking"] = thinking
         if calls:
@@ -103,19 +104,21 @@ class GenerateShape(OllamaShape):
         make = chat_job if isinstance(asked, ChatBody) else completion_job
         return make(self.front, asked, caller)  # type: ignore[arg-type]
 
-    def content(self, text: str = "", thinking: str = "", calls: Sequence[Content] = ()) -> Content:
+    def content(self, text: str = "", thinking: str = "", calls: Sequence[Json] = ()) -> Json:
         return {"response": text, **({"thinking": thinking} if thinking else {})}
 
 
 class Lines:
-    """Text and reasoning as they come; a call when it is complete, for its arguments are an object here."""
+    """Text and reasoning as they come; a call when something else follows it or the answer ends, because its arguments are an
+    object here. A call that was cut off is not sent: a client would run it."""
 
     def __init__(self, shape: OllamaShape, generation: Generation, put: Put) -> None:
         self._shape = shape
         self._generation = generation
         self._put = put
         self._frame: tuple[bytes, bytes] | None = None
-        self._calls: list[ToolCallDelta] = []
+        self._call: ToolCallDelta | None = None
+        "It may go on."
         self._last = Piece(0)
 
     def add_text(self, choice: int, text: str) -> None:
@@ -125,30 +128,28 @@ class Lines:
         self._put(before + one_line(text) + after)
 
     def add(self, piece: Piece) -> None:
-        if piece.text or piece.reasoning:
-            self._put(self._shape.line(piece.text, piece.reasoning))
-        join_calls(self._calls, piece.tool_calls)
-        ready = len(self._calls) if piece.finish is not None else len(self._calls) - 1
-        if ready > 0:
-            told, left = _calls(self._calls[:ready])
-            del self._calls[:ready]
-            self._put(self._shape.line(left, "", told))
+        for part in piece.parts:
+            if isinstance(part, ToolCallDelta) and self._call is not None and self._call.index == part.index:
+                self._call.arguments += part.arguments
+                continue
+            self._send_call()
+            if isinstance(part, ToolCallDelta):
+                self._call = part
+            else:
+                text, thinking = (part.text, "") if isinstance(part, Content) else ("", part.text)
+                self._put(self._shape.line(text, thinking))
+        if piece.finish is not None:
+            self._send_call()
         self._last = piece
 
     def end(self) -> None:
         self._put(self._shape.last_line(self._last, self._generation.usage))
 
+    def _send_call(self) -> None:
+        if self._call is not None and self._call.is_whole:
+            self._put(self._shape.line(calls=[_call(self._call)]))
+        self._call = None
 
-def _calls(calls: Sequence[ToolCallDelta]) -> tuple[list[Content], str]:
-    """Calls with their arguments as objects; and the text of one that is no object, as it was cut off."""
-    told, left = [], ""
-    for call in calls:
-        try:
-            arguments = json.loads(call.arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
-        if isinstance(arguments, dict):
-            told.append({"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": arguments}})
-        else:
-            left += call.arguments
-    return told, left
+
+def _call(call: ToolCallDelta) -> Json:
+    return {"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": call.parsed}}

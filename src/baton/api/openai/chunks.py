@@ -39,8 +39,8 @@ class Chunks:
             before, after = frame
             self._put(before + one_line(text) + after)
             return
-        self.add(Piece(choice, text))
-        self._frames[choice] = text_frame(lambda mark: self._event(Piece(choice, mark)))
+        self.add(Piece.of_text(choice, text))
+        self._frames[choice] = text_frame(lambda mark: self._event(Piece.of_text(choice, mark)))
 
     def add(self, piece: Piece) -> None:
         if piece.choice in self._waiting:
@@ -49,8 +49,9 @@ class Chunks:
             piece = earlier
         if not piece.worth_sending:
             self._waiting[piece.choice] = piece
-        else:
-            self._put(self._event(piece))
+            return
+        for part in piece.in_order():
+            self._put(self._event(part))
             self._begun.add(piece.choice)
 
     def _event(self, piece: Piece) -> bytes:

@@ -55,8 +55,9 @@ class OpenAIShape(Shape):
 
 
 def finish_word(piece: Piece) -> str | None:
-    """stop, length and tool_calls are OpenAI's; abort (someone ended it) and timeout (its deadline did) tell what happened, as
-    in vLLM."""
+    """OpenAI's words and no other: the enums of typed clients fail on one that they do not know (`ended_by` has it then)."""
     if piece.finish is FinishReason.STOP and piece.called:
         return "tool_calls"
+    if piece.ended_by is not None:
+        return "length"
     return None if piece.finish is None else piece.finish.value

@@ -14,13 +14,14 @@ from typing import Any, Final, Protocol
 
 from baton.api.dialect import named_event, one_line, text_frame
 from baton.api.front import Front
-from baton.api.generate.blocks import BlockKind, Blocks
+from baton.api.generate.blocks import BlockKind, Blocks, kind_of, text_of
 from baton.api.generate.generation import Generation, Usage
 from baton.api.generate.output import Piece
 from baton.api.generate.shape import Put
-from baton.api.openai.logprobs import chat_logprobs
 from baton.api.responses.output_items import Item, OutputItems, text_part
-from baton.text.parsers.base import ToolCallDelta
+from baton.api.responses.rows import Rows
+from baton.protocol.request import FinishReason
+from baton.text.parsers.base import Content, Part, Reasoning, ToolCallDelta, join_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +63,15 @@ class ResponseEvents:
         self._begun = False
         self._output: list[Item] = []
         "Items that are done."
-        self._call = ToolCallDelta(0)
-        self._text: list[str] = []
-        "Of the item that is open."
+        self._open: list[Part] = []
+        "Parts of the item that is open."
+        self._rows = Rows(shape.front.tokenizer)
         self._logprobs: list[Any] = []
+        "Of the item that is open."
         self._frame: tuple[bytes, bytes] | None = None
         self._whole = Piece(0)
         "All of the answer, for the store."
+        self._cut = False
 
     def next_number(self) -> int:
         self._number += 1
@@ -76,38 +79,37 @@ class ResponseEvents:
 
     def add_text(self, choice: int, text: str) -> None:
         if self._frame is None:
-            self.add(Piece(choice, text))
-            before, after = text_frame(lambda mark: named_event({**self._delta("text", mark), "sequence_number": 0}))
+            self.add(Piece.of_text(choice, text))
+            before, after = text_frame(lambda mark: named_event({**self._delta(Content(mark), []), "sequence_number": 0}))
             self._frame = before, after.removesuffix(b"0}\n\n")
             return
         before, after = self._frame
-        self._text.append(text)
+        self._open.append(Content(text))
         self._put(before + one_line(text) + after + b"%d}\n\n" % self.next_number())
 
     def add(self, piece: Piece) -> None:
         self._begin()
-        if piece.logprobs:
-            entries = [entry for entry in piece.logprobs if entry is not None]
-            self._logprobs += chat_logprobs(self._shape.front.tokenizer, entries)["content"]
+        self._rows.add(piece)
         self._blocks.add(piece)
         if piece.finish is not None:
             self._whole.finish = piece.finish
 
     def end(self) -> None:
         self._begin()
+        self._cut = self._whole.finish is not FinishReason.STOP  # the item that is open was not ended by the model
         self._blocks.end()
         if not self._output:  # an empty answer is a message without text
-            self.open("text", None)
+            self.open(Content(""))
             self.close("text")
         answer = self._shape.finished(self._whole, self._output, self._generation.usage)
         kind = "response.completed" if answer["status"] == "completed" else "response.incomplete"
         self._tell({"type": kind, "response": answer})
 
-    def open(self, kind: BlockKind, call: ToolCallDelta | None) -> None:
-        self._text, place, items = [], len(self._output), self._shape.items
-        if call is not None:
-            self._call = ToolCallDelta(call.index, call.id, call.name)
-            opened = items.call(place, self._call, "in_progress")
+    def open(self, part: Part) -> None:
+        self._open, self._logprobs, place, items, kind = [], [], len(self._output), self._shape.items, kind_of(part)
+        if isinstance(part, ToolCallDelta):
+            self._open = [ToolCallDelta(part.index, part.id, part.name)]
+            opened = items.call(place, part, "in_progress")
         elif kind == "reasoning":
             opened = items.reasoning(place, "", "in_progress")
         else:
@@ -117,28 +119,25 @@ class ResponseEvents:
         if kind != "call":
             self._tell({"type": f"{self._words(kind).part}.added", **self._place(kind), "part": self._part(kind, "", [])})
 
-    def more(self, kind: BlockKind, text: str) -> None:
-        self._text.append(text)
-        self._tell(self._delta(kind, text))
+    def more(self, part: Part) -> None:
+        rows = self._rows.of(part)
+        self._open.append(part)
+        self._logprobs += rows
+        if text_of(part):
+            self._tell(self._delta(part, rows))
 
     def close(self, kind: BlockKind) -> None:
         self._frame = None
-        text, items, place, words = "".join(self._text), self._shape.items, len(self._output), self._words(kind)
-        logprobs = self._logprobs if kind == "text" else []
-        if kind == "call":
-            self._call.arguments = text
-            self._whole.tool_calls.append(self._call)
-            item = items.call(place, self._call)
-            self._tell({"type": f"{words.text}.done", **self._place(kind), "name": self._call.name, "arguments": text})
+        place, words, logprobs, part = len(self._output), self._words(kind), self._logprobs, _joined(self._open, kind)
+        join_parts(self._whole.parts, [part])
+        text = text_of(part)
+        if isinstance(part, ToolCallDelta):
+            self._tell({"type": f"{words.text}.done", **self._place(kind), "name": part.name, "arguments": text})
         else:
             done = {"type": f"{words.text}.done", **self._place(kind), "text": text}
             self._tell({**done, "logprobs": logprobs} if kind == "text" else done)
             self._tell({"type": f"{words.part}.done", **self._place(kind), "part": self._part(kind, text, logprobs)})
-            if kind == "text":
-                item, self._whole.text = items.message(place, text, logprobs), self._whole.text + text
-                self._logprobs = []
-            else:
-                item, self._whole.reasoning = items.reasoning(place, text), self._whole.reasoning + text
+        item = self._shape.items.item(place, part, logprobs, cut=self._cut)
         self._tell({"type": "response.output_item.done", "output_index": place, "item": item})
         self._output.append(item)
 
@@ -156,9 +155,10 @@ class ResponseEvents:
     def _words(self, kind: BlockKind) -> _Words:
         return _WORDS["summary" if kind == "reasoning" and self._shape.items.summary else kind]
 
-    def _delta(self, kind: BlockKind, text: str) -> dict[str, Any]:
-        delta = {"type": f"{self._words(kind).text}.delta", **self._place(kind), "delta": text}
-        return {**delta, "logprobs": []} if kind == "text" else delta
+    def _delta(self, part: Part, logprobs: list[Any]) -> dict[str, Any]:
+        kind = kind_of(part)
+        delta = {"type": f"{self._words(kind).text}.delta", **self._place(kind), "delta": text_of(part)}
+        return {**delta, "logprobs": logprobs} if kind == "text" else delta
 
     def _place(self, kind: BlockKind) -> dict[str, Any]:
         place = {"item_id": self._item_id, "output_index": len(self._output)}
@@ -166,3 +166,13 @@ class ResponseEvents:
 
     def _part(self, kind: BlockKind, text: str, logprobs: list[Any]) -> Item:
         return self._shape.items.reasoning_part(text) if kind == "reasoning" else text_part(text, logprobs)
+
+
+def _joined(parts: list[Part], kind: BlockKind) -> Part:
+    """All of one item. An item without parts is a message without text."""
+    if kind != "call":
+        text = "".join(map(text_of, parts))
+        return Content(text) if kind == "text" else Reasoning(text)
+    joined: list[Part] = []
+    join_parts(joined, parts)
+    return joined[0]

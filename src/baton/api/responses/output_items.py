@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from baton.text.parsers.base import ToolCallDelta
+from baton.text.parsers.base import Content, Part, ToolCallDelta
 
 Item = dict[str, Any]
 
@@ -29,17 +29,27 @@ class OutputItems:
         self._id = response_id.removeprefix(RESPONSE_PREFIX)
         self.summary = summary
 
+    def item(self, place: int, part: Part, logprobs: list[Any], *, cut: bool) -> Item:
+        """`cut`: the answer ended early, and this is its last item."""
+        if isinstance(part, ToolCallDelta):
+            return self.call(place, part, "completed" if part.is_whole else "incomplete")
+        status = "incomplete" if cut else "completed"
+        if isinstance(part, Content):
+            return self.message(place, part.text, logprobs, status)
+        return self.reasoning(place, part.text, status)
+
     def message(self, place: int, text: str, logprobs: list[Any], status: str = "completed") -> Item:
-        content = [text_part(text, logprobs)] if status == "completed" else []
+        content = [] if status == "in_progress" else [text_part(text, logprobs)]
         return {"id": self._named("msg", place), "type": "message", "role": "assistant", "status": status, "content": content}
 
     def reasoning(self, place: int, text: str, status: str = "completed") -> Item:
-        parts = [self.reasoning_part(text)] if status == "completed" else []
+        parts = [] if status == "in_progress" else [self.reasoning_part(text)]
         told = {"summary": parts, "content": []} if self.summary else {"summary": [], "content": parts}
         return {"id": self._named("rs", place), "type": "reasoning", "status": status, **told}
 
     def call(self, place: int, call: ToolCallDelta, status: str = "completed") -> Item:
-        named = {"call_id": call.id, "name": call.name, "arguments": call.arguments if status == "completed" else ""}
+        """Clients run a call whose item is completed, so one without all of its arguments must not be."""
+        named = {"call_id": call.id, "name": call.name, "arguments": "" if status == "in_progress" else call.arguments}
         return {"id": self._named("fc", place), "type": "function_call", "status": status, **named}
 
     def reasoning_part(self, text: str) -> Item:

@@ -12,14 +12,14 @@ from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, chat_job
 from baton.api.generate.shape import Events, Put, Shape
 from baton.api.http.auth import Caller
-from baton.api.openai.logprobs import chat_logprobs
 from baton.api.responses.bodies import Asked, responses_body
 from baton.api.responses.events import ResponseEvents
 from baton.api.responses.output_items import RESPONSE_PREFIX, Item, OutputItems
+from baton.api.responses.rows import Rows
 from baton.protocol.request import FinishReason
+from baton.text.parsers.base import Content
 
 _STATUS = {FinishReason.STOP: "completed", FinishReason.ABORT: "cancelled"}
-_WHY = {FinishReason.LENGTH: "max_output_tokens", FinishReason.TIMEOUT: "timeout"}
 
 
 class ResponseShape(Shape):
@@ -43,13 +43,12 @@ class ResponseShape(Shape):
     def whole(self, job: Job, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         piece = pieces[0]
         output: list[Item] = []
-        if piece.reasoning:
-            output.append(self.items.reasoning(len(output), piece.reasoning))
-        if piece.text or (not output and not piece.tool_calls):  # an empty answer is a message without text
-            logprobs = [entry for entry in piece.logprobs if entry is not None] if job.options.logprobs is not None else []
-            rows = list(chat_logprobs(self.front.tokenizer, logprobs)["content"])
-            output.append(self.items.message(len(output), piece.text, rows))
-        output += [self.items.call(len(output) + place, call) for place, call in enumerate(piece.tool_calls)]
+        rows = Rows(self.front.tokenizer)
+        rows.add(piece)
+        cut = piece.finish is not FinishReason.STOP
+        for place, part in enumerate(piece.parts or [Content("")]):  # an empty answer is a message without text
+            last = place + 1 >= len(piece.parts)
+            output.append(self.items.item(place, part, rows.of(part), cut=cut and last))
         return self.finished(piece, output, usage)
 
     def events(self, job: Job, generation: Generation, put: Put) -> Events:
@@ -68,10 +67,9 @@ class ResponseShape(Shape):
         assert self._asked is not None
         assert piece.finish is not None
         status = _STATUS.get(piece.finish, "incomplete")
-        if output and status != "completed":
-            output[-1]["status"] = "incomplete"
-        why = {"reason": _WHY[piece.finish]} if piece.finish in _WHY else None
-        answer = {**self.response(status, output), "incomplete_details": why, "usage": usage_json(usage)}
+        why = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        ended_by = {} if piece.ended_by is None else {"ended_by": piece.ended_by}
+        answer = {**self.response(status, output), **ended_by, "incomplete_details": why, "usage": usage_json(usage)}
         if self._asked.store:
             self.front.responses.put(self._tenant, self.id, answer, [*self._asked.conversation, _message(piece)])
         return answer

@@ -12,19 +12,23 @@ A parser sits between the detokenizer and the stop strings (api/generate/output.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
     text: str
+    tokens: int = 0
+    "How many tokens of the answer it accounts for. Given by output.py, as in all parts: a parser knows only text."
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
     text: str
+    tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -38,6 +42,20 @@ class ToolCallDelta:
     name: str | None = None
     arguments: str = ""
     "New text, of a JSON object."
+    tokens: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Its arguments are a JSON object. Those of a call that was cut off, or that the model wrote wrongly, are not."""
+        return isinstance(self.parsed, dict)
+
+    @property
+    def parsed(self) -> Any:
+        """The arguments, or None where they are no JSON."""
+        try:
+            return json.loads(self.arguments or "{}")
+        except (ValueError, RecursionError):
+            return None
 
 
 Part = Content | Reasoning | ToolCallDelta
@@ -78,10 +96,18 @@ MakeParser = Callable[[], Parser]
 """One for each sequence of a request."""
 
 
-def join_calls(calls: list[ToolCallDelta], later: list[ToolCallDelta]) -> None:
-    """Puts `later` behind `calls`; what goes on with the last call becomes part of it."""
-    for delta in later:
-        if calls and calls[-1].index == delta.index:
-            calls[-1].arguments += delta.arguments
+def join_parts(parts: list[Part], later: Sequence[Part]) -> None:
+    """Puts `later` behind `parts`, in order. A part that goes on with the last one is merged into it, so an answer has the same
+    parts however it was cut."""
+    for part in later:
+        last = parts[-1] if parts else None
+        if isinstance(part, ToolCallDelta):
+            if isinstance(last, ToolCallDelta) and last.index == part.index:
+                last.arguments += part.arguments
+                last.tokens += part.tokens
+            else:
+                parts.append(part)
+        elif last is not None and type(last) is type(part):
+            parts[-1] = type(part)(last.text + part.text, last.tokens + part.tokens)
         else:
-            calls.append(delta)
+            parts.append(part)
