@@ -121,7 +121,7 @@ def test_count_tokens(server, sdk, text):
         ({"messages": [{"role": "user", "content": [3]}]}, "messages[0].content[0] must be a block"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "input": 3}]}]}, "input must be an object"),
         ({"system": 3}, "system must be a text"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools of the client's own"),
+        ({"tools": [{"type": "search_20250305", "name": "web_search"}]}, "tools of the client's own"),
         ({"tool_choice": {"type": "x"}}, "tool_choice.type must be"),
         ({"container": "x"}, "container is not supported"),
         ({"output_config": {"format": 3}}, "output_config.format must be"),

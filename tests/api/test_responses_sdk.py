@@ -164,7 +164,7 @@ def test_items_of_one_turn_are_one_message():
     ]
     messages = messages_of(items)
     assert [message["role"] for message in messages] == [
-        "system", "user", "assistant", "tool", "tool", "assistant", "assistant"
+        "developer", "user", "assistant", "tool", "tool", "assistant", "assistant"
     ]  # fmt: skip
     turn = messages[2]
     assert turn["reasoning_content"] == "hm"
@@ -186,7 +186,7 @@ def test_items_of_one_turn_are_one_message():
         ({"instructions": 3}, "instructions must be"),
         ({"truncation": "auto"}, "truncation is not supported"),
         ({"background": True}, "background is not supported"),
-        ({"tools": [{"type": "web_search"}]}, "only functions"),
+        ({"tools": [{"type": "functions"}]}, "only functions"),
         ({"text": 3}, "text must be"),
         ({"include": ["x"]}, "include may have"),
         ({"top_logprobs": 3}, "top_logprobs needs"),

@@ -10,7 +10,7 @@ others     passed on as they are: what Baton knows beyond OpenAI's fields (top_k
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeVar
@@ -80,6 +80,13 @@ def translated(body: Mapping[str, Any], table: Table, place: str = "") -> dict[s
         elif result.setdefault(field.to, value) != value:
             raise bad(f"{place}{name} and another field are the same setting and differ: give one of them", f"{place}{name}")
     return result
+
+
+def also_ignored(body: Body, names: Sequence[str], unknown: Literal["ignore", "refuse"]) -> Body:
+    """What a dialect's own code leaves out is named like any field that is not known, or refused like one."""
+    if names and unknown == "refuse":
+        raise bad(f"{names[0][:64]} is not supported", names[0].split("[", 1)[0].split(".", 1)[0], code="unknown_field")
+    return replace(body, options=replace(body.options, ignored=(*body.options.ignored, *names)))
 
 
 def format_named(body: Body, name: str) -> Body:

@@ -21,6 +21,7 @@ from baton.errors import CallerError
 from baton.text.chat_messages import plain_messages
 from baton.text.chat_template import ChatTemplate
 from baton.text.parsers.harmony import CHANNEL
+from baton.text.system_messages import fitted
 from baton.text.tokenizer import Tokenizer
 from baton.text.tools_in_words import has_tool_turns, in_words
 
@@ -48,6 +49,7 @@ def render_chat(
     """
     # Plain before they are searched: the arguments of a call come as JSON, which has other ways to spell a character.
     chat: Any = plain_messages(messages, messages_max=template.limits.messages_max)
+    chat = fitted(chat, template, with_tools=bool(tools) and not tools_in_words)
     if any(CHANNEL in source for source in template.sources):
         chat = [_with_thinking(message) for message in chat]
     if tools_in_words and (tools or has_tool_turns(chat)):

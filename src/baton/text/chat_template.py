@@ -78,7 +78,7 @@ class _Template:
 
 
 class ChatTemplate:
-    """Immutable after it is made; any number of threads may render with one."""
+    """Any number of threads may render with one: nothing that a rendering needs changes."""
 
     def __init__(
         self,
@@ -102,6 +102,8 @@ class ChatTemplate:
         self._process = process or shared_process()
         sources = {"default": templates} if isinstance(templates, str) else dict(templates or {})
         self._templates = {name: self._compiled(name, source) for name, source in sources.items()}
+        self.found_out: dict[tuple[bool | str, ...], bool] = {}
+        "What system_messages.py has tried with it."
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -11,11 +11,12 @@ import json
 from typing import Any
 
 from baton.api.anthropic.fields import MESSAGES
+from baton.api.anthropic.tools import choose_tool, openai_tools, unused_edits
 from baton.api.errors import ApiError, bad
 from baton.api.front import Front
 from baton.api.openai.fields import shown
 from baton.api.openai.schemas import ChatBody
-from baton.api.translate import errors_named_by, format_named, translated
+from baton.api.translate import also_ignored, errors_named_by, format_named, translated
 
 Message = dict[str, Any]
 
@@ -31,13 +32,16 @@ def messages_body(front: Front, body: dict[str, Any]) -> ChatBody:
     asked["messages"] = spoken
     if spoken and spoken[-1]["role"] == "assistant" and not spoken[-1].get("tool_calls"):
         asked["continue_final_message"] = True
-    if body.get("tools"):
-        asked["tools"] = _tools(body["tools"])
+    tools, unused, left_out = openai_tools(body.get("tools") or [], _referenced(messages))
+    if tools:
+        asked["tools"] = tools
     if body.get("tool_choice") is not None:
-        _choose(asked, body["tool_choice"])
+        choose_tool(asked, body["tool_choice"], left_out)
     _output(asked, body)
+    unused += unused_edits(body.get("context_management"))
     with errors_named_by((MESSAGES, "")):
-        return format_named(front.schema.chat(asked), "output_config.format")
+        chat = format_named(front.schema.chat(asked), "output_config.format")
+    return also_ignored(chat, unused, front.config.unknown_fields)
 
 
 def _openai_messages(message: Any, place: str) -> list[Message]:
@@ -107,7 +111,7 @@ def _tool_use(block: Message) -> Message:
 def _tool_result(block: Message) -> Message:
     content = block.get("content") or ""
     message: Message = {"role": "tool", "tool_call_id": _string(block, "tool_use_id")}
-    message["content"] = _text(content, f"{block['place']}.content")
+    message["content"] = _result_text(content, f"{block['place']}.content")
     if block.get("is_error") is True:
         message["is_error"] = True  # for templates that know it
     return message
@@ -120,6 +124,29 @@ def _text(value: Any, place: str) -> str:
     if not isinstance(value, list):
         raise bad(f"{place} must be a text or a list of text blocks, not {shown(value)}", place.split("[", 1)[0])
     return "\n".join(_text_of(_block(block, f"{place}[{index}]")) for index, block in enumerate(value))
+
+
+def _result_text(value: Any, place: str) -> str:
+    """As `_text`. A tool of the client's that looks for tools answers with references to those that it found."""
+    if not isinstance(value, list):
+        return _text(value, place)
+    found = [
+        {"type": "text", "text": f"The tool {block['tool_name']} can be called now."} if _is_reference(block) else block
+        for block in value
+    ]
+    return _text(found, place)
+
+
+def _is_reference(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "tool_reference" and isinstance(block.get("tool_name"), str)
+
+
+def _referenced(messages: list[Any]) -> frozenset[str]:
+    """Names of the tools that results refer to. What is wrong with a message is found elsewhere."""
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    blocks = [block for content in contents if isinstance(content, list) for block in content if isinstance(block, dict)]
+    results = [block.get("content") for block in blocks if block.get("type") == "tool_result"]
+    return frozenset(part["tool_name"] for parts in results if isinstance(parts, list) for part in parts if _is_reference(part))
 
 
 def _text_of(block: Message) -> str:
@@ -135,36 +162,6 @@ def _string(block: Message, key: str) -> str:
     if not isinstance(value, str):
         raise bad(f"{block['place']}.{key} must be a text, not {shown(value)}", "messages")
     return value
-
-
-def _tools(value: Any) -> list[Message]:
-    if not isinstance(value, list):
-        raise bad(f"tools must be a list, not {shown(value)}", "tools")
-    tools = []
-    for index, tool in enumerate(value):
-        if not isinstance(tool, dict):
-            raise bad(f"tools[{index}] must be an object, not {shown(tool)}", "tools")
-        if tool.get("type") not in (None, "custom"):
-            raise bad(f"tools[{index}].type: only tools of the client's own are supported", "tools", code="unsupported")
-        function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema")}
-        tools.append({"type": "function", "function": {key: part for key, part in function.items() if part is not None}})
-    return tools
-
-
-def _choose(asked: dict[str, Any], choice: Any) -> None:
-    match choice:
-        case {"type": "auto" | "none" as word}:
-            asked["tool_choice"] = word
-        case {"type": "any"}:
-            asked["tool_choice"] = "required"
-        case {"type": "tool", "name": str(name)}:
-            asked["tool_choice"] = {"type": "function", "function": {"name": name}}
-        case _:
-            raise bad('tool_choice.type must be "auto", "any", "none", or "tool" with a name', "tool_choice")
-    if choice.get("disable_parallel_tool_use") is not None:
-        if not isinstance(choice["disable_parallel_tool_use"], bool):
-            raise bad("tool_choice.disable_parallel_tool_use must be true or false", "tool_choice")
-        asked["parallel_tool_calls"] = not choice["disable_parallel_tool_use"]
 
 
 def _output(asked: dict[str, Any], body: dict[str, Any]) -> None:

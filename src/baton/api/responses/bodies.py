@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,8 @@ from baton.api.responses.fields import RESPONSES
 from baton.api.responses.items import Message, messages_of
 from baton.api.responses.stored_items import StoredItems
 from baton.api.responses.text_format import THEIRS, echoed_text, refuse_two_formats, response_format_of
-from baton.api.translate import errors_named_by, format_named, same, translated
+from baton.api.responses.tools import tool_choice, tool_set
+from baton.api.translate import also_ignored, errors_named_by, format_named, same, translated
 
 _INCLUDABLE = ("message.output_text.logprobs", "reasoning.encrypted_content")
 _METADATA_MAX = 16
@@ -29,6 +31,8 @@ class Asked:
     "A summary of the thought is asked for (output_items.py)."
     echoed: dict[str, Any]
     "Settings that come back with the answer."
+    namespaces: Mapping[str, tuple[str, str]]
+    "By the name of a tool that the model sees: namespace and name."
 
 
 def responses_body(front: Front, body: dict[str, Any], tenant: bytes) -> Asked:
@@ -43,17 +47,29 @@ def responses_body(front: Front, body: dict[str, Any], tenant: bytes) -> Asked:
         raise bad(f"instructions must be a text, not {shown(instructions)}", "instructions")
     system = [{"role": "system", "content": instructions}] if instructions else []
     asked["messages"] = [*system, *conversation]
-    if body.get("tools"):
-        asked["tools"] = _tools(body["tools"])
+    tools = tool_set(body.get("tools") or [])
+    if tools.functions:
+        asked["tools"] = tools.functions
     if body.get("tool_choice") is not None:
-        asked["tool_choice"] = _tool_choice(body["tool_choice"])
+        asked["tool_choice"] = tool_choice(body["tool_choice"])
     asked[THEIRS], name = response_format_of(body)
     _include(asked, body)
     with errors_named_by((RESPONSES, ""), ({name: same(THEIRS)}, "")):
         chat = format_named(front.schema.chat(asked), name)
+    left_out = [*tools.left_out, *_compaction(body.get("context_management"))]
+    chat = also_ignored(chat, left_out, front.config.unknown_fields)
     refuse_two_formats(body, asked[THEIRS], front.limits)
     echoed = {**_echoed(body, chat, store), "text": echoed_text(body, chat.options, front.limits)}
-    return Asked(chat, conversation, store, _summary(body.get("reasoning")), echoed)
+    return Asked(chat, conversation, store, _summary(body.get("reasoning")), echoed, tools.namespaces)
+
+
+def _compaction(value: Any) -> Iterator[str]:
+    """Would only ever shorten a long conversation, which is never done here."""
+    for index, edit in enumerate(value if isinstance(value, list) else [value] if value else []):
+        kind = edit.get("type") if isinstance(edit, dict) else None
+        if kind != "compaction":
+            raise bad("context_management may have entries of the type compaction", "context_management", code="unsupported")
+        yield f"context_management[{index}].compaction"
 
 
 def _previous(front: Front, body: dict[str, Any], tenant: bytes) -> list[Message]:
@@ -72,26 +88,6 @@ def _summary(reasoning: Any) -> bool:
     if wanted not in (None, "auto", "concise", "detailed"):
         raise bad(f'reasoning.summary must be "auto", "concise" or "detailed", not {shown(wanted)}', "reasoning")
     return wanted is not None
-
-
-def _tools(value: Any) -> list[Message]:
-    if not isinstance(value, list):
-        raise bad(f"tools must be a list, not {shown(value)}", "tools")
-    tools = []
-    for index, tool in enumerate(value):
-        if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise bad(f"tools[{index}].type: only functions are supported", "tools", code="unsupported")
-        function = {key: part for key, part in tool.items() if key != "type" and part is not None}
-        tools.append({"type": "function", "function": function})
-    return tools
-
-
-def _tool_choice(value: Any) -> Any:
-    if isinstance(value, dict) and value.get("type") == "function":
-        return {"type": "function", "function": {"name": value.get("name")}}
-    if isinstance(value, dict) and value.get("type") == "allowed_tools":
-        return {"type": "allowed_tools", "allowed_tools": {"mode": value.get("mode"), "tools": value.get("tools")}}
-    return value
 
 
 def _include(asked: dict[str, Any], body: dict[str, Any]) -> None:

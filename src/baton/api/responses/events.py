@@ -132,7 +132,8 @@ class ResponseEvents:
         join_parts(self._whole.parts, [part])
         text = text_of(part)
         if isinstance(part, ToolCallDelta):
-            self._tell({"type": f"{words.text}.done", **self._place(kind), "name": part.name, "arguments": text})
+            called = self._shape.items.called(part)
+            self._tell({"type": f"{words.text}.done", **self._place(kind), **called, "arguments": text})
         else:
             done = {"type": f"{words.text}.done", **self._place(kind), "text": text}
             self._tell({**done, "logprobs": logprobs} if kind == "text" else done)

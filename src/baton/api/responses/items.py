@@ -11,6 +11,7 @@ from typing import Any
 
 from baton.api.errors import ApiError, bad
 from baton.api.openai.fields import shown
+from baton.api.responses.tools import qualified
 
 Message = dict[str, Any]
 FindItem = Callable[[str], Message | None]
@@ -54,7 +55,8 @@ def _add(messages: list[Message], item: Any, place: str) -> None:
             thought = "\n".join(text for text in texts if isinstance(text, str))
             _turn(messages, "reasoning_content")["reasoning_content"] = thought
         case "function_call":
-            function = {"name": _string(item, "name", place), "arguments": _string(item, "arguments", place)}
+            name = qualified(_string(item, "name", place), item.get("namespace"))
+            function = {"name": name, "arguments": _string(item, "arguments", place)}
             call = {"id": _string(item, "call_id", place), "type": "function", "function": function}
             _turn(messages, "").setdefault("tool_calls", []).append(call)
         case "function_call_output":
@@ -83,7 +85,7 @@ def _add_message(messages: list[Message], item: Message, place: str) -> None:
     if role == "assistant":
         _turn(messages, "content")["content"] = content
     else:
-        messages.append({"role": "system" if role == "developer" else role, "content": content})
+        messages.append({"role": role, "content": content})
 
 
 def _turn(messages: list[Message], key: str) -> Message:

@@ -6,6 +6,7 @@ resp_ID     msg_ID00  rs_ID00  fc_ID01      an item's id has the response's in i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from baton.text.parsers.base import Content, Part, ToolCallDelta
@@ -24,9 +25,13 @@ def response_of(item_id: str) -> str:
 class OutputItems:
     """Makes the items of one response."""
 
-    def __init__(self, response_id: str, *, summary: bool = False) -> None:
-        """`summary`: one was asked for. A thought is its own summary then: some clients look nowhere else for it."""
+    def __init__(
+        self, response_id: str, *, summary: bool = False, namespaces: Mapping[str, tuple[str, str]] | None = None
+    ) -> None:
+        """`summary`: one was asked for. A thought is its own summary then: some clients look nowhere else for it.
+        `namespaces`: by the name of a tool that the model sees, namespace and name, which clients want apart."""
         self._id = response_id.removeprefix(RESPONSE_PREFIX)
+        self._namespaces = namespaces or {}
         self.summary = summary
 
     def item(self, place: int, part: Part, logprobs: list[Any], *, cut: bool) -> Item:
@@ -49,8 +54,13 @@ class OutputItems:
 
     def call(self, place: int, call: ToolCallDelta, status: str = "completed") -> Item:
         """Clients run a call whose item is completed, so one without all of its arguments must not be."""
-        named = {"call_id": call.id, "name": call.name, "arguments": "" if status == "in_progress" else call.arguments}
+        named = {"call_id": call.id, **self.called(call), "arguments": "" if status == "in_progress" else call.arguments}
         return {"id": self._named("fc", place), "type": "function_call", "status": status, **named}
+
+    def called(self, call: ToolCallDelta) -> Item:
+        """The name of its tool."""
+        namespace, name = self._namespaces.get(call.name or "", (None, call.name))
+        return {"name": name} if namespace is None else {"name": name, "namespace": namespace}
 
     def reasoning_part(self, text: str) -> Item:
         return {"type": "summary_text" if self.summary else "reasoning_text", "text": text}

@@ -37,7 +37,7 @@ class ResponseShape(Shape):
     def job(self, body: dict[str, Any], caller: Caller) -> Job:
         self._tenant = caller.tenant
         self._asked = responses_body(self.front, body, caller.tenant)
-        self.items = OutputItems(self.id, summary=self._asked.summary)
+        self.items = OutputItems(self.id, summary=self._asked.summary, namespaces=self._asked.namespaces)
         return chat_job(self.front, self._asked.chat, caller)
 
     def whole(self, job: Job, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
