@@ -31,12 +31,17 @@ NATIVE_ELSEWHERE = 1
 TORCH = 1
 """Of models/decoder.py and its layers."""
 CUDA = 1
-"""Of the kernels in worker/cuda/."""
+"""Of the kernels in worker/cuda/, and of what prepares weights and angles for them. Held by tests/gpu/test_golden_on_gpu.py."""
 
 
 def native_arithmetic(variant: Variant, machine: str | None = None) -> str:
     key = native_key(variant, machine)
     return f"native {key} {NATIVE.get(key, NATIVE_ELSEWHERE)}"
+
+
+def cuda_arithmetic(gpu: str, libraries: str, *, fp8: bool, deterministic: bool) -> str:
+    """`libraries`: which versions compute beside our kernels (worker/cuda/libraries.py)."""
+    return f"cuda {CUDA} {libraries} {gpu}{' fp8' * fp8}{' deterministic' * deterministic}"
 
 
 def native_key(variant: Variant, machine: str | None = None) -> str:

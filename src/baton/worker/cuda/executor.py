@@ -22,11 +22,13 @@ from baton.kvpool.layout import KVKind
 from baton.models.loaders.weights import Progress, RawWeights
 from baton.models.open import OpenedModel
 from baton.protocol.progress import ProgressWord
+from baton.worker.arithmetic import cuda_arithmetic
 from baton.worker.arrays import Int64s
 from baton.worker.attention.pool_tensors import device_tensor
 from baton.worker.cuda.decoder_step import DecoderStep, StepLimits
 from baton.worker.cuda.graphs import DeviceSteps
 from baton.worker.cuda.graphs import Launched as DeviceLaunched
+from baton.worker.cuda.libraries import library_versions
 from baton.worker.cuda.loader import DeviceWeights
 from baton.worker.cuda.pooled import pooled_rows, read_vectors
 from baton.worker.cuda.step_inputs import StepBatch, split_few_rows
@@ -94,9 +96,9 @@ class CudaExecutor:
     def __init__(self, steps: DeviceSteps, gpu: str) -> None:
         self._steps, self._step = steps, steps.step
         dtype = str(self._step.weights.embedding.dtype).removeprefix("torch.")
-        fp8 = " fp8" if self._step.weights.in_fp8() else ""
-        self.name = f"cuda ({gpu}, {dtype}{fp8})"
-        self.arithmetic = f"cuda {torch.__version__} {gpu}{fp8}{' deterministic' if self._step.deterministic else ''}"
+        fp8, deterministic = bool(self._step.weights.in_fp8()), self._step.deterministic
+        self.name = f"cuda ({gpu}, {dtype}{' fp8' * fp8})"
+        self.arithmetic = cuda_arithmetic(gpu, library_versions(), fp8=fp8, deterministic=deterministic)
         self.config = self._step.config
         self._advance: Callable[[], None] = lambda: None
 
