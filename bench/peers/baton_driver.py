@@ -43,7 +43,7 @@ class SteppedLLM(LLM):
             self.steps.append((perf_counter() - self.begin, self.emitted - before))
 
     def _on_emit(self, emit: Emit) -> None:
-        self.emitted += len(emit.tokens)
+        self.emitted += sum(len(row[4]) for row in emit.tokens)
         super()._on_emit(emit)
 
 

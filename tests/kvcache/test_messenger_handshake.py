@@ -19,10 +19,11 @@ from baton.errors import PeerUnreadable, ProtocolError
 from baton.kvcache import pool_server
 from baton.kvcache.shared_memory import SharedMemory
 from baton.kvpool.pool import HEADER_BYTES, KVPool
-from baton.protocol.codec import VERSION, decode, encode
+from baton.protocol.codec import decode, encode
 from baton.protocol.control import Ping
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.pool import PoolReady, ReadPool, ReadRefused
+from baton.protocol.versions import VERSIONS
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_kept")
 
@@ -116,7 +117,7 @@ WRONG: dict[str, Callable[[Served], bytes]] = {
     "an announcement": lambda peer: encode(peer.pool.announcement()),
     "half a question": lambda peer: question(peer)[:-5],
     "a question and more": lambda peer: question(peer) + b"more",
-    "another version": lambda peer: question(peer).replace(b"BT%c" % VERSION, b"BT%c" % (VERSION + 1), 1),
+    "another version": lambda peer: question(peer).replace(b"BT%c" % VERSIONS.newest, b"BT%c" % (VERSIONS.newest + 1), 1),
     "too much": lambda peer: question(peer) + bytes(20_000),
     "wrong types": lambda peer: question(peer)[:4] + b"\x00\x00\x00\x03\x92\xa1x",
 }

@@ -21,7 +21,8 @@ def _consistent(values: dict[str, Any]) -> dict[str, Any]:
     """A request whose wanted sequences are some of its n, with an output for each of them or for none."""
     indices = tuple(sorted({index % values["n"] for index in values["indices"]}))
     wanted = len(indices) or values["n"]
-    return {**values, "indices": indices, "outputs": (values["outputs"] * wanted)[:wanted]}
+    extras = tuple(sorted(dict(values["extras"]).items()))
+    return {**values, "indices": indices, "outputs": (values["outputs"] * wanted)[:wanted], "extras": extras}
 
 
 def _values(info: inspect.Type) -> st.SearchStrategy[Any]:
@@ -34,10 +35,12 @@ def _values(info: inspect.Type) -> st.SearchStrategy[Any]:
         case inspect.FloatType(gt=above, ge=low, le=high, lt=None):
             low = above if low is None else low
             return st.floats(low, high, exclude_min=above is not None, allow_nan=False)
-        case inspect.StrType(min_length=None, max_length=None, pattern=None):
-            return st.text(max_size=20)
-        case inspect.BytesType():
-            return st.binary(max_size=40)
+        case inspect.StrType(min_length=least, max_length=most, pattern=None):
+            return st.text(min_size=least or 0, max_size=min(20, most or 20))
+        case inspect.StrType(pattern=pattern):
+            return st.from_regex(pattern, fullmatch=True)
+        case inspect.BytesType(min_length=least, max_length=most):
+            return st.binary(min_size=least or 0, max_size=min(40, most or 40))
         case inspect.BoolType():
             return st.booleans()
         case inspect.NoneType():
@@ -46,8 +49,8 @@ def _values(info: inspect.Type) -> st.SearchStrategy[Any]:
             return st.sampled_from(values)
         case inspect.VarTupleType(item_type=item, min_length=least):
             return st.lists(_values(item), min_size=least or 0, max_size=(least or 0) + 3).map(tuple)
-        case inspect.ListType(item_type=item):
-            return st.lists(_values(item), max_size=3)
+        case inspect.ListType(item_type=item, min_length=least):
+            return st.lists(_values(item), min_size=least or 0, max_size=(least or 0) + 3)
         case inspect.DictType(key_type=key, value_type=value):
             return st.dictionaries(_values(key), _values(value), max_size=3)
         case inspect.EnumType(cls=cls):

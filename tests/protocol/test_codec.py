@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from baton.errors import ProtocolError
 from baton.protocol.codec import (
     FRAME_BYTES_MAX,
-    VERSION,
     MalformedBody,
     Message,
     MessageTooLarge,
@@ -66,6 +65,7 @@ from baton.protocol.pool import (
 )
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, Refused, SamplingParams
 from baton.protocol.step import NewSequence, RowFailure, RowLogprobs, Run, StepPlan, StepResult, TokenLogprob
+from baton.protocol.versions import VERSIONS
 
 from .strategies import values_of
 
@@ -146,7 +146,7 @@ SAMPLE = {
     ),
     BlockMove: BlockMove(1, "load", (5, 6), (1, 2), 9),
     MoveResult: MoveResult(1, 1, 0.5, "disk full"),
-    Emit: Emit([("a", 1, 0, 0, 7)], [Ended("a", 0, FinishReason.STOP, 3, 0, 1, 0)], [("a", 0, RowLogprobs(1, 2))]),
+    Emit: Emit([("a", 1, 0, 0, [7])], [Ended("a", 0, FinishReason.STOP, 3, 0, 1, 0)], [("a", 0, RowLogprobs(1, 2))]),
     AbortRequest: AbortRequest("a", 1, FinishReason.STOP),
     RefusedRequest: RefusedRequest("a", Refused("never_fits", 9, 8)),
     Ping: Ping(3),
@@ -187,7 +187,7 @@ SAMPLE = {
     Expecting: Expecting("a", 1, 16),
     Prefill: Prefill(GenerateRequest(id="a", prompt=(0, 1)), 30.0),
     Offer: Offer("a", 1, 9, 0, (3, 4), 32),
-    PeerOffer: PeerOffer(Offer("a", 1, 9, 0, (3, 4), 30, last=True), "unix:/x", (7,)),
+    PeerOffer: PeerOffer(Offer("a", 1, 9, 0, (3, 4), 30, last=True), ("unix:/x",), (7,)),
     AskRelease: AskRelease("a", 1),
     Released: Released("a", 1, True),
     Adopted: Adopted("a", 1, 30),
@@ -204,7 +204,9 @@ SHAPED = [KIND[kind] for kind in (GenerateRequest, StepPlan, StepResult, BlockMo
 """Kinds whose bodies are like no other's. Ping and Pong, say, differ only by their kind, which is what kinds are for."""
 
 
-def frame(body: bytes, *, magic: bytes = b"BT", version: int = VERSION, kind: int = 1, length: int | None = None) -> bytes:
+def frame(
+    body: bytes, *, magic: bytes = b"BT", version: int = VERSIONS.newest, kind: int = 1, length: int | None = None
+) -> bytes:
     return HEADER.pack(magic, version, kind, len(body) if length is None else length) + body
 
 
@@ -227,7 +229,7 @@ def test_round_trip(kind, data):
 @pytest.mark.parametrize("message", SAMPLE.values(), ids=lambda message: type(message).__name__)
 def test_header_is_what_the_docstring_draws(message):
     whole = encode(message)
-    assert HEADER.unpack(whole[:8]) == (b"BT", VERSION, KIND[type(message)], len(whole) - 8)
+    assert HEADER.unpack(whole[:8]) == (b"BT", VERSIONS.newest, KIND[type(message)], len(whole) - 8)
     assert decode(whole) == message
 
 
@@ -250,9 +252,9 @@ def test_wrong_magic(magic):
         decode(frame(b"\x80", magic=magic))
 
 
-@pytest.mark.parametrize("version", [0, VERSION + 1, 255])
+@pytest.mark.parametrize("version", [0, VERSIONS.oldest - 1, VERSIONS.newest + 1, 255])
 def test_wrong_version_names_both(version):
-    with pytest.raises(WrongVersion, match=rf"{version}.*{VERSION}"):
+    with pytest.raises(WrongVersion, match=rf"{version}.*{VERSIONS}"):
         decode(frame(b"\x80", version=version))
 
 

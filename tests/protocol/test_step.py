@@ -158,4 +158,5 @@ def test_what_crosses_the_boundary_is_frozen(message):
 
 def test_new_sequence_is_told_in_full():
     told = {*NewSequence.__struct_fields__}
-    assert told == {"slot", "incarnation", "tokens", "prompt_tokens", "computed_tokens", "blocks", "sampling", "index"}
+    known = {"slot", "incarnation", "tokens", "prompt_tokens", "computed_tokens", "blocks", "sampling", "index", "adapter"}
+    assert told == known

@@ -24,7 +24,7 @@ class FakeInstance:
 
     def __init__(self, channel: Channel, name: str, role: Role, ready: InstanceReady) -> None:
         self.channel = channel
-        self.hello = NodeHello(name, 1, role, ready, b"layout", f"/peer/{name}", model=f"/old/{name}")
+        self.hello = NodeHello(name, 1, role, ready, b"layout", (f"/peer/{name}",), model=f"/old/{name}")
         self.beat = Beat("", 0.05, ready.blocks, ready.slots)
         self.serving: asyncio.Task[None] | None = None
         self._beats: asyncio.Task[None] | None = None

@@ -13,7 +13,7 @@ from chaos_server import Process, until
 from baton.config import EngineConfig, InstanceConfig, KVConfig, SchedulerConfig, WorkerConfig
 from baton.protocol.control import InstanceReady, InstanceStats, RefusedRequest
 from baton.protocol.ids import RequestId
-from baton.protocol.output import Emit, Ended
+from baton.protocol.output import Emit, Ended, each_token
 from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.runtime.channel import Channel
 from baton.runtime.child import Child
@@ -90,7 +90,7 @@ class Rig:
                 case RefusedRequest(request, refused):
                     self.refused[request] = refused.reason
                 case Emit(tokens, ended):
-                    for request, _, _, _, token in tokens:
+                    for request, _, _, _, token in each_token(tokens):
                         self.tokens.setdefault(request, []).append(token)
                     self.ended |= {end.request: end for end in ended}
 

@@ -17,7 +17,7 @@ from baton.protocol.codec import Message
 from baton.protocol.control import InstanceStats, OrderAnswer, Pong, RefusedRequest
 from baton.protocol.ids import RequestId
 from baton.protocol.node import Beat, NodeHello, NodeRefused, RouterBeat, RouterHello
-from baton.protocol.output import Emit, Ended
+from baton.protocol.output import Emit, Ended, each_token
 from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.runtime.link import Link
 from baton.runtime.link_server import LinkServer, listen_at
@@ -45,7 +45,7 @@ class Visit:
             case RefusedRequest(request, refused):
                 self.refused[request] = refused.reason
             case Emit(tokens, ended):
-                for request, _, _, position, token in tokens:
+                for request, _, _, position, token in each_token(tokens):
                     self.positions.setdefault(request, []).append(position)
                     self.tokens.setdefault(request, []).append(token)
                 self.ended |= {end.request: end for end in ended}

@@ -54,7 +54,7 @@ def test_a_front_alone_uses_ids_as_they_are():
     front = callers.add(told.append, alone=True)
     callers.on_message(front, REQUEST)
     assert engine.events == [Submit(REQUEST)]
-    emit = Emit([(R, 1, 0, 0, 5)], [ended("r")])
+    emit = Emit([(R, 1, 0, 0, [5])], [ended("r")])
     callers.emit(emit)
     callers.refuse(Refuse(R, Refused("paused"), 3))
     assert told[0] is emit, "nothing is copied"
@@ -69,9 +69,9 @@ def test_equal_ids_are_other_requests_and_each_hears_of_its_own():
     assert ours != theirs
     thought = RowLogprobs(0, [], None)
     thoughts = [(ours, 0, thought), (theirs, 0, thought), (ours, 1, thought)]
-    callers.emit(Emit([(ours, 1, 0, 0, 5), (theirs, 1, 0, 0, 6), (ours, 1, 0, 1, 7)], [ended(theirs)], thoughts))
-    assert one == [Emit([(R, 1, 0, 0, 5), (R, 1, 0, 1, 7)], [], [(R, 0, thought), (R, 1, thought)])]
-    assert other == [Emit([(R, 1, 0, 0, 6)], [ended("r")], [(R, 0, thought)])]
+    callers.emit(Emit([(ours, 1, 0, 0, [5]), (theirs, 1, 0, 0, [6]), (ours, 1, 0, 1, [7])], [ended(theirs)], thoughts))
+    assert one == [Emit([(R, 1, 0, 0, [5]), (R, 1, 0, 1, [7])], [], [(R, 0, thought), (R, 1, thought)])]
+    assert other == [Emit([(R, 1, 0, 0, [6])], [ended("r")], [(R, 0, thought)])]
     callers.on_message(first, AbortRequest(R, 0, FinishReason.STOP))
     assert engine.events[-1] == Abort(ours, 0, FinishReason.STOP)
 
@@ -79,7 +79,7 @@ def test_equal_ids_are_other_requests_and_each_hears_of_its_own():
 def test_ids_of_hand_offs_are_translated_wherever_they_are():
     engine, callers, one, other, _, second = two()
     offer = Offer(R, 1, PoolIncarnation(9), 0, (BlockId(3),), 2)
-    for message in (Expect(REQUEST, 5.0), PeerOffer(offer, "unix:/x"), Forget(R, 1)):
+    for message in (Expect(REQUEST, 5.0), PeerOffer(offer, ("unix:/x",)), Forget(R, 1)):
         callers.on_message(second, message)
     expect, peer_offer, forget = engine.events
     assert expect.request.id == peer_offer.offer.request == forget.request != R

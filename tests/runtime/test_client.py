@@ -33,12 +33,12 @@ def test_each_delta_is_told_as_it_comes_until_the_end():
     async def main() -> None:
         async with Pair() as pair:
             asked = await pair.begin(request())
-            await pair.told(Emit([(A, 1, 0, 0, 5)], []))
+            await pair.told(Emit([(A, 1, 0, 0, [5])], []))
             assert asked.deltas == [Delta(0, [5])]
-            await pair.told(*(Emit([(A, 1, 0, token - 5, token)], []) for token in (6, 7, 8)))
+            await pair.told(*(Emit([(A, 1, 0, token - 5, [token])], []) for token in (6, 7, 8)))
             assert asked.tokens == [5, 6, 7, 8]
             assert not asked.over.done()
-            await pair.told(Emit([(A, 1, 0, 4, 9)], [ended()]))
+            await pair.told(Emit([(A, 1, 0, 4, [9])], [ended()]))
             await asked.over
             assert asked.deltas[-1] == Delta(0, [9], ended=ended())
 
@@ -49,7 +49,9 @@ def test_the_last_token_comes_with_the_end_and_nothing_after_it():
     async def main() -> None:
         async with Pair() as pair:
             asked = await pair.begin(request(n=2))
-            await pair.told(Emit([(A, 1, 0, 0, 5), (A, 1, 1, 0, 6)], [ended()]), Emit([(A, 1, 1, 1, 7)], [ended(index=1)]))
+            await pair.told(
+                Emit([(A, 1, 0, 0, [5]), (A, 1, 1, 0, [6])], [ended()]), Emit([(A, 1, 1, 1, [7])], [ended(index=1)])
+            )
             await asked.over
             assert [(delta.index, delta.tokens, delta.ended) for delta in asked.deltas] == [
                 (0, [5], ended()),
@@ -66,7 +68,9 @@ def test_two_tokens_of_a_sequence_in_one_message_keep_their_order():
     async def main() -> None:
         async with Pair() as pair:
             asked = await pair.begin(request())
-            await pair.told(Emit([(A, 1, 0, 0, 5), (A, 1, 0, 1, 6)], []), Emit([(A, 1, 0, 2, 7), (A, 1, 0, 3, 8)], [ended()]))
+            await pair.told(
+                Emit([(A, 1, 0, 0, [5]), (A, 1, 0, 1, [6])], []), Emit([(A, 1, 0, 2, [7]), (A, 1, 0, 3, [8])], [ended()])
+            )
             await asked.over
             assert asked.tokens == [5, 6, 7, 8]
             assert asked.deltas[-1] == Delta(0, [7, 8], ended=ended())
@@ -78,12 +82,12 @@ def test_leaving_early_aborts_and_what_still_comes_is_for_nobody():
     async def main() -> None:
         async with Pair() as pair:
             asked = await pair.begin(request())
-            await pair.told(Emit([(A, 1, 0, 0, 5)], []))
+            await pair.told(Emit([(A, 1, 0, 0, [5])], []))
             asked.over.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asked.over
             assert await pair.heard() == AbortRequest(A)
-            await pair.told(Emit([(A, 1, 0, 1, 6)], []), Emit([], [ended(reason=FinishReason.ABORT)]))
+            await pair.told(Emit([(A, 1, 0, 1, [6])], []), Emit([], [ended(reason=FinishReason.ABORT)]))
             assert asked.tokens == [5]
 
     finish(main())
@@ -96,11 +100,11 @@ def test_an_error_of_the_taker_ends_its_request_and_no_other(monkeypatch: pytest
             broken = await pair.begin(request())
             monkeypatch.undo()
             whole = await pair.begin(request(B))
-            pair.engine.send(Emit([(A, 1, 0, 0, 5), (B, 1, 0, 0, 6)], []))
+            pair.engine.send(Emit([(A, 1, 0, 0, [5]), (B, 1, 0, 0, [6])], []))
             assert await pair.heard() == AbortRequest(A)
             with pytest.raises(ZeroDivisionError):
                 await broken.over
-            await pair.told(Emit([(A, 1, 0, 1, 5), (B, 1, 0, 1, 7)], [ended(B)]))
+            await pair.told(Emit([(A, 1, 0, 1, [5]), (B, 1, 0, 1, [7])], [ended(B)]))
             await whole.over
             assert whole.tokens == [6, 7]
 
@@ -114,8 +118,8 @@ def test_what_comes_after_the_error_that_ended_a_request_is_told_to_nobody():
         async with Pair() as pair:
             asked = await pair.begin(request())
             pair.client.end_requests(Unavailable("the server ends"))
-            pair.client._on_message(Emit([(A, 1, 0, 0, 5)], []))
-            pair.client._on_message(Emit([(A, 1, 0, 1, 6)], [ended()]))
+            pair.client._on_message(Emit([(A, 1, 0, 0, [5])], []))
+            pair.client._on_message(Emit([(A, 1, 0, 1, [6])], [ended()]))
             with pytest.raises(Unavailable, match="the server ends"):
                 await asked.over
             assert asked.deltas == []
@@ -127,7 +131,7 @@ def test_a_complete_stream_is_not_aborted():
     async def main() -> None:
         async with Pair() as pair:
             asked = await pair.begin(request())
-            await pair.told(Emit([(A, 1, 0, 0, 5)], [ended()]))
+            await pair.told(Emit([(A, 1, 0, 0, [5])], [ended()]))
             await asked.over
             await pair.told()  # the next thing the engine hears is a ping, not an abort
 
@@ -153,7 +157,7 @@ def test_an_id_is_used_once_at_a_time():
             with pytest.raises(EngineRefused) as refusal:
                 await Asked(pair.client, request()).over
             assert refusal.value.refused.reason == "duplicate_id"
-            await pair.told(Emit([(A, 1, 0, 0, 5)], [ended()]))
+            await pair.told(Emit([(A, 1, 0, 0, [5])], [ended()]))
             await asked.over
             assert asked.tokens == [5]
 
@@ -164,7 +168,7 @@ def test_everybody_is_told_when_the_engine_goes():
     async def main() -> None:
         async with Pair() as pair:
             first, half = await pair.begin(request()), await pair.begin(request(B))
-            await pair.told(Emit([(B, 1, 0, 0, 5)], []))
+            await pair.told(Emit([(B, 1, 0, 0, [5])], []))
             ping = asyncio.create_task(pair.client.ping(30))
             pause = asyncio.create_task(pair.client.pause(None))
             assert type(await pair.heard()) is Ping
@@ -184,8 +188,8 @@ def test_an_answer_that_was_complete_when_the_engine_went_stays_one():
     async def main() -> None:
         async with Pair() as pair:
             asked = await pair.begin(request())
-            await pair.told(Emit([(A, 1, 0, 0, 5)], []))
-            pair.engine.send(Emit([(A, 1, 0, 1, 6)], [ended()]))
+            await pair.told(Emit([(A, 1, 0, 0, [5])], []))
+            pair.engine.send(Emit([(A, 1, 0, 1, [6])], [ended()]))
             pair.engine.close()
             await asyncio.wait_for(pair.reading, 10)
             await asked.over
@@ -311,7 +315,7 @@ def test_prompt_logprobs_come_once_however_often_they_were_computed():
             asked = await pair.begin(request(prompt_logprobs=0))
             # The first chunk is computed twice (a preemption), and reported twice.
             await pair.told(Emit([], [], [(A, 0, row(1, -1.0))]), Emit([], [], [(A, 0, row(1, -1.0, -2.0))]))
-            await pair.told(Emit([(A, 1, 0, 0, 5)], []), Emit([(A, 1, 0, 1, 6)], [ended()]))
+            await pair.told(Emit([(A, 1, 0, 0, [5])], []), Emit([(A, 1, 0, 1, [6])], [ended()]))
             await asked.over
             told = [delta.prompt_logprobs for delta in asked.deltas if delta.prompt_logprobs is not None]
             assert [[entry and entry.logprob for entry in column] for column in told] == [[None, -1.0, -2.0]]
@@ -362,7 +366,7 @@ def test_a_request_too_large_for_a_frame_fails_alone():
             asked, refused = await pair.begin(request()), Asked(pair.client, large)
             with pytest.raises(MessageTooLarge):
                 await refused.over
-            await pair.told(Emit([(A, 1, 0, 0, 9)], [ended()]))
+            await pair.told(Emit([(A, 1, 0, 0, [9])], [ended()]))
             await asked.over
             assert asked.tokens == [9]
 

@@ -72,7 +72,7 @@ async def prefilled(prefill: Visit, decode: Visit) -> None:
     assert prefill.hello is not None
     for offer in await last_offer(prefill):
         outputs = tuple(prefill.tokens["r"]) if offer.last else ()
-        decode.link.send(PeerOffer(offer, prefill.hello.peer, outputs))
+        decode.link.send(PeerOffer(offer, prefill.hello.peers, outputs))
 
 
 def test_a_prompt_computed_by_one_goes_on_in_the_other(tmp_path: Path):
@@ -83,7 +83,7 @@ def test_a_prompt_computed_by_one_goes_on_in_the_other(tmp_path: Path):
             rig_of("decode", router, tmp_path) as d,
         ):
             prefill, decode = await visit_of(router, "prefill"), await visit_of(router, "decode")
-            assert prefill.hello.peer.startswith("unix:")
+            assert prefill.hello.peers[0].startswith("unix:")
             assert prefill.hello.layout == decode.hello.layout != b""
             await prefilled(prefill, decode)
             assert prefill.tokens["r"] == expected(21, 1)

@@ -28,7 +28,12 @@ from baton.trust.handshake import GREETING_BYTES, PROOF_BYTES, Handshake, make_g
 from baton.trust.seal import CONTENT_BYTES_MAX, SEAL_BYTES, Sealer
 
 LARGE = GenerateRequest(id=RequestId("large"), prompt=tuple(range(300_000)))
-UP = [Beat(), Emit([(RequestId("a"), 1, 0, 0, 5)], []), RefusedRequest(RequestId("é" * 1000), Refused("no_room")), Pong(2**40)]
+UP = [
+    Beat(),
+    Emit([(RequestId("a"), 1, 0, 0, [5])], []),
+    RefusedRequest(RequestId("é" * 1000), Refused("no_room")),
+    Pong(2**40),
+]
 DOWN = [Ping(1), AbortRequest(RequestId("a"), 1), LARGE, RouterBeat()]
 
 
@@ -345,7 +350,6 @@ KEYS = module.SessionKeys(b"r" * 32, b"i" * 32)
     [
         (encode(Ping(1)), "kind"),  # what only routers say
         (encode(StartFailed("x")), "kind"),
-        (encode(Pong(1))[:3] + b"\xfa" + encode(Pong(1))[4:], "kind"),  # an unknown one
         (b"XX" + encode(Pong(1))[2:], "malformed"),
         (encode(Pong(1))[:-1], "malformed"),
         (encode(Pong(1)) + b"\0", "malformed"),
@@ -367,6 +371,26 @@ def test_a_peer_that_knows_the_secret_may_still_only_say_what_it_may(content: by
             await heard(link)
         assert failed.value.reason == reason
         theirs.close()
+        link.close()
+        await asyncio.sleep(0.01)
+
+    finish(main())
+
+
+def test_a_message_of_a_kind_that_we_do_not_know_is_skipped_and_counted():
+    """A newer peer may send it. The messages around it are read."""
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        sealed = module.SealedFrames(KEYS, "router")
+        await asyncio.get_running_loop().create_connection(lambda: sealed, sock=ours)
+        link, skipped = module.Link(sealed), []
+        link.on_unknown_kind(skipped.append)
+        unknown = encode(Pong(1))[:3] + b"\xfa" + encode(Pong(1))[4:]
+        theirs.sendall(Sealer(KEYS.from_dialler).seal([encode(Pong(5)), unknown, encode(Pong(6)), unknown]))
+        theirs.close()
+        assert await heard(link) == [Pong(5), Pong(6)]
+        assert skipped == [0xFA, 0xFA]
         link.close()
         await asyncio.sleep(0.01)
 

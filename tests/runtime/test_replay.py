@@ -51,8 +51,8 @@ def test_what_is_open_is_sent_again_with_all_that_was_told():
                 id=A, prompt=(1, 2, 3), n=3, sampling=SamplingParams(max_tokens=9, seed=7), timeout_seconds=60.0, priority=2
             )
             asked, fresh = await rig.begin(first), await rig.begin(request(B))
-            await rig.told(Emit([(A, 1, 0, 0, 5), (A, 1, 1, 0, 6), (A, 1, 2, 0, 7)], []))
-            await rig.told(Emit([(A, 1, 0, 1, 8), (A, 1, 1, 1, 9)], [ended(index=1)]))
+            await rig.told(Emit([(A, 1, 0, 0, [5]), (A, 1, 1, 0, [6]), (A, 1, 2, 0, [7])], []))
+            await rig.told(Emit([(A, 1, 0, 1, [8]), (A, 1, 1, 1, [9])], [ended(index=1)]))
             await rig.another_engine()
             assert rig.client._streams.keys() == {A, B}
             rig.engine.send(READY)
@@ -64,7 +64,7 @@ def test_what_is_open_is_sent_again_with_all_that_was_told():
             assert again.timeout_seconds == 60.0 - again.age_seconds
             assert (other.attempt, other.indices, other.outputs, other.timeout_seconds) == (2, (0,), ((),), None)
             ends = [ended(index=0, attempt=2), ended(index=2, attempt=2), ended(B, attempt=2)]
-            await rig.told(Emit([(A, 2, 0, 2, 10), (A, 2, 2, 1, 11), (B, 2, 0, 0, 12)], ends))
+            await rig.told(Emit([(A, 2, 0, 2, [10]), (A, 2, 2, 1, [11]), (B, 2, 0, 0, [12])], ends))
             await asyncio.gather(asked.over, fresh.over)
             by_index = {index: [d.tokens for d in asked.deltas if d.index == index] for index in range(3)}
             assert by_index == {0: [[5], [8], [10]], 1: [[6], [9]], 2: [[7], [11]]}
@@ -78,15 +78,15 @@ def test_a_position_is_told_once_and_only_by_the_present_attempt():
         async with pair() as rig:
             await rig.told(READY)
             asked = await rig.begin(request(logprobs=0))
-            await rig.told(Emit([(A, 1, 0, 0, 5)], [], [(A, 0, row(-0.5))]))
-            await rig.told(Emit([(A, 1, 0, 0, 5)], [], [(A, 0, row(-0.5))]))
+            await rig.told(Emit([(A, 1, 0, 0, [5])], [], [(A, 0, row(-0.5))]))
+            await rig.told(Emit([(A, 1, 0, 0, [5])], [], [(A, 0, row(-0.5))]))
             await rig.another_engine()
             rig.engine.send(READY)
             assert (await replayed(rig)).outputs == ((5,),)
-            await rig.told(Emit([(A, 1, 0, 1, 99)], [ended(attempt=1)]), Emit([(A, 3, 0, 1, 98)], []))
+            await rig.told(Emit([(A, 1, 0, 1, [99])], [ended(attempt=1)]), Emit([(A, 3, 0, 1, [98])], []))
             assert asked.tokens == [5]
             both = [(A, 0, row(-0.5)), (A, 0, row(-1.5))]
-            await rig.told(Emit([(A, 2, 0, 0, 5), (A, 2, 0, 1, 6)], [], both), Emit([], [ended(attempt=2)]))
+            await rig.told(Emit([(A, 2, 0, 0, [5]), (A, 2, 0, 1, [6])], [], both), Emit([], [ended(attempt=2)]))
             await asked.over
             assert asked.tokens == [5, 6]
             assert [entry.logprob for delta in asked.deltas for entry in delta.logprobs] == [-0.5, -1.5]
@@ -99,7 +99,7 @@ def test_a_token_that_was_left_out_is_an_error_and_not_a_wrong_answer():
     async def main() -> None:
         async with pair() as rig:
             asked = await rig.begin(request())
-            rig.engine.send(Emit([(A, 1, 0, 1, 6)], []))
+            rig.engine.send(Emit([(A, 1, 0, 1, [6])], []))
             with pytest.raises(InvariantBroken):
                 await asked.over
             assert await rig.heard() == AbortRequest(A)
@@ -113,12 +113,12 @@ def test_prompt_logprobs_that_were_told_are_not_asked_for_again():
         async with pair() as rig:
             await rig.told(READY)
             told, untold = await rig.begin(request(prompt_logprobs=0)), await rig.begin(request(B, prompt_logprobs=0))
-            await rig.told(Emit([(A, 1, 0, 0, 5)], [], [(A, 0, row(None, -1.0, -2.0)), (B, 0, row(None, -1.0))]))
+            await rig.told(Emit([(A, 1, 0, 0, [5])], [], [(A, 0, row(None, -1.0, -2.0)), (B, 0, row(None, -1.0))]))
             await rig.another_engine()
             rig.engine.send(READY)
             assert [(await replayed(rig)).sampling.prompt_logprobs for _ in range(2)] == [None, 0]
             ends = [ended(attempt=2), ended(B, attempt=2)]
-            await rig.told(Emit([(A, 2, 0, 1, 6), (B, 2, 0, 0, 7)], ends, [(B, 0, row(None, -1.0, -2.0))]))
+            await rig.told(Emit([(A, 2, 0, 1, [6]), (B, 2, 0, 0, [7])], ends, [(B, 0, row(None, -1.0, -2.0))]))
             await asyncio.gather(told.over, untold.over)
             for asked in (told, untold):
                 columns = [delta.prompt_logprobs for delta in asked.deltas if delta.prompt_logprobs is not None]
@@ -135,7 +135,7 @@ def test_what_was_aborted_meanwhile_ends_here_and_is_not_replayed(when: str):
         async with pair() as rig:
             await rig.told(READY)
             asked, aborted = await rig.begin(request(n=2)), await rig.begin(request(B, n=2))
-            await rig.told(Emit([(A, 1, 0, 0, 5), (A, 1, 1, 0, 6), (A, 1, 1, 1, 7), (B, 1, 0, 0, 8)], []))
+            await rig.told(Emit([(A, 1, 0, 0, [5]), (A, 1, 1, 0, [6]), (A, 1, 1, 1, [7]), (B, 1, 0, 0, [8])], []))
 
             def abort() -> None:
                 rig.client.abort(A, 1, FinishReason.STOP)
@@ -183,7 +183,7 @@ def test_without_an_engine_nothing_new_is_taken_and_then_it_is():
                     await late
             await rig.told_ready()
             asked = await rig.begin(request())
-            await rig.told(Emit([(A, 1, 0, 0, 5)], [ended()]))
+            await rig.told(Emit([(A, 1, 0, 0, [5])], [ended()]))
             await asked.over
 
     finish(main())
@@ -198,7 +198,7 @@ def test_a_request_of_the_very_moment_of_the_loss_is_sent_to_the_next_engine():
             await rig.another_engine()
             rig.engine.send(READY)
             assert (await replayed(rig)).outputs == ((),)
-            await rig.told(Emit([(A, 2, 0, 0, 5)], [ended(attempt=2)]))
+            await rig.told(Emit([(A, 2, 0, 0, [5])], [ended(attempt=2)]))
             await asked.over
             assert asked.tokens == [5]
 
@@ -216,7 +216,7 @@ def test_engines_that_are_lost_one_after_the_other():
                 rig.engine.send(READY)
                 again = await replayed(rig)
                 assert (again.attempt, again.outputs) == (attempt, (tuple(range(attempt - 2)),))
-                await rig.told(Emit([(A, attempt, 0, attempt - 2, attempt - 2)], []))
+                await rig.told(Emit([(A, attempt, 0, attempt - 2, [attempt - 2])], []))
             await rig.told(Emit([], [ended(attempt=4)]))
             await asked.over
             assert asked.tokens == [0, 1, 2]
@@ -243,7 +243,7 @@ def test_a_replay_that_is_refused_is_an_answer_that_breaks_off():
         async with pair() as rig:
             await rig.told(READY)
             asked = await rig.begin(request())
-            await rig.told(Emit([(A, 1, 0, 0, 5)], []))
+            await rig.told(Emit([(A, 1, 0, 0, [5])], []))
             await rig.another_engine()
             rig.engine.send(READY)
             await replayed(rig)
@@ -268,7 +268,7 @@ def test_what_has_begun_ends_where_the_next_engine_has_other_weights():
             rig.client.on_identity = served.append
             await rig.told(replace(READY, identity=b"one"))
             begun, ended_in_part, fresh = [await rig.begin(one) for one in (request(), request(half, n=2), request(B))]
-            await rig.told(Emit([(A, 1, 0, 0, 5)], [ended(half, 0)]))
+            await rig.told(Emit([(A, 1, 0, 0, [5])], [ended(half, 0)]))
             await rig.another_engine()
             rig.engine.send(replace(READY, identity=b"two"))
             for asked in (begun, ended_in_part):
@@ -276,7 +276,7 @@ def test_what_has_begun_ends_where_the_next_engine_has_other_weights():
                     await asked.over
             again = await replayed(rig)
             assert (again.id, again.attempt, again.outputs) == (B, 2, ((),))
-            await rig.told(Emit([(B, 2, 0, 0, 7)], [ended(B, attempt=2)]))
+            await rig.told(Emit([(B, 2, 0, 0, [7])], [ended(B, attempt=2)]))
             await fresh.over
             assert (begun.tokens, fresh.tokens, served) == ([5], [7], [b"two"])
 
@@ -296,7 +296,7 @@ def test_one_whose_replay_is_too_large_for_a_frame_fails_alone():
             with pytest.raises(MessageTooLarge):
                 await large.over
             assert (await replayed(rig)).id == B
-            await rig.told(Emit([(B, 2, 0, 0, 5)], [ended(B, attempt=2)]))
+            await rig.told(Emit([(B, 2, 0, 0, [5])], [ended(B, attempt=2)]))
             await small.over
 
     finish(main())
@@ -337,7 +337,7 @@ def test_the_engine_after_one_that_was_lost_while_it_loaded_other_weights_serves
                 await loading
             await rig.told_ready()  # and nothing was sent to it
             asked = await rig.begin(request())
-            await rig.told(Emit([(A, 1, 0, 0, 5)], [ended()]))
+            await rig.told(Emit([(A, 1, 0, 0, [5])], [ended()]))
             await asked.over
 
     finish(main())

@@ -54,7 +54,7 @@ def test_a_request_runs_on_an_instance_under_another_name():
             there = await one.heard(GenerateRequest)
             assert there.id == f"{cluster.client.name}.a"
             assert replace(there, id=RequestId("a")) == request()
-            one.send(Emit([(there.id, 1, 0, 0, 5)], []), Emit([(there.id, 1, 0, 1, 6)], [ended(there.id, 2)]))
+            one.send(Emit([(there.id, 1, 0, 0, [5])], []), Emit([(there.id, 1, 0, 1, [6])], [ended(there.id, 2)]))
             await asked.over
             assert asked.tokens == [5, 6]
             assert asked.deltas[-1].ended == ended(RequestId("a"), 2), "by the name that the API knows"
@@ -78,8 +78,8 @@ async def hand_off(prefill: FakeInstance, decode: FakeInstance, fault: str = "")
     wanted = await prefill.heard(Prefill)
     assert wanted.request.sampling.max_tokens == len(wanted.request.delivered(0)) + 1
     offer = Offer(name, attempt, 9, 0, (3,), 3, last=True, cached_tokens=2)
-    prefill.send(Emit([(name, attempt, 0, 0, 5)], []), offer)
-    assert await decode.heard(PeerOffer) == PeerOffer(offer, "/peer/p-0", (5,))
+    prefill.send(Emit([(name, attempt, 0, 0, [5])], []), offer)
+    assert await decode.heard(PeerOffer) == PeerOffer(offer, ("/peer/p-0",), (5,))
     decode.send(AskRelease(name, attempt))
     assert await prefill.heard(AskRelease) == AskRelease(name, attempt)
     prefill.send(Released(name, attempt, True))
@@ -96,7 +96,7 @@ def test_a_prompt_is_handed_from_one_instance_to_another():
             cluster.client.on_handoff = seconds.append
             asked = Asked(cluster.client, request())
             name = await hand_off(prefill, decode)
-            decode.send(Emit([(name, 1, 0, 1, 6)], []), Emit([(name, 1, 0, 2, 7)], [ended(name, 3)]))
+            decode.send(Emit([(name, 1, 0, 1, [6])], []), Emit([(name, 1, 0, 2, [7])], [ended(name, 3)]))
             await asked.over
             assert asked.tokens == [5, 6, 7]
             last = asked.deltas[-1].ended
@@ -140,13 +140,13 @@ def test_when_an_instance_is_lost_another_goes_on_and_every_token_comes_once():
             (first,) = done[0]
             lost, survivor = (one, other) if first.get_name() == "m-0" else (other, one)
             name = first.result().id
-            lost.send(Emit([(name, 1, 0, 0, 5), (name, 1, 0, 1, 6)], []))
+            lost.send(Emit([(name, 1, 0, 0, [5]), (name, 1, 0, 1, [6])], []))
             await settled()
             await lost.leave()
             (again,) = pending
             replay = await again
             assert (replay.attempt, replay.outputs) == (2, ((5, 6),))
-            survivor.send(Emit([(name, 2, 0, 2, 7)], [ended(name, 3, attempt=2)]))
+            survivor.send(Emit([(name, 2, 0, 2, [7])], [ended(name, 3, attempt=2)]))
             await asked.over
             assert asked.tokens == [5, 6, 7]
             assert cluster.client.view().counters["replays"] == 1
@@ -219,7 +219,7 @@ def test_a_request_that_cannot_go_on_breaks_off():
             one = await cluster.instance("m-0")
             asked = Asked(cluster.client, request())
             there = await one.heard(GenerateRequest)
-            one.send(Emit([(there.id, 1, 0, 0, 5)], []))
+            one.send(Emit([(there.id, 1, 0, 0, [5])], []))
             await settled()
             await one.leave()
             with pytest.raises(Unavailable):
@@ -243,10 +243,10 @@ def test_a_stop_string_seen_in_the_middle_of_a_delivery_ends_that_sequence():
                 take(delta),
                 delta.tokens == [5] and cluster.client.abort(RequestId("a"), 0, FinishReason.STOP),
             )
-            one.send(Emit([(there.id, 1, 0, 0, 5), (there.id, 1, 1, 0, 6)], []))
+            one.send(Emit([(there.id, 1, 0, 0, [5]), (there.id, 1, 1, 0, [6])], []))
             assert await one.heard(AbortRequest) == AbortRequest(there.id, 0, FinishReason.STOP)
             one.send(
-                Emit([], [ended(there.id, 1, 0, FinishReason.STOP)]), Emit([(there.id, 1, 1, 1, 7)], [ended(there.id, 2, 1)])
+                Emit([], [ended(there.id, 1, 0, FinishReason.STOP)]), Emit([(there.id, 1, 1, 1, [7])], [ended(there.id, 2, 1)])
             )
             await asked.over
             assert asked.tokens == [5, 6, 7]
@@ -279,8 +279,8 @@ def test_what_the_model_thought_comes_through():
             asked = Asked(cluster.client, request(logprobs=0, prompt_logprobs=0))
             name = (await one.heard(GenerateRequest)).id
             thoughts = [TokenLogprob(token, -float(token), 1) for token in (2, 3, 5, 6)]
-            one.send(Emit([(name, 1, 0, 0, 5)], [], [(name, 0, row(thoughts[2], *thoughts[:2]))]))
-            one.send(Emit([(name, 1, 0, 1, 6)], [ended(name, 2)], [(name, 0, row(thoughts[3]))]))
+            one.send(Emit([(name, 1, 0, 0, [5])], [], [(name, 0, row(thoughts[2], *thoughts[:2]))]))
+            one.send(Emit([(name, 1, 0, 1, [6])], [ended(name, 2)], [(name, 0, row(thoughts[3]))]))
             await asked.over
             assert asked.deltas[0].prompt_logprobs == [None, *thoughts[:2]]
             assert [entry for delta in asked.deltas for entry in delta.logprobs] == thoughts[2:]
@@ -297,7 +297,7 @@ def test_refusals_of_instances_are_not_the_clients():
             one.send(RefusedRequest(there.id, Refused("queue_full", 2, 1), there.attempt))
             again = await one.heard(GenerateRequest)
             assert again.attempt > there.attempt
-            one.send(Emit([(there.id, again.attempt, 0, 0, 5)], [ended(there.id, attempt=again.attempt)]))
+            one.send(Emit([(there.id, again.attempt, 0, 0, [5])], [ended(there.id, attempt=again.attempt)]))
             await asked.over
             assert asked.tokens == [5]
 
@@ -348,7 +348,7 @@ def test_a_pause_waits_for_what_is_open_then_all_instances_pause():
             assert cluster.client.stats().mode == "draining"
             with pytest.raises(EngineRefused, match="draining"):
                 await Asked(cluster.client, request(RequestId("b"))).over
-            one.send(Emit([(name, 1, 0, 0, 5)], [ended(name)]))
+            one.send(Emit([(name, 1, 0, 0, [5])], [ended(name)]))
             await asked.over
             await one.obey(PauseInstance)
             await pausing
@@ -394,7 +394,7 @@ def test_a_cluster_that_is_resumed_was_not_paused():
             await resuming
             with pytest.raises(Unavailable, match="resumed before"):
                 await pausing
-            one.send(Emit([(name, 1, 0, 0, 5)], [ended(name)]))
+            one.send(Emit([(name, 1, 0, 0, [5])], [ended(name)]))
             await asked.over
 
     finish(main())

@@ -48,7 +48,7 @@ def test_a_failure_of_the_machine_ends_every_request_with_an_error():
                 raise ValueError("on purpose")
 
             cluster.client._driver.machine = SimpleNamespace(handle=broken)  # type: ignore[assignment]
-            one.send(Emit([(there.id, 1, 0, 0, 5)], [Ended(there.id, 0, FinishReason.LENGTH, 3, 0, 1, 0)]))
+            one.send(Emit([(there.id, 1, 0, 0, [5])], [Ended(there.id, 0, FinishReason.LENGTH, 3, 0, 1, 0)]))
             with pytest.raises(Unavailable, match="the router failed"):
                 await asked.over
             with pytest.raises(Unavailable, match="the router failed"):
@@ -72,7 +72,7 @@ def test_what_a_delivery_sets_off_waits_until_its_effects_are_carried_out():
             log.append(type(event).__name__)
             if not isinstance(event, Arrive):
                 return []
-            return [Deliver(Emit([(event.request.id, 1, 0, place, 5 + place)], [])) for place in range(2)]
+            return [Deliver(Emit([(event.request.id, 1, 0, place, [5 + place])], [])) for place in range(2)]
 
         def next_deadline(self) -> None:
             return None

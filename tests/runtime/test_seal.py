@@ -57,7 +57,7 @@ def test_both_nonces_are_in_every_proof_and_key(side: str):
         assert not {*other.keys()} & {*keys}
 
 
-@pytest.mark.parametrize("place", [0, 4, 5], ids=["magic", "version of sessions", "version of messages"])
+@pytest.mark.parametrize("place", [0, 4, 6], ids=["magic", "version of sessions", "oldest version of messages"])
 def test_whoever_speaks_another_version_is_told_before_anything_is_proved(place: int):
     """Messages of another version would be taken for others."""
     greeting, other = make_greeting(), bytearray(make_greeting())

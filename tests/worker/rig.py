@@ -27,7 +27,7 @@ from baton.models.open import OpenedModel, open_model
 from baton.native.build import NoCompiler
 from baton.protocol.codec import decode, encode
 from baton.protocol.ids import Instant, PoolIncarnation, RequestId
-from baton.protocol.output import Emit, Ended
+from baton.protocol.output import Emit, Ended, each_token
 from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.protocol.step import RowLogprobs, StepPlan, StepResult, TokenLogprob
 from baton.worker.executors.base import LoadedExecutor
@@ -171,7 +171,7 @@ class Rig:
                 case RunStep(plan):
                     self.plans.append(decode(encode(plan)))
                 case Emit(tokens, ended, logprobs):
-                    for request, _, index, _, token in tokens:
+                    for request, _, index, _, token in each_token(tokens):
                         self.tokens[request, index].append(token)
                     for request, index, row in logprobs:
                         self.logprobs[request, index].append(row)

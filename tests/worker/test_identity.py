@@ -150,6 +150,23 @@ def test_every_field_changes_the_digest(field):
     assert replace(IDENTITY, **{field: other}).digest() != IDENTITY.digest()
 
 
+@pytest.mark.parametrize("field", [field.name for field in fields(KVIdentity)])
+def test_every_field_changes_its_part_and_no_other(field):
+    """The parts are what a refusal names: short, and one for each field."""
+    value = getattr(IDENTITY, field)
+    other = b"'" + value if isinstance(value, bytes) else value + 1 if isinstance(value, int) else f"'{value}"
+    parts, changed = IDENTITY.parts(), replace(IDENTITY, **{field: other}).parts()
+    assert [name for name in parts if parts[name] != changed[name]] == [field]
+    assert list(parts) == [each.name for each in fields(KVIdentity)]
+    assert max(map(len, parts.values())) <= 80
+
+
+def test_a_long_part_is_its_digest():
+    texts = [replace(IDENTITY, model=text * 100).parts()["model"] for text in "ab"]
+    assert len({*texts}) == 2
+    assert max(map(len, texts)) == 16
+
+
 def test_neighbouring_fields_do_not_run_into_each_other():
     assert replace(IDENTITY, model="ab", weight_types="c").digest() != replace(IDENTITY, model="a", weight_types="bc").digest()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from rig import TINY, TINY_SEED, Rig, RigModel, generate, make_pool, make_runner, tiny_model, tiny_oracle
 
 from baton.errors import ProtocolError
@@ -114,6 +115,8 @@ CONTRADICTIONS = {
     "columns of different length": StepPlan(StepNo(2), WorkerEpoch(1), run=Run((Slot(0),), ())),
     "a plan was lost": plan(3, run=[(0, 1)]),
     "the same plan again": plan(1, run=[(0, 1)]),
+    "drafts, which nobody verifies": StepPlan(StepNo(2), WorkerEpoch(1), run=Run((Slot(0),), (1,), ((5,),))),
+    "an adapter, which nobody has": plan(2, new=(structs.replace(new(1, [1]), adapter=1),)),
 }
 
 

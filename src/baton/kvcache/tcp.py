@@ -31,6 +31,7 @@ from baton.kvpool.block_bytes import BlockBytes, block_bytes
 from baton.kvpool.copies import Run
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.pool import PoolReady, ReadBlocks, ReadPool, ReadRefused
+from baton.protocol.versions import CAPABILITIES
 from baton.trust.secret import Secret
 from baton.trust.session import connected
 
@@ -92,7 +93,7 @@ class Tcp:
         try:
             sock = await connected(parse_address(address))
             session = await TcpSession.as_reader(sock, self._secret)
-            await session.send(ReadPool(pool, fingerprint))
+            await session.send(ReadPool(pool, fingerprint, CAPABILITIES))
             answer = await session.receive()
             if isinstance(answer, ReadRefused):
                 raise PeerUnreadable(answer.reason)

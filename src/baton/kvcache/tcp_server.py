@@ -28,6 +28,7 @@ from baton.kvcache.tcp_session import RUNS_MAX, TcpSession, piece_blocks
 from baton.kvpool.base import Pool
 from baton.kvpool.block_bytes import BlockBytes, block_bytes
 from baton.protocol.pool import PoolReady, ReadBlocks, ReadPool, ReadRefused
+from baton.protocol.versions import CAPABILITIES
 from baton.repeats import Repeats, printable
 from baton.trust.secret import Secret
 
@@ -165,7 +166,7 @@ class TcpServer:
                 return
             pool = self._pool
             assert pool is not None
-            await session.send(PoolReady(asked.fingerprint, asked.pool, pool.blocks))
+            await session.send(PoolReady(asked.fingerprint, asked.pool, pool.blocks, capabilities=CAPABILITIES))
             self.counts["opened"] += 1
         while True:
             reader.sending = False

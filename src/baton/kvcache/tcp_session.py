@@ -21,6 +21,7 @@ from xxhash import xxh3_128_digest
 from baton.errors import LinkFailed, ProtocolError
 from baton.protocol.codec import Message, encode, kinds_of
 from baton.protocol.pool import BlocksFollow, PoolReady, ReadBlocks, ReadPool, ReadRefused
+from baton.protocol.versions import VERSIONS
 from baton.trust.handshake import READ
 from baton.trust.seal import SEAL_BYTES, Sealer, Unsealer, content_bytes
 from baton.trust.secret import Secret
@@ -45,8 +46,9 @@ def piece_blocks(block_bytes: int) -> int:
 class TcpSession:
     """One task at a time reads, and one writes. Whatever goes wrong is a ProtocolError or an OSError."""
 
-    def __init__(self, sock: socket.socket, sealer: Sealer, unsealer: Unsealer) -> None:
+    def __init__(self, sock: socket.socket, sealer: Sealer, unsealer: Unsealer, version: int = VERSIONS.newest) -> None:
         self.sock = sock
+        self._version = version
         self._sealer = sealer
         self._unsealer = unsealer
         self._loop = asyncio.get_running_loop()
@@ -56,27 +58,29 @@ class TcpSession:
     @classmethod
     async def as_peer(cls, sock: socket.socket, secret: Secret) -> TcpSession:
         _prepare(sock)
-        ours, theirs = await prove_as_listener(sock, secret, READ)
-        return cls(sock, Sealer(ours), Unsealer(theirs, FROM_READER))
+        (ours, theirs), version = await prove_as_listener(sock, secret, READ)
+        return cls(sock, Sealer(ours), Unsealer(theirs, FROM_READER), version)
 
     @classmethod
     async def as_reader(cls, sock: socket.socket, secret: Secret) -> TcpSession:
         _prepare(sock)
-        theirs, ours = await prove_as_dialler(sock, secret, READ)
-        return cls(sock, Sealer(ours), Unsealer(theirs, FROM_PEER))
+        (theirs, ours), version = await prove_as_dialler(sock, secret, READ)
+        return cls(sock, Sealer(ours), Unsealer(theirs, FROM_PEER), version)
 
     async def send(self, message: Message) -> None:
-        await self._loop.sock_sendall(self.sock, self._sealer.seal([encode(message)]))
+        await self._loop.sock_sendall(self.sock, self._sealer.seal([encode(message, self._version)]))
 
     async def receive(self) -> Message:
-        frame = bytearray(SEAL_BYTES)
-        await self._fill(memoryview(frame))
-        frame += bytes(content_bytes(frame, MESSAGE_BYTES_MAX))
-        await self._fill(memoryview(frame)[SEAL_BYTES:])
-        messages = list(self._unsealer.messages(memoryview(frame)))
-        if len(messages) != 1:
-            raise LinkFailed("malformed", f"{len(messages)} messages came where one was due")
-        return messages[0]
+        while True:
+            frame = bytearray(SEAL_BYTES)
+            await self._fill(memoryview(frame))
+            frame += bytes(content_bytes(frame, MESSAGE_BYTES_MAX))
+            await self._fill(memoryview(frame)[SEAL_BYTES:])
+            messages = list(self._unsealer.messages(memoryview(frame)))
+            if len(messages) > 1:
+                raise LinkFailed("malformed", f"{len(messages)} messages came where one was due")
+            if messages:  # else the frame held only kinds that this build does not know
+                return messages[0]
 
     def buffer(self, nbytes: int) -> memoryview:
         """To be filled and sent, before another is asked for."""

@@ -7,7 +7,7 @@ from collections import deque
 from baton.llm.outputs import Answer, Chunk, Output, SequenceText
 from baton.llm.sampling import SamplingParams
 from baton.protocol.ids import RequestId
-from baton.protocol.output import Emit, Ended
+from baton.protocol.output import Emit, Ended, each_token
 from baton.protocol.request import FinishReason, GenerateRequest
 from baton.protocol.request import SamplingParams as WireParams
 from baton.text.stops import StopAutomaton
@@ -59,8 +59,9 @@ class Call:
     def _take_tokens(self, emit: Emit) -> None:
         # A stop token has no text, and only the end of its sequence says that it was one.
         ends = [(ended.request, ended.index) for ended in emit.ended if ended.reason is FinishReason.STOP]
-        last = {(request, index): place for place, (request, _, index, _, _) in enumerate(emit.tokens)} if ends else {}
-        for place, (request, _, index, _, token) in enumerate(emit.tokens):
+        rows = list(each_token(emit.tokens))
+        last = {(request, index): place for place, (request, _, index, _, _) in enumerate(rows)} if ends else {}
+        for place, (request, _, index, _, token) in enumerate(rows):
             text = self._texts[request, index]
             if text.stopped:
                 continue

@@ -69,8 +69,8 @@ from baton.protocol.pool import (
 )
 from baton.protocol.request import GenerateBatch, GenerateRequest
 from baton.protocol.step import StepPlan, StepResult
+from baton.protocol.versions import VERSIONS
 
-VERSION: Final = 7
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 
 Message = (
@@ -230,11 +230,16 @@ def name_of(kind: int) -> str:
     return f"kind {kind}" if known is None else known.__name__
 
 
-def encode(message: Message) -> bytes:
+def is_known(kind: int) -> bool:
+    return kind in _KINDS
+
+
+def encode(message: Message, version: int = VERSIONS.newest) -> bytes:
+    """`version`: the one that the session has agreed on."""
     body = _ENCODER.encode(message)
     if len(body) > FRAME_BYTES_MAX:
         raise MessageTooLarge(f"a {type(message).__name__} of {len(body)} bytes; at most {FRAME_BYTES_MAX} go in a frame")
-    return _HEADER.pack(_MAGIC, VERSION, _KIND_OF[type(message)], len(body)) + body
+    return _HEADER.pack(_MAGIC, version, _KIND_OF[type(message)], len(body)) + body
 
 
 def read_header(data: bytes | memoryview, at: int = 0) -> tuple[int, int]:
@@ -245,8 +250,8 @@ def read_header(data: bytes | memoryview, at: int = 0) -> tuple[int, int]:
     magic, version, kind, length = _HEADER.unpack_from(data, at)
     if magic != _MAGIC:
         raise NotAFrame("the frame does not begin with our magic")
-    if version != VERSION:
-        raise WrongVersion(f"the peer speaks version {version}, we speak {VERSION}")
+    if not VERSIONS.oldest <= version <= VERSIONS.newest:
+        raise WrongVersion(f"the peer speaks version {version}, we speak {VERSIONS}")
     if length > FRAME_BYTES_MAX:
         raise OversizedFrame(f"{length} body bytes, {FRAME_BYTES_MAX} allowed")
     return kind, length

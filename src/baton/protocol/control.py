@@ -82,6 +82,8 @@ class ModelChanged(Struct, frozen=True, array_like=True):
 
     model: str
     identity: bytes
+    identity_parts: dict[str, str] = {}
+    "As in WorkerHello."
 
 
 OrderOutcome = Literal["done", "overtaken", "refused"]
@@ -140,6 +142,8 @@ class WorkerHello(Struct, frozen=True, array_like=True):
     "How the size of the pool was found, for people (worker/build.py)."
     layout: bytes = b""
     "Fingerprint of a KV block's layout (kvpool/layout.py): between two that are equal blocks can be copied."
+    identity_parts: dict[str, str] = {}
+    "What `identity` is a digest of, by name, each in a few characters: so that a refusal can name the part that differs."
 
 
 class CacheHello(Struct, frozen=True, array_like=True):
@@ -186,6 +190,8 @@ class InstanceReady(Struct, frozen=True, array_like=True):
     "WorkerHello.identity."
     plan: dict[str, int | float | str] = {}
     "What was resolved at the start, for people: processes, whose pool, how many blocks and why."
+    identity_parts: dict[str, str] = {}
+    "WorkerHello.identity_parts."
 
 
 class StartFailed(Struct, frozen=True, array_like=True):

@@ -70,8 +70,8 @@ class PeerOffer(Struct, frozen=True, array_like=True):
     """An offer on its way to the decode instance."""
 
     offer: Offer
-    peer: str
-    "Addresses of the messenger that lets the pool be read (node.py)."
+    peers: tuple[str, ...]
+    "For each rank, the addresses of the messenger that lets the pool be read (NodeHello.peers)."
     outputs: tuple[TokenId, ...] = ()
     "With the last offer: what the leader's client has by now."
 

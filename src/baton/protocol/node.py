@@ -20,6 +20,16 @@ from baton.protocol.ids import RequestId
 Role = Literal["mixed", "prefill", "decode"]
 
 
+class Build(Struct, frozen=True, array_like=True):
+    """Which program a process runs, and since when: for people and for metrics."""
+
+    version: str = ""
+    commit: str = ""
+    "Empty: not known."
+    started_at: float = 0.0
+    "Seconds since 1970, by the clock of its machine. 0: not known."
+
+
 class NodeHello(Struct, frozen=True, array_like=True):
     name: str
     "Unique in the cluster; for people and for placement that lasts."
@@ -29,8 +39,9 @@ class NodeHello(Struct, frozen=True, array_like=True):
     ready: InstanceReady
     layout: bytes
     "Fingerprint of a KV block's layout: a hand-off copies bytes."
-    peer: str = ""
-    "Where its messenger lets others read its pool: addresses with blanks between them, the best first. Empty: nowhere."
+    peers: tuple[str, ...] = ()
+    """For each rank (one today), where its messenger lets others read its pool: addresses with blanks between them, the best
+    first. Empty: nowhere."""
     health_url: str = ""
     "Of its own HTTP, for people."
     pid: int = 0
@@ -41,6 +52,9 @@ class NodeHello(Struct, frozen=True, array_like=True):
     "Where its weights are, for itself: a router that has given it others can give it these again. Empty: not known."
     refused: bool = False
     "The router that it dials did not take it last time. It is not the one that says what fits, while others may come back."
+    capabilities: tuple[str, ...] = ()
+    "Optional features of its build (protocol/versions.py)."
+    build: Build = Build()
 
 
 class RouterHello(Struct, frozen=True, array_like=True):
@@ -49,6 +63,9 @@ class RouterHello(Struct, frozen=True, array_like=True):
     "Say something at least this often."
     lapse_seconds: float
     "Nothing heard for so long: the other side is given up."
+    capabilities: tuple[str, ...] = ()
+    "As in NodeHello."
+    build: Build = Build()
 
 
 class NodeRefused(Struct, frozen=True, array_like=True):
@@ -90,6 +107,7 @@ class InstanceView(Struct, frozen=True):
     pid: int = 0
     stats: InstanceStats = field(default_factory=InstanceStats)
     "As it told last."
+    build: Build = Build()
 
 
 class PathView(Struct, frozen=True):

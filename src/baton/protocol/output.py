@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Final, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from baton.protocol.ids import RequestId
-from baton.protocol.request import FinishReason
+from baton.protocol.request import Count, FinishReason, TokenId
 from baton.protocol.step import RowError, RowLogprobs
 
 EndError = Literal[RowError, "poison", "worker_gone"]
@@ -22,6 +23,9 @@ OTHER_WEIGHTS: Final = "other weights are served now: the answer cannot go on"
 """Why an answer that has begun ends, in words."""
 RETRYABLE: Final[frozenset[EndError]] = frozenset({"worker_gone"})
 """Ends after which the same request, with what was delivered, can go on elsewhere."""
+
+
+Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class Ended(Struct, frozen=True, array_like=True):
@@ -45,8 +49,21 @@ class Ended(Struct, frozen=True, array_like=True):
     "Of the cached ones, those that storage brought."
 
 
-TokenRow = tuple[RequestId, int, int, int, int]
-"""(request, attempt, sequence index, position in its output, token id). A receiver takes each position once."""
+class Begun(Struct, frozen=True, array_like=True):
+    """How much of a prompt was cached. Sent with the first token of a sequence; Ended says the same again."""
+
+    request: RequestId
+    attempt: Count
+    index: Index
+    cached_tokens: Index
+    host_tokens: Index = 0
+    storage_tokens: Index = 0
+    "As in Ended."
+
+
+TokenRow = tuple[RequestId, Count, Index, Index, Annotated[list[TokenId], Meta(min_length=1)]]
+"""(request, attempt, sequence index, position of the first token in its output, tokens). The tokens follow each other; there is
+one today, and several with speculative decoding. A receiver takes each position once."""
 
 
 class Emit(Struct, frozen=True, array_like=True):
@@ -56,4 +73,13 @@ class Emit(Struct, frozen=True, array_like=True):
     "In order."
     ended: list[Ended]
     logprobs: list[tuple[RequestId, int, RowLogprobs]] = []
-    "Of the tokens above, or of prompts; only for requests that asked."
+    "Of the tokens above, or of prompts; only for requests that asked. One for each token, in order."
+    begun: list[Begun] = []
+    "For each sequence whose first token is above."
+
+
+def each_token(rows: Iterable[TokenRow]) -> Iterator[tuple[RequestId, int, int, int, int]]:
+    """(request, attempt, sequence index, position, token), one by one."""
+    for request, attempt, index, first, tokens in rows:
+        for position, token in enumerate(tokens, first):
+            yield request, attempt, index, position, token

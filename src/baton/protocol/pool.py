@@ -52,6 +52,8 @@ class PoolReady(Struct, frozen=True, array_like=True):
     blocks: int
     memory: DeviceMemory | None = None
     "None: the pool is shared memory, which has a header of its own."
+    capabilities: tuple[str, ...] = ()
+    "As in ReadPool, of the process that answers one."
 
 
 class HostPoolReady(Struct, frozen=True, array_like=True):
@@ -70,6 +72,8 @@ class ReadPool(Struct, frozen=True, array_like=True):
     pool: PoolIncarnation
     fingerprint: bytes
     "Of the layout that the reader has."
+    capabilities: tuple[str, ...] = ()
+    "Optional features of the reader's build (protocol/versions.py)."
 
 
 class ReadRefused(Struct, frozen=True, array_like=True):

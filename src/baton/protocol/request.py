@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -17,6 +17,10 @@ from baton.protocol.thinking import THINKING_BYTES_MAX, Thinking
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Extra = tuple[Annotated[int, Meta(ge=0, le=2**31 - 1)], Annotated[bytes, Meta(min_length=1, max_length=64)]]
+"""Position in the prompt, and the digest of an input that begins there and is not tokens (an image, say)."""
+TRACEPARENT_PATTERN: Final = "[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"
+"""W3C Trace Context: version, trace, parent, flags."""
 
 
 Pooling = Literal["mean", "last"]
@@ -90,6 +94,10 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     "For each wanted sequence the tokens that its client already has. Empty: none."
     age_seconds: Annotated[float, Meta(ge=0.0)] = 0.0
     "How long ago the first attempt arrived: a replay keeps its place in line."
+    extras: tuple[Extra, ...] = ()
+    "Inputs besides tokens that KV depends on, by rising position: they are part of the block keys. No API sets them today."
+    traceparent: Annotated[str, Meta(pattern=rf"^({TRACEPARENT_PATTERN})?\Z")] = ""
+    "The trace that the client's request belongs to, for tracing. Empty: none. It changes nothing of the answer."
 
     def __post_init__(self) -> None:
         """Told apart here, so that nothing below has to: a request that contradicts itself is not one."""
@@ -97,6 +105,8 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError(f"indices {self.indices} are not rising numbers below n = {self.n}")
         if self.outputs and len(self.outputs) != len(self.wanted):
             raise ValueError(f"{len(self.outputs)} outputs for {len(self.wanted)} wanted sequences")
+        if any(a >= b for (a, _), (b, _) in pairwise(self.extras)):
+            raise ValueError("the positions of extras do not rise")
 
     @property
     def wanted(self) -> Sequence[int]:

@@ -44,6 +44,8 @@ class NewSequence(Struct, frozen=True, array_like=True):
     "Row of the plan's `sampling`: what several sequences share travels once."
     index: int
     "Which of the n sequences of its request."
+    adapter: int = 0
+    "Which LoRA adapter it is computed with. 0, the only value today: none."
 
 
 class Run(Struct, frozen=True, array_like=True):
@@ -55,6 +57,9 @@ class Run(Struct, frozen=True, array_like=True):
 
     slots: tuple[Slot, ...] = ()
     counts: tuple[int, ...] = ()
+    drafts: tuple[tuple[TokenId, ...], ...] = ()
+    """For each slot the tokens that are guessed to follow (speculative decoding); the worker verifies them. Empty, as always
+    today: nothing is guessed."""
 
 
 class StepPlan(Struct, frozen=True, array_like=True):

@@ -211,18 +211,21 @@ class Callers:
 
         def part(tag: str) -> Emit:
             if (known := parts.get(tag)) is None:
-                known = parts[tag] = Emit([], [], [])
+                known = parts[tag] = Emit([], [], [], [])
             return known
 
         last, tokens = "", part("").tokens
-        for ours, attempt, index, position, token in emit.tokens:
+        for ours, attempt, index, position, tokens_of_row in emit.tokens:
             tag, _, request = ours.partition(MARK)
             if tag != last:
                 last, tokens = tag, part(tag).tokens
-            tokens.append((RequestId(request), attempt, index, position, token))
+            tokens.append((RequestId(request), attempt, index, position, tokens_of_row))
         for ours, index, row in emit.logprobs:
             tag, _, request = ours.partition(MARK)
             part(tag).logprobs.append((RequestId(request), index, row))
+        for begun in emit.begun:
+            tag, _, request = begun.request.partition(MARK)
+            part(tag).begun.append(replace(begun, request=RequestId(request)))
         for ended in emit.ended:
             tag, _, request = ended.request.partition(MARK)
             part(tag).ended.append(replace(ended, request=RequestId(request)))

@@ -13,20 +13,20 @@ from baton.runtime.stream import Stream
 
 
 def deliver(emit: Emit, streams: Mapping[RequestId, Stream]) -> None:
-    """Most have tokens and nothing else, one for each of many sequences: no call per token but those two."""
-    if emit.ended or emit.logprobs:
+    """Most have tokens and nothing else, one row for each of many sequences: no call per row but those two."""
+    if emit.ended or emit.logprobs or emit.begun:
         _deliver_gathered(emit, streams)
         return
-    for request, attempt, index, position, token in emit.tokens:
+    for request, attempt, index, position, tokens in emit.tokens:
         stream = streams.get(request)
         if stream is None:
             continue
         told = stream.open.get(index)
         if told is not None and position == len(told) and attempt == stream.attempt:  # as in `takes`, without the call
-            told.append(token)
-            stream.tell(Delta(index, [token]))
-        elif stream.takes(attempt, index, position, token):
-            stream.tell(Delta(index, [token]))
+            told.extend(tokens)
+            stream.tell(Delta(index, tokens))
+        elif fresh := stream.takes(attempt, index, position, tokens):
+            stream.tell(Delta(index, fresh))
 
 
 def _deliver_gathered(emit: Emit, streams: Mapping[RequestId, Stream]) -> None:
@@ -45,15 +45,18 @@ def _deliver_gathered(emit: Emit, streams: Mapping[RequestId, Stream]) -> None:
             stream.add_prompt_logprobs(row)
         if row.sampled is not None:
             thoughts.setdefault((request, index), deque()).append(row.sampled)
-    for request, attempt, index, position, token in emit.tokens:
-        of_token = thoughts.get((request, index))
-        thought = of_token.popleft() if of_token else None
+    for request, attempt, index, position, tokens in emit.tokens:
+        waiting = thoughts.get((request, index))
+        of_row = [waiting.popleft() for _ in tokens if waiting] if waiting else []
         stream = streams.get(request)
-        if stream is not None and stream.takes(attempt, index, position, token):
+        if stream is not None and (fresh := stream.takes(attempt, index, position, tokens)):
             told = delta(request, index)
-            told.tokens.append(token)
-            if thought is not None:
-                told.logprobs.append(thought)
+            told.tokens += fresh
+            told.logprobs += of_row[len(tokens) - len(fresh) :]
+    for begun in emit.begun:
+        stream, known = streams.get(begun.request), deltas.get((begun.request, begun.index))
+        if stream is not None and known is not None and known.tokens and stream.begins(begun):
+            known.begun = begun
     for ended in emit.ended:
         stream = streams.get(ended.request)
         if stream is not None and stream.ends(ended):

@@ -201,6 +201,7 @@ class Engine:
             hello.sampling_defaults,
             hello.identity,
             self._resolved() | _resolved_tiers(self._given.tiers, tiers, hello.block_bytes) | hello.plan,
+            hello.identity_parts,
         )
         self._reporting.begin(ready, hello.layout)
         if hello.digest_seconds:

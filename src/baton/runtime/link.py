@@ -14,12 +14,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable
 from typing import Final, Literal
 
 from baton.addresses import Address
 from baton.config import WireConfig
 from baton.errors import LinkFailed
+from baton.protocol.codec import Message, encode
 from baton.protocol.directions import FROM_INSTANCE, FROM_ROUTER
+from baton.protocol.versions import VERSIONS, Versions
 from baton.runtime.channel import LAST_WORDS_SECONDS, Channel, FrameProtocol
 from baton.trust.handshake import LINK, SessionKeys
 from baton.trust.seal import CONTENT_BYTES_MAX, SealedBuffer, Sealer
@@ -39,6 +42,18 @@ class Link(Channel):
 
     _frames: SealedFrames
 
+    def __init__(self, frames: SealedFrames, version: int = VERSIONS.newest) -> None:
+        """`version`: of messages, as both sides have agreed."""
+        super().__init__(frames)
+        self.version = version
+
+    def send(self, message: Message) -> None:
+        self._frames.write(encode(message, self.version))
+
+    def on_unknown_kind(self, call: Callable[[int], None]) -> None:
+        """`call` gets the kind of every message that is skipped because this build does not know it."""
+        self._frames.on_unknown_kind(call)
+
     @property
     def failure(self) -> LinkFailed | None:
         """Why it was ended, if something was wrong with the peer."""
@@ -54,11 +69,15 @@ class SealedFrames(FrameProtocol):
         """`side`: which one we are."""
         self._backlog_bytes_max = wire.session_backlog_bytes_max
         ours, theirs = keys if side == "router" else reversed(keys)
-        super().__init__(SealedBuffer(theirs, FROM_INSTANCE if side == "router" else FROM_ROUTER))
+        self._sealed = SealedBuffer(theirs, FROM_INSTANCE if side == "router" else FROM_ROUTER)
+        super().__init__(self._sealed)
         self._sealer = Sealer(ours)
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
         self._closing: asyncio.TimerHandle | None = None
+
+    def on_unknown_kind(self, call: Callable[[int], None]) -> None:
+        self._sealed.unsealer.on_unknown = call
 
     @property
     def failure(self) -> LinkFailed | None:
@@ -110,12 +129,12 @@ class SealedFrames(FrameProtocol):
 # The beginning of a session
 
 
-async def dial(address: Address, secret: Secret, wire: WireConfig = WIRE) -> Link:
+async def dial(address: Address, secret: Secret, wire: WireConfig = WIRE, versions: Versions = VERSIONS) -> Link:
     """To a router, as an instance. Raises LinkFailed, or OSError where nobody listens."""
     limit = wire.session_handshake_seconds
     try:
         async with asyncio.timeout(limit):
-            return await _open(await connected(address), secret, "instance", wire)
+            return await _open(await connected(address), secret, "instance", wire, versions)
     except TimeoutError:
         raise LinkFailed("timeout", f"no router answered within {limit:g} s: is it the cluster port?") from None
 
@@ -130,14 +149,17 @@ async def welcome(sock: socket.socket, secret: Secret, wire: WireConfig = WIRE) 
         raise LinkFailed("timeout", f"the handshake took more than {limit:g} s") from None
 
 
-async def _open(sock: socket.socket, secret: Secret, side: Side, wire: WireConfig = WIRE) -> Link:
+async def _open(
+    sock: socket.socket, secret: Secret, side: Side, wire: WireConfig = WIRE, versions: Versions = VERSIONS
+) -> Link:
     with contextlib.ExitStack() as undo:
         undo.callback(sock.close)
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        keys = await (prove_as_listener if side == "router" else prove_as_dialler)(sock, secret, LINK)
+        prove = prove_as_listener if side == "router" else prove_as_dialler
+        keys, version = await prove(sock, secret, LINK, versions)
         frames = SealedFrames(keys, side, wire)
         await asyncio.get_running_loop().create_connection(lambda: frames, sock=sock)
         undo.pop_all()
-    return Link(frames)
+    return Link(frames, version)

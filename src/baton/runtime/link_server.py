@@ -115,6 +115,7 @@ class LinkServer:
             link.close()
             return
         self.counts["opened"] += 1
+        link.on_unknown_kind(lambda kind: self._note("unknown_kind", peer, f"a message of kind {kind} is skipped"))
         self._sessions[link] = asyncio.create_task(self._watch(link, peer))
         self._on_link(link, peer)
 

@@ -18,6 +18,8 @@ from baton.protocol.codec import Message
 from baton.protocol.control import InstanceStats, ModelChanged, ModeReport, OrderAnswer, Pong
 from baton.protocol.node import Beat, NodeHello, RouterBeat, RouterHello
 from baton.protocol.output import Emit
+from baton.protocol.versions import CAPABILITIES
+from baton.runtime.build_info import own_build
 from baton.runtime.channel import Channel
 from baton.runtime.node import Node, counters_of, summed
 
@@ -45,7 +47,7 @@ class NodeSet:
     def __init__(self, router: str, config: RouterConfig, owner: Owner, wire: WireConfig | None = None) -> None:
         self._hello_seconds = (wire or WireConfig()).session_hello_seconds
         self._config = config
-        self._hello = RouterHello(router, config.beat_seconds, config.lapse_seconds)
+        self._hello = RouterHello(router, config.beat_seconds, config.lapse_seconds, CAPABILITIES, own_build())
         self._owner = owner
         self._nodes: dict[Session, Node] = {}
         self._sessions = count(1)
@@ -155,8 +157,9 @@ class NodeSet:
             case ModeReport(mode):
                 node.stats = replace(node.stats, mode=mode)
                 self._owner.tell(Say(node.session, node.stats))
-            case ModelChanged(model, identity):
-                node.hello = replace(node.hello, ready=replace(node.hello.ready, identity=identity), model=model)
+            case ModelChanged(model, identity, parts):
+                ready = replace(node.hello.ready, identity=identity, identity_parts=parts)
+                node.hello = replace(node.hello, ready=ready, model=model)
             case _:
                 if type(message) is InstanceStats:
                     node.stats = message

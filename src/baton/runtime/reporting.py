@@ -20,6 +20,8 @@ from baton.core.events import Event, Pause, Resume, WorkerLost, WorkerReady
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceReady, InstanceStats, ModelChanged, WorkerHello
 from baton.protocol.node import NodeHello
+from baton.protocol.versions import CAPABILITIES
+from baton.runtime.build_info import own_build
 from baton.runtime.callers import Caller
 from baton.runtime.channel import Channel
 from baton.runtime.instance_loop import InstanceLoop
@@ -70,7 +72,8 @@ class Reporting:
 
     def on_next_worker(self, hello: WorkerHello) -> None:
         if self.ready is not None:
-            self.ready, self._layout = replace(self.ready, identity=hello.identity), hello.layout
+            self.ready = replace(self.ready, identity=hello.identity, identity_parts=hello.identity_parts)
+            self._layout = hello.layout
 
     def weights_changed(self, changed: ModelChanged, ordered_by: Caller | None) -> None:
         """By order."""
@@ -92,8 +95,20 @@ class Reporting:
         instance = self._machine.instance
         tiers = TierConfig() if instance is None else instance.config.tiers
         adopt_seconds = tiers.adopt_seconds_max if tiers.peers else 0.0
-        about = (config.peer, config.health_url, os.getpid(), adopt_seconds, config.worker.model)
-        return NodeHello(config.name, self._incarnation, config.role, self.ready, self._layout, *about)
+        return NodeHello(
+            config.name,
+            self._incarnation,
+            config.role,
+            self.ready,
+            self._layout,
+            peers=(config.peer,) if config.peer else (),
+            health_url=config.health_url,
+            pid=os.getpid(),
+            adopt_seconds_max=adopt_seconds,
+            model=config.worker.model,
+            capabilities=CAPABILITIES,
+            build=own_build(),
+        )
 
     # Numbers
 

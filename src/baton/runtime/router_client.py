@@ -72,9 +72,9 @@ class RoutedStream(Stream):
         self.offered_at: float | None = None
         "When all of its prompt was computed, on the way from one instance to another."
 
-    def takes(self, attempt: int, index: int, position: int, token: int) -> bool:
+    def takes(self, attempt: int, index: int, position: int, tokens: list[int]) -> list[int]:
         self.attempt = attempt
-        return super().takes(attempt, index, position, token)
+        return super().takes(attempt, index, position, tokens)
 
     def ends(self, ended: Ended) -> bool:
         return ended.index in self.open

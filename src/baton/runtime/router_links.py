@@ -31,9 +31,10 @@ from baton.trust.secret import Secret
 
 logger = logging.getLogger("baton.cluster")
 
-SessionEvent = Literal["opened", "unreachable", "refused", "lapsed", "failed", "ended"]
+SessionEvent = Literal["opened", "unreachable", "refused", "lapsed", "failed", "ended", "unknown_kind"]
 """opened: a router took us. unreachable: nobody listens there, or the handshake failed. refused: it does not take us. Of those
-that were open, lapsed: nothing was heard for too long; failed: something came that may not; ended: by either side."""
+that were open, lapsed: nothing was heard for too long; failed: something came that may not; ended: by either side.
+unknown_kind: a message of a newer router was skipped."""
 
 BEAT_SECONDS: Final = 0.25
 STATS_BEATS: Final = 4
@@ -145,6 +146,7 @@ class RouterLinks:
         """How long it was open, why it ended, and whether we were refused; `refused`: whether we were before."""
         session = RouterSession(link, self._callers.add(link.send), self._loop.time())
         self._sessions[session] = None
+        link.on_unknown_kind(lambda kind: self.counts.update(unknown_kind=1))
         try:
             link.send(replace(self._member.hello(), refused=refused))
             await link.listen(lambda message: self._on_message(session, message, said))

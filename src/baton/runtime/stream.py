@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from baton.api.generate.engine_client import Delta
 from baton.errors import InvariantBroken
-from baton.protocol.output import Ended
+from baton.protocol.output import Begun, Ended
 from baton.protocol.request import FinishReason, GenerateRequest
 from baton.protocol.step import RowLogprobs, TokenLogprob
 
@@ -23,7 +23,7 @@ TIMEOUT_SECONDS_MIN = 0.001
 
 
 class Stream:
-    __slots__ = ("_begun", "_take", "_unwanted", "attempt", "done", "embedding", "lost", "open", "prompt", "request")
+    __slots__ = ("_begun", "_cached", "_take", "_unwanted", "attempt", "done", "embedding", "lost", "open", "prompt", "request")
 
     def __init__(self, request: GenerateRequest, take: Callable[[Delta], None], now: float) -> None:
         self.request = request
@@ -32,6 +32,8 @@ class Stream:
         self.attempt = request.attempt
         self.open: dict[int, array[int]] = {index: array("i") for index in request.wanted}
         "The tokens told of each sequence that has not ended."
+        self._cached: dict[int, Begun] = {}
+        "What was told of the cached part of the prompt, with the first token of each open sequence."
         self._unwanted: dict[int, FinishReason] = {}
         "Sequences that were aborted, and whose end was not told yet."
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -45,16 +47,25 @@ class Stream:
         if request.sampling.prompt_logprobs is not None:
             self.prompt = [None] * len(request.prompt)
 
-    def takes(self, attempt: int, index: int, position: int, token: int) -> bool:
-        """Is this token the next one? Then it counts as told."""
+    def takes(self, attempt: int, index: int, position: int, tokens: list[int]) -> list[int]:
+        """Those of the tokens, the first of which has this position, that the client does not have. They count as told."""
         told = self.open.get(index)
-        if told is None or attempt != self.attempt or position < len(told):
-            return False
-        if position > len(told):
+        if told is None or attempt != self.attempt:
+            return []
+        known = len(told) - position
+        if known < 0:
             if not self.done.done():
                 self.done.set_exception(InvariantBroken(f"token {position} of a sequence came after {len(told)} tokens"))
+            return []
+        fresh = tokens[known:] if known else tokens
+        told.extend(fresh)
+        return fresh
+
+    def begins(self, begun: Begun) -> bool:
+        """Is its client to be told how much of the prompt was cached? Once for each sequence."""
+        if begun.index in self._cached or begun.index not in self.open or begun.attempt != self.attempt:
             return False
-        told.append(token)
+        self._cached[begun.index] = begun
         return True
 
     @property
@@ -73,6 +84,7 @@ class Stream:
             delta.prompt_logprobs, self.prompt = self.prompt, None
         if delta.ended is not None:
             del self.open[delta.index]
+            delta.ended = self._as_begun(delta.ended)
         try:
             self._take(delta)
         except Exception as error:
@@ -80,6 +92,14 @@ class Stream:
             return
         if delta.ended is not None and not self.open and not self.done.done():
             self.done.set_result(None)
+
+    def _as_begun(self, ended: Ended) -> Ended:
+        """The end of a replay counts what the replay found cached; its client was told what the first attempt found."""
+        begun = self._cached.pop(ended.index, None)
+        if begun is None:
+            return ended
+        cached, host, storage = begun.cached_tokens, begun.host_tokens, begun.storage_tokens
+        return replace(ended, cached_tokens=cached, host_tokens=host, storage_tokens=storage)
 
     def lose(self, why: Exception) -> None:
         self.lost = True

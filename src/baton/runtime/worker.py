@@ -94,6 +94,7 @@ def serve(config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -
             digest_seconds=built.weights_digest.seconds if built.weights_digest.read_bytes else 0.0,
             plan=built.pool_plan,
             layout=runner.pool.layout.fingerprint(),
+            identity_parts=built.identity_parts,
         )
     )
     StepLoop(runner, channel, progress).run()

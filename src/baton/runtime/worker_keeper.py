@@ -74,7 +74,7 @@ class WorkerKeeper:
         self._reporting.on_next_worker(hello)
         self._machine.tell(WorkerReady(WorkerEpoch(worker.life), hello.pool, hello.identity))
         if changed:
-            self._reporting.files_changed(ModelChanged(self.model, hello.identity))
+            self._reporting.files_changed(ModelChanged(self.model, hello.identity, hello.identity_parts))
 
     def on_lost(self, worker: Child, loss: Loss) -> None:
         self.health.detach()
@@ -167,6 +167,8 @@ class WorkerKeeper:
             if reload.failure:
                 answer = OrderAnswer(answer.number, "refused", reload.failure)
             elif answer.outcome == "done" and self._machine.instance is not None:
-                changed = ModelChanged(reload.new, self._machine.instance.fingerprint)
+                ready = self._reporting.ready
+                parts = {} if ready is None else ready.identity_parts
+                changed = ModelChanged(reload.new, self._machine.instance.fingerprint, parts)
                 self._reporting.weights_changed(changed, self._callers.who_ordered(answer.number))
         self._callers.answer(answer)

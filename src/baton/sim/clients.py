@@ -8,7 +8,7 @@ from baton.core.effects import Effect, Refuse
 from baton.core.events import Abort, Submit
 from baton.errors import InvariantBroken
 from baton.protocol.ids import RequestId
-from baton.protocol.output import Emit
+from baton.protocol.output import Emit, each_token
 from baton.protocol.request import FinishReason, Refused
 from baton.sim.node import Node
 from baton.sim.scenario import VOCAB, Client, Scenario
@@ -148,7 +148,7 @@ class Clients:
     def emitted(self, emit: Emit) -> None:
         note, now = self._timeline.note, self._timeline.now
         if self._timeline.traced:
-            for request, _, index, _, token in emit.tokens:
+            for request, _, index, _, token in each_token(emit.tokens):
                 note("client", f"{request}.{index} gets {token}")
         for trip in self.watch.take_stopped():
             self._timeline.at(now, self._stop_string, trip)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from baton.errors import InvariantBroken
-from baton.protocol.output import Emit
+from baton.protocol.output import Emit, each_token
 from baton.protocol.step import TokenLogprob
 from baton.sim.trip import Trip
 
@@ -32,7 +32,7 @@ class LogprobWatch:
                     raise InvariantBroken(f"{request}.{index}: the log-probability of prompt token {place}", invariant=51)
                 trip.prompt_places[place] = by
         for (request_id, index), entries in told.items():
-            tokens = [row[4] for row in emit.tokens if (row[0], row[2]) == (request_id, index)]
+            tokens = [row[4] for row in each_token(emit.tokens) if (row[0], row[2]) == (request_id, index)]
             _expect(tokens == [e.token for e in entries], 51, f"{request_id}.{index}: log-probabilities of other tokens")
         return told
 

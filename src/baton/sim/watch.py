@@ -14,9 +14,10 @@ from baton.core.engine.request import Sequence
 from baton.core.events import Event, EvictSome, LossCause, PreemptSome, WorkerReady
 from baton.errors import InvariantBroken
 from baton.protocol.ids import RequestId
-from baton.protocol.output import OTHER_WEIGHTS, Emit, Ended
+from baton.protocol.output import OTHER_WEIGHTS, Emit, Ended, each_token
 from baton.protocol.request import FinishReason
 from baton.protocol.step import StepPlan, StepResult
+from baton.sim.begun_watch import check_begun
 from baton.sim.line import Line
 from baton.sim.logprob_watch import LogprobWatch
 from baton.sim.plans import PlanWatch
@@ -95,8 +96,9 @@ class Watch:
     def emitted(self, emit: Emit, now: float) -> None:
         """21: tokens are a prefix of the undisturbed output. 22, 23, 26: one end, with the right reason and usage."""
         self.deliveries += len(emit.tokens) + len(emit.ended)
+        check_begun(emit, lambda request, index: self.trips[request].hit[index] or 0)
         told = self._logprobs.told(emit) if emit.logprobs else {}
-        for request, _, index, position, token in emit.tokens:
+        for request, _, index, position, token in each_token(emit.tokens):
             trip = self.trips[request]
             delivered = trip.delivered[index]
             if position != len(delivered):

@@ -1,6 +1,6 @@
 """How two processes prove to each other that they know the cluster's secret, and what keys their session has. No IO here.
 
-    listener  --- greeting: magic, versions, nonce ------------> dialler
+    listener  --- greeting: magic, versions, nonce ------------> dialler     with the range of its message versions
     listener  <-- answer: magic, versions, nonce, proof -------- dialler     the one who dials proves first
     listener  --- proof ---------------------------------------> dialler
 
@@ -19,11 +19,13 @@ import struct
 from typing import Final, NamedTuple
 
 from baton.errors import LinkFailed
-from baton.protocol.codec import VERSION
+from baton.protocol.versions import VERSIONS, Versions
 from baton.trust.secret import Secret
 
-LINK_VERSION: Final = 1
-_GREETING: Final = struct.Struct("!4sBB32s")
+LINK_VERSION: Final = 2
+"""Format of the handshake and of sealed frames. It is not negotiated: it says how a greeting is to be read."""
+_GREETING: Final = struct.Struct("!4sBBB31s")
+"""As long as that of LINK_VERSION 1, whose sides so refuse ours in words, and the other way round."""
 PROOF_BYTES: Final = 32
 GREETING_BYTES: Final = _GREETING.size
 ANSWER_BYTES: Final = GREETING_BYTES + PROOF_BYTES
@@ -50,16 +52,30 @@ class SessionKeys(NamedTuple):
     from_dialler: bytes
 
 
-def make_greeting(purpose: Purpose = LINK) -> bytes:
-    return _GREETING.pack(purpose.magic, LINK_VERSION, VERSION, secrets.token_bytes(32))
+class Agreement(NamedTuple):
+    """What a handshake ends with."""
+
+    keys: SessionKeys
+    version: int
+    "Of messages, in both directions."
+
+
+def make_greeting(purpose: Purpose = LINK, versions: Versions = VERSIONS) -> bytes:
+    return _GREETING.pack(purpose.magic, LINK_VERSION, versions.newest, versions.oldest, secrets.token_bytes(31))
 
 
 class Handshake:
     """One side's view. `greeting` is the listener's, `reply` what the dialler says before its proof: a greeting too."""
 
     def __init__(self, secret: Secret, greeting: bytes, reply: bytes, purpose: Purpose = LINK) -> None:
-        for theirs in (greeting, reply):
-            _check_greeting(theirs, purpose)
+        listener, dialler = _versions(greeting, purpose), _versions(reply, purpose)
+        version = listener.common(dialler)
+        if version is None:
+            raise LinkFailed(
+                "version",
+                f"the {purpose.listener} speaks version {listener} and the {purpose.dialler} {dialler}: update the older one",
+            )
+        self.version = version
         self._secret = secret
         self._said = greeting + reply
         self._purpose = purpose
@@ -78,12 +94,13 @@ class Handshake:
         return hmac.digest(self._secret.key, f"baton {self._purpose.name}: {what}".encode() + b"\0" + self._said, "sha256")
 
 
-def _check_greeting(greeting: bytes, purpose: Purpose) -> None:
-    magic, link, codec, _ = _GREETING.unpack(greeting)
+def _versions(greeting: bytes, purpose: Purpose) -> Versions:
+    magic, link, newest, oldest, _ = _GREETING.unpack(greeting)
     if magic != purpose.magic:
         sides = f"{purpose.listener} or {purpose.dialler}"
         raise LinkFailed("version", f"what listens or dials there is no Baton {sides}: is it the {purpose.port}?")
-    if (link, codec) != (LINK_VERSION, VERSION):
+    if link != LINK_VERSION:
         raise LinkFailed(
-            "version", f"the peer speaks version {link}.{codec}, we speak {LINK_VERSION}.{VERSION}: update one of them"
+            "version", f"one side speaks version {link}.{newest}, the other {LINK_VERSION}.{VERSIONS}: update the older one"
         )
+    return Versions(oldest, newest)

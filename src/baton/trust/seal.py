@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import hmac
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from baton.errors import LinkFailed, ProtocolError
-from baton.protocol.codec import FRAME_BYTES_MAX, HEADER_BYTES, Message, decode_body, name_of, read_header
+from baton.protocol.codec import FRAME_BYTES_MAX, HEADER_BYTES, Message, decode_body, is_known, name_of, read_header
 from baton.protocol.frames import FrameBuffer
 
 _PREFIX: Final = struct.Struct("!IQ")
@@ -43,14 +43,17 @@ class Sealer:
 
 
 class Unsealer:
-    """What is wrong with a frame is a LinkFailed, and the end."""
+    """What is wrong with a frame is a LinkFailed, and the end. A message of a kind that this build does not know is skipped: a
+    newer peer may send it, and does not count on it."""
 
-    __slots__ = ("_allowed", "_counter", "_mac")
+    __slots__ = ("_allowed", "_counter", "_mac", "on_unknown")
 
     def __init__(self, key: bytes, allowed: frozenset[int]) -> None:
         self._mac = hmac.new(key, digestmod="sha256")
         self._counter = 0
         self._allowed = allowed
+        self.on_unknown: Callable[[int], None] = lambda kind: None
+        "Called with the kind of every message that is skipped."
 
     def messages(self, frame: memoryview) -> Iterator[Message]:
         """Of one frame, which is whole."""
@@ -73,11 +76,14 @@ class Unsealer:
         while at < len(content):
             try:
                 kind, length = read_header(content, at)
-                if kind not in self._allowed:
+                if kind not in self._allowed and is_known(kind):
                     raise LinkFailed("kind", f"a {name_of(kind)}, which this side of a session never sends")
                 at += HEADER_BYTES + length
                 if at > len(content):
                     raise LinkFailed("malformed", "a message is longer than its sealed frame")
+                if kind not in self._allowed:
+                    self.on_unknown(kind)
+                    continue
                 message = decode_body(kind, content[at - length : at])
             except LinkFailed:
                 raise
@@ -97,11 +103,11 @@ def content_bytes(seal: memoryview | bytearray, most: int) -> int:
 class SealedBuffer(FrameBuffer):
     """Like the plain one, of sealed frames."""
 
-    __slots__ = ("_unsealer",)
+    __slots__ = ("unsealer",)
 
     def __init__(self, key: bytes, allowed: frozenset[int]) -> None:
         super().__init__()
-        self._unsealer = Unsealer(key, allowed)
+        self.unsealer = Unsealer(key, allowed)
 
     def filled(self, count: int) -> Iterator[Message]:
         view, at, end, needed = self._view, 0, self._filled + count, SEAL_BYTES
@@ -110,6 +116,6 @@ class SealedBuffer(FrameBuffer):
             if end - at < needed:
                 break
             at += needed
-            yield from self._unsealer.messages(view[at - needed : at])
+            yield from self.unsealer.messages(view[at - needed : at])
             needed = SEAL_BYTES
         self._keep(at, end, needed)

@@ -8,29 +8,34 @@ import socket
 
 from baton.addresses import Address
 from baton.errors import LinkFailed
-from baton.trust.handshake import ANSWER_BYTES, GREETING_BYTES, PROOF_BYTES, Handshake, Purpose, SessionKeys, make_greeting
+from baton.protocol.versions import VERSIONS, Versions
+from baton.trust.handshake import ANSWER_BYTES, GREETING_BYTES, PROOF_BYTES, Agreement, Handshake, Purpose, make_greeting
 from baton.trust.secret import Secret
 
 
-async def prove_as_listener(sock: socket.socket, secret: Secret, purpose: Purpose) -> SessionKeys:
-    greeting = make_greeting(purpose)
+async def prove_as_listener(sock: socket.socket, secret: Secret, purpose: Purpose, versions: Versions = VERSIONS) -> Agreement:
+    greeting = make_greeting(purpose, versions)
     await _write(sock, greeting)
     answer = await _read(sock, ANSWER_BYTES, "the handshake was broken off by who dialled")
     handshake = Handshake(secret, greeting, answer[:GREETING_BYTES], purpose)
     handshake.check(purpose.dialler, answer[GREETING_BYTES:])
     await _write(sock, handshake.proof(purpose.listener))
-    return handshake.keys()
+    return Agreement(handshake.keys(), handshake.version)
 
 
-async def prove_as_dialler(sock: socket.socket, secret: Secret, purpose: Purpose) -> SessionKeys:
+async def prove_as_dialler(sock: socket.socket, secret: Secret, purpose: Purpose, versions: Versions = VERSIONS) -> Agreement:
     at_end = f"what listens there ended the connection: is it the {purpose.port}?"
     greeting = await _read(sock, GREETING_BYTES, at_end)
-    reply = make_greeting(purpose)
-    handshake = Handshake(secret, greeting, reply, purpose)
+    reply = make_greeting(purpose, versions)
+    try:
+        handshake = Handshake(secret, greeting, reply, purpose)
+    except LinkFailed:
+        await _write(sock, reply + bytes(PROOF_BYTES))  # so that the listener, too, can name both versions
+        raise
     await _write(sock, reply + handshake.proof(purpose.dialler))
     at_end = f"the {purpose.listener} broke the handshake off: does it have another cluster secret?"
     handshake.check(purpose.listener, await _read(sock, PROOF_BYTES, at_end))
-    return handshake.keys()
+    return Agreement(handshake.keys(), handshake.version)
 
 
 async def connected(address: Address) -> socket.socket:

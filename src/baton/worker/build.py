@@ -46,6 +46,8 @@ class BuiltWorker:
     weights_digest: Digest
     pool_plan: dict[str, int | float | str]
     "How the size of the pool was found, for people."
+    identity_parts: dict[str, str]
+    "KVIdentity.parts()."
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +114,16 @@ def build_worker(
     pool = pool_source(platform, layout, size.blocks)
     runner = ModelRunner(loaded.with_pool(pool, size.context_tokens), pool, slots=config.slots, grammars=grammars)
     runner.executor.prepare()
-    identity = identity_of(opened, weights.value, config, layout, runner.executor.arithmetic).digest()
-    return BuiltWorker(runner, size.context_tokens, defaults, identity, weights, pool_plan(config, runner.pool, profile))
+    identity = identity_of(opened, weights.value, config, layout, runner.executor.arithmetic)
+    return BuiltWorker(
+        runner,
+        size.context_tokens,
+        defaults,
+        identity.digest(),
+        weights,
+        pool_plan(config, runner.pool, profile),
+        identity.parts(),
+    )
 
 
 def pool_plan(config: WorkerConfig, pool: Pool, profile: MemoryProfile | None) -> dict[str, int | float | str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
+from typing import Final
 
 from baton.config import Quantization, WorkerConfig
 from baton.kvpool.layout import KVLayout
@@ -14,6 +15,9 @@ from baton.models.config import ModelConfig
 from baton.models.open import OpenedModel
 from baton.models.parameters import expected_shapes
 from baton.models.quantise import type_for
+
+PART_DIGITS: Final = 16
+PART_TEXT_MAX: Final = 80
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +49,10 @@ class KVIdentity:
             digest.update(f"{field.name} {len(part)} ".encode() + part)  # lengths: no two identities give the same bytes
         return digest.digest()
 
+    def parts(self) -> dict[str, str]:
+        """The fields by name, each in a few characters: for people who compare two identities."""
+        return {field.name: _short(getattr(self, field.name)) for field in fields(self)}
+
 
 def identity_of(opened: OpenedModel, weights: bytes, config: WorkerConfig, layout: KVLayout, kernels: str) -> KVIdentity:
     return KVIdentity(
@@ -56,6 +64,14 @@ def identity_of(opened: OpenedModel, weights: bytes, config: WorkerConfig, layou
         layout=layout.fingerprint(),
         block_size=layout.block_size,
     )
+
+
+def _short(value: bytes | str | int) -> str:
+    """Digests by their first digits, and what is long by the first digits of its digest."""
+    if isinstance(value, bytes):
+        return value[: PART_DIGITS // 2].hex()
+    text = str(value)
+    return text if len(text) <= PART_TEXT_MAX else sha256(text.encode()).hexdigest()[:PART_DIGITS]
 
 
 def model_text(config: ModelConfig) -> str:

@@ -127,6 +127,8 @@ class ModelRunner:
         if self._last_step is not None and plan.step != self._last_step + 1:
             raise ProtocolError(f"step {plan.step} follows step {self._last_step}: a plan was lost or came twice")
         self._last_step = plan.step
+        if plan.run.drafts or any(new.adapter for new in plan.new):
+            raise ProtocolError(f"step {plan.step} has drafts or an adapter, which this worker does not compute")
         if plan.drops or plan.new:
             self._last_crew = None
         for slot, incarnation in plan.drops:

@@ -33,7 +33,7 @@ from baton.protocol.control import AbortRequest, InstanceReady, RefusedRequest
 from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Forget, Offer, PeerOffer, Prefill, Released
 from baton.protocol.ids import BlockId, Instant, PoolIncarnation, RequestId
 from baton.protocol.node import Beat, NodeHello
-from baton.protocol.output import Emit, Ended
+from baton.protocol.output import Emit, Ended, each_token
 from baton.protocol.request import FinishReason, GenerateRequest, Refused, SamplingParams
 
 BLOCK = 4
@@ -59,7 +59,7 @@ def hello(name, role="mixed", *, blocks=64, slots=8, identity=b"m", layout=b"l",
         "identity": identity,
     }
     instance = InstanceReady(**{**known, **ready})
-    return NodeHello(name, incarnation, role, instance, layout, peer=f"peer-{name}", refused=refused)
+    return NodeHello(name, incarnation, role, instance, layout, peers=(f"peer-{name}",), refused=refused)
 
 
 class Leg:
@@ -113,7 +113,7 @@ class Scripted:
                     self._say(Expecting(request.id, request.attempt, 0))
             case Prefill(request):
                 self._begin(request, "prefill")
-            case PeerOffer(offer, peer, outputs):
+            case PeerOffer(offer, (peer,), outputs):
                 self.peer = peer
                 leg = self._leg(offer)
                 if leg is not None and leg.kind == "expected" and offer.last:
@@ -176,7 +176,7 @@ class Scripted:
             for index in list(leg.outputs):
                 told = leg.outputs[index]
                 value = token(request.prompt, index, len(told))
-                rows.append((request.id, request.attempt, index, len(told), value))
+                rows.append((request.id, request.attempt, index, len(told), [value]))
                 told.append(value)
                 if value in request.sampling.stop_token_ids:
                     ended.append(self._end(leg, index, FinishReason.STOP))
@@ -262,7 +262,7 @@ class Room:
 
     def _deliver(self, emit):
         self.emits.append(emit)
-        for id, _, index, position, value in emit.tokens:
+        for id, _, index, position, value in each_token(emit.tokens):
             told = self.told.setdefault((id, index), [])
             assert (id, index) not in self.ends, "a token after the end"
             assert id not in self.broken_off

@@ -160,7 +160,7 @@ class AnyCluster(RuleBasedStateMachine):
                 AskRelease(name, attempt),
                 Released(name, attempt, True),
                 Adopted(name, attempt, 8),
-                Emit([(name, attempt, 0, 0, 1)], []),
+                Emit([(name, attempt, 0, 0, [1])], []),
                 Emit([], [Ended(name, 0, FinishReason.STOP, 3, 0, 0, 0, attempt=attempt)]),
             )[kind],
         )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from baton.core.cluster.events import Deliver
 from baton.protocol.control import Ping
 from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Prefill, Released
 from baton.protocol.ids import PoolIncarnation, RequestId
-from baton.protocol.output import Emit, Ended
+from baton.protocol.output import Begun, Emit, Ended, each_token
 from baton.protocol.request import FinishReason, SamplingParams
 from baton.protocol.step import RowLogprobs, TokenLogprob
 
@@ -19,7 +21,7 @@ RID = RequestId("r")
 
 
 def row(position, value, *, attempt=1, index=0, id=RID):
-    return (id, attempt, index, position, value)
+    return (id, attempt, index, position, [value])
 
 
 def serving(n=1, max_tokens=9, **more):
@@ -241,3 +243,45 @@ def test_what_no_instance_should_say_is_not_heard():
     assert room.say(home, Prefill(request(), 1.0)) == []
     assert room.say(home, Ping(1)) == []
     assert room.router.stats.late_facts == 2
+
+
+ANSWER = list(range(100, 112))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(1, 4)), min_size=1, max_size=4), max_size=6),
+    st.booleans(),
+)
+def test_rows_with_several_tokens_are_passed_on_as_rows_with_one_each(plan, with_logprobs):
+    """(sequence, how far before its next position the row begins, how many tokens): each position is delivered once."""
+
+    def told(*, split):
+        room, home = serving(n=2, max_tokens=50)
+        at = [0, 0]
+        for rows in plan:
+            sent = []
+            for index, back, count in rows:
+                first = max(0, at[index] - back)
+                tokens = ANSWER[first : first + count]
+                if tokens:
+                    at[index] = max(at[index], first + len(tokens))
+                    sent.append((RID, 1, index, first, tokens))
+            single = list(each_token(sent))
+            thoughts = [(RID, row[2], RowLogprobs(0, 0, TokenLogprob(row[4], -float(row[3]), 1))) for row in single]
+            rows_sent = [(*row[:4], [row[4]]) for row in single] if split else sent
+            room.say(home, Emit(rows_sent, [], thoughts if with_logprobs else []))
+        assert [room.told.get((RID, index), []) for index in (0, 1)] == [ANSWER[:end] for end in at]
+        return [(index, row.sampled) for _, index, row in room.prompts]
+
+    assert told(split=False) == told(split=True)
+
+
+def test_what_was_cached_is_passed_on_with_the_first_token_only():
+    room, home = serving()
+    begun = Begun(RID, 1, 0, 16, 8, 0)
+    (effect,) = room.say(home, Emit([row(0, 5)], [], begun=[begun]))
+    assert effect.emit.begun == [begun]
+    assert room.say(home, Emit([row(0, 5)], [], begun=[begun])) == []
+    (effect,) = room.say(home, Emit([row(0, 5), row(1, 6)], [], begun=[begun]))
+    assert effect == Deliver(Emit([row(1, 6)], []))

@@ -28,7 +28,7 @@ def prompts(instance) -> int:
 def room() -> Room:
     room = Room("prefill", "decode", config=CONFIG)
     prefill, decode = room.instances
-    decode.unreadable = (prefill.hello.peer,)
+    decode.unreadable = prefill.hello.peers
     return room
 
 
@@ -94,7 +94,7 @@ def test_one_that_arrives_ends_the_row(room: Room):
 def test_another_prefill_instance_that_can_be_read_is_used():
     room = Room("prefill", "prefill", "decode", config=CONFIG)
     unreadable, readable, decode = room.instances
-    decode.unreadable = (unreadable.hello.peer,)
+    decode.unreadable = unreadable.hello.peers
     for number in range(1, 40):
         ask(room, number)
     assert FREE_FAILURES < prompts(unreadable) <= FREE_FAILURES + 1 + DOUBLINGS_MAX

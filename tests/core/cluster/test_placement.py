@@ -209,7 +209,7 @@ def test_prefill_that_nobody_can_read_from_is_not_part_of_a_pair():
 
     room = Room("decode")
     (decode,) = room.instances
-    closed = room.join(Scripted(replace(hello("closed", "prefill"), peer="")))
+    closed = room.join(Scripted(replace(hello("closed", "prefill"), peers=())))
     room.arrive(request())
     room.run()
     assert whole(decode) == ["r"]

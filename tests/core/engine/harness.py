@@ -31,7 +31,7 @@ from baton.core.events import Abort, Event, LossCause, PreemptSome, StepDone, Su
 from baton.protocol.control import OrderAnswer
 from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
 from baton.protocol.ids import Instant, PoolIncarnation, RequestId
-from baton.protocol.output import Emit, Ended
+from baton.protocol.output import Emit, Ended, each_token
 from baton.protocol.request import GenerateRequest, Refused, SamplingParams
 from baton.protocol.step import PREEMPTED_TOKEN_ID, NewSequence, RowLogprobs, StepPlan, StepResult, TokenLogprob
 
@@ -290,7 +290,7 @@ class Driver:
                 self.plans.append(plan)
                 self.history.append(plan)
             case Emit(tokens, ended, logprobs):
-                for request, attempt, index, position, token in tokens:
+                for request, attempt, index, position, token in each_token(tokens):
                     assert attempt == self.requests[request].attempt
                     self._hear(request, index, position, token)
                 for request, index, thoughts in logprobs:

@@ -25,7 +25,7 @@ from baton.core.events import BlocksMoved, Submit, Tick
 from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Forget, Offer, PeerOffer, Prefill, Released
 from baton.protocol.ids import RequestId
 from baton.protocol.moves import BlockMove, MoveResult
-from baton.protocol.output import Emit, Ended
+from baton.protocol.output import Emit, Ended, each_token
 from baton.protocol.request import GenerateRequest, Refused
 from baton.protocol.step import RowLogprobs
 
@@ -179,7 +179,7 @@ class Pair:
                     trip.usage = message
                 leader = trip.present().indices[0] if trip.present().indices else 0
                 outputs = tuple(trip.tokens[leader]) if message.last else ()
-                self.decode.tell(PeerOffer(message, self.prefill.name, outputs))
+                self.decode.tell(PeerOffer(message, (self.prefill.name,), outputs))
             case AskRelease():
                 self.prefill.tell(message)
             case Released(kept=kept):
@@ -193,7 +193,7 @@ class Pair:
                 assert isinstance(message, Expecting)
 
     def _hear_tokens(self, node: Node, emit: Emit) -> None:
-        for request, attempt, index, position, token in emit.tokens:
+        for request, attempt, index, position, token in each_token(emit.tokens):
             trip = self.trips[request]
             if attempt != trip.attempt:
                 continue

@@ -11,7 +11,7 @@ from baton.core.events import Abort, CacheReady, Pause, Submit
 from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Forget, Offer, PeerOffer, Prefill, Released
 from baton.protocol.ids import BlockId, PoolIncarnation, RequestId
 from baton.protocol.moves import BlockMove
-from baton.protocol.output import Emit, Ended
+from baton.protocol.output import Emit, Ended, each_token
 from baton.protocol.request import GenerateRequest
 
 from .harness import FakeWorker, freeze, make_request, mark, undisturbed
@@ -61,7 +61,7 @@ class Decoder(Node):
             index = request.wanted[0]
             outputs = tuple(undisturbed(request, index)[: len(request.delivered(index)) + 1]) if last else ()
         offer = Offer(request.id, attempt, place=first, blocks=blocks, **fields)
-        return self.tell(PeerOffer(offer, given.get("peer", "peer"), outputs))
+        return self.tell(PeerOffer(offer, given.get("peers", ("peer",)), outputs))
 
     def all_pulled(self) -> None:
         while "pull" in self.kinds:
@@ -81,7 +81,7 @@ class Decoder(Node):
 
     def outputs(self, name: str = "a", index: int = 0) -> list[int]:
         """As its client has them: those of this instance come after what was delivered elsewhere."""
-        rows = [row for message in self.said if isinstance(message, Emit) for row in message.tokens]
+        rows = [row for message in self.said if isinstance(message, Emit) for row in each_token(message.tokens)]
         mine = [(row[3], row[4]) for row in rows if row[0] == name and row[2] == index]
         assert [position for position, _ in mine] == list(range(mine[0][0], mine[0][0] + len(mine))) if mine else True
         return [token for _, token in mine]
@@ -368,7 +368,7 @@ def test_offers_that_are_repeated_or_late_or_of_others_change_nothing():
     node.offer(3, 4, attempt=2)  # a hole
     node.release(attempt=1)
     node.release(attempt=3, kept=False)
-    node.tell(PeerOffer(Offer(RequestId("b"), 1, POOL, 0, (), 0, True), "peer", ()))
+    node.tell(PeerOffer(Offer(RequestId("b"), 1, POOL, 0, (), 0, True), ("peer",), ()))
     assert freeze(node.instance) == before
     node.offer(1, 4, last=True, attempt=2)
     moves = [move for move in node.told if isinstance(move, BlockMove)]
@@ -421,7 +421,7 @@ def test_without_an_address_it_is_computed():
     node = Decoder()
     node.expect()
     offer = Offer(A, 1, POOL, 0, (BlockId(100),), 14, True)
-    node.tell(PeerOffer(offer, "", tuple(undisturbed(node.request)[:1])))
+    node.tell(PeerOffer(offer, (), tuple(undisturbed(node.request)[:1])))
     assert not node.told
     node.release()
     node.goes_on()

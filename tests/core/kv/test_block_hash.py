@@ -86,3 +86,35 @@ def test_extra_is_part_of_the_key():
     hasher = BlockHasher(b"", 2)
     root = hasher.root(b"")
     assert len({hasher.key(root, [1, 2], extra) for extra in (b"", b"image 1", b"image 2")}) == 3
+
+
+def test_extras_are_in_the_key_of_the_block_in_which_they_begin_and_of_all_after_it():
+    hasher, tokens = BlockHasher(FINGERPRINT, 4), list(range(16))
+
+    def keys_of(*extras):
+        keys = []
+        hasher.extend(keys, hasher.root(b""), tokens, 4, extras)
+        return keys
+
+    plain, image = keys_of(), keys_of((5, b"image"))
+    assert plain[0] == image[0]
+    assert not set(plain[1:]) & set(image[1:])
+    two = keys_of((5, b"image"), (9, b"x"))
+    others = [keys_of((6, b"image")), keys_of((5, b"other")), keys_of((5, b"im"), (6, b"age")), two]
+    assert len({tuple(keys) for keys in (plain, image, *others)}) == 6
+    assert two[:2] == image[:2]
+
+
+def test_extras_make_the_same_keys_however_many_blocks_are_added_at_a_time():
+    hasher, tokens, extras = BlockHasher(FINGERPRINT, 4), list(range(16)), ((1, b"a"), (7, b"b"), (8, b"c"))
+    whole, by_one = [], []
+    hasher.extend(whole, hasher.root(b""), tokens, 4, extras)
+    for blocks in range(5):
+        hasher.extend(by_one, hasher.root(b""), tokens, blocks, extras)
+    assert whole == by_one
+    assert whole[1] == hasher.key(whole[0], tokens[4:8], whole_extra(3, b"b"))
+
+
+def whole_extra(place, digest):
+    """Written out: length before content, the place in the block as four bytes."""
+    return (4).to_bytes(8, "little") + place.to_bytes(4, "little") + len(digest).to_bytes(8, "little") + digest

@@ -29,6 +29,7 @@ from baton.api.http.streaming import (
     drop_connection,
     while_connected,
 )
+from baton.api.http.trace import traceparent_of
 from baton.errors import EngineError
 
 
@@ -126,6 +127,7 @@ class _Call:
             return
         self.body = b""
         lease.close()  # only token ids are left
+        job = job.traced(traceparent_of(self.request.scope))
         generation = Generation(self.front, job, live, self._started)
         self.record.ignored = job.options.ignored
         self.record.usage, self.record.ended = (lambda: generation.usage), (lambda: generation.finish_words)

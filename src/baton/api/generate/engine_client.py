@@ -21,11 +21,11 @@ from msgspec import Struct
 from baton.errors import EngineError
 from baton.protocol.control import InstanceStats as EngineStats
 from baton.protocol.ids import RequestId
-from baton.protocol.output import Ended
+from baton.protocol.output import Begun, Ended
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 from baton.protocol.step import TokenLogprob
 
-__all__ = ["Delta", "Ended", "EngineClient", "EngineRefused", "EngineStats", "TokenLogprob"]
+__all__ = ["Begun", "Delta", "Ended", "EngineClient", "EngineRefused", "EngineStats", "TokenLogprob"]
 
 
 class Delta(Struct):
@@ -39,6 +39,8 @@ class Delta(Struct):
     prompt_logprobs: list[TokenLogprob | None] | None = None
     "One a prompt token, the first one None. Given once, with sequence 0, where they were asked for."
     ended: Ended | None = None
+    begun: Begun | None = None
+    "With the first token: how much of the prompt was cached."
     embedding: bytes = b""
     "The pooled prompt, where that was asked for: with the token, float32."
 

@@ -49,6 +49,12 @@ class Job:
     def sequences(self) -> int:
         return len(self.requests) * self.options.n
 
+    def traced(self, traceparent: str) -> Job:
+        """Its requests carry the client's trace on. Empty: there is none."""
+        if not traceparent:
+            return self
+        return replace(self, requests=tuple(structs.replace(request, traceparent=traceparent) for request in self.requests))
+
     @property
     def only_text(self) -> bool:
         """Of a token in the middle of an answer its client wants the text and nothing else, and no text ends it."""

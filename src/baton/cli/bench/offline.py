@@ -22,8 +22,8 @@ class TimedLLM(LLM):
 
     def _on_emit(self, emit: Emit) -> None:
         now = perf_counter()
-        for request, *_ in emit.tokens:
-            self.token_times.setdefault(str(request), []).append(now)
+        for request, *_, tokens in emit.tokens:
+            self.token_times.setdefault(str(request), []).extend([now] * len(tokens))
         super()._on_emit(emit)
 
     def usable_ids(self) -> list[int]:

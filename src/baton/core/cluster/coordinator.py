@@ -181,7 +181,7 @@ class Coordinator:
         if not offer.last:  # this renews the lease too
             self.clocks.renewed(trip, self.now)
         if trip.prefill is not None:
-            self._tell(trip.home, PeerOffer(offer, trip.prefill.hello.peer, outputs))
+            self._tell(trip.home, PeerOffer(offer, trip.prefill.hello.peers, outputs))
 
     def _pass_ask(self, trip: Trip, _: object) -> None:
         if trip.prefill is None:

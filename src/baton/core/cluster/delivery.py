@@ -18,7 +18,7 @@ from baton.core.cluster.placement import Placement
 from baton.core.cluster.trip import Trip
 from baton.core.handoff.table import TripFact, TripState
 from baton.protocol.ids import RequestId
-from baton.protocol.output import RETRYABLE, Emit, Ended, TokenRow
+from baton.protocol.output import RETRYABLE, Begun, Emit, Ended, TokenRow
 from baton.protocol.request import FinishReason
 from baton.protocol.step import RowLogprobs
 
@@ -39,12 +39,12 @@ class Delivery:
         trips, rows = self._coordinator.trips, iter(emit.tokens)
         try:
             for row in rows:
-                request, attempt, index, position, token = row
+                request, attempt, index, position, tokens = row
                 trip = trips[request]
                 told = trip.open[index]
                 if position != len(told) or attempt != trip.attempt:
                     break
-                told.append(token)
+                told.extend(tokens)
             else:
                 self._coordinator.effects.append(Deliver(emit))
                 return False
@@ -57,9 +57,9 @@ class Delivery:
         rest = [row, *rows]
         fresh = emit.tokens[: len(emit.tokens) - len(rest)]
         broken: dict[RequestId, Trip] = {}
-        fresh += [row for row in rest if self._takes(member, row, broken)]
+        fresh += [taken for row in rest if (taken := self._taken(member, row, broken)) is not None]
         if fresh:
-            self._coordinator.effects.append(Deliver(Emit(fresh, [])))
+            self._coordinator.effects.append(Deliver(Emit(fresh, [], begun=_begun_by(fresh, emit.begun))))
         self._break(broken, member)
         return bool(broken)
 
@@ -69,33 +69,39 @@ class Delivery:
         verdicts: dict[tuple[RequestId, int], deque[bool]] = {}
         fresh: list[TokenRow] = []
         for row in emit.tokens:
-            taken = self._takes(member, row, broken)
-            if taken:
-                fresh.append(row)
-            verdicts.setdefault((row[0], row[2]), deque()).append(taken)
+            taken = self._taken(member, row, broken)
+            if taken is not None:
+                fresh.append(taken)
+            new = 0 if taken is None else len(taken[4])
+            verdicts.setdefault((row[0], row[2]), deque()).extend((False,) * (len(row[4]) - new) + (True,) * new)
+        begun = _begun_by(fresh, emit.begun)
         logprobs = [kept for row in emit.logprobs if (kept := _sifted(row, owed, verdicts)) is not None]
         touched: dict[RequestId, Trip] = {}
         ended = [told for each in emit.ended if (told := self._end(member, each, broken, touched)) is not None]
         if fresh or ended or logprobs:
-            same = len(fresh) == len(emit.tokens) and ended == emit.ended and logprobs == emit.logprobs
-            self._coordinator.effects.append(Deliver(emit if same else Emit(fresh, ended, logprobs)))
+            sifted = Emit(fresh, ended, logprobs, begun)
+            self._coordinator.effects.append(Deliver(emit if sifted == emit else sifted))
         for trip in touched.values():
             self._after_end(trip, broken)
         self._break(broken, member)
         return bool(touched or broken)
 
-    def _takes(self, member: Member, row: TokenRow, broken: dict[RequestId, Trip]) -> bool:
-        request, attempt, index, position, token = row
+    def _taken(self, member: Member, row: TokenRow, broken: dict[RequestId, Trip]) -> TokenRow | None:
+        """The row from the first position on that its client does not have. None: there is nothing new in it."""
+        request, attempt, index, position, tokens = row
         trip = self._leg(member, request, attempt)
         told = None if trip is None else trip.open.get(index)
-        if trip is None or told is None or position < len(told):
+        if trip is None or told is None or position + len(tokens) <= len(told):
             self._coordinator.stats.stale_rows += 1
-            return False
+            return None
         if position > len(told):
             broken[request] = trip
-            return False
-        told.append(token)
-        return True
+            return None
+        if position < len(told):
+            fresh = tokens[len(told) - position :]
+            row = (request, attempt, index, len(told), fresh)
+        told.extend(row[4])
+        return row
 
     def _leg(self, member: Member, request: RequestId, attempt: int) -> Trip | None:
         """The trip, if this instance has the present attempt of it."""
@@ -157,6 +163,12 @@ class Delivery:
         """One that was told to stop ends what it still has when its time is over (core/engine/service_mode.py)."""
         for trip in broken.values():
             self._coordinator.break_leg(trip, member, leaves=member.mode != "serving")
+
+
+def _begun_by(fresh: list[TokenRow], begun: list[Begun]) -> list[Begun]:
+    """Those whose first token is among the fresh ones."""
+    first = {(row[0], row[2]) for row in fresh if not row[3]} if begun else ()
+    return [each for each in begun if (each.request, each.index) in first]
 
 
 def _sifted(

@@ -20,6 +20,7 @@ from baton.core.cluster.events import Session
 from baton.core.cluster.paths import Paths
 from baton.core.cluster.prefix_memory import PrefixMemory
 from baton.errors import InvariantBroken
+from baton.protocol.control import InstanceReady
 from baton.protocol.ids import Instant, RequestId
 from baton.protocol.node import Beat, NodeHello
 
@@ -312,7 +313,7 @@ def _disagreement(hello: NodeHello, other: NodeHello) -> str:
     """Why these two cannot be in one cluster. Empty: they can."""
     ready, theirs = hello.ready, other.ready
     for what, mine, its in (
-        ("identity", ready.identity.hex(), theirs.identity.hex()),
+        _identity_part(ready, theirs),
         ("block size", ready.block_size, theirs.block_size),
         ("vocabulary", ready.vocab_size, theirs.vocab_size),
         ("context of the model", ready.model_context_tokens, theirs.model_context_tokens),
@@ -321,3 +322,13 @@ def _disagreement(hello: NodeHello, other: NodeHello) -> str:
         if mine != its:
             return f"{what} is {mine}, that of {other.name} is {its}: all instances of a cluster must agree"
     return ""
+
+
+def _identity_part(ready: InstanceReady, theirs: InstanceReady) -> tuple[str, str, str]:
+    """The first part of the identity that differs, where both sides have sent the parts; else the digests."""
+    if ready.identity != theirs.identity:
+        for name, part in ready.identity_parts.items():
+            other = theirs.identity_parts.get(name, part)
+            if other != part:
+                return f"{name} of the KV identity", part, other
+    return "identity", ready.identity.hex(), theirs.identity.hex()

@@ -165,7 +165,7 @@ class Placement:
         hasher = trip.hasher
         if hasher is not None:
             blocks = min(len(tokens) // hasher.block_size, self._config.prefix_blocks_max)
-            hasher.extend(keys, hasher.root(trip.request.salt), tokens, blocks)
+            hasher.extend(keys, hasher.root(trip.request.salt), tokens, blocks, trip.request.extras)
 
     # Who could have it
 
@@ -187,7 +187,7 @@ class Placement:
     @staticmethod
     def _could_prefill(member: Member, trip: Trip) -> bool:
         """It holds the prompt and one token, and others can read from it."""
-        return bool(member.hello.peer) and member.name not in trip.unfit and member.can_hold(trip.tokens + 1)
+        return bool(member.hello.peers) and member.name not in trip.unfit and member.can_hold(trip.tokens + 1)
 
     def _candidate(self, member: Member, trip: Trip, keys: Sequence[BlockKey], now: Instant) -> Candidate:
         cached = member.memory.leading(keys) * member.hello.ready.block_size

@@ -51,7 +51,10 @@ def _absorb_tokens(board: Board, chunks: dict[Slot, int], rows: Rows) -> None:
             if computed >= (sequence.published + 1) * size:
                 publish(board, sequence)
         length = len(tokens)
-        emit((sequence.request.id, sequence.attempt, sequence.index, length - sequence.prompt_tokens - 1, token))
+        position = length - sequence.prompt_tokens - 1
+        emit((sequence.request.id, sequence.attempt, sequence.index, position, [token]))
+        if not position:
+            board.out.begin(sequence)
         if token in sequence.stop_ids and length >= sequence.min_length:
             board.end(sequence, FinishReason.STOP)
         elif length > sequence.stop_position:
@@ -76,7 +79,7 @@ def publish(board: Board, sequence: Sequence) -> None:
     """
     tiers, blocks, keys = board.tiers, sequence.blocks, sequence.keys
     full = sequence.computed // board.block_size
-    board.hasher.extend(keys, sequence.root, sequence.tokens, full)
+    board.hasher.extend(keys, sequence.root, sequence.tokens, full, sequence.request.extras)
     for place in range(sequence.published, full):
         if not board.publish(sequence, place):
             board.folds.append((sequence, sequence.incarnation, place, blocks[place]))

@@ -292,7 +292,7 @@ class Board:
         # The last token is always computed: its logits are not stored anywhere. So a full hit ends one block early and the
         # block with the last token is computed into a private one; no shared block is ever written.
         full = (known - 1) // self.block_size
-        self.hasher.extend(sequence.keys, sequence.root, sequence.tokens, full)
+        self.hasher.extend(sequence.keys, sequence.root, sequence.tokens, full, sequence.request.extras)
         readable = self.pool.trusted and not sequence.must_compute_prompt
         hit = self.cache.match(sequence.keys, full) if readable else 0
         return Need(hit, self.cache.idle_among(sequence.keys, hit), -(-known // self.block_size) - hit)

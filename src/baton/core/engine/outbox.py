@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from baton.core.engine.request import Sequence
 from baton.protocol.ids import RequestId
-from baton.protocol.output import Emit, Ended, EndError, TokenRow
+from baton.protocol.output import Begun, Emit, Ended, EndError, TokenRow
 from baton.protocol.request import FinishReason
 from baton.protocol.step import RowLogprobs
 
 
 class Outbox:
-    __slots__ = ("ended", "logprobs", "tokens")
+    __slots__ = ("begun", "ended", "logprobs", "tokens")
 
     def __init__(self) -> None:
         self.tokens: list[TokenRow] = []
+        self.begun: list[Begun] = []
         self.ended: list[Ended] = []
         self.logprobs: list[tuple[RequestId, int, RowLogprobs]] = []
+
+    def begin(self, sequence: Sequence) -> None:
+        """Its first token is sent: its client learns now how much of the prompt was cached."""
+        cached = (sequence.cached_tokens, sequence.host_tokens, sequence.storage_tokens)
+        self.begun.append(Begun(sequence.request.id, sequence.attempt, sequence.index, *cached))
 
     def end(self, sequence: Sequence, reason: FinishReason, error: EndError | None, detail: str) -> None:
         self.ended.append(
@@ -38,6 +44,6 @@ class Outbox:
     def flush(self) -> Emit | None:
         if not self.tokens and not self.ended and not self.logprobs:
             return None
-        emit = Emit(self.tokens, self.ended, self.logprobs)
-        self.tokens, self.ended, self.logprobs = [], [], []
+        emit = Emit(self.tokens, self.ended, self.logprobs, self.begun)
+        self.tokens, self.ended, self.logprobs, self.begun = [], [], [], []
         return emit

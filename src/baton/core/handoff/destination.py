@@ -182,8 +182,8 @@ class Destination:
         first = max(reservation.offered, reservation.begin)
         reservation.offered = end
         tiers = self._board.tiers
-        if first < end and tiers.up and not reservation.void and message.peer:
-            peer = Peer(message.peer, offer.pool, offer.blocks[first - offer.place : end - offer.place])
+        if first < end and tiers.up and not reservation.void and message.peers:
+            peer = Peer(message.peers[0], offer.pool, offer.blocks[first - offer.place : end - offer.place])
             number = tiers.pull(peer, table[first:end], reservation.fence)
             reservation.pulls[number] = (first, end - first)
             self._pulling[number] = reservation
@@ -249,7 +249,7 @@ class Destination:
         tokens = min(reservation.whole() * size, reservation.tokens, len(sequence.tokens) - 1)
         tokens = max(tokens, begin * size)
         full = tokens // size
-        board.hasher.extend(sequence.keys, sequence.root, sequence.tokens, full)
+        board.hasher.extend(sequence.keys, sequence.root, sequence.tokens, full, sequence.request.extras)
         for place in range(begin, full):
             if board.publish(sequence, place) and board.tiers.up:
                 board.tiers.writes.adopted(sequence.keys[place], sequence.blocks[place])

@@ -14,6 +14,7 @@ from hashlib import sha256
 from struct import Struct
 
 from baton.protocol.ids import BlockKey
+from baton.protocol.request import Extra
 
 
 def _joined(parts: Iterable[bytes]) -> bytes:
@@ -39,10 +40,19 @@ class BlockHasher:
         """Key of one full block. `extra` is what else the KV depends on, an image's digest for one."""
         return BlockKey(sha256(parent + self._pack(*tokens) + extra).digest())
 
-    def extend(self, keys: list[BlockKey], root: BlockKey, tokens: Sequence[int], blocks: int) -> None:
+    def extend(
+        self, keys: list[BlockKey], root: BlockKey, tokens: Sequence[int], blocks: int, extras: Sequence[Extra] = ()
+    ) -> None:
         """Bring `keys` up to the first `blocks` full blocks of `tokens`. Never touches the token list."""
         size = self.block_size
         parent = keys[-1] if keys else root
         for block in range(len(keys), blocks):
-            parent = self.key(parent, tokens[block * size : (block + 1) * size])
+            extra = self._extra_of(block, extras) if extras else b""
+            parent = self.key(parent, tokens[block * size : (block + 1) * size], extra)
             keys.append(parent)
+
+    def _extra_of(self, block: int, extras: Sequence[Extra]) -> bytes:
+        """What begins in this block, with its place there. Later blocks depend on it through their parent."""
+        first = block * self.block_size
+        inside = [(position - first, digest) for position, digest in extras if 0 <= position - first < self.block_size]
+        return _joined(part for place, digest in inside for part in (place.to_bytes(4, "little"), digest))

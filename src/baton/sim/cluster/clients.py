@@ -5,8 +5,9 @@ from __future__ import annotations
 from baton.core.cluster.events import Arrive, BreakOff, TurnAway, Withdraw
 from baton.errors import InvariantBroken
 from baton.protocol.ids import RequestId
-from baton.protocol.output import OTHER_WEIGHTS, Emit, Ended
+from baton.protocol.output import OTHER_WEIGHTS, Emit, Ended, each_token
 from baton.protocol.request import FinishReason
+from baton.sim.begun_watch import check_begun
 from baton.sim.cluster.router import RouterProcess
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.logprob_watch import LogprobWatch
@@ -113,8 +114,9 @@ class ClusterClients:
         """21: tokens are a prefix of the undisturbed output. 22, 23, 26: one end, with the right reason and usage."""
         self.deliveries += len(emit.tokens) + len(emit.ended)
         self._watch.delivered(emit)
+        check_begun(emit, lambda request, index: None)
         told = self._logprobs.told(emit) if emit.logprobs else {}
-        for request, _, index, position, token in emit.tokens:
+        for request, _, index, position, token in each_token(emit.tokens):
             trip = self._watch.trips[request]
             delivered = trip.delivered[index]
             if position != len(delivered):

@@ -51,6 +51,8 @@ CLUSTER_MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
      "a second attempt has the number of the first"),
     ("replay-without-tokens", "core.cluster.trip", "outputs = tuple(map(tuple, self.open.values())) if self.told else ()", "outputs = ()",
      "another instance begins from the prompt, not from what the client has"),
+    ("begun-dropped-by-router", "core.cluster.delivery", "Emit(fresh, ended, logprobs, begun)", "Emit(fresh, ended, logprobs)",
+     "the router does not pass on how much of the prompt was cached"),
     ("rows-of-any-attempt", "core.cluster.delivery", "if position != len(told) or attempt != trip.attempt:", "if position != len(told):",
      "tokens of an attempt that is over are taken"),
     ("the-silent-get-work", "core.cluster.membership", "return now - self.heard_at >= seconds or bool(self.beat.fault)", "return bool(self.beat.fault)",

@@ -219,9 +219,9 @@ class ClusterNode:
     def _hello(self, engine: Engine, *, refused: bool) -> NodeHello:
         spec, size = self.spec, self._scenario.block_size
         ready = InstanceReady(spec.blocks, size, spec.slots, VOCAB, spec.blocks * size + 1, identity=engine.identity)
-        peer = self.address if self.role != "mixed" else ""
+        peers = (self.address,) if self.role != "mixed" else ()
         seconds = self._adopt_seconds_max
-        return NodeHello(self.name, self.lives, self.role, ready, b"layout", peer, adopt_seconds_max=seconds, refused=refused)
+        return NodeHello(self.name, self.lives, self.role, ready, b"layout", peers, adopt_seconds_max=seconds, refused=refused)
 
     def arrived(self, wire: Wire, message: Any) -> None:
         engine = self.engine
@@ -335,6 +335,7 @@ class ClusterNode:
                 [(RequestId(row[0][cut:]), *row[1:]) for row in emit.tokens if row[0].startswith(tag)],
                 [replace(end, request=RequestId(end.request[cut:])) for end in emit.ended if end.request.startswith(tag)],
                 [(RequestId(entry[0][cut:]), *entry[1:]) for entry in emit.logprobs if entry[0].startswith(tag)],
+                [replace(one, request=RequestId(one.request[cut:])) for one in emit.begun if one.request.startswith(tag)],
             )
             if part.tokens or part.ended or part.logprobs:
                 link.wire.send("up", part)

@@ -12,7 +12,7 @@ from baton.core.engine.instance import Instance
 from baton.errors import InvariantBroken
 from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Offer, PeerOffer, Prefill, Released
 from baton.protocol.ids import BlockId, RequestId
-from baton.protocol.output import Emit
+from baton.protocol.output import Emit, each_token
 from baton.protocol.request import GenerateRequest
 from baton.sim.process import WorkerProcess
 from baton.sim.scenario import Scenario, Stage
@@ -238,8 +238,8 @@ class ClusterWatch:
 
     def emitted(self, emit: Emit, weights: int) -> None:
         """By a node whose worker has these."""
-        for row in emit.tokens:
-            self._computed_with[(untagged(row[0]), *row[1:4])] = weights
+        for request, attempt, index, position, _ in each_token(emit.tokens):
+            self._computed_with[untagged(request), attempt, index, position] = weights
         for ended in emit.ended:
             self.at_stage("H9", untagged(ended.request))
 
@@ -247,7 +247,7 @@ class ClusterWatch:
 
     def delivered(self, emit: Emit) -> None:
         """59: all that a client is told of one answer is computed with the same weights."""
-        for request, attempt, index, position, _ in emit.tokens:
+        for request, attempt, index, position, _ in each_token(emit.tokens):
             trip, weights = self.trips[request], self._computed_with[request, attempt, index, position]
             if trip.weights is None:
                 trip.weights = weights
