@@ -28,7 +28,7 @@ FORM_8 = {
     "BlocksFollow": "nbytes digest",
     "Build": "version commit started_at",
     "ClearCache": "number device host",
-    "DeviceMemory": "handle layout device",
+    "DeviceMemory": "layout gpu",
     "Emit": "tokens ended logprobs begun",
     "Ended": "request index reason prompt_tokens cached_tokens output_tokens preemptions error detail attempt host_tokens "
     "storage_tokens",

@@ -118,7 +118,7 @@ def test_a_pair_between_which_blocks_do_not_arrive_is_shown_with_the_reason():
             prefill, decode = await cluster.instance("p-0", "prefill"), await cluster.instance("d-0", "decode")
             asked = Asked(cluster.client, request())
             name = await hand_off(prefill, decode, fault="tcp://10.0.0.2:8200: no route\nto host")
-            decode.send(Emit([(name, 1, 0, 1, 6)], []), Emit([(name, 1, 0, 2, 7)], [ended(name, 3)]))
+            decode.send(Emit([(name, 1, 0, 1, [6])], []), Emit([(name, 1, 0, 2, [7])], [ended(name, 3)]))
             await asked.over
             (path,) = cluster.client.view().failed_paths
             assert path == PathView("d-0", "p-0", 1, r"tcp://10.0.0.2:8200: no route\nto host")
