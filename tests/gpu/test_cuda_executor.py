@@ -26,6 +26,7 @@ from baton.config import WorkerConfig  # noqa: E402
 from baton.models.config import ModelConfig, RopeConfig, Traits  # noqa: E402
 from baton.models.loaders.dummy import DummyWeights  # noqa: E402
 from baton.models.open import OpenedModel  # noqa: E402
+from baton.protocol.request import FinishReason  # noqa: E402
 from baton.worker.platforms.cpu import CpuPlatform  # noqa: E402
 from baton.worker.platforms.cuda import CudaPlatform  # noqa: E402
 
@@ -163,3 +164,18 @@ def test_deterministic_vectors_are_the_same_in_any_chunks(dtype):
     together = vectors(None)
     assert len(together) == 6
     assert vectors(7) == together
+
+
+@pytest.mark.parametrize("wrong", [500, 1003, 70_000, 2**31 - 1])
+def test_an_id_outside_the_vocabulary_harms_no_neighbour(wrong):
+    """Found by a review: it was counted in the row of another slot, or past the end, which ended the worker."""
+    model, good = load("cuda", SMALL, deterministic=True), prompts(3, seed=4)
+    sampling = {"repetition_penalty": 1.5, "presence_penalty": 1.0, "max_tokens": 12}
+    expected = answers(model, good, **sampling)[0]
+    rig = Rig(model, block_size=16, blocks=128)
+    for name, prompt in {"bad": [5, wrong], **good}.items():
+        rig.submit(name, prompt, **sampling)
+    rig.run()
+    assert {key: rig.tokens[key] for key in expected} == expected
+    assert rig.ended["bad", 0].reason is FinishReason.ERROR
+    rig.close()
