@@ -1,7 +1,11 @@
 """A small model that is the same on every machine, and digests of what the kernels make of it.
 
-    python tests/native/golden_model.py            prints the digests of every variant that this machine runs
-    python tests/native/golden_model.py --write    adds those that changed to golden.json, under the next number
+    python tests/native/golden_model.py                  prints the digests of every variant that this machine runs
+    python tests/native/golden_model.py --write          adds those that changed to golden.json, under the next number
+    python tests/native/golden_model.py amx avxvnni ...  those of these variants, whatever the processor says it can do
+
+A processor with AVX-512 and VNNI stands in for two others (STAND_INS): their integer instructions have the same results in C
+and under another name. An emulator runs those of ARM: qemu-aarch64 -cpu max, with the third form.
 
 Weights and tokens come from integers, so no generator and no math library has a say in them. The cases take every kind of
 weights with every kind of keys and values through prompts, chunks, single tokens, several sequences, and contexts that are
@@ -14,7 +18,7 @@ import json
 import sys
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import prod
 from pathlib import Path
@@ -31,7 +35,7 @@ from baton.models.parameters import EMBED, LM_HEAD, expected_shapes
 from baton.models.raw_tensor import Bytes, RawTensor
 from baton.models.tensor_types import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TensorType
 from baton.native.library import Library, load_variant
-from baton.native.variants import supported_variants
+from baton.native.variants import VARIANTS, Variant, supported_variants
 from baton.worker.arithmetic import native_key
 from baton.worker.draws import DRAW
 from baton.worker.flat_batch import FlatBatch, Spans
@@ -98,8 +102,13 @@ CASES = (
     Case(EVERY_KIND, "auto", "int8"),
     Case(EVERY_KIND, "none", "float16"),
 )
-TILED_CASES = (Case((F32,), "int8", "bfloat16", long=True),)
-"""Of processors with tiles alone."""
+INSTEAD = Path(__file__).parent
+_AVX512, _AVX2 = (next(variant for variant in VARIANTS if variant.name == name) for name in ("avx512", "avx2"))
+STAND_INS: dict[str, tuple[str, ...]] = {
+    "amx": (*_AVX512.compiler_flags, "-include", str(INSTEAD / "tiles_in_c.h")),
+    "avxvnni": (*_AVX2.compiler_flags, "-mavx512vnni", "-mavx512vl", "-include", str(INSTEAD / "vnni_as_avx512.h")),
+}
+"""Compiler flags with which a processor that has AVX-512 and VNNI computes what another variant does."""
 
 
 def words(name: str, count: int) -> np.ndarray:
@@ -207,8 +216,14 @@ def _draws(rows: int) -> np.ndarray:
 
 
 def digests_of(library: Library) -> dict[str, str]:
-    cases = (*CASES, *(TILED_CASES if library.has_tiles() else ()))
-    return {case.name: digest_of(library, case) for case in cases}
+    return {case.name: digest_of(library, case) for case in CASES}
+
+
+def runnable_variants() -> list[Variant]:
+    """Of this machine, and those that it can stand in for."""
+    own = supported_variants()
+    instead = [replace(each, compiler_flags=STAND_INS[each.name]) for each in VARIANTS if each.name in STAND_INS]
+    return [*own, *(each for each in instead if _AVX512 in own and each.name not in {variant.name for variant in own})]
 
 
 Entry = dict[str, Any]
@@ -229,8 +244,9 @@ def with_digests(entries: list[Entry], digests: dict[str, str]) -> list[Entry]:
 
 
 def main() -> None:
-    golden = written()
-    for variant in supported_variants():
+    golden, names = written(), [word for word in sys.argv[1:] if not word.startswith("-")]
+    here = {variant.name: variant for variant in (*VARIANTS, *runnable_variants())}
+    for variant in [here[name] for name in names] or runnable_variants():
         key = native_key(variant)
         digests = digests_of(load_variant(variant))
         print(json.dumps({key: digests}, indent=2), flush=True)
