@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 
 import ollama
 import openai
 import pytest
-from api_fakes import Script, a_vector, eventually
+from api_fakes import MODEL, Script, a_vector, eventually, serving
 
 from baton.api.embeddings.shapes import floats
 from baton.protocol.request import Refused
@@ -33,6 +34,30 @@ def test_one_and_several(server, sdk):
     assert server.engine.requests[1].sampling.pooling == "last"
 
 
+def test_the_model_says_how_to_pool_unless_the_request_does(text, http):
+    with serving(text, model=replace(MODEL, pooling="last")) as server:
+        for asked, expected in (
+            ({}, "last"),
+            ({"pooling": None}, "last"),
+            ({"pooling": "cls"}, "cls"),
+            ({"pooling": "mean"}, "mean"),
+        ):
+            assert http.post(server.url + "/v1/embeddings", json={"model": "smol", "input": "Hi", **asked}).status_code == 200
+            assert server.engine.requests[-1].sampling.pooling == expected
+        assert ollama.Client(host=server.url, timeout=20).embed("smol", "Hi").embeddings
+        assert server.engine.requests[-1].sampling.pooling == "last"
+        assert http.get(server.url + "/v1/models").json()["data"][0]["pooling"] == "last"
+
+
+def test_a_pooling_that_is_not_there_is_never_replaced_silently(text, http):
+    with serving(text, model=replace(MODEL, pooling="max_tokens")) as server:
+        refused = http.post(server.url + "/v1/embeddings", json={"model": "smol", "input": "Hi"})
+        assert refused.status_code == 400
+        assert "the model's files want embeddings pooled by max_tokens" in refused.json()["error"]["message"]
+        chosen = http.post(server.url + "/v1/embeddings", json={"model": "smol", "input": "Hi", "pooling": "mean"})
+        assert chosen.status_code == 200
+
+
 def test_token_ids_and_base64(server, http):
     body = {"model": "smol", "input": [[5, 6, 7], [8]], "encoding_format": "base64"}
     data = http.post(server.url + "/v1/embeddings", json=body).json()["data"]
@@ -49,7 +74,8 @@ def test_token_ids_and_base64(server, http):
         ({"input": [10**9]}, "input[0] must be a token id"),
         ({"input": "x " * 600}, "the context is 512 tokens"),
         ({"encoding_format": "x"}, "encoding_format must be"),
-        ({"pooling": "cls"}, "pooling must be"),
+        ({"pooling": "max"}, "pooling must be"),
+        ({"pooling": ["mean"]}, "pooling must be"),
         ({"stream": True}, "stream is not supported"),
     ],
 )

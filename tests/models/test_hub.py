@@ -62,6 +62,15 @@ def test_a_folder_without_what_is_not_needed(hub: FakeHub):
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
 
 
+def test_how_embeddings_are_pooled_is_fetched_too(hub: FakeHub):
+    """It lies in a folder of its own, as sentence-transformers writes it."""
+    pooling = {"modules.json": b"[]", "1_Pooling/config.json": b'{"pooling_mode_lasttoken": true}'}
+    hub.add("own/embedding", {**FOLDER, **pooling})
+    folder = resolve("own/embedding")
+    assert (folder / "1_Pooling" / "config.json").read_bytes() == pooling["1_Pooling/config.json"]
+    assert (folder / "modules.json").is_file()
+
+
 def test_a_revision_is_fetched_and_kept_apart(hub: FakeHub):
     old = hub.add("own/tiny-GGUF", {"a-Q4_0.gguf": b"old"}, "v1")
     hub.add("own/tiny-GGUF", {"a-Q4_0.gguf": b"new"})

@@ -13,7 +13,7 @@ from baton.core.events import EvictSome, PreemptSome
 from baton.protocol.request import FinishReason
 from baton.worker.pooling import PromptPool
 
-KINDS = pytest.mark.parametrize("pooling", ["mean", "last"])
+KINDS = pytest.mark.parametrize("pooling", ["mean", "last", "cls"])
 PROMPTS = {f"p{count}": [random.Random(count).randrange(97) for _ in range(count)] for count in (1, 2, 13, 30, 41)}
 
 
@@ -59,7 +59,7 @@ def oracle(prompt: list[int], pooling: str) -> np.ndarray:
     rig.submit("x", prompt, max_tokens=1)
     rig.run()
     states = tiny_oracle().final_norm(torch.from_numpy(np.concatenate(seen)[: len(prompt)])).double().numpy()
-    vector = states.mean(0) if pooling == "mean" else states[-1]
+    vector = {"mean": states.mean(0), "last": states[-1], "cls": states[0]}[pooling]
     return vector / np.linalg.norm(vector)
 
 

@@ -29,7 +29,7 @@ from baton.config import QueueConfig, ServeConfig, lowered_context
 from baton.core.effects import Effect, Refuse, RestartWorker, RunStep
 from baton.core.engine.instance import Instance
 from baton.core.events import Abort, StepDone, Submit, WorkerReady
-from baton.errors import CallerError, RequestRefused, Unavailable
+from baton.errors import CallerError, InvalidConfig, RequestRefused, Unavailable
 from baton.llm.call import Call
 from baton.llm.keywords import serve_settings
 from baton.llm.outputs import Answer, Embedding
@@ -39,7 +39,7 @@ from baton.llm.stream import Stream
 from baton.models.names import DEFAULT_MODEL, resolve
 from baton.protocol.ids import Instant, PoolIncarnation, RequestId
 from baton.protocol.output import Emit
-from baton.protocol.request import FinishReason, GenerateRequest, Pooling
+from baton.protocol.request import POOLINGS, FinishReason, GenerateRequest, Pooling
 from baton.protocol.request import SamplingParams as WireParams
 from baton.protocol.step import StepPlan
 from baton.text.chat_prompt import render_chat
@@ -81,6 +81,7 @@ class LLM:
         self.context_tokens = built.context_tokens
         "Longest sequence, prompt and output: what the model was made for, or what the KV pool holds if that is less."
         self.sampling_defaults = built.sampling_defaults
+        self.pooling = built.pooling
         self._identity = built.identity
         if (words := lowered_context(self.config, self.context_tokens, self._runner.config.context_tokens_max)) is not None:
             log.warning(words)
@@ -146,11 +147,17 @@ class LLM:
         return list(self._answered(prompts, sampling_params, n, progress).answers.values())
 
     def embed(
-        self, prompts: Prompts, *, pooling: Pooling = "mean", progress: Progress | None = None, use_tqdm: bool = False
+        self, prompts: Prompts, *, pooling: Pooling | None = None, progress: Progress | None = None, use_tqdm: bool = False
     ) -> list[Embedding]:
-        """A vector of length 1 for each prompt: the mean of its hidden states, or its last one, as /v1/embeddings gives it."""
+        """A vector of length 1 for each prompt, as /v1/embeddings gives it: of its hidden states the mean, the last, or the
+        first (`cls`). None: as the model's files say, else the mean."""
         del use_tqdm
-        call = self._answered(prompts, WireParams(max_tokens=1, pooling=pooling), 1, progress)
+        how = pooling or self.pooling
+        if how not in POOLINGS:
+            raise InvalidConfig(
+                f"the model's files want embeddings pooled by {how}: give pooling, one of {', '.join(POOLINGS)}"
+            )
+        call = self._answered(prompts, WireParams(max_tokens=1, pooling=how), 1, progress)
         return [Embedding.of(answer, call.vectors.get(request, b"")) for request, answer in call.answers.items()]
 
     def _answered(self, prompts: Prompts, sampling: Sampling, n: int | None, progress: Progress | None) -> Call:

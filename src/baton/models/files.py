@@ -35,10 +35,21 @@ def refuse_git_lfs_pointer(path: Path) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON table; anything else is a broken file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelFileBroken(f"{path}: not readable as JSON ({error})") from error
+    value = _json(path)
     if not isinstance(value, dict):
         raise ModelFileBroken(f"{path}: holds a {type(value).__name__}, not a table of settings")
     return value
+
+
+def read_json_list(path: Path) -> list[Any]:
+    value = _json(path)
+    if not isinstance(value, list):
+        raise ModelFileBroken(f"{path}: holds a {type(value).__name__}, not a list")
+    return value
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelFileBroken(f"{path}: not readable as JSON ({error})") from error

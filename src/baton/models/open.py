@@ -19,6 +19,7 @@ from baton.models.loaders.gguf import GGUFWeights
 from baton.models.loaders.gguf_reader import GGUFFile
 from baton.models.loaders.safetensors import SafetensorsWeights
 from baton.models.loaders.weights import WeightSource
+from baton.models.pooling import pooling_by_gguf, pooling_by_hf
 from baton.models.tensor_types import F8_E4M3
 
 
@@ -31,6 +32,8 @@ class OpenedModel:
     "How its makers want it sampled, for generation.sampling_defaults()."
     files: Sequence[MappedFile] = ()
     "That the weights are in."
+    pooling: str = ""
+    "How its makers want embeddings pooled (models/pooling.py). Empty: they do not say."
 
 
 def open_model(path: Path) -> OpenedModel:
@@ -48,11 +51,11 @@ def open_model(path: Path) -> OpenedModel:
         weights = SafetensorsWeights(path)
         if not raw_config.get("quantization_config"):
             _refuse_fp8_of_unknown_kind(weights, origin)
-        return OpenedModel(path, config, weights, recommended_by_hf(generation), weights.files)
+        return OpenedModel(path, config, weights, recommended_by_hf(generation), weights.files, pooling_by_hf(path))
     file = GGUFFile(path)
     config = config_from_gguf(file)
     recommended = recommended_by_gguf(file.metadata) or recommended_by_authors(path)
-    return OpenedModel(path, config, GGUFWeights(file, config), recommended, (file,))
+    return OpenedModel(path, config, GGUFWeights(file, config), recommended, (file,), pooling_by_gguf(file.metadata))
 
 
 def _refuse_fp8_of_unknown_kind(weights: WeightSource, origin: str) -> None:

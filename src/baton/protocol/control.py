@@ -144,6 +144,8 @@ class WorkerHello(Struct, frozen=True, array_like=True):
     "Fingerprint of a KV block's layout (kvpool/layout.py): between two that are equal blocks can be copied."
     identity_parts: dict[str, str] = {}
     "What `identity` is a digest of, by name, each in a few characters: so that a refusal can name the part that differs."
+    pooling: str = "mean"
+    "For embeddings that do not say: one of request.POOLINGS, or the name of one that is not there (models/pooling.py)."
 
 
 class CacheHello(Struct, frozen=True, array_like=True):
@@ -192,6 +194,8 @@ class InstanceReady(Struct, frozen=True, array_like=True):
     "What was resolved at the start, for people: processes, whose pool, how many blocks and why."
     identity_parts: dict[str, str] = {}
     "WorkerHello.identity_parts."
+    pooling: str = "mean"
+    "WorkerHello.pooling."
 
 
 class StartFailed(Struct, frozen=True, array_like=True):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -23,7 +23,8 @@ TRACEPARENT_PATTERN: Final = "[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"
 """W3C Trace Context: version, trace, parent, flags."""
 
 
-Pooling = Literal["mean", "last"]
+Pooling = Literal["mean", "last", "cls"]
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -58,7 +59,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     "Where its thought is, and how long it may be."
     pooling: Pooling | None = None
     """The prompt's hidden states, after the last norm, become one vector of length 1, which comes with the first token: their
-    mean, for which the whole prompt is computed whatever is cached, or the last one."""
+    mean or the first one ("cls"), for which the whole prompt is computed whatever is cached, or the last one."""
 
     @property
     def stop_length_min(self) -> int:

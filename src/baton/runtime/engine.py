@@ -202,6 +202,7 @@ class Engine:
             hello.identity,
             self._resolved() | _resolved_tiers(self._given.tiers, tiers, hello.block_bytes) | hello.plan,
             hello.identity_parts,
+            hello.pooling,
         )
         self._reporting.begin(ready, hello.layout)
         if hello.digest_seconds:

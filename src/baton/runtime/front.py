@@ -153,6 +153,7 @@ def served_model(config: ServeConfig, ready: InstanceReady) -> ServedModel:
         head_width=ready.vocab_size,
         created=int(time.time()),
         sampling_defaults=ready.sampling_defaults,
+        pooling=ready.pooling,
         fingerprint=system_fingerprint(config, ready.identity),
     )
 

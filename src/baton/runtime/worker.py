@@ -95,6 +95,7 @@ def serve(config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -
             plan=built.pool_plan,
             layout=runner.pool.layout.fingerprint(),
             identity_parts=built.identity_parts,
+            pooling=built.pooling,
         )
     )
     StepLoop(runner, channel, progress).run()

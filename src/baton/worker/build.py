@@ -18,6 +18,7 @@ from baton.models.loaders.dummy import DummyWeights
 from baton.models.loaders.weights import Progress
 from baton.models.names import resolve
 from baton.models.open import OpenedModel, open_model
+from baton.models.pooling import UNSTATED
 from baton.models.shapes import SHAPES
 from baton.text.tokenizer import Tokenizer
 from baton.worker.grammar_masks import GrammarMasks
@@ -48,6 +49,8 @@ class BuiltWorker:
     "How the size of the pool was found, for people."
     identity_parts: dict[str, str]
     "KVIdentity.parts()."
+    pooling: str = UNSTATED
+    "For embeddings that do not say (models/pooling.py)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,7 @@ def build_worker(
         weights,
         pool_plan(config, runner.pool, profile),
         identity.parts(),
+        opened.pooling or UNSTATED,
     )
 
 

@@ -1,4 +1,4 @@
-"""One vector for a whole prompt: the mean of its hidden states after the last norm, or the last one, scaled to length 1.
+"""One vector for a whole prompt: the mean of its hidden states after the last norm, the last or the first one, of length 1.
 
 A prompt comes in chunks, and which chunks depends on what else runs, and on preemptions. A sum of floats would depend on them
 too. So the states are summed as integers, in steps of 2^-24: the sum is exact, and the vector has the same bits however the
@@ -37,20 +37,24 @@ class PromptPool:
 
     def add(self, begin: int, states: Floats, *, last: bool) -> bytes:
         """`states`: [tokens, width] from position `begin` on. The vector, where this is the end of the prompt."""
+        tokens = len(states)
         if self.kind == "last":
             return _of_length_one(states[-1].astype(np.float64)) if last else b""
+        if self.kind == "cls":
+            states = states[:1]
         steps = np.rint(np.clip(states.astype(np.float64), -LARGEST, LARGEST) * STEPS_PER_ONE)
-        return self.add_sum(begin, len(states), steps.astype(np.int64).sum(0), last=last)
+        return self.add_sum(begin, tokens, steps.astype(np.int64).sum(0), last=last)
 
     def add_sum(self, begin: int, tokens: int, total: Int64s, *, last: bool) -> bytes:
-        """As add(), with the sum of so many states in steps; of the last state alone where that is what is wanted."""
+        """As add(), with the sum of so many states in steps; of the first or last one alone where that is wanted."""
         if self.kind == "last":
             return _of_length_one(total / STEPS_PER_ONE) if last else b""
         if begin == 0:
             self._sum, self._tokens = np.zeros_like(total), 0
         if self._sum is None or begin != self._tokens:
             raise ValueError(f"a chunk of a prompt begins at {begin} and {self._tokens} tokens were pooled")
-        self._sum += total
+        if self.kind == "mean" or begin == 0:
+            self._sum += total
         self._tokens += tokens
         return _of_length_one(self._sum / (STEPS_PER_ONE * self._tokens)) if last else b""
 

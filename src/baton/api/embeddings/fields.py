@@ -10,7 +10,10 @@ _ALL: Final[Table] = {
     **ONE_ANSWER,
     "model": own("a served name", "string"),
     "input": same("prompt", "a text, token ids, or a list of those"),
-    "pooling": own('"mean" of all tokens (the default), or the "last" one', "string"),
+    "pooling": own(
+        '"mean" of all tokens, the "last" or the first ("cls"); where it is left out: as the model\'s files say, else "mean"',
+        "string",
+    ),
     "dimensions": own(
         "so many numbers from the vector's beginning, scaled to length 1 again; the model's width at most", "integer"
     ),

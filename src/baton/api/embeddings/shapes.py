@@ -22,7 +22,7 @@ from baton.api.limits import Range
 from baton.api.ollama.bodies import model_name
 from baton.api.openai.fields import shown, whole_number
 from baton.api.translate import Table, errors_named_by, translated
-from baton.protocol.request import Pooling
+from baton.protocol.request import POOLINGS, Pooling
 
 _DIMENSIONS: Final = Range(1, 2**31 - 1)
 
@@ -42,11 +42,9 @@ class EmbeddingShape(Shape):
 
     def job(self, body: dict[str, Any], caller: Caller) -> Job:
         encoding = body.get("encoding_format") or "float"
-        pooling: Pooling = body.get("pooling") or "mean"
         if encoding not in ("float", "base64"):
             raise bad('encoding_format must be "float" or "base64"', "encoding_format")
-        if pooling not in ("mean", "last"):
-            raise bad(f'pooling must be "mean" or "last", not {shown(pooling)}', "pooling")
+        pooling = self._pooling(body.get("pooling"))
         self._base64 = encoding == "base64"
         if (dimensions := body.get("dimensions")) is not None:
             self._dimensions = whole_number(dimensions, _DIMENSIONS, "dimensions")
@@ -79,6 +77,15 @@ class EmbeddingShape(Shape):
 
     def _asked_model(self, body: dict[str, Any]) -> Any:
         return body.get("model")
+
+    def _pooling(self, asked: Any) -> Pooling:
+        names = ", ".join(f'"{name}"' for name in POOLINGS)
+        pooling: str = asked or self.front.model.pooling
+        if pooling in POOLINGS:
+            return pooling
+        if asked:
+            raise bad(f"pooling must be one of {names}, not {shown(asked)}", "pooling")
+        raise bad(f"the model's files want embeddings pooled by {pooling}: give pooling, one of {names}", "pooling")
 
     def _vector(self, piece: Piece) -> list[float]:
         numbers = floats(piece.embedding)

@@ -36,6 +36,7 @@ def _model(front: Front, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": front.model.context_tokens,
         "sampling_defaults": dict(front.model.sampling_defaults),
+        "pooling": front.model.pooling,
         "type": "model",
         "display_name": name,
         "created_at": datetime.fromtimestamp(front.model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

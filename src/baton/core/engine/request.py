@@ -181,10 +181,10 @@ class Sequence:
 
     @property
     def must_compute_prompt(self) -> bool:
-        """Its log-probabilities, or the mean of its hidden states, are wanted and not told yet: a cached block has neither. One
-        sequence tells them for all."""
+        """Its log-probabilities, or the mean or the first of its hidden states, are wanted and not told yet: a cached block has
+        none of them. One sequence tells them for all."""
         sampling = self.request.sampling
-        asks = sampling.prompt_logprobs is not None or sampling.pooling == "mean"
+        asks = sampling.prompt_logprobs is not None or sampling.pooling in ("mean", "cls")
         return asks and self.outputs == 0 and self is self.group.leader
 
     @property

@@ -11,12 +11,20 @@ from baton.worker.pooling import PromptPart
 
 
 def pooled_rows(parts: Sequence[PromptPart]) -> Int32s:
-    """StepBatch.pooled. Of who wants the last state alone, that one; of a chunk that is not the last, whichever."""
-    return np.array([_last_row(part) if part.pool.kind == "last" else (part.row, part.tokens) for part in parts], np.int32)
+    """StepBatch.pooled. Of who wants the first or the last state alone, that one of the chunk: only the one of the first or of
+    the last chunk is used."""
+    return np.array([_rows(part) for part in parts], np.int32)
 
 
-def _last_row(part: PromptPart) -> tuple[int, int]:
-    return part.row + part.tokens - 1, 1
+def _rows(part: PromptPart) -> tuple[int, int]:
+    """The first, and how many."""
+    match part.pool.kind:
+        case "last":
+            return part.row + part.tokens - 1, 1
+        case "cls":
+            return part.row, 1
+        case "mean":
+            return part.row, part.tokens
 
 
 def read_vectors(sums: Int64s, parts: Sequence[PromptPart], failed: Collection[int]) -> dict[int, bytes]:

@@ -1,0 +1,67 @@
+"""How a model's makers want its embeddings pooled, as its files say it.
+
+    folder      modules.json and 1_Pooling/config.json, as sentence-transformers writes them
+    GGUF file   <architecture>.pooling_type, as llama.cpp writes it
+
+What a vector is worth depends on it: a model that was trained for the last token (Qwen3-Embedding) gives poor vectors from the
+mean, without a word. A pooling that we do not have is passed on by its name, and a request that does not choose another is
+refused (api/embeddings/shapes.py). A model without any statement was not made for embeddings: the mean is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from baton.errors import ModelFileBroken
+from baton.models.files import read_json, read_json_list
+
+UNSTATED: Final = "mean"
+"""For models whose files say nothing."""
+
+OUR_NAMES: Final[Mapping[str, str]] = {
+    "cls": "cls",
+    "cls_token": "cls",
+    "lasttoken": "last",
+    "last": "last",
+    "mean": "mean",
+    "mean_tokens": "mean",
+    "mean_sqrt_len_tokens": "mean",  # of another length, and every vector is scaled to length 1
+    "mean_sqrt_len": "mean",
+}
+GGUF_NAMES: Final[Mapping[int, str]] = {0: "", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
+"""llama.cpp's enum; 0 says that nothing is pooled."""
+MODE: Final = "pooling_mode"
+HARMLESS_MODULES: Final = ("Transformer", "Pooling", "Normalize")
+"""Parts of a sentence-transformers model that change no direction; all vectors are scaled to length 1 here."""
+
+
+def pooling_by_hf(folder: Path) -> str:
+    """Empty: the folder says nothing."""
+    path = folder / "1_Pooling"
+    if (folder / "modules.json").is_file():
+        modules = [module for module in read_json_list(folder / "modules.json") if isinstance(module, dict)]
+        kinds = {str(module.get("type", "")).rpartition(".")[2]: str(module.get("path", "")) for module in modules}
+        if others := sorted(set(kinds) - set(HARMLESS_MODULES)):
+            return f"a module that is not there ({', '.join(others)})"
+        if "Pooling" not in kinds:
+            return ""
+        path = folder / kinds["Pooling"]
+    return _of_config(path / "config.json") if (path / "config.json").is_file() else ""
+
+
+def _of_config(path: Path) -> str:
+    """A name under `pooling_mode`, or a flag for each of them. Several together are vectors one behind the other."""
+    config = read_json(path)
+    if isinstance(named := config.get(MODE), str):
+        return OUR_NAMES.get(named, named)
+    chosen = [name.removeprefix(f"{MODE}_") for name, flag in config.items() if name.startswith(f"{MODE}_") and flag is True]
+    if not chosen:
+        raise ModelFileBroken(f"{path}: no pooling mode is chosen")
+    return " and ".join(OUR_NAMES.get(name, name) for name in chosen)
+
+
+def pooling_by_gguf(metadata: Mapping[str, Any]) -> str:
+    kind = metadata.get(f"{metadata.get('general.architecture')}.pooling_type", 0)
+    return GGUF_NAMES.get(kind, f"number {kind}") if isinstance(kind, int) else f"{kind!r}"
