@@ -135,7 +135,7 @@ class FakeEngine:
                 logprobs = [] if sampling.logprobs is None else [a_logprob(token, sampling.logprobs) for token in now]
                 end = self._end(request, index, ended, done[index]) if ended else None
                 pooled = a_vector(request) if sampling.pooling is not None and now else b""
-                yield Delta(index, now, logprobs, prompt if index == 0 else None, end, pooled)
+                yield Delta(index, now, logprobs, prompt if index == 0 else None, end, embedding=pooled)
                 prompt = None if index == 0 else prompt
                 sent += 1
                 if ended is not None:
