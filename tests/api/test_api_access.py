@@ -20,7 +20,7 @@ from baton.api.http.server import make_server
 
 CLIENT, ADMIN = "key-of-client", "key-of-admin"
 ADMIN_ROUTES = [
-    *(("GET", path) for path in ("/config", "/metrics")),
+    *(("GET", path) for path in ("/config", "/metrics", "/v1/orders")),
     *(("POST", path) for path in ("/v1/pause", "/v1/resume", "/v1/cache/clear", "/reset_prefix_cache")),
     *(("POST", path) for path in ("/v1/sleep", "/v1/wake", "/v1/weights")),
 ]

@@ -7,6 +7,8 @@ import base64
 import hashlib
 import logging
 import re
+import threading
+import time
 
 import pytest
 from api_fakes import CONTEXT, MODEL, FakeEngine, serving
@@ -14,6 +16,7 @@ from api_fakes import CONTEXT, MODEL, FakeEngine, serving
 from baton import __version__
 from baton.api.app import make_app
 from baton.api.config import ApiConfig, ServedModel
+from baton.api.routes import admin
 from baton.errors import InvalidConfig, Unavailable
 from baton.protocol.request import Refused
 
@@ -102,6 +105,27 @@ def test_sleep_wake_and_other_weights(server, http):
         assert word in answer.json()["error"]["message"]
 
 
+def test_an_order_that_outlasts_its_route_is_202_and_goes_on(server, http, monkeypatch):
+    monkeypatch.setattr(admin, "_LOAD_SECONDS_MAX", 0.05)
+    gate = threading.Event()
+
+    async def slow() -> None:
+        await asyncio.to_thread(gate.wait, 20)
+        server.engine.loaded = "/models/slow"
+
+    server.engine.load_weights = lambda model, drain: slow()
+    try:
+        answer = http.post(server.url + "/v1/weights", json={"path": "/models/slow", "drain_seconds": 0})
+        assert (answer.status_code, answer.json()["state"]) == (202, "running")
+        assert http.post(server.url + "/v1/sleep", json={}).status_code == 409
+    finally:
+        gate.set()
+    while (order := http.get(server.url + "/v1/orders").json()["orders"][0])["state"] == "running":
+        time.sleep(0.01)
+    assert order == {"order": answer.json()["order"], "kind": "weights", "state": "done", "error": None}
+    assert server.engine.loaded == "/models/slow"
+
+
 def test_pause_and_resume(server, http, complete):
     assert http.post(server.url + "/v1/pause", json={"drain_seconds": 2}).json() == {"mode": "paused"}
     assert server.engine.paused_with[-1] == 2.0
@@ -136,7 +160,7 @@ def test_config_counts_keys_and_does_not_show_them(keyed, http):
 
 def test_every_route_but_three_needs_a_key(keyed, http):
     paths = [route.path for route in keyed.app.routes]
-    assert len(paths) == 37
+    assert len(paths) == 38
     for path in [*paths, "/nothing/here", "/docs", "/health/", "//health", "/health//", "/health/x"]:
         for method in ("GET", "POST", "PUT", "OPTIONS", "HEAD"):
             status = http.request(method, keyed.url + path).status_code
@@ -155,6 +179,7 @@ def test_admin_routes_need_an_admin_key(keyed, http):
     for method, path in (
         ("GET", "/config"),
         ("GET", "/metrics"),
+        ("GET", "/v1/orders"),
         ("POST", "/v1/pause"),
         ("POST", "/v1/resume"),
         ("POST", "/v1/sleep"),

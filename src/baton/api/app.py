@@ -72,6 +72,7 @@ ROUTES: Sequence[ApiRoute] = (
     ApiRoute("/v1/sleep", admin.sleep, methods=["POST"], right="admin"),
     ApiRoute("/v1/wake", admin.wake, methods=["POST"], right="admin"),
     ApiRoute("/v1/weights", admin.weights, methods=["POST"], right="admin"),
+    ApiRoute("/v1/orders", admin.orders, methods=["GET"], right="admin"),
 )
 PAGE = ApiRoute("/", chat_page, methods=["GET"], page=True)
 

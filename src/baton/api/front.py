@@ -12,6 +12,7 @@ from typing import TypeVar
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 
+from baton.api.admin_orders import AdminOrders
 from baton.api.config import ApiConfig, ServedModel
 from baton.api.errors import ApiError
 from baton.api.generate.engine_client import EngineClient
@@ -80,6 +81,7 @@ class Front:
         self.live = LiveRequests(engine, config)
         self.idempotency = IdempotencyStore(config.limits)
         self.responses = ResponseStore(config.limits)
+        self.orders = AdminOrders()
         self.turn = EndOfTurn()
         self.grammars = GrammarCheck(lambda: source_of(self.tokenizer, self.model.head_width)())
         self.json = JsonProcess(config.limits, model.context_tokens)

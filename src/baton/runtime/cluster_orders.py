@@ -7,6 +7,9 @@ Weights: all instances sleep, all wake with the new ones, and the cluster's iden
 one of them cannot load them, those that could are given again what each had, and the order is refused. An instance that can
 load neither, or is lost on the way, has other weights than the rest when it comes back: then it is refused as unfit until it
 is started with the right ones.
+
+An instance that does not answer an order in time (orders.py) is given up: its session ends, the order goes on with the others,
+and it is judged anew when it dials again.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from baton.errors import CallerError, EngineError, Unavailable
 from baton.protocol.request import Refused
 from baton.runtime.node import Node
 from baton.runtime.node_set import NodeSet
+from baton.runtime.orders import OrderLate
 
 logger = logging.getLogger("baton.router")
 
@@ -109,6 +113,14 @@ class ClusterOrders:
         except EngineError:
             await self._serve_again()
             raise
+        self._instances.reloading = True
+        try:
+            await self._reload(model)
+        finally:
+            self._instances.reloading = False
+
+    async def _reload(self, model: str) -> None:
+        """All are asleep."""
         nodes = self._instances.nodes
         before = {node: node.hello.model for node in nodes}
         outcomes = await self._outcomes(nodes, lambda node: node.orders.wake_with(model))
@@ -166,6 +178,9 @@ class ClusterOrders:
         async def outcome(node: Node) -> EngineError | None:
             try:
                 await order(node)
+            except OrderLate as late:
+                self._instances.give_up(node, str(late))
+                return late
             except EngineError as error:
                 return error
             return None

@@ -51,6 +51,8 @@ class NodeSet:
         self._owner = owner
         self._nodes: dict[Session, Node] = {}
         self._sessions = count(1)
+        self.reloading = False
+        "Instances are loading other weights because they were told to."
         self.joined = 0
         "Sessions so far."
         self._gone = InstanceStats()
@@ -143,6 +145,12 @@ class NodeSet:
         node.hang_up(reason)
         self.on_changed()
 
+    def give_up(self, node: Node, reason: str) -> None:
+        """Its session ends, and what it had goes on elsewhere. It may dial again."""
+        if node.session in self._nodes:
+            self.lose(node.session, reason)
+            self._owner.tell(Part(node.session, reason))
+
     def _on_message(self, node: Node, message: Message) -> None:
         node.heard_at = self._loop.time()
         if type(message) is Emit:  # nearly all of them
@@ -160,6 +168,8 @@ class NodeSet:
             case ModelChanged(model, identity, parts):
                 ready = replace(node.hello.ready, identity=identity, identity_parts=parts)
                 node.hello = replace(node.hello, ready=ready, model=model)
+                if not self.reloading:  # by an order that was given up: whether it fits is decided when it joins again
+                    self.give_up(node, "it computes with other weights now")
             case _:
                 if type(message) is InstanceStats:
                     node.stats = message

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
 from baton.errors import CallerError, Unavailable
 from baton.protocol.codec import Message
@@ -20,6 +20,19 @@ from baton.protocol.control import (
     SleepInstance,
     WakeInstance,
 )
+
+ANSWER_SECONDS: Final = 30.0
+"""Within this time an engine answers an order that takes no time, beyond the time that the order itself gives it."""
+SLEEP_SECONDS: Final = 60.0
+LOAD_SECONDS: Final = 1800.0
+"""For weights: the engine itself gives a worker up that does not come within start_seconds_max, which is less by default."""
+DRAIN_SECONDS: Final = 3600.0
+"""For a pause that may drain as long as it takes."""
+
+
+class OrderLate(Unavailable):
+    """The engine has not answered an order in time. It may still carry it out."""
+
 
 Order = PauseInstance | ResumeInstance | SleepInstance | WakeInstance | ClearCache
 
@@ -72,9 +85,9 @@ class Orders:
             self._pings.pop(number, None)
 
     async def pause(self, drain_seconds: float | None) -> None:
-        """Waits as long as it takes: the caller knows how long it may."""
         number = next(self._numbers)
-        answer = self._give(PauseInstance(number, drain_seconds), number)
+        seconds = ANSWER_SECONDS + (DRAIN_SECONDS if drain_seconds is None else drain_seconds)
+        answer = self._give(PauseInstance(number, drain_seconds), number, seconds)
         self._drain_seconds = drain_seconds
         match (await answer).outcome:
             case "overtaken":
@@ -88,37 +101,46 @@ class Orders:
 
     async def resume(self) -> None:
         number = next(self._numbers)
-        _require_done(await self._give(ResumeInstance(number), number))
+        _require_done(await self._give(ResumeInstance(number), number, ANSWER_SECONDS))
 
     async def clear_cache(self, *, device: bool, host: bool) -> None:
         number = next(self._numbers)
-        _require_done(await self._give(ClearCache(number, device, host), number))
+        _require_done(await self._give(ClearCache(number, device, host), number, ANSWER_SECONDS))
 
     async def sleep(self) -> None:
         """Of a paused one."""
         number = next(self._numbers)
-        _require_done(await self._give(SleepInstance(number), number))
+        _require_done(await self._give(SleepInstance(number), number, SLEEP_SECONDS))
 
     async def wake(self) -> None:
         """It stays paused."""
         number = next(self._numbers)
-        _require_done(await self._give(WakeInstance(number), number))
+        _require_done(await self._give(WakeInstance(number), number, LOAD_SECONDS))
 
     async def wake_with(self, model: str) -> None:
         """With other weights. CallerError: they cannot be loaded, and it has the old ones again."""
         number = next(self._numbers)
-        answer = await self._give(WakeInstance(number, model), number)
+        answer = await self._give(WakeInstance(number, model), number, LOAD_SECONDS)
         if answer.outcome != "done":
             raise CallerError(answer.detail)
 
-    def _give(self, order: Order, number: int) -> Awaitable[OrderAnswer]:
-        """Sends it; gives its answer."""
+    def _give(self, order: Order, number: int, seconds: float) -> Awaitable[OrderAnswer]:
+        """Sends it; gives its answer, which raises OrderLate if it does not come in time."""
         self._require()
         answer: asyncio.Future[OrderAnswer] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())  # whoever asked may have left
         self._answers[number] = answer
         self._send(order)
-        return answer
+        return self._answer(answer, order, number, seconds)
+
+    async def _answer(self, answer: asyncio.Future[OrderAnswer], order: Order, number: int, seconds: float) -> OrderAnswer:
+        try:
+            async with asyncio.timeout(seconds):
+                return await answer
+        except TimeoutError:
+            raise OrderLate(f"the engine did not answer a {type(order).__name__} within {seconds:g} s") from None
+        finally:
+            self._answers.pop(number, None)
 
 
 def _require_done(answer: OrderAnswer) -> None:

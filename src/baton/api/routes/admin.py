@@ -8,13 +8,14 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from baton import __version__
+from baton.api.admin_orders import Order
 from baton.api.errors import ApiError, JsonResponse, bad
 from baton.api.front import Front, caller_of, front_of
 from baton.api.http.json_body import parse_object, read_body
@@ -23,11 +24,11 @@ from baton.api.openai.fields import Fields
 from baton.observe.metrics import CONTENT_TYPE
 
 _PAUSE_SECONDS_MAX = 3600.0
-"How long a pause without a limit of its own may drain before we stop waiting for it (the engine goes on draining)."
+"How long a route waits for a pause without a limit of its own. Then it answers 202, and the order goes on."
 
 
 _LOAD_SECONDS_MAX = 1800.0
-"How long loading may take before we stop waiting for it."
+"How long a route waits for weights to be loaded."
 
 
 async def live(request: Request) -> Response:
@@ -89,8 +90,7 @@ async def pause(request: Request) -> Response:
     fields = await _fields(request, front)
     drain = _drain_seconds(fields)
     record_of(request).ignored = fields.finish(front.config.unknown_fields)
-    await _within(_PAUSE_SECONDS_MAX if drain is None else drain + 30.0, front.engine.pause(drain))
-    return JsonResponse({"mode": front.engine.stats().mode})
+    return await _ordered(front, "pause", _drain_wait(drain) + 30.0, front.engine.pause(drain))
 
 
 def _drain_seconds(fields: Fields) -> float | None:
@@ -99,8 +99,7 @@ def _drain_seconds(fields: Fields) -> float | None:
 
 async def resume(request: Request) -> Response:
     front = front_of(request)
-    await _within(30.0, front.engine.resume())
-    return JsonResponse({"mode": front.engine.stats().mode})
+    return await _ordered(front, "resume", 30.0, front.engine.resume())
 
 
 async def clear_cache(request: Request) -> Response:
@@ -112,8 +111,8 @@ async def clear_cache(request: Request) -> Response:
     wanted = ["device", "host"] if tiers is None else tiers
     if not isinstance(wanted, list) or not wanted or any(tier not in ("device", "host") for tier in wanted):
         raise bad('tiers must be a list of "device" and "host"; storage is cleared with baton kv clear', "tiers")
-    await _within(30.0, front.engine.clear_cache(device="device" in wanted, host="host" in wanted))
-    return JsonResponse({"cleared": wanted})
+    order = await front.orders.run("clear", 30.0, front.engine.clear_cache(device="device" in wanted, host="host" in wanted))
+    return JsonResponse({"cleared": wanted}) if order.state == "done" else _goes_on(front, order)
 
 
 async def sleep(request: Request) -> Response:
@@ -122,15 +121,13 @@ async def sleep(request: Request) -> Response:
     fields = await _fields(request, front)
     drain = _drain_seconds(fields)
     record_of(request).ignored = fields.finish(front.config.unknown_fields)
-    await _within(_PAUSE_SECONDS_MAX if drain is None else drain + 60.0, front.engine.sleep(drain))
-    return JsonResponse({"mode": front.engine.stats().mode})
+    return await _ordered(front, "sleep", _drain_wait(drain) + 60.0, front.engine.sleep(drain))
 
 
 async def wake(request: Request) -> Response:
     """Loads the weights again, and takes requests."""
     front = front_of(request)
-    await _within(_LOAD_SECONDS_MAX, front.engine.wake())
-    return JsonResponse({"mode": front.engine.stats().mode})
+    return await _ordered(front, "wake", _LOAD_SECONDS_MAX, front.engine.wake())
 
 
 async def weights(request: Request) -> Response:
@@ -142,16 +139,31 @@ async def weights(request: Request) -> Response:
     record_of(request).ignored = fields.finish(front.config.unknown_fields)
     if not path:
         raise bad("give the path of the weights", "path")
-    await _within(_LOAD_SECONDS_MAX + (drain or _PAUSE_SECONDS_MAX), front.engine.load_weights(path, drain))
+    order = await front.orders.run("weights", _LOAD_SECONDS_MAX + _drain_wait(drain), front.engine.load_weights(path, drain))
+    if order.state != "done":
+        return _goes_on(front, order)
     return JsonResponse({"mode": front.engine.stats().mode, "fingerprint": front.model.fingerprint})
 
 
-async def _within(seconds: float, work: Any) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await work
-    except TimeoutError:
-        raise ApiError(504, f"the engine did not get there within {seconds:g} seconds", code="timeout") from None
+async def orders(request: Request) -> Response:
+    """The last orders, the newest first, and what became of each."""
+    return JsonResponse({"orders": front_of(request).orders.view()})
+
+
+def _drain_wait(drain: float | None) -> float:
+    return _PAUSE_SECONDS_MAX if drain is None else drain
+
+
+async def _ordered(front: Front, kind: str, seconds: float, work: Coroutine[Any, Any, None]) -> Response:
+    order = await front.orders.run(kind, seconds, work)
+    if order.state != "done":
+        return _goes_on(front, order)
+    return JsonResponse({"mode": front.engine.stats().mode})
+
+
+def _goes_on(front: Front, order: Order) -> Response:
+    """202: it is not done, and nobody breaks it off because a client waits no longer."""
+    return JsonResponse({**order.view(), "mode": front.engine.stats().mode}, status_code=202)
 
 
 async def _fields(request: Request, front: Front) -> Fields:
