@@ -27,10 +27,11 @@ from baton.kvpool.copies import Run
 from baton.kvpool.pool import KVPool
 from baton.protocol.moves import MoveResult
 from baton.protocol.pool import PoolReady, ReadBlocks, ReadPool, ReadRefused
+from baton.trust.dialling import connected
 from baton.trust.handshake import LINK
 from baton.trust.seal import Sealer, Unsealer
 from baton.trust.secret import Secret
-from baton.trust.session import connected, prove_as_dialler
+from baton.trust.session import prove_as_dialler
 
 OTHER_SECRET = Secret(b"of another cluster, which has nothing to say here")
 

@@ -179,7 +179,7 @@ SAMPLE = {
     HostPoolReady: HostPoolReady(b"f", 9, 7),
     ReadPool: ReadPool(9, b"f" * 32),
     ReadRefused: ReadRefused("why"),
-    ReadersSocket: ReadersSocket(),
+    ReadersSocket: ReadersSocket("tcp://10.0.0.2:8200"),
     ReadBlocks: ReadBlocks(((0, 1), (5, 2**40))),
     BlocksFollow: BlocksFollow(2**40, b"d" * 16),
     ClearCache: ClearCache(3, host=False),

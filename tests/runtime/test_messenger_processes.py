@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from baton.core.events import BlocksMoved, CacheLost, CacheReady
 from baton.kvpool.pool import KVPool
 from baton.protocol.ids import MoveId
 from baton.protocol.moves import BlockMove, MoveResult
+from baton.runtime import transfer_port
 from baton.runtime.cache import CacheProcess
 from baton.runtime.channel import Channel
 from baton.runtime.private_folder import PREFIX
@@ -306,5 +308,33 @@ def test_a_pull_that_nobody_can_carry_out_is_answered():
         for one in (end, control, link, other):
             one.close()
         await asyncio.sleep(0)
+
+    finish(main())
+
+
+def test_a_port_that_is_opened_by_a_session_is_served_at_once_and_by_every_later_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """No name is looked up at the start: the address is that of the first connection to a router."""
+    create_secret(tmp_path / "secret")
+    way = {"cluster_secret": str(tmp_path / "secret")}
+    outside = SimpleNamespace(ip_address=lambda host: SimpleNamespace(is_loopback=False, version=4))
+    monkeypatch.setattr(transfer_port, "ipaddress", outside)
+
+    async def main() -> None:
+        async with Instance("prefill", way=way) as source, Instance("decode", way=way) as target:
+            assert "tcp:" not in source.engine.peer_address
+            assert source.engine.reached("127.0.0.1"), "as router_links.py says it"
+            assert not source.engine.reached("127.0.0.1")
+            numbers = fill(source, 5)
+            for turn in range(2):
+                result = await target.pull(source, [1 + turn, 7])
+                assert (result.moved, result.error) == (2, None)
+                pool = target.pool()
+                assert np.array_equal(pool.data[[1 + turn, 7]], numbers[[1 + turn, 7]])
+                pool.close()
+                await source.lose_cache()
+            await target.until(lambda: target.engine.stats().pulls == {"tcp/copied": 2})
+            assert target.engine.stats().pull_bytes["tcp"] == 4 * numbers[0].nbytes
 
     finish(main())

@@ -158,9 +158,9 @@ class CacheConfig:
     "Of the worker beside it: a messenger that makes the pool before there is a worker looks there for the layout."
     peer: str = ""
     """Addresses at which its messenger lets other instances read the pool, with blanks between them; the engine says them.
-    Empty: there is no messenger."""
+    Empty: nowhere by now."""
     cluster_secret: str = ""
-    "File with the secret that messengers of other machines must know. Empty: only those of this one."
+    "File with the secret that messengers of other machines must know. Empty: only those of this one are read or served."
     wire: WireConfig = field(default_factory=WireConfig)
     log_level: LogLevel
     log_format: LogFormat

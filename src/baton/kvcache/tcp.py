@@ -32,8 +32,8 @@ from baton.kvpool.copies import Run
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.pool import PoolReady, ReadBlocks, ReadPool, ReadRefused
 from baton.protocol.versions import CAPABILITIES
+from baton.trust.dialling import connected
 from baton.trust.secret import Secret
-from baton.trust.session import connected
 
 SCHEME: Final = "tcp"
 """An address is tcp://HOST:PORT."""

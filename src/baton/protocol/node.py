@@ -108,6 +108,8 @@ class InstanceView(Struct, frozen=True):
     stats: InstanceStats = field(default_factory=InstanceStats)
     "As it told last."
     build: Build = Build()
+    peers: tuple[str, ...] = ()
+    "Where other instances read its KV pool, for each rank (NodeHello.peers). Empty: nowhere."
 
 
 class PathView(Struct, frozen=True):

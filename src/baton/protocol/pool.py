@@ -99,6 +99,9 @@ class BlocksFollow(Struct, frozen=True, array_like=True):
 class ReadersSocket(Struct, frozen=True, array_like=True):
     """From the engine: messengers of other machines dial here. It listens, and outlives the cache service that serves it."""
 
+    address: str = ""
+    "Where it is, as others are told. Empty: nobody is told yet."
+
 
 class PoolAttached(Struct, frozen=True, array_like=True):
     """The sender has mapped that pool, and verified layout and incarnation."""

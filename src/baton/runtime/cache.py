@@ -76,7 +76,7 @@ class CacheProcess:
         self._transfer: Transfer | None = None
         self._messenger: Messenger | None = None
         self._tcp: Tcp | None = None
-        if config.peer:
+        if config.peer or config.cluster_secret:
             self._messenger = Messenger(self._transports(config), self._report, config.wire)
         self._preparing: asyncio.Task[None] | None = None
         self._counters_due = 0.0
@@ -263,6 +263,7 @@ class CacheProcess:
             if type(message) is PoolReady:
                 self.attach(message, fd)
             elif type(message) is ReadersSocket and self._tcp is not None:
+                self._tcp.address = message.address
                 self._tcp.listen(socket.socket(fileno=fd))
             elif type(message) is HostPoolReady and self._host is None:
                 self._host = KVPool.attach(fd, PoolReady(message.fingerprint, message.incarnation, message.blocks))

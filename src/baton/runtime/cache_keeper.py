@@ -24,7 +24,7 @@ from baton.runtime.descriptors import send_descriptor
 from baton.runtime.instance_loop import InstanceLoop
 from baton.runtime.private_folder import PrivateFolder, peer_folder
 from baton.runtime.startup import Startup
-from baton.runtime.transfer_port import TransferPort, open_transfer_port
+from baton.runtime.transfer_port import TransferPort
 
 logger = logging.getLogger("baton.engine")
 
@@ -59,21 +59,38 @@ class CacheKeeper:
 
     @property
     def peer(self) -> str:
-        """Where other instances may read our pool, the best way first: the same in all lives of the service. Empty: nowhere."""
-        return " ".join(place.address for place in (self._folder, self._port) if place is not None)
+        """Where other instances may read our pool, the best way first: the same in all lives of the service, but for the port,
+        which may be opened later. Empty: nowhere."""
+        return " ".join(place.address for place in (self._folder, self._port) if place is not None and place.address)
 
     def make_folder(self) -> None:
         if self.needed:
             self._folder = peer_folder(needed=self._plan.creator == "messenger")
 
-    async def open_port(self, given: EngineConfig) -> None:
+    def open_port(self, given: EngineConfig) -> None:
         if self.needed and given.cluster_secret:
-            self._port = await open_transfer_port(given.transfer_address, given.routers)
+            self._port = TransferPort(given.transfer_address, given.routers)
+
+    @property
+    def reads_others(self) -> bool:
+        """There is a messenger: prompts can be handed over."""
+        return self.needed and (self._port is not None or bool(self.peer))
+
+    def reached(self, host: str, *, on_gpu: bool) -> bool:
+        """A session with a router leaves from this address of ours. Is our pool announced at another address from now on?"""
+        port = self._port
+        if port is None or not port.reached(host, on_gpu=on_gpu):
+            return False
+        logger.info("other instances may read our KV pool at %s", port.address)
+        if (cache := self._children.get(CACHE)) is not None:
+            self.on_started(cache)
+        return True
 
     def on_started(self, child: Child) -> None:
         """The first thing that it is handed."""
-        if child.name == CACHE and self._port is not None and child.descriptors is not None:
-            send_descriptor(child.descriptors, ReadersSocket(), self._port.sock.fileno())
+        port = self._port
+        if child.name == CACHE and port is not None and port.sock is not None and child.descriptors is not None:
+            send_descriptor(child.descriptors, ReadersSocket(port.address), port.sock.fileno())
 
     def refuse_more_than_memory(self, tiers: TiersConfig) -> None:
         """Before anything is started. The service says it too, of what is free then; but books about so many blocks would fill
@@ -98,7 +115,7 @@ class CacheKeeper:
         books = instance.board.tiers.host.total
         if hello.host_blocks != books:
             raise PeerError(f"the cache service has {hello.host_blocks} host blocks, and the books are about {books}")
-        if hello.peer != self.peer:
+        if not set(hello.peer.split()) <= set(self.peer.split()):  # it may not have been told of the port yet
             raise PeerError("the cache service lets others read our pool elsewhere than it was told")
         self._machine.tell(CacheReady(hello.kept, hello.wants_tokens))
 

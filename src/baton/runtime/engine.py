@@ -176,7 +176,7 @@ class Engine:
 
     async def _start(self) -> None:
         self._cache.refuse_more_than_memory(self._given.tiers)
-        await self._cache.open_port(self._given)
+        self._cache.open_port(self._given)
         self._begin(await self._startup.run())
 
     def _begin(self, hello: WorkerHello) -> None:
@@ -185,7 +185,7 @@ class Engine:
         kv = replace(config.kv, blocks=hello.blocks, block_size=hello.block_size)
         tiers = config.tiers
         if self._cache.needed:
-            tiers = replace(self._given.tiers.machine(hello.block_bytes), peers=bool(self._cache.peer))
+            tiers = replace(self._given.tiers.machine(hello.block_bytes), peers=self._cache.reads_others)
         # Successors of this worker have as many blocks, or fail.
         self._given = replace(self._given, worker=replace(self._given.worker, blocks=hello.blocks))
         self._children.start_is_over()
@@ -219,7 +219,7 @@ class Engine:
             "processes": ", ".join(self._plan.processes),
             "pool_created_by": self._plan.creator,
             "pool_attached_by": ", ".join(self._plan.attachers) or "nobody",
-            "pool_read_at": self._cache.peer or "nowhere",
+            "pool_read_at": self._cache.peer or "nowhere",  # a port of transfer_address auto comes with the first session
         }
 
     # The machine
@@ -263,6 +263,10 @@ class Engine:
         self._keeper.wake(number, model)
 
     # What routers are told (router_links.py)
+
+    def reached(self, host: str) -> bool:
+        """A session with a router leaves from this address of ours. Will our next hello say something else?"""
+        return self._cache.reached(host, on_gpu=self._pool.pool is not None and self._pool.pool.memory is not None)
 
     def hello(self) -> NodeHello:
         return self._reporting.hello(self.config)

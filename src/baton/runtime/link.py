@@ -24,10 +24,11 @@ from baton.protocol.codec import Message, encode
 from baton.protocol.directions import FROM_INSTANCE, FROM_ROUTER
 from baton.protocol.versions import VERSIONS, Versions
 from baton.runtime.channel import LAST_WORDS_SECONDS, Channel, FrameProtocol
+from baton.trust.dialling import connected
 from baton.trust.handshake import LINK, SessionKeys
 from baton.trust.seal import CONTENT_BYTES_MAX, SealedBuffer, Sealer
 from baton.trust.secret import Secret
-from baton.trust.session import connected, prove_as_dialler, prove_as_listener
+from baton.trust.session import prove_as_dialler, prove_as_listener
 
 Side = Literal["router", "instance"]
 
@@ -58,6 +59,12 @@ class Link(Channel):
     def failure(self) -> LinkFailed | None:
         """Why it was ended, if something was wrong with the peer."""
         return self._frames.failure
+
+    @property
+    def own_host(self) -> str:
+        """The address of this machine that the connection leaves from. Empty: it is a unix socket."""
+        place = self._frames.transport.get_extra_info("sockname")
+        return str(place[0]) if isinstance(place, tuple) else ""
 
     async def wait_ended(self) -> None:
         """Until nothing more comes. Raises nothing: `failure` says what was wrong, if something was."""

@@ -59,7 +59,15 @@ class Node:
     def view(self) -> InstanceView:
         hello, fault = self.hello, self.fault
         return InstanceView(
-            hello.name, hello.role, "suspect" if fault else "alive", fault, hello.health_url, hello.pid, self.stats, hello.build
+            hello.name,
+            hello.role,
+            "suspect" if fault else "alive",
+            fault,
+            hello.health_url,
+            hello.pid,
+            self.stats,
+            hello.build,
+            hello.peers,
         )
 
 

@@ -56,6 +56,10 @@ SAY_AGAIN_SECONDS: Final = 60.0
 class Member(Protocol):
     """What of the engine routers are told."""
 
+    def reached(self, host: str) -> bool:
+        """A connection to a router leaves from this address of ours; empty: a unix socket. Does the hello change by that?"""
+        ...
+
     def hello(self) -> NodeHello: ...
 
     def beat(self) -> Beat: ...
@@ -144,6 +148,9 @@ class RouterLinks:
 
     async def _one_session(self, link: Link, said: Said, *, refused: bool) -> tuple[float, str, bool]:
         """How long it was open, why it ended, and whether we were refused; `refused`: whether we were before."""
+        if self._member.reached(link.own_host):
+            for other in list(self._sessions):  # which has announced less
+                self._end(other, "our KV pool can be read at another address now")
         session = RouterSession(link, self._callers.add(link.send), self._loop.time())
         self._sessions[session] = None
         link.on_unknown_kind(lambda kind: self.counts.update(unknown_kind=1))

@@ -1,12 +1,20 @@
-"""The TCP socket at which messengers of other machines dial, to read our KV pool (kvcache/tcp_server.py).
+"""The TCP socket at which messengers of other instances dial, to read our KV pool (kvcache/tcp_server.py).
 
-The engine makes it and keeps it: it outlives the cache service that serves it, and the successor serves the same one. What is
-announced is an address that others reach; where people give none, it is the one that the way to the router begins at.
+    --transfer-address    listens                              is announced
+    HOST:PORT             there, from the start                as it is
+    0.0.0.0, [::]         everywhere, from the start           with the address that a session with a router leaves from
+    auto                  at that address, any free port       the same
+    none                  nowhere
+
+The address of a session is the one that the router's machine sees, whichever of several names or networks led there, and it is
+known only when a session is made: a name that resolves late costs nothing. While only routers of this machine were reached,
+nothing is opened by itself, but for a pool on a GPU: another GPU's process may be unable to map it, and reads it over loopback.
+
+The engine makes the socket and keeps it: it outlives the cache service that serves it, and the successor serves the same one.
 """
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import logging
 import os
@@ -16,80 +24,121 @@ from typing import Final
 
 from baton.addresses import Address, parse_address, parse_listening
 from baton.errors import InvalidConfig
-from baton.trust.session import resolved
 
 logger = logging.getLogger("baton.engine")
 
 BACKLOG: Final = 64
-RESOLVE_SECONDS: Final = 5.0
-"""For the router's name: the start waits for it."""
 OPTION: Final = "transfer-address"
-EVERYWHERE: Final = ("0.0.0.0", "::")
+ANY_IPV4: Final = "0.0.0.0"
+ANY_IPV6: Final = "::"
+LOOPBACK: Final = "127.0.0.1"
 
 
 class TransferPort:
-    def __init__(self, sock: socket.socket, host: str) -> None:
+    def __init__(self, given: str, routers: Sequence[str]) -> None:
+        """`given`: as EngineConfig has it. InvalidConfig: it cannot be listened on, or none of the routers would see it."""
+        self._given = given
+        self.sock: socket.socket | None = None
+        self.address = ""
+        "What is announced. Empty: nothing, or nothing yet."
+        self._local = False
+        "What is announced means something on this machine only."
+        if given not in ("auto", "none"):
+            place = parse_listening(given)
+            if place.host in (ANY_IPV4, ANY_IPV6):
+                _require_seen(given, place.host, routers)
+            self.sock = _listening(place)
+            if place.host not in (ANY_IPV4, ANY_IPV6):
+                self.address = self._announced(place.host)
+
+    def reached(self, host: str, *, on_gpu: bool) -> bool:
+        """A session with a router leaves from this address of ours; empty: it is a unix socket. Is another address announced
+        from now on?"""
+        host = host or LOOPBACK
+        place = None if self._given in ("auto", "none") else parse_listening(self._given)
+        if self._given == "none" or (place is not None and place.host not in (ANY_IPV4, ANY_IPV6)):
+            return False
+        if "%" in host:
+            return False  # link-local: it means something on one network only
+        local = ipaddress.ip_address(host).is_loopback
+        if local and not on_gpu:
+            return False
+        if self.address and (local or not self._local):
+            return False
+        if place is None and not self._open(host):
+            return False
+        if place is not None and not self._listens_to(host):
+            return False
+        self._local, self.address = local, self._announced(host)
+        return True
+
+    def _open(self, host: str) -> bool:
+        try:
+            sock = _listening(Address(host=host))
+        except InvalidConfig as error:
+            logger.warning("other instances cannot read our KV cache: %s", error)
+            return False
+        self.close()
         self.sock = sock
-        self.address = str(Address(host=host, port=sock.getsockname()[1]))
+        return True
+
+    def _listens_to(self, host: str) -> bool:
+        assert self.sock is not None
+        if self.sock.family == (socket.AF_INET6 if ":" in host else socket.AF_INET):
+            return True
+        if self.sock.family == socket.AF_INET6 and not self.sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
+            return True
+        logger.warning(
+            "--%s %s does not listen at %s, where routers see this machine: instances of other machines cannot read our KV "
+            "cache; give [::]:PORT, or that address",
+            OPTION,
+            self._given,
+            host,
+        )
+        return False
+
+    def _announced(self, host: str) -> str:
+        assert self.sock is not None
+        return str(Address(host=host, port=self.sock.getsockname()[1]))
 
     def close(self) -> None:
-        self.sock.close()
+        if self.sock is not None:
+            self.sock.close()
+            self.sock = None
 
 
-async def open_transfer_port(given: str, routers: Sequence[str]) -> TransferPort | None:
-    """`given`: as EngineConfig has it. None: no other machine may read, or none is there."""
-    if given == "none":
-        return None
-    if given == "auto":
-        host = await _host_towards(routers)
-        return None if host is None else _listening(Address(host=host), host)
-    place = parse_listening(given)
-    host = await _host_towards(routers) if place.host in EVERYWHERE else place.host
-    if host is None:
+def _require_seen(given: str, host: str, routers: Sequence[str]) -> None:
+    """Some router could lead to an address to announce. Of a name nobody knows it before it is dialled."""
+    places = [address.host for address in map(parse_address, routers) if not address.path]
+    if all(_is_loopback(place) for place in places):
         raise InvalidConfig(f"--{OPTION} {given}: give an address that other machines reach; none follows from the router's")
-    return _listening(place, host)
+    if host == ANY_IPV4 and all(":" in place for place in places):
+        raise InvalidConfig(f"--{OPTION} {given}: it listens on IPv4, and the router's address is IPv6; give [::]:PORT")
+    if host == ANY_IPV6 and not socket.has_dualstack_ipv6() and all(_is_ipv4(place) for place in places):
+        raise InvalidConfig(f"--{OPTION} {given}: this machine listens on IPv6 alone, and the router's address is IPv4")
 
 
-def _listening(place: Address, announced: str) -> TransferPort:
-    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+def _is_loopback(host: str) -> bool:
     try:
-        return TransferPort(socket.create_server((place.host, place.port), family=family, backlog=BACKLOG), announced)
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name
+
+
+def _is_ipv4(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 4
+    except ValueError:
+        return False
+
+
+def _listening(place: Address) -> socket.socket:
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    both = place.host == ANY_IPV6 and socket.has_dualstack_ipv6()
+    try:
+        return socket.create_server((place.host, place.port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
     except OSError as error:
         # create_server adds to what the system says, and names have numbers of their own.
         why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         remedy = "give an address of this machine and a port that is free (0: any)"
         raise InvalidConfig(f"--{OPTION}: cannot listen on {place.host}:{place.port} ({why}); {remedy}") from None
-
-
-async def _host_towards(routers: Sequence[str]) -> str | None:
-    """Our address on the way to the first router that is on another machine."""
-    for router in routers:
-        address = parse_address(router)
-        if address.path:
-            continue
-        try:
-            async with asyncio.timeout(RESOLVE_SECONDS):
-                places = await resolved(address)
-            for family, place in places:
-                host = _own_address(family, place)
-                if host is not None and not ipaddress.ip_address(host).is_loopback:
-                    return host
-        except OSError as error:
-            logger.warning(
-                "%s cannot be found (%s): instances on other machines cannot read our KV cache, unless --%s is given",
-                router,
-                str(error) or "no answer",
-                OPTION,
-            )
-    return None
-
-
-def _own_address(family: int, place: object) -> str | None:
-    """Where packets to that place leave from. Nothing is sent."""
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(place)  # type: ignore[arg-type]
-        except OSError:
-            return None
-        host = str(probe.getsockname()[0])
-        return None if "%" in host else host  # link-local: means something on this machine only

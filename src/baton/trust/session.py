@@ -1,12 +1,11 @@
-"""How a session begins on a socket: the connection is made, both sides prove themselves (handshake.py). The caller has the
-deadline, and closes the socket where this raises: LinkFailed, or OSError where nobody listens."""
+"""How a session begins on a socket that is connected (dialling.py): both sides prove themselves (handshake.py). The caller has
+the deadline, and closes the socket where this raises LinkFailed."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 
-from baton.addresses import Address
 from baton.errors import LinkFailed
 from baton.protocol.versions import VERSIONS, Versions
 from baton.trust.handshake import ANSWER_BYTES, GREETING_BYTES, PROOF_BYTES, Agreement, Handshake, Purpose, make_greeting
@@ -36,39 +35,6 @@ async def prove_as_dialler(sock: socket.socket, secret: Secret, purpose: Purpose
     at_end = f"the {purpose.listener} broke the handshake off: does it have another cluster secret?"
     handshake.check(purpose.listener, await _read(sock, PROOF_BYTES, at_end))
     return Agreement(handshake.keys(), handshake.version)
-
-
-async def connected(address: Address) -> socket.socket:
-    """Every address of a name is tried in turn."""
-    if address.path:
-        return await _connect(socket.AF_UNIX, address.path)
-    error: OSError = OSError(f"{address.host} has no address")
-    for family, place in await resolved(address):
-        try:
-            return await _connect(family, place)
-        except OSError as refused:
-            error = refused
-    raise error
-
-
-async def resolved(address: Address) -> list[tuple[int, object]]:
-    """Families and places of a host and port."""
-    try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    except OSError:
-        found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    return [(family, place) for family, _, _, _, place in found]
-
-
-async def _connect(family: int, place: object) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, place)  # type: ignore[arg-type]
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 async def _write(sock: socket.socket, content: bytes) -> None:
