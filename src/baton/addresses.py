@@ -6,10 +6,14 @@ tcp://10.0.0.5:9100    10.0.0.5:9100    tcp://[::1]:9100    unix:/run/baton/rout
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from baton.errors import InvalidConfig
 
+EVERYWHERE = ("0.0.0.0", "::")
+"""Hosts to listen on that are no address to be called at."""
 UNIX_PATH_BYTES_MAX = 107
 """What the kernel takes."""
 
@@ -50,6 +54,24 @@ def parse_listening(text: str) -> Address:
     if address is None:
         raise InvalidConfig(f"{text!r} is no address to listen on: give HOST:PORT, with 0 for any port that is free")
     return address
+
+
+def reachable_url(url: str, own_host: str) -> str:
+    """A URL of this machine, as whoever sees us at `own_host` can use it; `own_host` empty: it is this machine too. Empty: only
+    this machine reaches it."""
+    parts = urlsplit(url)
+    here = not own_host or _is_loopback(own_host)
+    if parts.hostname in EVERYWHERE:
+        host = "127.0.0.1" if not own_host else own_host.partition("%")[0]
+        return url.replace(parts.netloc, f"{f'[{host}]' if ':' in host else host}:{parts.port}", 1)
+    return url if here or not _is_loopback(parts.hostname or "") else ""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _host_and_port(text: str) -> Address | None:

@@ -86,6 +86,7 @@ class FakeRouter:
         self.refusal = refusal
         self.beats = True
         self.greets = True
+        self.beat_seconds = 0.25
         self._lapse_seconds = lapse_seconds
         self._name = name
         self.visits: list[Visit] = []
@@ -118,7 +119,7 @@ class FakeRouter:
         def take(message: Message) -> None:
             visit.take(message)
             if type(message) is NodeHello and self.greets:
-                hello = RouterHello(self._name, 0.25, self._lapse_seconds)
+                hello = RouterHello(self._name, self.beat_seconds, self._lapse_seconds)
                 link.send(NodeRefused(self.refusal) if self.refusal else hello)
 
         with contextlib.suppress(LinkFailed):

@@ -156,7 +156,7 @@ def test_when_an_instance_is_lost_another_goes_on_and_every_token_comes_once():
 
 def test_an_instance_that_falls_silent_is_suspect_then_given_up():
     async def main() -> None:
-        async with Cluster(suspect_seconds=0.3, lapse_seconds=0.6) as cluster, asyncio.timeout(8):
+        async with Cluster(beat_seconds=0.05, suspect_seconds=0.3, lapse_seconds=0.6) as cluster, asyncio.timeout(8):
             one = await cluster.instance("m-0")
             await cluster.client.ping(1)
             one.fall_silent()
@@ -172,7 +172,7 @@ def test_a_router_that_was_stopped_itself_gives_nobody_up_for_it():
     """On a machine with too few cores all processes stand still together, and the router may be the first to go on."""
 
     async def main() -> None:
-        async with Cluster(suspect_seconds=0.3, lapse_seconds=0.6) as cluster, asyncio.timeout(8):
+        async with Cluster(beat_seconds=0.05, suspect_seconds=0.3, lapse_seconds=0.6) as cluster, asyncio.timeout(8):
             one = await cluster.instance("m-0")
             time.sleep(1.0)  # the loop stands still, and with it the instance
             for _ in range(5):

@@ -19,6 +19,7 @@ from fake_worker import expected
 from link_rig import SECRET
 from run_loop import finish
 
+from baton.addresses import reachable_url
 from baton.config import EngineConfig, WireConfig
 from baton.protocol.codec import encode
 from baton.protocol.control import (
@@ -36,6 +37,7 @@ from baton.protocol.ids import RequestId
 from baton.protocol.node import NodeHello
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, SamplingParams
 from baton.runtime import router_links
+from baton.runtime.engine import Engine
 from baton.trust.seal import Sealer
 
 pytestmark = pytest.mark.usefixtures("child_path")
@@ -254,7 +256,7 @@ def test_no_router_is_given_up_for_a_silence_in_which_we_stood_still(secret_file
                 now = links._loop.time()
                 session.heard = now - 60
                 links._ticked = now - (60 if stood_still else 0)
-                links._tick(links._loop.create_future())
+                links._tick()
                 assert bool(session.over) is not stood_still
 
     finish(main())
@@ -364,11 +366,65 @@ def test_orders_of_two_routers_with_equal_numbers_are_each_answered(secret_file:
     finish(main())
 
 
+def test_each_router_hears_heartbeats_as_often_as_it_asks_for(secret_file: Path):
+    async def main() -> None:
+        often, rarely = FakeRouter(SECRET, lapse_seconds=60.0), FakeRouter(SECRET, lapse_seconds=60.0)
+        often.beat_seconds, rarely.beat_seconds = 0.02, 1.5
+        async with often, rarely, rig_of(secret_file, often, rarely) as rig:
+            eager, calm = await often.visit(), await rarely.visit()
+            await rig.until(lambda: bool(calm.beats))
+            seen = len(eager.beats)
+            await rig.until(lambda: len(calm.beats) > 1)
+            assert len(eager.beats) - seen >= 10, "75 of them are due between two of the other's"
+            assert any(type(message).__name__ == "InstanceStats" for message in eager.messages)
+
+    finish(main())
+
+
+def test_sessions_that_announced_less_meet_their_router_again(secret_file: Path, monkeypatch: pytest.MonkeyPatch):
+    """A router of this machine was reached first; then one to which our pool has an address."""
+    said: list[str] = []
+    monkeypatch.setattr(router_links.Link, "own_host", property(lambda link: "10.0.0.2" if len(said) == 1 else ""))
+
+    def reached(engine: Engine, host: str) -> bool:
+        said.append(host)
+        return host == "10.0.0.2"
+
+    monkeypatch.setattr(Engine, "reached", reached)
+
+    async def main() -> None:
+        async with FakeRouter(SECRET) as near, FakeRouter(SECRET) as far, rig_of(secret_file, near, far) as rig:
+            await rig.until(lambda: len(near.visits) + len(far.visits) >= 3)
+            assert said[:2] == ["", "10.0.0.2"]
+            await rig.until(lambda: len(near.open) == len(far.open) == 1)
+
+    finish(main())
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "told"),
+    [
+        ("http://0.0.0.0:8001", "10.0.0.2", "http://10.0.0.2:8001"),
+        ("https://[::]:8001", "2001:db8::2", "https://[2001:db8::2]:8001"),
+        ("http://0.0.0.0:8001", "", "http://127.0.0.1:8001"),
+        ("http://127.0.0.1:8001", "127.0.0.1", "http://127.0.0.1:8001"),
+        ("http://127.0.0.1:8001", "", "http://127.0.0.1:8001"),
+        ("http://127.0.0.1:8001", "10.0.0.2", ""),
+        ("http://node-7:8001", "10.0.0.2", "http://node-7:8001"),
+        ("", "10.0.0.2", ""),
+    ],
+)
+def test_the_url_of_an_instance_is_one_that_its_router_reaches(url: str, host: str, told: str):
+    assert reachable_url(url, host) == told
+
+
 def test_routers_hear_at_once_that_the_worker_is_lost_and_that_it_is_back(secret_file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(router_links, "BEAT_SECONDS", 10.0)  # not with the next beat: now
 
     async def main() -> None:
-        async with FakeRouter(SECRET, lapse_seconds=60.0) as router, rig_of(secret_file, router) as rig:
+        router = FakeRouter(SECRET, lapse_seconds=60.0)
+        router.beat_seconds = 10.0
+        async with router, rig_of(secret_file, router) as rig:
             visit = await router.visit()
             assert visit.beats[-1].fault == ""
             visit.ask("a", max_tokens=200)

@@ -24,6 +24,9 @@ HandoffPolicy = Literal["auto", "always", "never"]
 Count = Annotated[int, Range(1, 2**31 - 1)]
 Many = Annotated[int, Range(0, 2**31 - 1)]
 
+BEAT_SECONDS_MIN = 0.02
+BEATS_MIN = 3
+
 _SCHEDULER, _QUEUE = SchedulerConfig(), QueueConfig()
 
 
@@ -94,5 +97,9 @@ class RouterConfig:
         check_values(self)
         if self.suspect_seconds >= self.lapse_seconds:
             raise InvalidConfig("suspect_seconds must be less than lapse_seconds")
-        if self.beat_seconds >= self.suspect_seconds:
-            raise InvalidConfig("beat_seconds must be less than suspect_seconds")
+        if self.beat_seconds < BEAT_SECONDS_MIN:
+            raise InvalidConfig(f"beat_seconds must be at least {BEAT_SECONDS_MIN:g}: instances send no more heartbeats")
+        if self.suspect_seconds < 0.999 * BEATS_MIN * self.beat_seconds:
+            raise InvalidConfig(
+                f"suspect_seconds must be at least {BEATS_MIN} times beat_seconds: one heartbeat that is late is no silence"
+            )

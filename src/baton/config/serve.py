@@ -223,8 +223,8 @@ class ServeConfig:
     "File with the secret that routers and instances of a cluster share; only its owner may read it."
     transfer_address: str = _ENGINE.transfer_address
     """Where instances on other machines read this one's KV cache in a hand-off: HOST:PORT (port 0: any that is free), an
-    address that they reach. auto: where this machine is seen from its router, any free port, and nothing if the router is on
-    this machine. none: nowhere. Only who knows the cluster's secret is served."""
+    address that they reach, or 0.0.0.0 or [::] for all. auto: where this machine is seen from its router, any free port, and
+    nothing if the router is on this machine (but a KV cache on a GPU). none: nowhere. Only who knows the secret is served."""
     wire: dict[str, int | float] = field(default_factory=dict)
     """Bounds of connections between routers and instances that differ from those of docs/limits.md, as YAML: {readers_max: 512,
     peers_max: 512}."""

@@ -43,7 +43,7 @@ class NodeHello(Struct, frozen=True, array_like=True):
     """For each rank (one today), where its messenger lets others read its pool: addresses with blanks between them, the best
     first. Empty: nowhere."""
     health_url: str = ""
-    "Of its own HTTP, for people."
+    "Of its own HTTP, for people, as they reach it from the router's machine. Empty: they do not."
     pid: int = 0
     "Of its engine, for people on the same machine."
     adopt_seconds_max: float = 0.0

@@ -14,12 +14,12 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal, Protocol
 
 from msgspec.structs import replace
 
-from baton.addresses import Address, parse_address
+from baton.addresses import Address, parse_address, reachable_url
 from baton.config import WireConfig
 from baton.errors import LinkFailed
 from baton.protocol.codec import Message
@@ -37,8 +37,13 @@ that were open, lapsed: nothing was heard for too long; failed: something came t
 unknown_kind: a message of a newer router was skipped."""
 
 BEAT_SECONDS: Final = 0.25
-STATS_BEATS: Final = 4
-"""An InstanceStats goes with every so many beats."""
+"""How often we look after our sessions, and beat where no router asks for more."""
+BEAT_SECONDS_MIN: Final = 0.02
+"""A router that asks for more is asking for nothing else (config/router.py refuses it too)."""
+STATS_SECONDS: Final = 1.0
+"""An InstanceStats goes with a beat this often."""
+EARLY_SECONDS: Final = 0.005
+"""A beat that is due so soon goes now, and not at the next look."""
 STALL_SECONDS: Final = 0.5
 """A beat of ours that is so late means that we were stopped ourselves."""
 LAPSE_SECONDS_MIN: Final = 0.5
@@ -70,7 +75,19 @@ class Member(Protocol):
 class RouterSession:
     """One connection to one router."""
 
-    __slots__ = ("begun", "caller", "heard", "lapse_seconds", "link", "opened", "over", "router")
+    __slots__ = (
+        "beat_due",
+        "beat_seconds",
+        "begun",
+        "caller",
+        "heard",
+        "lapse_seconds",
+        "link",
+        "opened",
+        "over",
+        "router",
+        "stats_due",
+    )
 
     def __init__(self, link: Link, caller: Caller, now: float) -> None:
         self.link = link
@@ -80,6 +97,9 @@ class RouterSession:
         self.opened: float | None = None
         "When the router took us."
         self.lapse_seconds = 0.0
+        self.beat_seconds = BEAT_SECONDS
+        "As the router asks for."
+        self.beat_due = self.stats_due = now
         self.over = ""
         "Why, for people. Empty: it is not."
 
@@ -100,7 +120,8 @@ class RouterLinks:
         self._sessions: dict[RouterSession, None] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._ticks = 0
+        self._broken: asyncio.Future[None] = self._loop.create_future()
+        "Something of ours failed in a timer."
         self._ticked = 0.0
         self._fault = ""
         "As told last."
@@ -115,16 +136,16 @@ class RouterLinks:
 
     async def run(self) -> None:
         """Until it is cancelled. What fails here is ours, and ends the engine."""
-        broken = self._loop.create_future()
         keeping = [asyncio.create_task(self._keep(address)) for address in self._addresses]
         self._ticked = self._loop.time()
-        self._timer = self._loop.call_later(BEAT_SECONDS, self._tick, broken)
+        self._arm()
         try:
-            done, _ = await asyncio.wait([*keeping, broken], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([*keeping, self._broken], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            self._timer.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
             for task in keeping:
                 task.cancel()
             for session in self._sessions:
@@ -155,7 +176,8 @@ class RouterLinks:
         self._sessions[session] = None
         link.on_unknown_kind(lambda kind: self.counts.update(unknown_kind=1))
         try:
-            link.send(replace(self._member.hello(), refused=refused))
+            hello = self._member.hello()
+            link.send(replace(hello, refused=refused, health_url=reachable_url(hello.health_url, link.own_host)))
             await link.listen(lambda message: self._on_message(session, message, said))
         except LinkFailed as failed:
             self._end(session, str(failed), "failed")
@@ -182,13 +204,15 @@ class RouterLinks:
         match message:
             case RouterBeat():
                 pass
-            case RouterHello(router, _, lapse_seconds):
+            case RouterHello(router, beat_seconds, lapse_seconds):
                 session.router, session.opened = router, session.heard
                 self.counts["opened"] += 1
                 session.lapse_seconds = max(lapse_seconds, LAPSE_SECONDS_MIN)
+                session.beat_seconds = max(beat_seconds, BEAT_SECONDS_MIN)
                 said.well(f"joined router {router}")
-                session.link.send(session.own(self._member.beat()))
-                session.link.send(self._member.stats())
+                session.beat_due = session.stats_due = session.heard
+                self._send_beats([session])
+                self._arm()
             case NodeRefused(reason):
                 if session.opened is None:
                     self._end(session, f"{REFUSED}{reason}", "refused")
@@ -201,11 +225,19 @@ class RouterLinks:
 
     # All routers
 
-    def _tick(self, broken: asyncio.Future[None]) -> None:
+    @property
+    def _tick_seconds(self) -> float:
+        return min([BEAT_SECONDS, *(session.beat_seconds for session in self._sessions)])
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(self._tick_seconds, self._tick)
+
+    def _tick(self) -> None:
         try:
             now = self._loop.time()
             stalled, self._ticked = now - self._ticked > BEAT_SECONDS + STALL_SECONDS, now
-            self._ticks += 1
             for session in list(self._sessions):
                 if stalled:  # we were: a machine that stops us stops routers too, and what they said is perhaps not read yet
                     session.begun = session.heard = now
@@ -213,27 +245,30 @@ class RouterLinks:
                     self._end(session, f"the router said no hello within {self._wire.session_hello_seconds:g} s", "lapsed")
                 elif session.opened is not None and now - session.heard > session.lapse_seconds:
                     self._end(session, f"nothing was heard for {now - session.heard:.1f} s", "lapsed")
-            self._send_beats(with_stats=self._ticks % STATS_BEATS == 0)
-            self._timer = self._loop.call_later(BEAT_SECONDS, self._tick, broken)
+            self._send_beats([session for session in self._sessions if session.beat_due <= now + EARLY_SECONDS])
+            self._arm()
         except Exception as error:  # the loop would only log it
-            if not broken.done():
-                broken.set_exception(error)
+            if not self._broken.done():
+                self._broken.set_exception(error)
 
-    def _send_beats(self, *, with_stats: bool) -> None:
-        opened = [session for session in self._sessions if session.opened is not None]
+    def _send_beats(self, sessions: Iterable[RouterSession]) -> None:
+        opened = [session for session in sessions if session.opened is not None]
         if not opened:
             return
-        beat, stats = self._member.beat(), self._member.stats() if with_stats else None
+        now, beat, stats = self._loop.time(), self._member.beat(), None
         self._fault = beat.fault
         for session in opened:
+            session.beat_due = now + session.beat_seconds
             session.link.send(session.own(beat))
-            if stats is not None:
+            if session.stats_due <= now:
+                session.stats_due = now + STATS_SECONDS - EARLY_SECONDS
+                stats = self._member.stats() if stats is None else stats
                 session.link.send(stats)
 
     def look_at_fault(self) -> None:
         """Something may be wrong, or well again: routers hear of it now and not with the next beat."""
         if self._sessions and self._member.beat().fault != self._fault:
-            self._send_beats(with_stats=False)
+            self._send_beats(self._sessions)
 
     def identity_changed(self, changed: ModelChanged, ordered_by: Caller | None = None) -> None:
         """A router that ordered other weights expects them. Every other one has promised our blocks to instances that compute

@@ -271,6 +271,8 @@ def test_a_new_life_of_an_instance_has_nothing_cached():
     [
         {"suspect_seconds": 2.0},
         {"beat_seconds": 1.0},
+        {"beat_seconds": 0.1, "suspect_seconds": 0.2},
+        {"beat_seconds": 0.001},
         {"policy": "best"},
         {"queue_requests_max": 0},
         {"lease_seconds": 0.0},
