@@ -151,7 +151,8 @@ def becomes(field: Field) -> str:
             return f"{field.kind}: {field.about}"
         case "refused":
             allowed = " or ".join(f"`{json.dumps(value)}`" for value in field.neutral)
-            return f"400{f', unless it is {allowed}' if allowed else ''}: {field.about}"
+            why = f": {field.about}" if field.about else ""
+            return f"400{f', unless it is {allowed}' if allowed else ''}{why}"
     return f"taken: {field.about}"
 
 

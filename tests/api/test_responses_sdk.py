@@ -168,7 +168,7 @@ def test_items_of_one_turn_are_one_message():
     ]  # fmt: skip
     turn = messages[2]
     assert turn["reasoning_content"] == "hm"
-    assert turn["content"] == [{"type": "output_text", "text": "no"}]
+    assert turn["content"] == [{"type": "refusal", "refusal": "no"}]
     assert [each["id"] for each in turn["tool_calls"]] == ["1", "2"]
 
 

@@ -99,6 +99,25 @@ def test_n_sequences_and_a_sampling_for_each_prompt(llm: LLM):
     ]
 
 
+def test_tools_reach_a_template_that_does_not_know_them(llm: LLM):
+    """In words, as the server puts them; SmolLM2's template has none."""
+    tool = {"type": "function", "function": {"name": "weather_in", "description": "x", "parameters": {"type": "object"}}}
+    chat = [{"role": "user", "content": "Hi"}]
+    with_tools, without = (llm._rendered(chat, **more)[0] for more in ({"tools": [tool]}, {}))  # too long for this context
+    assert "weather_in" in llm.tokenizer.decode(with_tools)
+    assert "weather_in" not in llm.tokenizer.decode(without)
+
+
+def test_a_stop_string_may_begin_before_min_tokens(llm: LLM):
+    told = llm.generate("1 2 3 4 5 6", SamplingParams(temperature=0, max_tokens=8, logprobs=0))[0].outputs[0]
+    assert told.cumulative_logprob == pytest.approx(sum(each.logprob for each in told.logprobs))
+    stop = told.text[: max(3, len(llm.tokenizer.decode(told.token_ids[:2])))]
+    params = SamplingParams(temperature=0, max_tokens=8, min_tokens=1, stop=stop)
+    ended = llm.generate("1 2 3 4 5 6", params)[0].outputs[0]
+    assert (ended.text, ended.stop_reason) == ("", stop)
+    assert ended.cumulative_logprob is None
+
+
 def test_chats_one_or_many(llm: LLM):
     chat = [{"role": "user", "content": "hi"}]
     (one,) = llm.chat(chat, GREEDY)

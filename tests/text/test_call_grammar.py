@@ -230,3 +230,33 @@ def test_what_it_allows_is_read_as_a_call_in_channels():
         parts = [part for part in [*parser.feed(text), *parser.flush()] if hasattr(part, "arguments")]
         arguments = json.loads("".join(part.arguments for part in parts))
         assert set(arguments) <= set(TOOLS[parts[0].name]["properties"])
+
+
+UNIQUE = {"type": "object", "properties": {"xs": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}}}
+
+
+@pytest.mark.parametrize("style", ["hermes", "qwen3_coder", "pythonic", "deepseek_v31"])
+def test_only_tools_that_are_not_strict_are_held_to_less_than_their_schema(style):
+    """uniqueItems cannot be enforced: a wish of a tool, and an error of one that is strict and of an answer's format."""
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Tokens(False)), n_vocab=len(TOKENS), eos_token=END)
+
+    def error(**more) -> str:
+        text = calls_grammar(CALL_STYLES[style], {"f": UNIQUE}, parallel=True, special={}, **more)
+        return llguidance.LLMatcher(tokenizer, '%llguidance {"no_forcing": true}\n' + text, log_level=0).get_error()
+
+    assert not error()
+    assert not error(strict=["g"])
+    assert "uniqueItems" in error(strict=["f"])
+    assert "uniqueItems" in error(or_answer=json.dumps(UNIQUE))
+
+
+def test_channels_hold_strict_tools_and_answers_to_their_schemas():
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Tokens(True)), n_vocab=len(TOKENS), eos_token=END)
+
+    def error(parameters, **more) -> str:
+        text = harmony_grammar(parameters, special=SPECIAL, **more)
+        return llguidance.LLMatcher(tokenizer, '%llguidance {"no_forcing": true}\n' + text, log_level=0).get_error()
+
+    assert not error({"f": UNIQUE}, answer=None)
+    assert "uniqueItems" in error({"f": UNIQUE}, answer=None, strict=["f"])
+    assert "uniqueItems" in error({}, answer=json.dumps(UNIQUE))

@@ -146,7 +146,7 @@ RANGES: Final[dict[str, Range]] = {
     "temperature": Range(0.0, 2.0),
     "top_p": Range(0.0, 1.0),  # 0: the likeliest token
     "min_p": Range(0.0, 1.0),
-    "top_k": Range(-1, 2**31 - 1),  # and not more than the head width
+    "top_k": Range(-1, 2**31 - 1),  # more than the head width is all of it
     "presence_penalty": Range(-2.0, 2.0),
     "frequency_penalty": Range(-2.0, 2.0),
     "repetition_penalty": Range(0.0, 10.0, low_excluded=True),

@@ -45,7 +45,7 @@ def own(about: str, kind: str) -> Field:
     return Field("own", about, kind=kind)
 
 
-def refused(*neutral: Any, about: str = "not supported") -> Field:
+def refused(*neutral: Any, about: str = "") -> Field:
     return Field("refused", about, neutral=neutral)
 
 
@@ -76,7 +76,8 @@ def translated(body: Mapping[str, Any], table: Table, place: str = "") -> dict[s
             result.setdefault(place + name, value)
         elif field.rule == "refused":
             if not asks_for_nothing(value, field.neutral):
-                raise bad(f"{place}{name} is not supported: {field.about}", f"{place}{name}", code="unsupported")
+                why = f": {field.about}" if field.about else ""
+                raise bad(f"{place}{name} is not supported{why}", f"{place}{name}", code="unsupported")
         elif result.setdefault(field.to, value) != value:
             raise bad(f"{place}{name} and another field are the same setting and differ: give one of them", f"{place}{name}")
     return result

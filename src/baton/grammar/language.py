@@ -34,6 +34,8 @@ _JSON_OPTIONS: Final = {
     "coerce_one_of": False,  # oneOf must be provably disjoint
 }
 _PLACE: Final = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
+_ADVICE: Final = ("Enable 'coerce_one_of' option to approximate oneOf with anyOf", "Use anyOf")
+"What llguidance tells its embedder, and what a client can do."
 SHOWN_CHARACTERS: Final = 300
 """Of what llguidance says of a grammar."""
 
@@ -68,7 +70,7 @@ def reason_of(message: str, *, kind: str = "") -> str:
         return "it cannot be used"
     if lines[0] == "NoExtensionBias":
         return "no text belongs to it"
-    reason = _PLACE.sub(r"line \1, column \2: " if kind == "lark" else "", lines[0])
+    reason = _PLACE.sub(r"line \1, column \2: " if kind == "lark" else "", lines[0]).replace(*_ADVICE)
     if reason.endswith("regex parse error:"):  # what that is, stands behind the expression
         what = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "it is not one")
         reason = f"{reason.removesuffix('regex parse error:')}{what}"

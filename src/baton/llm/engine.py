@@ -44,6 +44,7 @@ from baton.protocol.request import SamplingParams as WireParams
 from baton.protocol.step import StepPlan
 from baton.text.chat_prompt import render_chat
 from baton.text.loading import load_model_text
+from baton.text.parsers.styles import answer_style
 from baton.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # numpy comes with the model
@@ -215,9 +216,17 @@ class LLM:
             raise CallerError(f"chat has no option {', '.join(unknown)}: there are chat_template_kwargs, {known}")
         if options.get("continue_final_message"):
             options.setdefault("add_generation_prompt", False)
+        in_words = not answer_style(self.chat_template.sources).template_knows_tools
         prompts = []
         for chat in chats_of(messages):
-            text, mark = render_chat(self.chat_template, self.tokenizer, chat, extras=chat_template_kwargs, **options)
+            text, mark = render_chat(
+                self.chat_template,
+                self.tokenizer,
+                chat,
+                tools_in_words=in_words,
+                extras=chat_template_kwargs,
+                **options,
+            )
             prompts.append(self.tokenizer.encode(text, add_special_tokens=False, parse_special=True, mark=mark))
         return prompts
 

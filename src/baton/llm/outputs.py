@@ -38,6 +38,11 @@ class Output:
     cached_tokens: int = 0
     preemptions: int = 0
 
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The log-probability of all its tokens together. None: log-probabilities were not asked for."""
+        return sum(each.logprob for each in self.logprobs) if self.logprobs else None
+
 
 @dataclass(slots=True)
 class Answer:
@@ -122,10 +127,7 @@ class SequenceText:
         if ends and token in self._named_ids:
             output.stop_reason = token
         text = "" if ends and not self._include_stop else self._detokenizer.push_one(token)
-        if len(output.token_ids) <= self._min_tokens:
-            output.text += text
-        else:
-            self._through_stops(text)
+        self._through_stops(text)
 
     def end(self, reason: str) -> None:
         if not self.stopped:
@@ -134,7 +136,7 @@ class SequenceText:
         self.output.finish_reason = "stop" if self.stopped else reason
 
     def _through_stops(self, text: str) -> None:
-        fed = self._stops.feed(text)
+        fed = self._stops.feed(text, may_end=len(self.output.token_ids) > self._min_tokens)
         self.output.text += fed.text
         if fed.stop is not None:
             self.output.stop_reason = fed.stop

@@ -26,7 +26,7 @@ PARTS_MAX = 1024
 TOOL_CALLS_MAX = 256
 _DEPTH_MAX = 64
 _ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_TEXT_PARTS = ("text", "input_text", "output_text")
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
 def plain_messages(messages: object, *, messages_max: int) -> list[Message]:
@@ -77,8 +77,8 @@ def _part_text(part: object, place: str) -> str:
         return part
     if not isinstance(part, Mapping):
         raise CallerError(f"{place} must be a text part, not {type(part).__name__}")
-    text = part.get("text")
-    if part.get("type") not in _TEXT_PARTS or not isinstance(text, str):
+    text = part.get("refusal" if part.get("type") == "refusal" else "text")
+    if part.get("type") not in TEXT_PARTS or not isinstance(text, str):
         raise CallerError(f'{place} is not a text part: only {{"type": "text", "text": "..."}} is supported')
     return text
 

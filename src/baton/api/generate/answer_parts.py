@@ -150,5 +150,7 @@ def call_grammar(front: Front, body: ChatBody) -> Grammar | None:
     special = {mark: added[mark] for mark in style.marks if added.get(mark) in special_ids}
     or_answer = None if answer is None else answer.text
     held = {name: schema if not free or name in tools.strict else {} for name, schema in tools.parameters.items()}
-    text = calls_grammar(style, held, parallel=tools.parallel, special=special, or_answer=or_answer, free=free)
+    text = calls_grammar(
+        style, held, parallel=tools.parallel, special=special, strict=tools.strict, or_answer=or_answer, free=free
+    )
     return Grammar("lark", text)

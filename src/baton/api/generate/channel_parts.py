@@ -74,4 +74,5 @@ def channel_grammar(front: Front, body: ChatBody) -> Grammar | None:
         parameters = {name: schema if name in tools.strict else {} for name, schema in parameters.items()}
     schema = None if required else "" if answer is None else answer.text or ANY_OBJECT
     thinks = body.thinking.enabled is not False
-    return Grammar("lark", harmony_grammar(parameters, special=special, answer=schema, thinks=thinks))
+    held = () if tools is None else tools.strict
+    return Grammar("lark", harmony_grammar(parameters, special=special, strict=held, answer=schema, thinks=thinks))

@@ -1,8 +1,8 @@
 """API keys. What a key opens is in access.py; here is only whose it is.
 
-A key comes as `Authorization: Bearer KEY`, or as `x-api-key: KEY` as Anthropic's clients send it. So that a browser can open
-the chat page, the key is also taken as the password of Basic authentication, but only from pages of this very server: a browser
-sends Basic by itself, also for a page that someone else wrote.
+A key comes as `Authorization: Bearer KEY`, as `x-api-key: KEY` (Anthropic's clients) or as `api-key: KEY` (Azure's). So that a
+browser can open the chat page, the key is also taken as the password of Basic authentication, but only from pages of this very
+server: a browser sends Basic by itself, also for a page that someone else wrote.
 
 Keys are compared as SHA-256 digests, all of them, in constant time. Neither their text nor their length shows in time,
 logs or errors.
@@ -15,10 +15,13 @@ import binascii
 import hashlib
 import hmac
 from dataclasses import dataclass
+from typing import Final
 
 from baton.api.config import ApiConfig
 
 Headers = list[tuple[bytes, bytes]]
+
+_KEY_HEADERS: Final = (b"x-api-key", b"api-key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +52,11 @@ class Keys:
     def caller(self, headers: Headers) -> Caller | None:
         """None: no such key."""
         given = [value for name, value in headers if name == b"authorization"]
-        named = [value for name, value in headers if name == b"x-api-key"]
-        if not given + named or max(len(given), len(named)) > 1 or len(max(given + named, key=len)) > 2 * self._bytes_max:
+        named = [value for name, value in headers if name in _KEY_HEADERS]
+        if not given + named or len(given) > 1 or len(max(given + named, key=len)) > 2 * self._bytes_max:
             return None
         key, by_bearer = _key_of(given[0], headers) if given else (named[0].strip(), True)
-        if given and named and key != named[0].strip():
+        if any(key != other.strip() for other in named):
             return None  # two keys: whose request is it
         digest = _digest(key)
         # Both lists in full, whatever matches: the time that it takes says nothing about the keys.

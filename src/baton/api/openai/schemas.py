@@ -156,7 +156,8 @@ class Schema:
             if not asks_for_nothing(body[name], refused[name]):
                 hint = f": {HINTS[name]}" if name in HINTS else ""
                 raise bad(f"{name} is not supported{hint}", name, code="unsupported")
-        fields.name("user")
+        if not isinstance(fields.raw("user"), str | None):
+            raise bad(f"user must be a string, not {shown(fields.raw('user'))}", "user")
         fields.know(HARMLESS)
         return fields
 
@@ -262,9 +263,8 @@ class Schema:
         return tuple(filter(None, stops))
 
     def _top_k(self, top_k: int) -> int:
-        if top_k > self._model.head_width:
-            raise bad(f"top_k ({top_k}) is more than the model's {self._model.head_width} tokens", "top_k")
-        return -1 if top_k == 0 else top_k
+        """More than there are is all of them, as in vLLM and llama.cpp: a client must not fail on small models only."""
+        return -1 if top_k == 0 else min(top_k, self._model.head_width)
 
     def _timeout(self, fields: Fields) -> float:
         longest = self._limits.request_seconds

@@ -13,7 +13,7 @@ from baton.api.openai.schemas import ChatBody
 from baton.api.responses.fields import RESPONSES
 from baton.api.responses.items import Message, messages_of
 from baton.api.responses.stored_items import StoredItems
-from baton.api.responses.text_format import THEIRS, echoed_text, refuse_two_formats, response_format_of
+from baton.api.responses.text_format import THEIRS, echoed_text, refuse_two_formats, response_format_of, unused_of_text
 from baton.api.responses.tools import tool_choice, tool_set
 from baton.api.translate import also_ignored, errors_named_by, format_named, same, translated
 
@@ -56,7 +56,7 @@ def responses_body(front: Front, body: dict[str, Any], tenant: bytes) -> Asked:
     _include(asked, body)
     with errors_named_by((RESPONSES, ""), ({name: same(THEIRS)}, "")):
         chat = format_named(front.schema.chat(asked), name)
-    left_out = [*tools.left_out, *_compaction(body.get("context_management"))]
+    left_out = [*tools.left_out, *unused_of_text(body), *_compaction(body.get("context_management"))]
     chat = also_ignored(chat, left_out, front.config.unknown_fields)
     refuse_two_formats(body, asked[THEIRS], front.limits)
     echoed = {**_echoed(body, chat, store), "text": echoed_text(body, chat.options, front.limits)}

@@ -12,6 +12,7 @@ from typing import Any
 from baton.api.errors import ApiError, bad
 from baton.api.openai.fields import shown
 from baton.api.responses.tools import qualified
+from baton.text.chat_messages import TEXT_PARTS
 
 Message = dict[str, Any]
 FindItem = Callable[[str], Message | None]
@@ -64,6 +65,8 @@ def _add(messages: list[Message], item: Any, place: str) -> None:
             content = output if isinstance(output, str | list) else None
             if content is None:
                 raise bad(f"{place}.output must be a text, not {shown(output)}", "input")
+            if isinstance(content, list):
+                _require_text(content, f"{place}.output")
             messages.append({"role": "tool", "tool_call_id": _string(item, "call_id", place), "content": content})
         case _:
             raise ApiError(
@@ -79,7 +82,7 @@ def _add_message(messages: list[Message], item: Message, place: str) -> None:
     if role not in ("user", "assistant", "system", "developer"):
         raise bad(f'{place}.role must be "user", "assistant", "system" or "developer"', "input")
     if isinstance(content, list):
-        content = [_refusal_as_text(part) for part in content]
+        _require_text(content, f"{place}.content")
     elif not isinstance(content, str):
         raise bad(f"{place}.content must be a text or a list of parts, not {shown(content)}", "input")
     if role == "assistant":
@@ -98,10 +101,13 @@ def _turn(messages: list[Message], key: str) -> Message:
     return messages[-1]
 
 
-def _refusal_as_text(part: Any) -> Any:
-    if isinstance(part, dict) and part.get("type") == "refusal":
-        return {"type": "output_text", "text": part.get("refusal")}
-    return part
+def _require_text(parts: list[Any], place: str) -> None:
+    """An image is refused here, with the place that the client knows: later it would be one of another message."""
+    for index, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else "text"
+        if kind not in TEXT_PARTS:
+            message = f"{place}[{index}] is not a text part: only {', '.join(TEXT_PARTS)} are supported"
+            raise bad(message, "input", code="unsupported")
 
 
 def _string(item: Message, key: str, place: str) -> str:

@@ -42,6 +42,12 @@ def refuse_two_formats(body: Mapping[str, Any], used: dict[str, Any] | None, lim
         raise bad(f"{OURS} and {THEIRS} are the same setting and differ: give one of them", THEIRS)
 
 
+def unused_of_text(body: Mapping[str, Any]) -> list[str]:
+    """What else `text` holds (verbosity), which no model here knows."""
+    text = body.get("text") or {}
+    return [f"text.{name}" for name, value in text.items() if name != "format" and value is not None]
+
+
 def echoed_text(body: Mapping[str, Any], options: Options, limits: Limits) -> dict[str, Any]:
     text = body.get("text") or {}
     form = text.get("format") or {"type": "text"}

@@ -6,14 +6,16 @@ reads it.
     call: "<tool_call>\n" body "\n</tool_call>"
     body: "{\"name\": \"weather\", \"arguments\": " %json {...schema of its arguments...} "}" | ...
 
-A mark that is a special token of the model is that token and no text. Schemas come from all over the world, so words in them
-that the grammar does not know are wishes; where nothing can be made of a schema the request is refused (prepare.py).
+A mark that is a special token of the model is that token and no text. Schemas of tools come from all over the world, so words
+in them that the grammar does not know are wishes. A tool that is `strict` and the format of an answer are held to their
+schemas: a word that cannot be enforced refuses the request (prepare.py).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from baton.text.parsers.calls import CallStyle
@@ -24,9 +26,9 @@ _JSON: Final = {
     "whitespace_pattern": r"[ ]|\n[ ]{0,64}",
     "item_separator": ",",
     "key_separator": ":",
-    "lenient": True,
-    "coerce_one_of": True,
 }
+_LENIENT: Final = {"lenient": True, "coerce_one_of": True}
+_EXACT: Final = {"lenient": False, "coerce_one_of": False}
 ANY_OBJECT: Final = '{"type": "object"}'
 _END_PARAMETER: Final = "\n</parameter>\n"
 
@@ -37,11 +39,13 @@ def calls_grammar(
     *,
     parallel: bool,
     special: Mapping[str, int],
+    strict: Collection[str] = (),
     or_answer: str | None = None,
     free: bool = False,
 ) -> str:
-    """`parameters`: by name of the tool, the schema of its arguments. `special`: ids of marks that are special tokens.
-    `or_answer`: a JSON schema; an answer that follows it will do as well. `free`: so will any other, for a style with marks."""
+    """`parameters`: by name of the tool, the schema of its arguments. `strict`: names of those that are held to it. `special`:
+    ids of marks that are special tokens. `or_answer`: a JSON schema; an answer that follows it will do as well. `free`: so will
+    any other, for a style with marks."""
     words = _Words(style, special)
     rules = [
         f"start: {_start(words, parallel, or_answer, free)}",
@@ -52,7 +56,7 @@ def calls_grammar(
         "body: " + " | ".join(f"body_{place}" for place in range(len(parameters))),
     ]
     for place, (name, schema) in enumerate(parameters.items()):
-        rules += _BODIES[style.form](words, place, name, schema)
+        rules += _BODIES[style.form](words, place, name, _Schema(schema, name in strict))
     if style.form == "xml":
         rules.append(f"text_value[suffix={quoted(_END_PARAMETER)}]: /(?s:.*)/")
     return "\n".join(rules) + "\n"
@@ -65,6 +69,28 @@ def _start(words: _Words, parallel: bool, or_answer: str | None, free: bool) -> 
     if words.opening.startswith("<["):
         return f"rest ({words.opening} inside rest){again}\nrest: /(?s:.*)/"
     return f"(unbound inside){again} rest\nunbound[suffix={words.opening}]: /(?s:.*)/\nrest: /(?s:.*)/"
+
+
+@dataclass(frozen=True, slots=True)
+class _Schema:
+    """Of the arguments of a tool."""
+
+    schema: Mapping[str, Any]
+    exact: bool
+    "The tool is strict."
+
+    @property
+    def properties(self) -> list[tuple[str, Mapping[str, Any], bool]]:
+        """Name, schema, and whether it must be there."""
+        properties, required = self.schema.get("properties"), self.schema.get("required")
+        needed = required if isinstance(required, list) else []
+        found = properties if isinstance(properties, Mapping) else {}
+        return [(key, inner if isinstance(inner, Mapping) else {}, key in needed) for key, inner in found.items()]
+
+    def rule_of(self, inner: Mapping[str, Any]) -> str:
+        """A value by a schema from inside of this one: what it refers to comes along."""
+        definitions = {key: self.schema[key] for key in ("$defs", "definitions") if key in self.schema}
+        return _json_rule({**definitions, **inner}, exact=self.exact)
 
 
 class _Words:
@@ -106,23 +132,26 @@ class _Words:
 # One call of a tool, by the form of the style
 
 
-def _json_body(words: _Words, place: int, name: str, schema: Mapping[str, Any]) -> list[str]:
+def _json_body(words: _Words, place: int, name: str, schema: _Schema) -> list[str]:
     head = f'{{"name": {json.dumps(name)}, "{words.key}": '
-    return [f"body_{place}: {quoted(head)} arguments_{place} {quoted('}')}", arguments_rule(place, schema)]
+    return [
+        f"body_{place}: {quoted(head)} arguments_{place} {quoted('}')}",
+        arguments_rule(place, schema.schema, exact=schema.exact),
+    ]
 
 
-def _deepseek_body(words: _Words, place: int, name: str, schema: Mapping[str, Any]) -> list[str]:
+def _deepseek_body(words: _Words, place: int, name: str, schema: _Schema) -> list[str]:
     if words.fenced:
         head = f"{quoted('function')} {words.mark(SEP, after=f'{name}{chr(10)}{FENCE}{chr(10)}')}"
         tail = words.mark(END_CALL, before=f"\n{END_FENCE}")
     else:
         head, tail = f"{quoted(name)} {words.mark(SEP)}", words.mark(END_CALL)
-    return [f"body_{place}: {head} arguments_{place} {tail}", arguments_rule(place, schema)]
+    return [f"body_{place}: {head} arguments_{place} {tail}", arguments_rule(place, schema.schema, exact=schema.exact)]
 
 
-def _xml_body(words: _Words, place: int, name: str, schema: Mapping[str, Any]) -> list[str]:
+def _xml_body(words: _Words, place: int, name: str, schema: _Schema) -> list[str]:
     rules, members = [], []
-    for index, (key, inner, required) in enumerate(_properties(schema)):
+    for index, (key, inner, required) in enumerate(schema.properties):
         rule = f"value_{place}_{index}"
         rules.append(f"{rule}: {quoted(f'<parameter={key}>{chr(10)}')} {_xml_value(inner, schema)}")
         members.append(rule if required else f"{rule}?")
@@ -130,22 +159,21 @@ def _xml_body(words: _Words, place: int, name: str, schema: Mapping[str, Any]) -
     return [f"body_{place}: {' '.join([head, *members, tail])}", *rules]
 
 
-def _xml_value(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
+def _xml_value(inner: Mapping[str, Any], outer: _Schema) -> str:
     if inner.get("type") != "string":
-        return f"%json {_schema(_with_definitions(inner, outer))} {quoted(_END_PARAMETER)}"
+        return f"{outer.rule_of(inner)} {quoted(_END_PARAMETER)}"
     listed = inner.get("enum")
     if isinstance(listed, list) and listed and all(isinstance(each, str) and "</parameter>" not in each for each in listed):
         return f"({' | '.join(quoted(each + _END_PARAMETER) for each in listed)})"
     return "text_value"
 
 
-def _python_body(words: _Words, place: int, name: str, schema: Mapping[str, Any]) -> list[str]:
+def _python_body(words: _Words, place: int, name: str, schema: _Schema) -> list[str]:
     """Arguments that must be there first; then others, any of them."""
-    found = sorted(_properties(schema), key=lambda each: not each[2])
+    found = sorted(schema.properties, key=lambda each: not each[2])
     rules, required = [], sum(needed for _, _, needed in found)
     for index, (key, inner, _) in enumerate(found):
-        value = f"%json {_schema(_with_definitions(inner, schema))}"
-        rules.append(f"value_{place}_{index}: {quoted(f'{key}=')} {value}")
+        rules.append(f"value_{place}_{index}: {quoted(f'{key}=')} {schema.rule_of(inner)}")
     names = [f"value_{place}_{index}" for index in range(len(found))]
     more = " ".join(f'(", " {each})?' for each in names[required:])
     if required:
@@ -159,26 +187,13 @@ def _python_body(words: _Words, place: int, name: str, schema: Mapping[str, Any]
 _BODIES: Final = {"json": _json_body, "deepseek": _deepseek_body, "xml": _xml_body, "python": _python_body}
 
 
-def arguments_rule(place: int, schema: Mapping[str, Any]) -> str:
-    return f"arguments_{place}: %json {_schema({**schema, 'type': 'object'})}"
-
-
-def _properties(schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], bool]]:
-    """Name, schema, and whether it must be there."""
-    properties, required = schema.get("properties"), schema.get("required")
-    needed = required if isinstance(required, list) else []
-    found = properties if isinstance(properties, Mapping) else {}
-    return [(key, inner if isinstance(inner, Mapping) else {}, key in needed) for key, inner in found.items()]
-
-
-def _with_definitions(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema from inside of another: what it refers to comes along."""
-    return {**{key: outer[key] for key in ("$defs", "definitions") if key in outer}, **inner}
+def arguments_rule(place: int, schema: Mapping[str, Any], *, exact: bool) -> str:
+    return f"arguments_{place}: {_json_rule({**schema, 'type': 'object'}, exact=exact)}"
 
 
 def json_rule(schema: str) -> str:
-    """A JSON value that the schema allows."""
-    return f"%json {_schema(json.loads(schema))}"
+    """A JSON value that the schema allows, and no other."""
+    return _json_rule(json.loads(schema), exact=True)
 
 
 def quoted(text: str) -> str:
@@ -186,5 +201,6 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _schema(schema: Mapping[str, Any]) -> str:
-    return json.dumps({**schema, "x-guidance": _JSON}, ensure_ascii=False)
+def _json_rule(schema: Mapping[str, Any], *, exact: bool) -> str:
+    options = {**_JSON, **(_EXACT if exact else _LENIENT)}
+    return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"

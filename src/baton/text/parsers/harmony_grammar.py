@@ -11,7 +11,7 @@ Thoughts stay as free as they are without it. The marks are tokens of the model;
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from baton.text.parsers.call_grammar import arguments_rule, json_rule, quoted
@@ -24,10 +24,12 @@ def harmony_grammar(
     parameters: Mapping[str, Mapping[str, Any]],
     *,
     special: Mapping[str, int],
+    strict: Collection[str] = (),
     answer: str | None,
     thinks: bool = True,
 ) -> str:
-    """`parameters`: of the tools that may be called, by name. `special`: ids of the marks. `answer`: the JSON schema of an
+    """`parameters`: of the tools that may be called, by name. `strict`: names of those that are
+    held to their schemas. `special`: ids of the marks. `answer`: the JSON schema of an
     answer, "" for any text; None: it must be a call. `thinks`: thoughts may come first."""
     mark = {text: f"<[{token}]>" for text, token in special.items()}
     lasts = [*(["call"] if parameters else []), *(["final"] if answer is not None else [])]
@@ -45,5 +47,5 @@ def harmony_grammar(
     for place, (name, schema) in enumerate(parameters.items()):
         head = quoted(f"commentary to={NAMESPACE}{name} ")
         rules.append(f'body_{place}: {head} {mark[CONSTRAIN]} "json" {mark[MESSAGE]} arguments_{place}')
-        rules.append(arguments_rule(place, schema))
+        rules.append(arguments_rule(place, schema, exact=name in strict))
     return "\n".join(rules) + "\n"
