@@ -159,3 +159,53 @@ def test_azures_header_has_the_key(text, http):
         assert status(**{"api-key": "right", "x-api-key": "other"}) == 401, "whose request is it"
         assert status(**{"api-key": "right", "authorization": "Bearer other"}) == 401
         assert json.loads(http.get(closed.url + "/v1/models", headers={"api-key": "right"}).content)["data"]
+
+
+# FastDeploy's fields
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize(
+    ("field", "value", "neutral"),
+    [
+        ("prompt_token_ids", [1, 2], []),
+        ("disable_chat_template", True, False),
+        ("logits_processors_args", {"think_stop_sentence": "x"}, {}),
+        ("temp_scaled_logprobs", True, False),
+        ("top_p_normalized_logprobs", True, False),
+        ("include_draft_logprobs", True, False),
+        ("response_max_tokens", 5, None),
+    ],
+)
+def test_what_would_change_the_answer_is_refused_by_name(ask, path, field, value, neutral):
+    answer = ask(path, **{field: value})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    assert ask(path, **{field: neutral}).status_code == 200
+
+
+def test_bad_words_as_token_ids_are_bad_words(ask, server):
+    assert ask(CHAT, bad_words_token_ids=[17, 18, 17], bad_words=["Oslo"]).status_code == 200
+    words = server.engine.requests[-1].sampling.bad_words
+    assert words[:2] == ((17,), (18,))
+    assert len(words) > 2
+    for wrong in ([-1], [10**9], ["x"], 5):
+        answer = ask(CHAT, bad_words_token_ids=wrong)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "bad_words_token_ids")
+
+
+def test_a_bound_on_reasoning_under_fastdeploys_name(ask, server):
+    body = {"thinking_token_budget": 7, "reasoning_max_tokens": 8}
+    assert ask(CHAT, **body).status_code == 400, "they are one setting, and differ"
+    answer = ask(CHAT, reasoning_max_tokens=7)
+    # SmolLM2 has no token for the end of a thought: then the budget is refused, under whatever name.
+    assert "thinking budget is not supported by this model" in answer.json()["error"]["message"]
+    assert ask("/v1/completions", reasoning_max_tokens=7).status_code == 400
+
+
+def test_llama_cpps_name_for_the_penalty(ask, server):
+    for path in (CHAT, "/v1/completions", RESPONSES):
+        assert ask(path, repeat_penalty=1.25).status_code == 200
+        assert server.engine.requests[-1].sampling.repetition_penalty == 1.25
+        answer = ask(path, repeat_penalty=1.25, repetition_penalty=1.5)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "repeat_penalty")
+    assert ask(CHAT, repeat_penalty=0).json()["error"]["param"] == "repeat_penalty"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, fields
 from typing import Literal, get_args, get_origin
 
@@ -15,6 +16,9 @@ from baton.cli.main import app
 from baton.cli.say import Failed
 from baton.cli.settings import FAMILIAR, PANELS, all_settings, read_config
 from baton.config import ServeConfig
+from baton.errors import InvalidConfig
+from baton.familiar import FLAGS, INSTEAD, NOT_NEEDED, ONLY_ONE, SHORT, STRANGERS
+from baton.llm.keywords import serve_settings
 
 SETTINGS = {setting.name: setting for setting in all_settings()}
 FIELDS = [field.name for field in fields(ServeConfig)]
@@ -67,7 +71,7 @@ def as_config(values):
 def given_by(arguments, monkeypatch):
     """The config that `baton serve ARGUMENTS` would run with."""
     seen = {}
-    monkeypatch.setattr(serving, "read_config", lambda given: seen.update(given) or _stop())
+    monkeypatch.setattr(serving, "read_config", lambda given, **_: seen.update(given) or _stop())
     CliRunner().invoke(app, ["serve", *arguments])
     return read_config(seen)
 
@@ -117,7 +121,9 @@ def test_every_field_is_explained(name):
 def test_familiar_names(name, familiar, monkeypatch, tmp_path):
     value = other_value(name)
     flag = "--" + familiar.replace("_", "-")
-    arguments = [f"--no-{flag[2:]}"] if value is False else [flag, str(value)]
+    each = value if isinstance(value, list) else [value]
+    arguments = [f"--no-{flag[2:]}"] if value is False else [part for one in each for part in (flag, str(one))]
+    value = tuple(value) if isinstance(value, list) else value
     assert getattr(given_by(arguments, monkeypatch), name) == value
     file = tmp_path / "serve.yaml"
     file.write_text(f"{familiar}: {json.dumps(value)}\n")
@@ -168,3 +174,62 @@ def test_environment_is_not_read(monkeypatch):
     for name in ("PORT", "BATON_PORT", "VLLM_PORT"):
         monkeypatch.setenv(name, "1234")
     assert read_config({}) == ServeConfig()
+
+
+# Settings of other engines that are none here
+
+
+@pytest.mark.parametrize("name", NOT_NEEDED)
+def test_what_is_not_needed_is_accepted_with_a_line(name, monkeypatch, tmp_path, capsys):
+    flag = "--" + name.replace("_", "-")
+    assert given_by([flag] if name in FLAGS else [flag, "7"], monkeypatch) == ServeConfig()
+    assert f"{flag} is not needed here: {NOT_NEEDED[name]}" in capsys.readouterr().err
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"{name}: true\n")
+    assert read_config({"config": file}) == ServeConfig()
+    assert f"{file}: {name} is not needed here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", INSTEAD)
+def test_what_is_called_otherwise_or_missing_is_refused_in_words(name, monkeypatch, tmp_path):
+    with pytest.raises(Failed, match=re.escape(INSTEAD[name])):
+        read_config({name: True if name in FLAGS else "4"})
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"{name}: 4\n")
+    with pytest.raises(Failed, match=re.escape(INSTEAD[name])):
+        read_config({"config": file})
+    assert read_config({name: False if name in FLAGS else "0"}) == ServeConfig(), "asks for nothing"
+
+
+@pytest.mark.parametrize("name", ONLY_ONE)
+def test_more_than_one_gpu_is_refused_and_one_is_taken(name):
+    assert read_config({name: "1"}) == ServeConfig()
+    with pytest.raises(Failed, match="one GPU"):
+        read_config({name: "2"})
+
+
+def test_no_name_stands_in_two_tables():
+    names = [*FIELDS, *(each for them in FAMILIAR.values() for each in them), *STRANGERS]
+    assert len(set(names)) == len(names)
+    assert set(FLAGS) <= set(STRANGERS)
+    assert set(SHORT) <= set(names)
+
+
+def test_letters_of_llama_cpp(monkeypatch):
+    config = given_by(["-m", "some.gguf", "-c", "4096", "-np", "3", "-t", "2", "-a", "mine", "-ngl", "99"], monkeypatch)
+    assert (config.model, config.context_tokens_max, config.slots, config.threads) == ("some.gguf", 4096, 3, 2)
+    assert config.served_model_name == ("mine",)
+
+
+@pytest.mark.parametrize(("said", "words"), [({"swap_space": 4}, "--kv-host-gib"), ({"tensor_parallel_size": 2}, "one GPU")])
+def test_the_same_words_for_llm(said, words):
+    with pytest.raises(InvalidConfig, match=words):
+        serve_settings(said)
+
+
+def test_llm_takes_what_is_not_needed():
+    assert serve_settings({"trust_remote_code": True, "enforce_eager": True, "swap_space": 0, "max_num_seqs": 3}) == {
+        "slots": 3
+    }
+    with pytest.raises(InvalidConfig, match="first argument"):
+        serve_settings({"model_path": "x"})

@@ -234,8 +234,10 @@ def test_settings_under_vllm_s_names(folder: Path):
     [
         ({"max_num_seq": 3}, "max_num_seq is no setting of LLM; did you mean max_num_seqs?"),
         ({"slots": 3, "max_num_seqs": 3}, "slots is given twice"),
-        ({"tensor_parallel_size": 2}, "one device"),
-        ({"enable_lora": True}, "enable_lora is no setting of LLM$"),
+        ({"tensor_parallel_size": 2}, "one GPU"),
+        ({"enable_lora": True}, "enable_lora is no setting here: LoRA adapters are not supported yet"),
+        ({"swap_space": 4}, "--kv-host-gib"),
+        ({"enable_loras": True}, "enable_loras is no setting of LLM$"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused_by_name(settings: dict[str, int], why: str):

@@ -59,7 +59,7 @@ alone, never from environment variables.
 def serve(*, quiet: bool, until_stdin_ends: bool, **given: Any) -> None:
     with complaints("serve"):
         require_packages()
-        asked = with_key_files(read_config(given))
+        asked = with_key_files(read_config(given, quiet=quiet))
         config = replace(asked, port=checked_port(asked), log_level="error" if quiet else asked.log_level)
         warn_of_certificate("serve", config, quiet=quiet)
         if config.routers and not config.name:

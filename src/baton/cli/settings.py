@@ -28,7 +28,7 @@ import typer
 from baton.cli.say import Failed
 from baton.config import ServeConfig
 from baton.errors import InvalidConfig
-from baton.familiar import FAMILIAR
+from baton.familiar import FAMILIAR, FLAGS, SHORT, STRANGERS, verdict_on
 from baton.ranges import refusal
 
 ConfigT = TypeVar("ConfigT")
@@ -219,7 +219,14 @@ def parameters(settings: Sequence[Setting] | None = None) -> list[inspect.Parame
     for setting in all_settings() if settings is None else settings:
         made.append(_option(setting, setting.name))
         made += [_option(setting, name) for name in setting.familiar]
-    return made
+    return made + [_stranger(name) for name in STRANGERS]
+
+
+def _stranger(name: str) -> inspect.Parameter:
+    """An option of other engines, which is answered in words."""
+    flag = flag_of(name)
+    declared = [f"{flag}/--no-{flag[2:]}"] if name in FLAGS else [flag, *([SHORT[name]] if name in SHORT else [])]
+    return _parameter(name, (bool if name in FLAGS else str) | None, typer.Option(*declared, hidden=True))
 
 
 def _option(setting: Setting, name: str) -> inspect.Parameter:
@@ -227,7 +234,11 @@ def _option(setting: Setting, name: str) -> inspect.Parameter:
     declaration = f"{flag}/--no-{flag[2:]}" if setting.kind is bool else flag
     shown = name == setting.name
     info = typer.Option(
-        declaration, help=setting.help_with_default, show_default=False, rich_help_panel=setting.panel, hidden=not shown
+        *(declaration, *([SHORT[name]] if name in SHORT else [])),
+        help=setting.help_with_default,
+        show_default=False,
+        rich_help_panel=setting.panel,
+        hidden=not shown,
     )
     return _parameter(name, setting.kind | None, info)
 
@@ -239,15 +250,30 @@ def _parameter(name: str, kind: Any, info: Any) -> inspect.Parameter:
 # Values
 
 
-def read_config(given: Mapping[str, Any]) -> ServeConfig:
-    """From what the command line gave (by parameter name). Raises Failed with what to do."""
-    return Given(given, all_settings()).read(ServeConfig)
+def read_config(given: Mapping[str, Any], *, quiet: bool = False) -> ServeConfig:
+    """From what the command line gave (by parameter name). Raises Failed with what to do. `quiet`: says nothing else."""
+    return Given(given, all_settings(), quiet=quiet).read(ServeConfig)
+
+
+def _without_strangers(given: Mapping[str, Any], origin: str, *, quiet: bool) -> dict[str, Any]:
+    """Settings of other engines are refused with what there is here, or left out with a line that says why."""
+    left: dict[str, Any] = {}
+    for name, value in given.items():
+        verdict = verdict_on(name, value)
+        named = f"{origin}: {name}" if origin else flag_of(name)
+        if verdict is None:
+            left[name] = value
+        elif verdict.taken == "refused":
+            raise Failed(f"{named} {verdict.words}")
+        elif not quiet:
+            typer.echo(f"baton: {named} {verdict.words}", err=True)
+    return left
 
 
 class Given:
     """What the command line gave (by parameter name), and the file that it names. Raises Failed with what to do."""
 
-    def __init__(self, given: Mapping[str, Any], settings: Sequence[Setting]) -> None:
+    def __init__(self, given: Mapping[str, Any], settings: Sequence[Setting], *, quiet: bool = False) -> None:
         flags = {name: value for name, value in given.items() if value is not None}
         self._file = flags.pop("config", None)
         positional = flags.pop("positional", None)
@@ -256,8 +282,11 @@ class Given:
                 raise Failed(f"two models: {positional} and --model {flags['model']}; give one of them")
             flags["model"] = positional
         self._owners = {setting.name: setting.owner for setting in settings}
-        self._from_flags = _by_field(flags, settings, "", parse_text=True)
-        self._from_file = {} if self._file is None else _by_field(read_yaml(self._file), settings, str(self._file))
+        self._from_flags = _by_field(_without_strangers(flags, "", quiet=quiet), settings, "", parse_text=True)
+        self._from_file = {}
+        if self._file is not None:
+            keys = _without_strangers(read_yaml(self._file), str(self._file), quiet=quiet)
+            self._from_file = _by_field(keys, settings, str(self._file))
 
     def read(self, owner: Callable[..., ConfigT]) -> ConfigT:
         """The settings of that class."""

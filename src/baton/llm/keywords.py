@@ -1,23 +1,20 @@
-"""Keywords of `LLM(...)`: fields of ServeConfig, the names that vLLM has for them, and what vLLM has and means nothing here."""
+"""Keywords of `LLM(...)`: fields of ServeConfig, the names that other engines have for them, and what they have besides."""
 
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from baton.config import ServeConfig
 from baton.errors import InvalidConfig
-from baton.familiar import FAMILIAR
+from baton.familiar import FAMILIAR, verdict_on
 
 _OURS = {name: field for field, names in FAMILIAR.items() for name in names}
-_MEANS_NOTHING = (
-    *("trust_remote_code", "enforce_eager", "disable_log_stats", "tokenizer_mode", "disable_custom_all_reduce"),
-    *("max_seq_len_to_capture", "swap_space", "enable_chunked_prefill", "max_logprobs"),
-)
-"Code of a model's repository is never run, and the others choose between ways that are one here, or bound what is bounded."
-_ONLY_ONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+
+log = logging.getLogger(__name__)
 
 
 def serve_settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,16 +22,19 @@ def serve_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     known = [field.name for field in fields(ServeConfig)]
     found: dict[str, Any] = {}
     for name, value in given.items():
-        if name in _MEANS_NOTHING or (name == "quantization" and value is None):
+        if name == "quantization" and value is None:
             continue
-        if name in _ONLY_ONE:
-            if value != 1:
-                raise InvalidConfig(f"{name} is {value!r}: an LLM computes on one device")
+        if (verdict := verdict_on(name, value)) is not None:
+            if verdict.taken == "refused":
+                raise InvalidConfig(f"{name} {verdict.words}")
+            log.info("LLM: %s %s", name, verdict.words)
             continue
         field = _OURS.get(name, name)
         if field not in known:
             close = difflib.get_close_matches(name, [*known, *_OURS], n=1, cutoff=0.7)
             raise InvalidConfig(f"{name} is no setting of LLM" + (f"; did you mean {close[0]}?" if close else ""))
+        if field == "model":
+            raise InvalidConfig(f"{name} is no setting of LLM: the model is its first argument")
         if field in found:
             raise InvalidConfig(f"{field} is given twice, the second time as {name}")
         found[field] = value

@@ -270,18 +270,19 @@ def _grammar(front: Front, options: Options) -> Grammar | None:
 
 def _bad_words(front: Front, options: Options) -> tuple[tuple[int, ...], ...]:
     """Each word at the start of a text and after a space, which are different tokens. A special token's name forbids that."""
+    ids = tuple((token,) for token in dict.fromkeys(options.bad_words_token_ids))
     if not options.bad_words:
-        return ()
+        return ids
     limits = front.limits
     size = sum(len(word.encode("utf-8", "replace")) for word in options.bad_words)
     if size > limits.bad_words_bytes:
         raise bad(f"bad_words has {size} bytes and at most {limits.bad_words_bytes} are allowed", "bad_words")
     both = front.tokenizer.encode_words([lead + word for word in options.bad_words for lead in ("", " ")])
-    found = tuple(ids for ids in dict.fromkeys(map(tuple, both)) if ids)
+    found = tuple(each for each in dict.fromkeys([*ids, *map(tuple, both)]) if each)
     tokens = sum(map(len, found))
     if tokens > limits.bad_words_tokens:
         raise bad(f"bad_words has {tokens} tokens and at most {limits.bad_words_tokens} are allowed", "bad_words")
-    if any(max(ids) >= front.model.head_width for ids in found):
+    if any(max(each) >= front.model.head_width for each in found):
         raise bad("bad_words has a word with tokens that the model does not have", "bad_words")
     return found
 

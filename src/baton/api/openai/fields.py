@@ -61,12 +61,13 @@ class Fields:
             return None
         return whole_number(value, RANGES[like or name], name)
 
-    def number(self, name: str, default: float) -> float:
-        value = self.raw(name)
+    def number(self, name: str, default: float, *, like: str | None = None) -> float:
+        """`like`: the field whose range it has."""
+        value, allowed = self.raw(name), RANGES[like or name]
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or value not in RANGES[name]:
-            raise bad(f"{name} must be {RANGES[name]}, not {shown(value)}{_NOTES.get(name, '')}", name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value not in allowed:
+            raise bad(f"{name} must be {allowed}, not {shown(value)}{_NOTES.get(name, '')}", name)
         return float(value) + 0.0  # -0.0 becomes 0.0
 
     def boolean(self, name: str, default: bool = False) -> bool:

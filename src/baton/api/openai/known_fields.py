@@ -30,6 +30,7 @@ ALIASES: Final[dict[str, tuple[str, ...]]] = {
     "max_tokens": ("max_new_tokens", "n_predict", "num_predict", "max_output_tokens"),
     "min_tokens": ("min_new_tokens",),
     "stop": ("stop_sequences", "stopping_strings"),
+    "repetition_penalty": ("repeat_penalty",),
 }
 """Ours -> theirs (Transformers, llama.cpp, Ollama, SGLang, TGI)."""
 
@@ -52,12 +53,16 @@ _SAMPLERS: Final[dict[str, tuple[Any, ...]]] = {
     "xtc_probability": (0,),
     "dynatemp_range": (0,),
     "top_n_sigma": (-1, 0),
-    "repeat_penalty": (1,),
     "no_repeat_ngram_size": (0,),
     "n_probs": (0,),
     "sampling_params": ({},),
     "options": ({},),
     "extra_body": ({},),
+    "logits_processors_args": ({},),
+    "temp_scaled_logprobs": (False,),
+    "top_p_normalized_logprobs": (False,),
+    "include_draft_logprobs": (False,),
+    "response_max_tokens": (),
 }
 _INPUTS: Final[dict[str, tuple[Any, ...]]] = {
     "functions": ([],),
@@ -71,6 +76,9 @@ _INPUTS: Final[dict[str, tuple[Any, ...]]] = {
     "prediction": (),
     "suffix": ("",),
     "input_ids": (),
+    "prompt_token_ids": ([],),
+    "disable_chat_template": (False,),
+    "mm_hashes": (),
     "system": ("",),
     "instructions": ("",),
     "chat_template": (),
@@ -95,6 +103,7 @@ CHAT_ONLY: Final[dict[str, tuple[Any, ...]]] = {
     "thinking_budget": (-1,),
     "thinking_token_budget": (-1,),
     "reasoning_budget": (-1,),
+    "reasoning_max_tokens": (-1,),
     "reasoning": ({},),
     "include_reasoning": (True, False),
     "separate_reasoning": (True, False),
@@ -113,7 +122,12 @@ HINTS: Final[dict[str, str]] = {
     "system": "send a message with the role system",
     "instructions": "send a message with the role system",
     "do_sample": "send temperature 0 for the likeliest tokens",
-    "repeat_penalty": "there is repetition_penalty, over all tokens so far",
+    "prompt_token_ids": "send token ids as the prompt of /v1/completions",
+    "disable_chat_template": "send the prompt to /v1/completions",
+    "logits_processors_args": "there are thinking_token_budget, logit_bias and bad_words",
+    "temp_scaled_logprobs": "log-probabilities are those of the model, before temperature and top_p",
+    "top_p_normalized_logprobs": "log-probabilities are those of the model, before temperature and top_p",
+    "response_max_tokens": "there are max_tokens, for all of the answer, and thinking_token_budget",
     "n_probs": "there is logprobs",
     "options": "send its fields at the top level",
     "sampling_params": "send its fields at the top level",
@@ -132,6 +146,8 @@ HARMLESS: Final = (
     "guided_decoding_backend",
     "length_penalty",  # for beams, which are refused
     "early_stopping",
+    "max_streaming_response_tokens",  # how many come at a time
+    "include_logprobs_decode_token",
 )
 
 

@@ -52,6 +52,8 @@ class Options:
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     bad_words: tuple[str, ...]
+    bad_words_token_ids: tuple[int, ...]
+    "Each of them is a bad word."
     logit_bias: tuple[tuple[int, float], ...]
     logprobs: int | None
     prompt_logprobs: int | None
@@ -229,7 +231,7 @@ class Schema:
             top_p=top_p or 1.0,
             top_k=1 if top_p == 0.0 else top_k,
             min_p=fields.number("min_p", defaults["min_p"]),
-            repetition_penalty=fields.number("repetition_penalty", defaults["repetition_penalty"]),
+            repetition_penalty=self._repetition(fields),
             presence_penalty=fields.number("presence_penalty", 0.0),
             frequency_penalty=fields.number("frequency_penalty", 0.0),
             seed=fields.integer("seed", None, means_none=-1),
@@ -238,6 +240,7 @@ class Schema:
             stop_token_ids=fields.token_ids("stop_token_ids", count_max=limits.token_ids),
             ignore_eos=fields.boolean("ignore_eos"),
             bad_words=fields.strings("bad_words", count_max=limits.token_ids, bytes_max=limits.bad_word_bytes),
+            bad_words_token_ids=fields.token_ids("bad_words_token_ids", count_max=limits.token_ids),
             logit_bias=fields.logit_bias(),
             logprobs=logprobs,
             prompt_logprobs=fields.integer("prompt_logprobs", None),
@@ -261,6 +264,10 @@ class Schema:
         limits, name = self._limits, fields.given("stop", ALIASES["stop"])
         stops = fields.strings(name, count_max=limits.stop_strings, bytes_max=limits.stop_string_bytes, empty_allowed=True)
         return tuple(filter(None, stops))
+
+    def _repetition(self, fields: Fields) -> float:
+        name = fields.given("repetition_penalty", ALIASES["repetition_penalty"])
+        return fields.number(name, self._defaults["repetition_penalty"], like="repetition_penalty")
 
     def _top_k(self, top_k: int) -> int:
         """More than there are is all of them, as in vLLM and llama.cpp: a client must not fail on small models only."""

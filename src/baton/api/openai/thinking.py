@@ -5,8 +5,8 @@ Many servers, many names. They mean the same here, and contradict each other at 
     on or off   enable_thinking, chat_template_kwargs.enable_thinking or .thinking (Qwen, DeepSeek), reasoning_effort "none"
                 (OpenAI), thinking.type (Anthropic), think (Ollama), reasoning.effort, reasoning.enabled (OpenRouter)
     effort      reasoning_effort, reasoning.effort, think: told to templates that know it
-    budget      thinking_token_budget (vLLM), thinking_budget (Qwen), reasoning_budget (llama.cpp), thinking.budget_tokens,
-                reasoning.max_tokens: thoughts end after so many tokens. -1: no bound
+    budget      thinking_token_budget (vLLM), thinking_budget (Qwen), reasoning_budget (llama.cpp), reasoning_max_tokens
+                (FastDeploy), thinking.budget_tokens, reasoning.max_tokens: thoughts end after so many tokens. -1: no bound
     sent        include_reasoning (vLLM), reasoning.exclude; separate_reasoning false (SGLang): as part of the content
 """
 
@@ -22,7 +22,7 @@ from baton.api.openai.fields import Fields, shown
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 BUDGET: Final = Range(0, 2**31 - 1)
-_BUDGETS: Final = ("thinking_token_budget", "thinking_budget", "reasoning_budget")
+_BUDGETS: Final = ("thinking_token_budget", "thinking_budget", "reasoning_budget", "reasoning_max_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
