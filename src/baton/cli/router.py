@@ -61,7 +61,7 @@ def settings() -> list[Setting]:
 def router(*, quiet: bool, **given: Any) -> None:
     with complaints("router"):
         require_packages()
-        read = Given(given, settings())
+        read = Given(given, settings(), quiet=quiet)
         options, placement = read.read(RouterOptions), read.read(PlacementOptions)
         asked = with_key_files(read.read(ServeConfig))
         require_secret(options)

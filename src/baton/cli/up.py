@@ -51,7 +51,7 @@ def settings() -> list[Any]:
 def up(*, plain: bool, quiet: bool, **given: Any) -> None:
     with complaints("up"):
         require_packages()
-        read = Given(given, settings())
+        read = Given(given, settings(), quiet=quiet)
         options, placement, asked = read.read(UpOptions), read.read(PlacementOptions), with_key_files(read.read(ServeConfig))
         require_divisible(options, asked)
         serve = replace(asked, port=checked_port(asked), log_level="error" if quiet else asked.log_level)
