@@ -128,6 +128,22 @@ class TierConfig:
     "How long such a copy may take. What is not here by then is computed."
     release_seconds_max: float = 2.0
     "How long the other instance may take to say that what was copied is what it offered."
+    queries_max: int = 64
+    "Questions to storage at once. Those behind in line are asked for as answers come in."
+    store_blocks_max: int = 1024
+    "Blocks that are being copied to the host at once. More are not copied: the service is far behind."
+    put_blocks: int = 32
+    "Blocks of one put to storage. Several puts are under way at once."
+    spare_seconds: float = 0.05
+    "A request waits for a lower tier so much longer than computing would take."
+    load_again_after: int = 32
+    "After so many loads that were not worth it one is made all the same: the rate is measured again."
+    reservations_max: int = 1024
+    "Requests that wait here for a prompt which another instance computes."
+    kept_max: int = 256
+    "Computed prompts that wait for another instance to copy them. One more: the oldest lapses."
+    attempts_max: int = 4096
+    "Requests of hand-offs whose highest attempt is remembered."
 
     @property
     def adopt_seconds_max(self) -> float:
@@ -136,6 +152,9 @@ class TierConfig:
 
     def __post_init__(self) -> None:
         require(self.host_blocks >= 0 and self.write_hits >= 1 and self.load_blocks_min >= 1, "tiers: a number is too small")
+        copies = min(self.queries_max, self.store_blocks_max, self.put_blocks, self.load_again_after)
+        handoffs = min(self.reservations_max, self.kept_max, self.attempts_max)
+        require(min(copies, handoffs) >= 1, "tiers: a bound is below 1")
         require(self.pull_seconds_max > 0.0 and self.release_seconds_max > 0.0, "tiers: a hand-off needs time")
         require(0.0 <= self.watermark <= 1.0, "tiers.watermark must be between 0 and 1")
         require(not self.storage or self.host_blocks > 0, "tiers: storage needs host blocks that its blocks pass through")

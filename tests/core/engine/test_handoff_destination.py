@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-import baton.core.handoff.destination as destination
 from baton.core.effects import Mode, Refuse
 from baton.core.engine.phase import Phase
 from baton.core.events import Abort, CacheReady, Pause, Submit
@@ -171,9 +170,8 @@ def test_the_line_is_not_asked_what_it_holds():
     assert node.instance.board.queued == 1
 
 
-def test_their_number_has_a_bound(monkeypatch):
-    monkeypatch.setattr(destination, "RESERVATIONS_MAX", 2)
-    node = Decoder()
+def test_their_number_has_a_bound():
+    node = Decoder(reservations_max=2)
     for name in "abc":
         node.expect(name)
     assert len(node.take(Expecting)) == 2

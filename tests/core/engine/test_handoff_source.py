@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 
-import baton.core.handoff.ends as ends
-import baton.core.handoff.source as source
 from baton.core.effects import Mode, Refuse
 from baton.core.events import Abort, EvictSome, ForgetCache, Pause, StepDone, Submit
 from baton.protocol.handoff import AskRelease, Expect, Expecting, Forget, Offer, Prefill, Released
@@ -395,9 +393,8 @@ def test_what_two_keep_is_held_until_both_are_released():
     assert node.ask("b") is True
 
 
-def test_their_number_has_a_bound(monkeypatch):
-    monkeypatch.setattr(source, "KEPT_MAX", 2)
-    node = Prefiller()
+def test_their_number_has_a_bound():
+    node = Prefiller(kept_max=2)
     for name in "abc":
         node.prefill(name, tuple(range(ord(name), ord(name) + 5)))
         node.run()
@@ -502,9 +499,8 @@ def test_a_lower_attempt_is_refused(kind):
     assert node.ask(attempt=2) is True
 
 
-def test_the_memory_of_attempts_has_a_bound(monkeypatch):
-    monkeypatch.setattr(ends, "ATTEMPTS_MAX", 3)
-    node = Prefiller()
+def test_the_memory_of_attempts_has_a_bound():
+    node = Prefiller(attempts_max=3)
     for number in range(10):
         node.tell(Forget(RequestId(f"r{number}"), 1))
     assert list(node.instance._handoff._attempts) == ["r7", "r8", "r9"]

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from baton.core.engine.loading import QUERIES_MAX
 from baton.core.engine.phase import Phase
 from baton.core.events import BlocksMoved, CacheReady, StorageAnswered, WorkerLost
 from baton.protocol.moves import MoveResult, StorageAnswer
@@ -253,16 +252,16 @@ def test_storage_that_does_not_answer_holds_its_request_up_for_a_moment_only():
 
 def test_a_store_that_never_answers_is_asked_again_by_the_next():
     """Questions at once are bounded; one that is late makes room."""
-    driver = warmed(storage=True, storage_seconds_max=0.5)
+    driver = warmed(storage=True, storage_seconds_max=0.5, load_again_after=1)  # however slow storage was so far
     driver.tiers.read_circuit.config = replace(driver.tiers.read_circuit.config, failures_max=10_000)
-    for number in range(3 * QUERIES_MAX):
+    for number in range(3 * driver.tiers.config.queries_max):
         driver.submit(f"r{number}", range(100 * number, 100 * number + 21), max_tokens=1)
         assert driver.phase(f"r{number}") is Phase.LOADING
         del driver.told[driver.kinds.index("query")]
         driver.advance(0.6)
         driver.settle()
         driver.assert_answered()
-    assert not driver.tiers._queries, "a late answer is inert: nobody keeps anything for it"
+    assert not driver.tiers._questions, "a late answer is inert: nobody keeps anything for it"
     driver.assert_at_rest()
 
 

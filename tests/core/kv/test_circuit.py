@@ -1,5 +1,6 @@
 """The circuit breaker of a lower tier, in virtual time."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -88,6 +89,49 @@ def test_attempts_of_before_it_opened_are_inert(circuit):
         circuit.failed(attempt, 1.0)
     assert circuit.state == "closed"
     assert "0 failures" in repr(circuit)
+
+
+def test_a_permit_ends_once(circuit):
+    permit = circuit.admit(0.0)
+    for _ in range(10):
+        circuit.failed(permit, 0.0)
+    assert circuit.state == "closed", "one failure, however often it is said"
+    assert "1 failures" in repr(circuit)
+    circuit.succeeded(permit)
+    assert "1 failures" in repr(circuit), "nor does it succeed afterwards"
+    assert circuit.permits == 0
+
+
+def test_a_probe_that_was_never_carried_out_is_sent_again(circuit):
+    fail(circuit, 0.0, 3)
+    probe = circuit.admit(1.0)
+    circuit.cancelled(probe, 1.5)
+    assert circuit.state == "open"
+    assert circuit.admit(1.5) is not None, "nothing was learned, so the wait is not longer"
+    circuit.cancelled(probe, 1.6)
+    assert circuit.state == "half_open", "that permit has ended"
+
+
+def test_a_cancelled_permit_counts_as_nothing(circuit):
+    fail(circuit, 0.0, 2)
+    circuit.cancelled(circuit.admit(0.0), 0.0)
+    assert circuit.state == "closed"
+    fail(circuit, 0.0)
+    assert circuit.state == "open"
+
+
+def test_permits_that_never_end_are_bounded():
+    circuit = Circuit(replace(CONFIG, permits_max=8))
+    given = [circuit.admit(0.0) for _ in range(20)]
+    assert circuit.permits == 8
+    assert len(set(given)) == 20
+    for permit in given[:12]:
+        circuit.failed(permit, 0.0)
+    assert circuit.state == "closed", "those are forgotten"
+    for permit in given[12:15]:
+        circuit.failed(permit, 0.0)
+    assert circuit.state == "open"
+    assert circuit.permits == 0
 
 
 def test_any_history_asks_a_dead_backend_rarely_and_finds_a_living_one_again():

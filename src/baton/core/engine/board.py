@@ -132,6 +132,7 @@ class Board:
     def _line_up(self, sequence: Sequence) -> None:
         self.waiting.join(sequence)
         sequence.tiers_asked = False
+        sequence.load_anyway = None
         if self.tiers.enabled:
             self.lined_up.append(sequence)
 

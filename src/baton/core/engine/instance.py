@@ -166,6 +166,7 @@ class Instance:
 
     def check(self) -> None:
         check_board(self.board)
+        self._loader.check()
         self._suspects.check(self.board)
         queue = self.config.queue
         if self.board.queued > queue.requests_max or self.board.queued_tokens > queue.tokens_max:
@@ -321,7 +322,7 @@ class Instance:
         self._end_moves()
 
     def _end_moves(self) -> None:
-        self._loader.service_lost()
+        self._loader.service_lost(self._now)
         self._handoff.service_lost(self._now)
 
     # Pause
@@ -360,8 +361,10 @@ class Instance:
         the whole process their answers may be here, unread, behind other news (runtime/driver.py)."""
         if self.worker.deadline is not None and self.worker.deadline <= self._now:
             self._lose_worker("timeout", self.worker.overdue)
-        if self.board.tiers.hangs(self._now):
-            self._effects.append(RestartCache("a copy in memory did not end in time"))
+        hang = self.board.tiers.hangs(self._now)
+        if hang is not None:
+            self._effects.append(RestartCache(hang))
+        self._loader.storage_late(self._now)
 
     def _expire(self) -> None:
         now = self._now

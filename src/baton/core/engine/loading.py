@@ -12,26 +12,20 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
-from heapq import heappop, heappush
-from itertools import count
-from typing import Final
+from typing import Literal
 
+from baton.core.deadlines import Deadlines
 from baton.core.engine.admission import Room, blocks
 from baton.core.engine.board import Board
 from baton.core.engine.pace import StepPace
 from baton.core.engine.phase import Phase
-from baton.core.engine.request import Sequence, Stay
-from baton.core.kv.move import Move
+from baton.core.engine.request import Order, Sequence, Stay
+from baton.core.kv.move import Move, Pending, Waiter
 from baton.core.kv.tiers import Tiers
-from baton.core.kv.token_links import NO_RUN, Run
-from baton.protocol.ids import BlockKey, Instant, MoveId, StepNo
-from baton.protocol.moves import MoveKind, StorageAnswer
-
-QUERIES_MAX: Final = 64
-"""Questions to storage at once. Those behind in line are asked for as answers come in."""
-TRY_AGAIN: Final = 32
-"""After so many loads that were not worth it one is done all the same: what is never used is never measured again."""
-SPARE_SECONDS: Final = 0.05
+from baton.core.kv.token_links import NO_RUN
+from baton.errors import InvariantBroken
+from baton.protocol.ids import BlockKey, Instant, StepNo
+from baton.protocol.moves import StorageAnswer
 
 
 class Answer(Enum):
@@ -44,16 +38,20 @@ class Answer(Enum):
     "It will load when there is room for that."
 
 
-class Load(Stay):
-    """One stay of a sequence in LOADING."""
+class Load(Stay, Waiter):
+    """One stay of a sequence in LOADING: it waits for a question, a fetch, or a load of its own or of another sequence."""
 
-    __slots__ = ("begin", "sequence", "waits_for")
+    __slots__ = ("begin", "loader", "sequence")
 
-    def __init__(self, sequence: Sequence, waits_for: MoveId, begin: int = -1) -> None:
+    def __init__(self, loader: Loader, sequence: Sequence, begin: int = -1) -> None:
+        super().__init__()
+        self.loader = loader
         self.sequence = sequence
-        self.waits_for = waits_for
         self.begin = begin
         "Of a load into its own blocks: the first place in its table that is brought. -1: it waits for something else."
+
+    def ended(self) -> None:
+        self.loader.forget(self)
 
 
 class Loader:
@@ -62,29 +60,31 @@ class Loader:
         self._tiers = tiers
         self._pace = pace
         self._unasked: deque[Sequence] = deque()
-        self._waiters: dict[MoveId, list[Load]] = {}
-        self._bringing: dict[BlockKey, MoveId] = {}
-        "Keys that a fetch or a load is about: whoever wants them too waits for that one."
-        self._keys_of: dict[MoveId, tuple[BlockKey, ...]] = {}
-        self._asked: dict[MoveId, tuple[tuple[BlockKey, ...], Run]] = {}
-        "Questions to storage: about which keys, and their token ids where it wants those."
-        self._deadlines: list[tuple[Instant, int, Load]] = []
-        self._order = count()
-        self._not_worth = 0
-        self._loading: dict[MoveId, int] = {}
-        "Blocks of each load into the device."
-        self._loading_blocks = 0
+        self._bringing: dict[BlockKey, Move] = {}
+        "Keys that a fetch or a load is about: another sequence that wants them waits for that one."
+        self._patience: Deadlines[Load] = Deadlines()
+        "How long each waits for storage. Later than that it is computed, whatever storage does."
+        self._declined = 0
+        "Loads that were not worth it."
+        self._held: Order | None = None
+        "The head that waits until there is room to load it."
+        self._held_until: Instant | None = None
+        "None: it has waited long enough."
 
     # In line
 
     def look_at_newcomers(self, now: Instant) -> None:
         """Those that have joined the line: does storage have their KV?"""
-        self._unasked.extend(self._board.lined_up)
+        unasked = self._unasked
+        unasked.extend(self._board.lined_up)
         self._board.lined_up.clear()
-        while self._unasked and len(self._asked) < QUERIES_MAX:
-            sequence = self._unasked.popleft()
+        while unasked and self._tiers.questions < self._tiers.config.queries_max:
+            sequence = unasked.popleft()
             if sequence.phase is Phase.WAITING and not sequence.tiers_asked:
                 self._ask(sequence, now)
+        if len(unasked) > 2 * len(self._board.waiting) + 64:  # most have left the line
+            waiting = [s for s in unasked if s.phase is Phase.WAITING and not s.tiers_asked]
+            self._unasked = deque(dict.fromkeys(waiting))
 
     def _ask(self, sequence: Sequence, now: Instant) -> bool:
         """True: it has left the line."""
@@ -95,15 +95,20 @@ class Loader:
         here = have + self._tiers.host.run(keys, have, full)
         if full - here < self._tiers.config.load_blocks_min:
             return False
-        under_way = self._bringing.get(keys[here])
+        patience = self._patience_for(full - here)
+        under_way: Pending | None = self._bringing.get(keys[here])
         if under_way is None:
+            answer = self._tiers.answer_rate.seconds
+            if answer is not None and answer > patience and not self._try_anyway():
+                return False  # storage answers too late for it
+            if self._tiers.questions >= self._tiers.config.queries_max:
+                return False
             links = self._tiers.links
             run = links.asked(keys, here, full, sequence.tokens) if links is not None else NO_RUN
             under_way = self._tiers.query(keys[here:full], run, now)
             if under_way is None:
                 return False
-            self._asked[under_way] = tuple(keys[here:full]), run
-        self._wait(sequence, under_way, Instant(now + self._patience(full - here)))
+        self._wait(sequence, under_way, Instant(now + patience))
         return True
 
     def _missing(self, sequence: Sequence) -> tuple[list[BlockKey], int, int]:
@@ -115,11 +120,12 @@ class Loader:
         """A suspect is computed: it may not be held up, nor hold others up, by anything else."""
         return self._tiers.up and not sequence.suspect and not sequence.must_compute_prompt and not sequence.blocks
 
-    def _patience(self, wanted: int) -> float:
-        """Longer than computing it would take makes no sense."""
-        price = self._pace.price
-        allowed = self._tiers.config.storage_seconds_max
-        return allowed if price is None else min(allowed, SPARE_SECONDS + price * wanted * self._board.block_size)
+    def _patience_for(self, wanted: int) -> float:
+        """To wait longer than computing these blocks would take makes no sense."""
+        price, config = self._pace.price, self._tiers.config
+        if price is None:
+            return config.storage_seconds_max
+        return min(config.storage_seconds_max, config.spare_seconds + price * wanted * self._board.block_size)
 
     # At the head of the line
 
@@ -130,126 +136,165 @@ class Loader:
             return Answer.LEFT
         tiers = self._tiers
         keys, have, full = self._missing(head)
-        if have < full and (under_way := self._bringing.get(keys[have])) is not None and self._keys_are_loading(under_way):
+        if have < full and (under_way := self._bringing.get(keys[have])) is not None and under_way.kind == "load":
             self._wait(head, under_way)
             return Answer.LEFT
         run = tiers.host.run(keys, have, full)
-        if run < tiers.config.load_blocks_min or not self._worth("load"):
+        if run < tiers.config.load_blocks_min or not self._worth_loading(head):
             return Answer.PROCEED
         need = self._board.need(head)
-        if self._loading_blocks and self._loading_blocks + need.new > self._board.cache.pool.total // 2:
-            return Answer.HELD
+        if tiers.loading_blocks and tiers.loading_blocks + need.new > self._board.cache.pool.total // 2:
+            return Answer.HELD if self._holds(head, run, now) else Answer.PROCEED
         if blocks(head, room, self._board) is not None:
             return Answer.PROCEED  # which says so itself
         self._board.lease(head)
-        number = tiers.load(keys[have : have + run], head.blocks[have : have + run], StepNo(step - 1))
-        self._bring(number, keys[have : have + run])
-        self._loading[number] = run
-        self._loading_blocks += run
-        self._wait(head, number, begin=have)
+        load = tiers.load(keys[have : have + run], head.blocks[have : have + run], StepNo(step - 1))
+        self._bring(load)
+        self._wait(head, load, begin=have)
         return Answer.LEFT
 
-    def _keys_are_loading(self, number: MoveId) -> bool:
-        return number in self._loading
-
-    def _worth(self, kind: MoveKind) -> bool:
-        """Quicker than computing, as far as both are known."""
-        seconds = self._tiers.rates[kind].seconds
-        price = self._pace.price
-        if seconds is None or price is None or seconds < price * self._board.block_size:
+    def _worth_loading(self, head: Sequence) -> bool:
+        """Asked at each look at the head, and decided once: it is loads that are counted, not looks."""
+        if self._is_quicker("load"):
             return True
-        self._not_worth += 1
-        return self._not_worth % TRY_AGAIN == 0
+        if head.load_anyway is None:
+            head.load_anyway = self._try_anyway()
+        return head.load_anyway
 
-    def _bring(self, number: MoveId, keys: list[BlockKey]) -> None:
-        self._keys_of[number] = tuple(keys)
-        for key in keys:
-            self._bringing[key] = number
+    def _is_quicker(self, kind: Literal["load", "fetch"]) -> bool:
+        """Than computing, as far as both are known."""
+        seconds, price = self._tiers.rates[kind].seconds, self._pace.price
+        return seconds is None or price is None or seconds < price * self._board.block_size
 
-    def _wait(self, sequence: Sequence, number: MoveId, deadline: Instant | None = None, begin: int = -1) -> None:
+    def _try_anyway(self) -> bool:
+        """It is not worth it. Now and then it is done all the same: what is never used is never measured again."""
+        self._declined += 1
+        return self._declined % self._tiers.config.load_again_after == 0
+
+    def _holds(self, head: Sequence, run: int, now: Instant) -> bool:
+        """Loads have taken their share of the pool. The head waits for one of them to end, but not longer than computing it
+        would take: everything behind it waits too."""
+        if self._held != head.order:
+            self._held = head.order
+            self._held_until = Instant(now + self._patience_for(run))
+        return self._held_until is not None and now < self._held_until
+
+    def _bring(self, move: Move) -> None:
+        for key in move.keys:
+            self._bringing[key] = move
+
+    def _wait(self, sequence: Sequence, pending: Pending, deadline: Instant | None = None, begin: int = -1) -> None:
         """Without a deadline for a copy in memory: that ends, or the service is found to hang."""
-        load = Load(sequence, number, begin)
+        load = Load(self, sequence, begin)
         self._board.begin_loading(sequence, load)
-        self._waiters.setdefault(number, []).append(load)
+        load.wait_for(pending)
         if deadline is not None:
-            heappush(self._deadlines, (deadline, next(self._order), load))
+            self._patience.set(load, deadline)
 
     # Outcomes
 
     def answered(self, answer: StorageAnswer, now: Instant) -> None:
-        """What storage has is brought to the host, if that is worth it; whoever asked goes on waiting for that."""
-        if not self._tiers.answered(answer, now):
+        """What storage has is brought to the host, if that is worth it; those that asked go on waiting for that."""
+        question = self._tiers.answered(answer, now)
+        if question is None:
             return
-        keys, run = self._asked.pop(answer.id)
-        waiters = self._still_waiting(answer.id)
-        found = max(0, min(answer.found, len(keys)))
+        found = max(0, min(answer.found, len(question.keys)))
         fetch = None
-        if waiters and found >= self._tiers.config.load_blocks_min and self._worth("fetch"):
-            fetch = self._tiers.fetch(keys[:found], run, now)
+        if (
+            question.waiters
+            and found >= self._tiers.config.load_blocks_min
+            and (self._is_quicker("fetch") or self._try_anyway())
+        ):
+            fetch = self._tiers.fetch(question.keys[:found], question.run, now)
+        waiters = question.take_waiters()
         if fetch is None:
             self._release(waiters)
             return
-        self._bring(fetch, list(keys[:found]))
-        for load in waiters:
-            load.waits_for = fetch
-        self._waiters[fetch] = waiters
+        self._bring(fetch)
+        for waiter in waiters:
+            waiter.wait_for(fetch)
 
     def moved(self, move: Move) -> None:
-        self._end(move.id, len(move.host), fetched=move.kind == "fetch")
+        if move.kind in ("fetch", "load"):
+            self._end(move, len(move.host))
 
-    def _end(self, number: MoveId, arrived: int, *, fetched: bool = False) -> None:
-        for key in self._keys_of.pop(number, ()):
-            if self._bringing.get(key) == number:
+    def _end(self, pending: Pending, arrived: int) -> None:
+        for key in pending.keys:
+            if self._bringing.get(key) is pending:
                 del self._bringing[key]
-        self._loading_blocks -= self._loading.pop(number, 0)
-        waiters = self._still_waiting(number)
+        fetched = isinstance(pending, Move) and pending.kind == "fetch"
+        waiters = pending.take_waiters()
         for load in waiters:
-            sequence = load.sequence
+            if not isinstance(load, Load):
+                continue
             if load.begin >= 0:
-                publish_loaded(self._board, sequence, load.begin, arrived)
-            elif fetched and not sequence.admissions:
-                sequence.fetched_blocks += arrived
+                publish_loaded(self._board, load.sequence, load.begin, arrived)
+            elif fetched and not load.sequence.admissions:
+                load.sequence.fetched_blocks += arrived
         self._release(waiters)
 
-    def _still_waiting(self, number: MoveId) -> list[Load]:
-        return [load for load in self._waiters.pop(number, []) if load.sequence.load is load]
+    def _release(self, waiters: list[Waiter]) -> None:
+        for load in waiters:
+            if isinstance(load, Load):
+                self._patience.discard(load)
+                self._board.end_loading(load.sequence)
 
-    def _release(self, loads: list[Load]) -> None:
-        for load in loads:
-            self._board.end_loading(load.sequence)
+    def forget(self, load: Load) -> None:
+        """Its sequence does not wait any longer. What it waited for goes on."""
+        load.leave()
+        self._patience.discard(load)
 
     # Time, and lives of others
 
     def next_deadline(self) -> Instant | None:
-        return self._deadlines[0][0] if self._deadlines else None
+        patience, held = self._patience.next(), self._held_until
+        return held if patience is None else patience if held is None else min(patience, held)
 
     def expire(self, now: Instant) -> None:
-        """Whoever has waited for storage long enough goes on without."""
-        while self._deadlines and (self._deadlines[0][0] <= now or self._is_over(self._deadlines[0][2])):
-            load = heappop(self._deadlines)[2]
-            if self._is_over(load):
-                continue
-            self._tiers.late(load.waits_for, now)
-            self._asked.pop(load.waits_for, None)  # a store that never answers must not keep the others from asking
+        """Sequences that have waited for storage long enough go on without. That is no failure of storage."""
+        for load in self._patience.due(now):
+            load.leave()
             self._board.end_loading(load.sequence)
+        if self._held_until is not None and self._held_until <= now:
+            self._held_until = None
 
-    @staticmethod
-    def _is_over(load: Load) -> bool:
-        return load.sequence.load is not load
+    def storage_late(self, now: Instant) -> None:
+        """Storage has failed to answer these questions in time."""
+        for question in self._tiers.late(now):
+            self._release(question.take_waiters())
 
-    def service_lost(self) -> None:
-        for number in self._tiers.service_lost():
-            self._asked.pop(number, None)
-            self._end(number, 0)
+    def service_lost(self, now: Instant) -> None:
+        for pending in self._tiers.service_lost(now):
+            if not isinstance(pending, Move) or pending.kind != "pull":
+                self._end(pending, 0)
 
     def pool_changed(self) -> None:
         """Leases are void. What storage is asked for goes on: it does not touch the device."""
         for sequence in list(self._board.leased):
             self._board.drop_lease(sequence)
-            if sequence.phase is Phase.LOADING:
+            if sequence.phase is Phase.LOADING and isinstance(sequence.load, Load):
+                self.forget(sequence.load)
                 self._board.end_loading(sequence)
-        for number in self._tiers.pool_changed():
-            self._end(number, 0)
+        for move in self._tiers.pool_changed():
+            self._end(move, 0)
+
+    # Proof
+
+    def check(self) -> None:
+        """17: whatever waits does so for something that is under way, and that knows of it."""
+        sequences = [sequence for group in self._board.groups.values() for sequence in group.sequences]
+        for sequence in sequences:
+            load = sequence.load
+            if isinstance(load, Load) and (load.pending is None or load not in load.pending.waiters):
+                raise InvariantBroken(f"{sequence!r} waits for nothing", invariant=17)
+            if isinstance(load, Load) and load.pending is not None and not self._tiers.is_pending(load.pending):
+                raise InvariantBroken(f"{sequence!r} waits for what is not under way", invariant=17)
+        for pending in self._tiers.pending():
+            for waiter in pending.waiters:
+                if waiter.pending is not pending or (isinstance(waiter, Load) and waiter.sequence.load is not waiter):
+                    raise InvariantBroken(f"a waiter of {pending.id} does not wait for it", invariant=17)
+        if not all(self._tiers.is_pending(move) for move in self._bringing.values()):
+            raise InvariantBroken("a key counts as being brought by what is not under way", invariant=17)
 
 
 def publish_loaded(board: Board, sequence: Sequence, begin: int, count: int) -> None:

@@ -87,6 +87,7 @@ class Sequence:
         "keys",
         "leads",
         "load",
+        "load_anyway",
         "loaded_blocks",
         "min_length",
         "order",
@@ -152,13 +153,15 @@ class Sequence:
         "Prompt tokens that the first admission did not have to compute."
         self.preemptions = 0
         self.load: Stay | None = None
-        "While LOADING: which load. An outcome of an earlier one is none of its business."
+        "While LOADING: the current stay. Results of earlier ones are ignored."
         self.kept: Kept | None = None
         "It computes a prompt for another instance: blocks that stay for that one (handoff/source.py)."
         self.pulled_tokens = 0
         "Brought by a hand-off before its first admission (handoff/destination.py)."
         self.tiers_asked = False
         "Since it is in line: storage was asked, or need not be."
+        self.load_anyway: bool | None = None
+        "Since it is in line: whether it is loaded though computing it is quicker. None: not decided."
         self.loaded_blocks = self.fetched_blocks = 0
         "Brought by a lower tier before its first admission; and how many of those came from storage."
         self.host_tokens = self.storage_tokens = 0

@@ -17,25 +17,36 @@ from __future__ import annotations
 from typing import Final
 
 from baton.config import TierConfig
+from baton.core.deadlines import Deadlines
 from baton.core.effects import Effect
 from baton.core.engine.board import Board
 from baton.core.engine.request import Group, Sequence, Stay
-from baton.core.kv.move import Move, Peer
+from baton.core.kv.move import Move, Peer, Waiter
 from baton.protocol.handoff import Adopted, AskRelease, Expecting, PeerOffer, Released
-from baton.protocol.ids import Instant, MoveId, RequestId, StepNo
+from baton.protocol.ids import Instant, RequestId, StepNo
 from baton.protocol.request import Refused
 
-RESERVATIONS_MAX: Final = 1024
 FAULT_CHARACTERS_MAX: Final = 300
 ROOM: Final = 1
 """Tokens that the request will have when it goes on, and does not have yet: the one that the other instance samples."""
+
+
+class Pull(Waiter):
+    """A reservation waits for these blocks of its table."""
+
+    __slots__ = ("count", "first", "reservation")
+
+    def __init__(self, reservation: Reservation, first: int, count: int) -> None:
+        super().__init__()
+        self.reservation = reservation
+        self.first = first
+        self.count = count
 
 
 class Reservation(Stay):
     __slots__ = (
         "asked",
         "begin",
-        "deadline",
         "destination",
         "fault",
         "fence",
@@ -55,13 +66,12 @@ class Reservation(Stay):
         self.fence = fence
         "The last plan that may still write to its blocks."
         self.lease_seconds = lease_seconds
-        self.deadline = Instant(0.0)
         self.begin = sequence.published
         "Leading blocks that were here."
         self.offered = 0
         "Leading blocks that the other instance has computed."
-        self.pulls: dict[MoveId, tuple[int, int]] = {}
-        "Under way: first place, blocks."
+        self.pulls: list[Pull] = []
+        "Under way."
         self.pulled: dict[int, tuple[int, int]] = {}
         "Over: first place, blocks that came, blocks that were to come."
         self.fault = ""
@@ -93,14 +103,14 @@ class Reservation(Stay):
 
 
 class Destination:
-    __slots__ = ("_board", "_config", "_outgoing", "_pulling", "_reservations")
+    __slots__ = ("_board", "_config", "_deadlines", "_outgoing", "_reservations")
 
     def __init__(self, config: TierConfig, board: Board, outgoing: list[Effect]) -> None:
         self._config = config
         self._board = board
         self._outgoing = outgoing
         self._reservations: dict[RequestId, Reservation] = {}
-        self._pulling: dict[MoveId, Reservation] = {}
+        self._deadlines: Deadlines[Reservation] = Deadlines()
 
     def __len__(self) -> int:
         return len(self._reservations)
@@ -109,8 +119,8 @@ class Destination:
 
     def refusal(self, group: Group) -> Refused | None:
         """Is there room now? What runs keeps room to grow, and who is in line before it comes first."""
-        if len(self._reservations) >= RESERVATIONS_MAX:
-            return Refused("queue_full", len(self._reservations) + 1, RESERVATIONS_MAX)
+        if len(self._reservations) >= self._config.reservations_max:
+            return Refused("queue_full", len(self._reservations) + 1, self._config.reservations_max)
         board, sequence = self._board, group.leader
         need = board.need(sequence, ROOM)
         wanted = need.new + need.hit_idle + board.reserve.blocks_of(board.running, sequence.priority)
@@ -142,7 +152,7 @@ class Destination:
 
     def _renew(self, reservation: Reservation, now: Instant) -> None:
         if not reservation.last:
-            reservation.deadline = Instant(now + reservation.lease_seconds)
+            self._deadlines.set(reservation, Instant(now + reservation.lease_seconds))
 
     def _expecting(self, reservation: Reservation) -> None:
         sequence = reservation.sequence
@@ -162,7 +172,7 @@ class Destination:
             return
         reservation.last = True
         reservation.tokens = offer.tokens
-        reservation.deadline = Instant(now + self._config.pull_seconds_max)
+        self._deadlines.set(reservation, Instant(now + self._config.pull_seconds_max))
         sequence = reservation.sequence
         reserved = len(sequence.tokens) + ROOM
         sequence.tokens.extend(message.outputs[sequence.outputs :])
@@ -184,18 +194,19 @@ class Destination:
         tiers = self._board.tiers
         if first < end and tiers.up and not reservation.void and message.peers:
             peer = Peer(message.peers[0], offer.pool, offer.blocks[first - offer.place : end - offer.place])
-            number = tiers.pull(peer, table[first:end], reservation.fence)
-            reservation.pulls[number] = (first, end - first)
-            self._pulling[number] = reservation
+            pull = Pull(reservation, first, end - first)
+            pull.wait_for(tiers.pull(peer, table[first:end], reservation.fence))
+            reservation.pulls.append(pull)
 
     def pulled(self, move: Move, now: Instant) -> None:
-        """A pull is over, however far it came."""
-        reservation = self._pulling.pop(move.id, None)
-        if reservation is not None:
-            first, count = reservation.pulls.pop(move.id)
-            reservation.pulled[first] = (move.whole, count)
-            reservation.fault = reservation.fault or move.fault[:FAULT_CHARACTERS_MAX]
-            self._ask_when_copied(reservation, now)
+        """A pull has ended, however far it came."""
+        for pull in move.take_waiters():
+            if isinstance(pull, Pull):
+                reservation = pull.reservation
+                reservation.pulls.remove(pull)
+                reservation.pulled[pull.first] = (move.whole, pull.count)
+                reservation.fault = reservation.fault or move.fault[:FAULT_CHARACTERS_MAX]
+                self._ask_when_copied(reservation, now)
 
     def _ask_when_copied(self, reservation: Reservation, now: Instant) -> None:
         if not reservation.last or reservation.pulls:
@@ -204,7 +215,7 @@ class Destination:
             self._go_on(reservation, kept=False)
         elif not reservation.asked:
             reservation.asked = True
-            reservation.deadline = Instant(now + self._config.release_seconds_max)
+            self._deadlines.set(reservation, Instant(now + self._config.release_seconds_max))
             self._outgoing.append(AskRelease(reservation.sequence.request.id, reservation.sequence.attempt))
 
     # Going on
@@ -268,12 +279,13 @@ class Destination:
         self._board.drop_lease(reservation.sequence)
 
     def _leave_pulls(self, reservation: Reservation) -> None:
-        for number in reservation.pulls:
-            del self._pulling[number]
+        for pull in reservation.pulls:
+            pull.leave()
         reservation.pulls.clear()
 
     def _close(self, reservation: Reservation) -> None:
         self._leave_pulls(reservation)
+        self._deadlines.discard(reservation)
         del self._reservations[reservation.sequence.request.id]
 
     def ended(self, reservation: Reservation) -> None:
@@ -286,11 +298,11 @@ class Destination:
     # Time, and lives of others
 
     def next_deadline(self) -> Instant | None:
-        return min((reservation.deadline for reservation in self._reservations.values()), default=None)
+        return self._deadlines.next()
 
     def expire(self, now: Instant) -> list[Reservation]:
         """Those that are all offered go on. The others, which nobody has renewed, are returned: they are to end."""
-        due = [reservation for reservation in self._reservations.values() if reservation.deadline <= now]
+        due = self._deadlines.due(now)
         for reservation in due:
             if reservation.last:
                 self._give_up(reservation)

@@ -6,8 +6,6 @@ most once here: the highest one that was begun or forgotten is remembered, so th
 
 from __future__ import annotations
 
-from typing import Final
-
 from baton.config import InstanceConfig
 from baton.core.effects import Effect, Refuse
 from baton.core.engine.board import Board
@@ -21,19 +19,17 @@ from baton.protocol.handoff import Adopted, AskRelease, Expect, Forget, PeerOffe
 from baton.protocol.ids import Instant, RequestId, StepNo
 from baton.protocol.request import GenerateRequest, Refused
 
-ATTEMPTS_MAX: Final = 4096
-"""Requests whose highest attempt is remembered."""
-
 
 class HandoffEnds:
-    __slots__ = ("_attempts", "_board", "_destination", "_intake", "_source", "outgoing")
+    __slots__ = ("_attempts", "_attempts_max", "_board", "_destination", "_intake", "_source", "outgoing")
 
     def __init__(self, config: InstanceConfig, board: Board, intake: Intake) -> None:
         self._board = board
         self._intake = intake
         self.outgoing: list[Effect] = []
         "What is said at the end of this event, after the tokens."
-        self._source = Source(board, self.outgoing)
+        self._attempts_max = config.tiers.attempts_max
+        self._source = Source(config.tiers, board, self.outgoing)
         self._destination = Destination(config.tiers, board, self.outgoing)
         self._attempts: dict[RequestId, int] = {}
         "The highest that was begun or forgotten, the oldest first."
@@ -114,7 +110,7 @@ class HandoffEnds:
 
     def _remember(self, request: RequestId, attempt: int) -> None:
         self._attempts[request] = max(attempt, self._attempts.pop(request, 0))
-        if len(self._attempts) > ATTEMPTS_MAX:
+        if len(self._attempts) > self._attempts_max:
             del self._attempts[next(iter(self._attempts))]
 
     # Time, and lives of others

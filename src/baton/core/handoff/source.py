@@ -14,23 +14,20 @@ begin anew.
 
 from __future__ import annotations
 
-from typing import Final
-
+from baton.config import TierConfig
 from baton.core.effects import Effect
 from baton.core.engine.board import Board
 from baton.core.engine.request import Kept, Sequence
 from baton.protocol.handoff import AskRelease, Offer, Released
 from baton.protocol.ids import Instant
 
-KEPT_MAX: Final = 256
-"""Computed prompts that wait to be copied. One more: the oldest lapses."""
-
 
 class Source:
-    __slots__ = ("_board", "_outgoing")
+    __slots__ = ("_board", "_config", "_outgoing")
 
-    def __init__(self, board: Board, outgoing: list[Effect]) -> None:
+    def __init__(self, config: TierConfig, board: Board, outgoing: list[Effect]) -> None:
         self._board = board
+        self._config = config
         self._outgoing = outgoing
 
     def keep(self, sequence: Sequence, keep_seconds: float) -> None:
@@ -68,7 +65,7 @@ class Source:
 
     def _bound(self) -> None:
         finished = [kept for kept in self._board.kept.values() if kept.finished]
-        for kept in finished[: max(0, len(finished) - KEPT_MAX)]:
+        for kept in finished[: max(0, len(finished) - self._config.kept_max)]:
             self._board.drop_kept(kept)
 
     # Their end

@@ -5,14 +5,16 @@
       +------------- the probe succeeded --|--------------------------------+        |
                                            +--- it failed, or never came back: the wait doubles
 
-`admit` answers with an attempt, or None: then the tier is not asked and the request recomputes. Every attempt that is given
-ends in `succeeded` or `failed`. An attempt of before the last change of state is inert: only the probe decides on a circuit
-that is open. A miss is a success, and so is a damaged object: the backend answered.
+`admit` answers with a permit, or None: then the tier is not asked and the request recomputes. A permit is a unique number that
+is open until it ends, once: in `succeeded`, `failed` or `cancelled`. A second end of it changes nothing. All permits close when
+the state changes: only the probe decides on a circuit that is open. A miss is a success, and so is a damaged object: the
+backend answered.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 from typing import Literal, NewType
 
 from baton.protocol.ids import Instant
@@ -21,7 +23,7 @@ CircuitState = Literal["closed", "half_open", "open"]
 CIRCUIT_STATES: tuple[CircuitState, ...] = ("closed", "half_open", "open")
 """Label values of the metric `baton:kv_circuit_state`."""
 
-Attempt = NewType("Attempt", int)
+Permit = NewType("Permit", int)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,10 +35,12 @@ class CircuitConfig:
     open_seconds_max: float = 60.0
     probe_seconds_max: float = 30.0
     "A probe that has not come back by then counts as failed."
+    permits_max: int = 4096
+    "Open permits that are remembered. The end of an older one is ignored."
 
 
 class Circuit:
-    __slots__ = ("_epoch", "_failures", "_until", "_wait", "config", "fault", "opened_total", "state")
+    __slots__ = ("_failures", "_numbers", "_permits", "_until", "_wait", "config", "fault", "opened_total", "state")
 
     def __init__(self, config: CircuitConfig | None = None) -> None:
         self.config = config or CircuitConfig()
@@ -49,36 +53,43 @@ class Circuit:
         self._wait = self.config.open_seconds
         self._until: Instant | None = None
         "Open: when a probe may go. Half open: when the probe is given up."
-        self._epoch = 0
+        self._permits: dict[Permit, None] = {}
+        "Given in this state and not ended, the oldest first."
+        self._numbers = count(1)
 
-    def admit(self, now: Instant) -> Attempt | None:
+    @property
+    def permits(self) -> int:
+        """Open ones."""
+        return len(self._permits)
+
+    def admit(self, now: Instant) -> Permit | None:
         """Whether the tier may be asked now."""
         if self.state == "closed":
-            return Attempt(self._epoch)
+            return self._give()
         if self._until is None or now < self._until:
             return None
         if self.state == "half_open":
             self._open(now)  # The probe never came back.
             return None
         self._change("half_open", Instant(now + self.config.probe_seconds_max))
-        return Attempt(self._epoch)
+        return self._give()
 
-    def ended(self, attempt: Attempt, error: str | None, now: Instant) -> None:
+    def ended(self, permit: Permit, error: str | None, now: Instant) -> None:
         if error is None:
-            self.succeeded(attempt)
+            self.succeeded(permit)
         else:
-            self.failed(attempt, now, error)
+            self.failed(permit, now, error)
 
-    def succeeded(self, attempt: Attempt) -> None:
-        if attempt != self._epoch:
+    def succeeded(self, permit: Permit) -> None:
+        if not self._take(permit):
             return
         self._failures = 0
         if self.state != "closed":
             self._wait = self.config.open_seconds
             self._change("closed", None)
 
-    def failed(self, attempt: Attempt, now: Instant, fault: str = "it takes too long") -> None:
-        if attempt != self._epoch:
+    def failed(self, permit: Permit, now: Instant, fault: str = "it takes too long") -> None:
+        if not self._take(permit):
             return
         self.fault = fault
         self._failures += 1
@@ -88,13 +99,32 @@ class Circuit:
             self.opened_total += 1
             self._change("open", Instant(now + self._wait))
 
+    def cancelled(self, permit: Permit, now: Instant) -> None:
+        """The answer will never come, for a reason that says nothing about the backend. Another probe may go at once."""
+        if self._take(permit) and self.state == "half_open":
+            self._change("open", now)
+
+    def _give(self) -> Permit:
+        permit = Permit(next(self._numbers))
+        self._permits[permit] = None
+        if len(self._permits) > self.config.permits_max:
+            del self._permits[next(iter(self._permits))]
+        return permit
+
+    def _take(self, permit: Permit) -> bool:
+        """False: it has ended, or is of before the last change of state."""
+        if permit not in self._permits:
+            return False
+        del self._permits[permit]
+        return True
+
     def _open(self, now: Instant) -> None:
         self._wait = min(2 * self._wait, self.config.open_seconds_max)
         self._change("open", Instant(now + self._wait))
 
     def _change(self, state: CircuitState, until: Instant | None) -> None:
         self.state, self._until = state, until
-        self._epoch += 1
+        self._permits.clear()
         self._failures = 0
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""A copy of blocks that is under way, and what is counted of copies. The books are in tiers.py."""
+"""Questions and copies of blocks that are under way, what waits for them, and what is counted. The books are in tiers.py."""
 
 from __future__ import annotations
 
@@ -6,39 +6,76 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from baton.config import TierConfig
-from baton.core.kv.circuit import Attempt
-from baton.core.kv.token_links import Link
-from baton.protocol.ids import BlockId, BlockKey, Generation, HostBlockId, MoveId, PoolIncarnation, StepNo
+from baton.core.kv.circuit import Permit
+from baton.core.kv.token_links import Link, Run
+from baton.protocol.ids import BlockId, BlockKey, Generation, HostBlockId, Instant, MoveId, PoolIncarnation, StepNo
 from baton.protocol.moves import BlockMove, MoveKind
 
 PUT_PATIENCE: Final = 10.0
 """A put may take so many times longer than a fetch."""
 
 
-class Move:
+class Pending:
+    """A question or move that the cache service has not answered yet. It owns its waiters: what waits for it is in `waiters`
+    and nowhere else, and leaves when it ends or when the waiter gives up."""
+
+    __slots__ = ("id", "keys", "permit", "waiters")
+
+    def __init__(self, number: MoveId, keys: Sequence[BlockKey]) -> None:
+        self.id = number
+        self.keys = tuple(keys)
+        self.permit: Permit | None = None
+        "To or from storage: open at its circuit until storage answers or is late, whichever is first."
+        self.waiters: dict[Waiter, None] = {}
+        "In the order in which they came."
+
+    def take_waiters(self) -> list[Waiter]:
+        """It has ended: nothing waits for it any more."""
+        waiters, self.waiters = list(self.waiters), {}
+        for waiter in waiters:
+            waiter.pending = None
+        return waiters
+
+
+class Waiter:
+    """Waits for one question or move at a time."""
+
+    __slots__ = ("pending",)
+
+    def __init__(self) -> None:
+        self.pending: Pending | None = None
+
+    def wait_for(self, pending: Pending) -> None:
+        self.pending = pending
+        pending.waiters[self] = None
+
+    def leave(self) -> None:
+        """It does not wait any longer. What it waited for goes on."""
+        if self.pending is not None:
+            del self.pending.waiters[self]
+            self.pending = None
+
+
+class Question(Pending):
+    """How many of these keys does storage have?"""
+
+    __slots__ = ("asked_at", "run")
+
+    def __init__(self, number: MoveId, keys: Sequence[BlockKey], run: Run, asked_at: Instant) -> None:
+        super().__init__(number, keys)
+        self.run = run
+        "Token ids of the keys, where storage wants those."
+        self.asked_at = asked_at
+
+
+class Move(Pending):
     """A move that is under way, or kept back by its fence."""
 
-    __slots__ = (
-        "attempt",
-        "device",
-        "fault",
-        "fence",
-        "generations",
-        "host",
-        "id",
-        "keys",
-        "kind",
-        "links",
-        "on_to_storage",
-        "peer",
-        "void",
-        "whole",
-    )
+    __slots__ = ("device", "fault", "fence", "generations", "host", "kind", "links", "on_to_storage", "peer", "void", "whole")
 
     def __init__(self, number: MoveId, kind: MoveKind, keys: Sequence[BlockKey], host: list[HostBlockId]) -> None:
-        self.id = number
+        super().__init__(number, keys)
         self.kind = kind
-        self.keys = tuple(keys)
         self.host = host
         self.device: list[BlockId] = []
         self.generations: list[Generation] = []
@@ -49,8 +86,6 @@ class Move:
         "Of a store or fetch, where storage wants token ids: one for each key."
         self.fence: StepNo | None = None
         "Of a load or pull: the last plan that may write to its targets."
-        self.attempt: Attempt | None = None
-        "Of a put or fetch: what the circuit of storage calls it."
         self.peer: Peer | None = None
         "Of a pull: from where."
         self.void = False
@@ -88,7 +123,7 @@ def message_of(move: Move, pool: PoolIncarnation, config: TierConfig, tokens: by
         tuple(move.device),
         PoolIncarnation(0) if move.by_key else pool,
         move.keys if move.by_key else (),
-        _seconds_max(move.kind, config),
+        seconds_max(move.kind, config),
         peer.address,
         peer.pool,
         peer.blocks,
@@ -96,8 +131,8 @@ def message_of(move: Move, pool: PoolIncarnation, config: TierConfig, tokens: by
     )
 
 
-def _seconds_max(kind: MoveKind, config: TierConfig) -> float:
-    """Nobody waits for a put."""
+def seconds_max(kind: MoveKind, config: TierConfig) -> float:
+    """How long the service may take for it. Nothing waits for a put."""
     if kind == "put":
         return PUT_PATIENCE * config.storage_seconds_max
     if kind == "pull":

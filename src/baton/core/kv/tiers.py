@@ -22,24 +22,21 @@ and verified is computed. A storage that wants token ids gets them too (token_li
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
-from typing import Final
+from itertools import count, islice
 
 from baton.config import TierConfig
-from baton.core.kv.circuit import Attempt, Circuit
+from baton.core.deadlines import Deadlines
 from baton.core.kv.host_tier import HostTier
-from baton.core.kv.move import Move, Peer, TierStats, message_of
+from baton.core.kv.move import Move, Peer, Pending, Question, TierStats, message_of
 from baton.core.kv.pool_trust import PoolTrust
 from baton.core.kv.prefix_cache import PrefixCache
 from baton.core.kv.rates import BlockRate
+from baton.core.kv.storage_calls import StorageCalls
 from baton.core.kv.token_links import NO_RUN, Run, TokenLinks
-from baton.core.kv.write_policy import PUT_BLOCKS, WritePolicy
+from baton.core.kv.write_policy import WritePolicy
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId, BlockKey, HostBlockId, Instant, MoveId, StepNo
 from baton.protocol.moves import BlockMove, MoveKind, MoveResult, StorageAnswer, StorageQuery
-
-STORE_BLOCKS_MAX: Final = 1024
-"""Being copied to the host at once. What is published beyond that is not copied: the service is far behind."""
 
 
 class Tiers:
@@ -60,8 +57,10 @@ class Tiers:
         "For the service, in this order."
         self.up = False
         "The service is there."
-        self.read_circuit, self.write_circuit = Circuit(), Circuit()
-        "Of storage, apart: one that is full, or that we may only read, still gives what it has."
+        self.answer_rate = BlockRate()
+        "Seconds until storage answers a question."
+        self.storage_calls = StorageCalls(config)
+        self.read_circuit, self.write_circuit = self.storage_calls.read_circuit, self.storage_calls.write_circuit
         self.links: TokenLinks | None = None
         "Token ids of blocks; None where storage does not want them."
         self._block_size = block_size
@@ -69,14 +68,14 @@ class Tiers:
         self._pool = pool
         self._moves: dict[MoveId, Move] = {}
         self._fenced: list[Move] = []
-        self._queries: dict[MoveId, Attempt] = {}
+        self._questions: dict[MoveId, Question] = {}
         self._numbers = count(1)
         self._storing = 0
         self._putting = 0
-        self._copies: dict[MoveId, Instant] = {}
-        "In memory, and when they are to be over. Oldest first."
-        self._pulls: dict[MoveId, Instant] = {}
-        "The same of pulls, which may take longer."
+        self.loading_blocks = 0
+        "Device blocks that loads bring."
+        self._overdue: Deadlines[Move] = Deadlines()
+        "A move that is not over by then will never be: the service hangs."
 
     # What is copied down
 
@@ -98,7 +97,7 @@ class Tiers:
         wanted = {key: entry for key, entry in to_store.items() if pool.generation(entry[0]) == entry[1]}
         self.stats.lost_stores += len(to_store) - len(wanted)  # handed on in this very event
         to_store.clear()
-        room = min(len(wanted), STORE_BLOCKS_MAX - self._storing)
+        room = min(len(wanted), self.config.store_blocks_max - self._storing)
         host = self.host.take(room) if room > 0 else []
         self.stats.skipped_stores += len(wanted) - len(host)
         if not host:
@@ -111,14 +110,17 @@ class Tiers:
         if self.links is not None:
             move.links = [self.links.on_device(block) for block in move.device]
         self._storing += len(host)
+        self.writes.store_begun(move)
         self._send(move, now)
 
     def _put(self, now: Instant) -> None:
         """As many as may be pinned; the rest waits for its turn, within the same bound."""
-        bound, to_put = max(PUT_BLOCKS, self.host.total // 4), self.writes.to_put
-        while to_put and self._putting + PUT_BLOCKS <= bound:
-            keys = [key for key in list(to_put)[:PUT_BLOCKS] if key in self.host and not self.host.is_stored(key)]
-            for key in list(to_put)[:PUT_BLOCKS]:
+        size, to_put = self.config.put_blocks, self.writes.to_put
+        bound = max(size, self.host.total // 4)
+        while to_put and self._putting + size <= bound:
+            chosen = list(islice(to_put, size))
+            keys = [key for key in chosen if key in self.host and not self.host.is_stored(key)]
+            for key in chosen:
                 del to_put[key]
             if self.links is None:
                 self._put_run(keys, NO_RUN, now)
@@ -132,61 +134,68 @@ class Tiers:
             self.stats.skipped_puts += 1
 
     def _put_run(self, keys: Sequence[BlockKey], run: Run, now: Instant) -> None:
-        attempt = self.write_circuit.admit(now) if keys else None
-        if attempt is None:
+        permit = self.write_circuit.admit(now) if keys else None
+        if permit is None:
             self.stats.skipped_puts += len(keys)
             return
         move = Move(self._number(), "put", keys, self.host.pin(keys))
-        move.attempt = attempt
+        move.permit = permit
         self._putting += len(keys)
         self._send(move, now, run.tokens())
 
     # What is brought up
 
-    def query(self, keys: Sequence[BlockKey], run: Run, now: Instant) -> MoveId | None:
-        """How many of these does storage have? None: it is not asked, because it has failed too often."""
-        attempt = self.read_circuit.admit(now)
-        if attempt is None:
-            return None
-        number = self._number()
-        self._queries[number] = attempt
-        self.outgoing.append(StorageQuery(number, tuple(keys), self.config.storage_seconds_max, run.tokens()))
-        return number
+    @property
+    def questions(self) -> int:
+        """To storage, not answered."""
+        return len(self._questions)
 
-    def fetch(self, keys: Sequence[BlockKey], run: Run, now: Instant) -> MoveId | None:
+    def query(self, keys: Sequence[BlockKey], run: Run, now: Instant) -> Question | None:
+        """How many of these does storage have? None: it is not asked, because it has failed too often."""
+        permit = self.read_circuit.admit(now)
+        if permit is None:
+            return None
+        question = Question(self._number(), keys, run, now)
+        self._questions[question.id] = question
+        self.storage_calls.begin(question, permit, now)
+        self.outgoing.append(StorageQuery(question.id, question.keys, self.config.storage_seconds_max, run.tokens()))
+        return question
+
+    def fetch(self, keys: Sequence[BlockKey], run: Run, now: Instant) -> Move | None:
         """From storage to the host, as much as there is room for. None: there is none."""
         host = self.host.take(min(len(keys), max(1, self.host.total // 2)))
-        attempt = self.read_circuit.admit(now) if host else None  # asked last: a probe that is not sent is one that failed
-        if attempt is None:
+        permit = self.read_circuit.admit(now) if host else None  # asked last: a probe that is not sent is one that failed
+        if permit is None:
             for block in host:
                 self.host.discard(block)
             return None
         move = Move(self._number(), "fetch", keys[: len(host)], host)
-        move.attempt = attempt
+        move.permit = permit
         run = run.first(len(host))
         move.links = list(run.links)
         self._send(move, now, run.tokens())
-        return move.id
+        return move
 
-    def load(self, keys: Sequence[BlockKey], targets: Sequence[BlockId], fence: StepNo) -> MoveId:
+    def load(self, keys: Sequence[BlockKey], targets: Sequence[BlockId], fence: StepNo) -> Move:
         """From the host to these device blocks, which their owner holds and nobody else knows."""
         move = Move(self._number(), "load", keys, self.host.pin(keys))
         self.host.touch(keys)
+        self.loading_blocks += len(targets)
         return self._hold_back(move, targets, fence)
 
-    def pull(self, peer: Peer, targets: Sequence[BlockId], fence: StepNo) -> MoveId:
+    def pull(self, peer: Peer, targets: Sequence[BlockId], fence: StepNo) -> Move:
         """From another instance to these device blocks, as with a load."""
         move = Move(self._number(), "pull", (), [])
         move.peer = peer
         return self._hold_back(move, targets, fence)
 
-    def _hold_back(self, move: Move, targets: Sequence[BlockId], fence: StepNo) -> MoveId:
+    def _hold_back(self, move: Move, targets: Sequence[BlockId], fence: StepNo) -> Move:
         move.device = list(targets)
         move.fence = fence
         self._cache.pin(move.device)
         self._moves[move.id] = move
         self._fenced.append(move)
-        return move.id
+        return move
 
     def open_fences(self, oldest_in_flight: StepNo | None, now: Instant) -> None:
         """Plans up to the one before this are over, and the worker that had them lives."""
@@ -204,32 +213,31 @@ class Tiers:
         if move is None or move in self._fenced:
             return None
         del self._moves[result.id]
-        self._copies.pop(result.id, None)
-        self._pulls.pop(result.id, None)
+        self._overdue.discard(move)
         moved = max(0, min(result.moved, len(move.device if move.kind == "pull" else move.host)))
         self.rates[move.kind].moved(moved, result.seconds)
-        if move.attempt is not None:
-            circuit = self.write_circuit if move.kind == "put" else self.read_circuit
-            circuit.ended(move.attempt, result.error, now)
+        if move.by_key:
+            self.storage_calls.ended(move, result.error, now)
         move.fault = result.error or ""
         self._end(move, moved)
         return move
 
-    def answered(self, answer: StorageAnswer, now: Instant) -> bool:
-        """False: not asked, or not any more."""
-        attempt = self._queries.pop(answer.id, None)
-        if attempt is None:
-            return False
-        self.read_circuit.ended(attempt, answer.error, now)
-        return True
+    def answered(self, answer: StorageAnswer, now: Instant) -> Question | None:
+        """None: it was not asked, or was given up."""
+        question = self._questions.pop(answer.id, None)
+        if question is not None:
+            self.answer_rate.moved(1, now - question.asked_at)
+            self.storage_calls.ended(question, answer.error, now)
+        return question
 
-    def late(self, number: MoveId, now: Instant) -> None:
-        """Nobody waits any longer for this question, which is over, or this fetch or load, which has blocks until it ends."""
-        attempt = self._queries.pop(number, None)
-        if attempt is None and number in self._moves:
-            attempt = self._moves[number].attempt
-        if attempt is not None:
-            self.read_circuit.failed(attempt, now)
+    def late(self, now: Instant) -> list[Question]:
+        """Storage has taken too long for these questions: they are given up. A late fetch has its host blocks until it ends."""
+        late = [pending for pending in self.storage_calls.late(now) if isinstance(pending, Question)]
+        for question in late:
+            del self._questions[question.id]
+            self.answer_rate.moved(1, now - question.asked_at)
+            self.storage_calls.abandon(question)
+        return late
 
     def _end(self, move: Move, moved: int) -> None:
         if move.kind == "store":
@@ -237,6 +245,7 @@ class Tiers:
         elif move.kind in ("load", "pull"):
             self.host.unpin(move.host)
             self._cache.unpin(move.device)
+            self.loading_blocks -= len(move.device) if move.kind == "load" else 0
             if move.void:
                 self.stats.voided_loads += 1
                 moved = 0
@@ -259,6 +268,7 @@ class Tiers:
     def _end_store(self, move: Move, moved: int) -> None:
         pool = self._cache.pool
         self._storing -= len(move.host)
+        self.writes.store_ended(move)
         whole = [
             place < moved and not move.void and pool.generation(block) == generation
             for place, (block, generation) in enumerate(zip(move.device, move.generations, strict=True))
@@ -292,16 +302,20 @@ class Tiers:
     def next_deadline(self) -> Instant | None:
         if not self.up:
             return None
-        copy, pull = next(iter(self._copies.values()), None), next(iter(self._pulls.values()), None)
-        return pull if copy is None else copy if pull is None else min(copy, pull)
+        overdue, late = self._overdue.next(), self.storage_calls.next_late()
+        return late if overdue is None else overdue if late is None else min(overdue, late)
 
-    def hangs(self, now: Instant) -> bool:
-        """A copy in memory took far too long: the service is given up. What it may write to stays held until it is dead."""
-        deadline = self.next_deadline()
-        if deadline is None or deadline > now:
-            return False
+    def hangs(self, now: Instant) -> str | None:
+        """Why the service is given up, if it is: a move took far too long. What it may write to stays held until it is dead."""
+        overdue = self._overdue.due(now) if self.up else []
+        if not overdue:
+            return None
         self.up = False
-        return True
+        for move in overdue:
+            self.storage_calls.failed(move, now)
+        if overdue[0].by_key:
+            return f"a {overdue[0].kind} did not come back from storage"
+        return "a copy in memory did not end in time"
 
     def service_ready(self, *, kept: bool, wants_tokens: bool = False) -> None:
         """`kept`: the host memory is the one that the books are about."""
@@ -311,22 +325,22 @@ class Tiers:
         if not kept:
             self.host.clear()
 
-    def service_lost(self) -> list[MoveId]:
-        """The process is dead, nobody copies any more: every move and question is over. What was complete is still there."""
+    def service_lost(self, now: Instant) -> list[Pending]:
+        """The process is dead, nothing is copied any more: every move and question ends. What was complete is still there."""
         self.up = False
-        over = [*self._moves, *self._queries]
+        ended = [*self._moves.values(), *self._questions.values()]
         for move in self._moves.values():
             self._end(move, 0)
         self._moves.clear()
-        self._copies.clear()
-        self._pulls.clear()
+        self._overdue.clear()
         self._fenced.clear()
-        self._queries.clear()
+        self._questions.clear()
+        self.storage_calls.clear(now)
         self.writes.clear()
         self.outgoing.clear()
-        return over
+        return ended
 
-    def pool_changed(self) -> list[MoveId]:
+    def pool_changed(self) -> list[Move]:
         """The device's blocks are others. Copies under way may go on, into or out of a pool that nobody has any more. Those
         that their fence still kept back are over, and are returned."""
         self.void_device_moves()
@@ -334,7 +348,7 @@ class Tiers:
         for move in never_sent:
             del self._moves[move.id]
             self._end(move, 0)
-        return [move.id for move in never_sent]
+        return never_sent
 
     def void_device_moves(self) -> None:
         """The device's blocks are others, or are not trusted: no copy of them or into them counts."""
@@ -349,10 +363,12 @@ class Tiers:
 
     def _send(self, move: Move, now: Instant, tokens: bytes = b"") -> None:
         self._moves[move.id] = move
-        if move.peer is not None:
-            self._pulls[move.id] = Instant(now + self.config.pull_seconds_max + self.config.memory_seconds_max)
-        elif not move.by_key:
-            self._copies[move.id] = Instant(now + self.config.memory_seconds_max)
+        if move.permit is not None:
+            overdue = self.storage_calls.begin(move, move.permit, now)
+        else:
+            pull = self.config.pull_seconds_max if move.peer is not None else 0.0
+            overdue = Instant(now + pull + self.config.memory_seconds_max)
+        self._overdue.set(move, overdue)
         self.outgoing.append(message_of(move, self._pool.incarnation, self.config, tokens))
 
     def pinned(self) -> dict[BlockId, int]:
@@ -376,3 +392,15 @@ class Tiers:
             raise InvariantBroken("a move waits for its fence and is not under way", invariant=17)
         if self._storing != sum(len(move.host) for move in self._moves.values() if move.kind == "store"):
             raise InvariantBroken("blocks being stored are counted wrong", invariant=17)
+        if self.loading_blocks != sum(len(move.device) for move in self._moves.values() if move.kind == "load"):
+            raise InvariantBroken("blocks being loaded are counted wrong", invariant=17)
+        for move in self._moves.values():
+            if self.up and move not in self._overdue and move not in self._fenced:
+                raise InvariantBroken(f"{move.kind} {move.id} is under way without a deadline", invariant=17)
+
+    def is_pending(self, pending: Pending) -> bool:
+        """It is under way, or kept back by its fence."""
+        return self._moves.get(pending.id) is pending or self._questions.get(pending.id) is pending
+
+    def pending(self) -> list[Pending]:
+        return [*self._moves.values(), *self._questions.values()]

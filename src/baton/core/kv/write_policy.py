@@ -11,19 +11,16 @@ Beside it, what a preempted sequence had published (TierConfig.preempted). What 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from baton.config import TierConfig
 from baton.core.kv.host_tier import HostTier
+from baton.core.kv.move import Move
 from baton.core.kv.prefix_cache import PrefixCache
 from baton.protocol.ids import BlockId, BlockKey, Generation
 
-PUT_BLOCKS: Final = 32
-"""Of one put. Several are under way at once."""
-
 
 class WritePolicy:
-    __slots__ = ("_cache", "_cleaned", "_config", "_host", "to_put", "to_store")
+    __slots__ = ("_cache", "_cleaned", "_config", "_host", "_storing", "to_put", "to_store")
 
     def __init__(self, config: TierConfig, cache: PrefixCache, host: HostTier) -> None:
         self._config = config
@@ -33,6 +30,8 @@ class WritePolicy:
         "Chosen in this event; its generation then; whether storage gets it at once."
         self.to_put: dict[BlockKey, None] = {}
         "On the host, for storage."
+        self._storing: dict[BlockKey, tuple[Move, int]] = {}
+        "Copies to the host that are under way: the move, and the key's place in it."
         self._cleaned = -1
 
     def published(self, key: BlockKey, block: BlockId, *, prompt: bool) -> None:
@@ -72,12 +71,27 @@ class WritePolicy:
             if key not in host:
                 self._want(key, block, False)
         if config.storage and not putting and host.free < config.watermark * host.total:
-            self.to_put.update(dict.fromkeys(host.oldest_unstored(PUT_BLOCKS)))
+            self.to_put.update(dict.fromkeys(host.oldest_unstored(config.put_blocks)))
+
+    def store_begun(self, move: Move) -> None:
+        for place, key in enumerate(move.keys):
+            self._storing[key] = (move, place)
+
+    def store_ended(self, move: Move) -> None:
+        for key in move.keys:
+            if key in self._storing and self._storing[key][0] is move:
+                del self._storing[key]
 
     def clear(self) -> None:
         self.to_store.clear()
         self.to_put.clear()
 
     def _want(self, key: BlockKey, block: BlockId, on_to_storage: bool) -> None:
-        if self._host.total:  # else the service is there for hand-offs only
-            self.to_store[key] = (block, self._cache.pool.generation(block), on_to_storage)
+        if not self._host.total:
+            return  # the service is there for hand-offs only
+        generation = self._cache.pool.generation(block)
+        move, place = self._storing.get(key, (None, 0))
+        if move is not None and not move.void and (move.device[place], move.generations[place]) == (block, generation):
+            move.on_to_storage[place] |= on_to_storage  # this very content is on its way
+            return
+        self.to_store[key] = (block, generation, on_to_storage)

@@ -24,7 +24,7 @@ CLUSTER_MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
     # The decode end
     ("adopted-though-denied", "core.handoff.destination", "if message.kept and reservation.asked:", "if reservation.asked:",
      "a copy is believed though the release was denied"),
-    ("short-pull-believed", "core.handoff.destination", "reservation.pulled[first] = (move.whole, count)", "reservation.pulled[first] = (count, count)",
+    ("short-pull-believed", "core.handoff.destination", "reservation.pulled[pull.first] = (move.whole, pull.count)", "reservation.pulled[pull.first] = (pull.count, pull.count)",
      "blocks count as copied that were not"),
     ("pull-without-fence", "core.handoff.destination", "table[first:end], reservation.fence)", "table[first:end], 0)",
      "a pull writes to blocks that a plan still uses"),

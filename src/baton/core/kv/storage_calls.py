@@ -1,0 +1,88 @@
+"""Calls to storage that are out: whether one may go, when storage is late, and when a call will never come back.
+
+    sent      its circuit gave a permit, which is open until the call ends or is late
+    late      a question or fetch is not answered storage_seconds_max after it was sent: storage has failed, which is counted
+              once however many wait for it. A question ends there, because it holds nothing. A request that does not wait so
+              long gives up for itself (engine/loading.py), which says nothing about storage
+    overdue   even if one thread of the service did all calls, one after the other, and each took all the time that it may: this
+              one would have ended. Its thread is stuck. It may touch its host blocks at any time, so they are free only when
+              the service is dead: it is replaced (Tiers.hangs)
+
+Reads and writes have circuits of their own: storage that is full, or that may only be read, still gives what it has.
+"""
+
+from __future__ import annotations
+
+from baton.config import TierConfig
+from baton.core.deadlines import Deadlines
+from baton.core.kv.circuit import Circuit, Permit
+from baton.core.kv.move import PUT_PATIENCE, Move, Pending
+from baton.protocol.ids import Instant
+
+
+class StorageCalls:
+    __slots__ = ("_config", "_late", "_out", "_owed", "read_circuit", "write_circuit")
+
+    def __init__(self, config: TierConfig) -> None:
+        self._config = config
+        self.read_circuit, self.write_circuit = Circuit(), Circuit()
+        self._out: dict[Pending, int] = {}
+        "How long each may take, in units of storage_seconds_max."
+        self._owed = 0
+        "The sum of those."
+        self._late: Deadlines[Pending] = Deadlines()
+
+    def __len__(self) -> int:
+        return len(self._out)
+
+    def begin(self, pending: Pending, permit: Permit, now: Instant) -> Instant:
+        """It is sent. Returns when it is overdue."""
+        put = isinstance(pending, Move) and pending.kind == "put"
+        pending.permit = permit
+        self._out[pending] = units = int(PUT_PATIENCE) if put else 1
+        self._owed += units
+        if not put:  # puts wait for each other in the service, and nothing waits for them
+            self._late.set(pending, Instant(now + self._config.storage_seconds_max))
+        return Instant(now + self._owed * self._config.storage_seconds_max + self._config.memory_seconds_max)
+
+    def ended(self, pending: Pending, error: str | None, now: Instant) -> None:
+        """Storage has answered, or the service for it. If it was late, that has been counted."""
+        if pending.permit is not None:
+            self._circuit(pending).ended(pending.permit, error, now)
+        self._forget(pending)
+
+    def next_late(self) -> Instant | None:
+        return self._late.next()
+
+    def late(self, now: Instant) -> list[Pending]:
+        """Those that are late now, each once."""
+        passed = self._late.due(now)
+        for pending in passed:
+            self.failed(pending, now)
+        return passed
+
+    def failed(self, pending: Pending, now: Instant) -> None:
+        """Storage has not come back in time."""
+        if pending.permit is not None:
+            self._circuit(pending).failed(pending.permit, now)
+            pending.permit = None
+
+    def abandon(self, pending: Pending) -> None:
+        """Its answer is not waited for. It was counted as late."""
+        self._forget(pending)
+
+    def clear(self, now: Instant) -> None:
+        """The service is dead, and with it every call. That says nothing about storage."""
+        for pending in list(self._out):
+            if pending.permit is not None:
+                self._circuit(pending).cancelled(pending.permit, now)
+            self._forget(pending)
+
+    def _circuit(self, pending: Pending) -> Circuit:
+        put = isinstance(pending, Move) and pending.kind == "put"
+        return self.write_circuit if put else self.read_circuit
+
+    def _forget(self, pending: Pending) -> None:
+        pending.permit = None
+        self._owed -= self._out.pop(pending, 0)
+        self._late.discard(pending)
