@@ -109,6 +109,10 @@ class CacheService:
         "Copies of a service that hangs: it may still make them, until it is dead."
         self._untold = False
         "The host memory is another, and the instance does not know yet."
+        self._unmet = False
+        "The instance does not know of this life yet: what it says is for the one before, whose socket is closed."
+        self._silent = False
+        "A put or fetch of this life never comes back from storage."
         self._healed = False
 
     def connect(self, instance: Callable[[Event], None]) -> None:
@@ -171,7 +175,8 @@ class CacheService:
         if self._gone:
             return
         self._life += 1
-        self._hung = False
+        self._hung = self._silent = False
+        self._unmet = True
         if not kept:
             self._untold = True
             for number, block in enumerate(self.host):
@@ -198,7 +203,7 @@ class CacheService:
 
     def restart(self, *, excused: bool) -> None:
         """The instance has found that it hangs; `excused`: its clock was set ahead, so it had to think so."""
-        if not self._hung and not excused:
+        if not self._hung and not self._silent and not excused:
             raise InvariantBroken("a cache service that works is restarted", invariant=46)
         self._timeline.at(self._timeline.now + KILL_SECONDS, self._killed, self._life)
 
@@ -215,7 +220,7 @@ class CacheService:
         """It reads this now."""
         match event:
             case CacheReady():
-                self._untold = False
+                self._untold = self._unmet = False
             case BlocksMoved(result):
                 self._watch.answered(result.id, result.error)
             case StorageAnswered(answer):
@@ -230,7 +235,7 @@ class CacheService:
     # Messages
 
     def take(self, message: BlockMove | StorageQuery) -> None:
-        if self._life % 2 == 0 or self._hung:
+        if self._life % 2 == 0 or self._hung or self._unmet:
             return
         self._taken += 1
         fault = None if self._healed else self._faults.get(self._taken)
@@ -250,6 +255,9 @@ class CacheService:
         return each * (1 + blocks) * (0.5 + noise(self._scenario.seed, self._taken)) + extra
 
     def _query(self, query: StorageQuery, fault: CacheFault | None) -> None:
+        if fault is not None and fault.kind == "silent":
+            self._saw("storage never came back from a call")
+            return
         seconds = self._seconds(len(query.keys) // 8, STORAGE_SECONDS, fault)
         failed = fault is not None and fault.kind == "error"
         found = 0
@@ -267,6 +275,11 @@ class CacheService:
             return
         slow = move.kind in ("put", "fetch")
         seconds = self._seconds(len(move.host), STORAGE_SECONDS if slow else COPY_SECONDS, fault)
+        if slow and fault is not None and fault.kind == "silent":
+            self._saw("storage never came back from a call")
+            self._silent = True
+            self._stuck.append(lambda: self._touch(move))
+            return
         if slow:
             late = seconds > move.seconds_max
             seconds = min(seconds, move.seconds_max)
@@ -309,6 +322,14 @@ class CacheService:
                 self.host[host][part] = pool[device][part]
             else:
                 pool[device][part] = self.host[host][part]
+
+    def _touch(self, move: BlockMove) -> None:
+        """A call that was stuck goes on at last, before its process is dead: it reads or writes the blocks it was given."""
+        for key, host in zip(move.keys, move.host, strict=True):
+            if move.kind == "put":
+                self._watch.put(key, bytes(self.host[host]))
+            else:
+                self.host[host][:] = bytes(self._block_bytes)
 
     def _storage_move(self, move: BlockMove, error: str | None, fault: CacheFault | None, seconds: float) -> None:
         moved = 0

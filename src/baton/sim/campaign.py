@@ -115,6 +115,7 @@ SOMETIMES: tuple[str, ...] = (
     "a damaged object was found out",
     "an object vanished from storage",
     "storage was full",
+    "storage never came back from a call",
     "the cache was cleared with copies under way",
     # Time
     "the clock jumped back",

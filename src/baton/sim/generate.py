@@ -29,8 +29,8 @@ from baton.sim.scenario import (
 FAULTS = ("slow", "stall", "crash", "late", "repeat", "ghost", "garble", "abort", "preempt", "evict", "clock", "pause",
           "poison", "nan", "restart_fails", "again", "stop_string", "hang", "lose_result", "restart_hangs", "lose_plan",
           "freeze", "oom", "crash_loop")  # fmt: skip
-CACHE_FAULTS: tuple[CacheFaultKind, ...] = tuple(kind for kind in get_args(CacheFaultKind) if kind != "full")
-"""Drawn one by one. A storage that is full stays so for a while (`_full_and_cleared`)."""
+CACHE_FAULTS: tuple[CacheFaultKind, ...] = tuple(kind for kind in get_args(CacheFaultKind) if kind not in ("full", "silent"))
+"""Drawn one by one. Storage that is full stays so for a while (`_full_and_cleared`); one that is silent is `_silent`."""
 PHASES: tuple[Abortable, ...] = ("held", "waiting", "loading", "prefill", "decode", "preempting", "closing", "end")
 
 
@@ -72,6 +72,7 @@ def generate(seed: int) -> Scenario:
     if kind != "tight":
         _tiers(scenario, last, stream(seed, "tiers"))
     _full_and_cleared(scenario, last, stream(seed, "full and cleared"))
+    _silent_and_bounded(scenario, stream(seed, "silent and bounded"))
     if kind != "tight":
         _other_weights(scenario, last, stream(seed, "weights"))
     scenario.storage_tokens = storage_wants_tokens(scenario)
@@ -87,6 +88,16 @@ def _full_and_cleared(scenario: Scenario, last: float, rng: Random) -> None:
     if scenario.host_blocks and rng.random() < 0.25:
         scenario.nudges += [Nudge(rng.uniform(0.0, last + 0.5), "clear") for _ in range(rng.choice((2, 8, 20)))]
         scenario.nudges.sort(key=lambda nudge: nudge.at)
+
+
+def _silent_and_bounded(scenario: Scenario, rng: Random) -> None:
+    """Of the seeds with lower tiers: some storages never come back from a few calls, some bounds are small."""
+    if scenario.storage and rng.random() < 0.25:
+        taken = {fault.move for fault in scenario.cache_faults}
+        moves = [move for move in sorted(rng.sample(range(1, 80), rng.choice((1, 3, 9)))) if move not in taken]
+        scenario.cache_faults += [CacheFault(move, "silent") for move in moves]
+    if scenario.host_blocks and rng.random() < 0.3:
+        scenario.bound = rng.choice((1, 2, 4))
 
 
 def _other_weights(scenario: Scenario, last: float, rng: Random) -> None:

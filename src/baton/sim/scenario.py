@@ -16,6 +16,9 @@ VOCAB = 16
 PULL_SHARE, RELEASE_SHARE = 0.4, 0.3
 "Of the time that a router gives a hand-off. The rest is for the messages."
 
+TIERS = TierConfig()
+"The defaults of production."
+
 Abortable = Literal["held", "waiting", "loading", "prefill", "decode", "preempting", "closing", "end"]
 
 
@@ -95,7 +98,7 @@ NudgeKind = Literal[
 ]  # fmt: skip
 
 
-CacheFaultKind = Literal["slow", "error", "repeat", "flip", "torn", "misdirect", "foreign", "vanish", "full"]
+CacheFaultKind = Literal["slow", "error", "repeat", "flip", "torn", "misdirect", "foreign", "vanish", "full", "silent"]
 
 
 class CacheFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -104,7 +107,8 @@ class CacheFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
     move: int
     kind: CacheFaultKind
     seconds: float = 0.0
-    "slow: added; repeat: until the second answer; damage, full: which block of the move."
+    """slow: added; repeat: until the second answer; damage, full: which block of the move. silent: storage never comes back
+    from this call."""
 
 
 class Nudge(Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -235,6 +239,8 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     "Every so many-th of those is damaged. 0: none."
     storage_tokens: bool = False
     "Storage finds blocks by token ids, and is to be told them."
+    bound: int = 0
+    "Of questions, of blocks stored or put at once, of reservations and of kept prompts. 0: as large as in production."
     cache_faults: list[CacheFault] = []
     pull_seconds_max: float = 5.0
     "Less in a cluster whose router gives a hand-off less time."
@@ -275,6 +281,12 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
                 memory_seconds_max=1.0,
                 pull_seconds_max=self.pull_seconds_max,
                 release_seconds_max=self.release_seconds_max,
+                queries_max=self.bound or TIERS.queries_max,
+                store_blocks_max=self.bound or TIERS.store_blocks_max,
+                put_blocks=self.bound or TIERS.put_blocks,
+                reservations_max=self.bound or TIERS.reservations_max,
+                kept_max=self.bound or TIERS.kept_max,
+                load_again_after=self.bound or TIERS.load_again_after,
             ),
         )
 

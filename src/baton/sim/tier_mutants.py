@@ -57,8 +57,12 @@ TIER_MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
     # Storage
     ("fetch-believed-whole", "core.kv.tiers", "self._insert(move, [place < moved for place in range(len(move.host))]", "self._insert(move, [True for place in range(len(move.host))]",
      "what storage did not bring, or brought damaged, is found"),
-    ("storage-waited-for-for-ever", "core.engine.loading", "for load in self._patience.due(now):", "for load in self._patience.due(Instant(0.0)):",
-     "whoever asked storage waits until it answers"),
+    ("storage-waited-for-for-ever", "core.kv.storage_calls", "        if not put:  #", "        if put:  #",
+     "a question that storage never answers is never given up"),
+    ("stuck-call-unnoticed", "core.kv.tiers", "        self._overdue.set(move, overdue)\n", "        if not move.by_key:\n            self._overdue.set(move, overdue)\n",
+     "a put or fetch that never comes back from storage keeps its host blocks for ever"),
+    ("permits-left-open", "core.kv.storage_calls", "                self._circuit(pending).cancelled(pending.permit, now)\n", "                pass\n",
+     "a call that dies with its service stays open at the circuit"),
     ("failures-not-counted", "core.kv.tiers", "self.storage_calls.ended(move, result.error, now)", "self.storage_calls.ended(move, None, now)",
      "a storage that fails, or is full, is asked again and again"),
     # Token ids for a storage that wants them

@@ -22,6 +22,7 @@ from baton.sim.line import Line
 from baton.sim.logprob_watch import LogprobWatch
 from baton.sim.plans import PlanWatch
 from baton.sim.reference import Reference
+from baton.sim.rest import check_rest
 from baton.sim.scenario import Client, Scenario
 from baton.sim.tags import identity_of
 from baton.sim.trip import Order, Trip
@@ -351,6 +352,7 @@ class Watch:
             raise InvariantBroken(f"at rest: {load}", invariant=9)
         if instance.next_deadline() is not None:
             raise InvariantBroken("at rest and a deadline is armed", invariant=9)
+        check_rest(instance)
         quiet = not self._scenario.faults
         for trip in self.all_trips:
             if trip.submitted and trip.refused is None and None in trip.ended:

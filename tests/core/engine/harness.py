@@ -34,6 +34,7 @@ from baton.protocol.ids import Instant, PoolIncarnation, RequestId
 from baton.protocol.output import Emit, Ended, each_token
 from baton.protocol.request import GenerateRequest, Refused, SamplingParams
 from baton.protocol.step import PREEMPTED_TOKEN_ID, NewSequence, RowLogprobs, StepPlan, StepResult, TokenLogprob
+from baton.sim.rest import check_rest
 
 VOCAB = 101
 MARKS = 10_007
@@ -402,6 +403,7 @@ class Driver:
         assert len(board.waiting) == board.queued == board.queued_tokens == board.slots.taken == 0
         assert self.pool.free + self.pool.idle == self.pool.total
         assert instance.next_deadline() is None
+        check_rest(instance)
         for name, request in self.requests.items():
             assert all((name, index) in self.ended for index in range(request.n)), f"{name} never ended"
 

@@ -167,6 +167,7 @@ class Instance:
     def check(self) -> None:
         check_board(self.board)
         self._loader.check()
+        self._handoff.check()
         self._suspects.check(self.board)
         queue = self.config.queue
         if self.board.queued > queue.requests_max or self.board.queued_tokens > queue.tokens_max:

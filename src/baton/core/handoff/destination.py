@@ -22,6 +22,7 @@ from baton.core.effects import Effect
 from baton.core.engine.board import Board
 from baton.core.engine.request import Group, Sequence, Stay
 from baton.core.kv.move import Move, Peer, Waiter
+from baton.errors import InvariantBroken
 from baton.protocol.handoff import Adopted, AskRelease, Expecting, PeerOffer, Released
 from baton.protocol.ids import Instant, RequestId, StepNo
 from baton.protocol.request import Refused
@@ -321,6 +322,15 @@ class Destination:
             self._give_up(reservation)
             if reservation.last:
                 self._go_on(reservation, kept=False)
+
+    def check(self) -> None:
+        """35: every reservation ends at some time, whatever the others do. 17: what it waits for is under way."""
+        for reservation in self._reservations.values():
+            if reservation not in self._deadlines or reservation.sequence.load is not reservation:
+                raise InvariantBroken(f"{reservation.sequence!r} has room for a prompt, and no deadline", invariant=35)
+            for pull in reservation.pulls:
+                if pull.pending is None or not self._board.tiers.is_pending(pull.pending):
+                    raise InvariantBroken(f"{reservation.sequence!r} waits for a pull that is not under way", invariant=17)
 
     def _find(self, request: RequestId, attempt: int) -> Reservation | None:
         reservation = self._reservations.get(request)

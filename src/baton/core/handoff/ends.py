@@ -139,6 +139,9 @@ class HandoffEnds:
         self._source.void()
         self._destination.pool_changed()
 
+    def check(self) -> None:
+        self._destination.check()
+
     def drop_kept(self) -> None:
         """There is no more time to wait for those who copy."""
         self._source.void()

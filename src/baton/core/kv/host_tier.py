@@ -12,13 +12,14 @@ that is on the device or here, and `run` counts exactly that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockKey, HostBlockId
 
 
 class HostTier:
-    __slots__ = ("_block_of", "_free", "_key_of", "_pins", "_stored", "_writing", "evicted", "total")
+    __slots__ = ("_block_of", "_free", "_key_of", "_pins", "_stored", "_unstored", "_writing", "evicted", "total")
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -31,6 +32,8 @@ class HostTier:
         self._writing = bytearray(total)
         self._stored = bytearray(total)
         "Storage has it too, as far as we know."
+        self._unstored: dict[BlockKey, None] = {}
+        "Keys that storage does not have, in the same order. Few or many, they are found without looking at the others."
 
     def __len__(self) -> int:
         return len(self._block_of)
@@ -66,13 +69,8 @@ class HostTier:
 
     def oldest_unstored(self, count: int) -> list[BlockKey]:
         """Those that would be evicted first and that storage does not have."""
-        found: list[BlockKey] = []
-        for key, block in self._block_of.items():
-            if len(found) == count:
-                break
-            if not self._stored[block] and not self._pins[block]:
-                found.append(key)
-        return found
+        unpinned = (key for key in self._unstored if not self._pins[self._block_of[key]])
+        return list(islice(unpinned, count))
 
     # Writing
 
@@ -94,6 +92,8 @@ class HostTier:
         self._block_of[key] = block
         self._key_of[block] = key
         self._stored[block] = stored
+        if not stored:
+            self._unstored[key] = None
 
     def discard(self, block: HostBlockId) -> None:
         """What was written into it is of no use."""
@@ -123,8 +123,10 @@ class HostTier:
                 self._free.append(block)
 
     def mark_stored(self, block: HostBlockId) -> None:
-        if self._key_of[block] is not None:  # else it was forgotten while it was being put
+        key = self._key_of[block]
+        if key is not None:  # else it was forgotten while it was being put
             self._stored[block] = 1
+            self._unstored.pop(key, None)
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
         """They were used. The first of a chain count as the latest: a hole there makes all behind it useless."""
@@ -132,6 +134,9 @@ class HostTier:
             block = self._block_of.pop(key, None)
             if block is not None:
                 self._block_of[key] = block
+                if key in self._unstored:
+                    del self._unstored[key]
+                    self._unstored[key] = None
 
     def clear(self) -> None:
         """The memory is another one. Nothing may be under way."""
@@ -148,6 +153,7 @@ class HostTier:
                 self._free.append(block)
         self.evicted += len(self._block_of)
         self._block_of.clear()
+        self._unstored.clear()
 
     def evict(self, count: int) -> None:
         """Up to so many that nobody reads, the one used longest ago first."""
@@ -159,6 +165,7 @@ class HostTier:
                 victims.append((key, block))
         for key, block in victims:
             del self._block_of[key]
+            self._unstored.pop(key, None)
             self._key_of[block] = None
             self._stored[block] = 0
             self._free.append(block)
@@ -180,6 +187,8 @@ class HostTier:
         if any(count != 1 for count in states):
             wrong = next(block for block, count in enumerate(states) if count != 1)
             raise InvariantBroken(f"host block {wrong} is in {states[wrong]} states", invariant=1)
+        if list(self._unstored) != [key for key, block in self._block_of.items() if not self._stored[block]]:
+            raise InvariantBroken("keys that storage does not have are listed wrong, or in another order", invariant=14)
         if [read.get(HostBlockId(block), 0) for block in range(self.total)] != self._pins:
             raise InvariantBroken("pins of the host tier are not those of its moves", invariant=17)
         if [written.get(HostBlockId(block), 0) for block in range(self.total)] != list(self._writing):

@@ -28,6 +28,7 @@ from baton.sim.cluster.room_watch import RoomWatch
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.network import Network
 from baton.sim.process import NO_EPOCH, WorkerProcess
+from baton.sim.rest import check_rest
 from baton.sim.scenario import NodeRole, Scenario
 from baton.sim.tiers_watch import TierWatch
 from baton.sim.timeline import Timeline
@@ -311,6 +312,7 @@ class Engine:
             raise InvariantBroken(f"{self._name} at rest: {load}", invariant=9)
         if self.instance.next_deadline() is not None:
             raise InvariantBroken(f"{self._name} at rest, and a deadline is armed", invariant=9)
+        check_rest(self.instance)
         self.full_check()
         if self.cache is not None:
             self.cache.note_what_happened(self.instance.view.tier_stats)

@@ -73,6 +73,9 @@ def generate_cluster(seed: int) -> Scenario:
     if weights.random() < OTHER_WEIGHTS:
         _other_weights(scenario, scenario.cluster, weights)
     scenario.storage_tokens = storage_wants_tokens(scenario)
+    bounds = stream(seed, "bounds")
+    if bounds.random() < 0.2:
+        scenario.bound = bounds.choice((1, 2, 4))
     return scenario
 
 

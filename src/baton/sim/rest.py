@@ -1,0 +1,107 @@
+"""At rest nothing is left: every container of every object of the core is empty, but for a named few that have a bound.
+
+The check walks all attributes, so that it knows of containers which did not exist when it was written: who adds one either
+empties it, or names it and its bound here. Both simulators ask it for each instance at rest.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Any, Final, get_args
+
+from baton.core.engine.instance import Instance
+from baton.core.engine.stats import HeldBack
+from baton.core.events import Event
+from baton.errors import InvariantBroken
+from baton.protocol.moves import MoveKind
+from baton.protocol.request import FinishReason, RefusalReason
+
+Container = dict[Any, Any] | list[Any] | deque[Any] | set[Any] | bytearray
+
+STALE: Final = 65
+"""A heap with lazy deletion is rebuilt when it has more than 64 stale entries, and as many again as current ones."""
+
+Bound = Callable[[Any], int]
+"""How many entries the container may have, by the object that has it."""
+
+
+def _device(holder: Any) -> int:
+    return int(holder.total)
+
+
+def _cached(cache: Any) -> int:
+    return int(cache.pool.total)
+
+
+BOUNDED: Final[dict[tuple[str, str], Bound]] = {
+    # One entry for each block of the device
+    **{("BlockPool", name): _device for name in ("_free", "_requests", "_moves", "_cached", "_generation")},
+    **{("PrefixCache", name): _cached for name in ("_block_of", "_key_of", "_parent", "_children", "_last_used", "_hits")},
+    ("PrefixCache", "_heap"): lambda cache: 2 * cache.pool.idle + STALE,
+    ("TokenLinks", "_of_device"): lambda links: links._cache.pool.total,
+    # One for each block of the host
+    **{("HostTier", name): _device for name in ("_free", "_block_of", "_unstored", "_key_of", "_pins", "_writing", "_stored")},
+    ("TokenLinks", "_of_host"): lambda links: links._host.total,
+    # One for each slot
+    **{("SlotTable", name): _device for name in ("_free", "occupants", "incarnations")},
+    # Lazy deletion
+    **dict.fromkeys((("WaitingLine", "_heap"), ("Intake", "_deadlines"), ("Loader", "_unasked")), lambda _: STALE),
+    # A fixed number of things
+    ("Instance", "_handlers"): lambda _: len(get_args(Event)),
+    ("Tiers", "rates"): lambda _: len(get_args(MoveKind)),
+    ("Stats", "ended"): lambda _: len(FinishReason),
+    ("Stats", "refused"): lambda _: len(get_args(RefusalReason)),
+    ("Stats", "held_back"): lambda _: len(get_args(HeldBack)),
+    # What is remembered on purpose
+    ("HandoffEnds", "_attempts"): lambda ends: ends._attempts_max,
+}
+NAMES_OBJECTS: Final = (("Tiers", "rates"), ("WaitingLine", "_heap"), ("Loader", "_unasked"))
+"""The last two may name sequences that have ended, until they are rebuilt."""
+
+
+def check_rest(instance: Instance) -> None:
+    """9, 49: nothing is left of requests, and what is kept on purpose is within its bound."""
+    for owner, name, container in containers(instance):
+        place = (type(owner).__name__, name)
+        bound = BOUNDED[place](owner) if place in BOUNDED else 0
+        if len(container) > bound:
+            text = f"{place[0]}.{name} has {len(container)} entries at rest, and may have {bound}"
+            raise InvariantBroken(text, invariant=49 if bound else 9)
+        if place not in NAMES_OBJECTS and any(_is_of_core(part) for entry in container for part in _parts(container, entry)):
+            raise InvariantBroken(f"{place[0]}.{name} refers to an object of the core at rest", invariant=9)
+
+
+def containers(root: object) -> Iterator[tuple[object, str, Container]]:
+    """All containers of all objects of the core that can be reached by attributes: whose, its name, and the container."""
+    seen: dict[int, object] = {id(root): root}
+    found: deque[object] = deque([root])
+    while found:
+        owner = found.popleft()
+        for name, value in _attributes(owner):
+            if isinstance(value, (dict, list, deque, set, bytearray)):
+                yield owner, name, value
+            elif _is_of_core(value) and id(value) not in seen:
+                seen[id(value)] = value
+                found.append(value)
+
+
+def _attributes(owner: object) -> Iterator[tuple[str, object]]:
+    slots = [name for cls in type(owner).__mro__ for name in getattr(cls, "__slots__", ())]
+    for name in (*slots, *getattr(owner, "__dict__", ())):
+        if hasattr(owner, name):
+            yield name, getattr(owner, name)
+
+
+def _is_of_core(value: object) -> bool:
+    """An object with a state of its own: no number, no tuple, no word."""
+    return type(value).__module__.startswith("baton.core") and not isinstance(value, (tuple, Enum, type))
+
+
+def _parts(container: Container, entry: object) -> Iterator[object]:
+    yield entry
+    value = container[entry] if isinstance(container, dict) else entry
+    yield value
+    if isinstance(value, tuple):
+        yield from value

@@ -1,0 +1,85 @@
+"""The at-rest check: a container that nobody named must be empty, and one that is named has its bound."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from baton.config import InstanceConfig, KVConfig, SchedulerConfig, TierConfig
+from baton.core.engine.instance import Instance
+from baton.core.engine.loading import Load
+from baton.errors import InvariantBroken
+from baton.sim.rest import BOUNDED, check_rest, containers
+
+
+def made() -> Instance:
+    return Instance(
+        InstanceConfig(
+            kv=KVConfig(blocks=8),
+            scheduler=SchedulerConfig(slots=2),
+            tiers=TierConfig(host_blocks=4, storage=True, attempts_max=3),
+        )
+    )
+
+
+def names(instance: Instance) -> list[tuple[str, str]]:
+    return [(type(owner).__name__, name) for owner, name, _ in containers(instance)]
+
+
+def test_a_fresh_instance_is_at_rest():
+    check_rest(made())
+
+
+def test_it_walks_all_parts_of_an_instance():
+    found = names(made())
+    for place in [
+        ("Board", "groups"), ("Loader", "_bringing"), ("Tiers", "_moves"), ("StorageCalls", "_out"), ("Circuit", "_permits"),
+        ("Destination", "_reservations"), ("Suspects", "_held"), ("WritePolicy", "to_put"), ("Deadlines", "_heap"),
+        ("Outbox", "tokens"), ("StepPipeline", "_early"), ("Sleeping", "_wakes"),
+    ]:  # fmt: skip
+        assert place in found
+    links = ("TokenLinks", "_of_host"), ("TokenLinks", "_of_device")  # made when storage wants token ids
+    assert set(BOUNDED) <= {*found, *links}, "a bound is named for a container that is not there"
+
+
+def test_every_container_that_is_not_named_must_be_empty():
+    for owner, name, container in containers(made()):
+        if (type(owner).__name__, name) in BOUNDED or isinstance(container, bytearray):
+            continue
+        instance = made()
+        again = next(c for o, n, c in containers(instance) if (type(o), n) == (type(owner), name))
+        if isinstance(again, dict):
+            again[1] = None
+        else:
+            again.append(None)
+        with pytest.raises(InvariantBroken, match=rf"\.{name} has 1 entries") as broken:
+            check_rest(instance)
+        assert broken.value.invariant == 9
+
+
+def test_a_container_that_was_added_since_is_found():
+    instance = made()
+    instance._loader._waiters = {7: []}  # type: ignore[attr-defined]
+    with pytest.raises(InvariantBroken, match=r"Loader\._waiters"):
+        check_rest(instance)
+    instance._loader._waiters = deque([3])  # type: ignore[attr-defined]
+    with pytest.raises(InvariantBroken, match=r"Loader\._waiters"):
+        check_rest(instance)
+
+
+def test_what_is_remembered_on_purpose_has_a_bound():
+    instance = made()
+    instance._handoff._attempts.update({f"r{number}": 1 for number in range(3)})
+    check_rest(instance)
+    instance._handoff._attempts["one more"] = 1
+    with pytest.raises(InvariantBroken, match="may have 3") as broken:
+        check_rest(instance)
+    assert broken.value.invariant == 49
+
+
+def test_a_list_of_slots_may_not_name_a_request():
+    instance = made()
+    instance.board.slots.occupants[0] = Load(instance._loader, None)  # type: ignore[arg-type]
+    with pytest.raises(InvariantBroken, match="refers to an object of the core"):
+        check_rest(instance)
