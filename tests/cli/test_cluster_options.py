@@ -118,11 +118,11 @@ def test_on_a_gpu_instances_divide_a_share_that_was_given(monkeypatch):
 @pytest.mark.parametrize(
     ("counts", "gpus", "expected"),
     [
-        ({"prefill": 1, "decode": 1}, 1, {"prefill-0": (0, 2), "decode-0": (0, 2)}),
-        ({"prefill": 1, "decode": 1}, 2, {"prefill-0": (0, 1), "decode-0": (1, 1)}),
-        ({"mixed": 3}, 2, {"mixed-0": (0, 2), "mixed-1": (1, 1), "mixed-2": (0, 2)}),
-        ({"mixed": 2}, 8, {"mixed-0": (0, 1), "mixed-1": (1, 1)}),
-        ({"mixed": 2}, 0, {"mixed-0": (0, 2), "mixed-1": (0, 2)}),
+        ({"prefill": 1, "decode": 1}, 1, {"prefill-0": (0, 2, 0), "decode-0": (0, 2, 1)}),
+        ({"prefill": 1, "decode": 1}, 2, {"prefill-0": (0, 1, 0), "decode-0": (1, 1, 0)}),
+        ({"mixed": 3}, 2, {"mixed-0": (0, 2, 0), "mixed-1": (1, 1, 0), "mixed-2": (0, 2, 1)}),
+        ({"mixed": 2}, 8, {"mixed-0": (0, 1, 0), "mixed-1": (1, 1, 0)}),
+        ({"mixed": 2}, 0, {"mixed-0": (0, 1, 0), "mixed-1": (0, 1, 0)}),
     ],
 )
 @pytest.mark.parametrize("device", ["cuda", "auto"])
@@ -131,7 +131,10 @@ def test_instances_are_spread_over_the_gpus(monkeypatch, device, counts, gpus, e
     monkeypatch.setattr(visible, "visible_gpus", lambda: gpus)
     options, _, serve = read(device=device, **counts)
     engines = up_command.engines_of(options, serve)
-    assert {name: (engine.worker.device_index, engine.worker.device_sharers) for name, engine in engines.items()} == expected
+    workers = {name: engine.worker for name, engine in engines.items()}
+    assert {
+        name: (worker.device_index, worker.device_sharers, worker.device_place) for name, worker in workers.items()
+    } == expected
     assert all(engine.cache().worker.device_index == engine.worker.device_index for engine in engines.values())
     assert "mixed-1" not in expected or f"mixed-1 {expected['mixed-1'][0]}" in up_command.gpus_text(engines)
 
@@ -140,6 +143,8 @@ def test_on_a_cpu_no_driver_is_asked(monkeypatch):
     monkeypatch.setattr(visible, "visible_gpus", lambda: pytest.fail("it was asked"))
     options, _, serve = read(mixed=2, device="cpu")
     assert {engine.worker.device_index for engine in up_command.engines_of(options, serve).values()} == {0}
+    file = replace(serve, device="auto", model=__file__)  # as a GGUF is
+    assert {engine.worker.device_sharers for engine in up_command.engines_of(options, file).values()} == {1}
 
 
 @pytest.mark.parametrize("owner", [UpOptions, PlacementOptions, RouterOptions])

@@ -60,8 +60,8 @@ def digest_of(config: ModelConfig, settings: dict[str, Any]) -> str:
     steps, digest = executor._steps, sha256()  # type: ignore[attr-defined]
     tables = np.arange(SLOTS * width)[::-1].reshape(SLOTS, width)
     slots, places = np.divmod(np.arange(SLOTS * width), width)
-    steps.write_tables(slots, places, tables.reshape(-1))
     with torch.inference_mode():
+        steps.write_tables(slots, places, tables.reshape(-1))
         for parts in [*SHORT, *([(slot + 4, at, count) for slot, at, count in part] for part in LONG)]:
             batch = step_of(parts, config.vocab_size)
             steps.launch(batch).done.synchronize()

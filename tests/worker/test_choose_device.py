@@ -25,8 +25,8 @@ GGUF = Path(__file__)
 class FakeCuda:
     name = "cuda"
 
-    def __init__(self, sharers: int) -> None:
-        self.sharers = sharers
+    def __init__(self, share_of_others: float) -> None:
+        self.share_of_others = share_of_others
 
 
 @pytest.fixture
@@ -55,17 +55,19 @@ def test_a_gpu_that_torch_sees_is_taken_and_the_log_says_why(gpu, caplog):
 
 
 @pytest.mark.parametrize(
-    ("settings", "share"),
+    ("settings", "share", "of_others"),
     [
-        ({"device_sharers": 3}, 0.3),
-        ({"device_sharers": 2, "memory_utilization": 0.8}, 0.4),
-        ({"device_sharers": 2, "blocks": 7}, None),
-        ({"device_sharers": 2, "kv_memory_gib": 3.0}, None),
+        ({"device_sharers": 3}, 0.3, 0.0),
+        ({"device_sharers": 3, "device_place": 2}, 0.9, 0.6),
+        ({"device_sharers": 2, "memory_utilization": 0.8}, 0.4, 0.0),
+        ({"device_sharers": 2, "memory_utilization": 0.8, "device_place": 1}, 0.8, 0.4),
+        ({"device_sharers": 2, "blocks": 7, "device_place": 1}, None, 0.0),
+        ({"device_sharers": 2, "kv_memory_gib": 3.0}, None, 0.0),
     ],
 )
-def test_instances_on_one_gpu_divide_its_memory(gpu, settings, share):
+def test_instances_on_one_gpu_divide_its_memory(gpu, settings, share, of_others):
     platform, config = choose(WorkerConfig(device="cuda", **settings), FOLDER)
-    assert (platform.sharers, config.memory_utilization) == (settings["device_sharers"], pytest.approx(share))
+    assert (config.memory_utilization, platform.share_of_others) == (pytest.approx(share), pytest.approx(of_others))
 
 
 @pytest.mark.parametrize(("pool", "reserved"), [("private", 0.0), ("announced", ATTACHER_GIB), ("attached", ATTACHER_GIB)])

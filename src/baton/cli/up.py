@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from inspect import Parameter, Signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -100,15 +101,18 @@ def require_divisible(options: UpOptions, serve: ServeConfig) -> None:
 class GpuPlace(NamedTuple):
     device_index: int
     "Of the GPUs that are visible."
-    sharers: int
+    sharers: int = 1
     "Instances on it."
+    place: int = 0
+    "Among them."
 
 
 def places_on_gpus(names: Sequence[str], gpus: int) -> dict[str, GpuPlace]:
-    """In turn: instances of one role are on different GPUs for as long as there are any. Without a GPU all are at the first."""
-    count = max(gpus, 1)
-    on_each = Counter(place % count for place in range(len(names)))
-    return {name: GpuPlace(place % count, on_each[place % count]) for place, name in enumerate(names)}
+    """In turn: instances of one role are on different GPUs for as long as there are any. Without a GPU nothing is shared."""
+    if not gpus:
+        return dict.fromkeys(names, GpuPlace(0))
+    on_each = Counter(number % gpus for number in range(len(names)))
+    return {name: GpuPlace(number % gpus, on_each[number % gpus], number // gpus) for number, name in enumerate(names)}
 
 
 def shares_of_cores(names: list[str], cores: int) -> dict[str, int]:
@@ -125,11 +129,12 @@ def engines_of(options: UpOptions, serve: ServeConfig) -> dict[str, EngineConfig
 
     roles = roles_of(options)
     threads = dict.fromkeys(roles, serve.threads) if serve.threads else shares_of_cores(list(roles), usable_cores())
-    places = places_on_gpus(list(roles), 0 if serve.device == "cpu" else visible_gpus())
+    on_cpu = serve.device == "cpu" or Path(serve.model).is_file()  # a GGUF file is
+    places = places_on_gpus(list(roles), 0 if on_cpu else visible_gpus())
 
     def engine_of(name: str, role: Role) -> EngineConfig:
         engine, place = replace(serve, threads=threads[name]).engine(), places[name]
-        worker = replace(engine.worker, device_index=place.device_index, device_sharers=place.sharers)
+        worker = replace(engine.worker, device_index=place.device_index, device_sharers=place.sharers, device_place=place.place)
         return replace(engine, worker=worker, role=role, name=name)
 
     return {name: engine_of(name, role) for name, role in roles.items()}

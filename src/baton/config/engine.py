@@ -48,6 +48,8 @@ class WorkerConfig:
     "Which of the GPUs that are visible (CUDA_VISIBLE_DEVICES). `baton up` spreads its instances over them."
     device_sharers: Annotated[int, Range(1, 1024)] = 1
     "Instances on that GPU, this one included. They divide memory_utilization."
+    device_place: Annotated[int, Range(0, 1023)] = 0
+    "Its place among them: so many have taken their part of the memory before it measures what is left (runtime/up.py)."
     dtype: Dtype = "auto"
     "Data type of activations."
     deterministic: bool = False

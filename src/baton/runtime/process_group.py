@@ -59,12 +59,11 @@ class ProcessGroup(Generic[ParentConfig]):
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
             loop.add_signal_handler(signal.SIGHUP, self.hang_up)
         stopping, starting = asyncio.create_task(self._stopped()), asyncio.create_task(self._start_in_time())
+        rows = asyncio.create_task(self._start_rows())
         try:
-            for row in self._rows:
-                await self._children.start(row.name)
-            await self._until_over({self._over, stopping, starting}, stopping)
+            await self._until_over({self._over, stopping, starting, rows}, stopping)
         finally:
-            for task in (stopping, starting):
+            for task in (stopping, starting, rows):
                 task.cancel()
             try:
                 self.on_stopping()
@@ -80,6 +79,14 @@ class ProcessGroup(Generic[ParentConfig]):
 
     async def _stopped(self) -> None:
         await self._stop.wait()
+
+    async def _start_rows(self) -> None:
+        for row in self._rows:
+            await self.before_start(row.name)
+            await self._children.start(row.name)
+
+    async def before_start(self, name: str) -> None:
+        """What that child has to wait for. The start as a whole has a deadline."""
 
     async def _start_in_time(self) -> None:
         seconds = self._start_seconds_max + START_SECONDS_MORE

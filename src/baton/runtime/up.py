@@ -9,11 +9,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from baton.config import EngineConfig
+from baton.config import EngineConfig, WorkerConfig
 from baton.errors import InvalidConfig
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceReady, LoadProgress, ModelChanged
@@ -41,6 +42,20 @@ class UpConfig:
                     f"{name} may take {needed:g} s to go on with a prompt (pull_seconds_max + release_seconds_max), and the "
                     f"router gives up after {limit:g} s (handing_seconds_max)"
                 )
+
+
+def start_after(name: str, engines: Mapping[str, EngineConfig]) -> list[str]:
+    """Instances that must be ready before that one is started: each measures how much memory of their GPU is left for it, which
+    it cannot while another one beside it loads weights."""
+    if name not in engines or not _measures(engines[name].worker):
+        return []
+    index = engines[name].worker.device_index
+    earlier = list(engines)[: list(engines).index(name)]
+    return [other for other in earlier if engines[other].worker.device_index == index and _measures(engines[other].worker)]
+
+
+def _measures(worker: WorkerConfig) -> bool:
+    return worker.device_sharers > 1 and worker.blocks is None and worker.kv_memory_gib is None
 
 
 def up_children(names: Iterable[str]) -> tuple[ChildRow[UpConfig], ...]:
@@ -97,6 +112,7 @@ class UpGroup(ProcessGroup[UpConfig]):
         self._config = config
         self._reporter = reporter
         self._ready: InstanceReady | None = None
+        self._instance_ready = {name: asyncio.Event() for name in config.engines}
         serve = config.router.serve
         scheduler = serve.engine().instance.scheduler
         super().__init__(
@@ -106,6 +122,10 @@ class UpGroup(ProcessGroup[UpConfig]):
             restarts_max=scheduler.worker_restarts_max,
             backoff_seconds_max=scheduler.restart_backoff_seconds_max,
         )
+
+    async def before_start(self, name: str) -> None:
+        for other in start_after(name, self._config.engines):
+            await self._instance_ready[other].wait()
 
     def on_message(self, child: Child, message: Message) -> None:
         match message:
@@ -122,9 +142,17 @@ class UpGroup(ProcessGroup[UpConfig]):
                 if child.name == ROUTER:
                     self._ready = message
                 else:
-                    self._reporter.on_instance_ready(child.name)
+                    self._on_instance_ready(child.name, message)
             case ClusterView():
                 self._on_view(message)
+
+    def _on_instance_ready(self, name: str, ready: InstanceReady) -> None:
+        self._instance_ready[name].set()
+        engine = self._config.engines[name]
+        if _measures(engine.worker):  # its next life finds the GPU full of the others: it has as many blocks as this one
+            engine = replace(engine, worker=replace(engine.worker, blocks=ready.blocks))
+            self._config = replace(self._config, engines={**self._config.engines, name: engine})
+        self._reporter.on_instance_ready(name)
 
     def _on_view(self, view: ClusterView) -> None:
         there = {instance.name for instance in view.instances}

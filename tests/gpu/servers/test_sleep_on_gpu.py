@@ -19,7 +19,7 @@ def used_bytes() -> int:
 
 @pytest.mark.parametrize("settings", [{}, {"kv_host_gib": 0.01}], ids=["alone", "with a cache service"])
 def test_memory_of_the_pool_is_free_while_it_sleeps(tiny, tmp_path, settings):
-    with Server(tiny, tmp_path, kv_blocks=BLOCKS, **settings).wait_ready() as server:
+    with Server(tiny, tmp_path, kv_blocks=BLOCKS, block_size=64, **settings).wait_ready() as server:
         before, plan = tokens(server), server.ask("/config").json
         pool = next(value for value in _values(plan, "kv_pool_gib")) * 2**30
         assert pool > 2**30, "large enough to be seen beside what others use"

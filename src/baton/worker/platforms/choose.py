@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 CPU_KV_GIB = 2.0
 GPU_MEMORY_SHARE = 0.9
-"""Of a GPU. Instances that share one divide it."""
+"""Of a GPU. Instances that share one divide it: each may go up to the end of its own part, behind those that came before it."""
 ATTACHER_GIB = 0.6
 """Memory of a GPU that the cache service takes when it attaches to the KV pool: its CUDA context, and no torch."""
 
@@ -84,23 +84,19 @@ def _cuda(config: WorkerConfig) -> tuple[Platform, WorkerConfig]:
     if config.compute == "torch" and "fp8" in (config.kv_dtype, config.quantization):
         raise InvalidConfig("fp8 needs our kernels for GPUs: leave --compute torch out, or --quantization and --kv-dtype fp8")
     quantization: Quantization = "fp8" if config.quantization == "fp8" else "none"
+    share = config.memory_utilization
+    if share is None and config.blocks is None and config.kv_memory_gib is None:
+        share = GPU_MEMORY_SHARE
+    own = (share or 0.0) / config.device_sharers
     resolved = replace(
         config,
         device="cuda",
         dtype=dtype,
         quantization=quantization,
-        memory_utilization=_gpu_share(config),
+        memory_utilization=None if share is None else own * (config.device_place + 1),
         memory_reserved_gib=0.0 if config.pool == "private" else ATTACHER_GIB,  # the host tier is not on the GPU
     )
-    return CudaPlatform(config.device_sharers), resolved
-
-
-def _gpu_share(config: WorkerConfig) -> float | None:
-    """Of one instance."""
-    share = config.memory_utilization
-    if share is None and config.blocks is None and config.kv_memory_gib is None:
-        share = GPU_MEMORY_SHARE
-    return None if share is None else share / config.device_sharers
+    return CudaPlatform(share_of_others=own * config.device_place), resolved
 
 
 def _for_cpu(config: WorkerConfig) -> WorkerConfig:

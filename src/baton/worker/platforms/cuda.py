@@ -21,7 +21,7 @@ from baton.worker.executors.base import LoadedExecutor
 DEVICE = 0
 """One rank, one GPU: the only one that this process sees (visible.py)."""
 CONTEXT_BYTES = 1 * GIB
-"""Of a worker's CUDA context and kernels. Taken for what it is where others are on the GPU, whose memory shows in every sum."""
+"""Of a worker's CUDA context and kernels, at most, with weights and activations of 16 bits: 0.85 GiB on an H200."""
 
 
 def missing_gpu() -> str:
@@ -36,9 +36,9 @@ def missing_gpu() -> str:
 class CudaPlatform:
     name = "cuda"
 
-    def __init__(self, sharers: int = 1) -> None:
-        """`sharers`: instances on this GPU, this one included."""
-        self._sharers = sharers
+    def __init__(self, share_of_others: float = 0.0) -> None:
+        """`share_of_others`: of the GPU's memory, which belongs to instances that were started on it before."""
+        self._share_of_others = share_of_others
         self._pool: DevicePool | None = None
 
     def kv_kind(self, model: ModelConfig, settings: WorkerConfig) -> KVKind:
@@ -57,11 +57,12 @@ class CudaPlatform:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # what torch keeps for later is free
         free, total = torch.cuda.mem_get_info(DEVICE)
-        if self._sharers == 1:
+        if not self._share_of_others:
             return MemoryFacts(total, free)
-        # Others that start beside us have weights already, or not yet: only what is ours counts against our share.
+        # One of the others may be lost just now, and wants its part again when it is back.
         pool = self._pool.nbytes if self._pool is not None and self._pool.address else 0
-        return MemoryFacts(total, max(0, total - torch.cuda.memory_reserved(DEVICE) - CONTEXT_BYTES - pool))
+        own = torch.cuda.memory_reserved(DEVICE) + CONTEXT_BYTES + pool
+        return MemoryFacts(total, min(free, max(0, int(total * (1 - self._share_of_others)) - own)))
 
     def memory_of_step(self, run: Callable[[], object]) -> int:
         """The most that torch reserved meanwhile, which is more than it used: pieces do not fit everywhere."""
