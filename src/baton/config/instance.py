@@ -36,6 +36,9 @@ class SchedulerConfig:
     "Upper bound of tokens, prompt and decode together, in one step."
     chunk_tokens_max: int | None = None
     "Upper bound of prompt tokens of one sequence in one step. None: only tokens_per_step bounds it."
+    prompts_at_once: int = 4
+    """Prompts longer than a step that may be under way at once: while there are fewer, a prompt leaves half of a step to others
+    of its class that wait (core/engine/sharing.py). 1: prompts of a class are computed one after the other."""
     prefill_tokens_beside_decodes: int | None = None
     "Upper bound of prompt tokens in a step in which others decode: their next token waits for it. None: as tokens_per_step."
     decode_gap_seconds: float | None = None
@@ -68,6 +71,7 @@ class SchedulerConfig:
         )
         require(self.steps_in_flight >= 1, "scheduler.steps_in_flight must be at least 1")
         require(self.chunk_tokens_max is None or self.chunk_tokens_max >= 1, "scheduler.chunk_tokens_max must be at least 1")
+        require(self.prompts_at_once >= 1, "scheduler.prompts_at_once must be at least 1")
         require(
             self.prefill_tokens_beside_decodes is None or self.prefill_tokens_beside_decodes >= 1,
             "scheduler.prefill_tokens_beside_decodes must be at least 1: prompts would wait for as long as anything decodes",

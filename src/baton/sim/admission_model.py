@@ -4,6 +4,9 @@ A step goes: the head of the line preempts less urgent ones, if that lets it in;
 the last in line if no block is left; then, if nobody was preempted, the line moves up while its head fits: if there is a
 prompt token to spend, a slot, and its blocks beside those that are kept for the growth of what runs and is as urgent.
 
+How prompts share the tokens of a step is not modelled: what comes of it is asked instead (urgency_watch.py). Where running
+prompts that are as urgent as the head could use all of them, nobody need be preempted for the head.
+
     7    whoever is admitted leaves the reserve alone        53   a head that fits is admitted
     52   a preemption for urgency lets the head in, with as few victims as can be; no other one without need
     54   the reserve learns from ends, and from growth that had to preempt, and from nothing else
@@ -50,6 +53,8 @@ class AdmissionModel:
         self._prefill: dict[int, int] = {}
         "Tokens to prefill, by slot."
         self._victims_due: list[Place] = []
+        self._may_wait = False
+        "Prompts that are as urgent as the head may use up the tokens of the step: its victims may stay."
         self._unsure = False
         self.forced = False
         "Somebody was preempted from outside, and the next plan tells it."
@@ -119,6 +124,7 @@ class AdmissionModel:
         """The line does not know of the plan yet: who should be preempted in it?"""
         self._unsure = self.forced or self._growths > 0  # the reserve that this plan was made with is not known
         self.forced = False
+        self._may_wait = False
         self._victims_due = [] if self._unsure else self._victims()
 
     def check(self, plan: StepPlan, dropped: list[Place], places: Mapping[int, Place]) -> None:
@@ -133,15 +139,20 @@ class AdmissionModel:
             if (gone := self._slot_of.pop((trip.orders[0][1], index), None)) is not None:
                 self.cache.release(gone)
         sure = not dropped and not self._unsure and bool(self._line.waiting)
-        room = self._prompt_room(self._decoding()) if sure else 0
+        room = self._prompt_room(self._decoding())
         for slot, block in plan.grown:
             self.cache.grow(slot, block)
         for new in plan.new:
             self._admit(plan, places[new.slot], new.slot, new.incarnation, [*new.blocks], new.computed_tokens)
             self._prefill[new.slot], self._position[new.slot] = len(new.tokens), new.computed_tokens
-        self._run(plan, room)
+        room = self._run(plan, room)
+        if room > 0 and not dropped:
+            self._check_unused(plan)
+        if room > 0 and sure:
+            self._check_left_out(plan)
 
-    def _run(self, plan: StepPlan, room: int) -> None:
+    def _run(self, plan: StepPlan, room: int) -> int:
+        """Prompt tokens that the step has left."""
         position = self._position
         rows: list[tuple[int, int, int]] = []
         for slot, count in zip(plan.run.slots, plan.run.counts, strict=True):
@@ -153,8 +164,15 @@ class AdmissionModel:
             position[slot] += count
             rows.append((slot, held.incarnation, position[slot]))
         self._plans[plan.step] = rows
-        if room > 0:
-            self._check_left_out(plan)
+        return room
+
+    def _check_unused(self, plan: StepPlan) -> None:
+        """53: a running prompt is computed as far as the step has room."""
+        run = dict(zip(plan.run.slots, plan.run.counts, strict=True))
+        chunk_max = self._scenario.chunk_tokens_max or self._scenario.tokens_per_step
+        for slot in self.cache.held:
+            if self._position[slot] < self._prefill[slot] and run.get(slot, 0) < chunk_max:
+                raise InvariantBroken(f"step {plan.step} has room for more of the prompt in slot {slot}", invariant=53)
 
     def _check_left_out(self, plan: StepPlan) -> None:
         """53: the head of the line is not in this plan."""
@@ -188,6 +206,8 @@ class AdmissionModel:
         if self._unsure:
             return
         missing = [place for place in victims if place not in dropped]
+        if missing == victims and self._may_wait:
+            victims = missing = []
         if victims:
             self._saw("preempted for a more urgent one")
         if missing or (len(dropped) > len(victims) and not short):
@@ -206,6 +226,7 @@ class AdmissionModel:
         if not running or running[-1][0] <= urgency or self._line.returns_before(order):
             return []
         victims: list[Place] = []
+        self._may_wait = self._prompts_of(urgency) >= self._prompt_room(self._decoding())
         while not self._would_fit(head, victims):
             last = running.pop() if running else None
             if last is None or last[0] <= urgency:
@@ -259,6 +280,11 @@ class AdmissionModel:
         left = self._scenario.tokens_per_step - decoding
         bound = self._scenario.prefill_tokens_beside_decodes
         return min(left, bound) if decoding and bound is not None else left
+
+    def _prompts_of(self, urgency: int) -> int:
+        """Prompt tokens that those on the worker that are so urgent, or more, have not run yet."""
+        urgent = (slot for slot, held in self.cache.held.items() if held.trip.orders[held.index][0] <= urgency)
+        return sum(max(0, self._prefill[slot] - self._position[slot]) for slot in urgent)
 
     def _growing(self) -> int:
         """How many need one more block in the next step."""

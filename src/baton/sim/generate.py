@@ -63,6 +63,8 @@ def generate(seed: int) -> Scenario:
         scenario.blocks = 2048
         return scenario
     scenario.clients = _clients(seed, scenario, kind, rng)
+    if kind != "long":
+        long_prompts(scenario, stream(seed, "long prompts"))
     _size_pool(scenario, kind, rng)
     last = max(client.at for client in scenario.clients)
     _client_faults(scenario, faults, stream(seed, "client faults"))
@@ -77,6 +79,15 @@ def generate(seed: int) -> Scenario:
         _other_weights(scenario, last, stream(seed, "weights"))
     scenario.storage_tokens = storage_wants_tokens(scenario)
     return scenario
+
+
+def long_prompts(scenario: Scenario, rng: Random) -> None:
+    """In one of eight some prompts take many steps, most of them of clients that are not urgent."""
+    scenario.prompts_at_once = rng.choice((1, 2, 4, 4))
+    if rng.random() < 1 / 8:
+        for client in scenario.clients:
+            if rng.random() < (0.05 if client.priority < 0 else 0.3):
+                client.prompt = client.prompt + [rng.randrange(VOCAB) for _ in range(rng.randint(40, 200))]
 
 
 def _full_and_cleared(scenario: Scenario, last: float, rng: Random) -> None:

@@ -105,6 +105,10 @@ MUTANTS: tuple[Mutant, ...] = (
            "a younger request overtakes one that is not back in line yet"),
     Mutant("equals-make-way", "core.engine.preemption", "victim.priority > head.priority", "victim.priority >= head.priority",
            "two of a class push each other out in turn"),
+    Mutant("prompts-before-urgent-heads", "core.engine.scheduler", "            self._admit(draft, step, now, before=priority)\n", "",
+           "an urgent request waits for the prompts of less urgent ones"),
+    Mutant("room-of-the-queue-lost", "core.engine.scheduler", "if draft.room.prefill_left > 0:  # what", "if draft.room.prefill_left < 0:  # what",
+           "prompt tokens that were left to the queue are used by nobody"),
     # Preemption and ends
     Mutant("requeue-before-ack", "core.engine.phase", "(Phase.DECODE, Fact.PREEMPTED): Phase.PREEMPTING", "(Phase.DECODE, Fact.PREEMPTED): Phase.WAITING",
            "a victim is back in line before the acknowledgement (FastDeploy 3267)"),
@@ -231,7 +235,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # The growth reserve
     Mutant("reserve-ignored", "core.engine.admission", "need.hit_idle + room.reserve(board, head.priority) - room", "need.hit_idle - room",
            "admission leaves nothing for the growth of what runs"),
-    Mutant("reserve-for-everybody", "core.engine.reserve", " for sequence in running if sequence.priority <= priority)", " for sequence in running)",
+    Mutant("reserve-for-everybody", "core.engine.reserve", " for sequence in holders if sequence.priority <= priority)", " for sequence in holders)",
            "an urgent request is held back for the growth of those that would make way for it"),
     Mutant("reserve-learns-from-urgency", "core.engine.preemption", "        board.preempt(running[-1])\n", "        board.preempt(running[-1])\n        board.reserve.growth_preempted()\n",
            "a preemption for urgency counts as one for growth"),
@@ -240,7 +244,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # Urgency
     Mutant("urgency-takes-one-more", "core.engine.preemption", "    for _ in range(victims):\n", "    for _ in range(min(victims + (victims > 0), len(running))):\n",
            "one sequence more is preempted than the head of the line needs"),
-    Mutant("urgency-in-vain", "core.engine.preemption", "room.available += not left and block not in self._hits", "room.available += 1",
+    Mutant("urgency-in-vain", "core.engine.preemption", "room.available += not left and block not in self._hits and not pool.is_pinned(block)", "room.available += 1",
            "blocks that stay held count as freed: victims that do not help"),
     Mutant("urgency-ignored", "core.engine.preemption", "if head is None or not running or not gives_way(running[-1], head):", "if head is None or running:",
            "nobody makes way for a more urgent request"),

@@ -16,6 +16,7 @@ from baton.sim.line import Line, Place
 from baton.sim.reference import Reference
 from baton.sim.scenario import Client, Scenario
 from baton.sim.trip import Trip
+from baton.sim.urgency_watch import UrgencyWatch
 
 
 class PlanWatch:
@@ -36,6 +37,7 @@ class PlanWatch:
         # With lower tiers blocks come and go that no plan tells of; thousands of slots are too many for a slow model.
         modelled = not scenario.host_blocks and scenario.slots <= 64
         self.model = AdmissionModel(scenario, view, line, saw) if modelled else None
+        self._urgency = UrgencyWatch(view, scenario.steps_in_flight, saw)
         self._line = line
         self._saw = saw
         self._assigned = [0] * scenario.blocks
@@ -51,7 +53,7 @@ class PlanWatch:
         self._last_step = 0
 
     def check(self, plan: StepPlan) -> None:
-        """4, 5, 19, 23, 30, 31, 32, 34: what the worker is told is allowed, and is what the front believes."""
+        """4, 5, 19, 23, 30, 31, 32, 34, 53: what the worker is told is allowed, and is what the front believes."""
         if plan.step != self._last_step + 1:
             raise InvariantBroken("steps are not numbered in order", invariant=30)
         self._last_step = plan.step
@@ -89,6 +91,7 @@ class PlanWatch:
             self._writes(plan, slot, count, table, chunk_max)
         if model is not None:
             model.check(plan, dropped, {new.slot: self._places[new.slot, new.incarnation] for new in plan.new})
+        self._urgency.planned(plan)
 
     def _beside_decodes(self, plan: StepPlan) -> None:
         """30: where something decodes, prompts keep to their bound."""

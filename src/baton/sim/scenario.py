@@ -208,6 +208,7 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     clients: list[Client]
     chunk_tokens_max: int | None = None
     prefill_tokens_beside_decodes: int | None = None
+    prompts_at_once: int = 4
     steps_in_flight: int = 2
     order: Literal["priority", "arrival"] = "priority"
     prefix_caching: bool = True
@@ -261,6 +262,7 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
                 tokens_per_step=self.tokens_per_step,
                 chunk_tokens_max=self.chunk_tokens_max,
                 prefill_tokens_beside_decodes=self.prefill_tokens_beside_decodes,
+                prompts_at_once=self.prompts_at_once,
                 steps_in_flight=self.steps_in_flight,
                 order=self.order,
                 reserve_start=self.reserve_start,

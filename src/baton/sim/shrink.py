@@ -141,6 +141,7 @@ _SIMPLER_INSTANCE: tuple[tuple[str, Any], ...] = (
     ("steps_in_flight", 1),
     ("chunk_tokens_max", None),
     ("prefill_tokens_beside_decodes", None),
+    ("prompts_at_once", 4),
     ("order", "priority"),
     ("eviction", "lru"),
     ("prefix_caching", True),

@@ -14,7 +14,7 @@ from baton.protocol.output import Emit, Ended, each_token
 from baton.protocol.request import GenerateRequest
 
 from .harness import FakeWorker, freeze, make_request, mark, undisturbed
-from .pair import Node
+from .pair import Node, Pair
 
 LEASE = 10.0
 PROMPT = tuple(range(3, 17))  # 14 tokens: three full blocks of four, and half of one
@@ -148,6 +148,42 @@ def test_growth_of_what_runs_keeps_its_room():
     node.tell(Submit(make_request("b", (1, 2, 3), max_tokens=18)))
     node.expect()
     assert node.refusals() == ["no_room"]
+
+
+def test_growth_of_other_reservations_keeps_its_room():
+    """Each needs 4 blocks now and 18 in the end, of 24. A third one would leave the two that came before no room to grow."""
+    node = Decoder(blocks=24, reserve_start=1.0)
+    for number in range(7):
+        node.expect(f"r{number}", prompt=tuple(range(20 * number, 20 * number + 12)), max_tokens=60)
+    assert len(node.take(Expecting)) == 2
+    assert node.refusals() == ["no_room"] * 5
+    assert node.held == 8
+
+
+def test_admission_leaves_room_for_the_growth_of_a_reservation():
+    node = Decoder(blocks=24, reserve_start=1.0)
+    node.expect(prompt=PROMPT[:12], max_tokens=60)
+    node.tell(Submit(make_request("b", range(50, 62), max_tokens=2)))
+    assert node.instance.view.running(), "4 + 14 blocks for the reservation, 3 for this one"
+    node.tell(Submit(make_request("c", range(70, 86), max_tokens=2)))
+    node.step()
+    assert node.instance.stats.held_back["blocks"] > 0
+    assert "c" not in [s.request.id for s in node.instance.view.running()]
+
+
+def test_a_burst_of_reservations_is_not_preempted_where_all_is_declared_and_reserved():
+    """24 requests at once, the whole growth reserved: as in one instance that does it all, they wait instead."""
+    pair = Pair(blocks=24, decode={"reserve_start": 1.0, "reserve_learning": 0.0}, prefill={"blocks": 200})
+    for number in range(24):
+        pair.start(f"r{number}", range(20 * number, 20 * number + 12), max_tokens=20)
+    for _ in range(60):
+        pair.run()
+        for name, trip in pair.trips.items():
+            if trip.refused:
+                trip.refused.clear()
+                pair.expect(name)
+    pair.assert_answered()
+    assert pair.decode.instance.stats.preemptions == 0
 
 
 def test_who_is_in_line_before_it_comes_first():
@@ -544,6 +580,39 @@ def test_one_that_waits_for_its_release_gives_way_too():
     node.settle()
     assert {end.request: end.output_tokens for end in node.ends()} == {"a": 6, "b": 25}
     assert node.outputs() == undisturbed(node.request)[1:]
+
+
+def test_an_urgent_head_takes_a_lease_behind_it_before_running_work():
+    """The lease alone would do: nothing that runs is preempted."""
+    node = Decoder(blocks=25, steps_in_flight=1)
+    node.tell(Submit(make_request("runs", range(30), max_tokens=3, priority=5)))
+    node.expect(prompt=tuple(range(100, 150)), priority=5)
+    assert node.held == 8 + 13
+    node.tell(Submit(make_request("urgent", range(200, 230), max_tokens=2, priority=-5)))
+    node.step()
+    assert node.instance.stats.preemptions == 0
+    assert not node.leader.blocks
+    assert [s.request.id for s in node.instance.view.running()] == ["urgent", "runs"]
+
+
+def test_an_urgent_head_preempts_where_the_leases_behind_it_are_not_enough():
+    node = Decoder(blocks=25, steps_in_flight=1)
+    node.tell(Submit(make_request("runs", range(30), max_tokens=3, priority=5)))
+    node.expect(prompt=tuple(range(100, 120)), priority=5)
+    node.tell(Submit(make_request("urgent", range(200, 284), max_tokens=2, priority=-5)))
+    node.step()
+    assert node.instance.stats.preemptions == 1
+
+
+def test_growth_of_a_less_urgent_sequence_leaves_a_more_urgent_lease_alone():
+    node = Decoder(blocks=8, steps_in_flight=1)
+    node.tell(Submit(make_request("b", (1, 2, 3), max_tokens=12, priority=9)))
+    node.tell(Submit(make_request("c", (4, 5, 6), max_tokens=12, priority=9)))
+    node.expect(priority=-9)
+    while not node.instance.stats.preemptions:
+        node.step()
+        assert len(node.leader.blocks) == 4, "the room of the more urgent reservation is kept"
+    assert [s.request.id for s in node.instance.view.running()] == ["b"]
 
 
 # Ends and attempts

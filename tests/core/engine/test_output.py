@@ -123,7 +123,7 @@ def test_decoding_sequences_come_before_prompts_in_the_budget():
 
 
 def test_prompts_have_the_whole_step_where_nothing_decodes_and_keep_to_their_bound_beside_decodes():
-    driver = Driver(start=False, tokens_per_step=16, slots=4, prefill_tokens_beside_decodes=3)
+    driver = Driver(start=False, tokens_per_step=16, slots=4, prefill_tokens_beside_decodes=3, prompts_at_once=1)
     driver.submit("a", range(20), max_tokens=30)
     driver.submit("b", range(30, 42), max_tokens=30)
     driver.submit("c", range(50, 60), max_tokens=3)

@@ -46,16 +46,26 @@ class Room:
     def reserve(self, board: Board, priority: int) -> int:
         """Blocks to leave for growth: summed up once per step and class, then kept up to date by `admitted`."""
         if priority not in self._reserves:
-            self._reserves[priority] = board.reserve.blocks_of(board.running, priority)
+            self._reserves[priority] = board.reserved(priority)
         return self._reserves[priority]
 
-    def admitted(self, board: Board, sequence: Sequence) -> None:
+    def expect(self, priority: int, reserve: int) -> None:
+        """The reserve of a board that is only imagined (preemption.py)."""
+        self._reserves[priority] = reserve
+
+    def refresh(self, board: Board) -> None:
+        """Leases have changed: what is available, and what is reserved for their growth."""
+        self.available = board.cache.available
+        self._reserves.clear()
+
+    def admitted(self, board: Board, sequence: Sequence, *, leased: bool) -> None:
+        """`leased`: it held its blocks before, so its growth was counted already."""
         self.new_bytes += self.bytes_for(sequence)
         self.settings.setdefault(sequence.group.settings, len(self.settings))
         self.slots_free = board.slots.free
         self.available = board.cache.available
         for priority in self._reserves:
-            if sequence.priority <= priority:
+            if sequence.priority <= priority and not leased:
                 self._reserves[priority] += board.reserve.blocks(sequence)
 
     def bytes_for(self, sequence: Sequence) -> int:
@@ -90,7 +100,7 @@ def plan_bytes(head: Sequence, room: Room, board: Board) -> Shortage | None:
 
 
 def blocks(head: Sequence, room: Room, board: Board) -> Shortage | None:
-    """The whole need at once, and the reserve for the growth of what runs."""
+    """The whole need at once, and the reserve for the growth of all that hold blocks."""
     if head.blocks:
         return None  # it has a lease on all that it needs
     need = board.need(head)

@@ -235,12 +235,20 @@ class Board:
             self.leased.remove(sequence)
             self.cache.release(sequence.detach_blocks())
 
-    def revoke_lease(self, behind: Order | None = None) -> bool:
-        """Blocks are short: the last in line that holds some without running gives them up. False: there is none."""
-        idle = [s for s in self.leased if s.gives_way and (behind is None or s.order > behind)]
+    def idle_leases(self, behind: Order) -> list[Sequence]:
+        """Sequences that hold blocks without running and would give them up for one with this place in the queue."""
+        return [s for s in self.leased if s.gives_way and s.order > behind]
+
+    def revoke_lease(self, behind: Order) -> bool:
+        """Blocks are short: the last behind this place that holds some without running gives them up. False: there is none."""
+        idle = self.idle_leases(behind)
         if idle:
             self.drop_lease(max(idle, key=by_urgency))
         return bool(idle) or (bool(self.kept) and self._revoke_kept(behind))
+
+    def reserved(self, priority: int) -> int:
+        """Blocks for the growth of those at least as urgent that hold blocks: on the worker, or leased and soon there."""
+        return self.reserve.blocks_of(self.running, priority) + self.reserve.blocks_of(self.leased, priority)
 
     # Blocks that are kept for another instance
 
@@ -258,11 +266,14 @@ class Board:
         if kept.finished and self.kept.get(kept.sequence.request.id) is kept:
             del self.kept[kept.sequence.request.id]
 
-    def _revoke_kept(self, behind: Order | None) -> bool:
-        """Of those whose sequence does not hold the same blocks itself, the last in line. The head's own too, if nothing runs:
-        one that must compute its prompt anew does not find them, and would wait for itself."""
+    def idle_kept(self, behind: Order) -> list[Sequence]:
+        """Of those whose sequence does not hold the same blocks itself, the ones behind this place. The head's own too, if
+        nothing runs: one that must compute its prompt anew does not find them, and would wait for itself."""
         held = [kept.sequence for kept in self.kept.values() if kept.blocks and not kept.sequence.blocks]
-        idle = [s for s in held if behind is None or s.order > behind or (s.order == behind and not self.running)]
+        return [s for s in held if s.order > behind or (s.order == behind and not self.running)]
+
+    def _revoke_kept(self, behind: Order) -> bool:
+        idle = self.idle_kept(behind)
         if idle:
             self.drop_kept(self.kept[max(idle, key=by_urgency).request.id])
         return bool(idle)

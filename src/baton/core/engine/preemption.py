@@ -21,13 +21,16 @@ PrefillRoom = Callable[[int], int]
 """Prompt tokens that a step has room for, by how many sequences decode in it."""
 
 
-def preempt_for_head(board: Board, prefill_room: PrefillRoom) -> bool:
+def preempt_for_head(board: Board, room_for: Callable[[Sequence], PrefillRoom | None]) -> bool:
     """Preempt less urgent sequences for the head of the line: as few as let it in, and nobody if all would not.
 
-    Equal urgency never gives way, so two of a class cannot push each other out in turn.
+    `room_for`: None if running prompts that are as urgent use the prompt tokens up, whoever else leaves. Equal urgency never gives way, so two of a class cannot push each other out in turn.
     """
     running, head = board.running, board.waiting.head()
     if head is None or not running or not gives_way(running[-1], head):
+        return False
+    prefill_room = room_for(head)
+    if prefill_room is None:
         return False
     after = _After(board, head, prefill_room)
     victims = 0
@@ -46,7 +49,8 @@ def gives_way(victim: Sequence, head: Sequence) -> bool:
 
 
 class _After:
-    """The room that there will be when the victims, and all who are leaving already, have left."""
+    """The room that there will be when the victims, all who are leaving already, and idle leases behind the head have left:
+    admission revokes those by itself."""
 
     __slots__ = ("_board", "_decoding", "_hits", "_prefill_room", "_references", "room")
 
@@ -55,10 +59,18 @@ class _After:
         self._prefill_room = prefill_room
         self._decoding = board.decoding
         self._references: dict[BlockId, int] = {}
-        "Of the victims' blocks: requests that would still hold them."
+        "Of the blocks of those that leave: requests that would still hold them."
         self._hits = frozenset(board.cache.blocks_of(head.keys[: board.need(head).hit]))
         free = board.slots.total - len(board.running)
         self.room = Room(prefill_room(self._decoding), free, board.cache.available)
+        idle = board.idle_leases(head.order)
+        for lease in idle:
+            self._release(lease.blocks)
+        for sequence in board.idle_kept(head.order):
+            self._release(board.kept[sequence.request.id].blocks)
+        if idle:
+            reserved = board.reserved(head.priority) - board.reserve.blocks_of(idle, head.priority)
+            self.room.expect(head.priority, reserved)
 
     def without(self, victim: Sequence) -> None:
         room = self.room
@@ -66,8 +78,12 @@ class _After:
         if victim.phase is Phase.DECODE:
             self._decoding -= 1
             room.prefill_left = self._prefill_room(self._decoding)
-        for block in victim.blocks:
-            left = self._references.get(block, self._board.cache.pool.request_references(block)) - 1
+        self._release(victim.blocks)
+
+    def _release(self, blocks: list[BlockId]) -> None:
+        room, pool = self.room, self._board.cache.pool
+        for block in blocks:
+            left = self._references.get(block, pool.request_references(block)) - 1
             self._references[block] = left
-            # A block that the head itself would hit comes free and is taken again: nothing is gained.
-            room.available += not left and block not in self._hits
+            # A block that the head itself would hit comes free and is taken again, one that a move holds stays: no gain.
+            room.available += not left and block not in self._hits and not pool.is_pinned(block)

@@ -43,6 +43,6 @@ class GrowthReserve:
         room = min(expected, sequence.stop_position, sequence.capacity + self._clip) - sequence.capacity
         return -(-room // self._block_size) if room > 0 else 0
 
-    def blocks_of(self, running: Iterable[Sequence], priority: int) -> int:
+    def blocks_of(self, holders: Iterable[Sequence], priority: int) -> int:
         """Blocks to leave for those at least as urgent as `priority`. The others can be preempted for it."""
-        return sum(self.blocks(sequence) for sequence in running if sequence.priority <= priority)
+        return sum(self.blocks(sequence) for sequence in holders if sequence.priority <= priority)

@@ -1,9 +1,14 @@
-"""Plans one step: what runs goes on, then the line moves up, and drops are told.
+"""Plans one step: decodes first, then prompts, the running ones and those that are admitted from the queue; drops are sent.
+
+Prompts are planned class by class. A less urgent prompt that runs keeps its slot and blocks, but its next chunk comes after
+the prompts of a more urgent class, also of those that are admitted in this very step. Within a class: sharing.py.
 
 Plans run ahead of results: `scheduled` counts what was planned, `computed` what was confirmed (absorb.py).
 """
 
 from __future__ import annotations
+
+from itertools import groupby
 
 from msgspec import Struct
 
@@ -13,8 +18,9 @@ from baton.core.engine.board import Board
 from baton.core.engine.loading import Answer, Loader
 from baton.core.engine.pace import StepPace
 from baton.core.engine.phase import Phase
-from baton.core.engine.preemption import preempt_for_head
-from baton.core.engine.request import Sequence
+from baton.core.engine.preemption import PrefillRoom, preempt_for_head
+from baton.core.engine.request import Sequence, by_urgency
+from baton.core.engine.sharing import divide
 from baton.protocol.ids import BlockId, Instant, Slot, StepNo, WorkerEpoch
 from baton.protocol.step import NewSequence, Run, StepPlan
 
@@ -22,19 +28,24 @@ from baton.protocol.step import NewSequence, Run, StepPlan
 class Draft:
     """A step while it is being planned."""
 
-    __slots__ = ("chunks", "counts", "grown", "new", "preempted", "prompt_tokens", "room", "slots", "unfinished")
+    __slots__ = ("chunks", "closed", "counts", "grown", "new", "preempted", "prompts", "room", "slots", "unfinished")
 
     def __init__(self, room: Room) -> None:
         self.room = room
         "Every decoding sequence already has its one token."
         self.slots: list[Slot] = []
         self.counts: list[int] = []
+        self.prompts: list[Sequence] = []
+        "On the worker, and their prompt was not planned to its end before this step, nor by its admission in it."
+        self.chunks: dict[Sequence, int] = {}
+        "Prompt tokens of this step."
         self.unfinished: list[Slot] = []
         "Those that run a chunk which is not their last."
         self.new: list[NewSequence] = []
         self.grown: list[tuple[Slot, BlockId]] = []
         self.preempted = False
-        self.chunks = self.prompt_tokens = 0
+        self.closed = False
+        "Nothing more is admitted in this step."
 
 
 class PlanInFlight(Struct, frozen=True):
@@ -50,7 +61,7 @@ class PlanInFlight(Struct, frozen=True):
 
 
 class Scheduler:
-    __slots__ = ("_board", "_chunk_max", "_loader", "_pace", "_tokens_per_step")
+    __slots__ = ("_board", "_chunk_max", "_loader", "_pace", "_prompts_at_once", "_tokens_per_step")
 
     def __init__(self, config: SchedulerConfig, board: Board, pace: StepPace, loader: Loader) -> None:
         self._board = board
@@ -58,20 +69,22 @@ class Scheduler:
         self._pace = pace
         self._tokens_per_step = config.tokens_per_step
         self._chunk_max = config.chunk_tokens_max or config.tokens_per_step
+        self._prompts_at_once = config.prompts_at_once
 
     def plan_step(self, step: StepNo, epoch: WorkerEpoch, now: Instant) -> PlanInFlight | None:
         """The next step, or None if there is nothing to do and nothing to tell."""
         board = self._board
         # First, as what has its place in the draft stays; and nobody is preempted for one that is about to load.
-        preempted = not self._load_heads(self._room(), step, now) and preempt_for_head(board, self._prefill_room)
+        preempted = not self._load_heads(self._room(), step, now) and preempt_for_head(board, self._room_for_head)
         draft = Draft(self._room())
         draft.preempted = preempted
         self._continue_running(draft)
-        if not draft.preempted:
-            self._admit(draft, step, now)
+        decoding = len(draft.slots)
+        if draft.prompts or board.waiting.waiting:
+            self._plan_prompts(draft, step, now)
         if not draft.slots and not board.drops:
             return None
-        return self._seal(draft, step, epoch, now)
+        return self._seal(draft, step, epoch, decoding, now)
 
     def _room(self) -> Room:
         board = self._board
@@ -84,7 +97,7 @@ class Scheduler:
             answer = self._loader.consider(head, room, now, step)
             if answer is not Answer.LEFT:
                 return answer is Answer.HELD
-            room.available = board.cache.available
+            room.refresh(board)
         return False
 
     def _prefill_room(self, decoding: int) -> int:
@@ -92,10 +105,27 @@ class Scheduler:
         left = self._tokens_per_step - decoding
         return min(left, self._pace.prompt_tokens()) if decoding else left
 
+    def _room_for_head(self, head: Sequence) -> PrefillRoom | None:
+        """None: running prompts that are as urgent leave it nothing in this step. Less urgent ones come after it."""
+        prompts = [s for s in self._board.running if s.phase is Phase.PREFILL and s.priority <= head.priority]
+        if not prompts:
+            return self._prefill_room
+        left, equals = self._prefill_room(self._board.decoding), [s for s in prompts if s.priority == head.priority]
+        left -= sum(self._chunk(sequence) for sequence in prompts[: len(prompts) - len(equals)])
+        if len(equals) < self._prompts_at_once:
+            left = max(left // 2, left - sum(map(self._chunk, equals)))
+        else:
+            left -= sum(map(self._chunk, equals))
+        return self._prefill_room if left > 0 else None
+
+    def _chunk(self, sequence: Sequence, planned: int = 0) -> int:
+        """Prompt tokens that it could compute in one step in which so many are planned already."""
+        return min(sequence.target - sequence.scheduled, self._chunk_max - planned)
+
     # What runs
 
     def _continue_running(self, draft: Draft) -> None:
-        """One token for each that decodes, a chunk for each that prefills, most urgent first.
+        """One token for each that decodes, most urgent first. Prompts are collected.
 
         Hot: no call per decoding sequence, which at 256 of them would be most of a step's planning.
         """
@@ -116,12 +146,15 @@ class Scheduler:
                 add_slot(sequence.slot)
                 add_count(1)
             else:
-                self._run_chunk(sequence, draft)
+                draft.prompts.append(sequence)
 
     def _grow(self, sequence: Sequence, draft: Draft) -> bool:
-        """One more block, from less urgent sequences if need be. False: it was itself the least urgent and is out."""
+        """One more block, from less urgent sequences if need be. False: it was itself the least urgent and is out.
+
+        Leases behind it go first: they cost the least. Those before it stay, as the last of `running` is less urgent.
+        """
         board = self._board
-        while not board.cache.available and board.revoke_lease():
+        while not board.cache.available and board.revoke_lease(behind=sequence.order):
             pass
         if not board.cache.available:
             board.reserve.growth_preempted()
@@ -137,43 +170,93 @@ class Scheduler:
         draft.grown.append((sequence.slot, block))
         return True
 
-    def _run_chunk(self, sequence: Sequence, draft: Draft) -> None:
-        """As much of its prompt as fits into this step."""
-        count = min(sequence.target - sequence.scheduled, draft.room.prefill_left, self._chunk_max)
-        if count <= 0:
-            return
+    # Prompts
+
+    def _plan_prompts(self, draft: Draft, step: StepNo, now: Instant) -> None:
+        """Class by class: more urgent ones are admitted before a class that runs gets its chunks."""
+        draft.closed = draft.preempted
+        running = [sequence for sequence in draft.prompts if sequence.phase is Phase.PREFILL]  # growth may preempt some
+        draft.prompts = list(running)
+        for priority, prompts in groupby(running, key=lambda sequence: sequence.priority):
+            self._admit(draft, step, now, before=priority)
+            self._share(list(prompts), draft)
+        self._admit(draft, step, now)
+        if draft.room.prefill_left > 0:  # what the queue did not take
+            draft.closed = True
+            for _, prompts in groupby(sorted(draft.prompts, key=by_urgency), key=lambda sequence: sequence.priority):
+                self._share(list(prompts), draft)
+        self._add_rows(draft)
+
+    def _share(self, prompts: list[Sequence], draft: Draft) -> None:
+        """The room that is left, to running prompts of one class, and to the queue if one of that class waits."""
+        room = draft.room.prefill_left
+        remaining = [sequence.target - sequence.scheduled for sequence in prompts]
+        if sum(remaining) > room and self._leaves_room(prompts[0], draft):
+            room -= room // 2
+        wanted = [self._chunk(sequence, draft.chunks.get(sequence, 0)) for sequence in prompts]
+        for sequence, count in zip(prompts, divide(room, wanted, remaining), strict=True):
+            if count > 0:
+                self._give(sequence, count, draft)
+
+    def _leaves_room(self, sequence: Sequence, draft: Draft) -> bool:
+        """Another prompt of its class waits, and not too many are under way: each holds blocks until it is computed."""
+        head = self._board.waiting.head()
+        if head is None or draft.closed or head.priority != sequence.priority:
+            return False
+        return sum(other.priority == sequence.priority for other in draft.prompts) < self._prompts_at_once
+
+    def _give(self, sequence: Sequence, count: int, draft: Draft) -> None:
         draft.room.prefill_left -= count
-        draft.chunks += 1
-        draft.prompt_tokens += count
-        draft.slots.append(sequence.slot)
-        draft.counts.append(count)
+        draft.chunks[sequence] = draft.chunks.get(sequence, 0) + count
         sequence.scheduled += count
-        if sequence.scheduled == sequence.target:  # the last chunk samples
-            self._board.prompt_planned(sequence)
-        else:
-            draft.unfinished.append(sequence.slot)
 
-    # The line moves up
+    def _add_rows(self, draft: Draft) -> None:
+        for sequence, count in draft.chunks.items():
+            draft.slots.append(sequence.slot)
+            draft.counts.append(count)
+            if sequence.scheduled == sequence.target:  # the last chunk samples
+                self._board.prompt_planned(sequence)
+            else:
+                draft.unfinished.append(sequence.slot)
 
-    def _admit(self, draft: Draft, step: StepNo, now: Instant) -> None:
-        """Strictly in order: nobody overtakes a head that does not fit, so it cannot starve."""
+    # The queue
+
+    def _admit(self, draft: Draft, step: StepNo, now: Instant, before: int | None = None) -> None:
+        """Strictly in order: nobody overtakes a head that does not fit, so it cannot starve. `before`: only those that are
+        more urgent than this class."""
         board, room = self._board, draft.room
         room.available = board.cache.available
-        while not (held := self._load_heads(room, step, now)) and (head := board.waiting.head()) is not None:
-            short = shortage(head, room, board)
-            if short is not None and short.reason == "blocks" and board.revoke_lease(behind=head.order):
-                room.available = board.cache.available
-                continue
-            if short is not None:
-                board.stats.held_back[short.reason] += 1
+        while not draft.closed and (head := board.waiting.head()) is not None:
+            if before is not None and head.priority >= before:
                 return
-            board.seat(head)
-            room.admitted(board, head)
-            draft.new.append(_new_sequence(head, room.settings[head.group.settings]))
-            self._run_chunk(head, draft)
-        board.stats.held_back["loading"] += held
+            if self._load_heads(room, step, now):
+                board.stats.held_back["loading"] += 1
+                draft.closed = True
+                return
+            if head is not board.waiting.head():
+                continue  # it has left, to load
+            short = shortage(head, room, board)
+            if short is None:
+                self._seat(head, draft)
+            elif short.reason == "blocks" and board.revoke_lease(behind=head.order):
+                room.refresh(board)
+            else:
+                board.stats.held_back[short.reason] += 1
+                draft.closed = True
 
-    def _seal(self, draft: Draft, step: StepNo, epoch: WorkerEpoch, now: Instant) -> PlanInFlight:
+    def _seat(self, head: Sequence, draft: Draft) -> None:
+        board, room = self._board, draft.room
+        leased = bool(head.blocks)
+        board.seat(head)
+        room.admitted(board, head, leased=leased)
+        draft.new.append(_new_sequence(head, room.settings[head.group.settings]))
+        left = room.prefill_left
+        if head.target - head.scheduled > left:
+            draft.prompts.append(head)
+            left -= left // 2 if self._leaves_room(head, draft) else 0
+        self._give(head, min(self._chunk(head), left), draft)
+
+    def _seal(self, draft: Draft, step: StepNo, epoch: WorkerEpoch, decoding: int, now: Instant) -> PlanInFlight:
         board = self._board
         folded = tuple(
             (sequence.slot, place, block)
@@ -185,7 +268,7 @@ class Scheduler:
         board.drops.clear()
         run = Run(tuple(draft.slots), tuple(draft.counts))
         plan = StepPlan(step, epoch, drops, tuple(draft.new), tuple(draft.grown), folded, run, tuple(draft.room.settings))
-        return PlanInFlight(plan, tuple(draft.unfinished), draft.prompt_tokens, len(draft.slots) - draft.chunks, now)
+        return PlanInFlight(plan, tuple(draft.unfinished), sum(draft.chunks.values()), decoding, now)
 
 
 def _new_sequence(sequence: Sequence, sampling: int) -> NewSequence:

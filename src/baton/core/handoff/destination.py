@@ -119,12 +119,12 @@ class Destination:
     # Reserving
 
     def refusal(self, group: Group) -> Refused | None:
-        """Is there room now? What runs keeps room to grow, and who is in line before it comes first."""
+        """Is there room now? All that hold blocks keep room to grow, and who is in line before it comes first."""
         if len(self._reservations) >= self._config.reservations_max:
             return Refused("queue_full", len(self._reservations) + 1, self._config.reservations_max)
         board, sequence = self._board, group.leader
         need = board.need(sequence, ROOM)
-        wanted = need.new + need.hit_idle + board.reserve.blocks_of(board.running, sequence.priority)
+        wanted = need.new + need.hit_idle + board.reserved(sequence.priority)
         head = board.waiting.head()
         for earlier in (*board.preempting, *([head] if head is not None else [])):
             if earlier.order < sequence.order:

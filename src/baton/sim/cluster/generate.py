@@ -10,7 +10,7 @@ from __future__ import annotations
 from random import Random
 from typing import get_args
 
-from baton.sim.generate import PromptTree, step_faults, storage_wants_tokens, stream
+from baton.sim.generate import PromptTree, long_prompts, step_faults, storage_wants_tokens, stream
 from baton.sim.scenario import (
     VOCAB,
     WEIGHTS_FAULTS,
@@ -58,6 +58,7 @@ def generate_cluster(seed: int) -> Scenario:
         step_seconds_max=rng.choice((1.0, 5.0)),
     )
     scenario.clients = _clients(seed, scenario, rng)
+    long_prompts(scenario, stream(seed, "long prompts"))
     scenario.cluster = _cluster(scenario, rng)
     kinds = _chosen(rng)
     slow = scenario.cluster.delay * (1 + scenario.cluster.jitter) > 0.01

@@ -90,8 +90,10 @@ CLUSTER_MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
      "a request that comes again loses its place in line"),
     ("replay-is-queued", "core.engine.request", "self.queued = request.attempt == 1", "self.queued = True",
      "a request that comes again counts against the queue"),
-    ("reservation-takes-the-reserve", "core.handoff.destination", " + board.reserve.blocks_of(board.running, sequence.priority)", "",
+    ("reservation-takes-the-reserve", "core.handoff.destination", " + board.reserved(sequence.priority)", "",
      "room that is kept for growth is given to a prompt that is computed elsewhere"),
+    ("leases-do-not-grow", "core.engine.board", " + self.reserve.blocks_of(self.leased, priority)", "",
+     "the growth of reservations is not in the reserve"),
     # Other weights
     ("goes-on-elsewhere-with-others", "core.cluster.dispatch", "if trip.identity not in (None, choice.home.hello.ready.identity) and not trip.untouched:", "if trip.identity is None and not trip.untouched:",
      "an answer that has begun goes on at an instance with other weights"),

@@ -13,6 +13,7 @@ from baton.protocol.step import NewSequence, StepPlan
 from baton.sim.cluster.watch import untagged
 from baton.sim.scenario import Client, Scenario
 from baton.sim.trip import Trip
+from baton.sim.urgency_watch import UrgencyWatch
 
 
 class NodePlans:
@@ -29,6 +30,7 @@ class NodePlans:
         self._size = scenario.block_size
         self._view = view
         self._trips = trips
+        self._urgency = UrgencyWatch(view, scenario.steps_in_flight, saw)
         self._tables: dict[int, list[BlockId]] = {}
         self._position: dict[int, int] = {}
         self._clients: dict[tuple[int, int], Client] = {}
@@ -36,7 +38,7 @@ class NodePlans:
         self._last_step = 0
 
     def check(self, plan: StepPlan) -> None:
-        """4, 6, 19, 30, 32, 59."""
+        """4, 6, 19, 30, 32, 53, 59."""
         if plan.step != self._last_step + 1:
             raise InvariantBroken("steps are not numbered in order", invariant=30)
         self._last_step = plan.step
@@ -57,6 +59,7 @@ class NodePlans:
                 self._writes(plan.step, slot, count, self._tables[slot])
         except KeyError as slot_error:
             raise InvariantBroken(f"step {plan.step} plans for slot {slot_error}, which is empty", invariant=25) from None
+        self._urgency.planned(plan)
 
     def _new(self, new: NewSequence) -> None:
         sequence = self._view.occupant(new.slot, new.incarnation)

@@ -1,6 +1,9 @@
 """7: room that is kept for a prompt which is computed elsewhere is room that there was, beside what was promised before.
 
-    available before   |-- new blocks of the reservation --|-- growth of what runs --|-- who comes first --|
+    available before   |-- new blocks of the reservation --|-- growth of who holds blocks --|-- who comes first --|
+
+Growth is of all that hold blocks: those on the worker, and those that will be there without being admitted by blocks: reserved,
+copied, adopted, or loaded from the host. Found by their blocks, request by request, not in the list that the instance keeps.
 
 Who comes first are the head of the line and those that were preempted, if they are more urgent. They need at least a block
 each, because the last token of a prompt is computed into one of its own; all of their blocks where nothing is cached and
@@ -30,7 +33,10 @@ class RoomWatch:
         self._generations = view.generations()
         ratio = view.reserve_ratio
         growth = 0
-        for sequence in view.running():
+        sequences = [sequence for known in view.request_ids() for sequence in view.sequences(known)]
+        for sequence in sequences:
+            if not sequence.blocks:
+                continue
             expected = min(sequence.prompt_tokens + int(ratio * sequence.declared_tokens), sequence.stop_position)
             if sequence.priority <= order[0] and expected > sequence.capacity:
                 growth += -(-(expected - sequence.capacity) // block_size)

@@ -1,0 +1,57 @@
+"""53, as an outcome: a request that is more urgent than all that an instance holds is admitted within a few plans.
+
+Whatever is on the worker can be preempted for it, or comes after it, and the instance accepts no request that does not fit
+into the pool alone. So only drops that the worker has not acknowledged may delay it: that takes as many plans as are in
+flight, and one to preempt. Asked of both simulators; no formula of the scheduler is repeated here.
+
+A plan is not counted in which something else may be short: growth or pressure from outside preempts in it, or blocks are held
+by copies, leases, or prompts that are kept for another instance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton.core.engine.phase import Phase
+from baton.core.engine.request import Sequence
+from baton.core.engine.view import InstanceView
+from baton.errors import InvariantBroken
+from baton.protocol.step import StepPlan
+
+SPARE_PLANS = 2
+"""One that preempts, one that admits."""
+
+
+class UrgencyWatch:
+    def __init__(self, view: InstanceView, steps_in_flight: int, saw: Callable[[str], None]) -> None:
+        self._view = view
+        self._plans_max = steps_in_flight + SPARE_PLANS
+        self._saw = saw
+        self._head: Sequence | None = None
+        self._plans = 0
+        "That were made while this head was more urgent than all others, and did not admit it."
+
+    def planned(self, plan: StepPlan) -> None:
+        view, head = self._view, self._view.first_in_line()
+        if head is None or head is not self._head:
+            self._head, self._plans = head, 0
+        if head is None or not self._is_most_urgent(head) or self._something_else_is_short(plan):
+            return
+        self._plans += 1
+        if self._plans == 1 and view.running():
+            self._saw("a request came that is more urgent than all that run")
+        if self._plans > self._plans_max:
+            raise InvariantBroken(
+                f"step {plan.step}: {head!r} is more urgent than all others, fits alone, and waits since {self._plans} plans",
+                invariant=53,
+            )
+
+    def _is_most_urgent(self, head: Sequence) -> bool:
+        others = (*self._view.running(), *self._view.preempting())
+        return all(other.priority > head.priority for other in others)
+
+    def _something_else_is_short(self, plan: StepPlan) -> bool:
+        load = self._view.load()
+        occupants = (self._view.occupant(slot, incarnation) for slot, incarnation in plan.drops)
+        preempts = any(sequence is not None and sequence.phase is Phase.PREEMPTING for sequence in occupants)
+        return bool(preempts or load.loading or load.kept)
