@@ -1,10 +1,11 @@
 """What a bound of prompt tokens beside decodes (prefill_tokens_beside_decodes) does to the gap between tokens.
 
-    python bench/prefill_bound.py [--step-ms 6] [--token-ms 0.4] [--row-ms 0.4] [--clients 16] [--json]
+    python bench/prefill_bound.py [--step-ms 6] [--token-ms 0.4] [--row-ms 0.4] [--clients 16] [--long 0] [--json]
 
 The real core in virtual time, so it is exact and no other work on the machine disturbs it. A step takes
 step-ms + row-ms x (sequences that decode) + token-ms x (prompt tokens): measure the three on your machine and put them in.
-Each client asks again when it has its answer: prompts of 64 to 512 tokens, 128 tokens of output, different ids.
+Each client asks again when it has its answer: prompts of 64 to 512 tokens, 128 tokens of output, different ids. With --long
+every tenth prompt has so many tokens; the times to the first token are then those of the others.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Run:
         self.sent: dict[RequestId, float] = {}
         self.last: dict[RequestId, float] = {}
         self.first_token: list[float] = []
+        self.long: list[RequestId] = []
         self.gaps: list[float] = []
         self.tokens = 0
 
@@ -52,6 +54,9 @@ class Run:
     def ask(self) -> None:
         self.asked += 1
         name, size = RequestId(str(self.asked)), self.rng.randint(64, 512)
+        if self.options.long and self.asked % 10 == 5:
+            size = self.options.long
+            self.long.append(name)
         self.sent[name] = self.now
         prompt = tuple(self.rng.randrange(50_000) for _ in range(size))
         self.tell(Submit(GenerateRequest(id=name, prompt=prompt, sampling=SamplingParams(max_tokens=OUTPUT))))
@@ -61,7 +66,7 @@ class Run:
             self.tokens += 1
             if name in self.last:
                 self.gaps.append(self.now - self.last[name])
-            else:
+            elif name not in self.long:
                 self.first_token.append(self.now - self.sent[name])
             self.last[name] = self.now
         if self.asked < self.options.requests:
@@ -99,6 +104,7 @@ def main() -> None:
     parser.add_argument("--token-ms", type=float, default=0.4, help="more for each prompt token (default 0.4)")
     parser.add_argument("--clients", type=int, default=16, help="requests open at a time (default 16)")
     parser.add_argument("--requests", type=int, default=200, help="in all (default 200)")
+    parser.add_argument("--long", type=int, default=0, help="tokens of every tenth prompt (default: as the others)")
     parser.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
     options = parser.parse_args()
     lines = [Run(bound, options).run() for bound in BOUNDS]

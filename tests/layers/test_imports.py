@@ -14,6 +14,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "errors": set(),
     "ranges": {"errors"},
     "addresses": {"errors"},
+    "cgroup": set(),
     "familiar": set(),
     "repeats": set(),
     "gguf": {"errors"},
@@ -23,15 +24,16 @@ ALLOWED: dict[str, set[str] | None] = {
     "core": BASE,
     "models": BASE | {"gguf"},
     "native": {"config", "errors", "models"},
-    "kvpool": {"errors", "protocol"},  # a leaf: worker and cache service share it and nothing else
+    "kvpool": {"cgroup", "errors", "protocol"},  # a leaf: worker and cache service share it and nothing else
     "grammar": BASE | {"text"},
-    "worker": BASE | {"grammar", "kvpool", "models", "native", "text"},
+    "worker": BASE | {"cgroup", "grammar", "kvpool", "models", "native", "text"},
     "kvcache": BASE | {"addresses", "kvpool", "repeats", "trust"},
     "text": BASE | {"gguf"},
     "api": BASE | {"grammar", "text", "observe"},
     "observe": BASE,
     "sim": BASE | {"core"},
-    "runtime": BASE | {"addresses", "core", "worker", "kvcache", "kvpool", "api", "observe", "repeats", "text", "trust"},
+    "runtime": BASE
+    | {"addresses", "cgroup", "core", "worker", "kvcache", "kvpool", "api", "observe", "repeats", "text", "trust"},
     "llm": BASE | {"familiar", "core", "grammar", "worker", "models", "text"},  # all of it in one process
     "cli": None,  # anything
     "": set(),  # baton/__init__.py

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 from run_loop import finish
 
-from baton.runtime import child as module
 from baton.runtime.child import Child
 from baton.runtime.process_table import ENGINE_CHILDREN
 
 
-def ended_with(code: int) -> Child:
+def ended_with(code: int, memory: Any) -> Child:
     process: Any = SimpleNamespace(poll=lambda: code, returncode=code, pid=1)
     control: Any = SimpleNamespace(close=lambda: None)
-    return Child(ENGINE_CHILDREN[0], 1, process, control, None)
+    return Child(ENGINE_CHILDREN[0], 1, process, control, None, memory)
 
 
 @pytest.mark.parametrize(
@@ -31,11 +30,8 @@ def ended_with(code: int) -> Child:
         (0, False, "died"),
     ],
 )
-def test_only_a_kill_from_outside_is_no_fault_of_its_own(monkeypatch, code: int, memory_was_short: bool, cause: str):
-    kills = [3]
-    monkeypatch.setattr(module, "out_of_memory_kills", lambda: kills[0])
-    child = ended_with(code)
-    kills[0] += memory_was_short
+def test_only_a_kill_from_outside_is_no_fault_of_its_own(code: int, memory_was_short: bool, cause: str):
+    child = ended_with(code, SimpleNamespace(since=lambda: (int(memory_was_short), None)))
 
     async def main() -> None:
         loss = await child.end(1.0)

@@ -59,6 +59,10 @@ class SchedulerConfig:
     "A restarted worker that is not ready after this long is lost too."
     worker_restarts_max: int = 5
     "Worker losses in a row, none of them healthy in between, after which the instance gives up."
+    worker_kills_max: int = 5
+    "Kills of the worker from outside, within worker_kill_seconds, that do not count as losses. Each one more does."
+    worker_kill_seconds: float = 60.0
+    "Time for those, in which workers were ready: their start is not counted."
     restart_backoff_seconds_max: float = 10.0
     "Restarts in a row wait longer and longer, up to this."
 
@@ -85,6 +89,7 @@ class SchedulerConfig:
             "scheduler.step_seconds_max and scheduler.worker_start_seconds_max must be positive",
         )
         require(self.worker_restarts_max >= 0, "scheduler.worker_restarts_max must not be negative")
+        require(self.worker_kills_max >= 1 and self.worker_kill_seconds > 0, "scheduler: the bounds of kills are too small")
         require(self.restart_backoff_seconds_max >= 0, "scheduler.restart_backoff_seconds_max must not be negative")
 
 

@@ -192,7 +192,7 @@ class ServeConfig:
     tokens_per_step: StepTokens = _WORKER.tokens_per_step
     "Tokens per step, prompt and decode together, at most."
     chunk_tokens_max: StepTokens | None = _SCHEDULER.chunk_tokens_max
-    "Prompt tokens of one sequence per step, at most. Without it: tokens_per_step."
+    "Prompt tokens of one sequence per step, at most. Without it: all that the step has, and half of it while others wait."
     prefill_tokens_beside_decodes: StepTokens | None = 128
     "Prompt tokens per step while other sequences decode, at most. Smaller: steadier streams, later first tokens."
     decode_gap_ms: Annotated[float, Range(0, 3_600_000)] = 25.0

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.cgroup import group_folders, read_field, read_number
+
 GIB = 2**30
 
 
@@ -19,8 +21,8 @@ class MemoryFacts:
 
 
 def main_memory() -> MemoryFacts:
-    machine, group = _machine_memory(), _group_memory(Path("/sys/fs/cgroup"))
-    return machine if group is None or machine.free_bytes < group.free_bytes else group
+    groups = [group for folder in group_folders("memory") if (group := _group_memory(folder)) is not None]
+    return min(_machine_memory(), *groups, key=lambda facts: facts.free_bytes) if groups else _machine_memory()
 
 
 def _machine_memory() -> MemoryFacts:
@@ -35,30 +37,16 @@ def _machine_memory() -> MemoryFacts:
 
 
 def _group_memory(folder: Path) -> MemoryFacts | None:
-    """The container's limit (cgroup v2, else v1), if it has one. Clean file pages count as free: they go when asked."""
-    for limit_name, used_name, stat_name, cache_name in (
-        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-        *[("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file")],
+    """A control group's limit (version 2, else 1), if it has one. Clean file pages count as free: they go when asked."""
+    for limit_name, used_name, cache_name in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        limit, used = _number(folder / limit_name), _number(folder / used_name)
+        limit, used = read_number(folder / limit_name), read_number(folder / used_name)
         if limit is not None and used is not None and limit < 2**60:
-            return MemoryFacts(limit, max(0, limit - used + _stat(folder / stat_name, cache_name)))
+            cached = read_field(folder / "memory.stat", cache_name) or 0
+            return MemoryFacts(limit, max(0, limit - used + cached))
     return None
-
-
-def _number(path: Path) -> int | None:
-    return _tried(lambda: int(path.read_text()))  # "max" is no number: no limit
-
-
-def _stat(path: Path, name: str) -> int:
-    return _tried(lambda: int(dict(line.split() for line in path.read_text().splitlines())[name])) or 0
-
-
-def _tried(read: Callable[[], int]) -> int | None:
-    try:
-        return read()
-    except (OSError, ValueError, KeyError):
-        return None
 
 
 def transient_bytes(run: Callable[[], object]) -> int:

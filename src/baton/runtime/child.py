@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 import subprocess
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from baton.core.child_loss import cause_of_loss, is_memory_kill
 from baton.core.events import LossCause
 from baton.errors import EngineError
 from baton.runtime.channel import Channel
-from baton.runtime.children import exit_text, has_ended, out_of_memory_kills
+from baton.runtime.children import exit_text, has_ended
+from baton.runtime.memory_kills import MemoryKillLog
 from baton.runtime.process_table import ChildRow
 
 KILL_SECONDS = 30.0
 """A killed process is gone long before this; a large one takes seconds to give its memory back."""
-
-OUTSIDE_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Loss(NamedTuple):
@@ -39,6 +38,7 @@ class Child:
         process: subprocess.Popen[bytes],
         control: Channel,
         descriptors: socket.socket | None,
+        memory: MemoryKillLog,
     ) -> None:
         self.row = row
         self.name = row.name
@@ -51,7 +51,7 @@ class Child:
         self.unwanted = False
         "We are ending it: its end is no news."
         self._ready_at: float | None = None
-        self._memory_kills = out_of_memory_kills()
+        self._memory = memory
 
     def mark_ready(self) -> None:
         self._ready_at = asyncio.get_running_loop().time()
@@ -64,8 +64,9 @@ class Child:
         """Dead for certain when this returns: nothing of it is executed any more."""
         self.close()
         if await has_ended(self.process, grace_seconds):
-            code = self.process.returncode
-            return Loss(exit_text(code), "killed" if self._from_outside(code) else "died", code)
+            code, kills = self.process.returncode, self._memory.since()
+            text = "was killed by the kernel for want of memory" if is_memory_kill(code, *kills) else exit_text(code)
+            return Loss(text, cause_of_loss(code, *kills), code)
         self.process.kill()
         if not await has_ended(self.process, KILL_SECONDS):
             pid = self.process.pid
@@ -96,7 +97,3 @@ class Child:
         if self.descriptors is not None and self.descriptors.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self.descriptors)
             self.descriptors.close()
-
-    def _from_outside(self, code: int) -> bool:
-        """No fault of a child sends it these signals, but for the kernel when memory is short, and that one counts."""
-        return -code in OUTSIDE_SIGNALS and out_of_memory_kills() == self._memory_kills

@@ -27,6 +27,7 @@ from baton.runtime.channel import Channel
 from baton.runtime.child import KILL_SECONDS, Child, Loss
 from baton.runtime.children import has_ended, start_child
 from baton.runtime.descriptors import send_descriptor, take_descriptor
+from baton.runtime.memory_kills import MemoryKillLog
 from baton.runtime.process_table import CONTROL, DESCRIPTORS, KILLED_BELOW, ChildRow, ParentConfig, Restart
 from baton.runtime.restarts import Restarts
 
@@ -79,6 +80,7 @@ class ChildSet(Generic[ParentConfig]):
         self._lost: dict[str, Exception] = {}
         "Children that do not come back, and why."
         self._starting = True
+        self._memory = MemoryKillLog()
         self._replacing = asyncio.Lock()
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -89,6 +91,7 @@ class ChildSet(Generic[ParentConfig]):
     def start_is_over(self) -> None:
         """From now on lost children are started again, as their rows say."""
         self._starting = False
+        self._spawn(self._memory.keep())
 
     async def start(self, name: str, life: int | None = None) -> Child:
         row = self._rows[name]
@@ -104,7 +107,7 @@ class ChildSet(Generic[ParentConfig]):
         control, link = ours.pop(CONTROL), ours.pop(DESCRIPTORS, None)
         for other, sock in ours.items():
             self._hand_over(other, name, sock)
-        child = self._living[name] = Child(row, self._lives[name], process, await Channel.open(control), link)
+        child = self._living[name] = Child(row, self._lives[name], process, await Channel.open(control), link, self._memory)
         if link is not None:
             link.setblocking(False)
             asyncio.get_running_loop().add_reader(link, self._read_descriptor, child)

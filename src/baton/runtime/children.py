@@ -99,15 +99,6 @@ async def has_ended(process: subprocess.Popen[bytes], seconds: float, unless: Ca
     return True
 
 
-def out_of_memory_kills() -> int:
-    """How many processes of this container the kernel has killed for want of memory so far. 0 where it does not say."""
-    try:
-        with open("/sys/fs/cgroup/memory.events", encoding="ascii") as file:
-            return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
-    except OSError:
-        return 0
-
-
 def exit_text(code: int | None) -> str:
     """An exit status in words."""
     if code is None:

@@ -168,7 +168,7 @@ class AdmissionModel:
 
     def _check_unused(self, plan: StepPlan) -> None:
         """53: a running prompt is computed as far as the step has room."""
-        run = dict(zip(plan.run.slots, plan.run.counts, strict=True))
+        run: dict[int, int] = dict(zip(plan.run.slots, plan.run.counts, strict=True))
         chunk_max = self._scenario.chunk_tokens_max or self._scenario.tokens_per_step
         for slot in self.cache.held:
             if self._position[slot] < self._prefill[slot] and run.get(slot, 0) < chunk_max:

@@ -68,6 +68,8 @@ def generate(seed: int) -> Scenario:
     _size_pool(scenario, kind, rng)
     last = max(client.at for client in scenario.clients)
     _client_faults(scenario, faults, stream(seed, "client faults"))
+    kills = stream(seed, "kills")
+    scenario.worker_kills_max, scenario.poison_unseen = kills.choice((1, 2, 5, 5)), kills.random() < 0.3
     scenario.steps += step_faults(faults, scenario.step_seconds_max, stream(seed, "step faults"))
     _plods(scenario, kind, stream(seed, "plods"))
     _nudges(scenario, faults, last, stream(seed, "nudges"))

@@ -235,7 +235,7 @@ class WorkerProcess:
             result = self.worker.execute(plan, die_after=len(plan.run.slots) // 2 if "crash_amid" in faults else None)
         except WorkerDied as died:
             self._watch.poisoned(died.client)
-            self.crash("amid a step")
+            self.crash("amid a step", "killed" if died.client is not None and self._scenario.poison_unseen else "died")
             return
         if "crash_after" in faults:
             self.crash("after a step")

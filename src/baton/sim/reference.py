@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from baton.core.events import Event, Pause, Resume
+from baton.core.events import Event, LossCause, Pause, Resume
 from baton.errors import InvariantBroken
 from baton.protocol.request import Refused
 from baton.sim.scenario import Client, Scenario
@@ -35,6 +35,7 @@ class Reference:
         self._drain_deadline: float | None = None
         self._resumed = False
         self._lives_lost = 0
+        self._kills = 0
         self._restarts = 0
         self._unsure = False
         "Whether the life that was lost last was a healthy one."
@@ -137,6 +138,12 @@ class Reference:
     def steps_absorbed(self, count: int) -> None:
         self._steps += count
 
+    def is_evidence(self, cause: LossCause) -> bool:
+        """A kill from outside may count as a fault of what was computed from the sixth on (or what the scenario says). All are
+        counted: a scenario is shorter than the minute in which they must come."""
+        self._kills += cause == "killed"
+        return cause != "killed" or self._kills > self._scenario.worker_kills_max
+
     def worker_lost(self, evidence: bool, perhaps_absorbed: int) -> None:
         """`perhaps_absorbed`: steps of the same event, before it was found lost. Nobody can tell from outside."""
         if self._steps >= HEALTHY_STEPS:
@@ -156,7 +163,7 @@ class Reference:
 
     def replaced(self) -> None:
         """By hand: what was before does not count any more."""
-        self._lives_lost = self._restarts = self._steps = 0
+        self._lives_lost = self._restarts = self._steps = self._kills = 0
 
     def may_give_worker_up(self) -> bool:
         return self._lives_lost > self._scenario.worker_restarts_max

@@ -219,6 +219,9 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     queue_tokens_max: int = 1_000_000
     step_seconds_max: float = 5.0
     worker_restarts_max: int = 5
+    worker_kills_max: int = 5
+    poison_unseen: bool = False
+    "A worker that dies of a request looks as if it was killed from outside: the kernel does not say that memory was short."
     pool_kept: bool = False
     "A restarted worker finds the pool of its predecessor."
     step_seconds: float = 0.01
@@ -270,6 +273,7 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
                 step_seconds_max=self.step_seconds_max,
                 worker_start_seconds_max=4 * self.step_seconds_max,
                 worker_restarts_max=self.worker_restarts_max,
+                worker_kills_max=self.worker_kills_max,
             ),
             queue=QueueConfig(requests_max=self.queue_requests_max, tokens_max=self.queue_tokens_max),
             tiers=TierConfig(

@@ -152,6 +152,8 @@ _SIMPLER_INSTANCE: tuple[tuple[str, Any], ...] = (
     ("queue_requests_max", 10_000),
     ("queue_tokens_max", 1_000_000),
     ("worker_restarts_max", 5),
+    ("worker_kills_max", 5),
+    ("poison_unseen", False),
     ("preempted", "drop"),
     ("storage_tokens", False),
     ("storage", False),

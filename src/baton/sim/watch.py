@@ -211,12 +211,13 @@ class Watch:
 
     def worker_lost(self, oldest: list[StepPlan], cause: LossCause) -> None:
         """Remember whose sequences were being computed: two such losses, with evidence, are what giving one up needs."""
-        self.reference.worker_lost(evidence=cause != "killed", perhaps_absorbed=len(oldest))
+        evidence = self.reference.is_evidence(cause)
+        self.reference.worker_lost(evidence=evidence, perhaps_absorbed=len(oldest))
         self.line.worker_lost()
         if self.model is not None:
             self.model.worker_lost()
         self._pool_spoiled |= cause == "protocol"
-        if cause == "killed":
+        if not evidence:
             return
         suspects = {(trip.client.id, index): None for plan in oldest for trip, index in self.plans.places_of(plan)}
         for suspect in suspects:
@@ -233,10 +234,13 @@ class Watch:
             self.saw("the worker was lost twice in a row")
 
     def poisoned(self, client: Client | None) -> None:
-        """47: one client's request takes at most log2(suspects) + 2 workers for each of its sequences with it."""
+        """47: one client's request takes at most log2(suspects) + 2 workers for each of its sequences with it, and before that
+        those that seem to be killed from outside, while such kills do not count."""
         if client is not None:
             self._deaths[client.id] = self._deaths.get(client.id, 0) + 1
-            if self._deaths[client.id] > ((self._scenario.slots - 1).bit_length() + 2) * client.n * self._culprits:
+            unseen = self._scenario.worker_kills_max if self._scenario.poison_unseen else 0
+            allowed = ((self._scenario.slots - 1).bit_length() + 2) * client.n * self._culprits
+            if self._deaths[client.id] > unseen + allowed:
                 raise InvariantBroken(f"{client.id} has killed {self._deaths[client.id]} workers", invariant=47)
 
     # After every event

@@ -1,4 +1,4 @@
-"""Prompts and urgency: a more urgent prompt is computed before the next chunk of a less urgent one; prompts of one class share."""
+"""Prompts and urgency: a more urgent prompt comes before the next chunk of a less urgent one; prompts of a class share."""
 
 import pytest
 

@@ -13,7 +13,7 @@ from .harness import Driver
 from .stub_line import StubLine
 
 
-def run_with_poison(driver: Driver, culprit: str, steps_max: int = 3000) -> int:
+def run_with_poison(driver: Driver, culprit: str, steps_max: int = 3000, cause: LossCause = "died") -> int:
     """The worker dies by a fault whenever it is to compute the culprit's third output. Returns how many died of it."""
     deaths = 0
     for _ in range(steps_max):
@@ -22,7 +22,7 @@ def run_with_poison(driver: Driver, culprit: str, steps_max: int = 3000) -> int:
         bad = driver.sequence(culprit)
         if bad.phase is Phase.DECODE and bad.slot in driver.plans[0].run.slots and bad.outputs == 2:
             deaths += 1
-            driver.lose_worker()
+            driver.lose_worker(cause)
             driver.restart_worker()
         else:
             driver.step()
@@ -32,18 +32,54 @@ def run_with_poison(driver: Driver, culprit: str, steps_max: int = 3000) -> int:
 # A kill from outside
 
 
-def test_a_worker_killed_again_and_again_from_outside_costs_no_answer():
+@pytest.mark.parametrize(
+    ("kills", "seconds"), [(5, 0.0), (12, 15.0)], ids=["five at once", "four in a minute, again and again"]
+)
+def test_a_worker_killed_again_and_again_from_outside_costs_no_answer(kills, seconds):
     """Review 1.6 and the issue: three kills within seconds under 24 streams ended two of them."""
     driver = Driver(slots=24, blocks=512, tokens_per_step=64, worker_restarts_max=2)
     for number in range(24):
         driver.submit(f"r{number}", [number, 1, 2], max_tokens=20)
-    for _ in range(12):
+    for _ in range(kills):
         driver.step()
+        driver.advance(seconds)
         driver.lose_worker("killed")
         driver.restart_worker()
     driver.run()
     driver.assert_answered()
     driver.assert_at_rest()
+
+
+def test_kills_in_a_minute_count_from_the_sixth_on():
+    """Nothing is computed, so nothing else can explain them: after as many losses as allowed the worker is given up."""
+    driver = Driver(worker_restarts_max=3)
+    for _ in range(5 + 3):
+        driver.lose_worker("killed")
+        driver.restart_worker()
+    assert driver.instance.worker.state is WorkerState.READY
+    driver.lose_worker("killed")
+    assert driver.instance.worker.state is WorkerState.GONE
+
+
+def test_the_time_that_a_worker_takes_to_start_is_not_in_the_minute_of_its_kills():
+    driver = Driver(worker_restarts_max=0, worker_start_seconds_max=1000.0)
+    for _ in range(5):
+        driver.lose_worker("killed")
+        driver.advance(300.0)  # it loads a large model
+        driver.restart_worker()
+    assert driver.instance.worker.state is WorkerState.READY
+    driver.lose_worker("killed")
+    assert driver.instance.worker.state is WorkerState.GONE
+
+
+def test_a_request_whose_kills_the_kernel_does_not_explain_is_given_up_at_last():
+    driver = Driver(slots=8, blocks=256)
+    for number in range(6):
+        driver.submit(f"r{number}", [number, 1, 2], max_tokens=20)
+    deaths = run_with_poison(driver, "r3", cause="killed")
+    assert deaths <= 5 + ceil(log2(6)) + 2
+    assert (driver.reason("r3"), driver.ended["r3", 0].error) == ("error", "poison")
+    assert [driver.reason(f"r{number}") for number in (0, 1, 2, 4, 5)] == ["length"] * 5
 
 
 def test_a_kill_from_outside_makes_nobody_a_suspect():

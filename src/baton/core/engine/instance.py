@@ -230,7 +230,7 @@ class Instance:
 
     def _on_worker_ready(self, event: WorkerReady) -> None:
         """What the cache says of its pool is still true if the pool is the same and was computed in the same way."""
-        if not self.worker.ready(event.epoch):
+        if not self.worker.ready(event.epoch, self._now):
             return
         pool = self.board.pool
         if event.fingerprint != self.fingerprint or not pool.is_still(event.pool):
@@ -274,7 +274,7 @@ class Instance:
         """Everything on the worker goes back in line, with the tokens it has; plans in flight are void."""
         self.stats.worker_losses += 1
         oldest = self.in_flight[0].plan if self.in_flight else None
-        evidence = cause != "killed"
+        evidence = cause != "killed" or self.worker.killed(self._now)
         explained = self._suspects.worker_lost(self.board, oldest, evidence=evidence)
         self._steps.clear()
         if cause == "protocol":

@@ -24,7 +24,8 @@ PrefillRoom = Callable[[int], int]
 def preempt_for_head(board: Board, room_for: Callable[[Sequence], PrefillRoom | None]) -> bool:
     """Preempt less urgent sequences for the head of the line: as few as let it in, and nobody if all would not.
 
-    `room_for`: None if running prompts that are as urgent use the prompt tokens up, whoever else leaves. Equal urgency never gives way, so two of a class cannot push each other out in turn.
+    Equal urgency never gives way, so two of a class cannot push each other out in turn. `room_for`: None if running prompts
+    that are as urgent use the prompt tokens up, whoever else leaves.
     """
     running, head = board.running, board.waiting.head()
     if head is None or not running or not gives_way(running[-1], head):

@@ -5,6 +5,10 @@ STARTING --ready--> READY --lose--> STARTING (next epoch) ... after too many los
 A life is healthy once HEALTHY_STEPS of its steps were absorbed; losses count in a row until then, and each restart in a row
 waits longer. A loss that is not the worker's fault (killed from outside, a poisonous request being found) does not count
 towards the end, only towards the waiting.
+
+A kill from outside that comes again and again is taken for the worker's fault after all: the kernel does not always say that
+it killed for want of memory, and a request that needs too much would be replayed for ever. So kills count from the sixth on
+within a minute (`worker_kills_max`, `worker_kill_seconds`) in which workers were ready: loading takes as long as it takes.
 """
 
 from __future__ import annotations
@@ -31,7 +35,19 @@ class WorkerState(Enum):
 
 
 class WorkerWatch:
-    __slots__ = ("_begun", "_config", "_restarts", "_steps", "deadline", "epoch", "losses", "state")
+    __slots__ = (
+        "_begun",
+        "_config",
+        "_kills",
+        "_ready_at",
+        "_restarts",
+        "_served",
+        "_steps",
+        "deadline",
+        "epoch",
+        "losses",
+        "state",
+    )
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -41,6 +57,12 @@ class WorkerWatch:
         "In a row, that count towards the end."
         self._restarts = 0
         "In a row, of whatever cause."
+        self._served = 0.0
+        "Seconds for which earlier lives were ready."
+        self._kills: list[float] = []
+        "The last kills from outside, each at that time of service."
+        self._ready_at: Instant | None = None
+        "Of the present life."
         self._steps = 0
         "Absorbed in this life."
         self._begun = Instant(0.0)
@@ -54,20 +76,33 @@ class WorkerWatch:
         waited = "no result of a step" if self.state is WorkerState.READY else "not ready"
         return f"{waited} in time"
 
-    def ready(self, epoch: WorkerEpoch) -> bool:
+    def ready(self, epoch: WorkerEpoch, now: Instant) -> bool:
         if self.state is WorkerState.GONE and epoch >= self.epoch:
             self.epoch, self.losses, self._restarts = epoch, 0, 0  # an operator has started another one by hand
+            self._kills.clear()
         elif epoch != self.epoch or self.state is WorkerState.READY:
             return False
         self.state = WorkerState.READY
         self.deadline = None
         self._steps = 0
+        self._ready_at = now
         return True
+
+    def killed(self, now: Instant) -> bool:
+        """From outside, as it seems. True: so often in a row that this counts as a fault of what it computes."""
+        config, served = self._config, self._service_seconds(now)
+        self._kills = [at for at in self._kills if served - at <= config.worker_kill_seconds][-config.worker_kills_max :]
+        self._kills.append(served)
+        return len(self._kills) > config.worker_kills_max
+
+    def _service_seconds(self, now: Instant) -> float:
+        return self._served + (0.0 if self._ready_at is None else now - self._ready_at)
 
     def lose(self, now: Instant, *, counts: bool) -> float | None:
         """This life is over. Seconds to wait before the next one begins; None: there is no next one."""
         self.losses += counts
         self.epoch = WorkerEpoch(self.epoch + 1)
+        self._served, self._ready_at = self._service_seconds(now), None
         if self.losses > self._config.worker_restarts_max:
             self.state = WorkerState.GONE
             self.deadline = None
@@ -83,6 +118,7 @@ class WorkerWatch:
         self.epoch = WorkerEpoch(self.epoch + 1)
         self.state = WorkerState.ASLEEP
         self.deadline = None
+        self._ready_at = None  # its time of service is not counted
 
     def wake(self, now: Instant) -> None:
         self.state = WorkerState.STARTING

@@ -7,7 +7,9 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
+from math import ceil
 
+from baton.cgroup import KERNEL, Kernel, processor_quota
 from baton.config import WorkerConfig
 from baton.errors import EngineError, InvalidConfig, ModelUnsupported
 from baton.kvpool.layout import KVKind, KVLayout
@@ -86,5 +88,8 @@ class CpuPlatform:
         return KVPool.attach(fd, announced)
 
 
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def usable_cores(kernel: Kernel = KERNEL) -> int:
+    """Cores that this process may run on, or fewer where a container may use less processor time than they have."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = processor_quota(kernel)
+    return cores if quota is None else max(1, min(cores, ceil(quota)))

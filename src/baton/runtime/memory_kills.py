@@ -1,0 +1,41 @@
+"""Has the kernel just killed one of our processes for want of memory? Its counts, as they were a moment ago and are now.
+
+A count that grew long before a child was lost says nothing about that loss, so the count to compare with is renewed all the
+time. It is kept for one period more: the kernel counts first, and a large process takes seconds to end.
+
+    samples    |---- before ----|---- last ----|  now: the child is found dead
+               ^ what `since` compares with, one to two periods old
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from baton.cgroup import KERNEL, Kernel, memory_kills
+
+PERIOD_SECONDS = 10.0
+
+
+class MemoryKillLog:
+    def __init__(self, kernel: Kernel = KERNEL) -> None:
+        self._kernel = kernel
+        self._before = self._last = memory_kills(kernel)
+
+    async def keep(self) -> None:
+        """Sample until it is cancelled."""
+        while True:
+            await asyncio.sleep(PERIOD_SECONDS)
+            self.sample()
+
+    def sample(self) -> None:
+        self._before, self._last = self._last, memory_kills(self._kernel)
+
+    def since(self) -> tuple[int | None, int | None]:
+        """Kills of the last period or two, in the own control group and on the machine. They are counted for one loss only."""
+        now, before = memory_kills(self._kernel), self._before
+        self._before = self._last = now
+        return _grown(before.group, now.group), _grown(before.machine, now.machine)
+
+
+def _grown(before: int | None, now: int | None) -> int | None:
+    return None if before is None or now is None else max(0, now - before)
