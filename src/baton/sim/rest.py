@@ -56,6 +56,7 @@ BOUNDED: Final[dict[tuple[str, str], Bound]] = {
     ("Stats", "held_back"): lambda _: len(get_args(HeldBack)),
     # What is remembered on purpose
     ("HandoffEnds", "_attempts"): lambda ends: ends._attempts_max,
+    ("WorkerWatch", "_kills"): lambda watch: watch._config.worker_kills_max + 1,
 }
 NAMES_OBJECTS: Final = (("Tiers", "rates"), ("WaitingLine", "_heap"), ("Loader", "_unasked"))
 """The last two may name sequences that have ended, until they are rebuilt."""
