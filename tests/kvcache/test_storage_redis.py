@@ -90,7 +90,7 @@ def test_a_deadline_that_passes_in_the_middle_of_a_run_ends_it(backend, rig):
     class Fading:
         """Time passes whenever somebody asks how much is left."""
 
-        turns = 5
+        turns = 25
 
         def left(self):
             self.turns -= 1

@@ -89,6 +89,7 @@ def checked_port(config: ServeConfig) -> int:
     """Everything that can be known to be wrong before a model is fetched and processes start. Returns the port to listen on."""
     from baton.api.config import api_config_of
     from baton.api.http.tls import tls_context
+    from baton.kvcache.storage.open import check_address
     from baton.runtime.listener import usable_port
     from baton.text.loading import read_template
     from baton.trust.secret import read_secret
@@ -96,6 +97,8 @@ def checked_port(config: ServeConfig) -> int:
     config.engine()
     if config.cluster_secret:
         read_secret(config.cluster_secret)
+    if config.kv_storage:
+        check_address(config.kv_storage)
     api_config_of(config, {})
     tls_context(config)
     if config.chat_template:

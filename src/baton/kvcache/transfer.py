@@ -58,11 +58,12 @@ class Transfer:
         return old
 
     def take(self, message: BlockMove | StorageQuery) -> Future[None]:
-        if isinstance(message, StorageQuery):
-            return self._slow.submit(self._query, message)
-        if message.kind in ("store", "load"):
+        if not isinstance(message, StorageQuery) and message.kind in ("store", "load"):
             return self._memory.submit(self._copy, message)
-        return self._slow.submit(self._move, message)
+        deadline = Deadline.after(message.seconds_max)  # and not when a thread is free: those that wait, wait from now on
+        if isinstance(message, StorageQuery):
+            return self._slow.submit(self._query, message, deadline)
+        return self._slow.submit(self._move, message, deadline)
 
     def close(self) -> None:
         self._memory.shutdown(cancel_futures=True)
@@ -92,10 +93,10 @@ class Transfer:
 
     # Storage
 
-    def _query(self, query: StorageQuery) -> None:
+    def _query(self, query: StorageQuery, deadline: Deadline) -> None:
         assert self.storage is not None
         try:
-            found = self.storage.contains_prefix(query.keys, Deadline.after(query.seconds_max), self._tokens(query))
+            found = self.storage.contains_prefix(query.keys, deadline, self._tokens(query))
             self._report(StorageAnswer(query.id, found))
         except StorageFailed as failed:
             self._report(StorageAnswer(query.id, 0, str(failed)))
@@ -104,10 +105,10 @@ class Transfer:
         assert self.storage is not None
         return unpack_tokens(message.tokens) if self.storage.wants_tokens else None
 
-    def _move(self, move: BlockMove) -> None:
+    def _move(self, move: BlockMove, deadline: Deadline) -> None:
         assert self.storage is not None
         blocks = [memoryview(self.host.data[block]).cast("B") for block in move.host]
-        deadline, begun, error = Deadline.after(move.seconds_max), perf_counter(), None
+        begun, error = perf_counter(), None
         try:
             act = self.storage.put if move.kind == "put" else self.storage.get
             moved = act(move.keys, blocks, deadline, self._tokens(move))

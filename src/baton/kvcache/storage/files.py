@@ -52,9 +52,14 @@ MARK = ".baton-kv"
 
 
 def open_files(url: StorageURL, layout: LayoutName) -> StorageBackend:
+    root, quota_bytes = file_settings(url)
+    return FileBackend(root, layout, quota_bytes)
+
+
+def file_settings(url: StorageURL) -> tuple[Path, int]:
+    """The directory and its quota in bytes. Nothing is opened."""
     url.allow("quota_gib")
-    quota_bytes = int(url.number("quota_gib", QUOTA_GIB, 1e-6, 1e9) * 2**30)
-    return FileBackend(directory_of(url), layout, quota_bytes)
+    return directory_of(url), int(url.number("quota_gib", QUOTA_GIB, 1e-6, 1e9) * 2**30)
 
 
 def directory_of(url: StorageURL) -> Path:

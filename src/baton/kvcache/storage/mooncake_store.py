@@ -54,10 +54,15 @@ class MooncakeConfig:
 
 
 def open_mooncake(url: StorageURL, layout: LayoutName) -> StorageBackend:
+    return MooncakeBackend(mooncake_settings(url), layout, store_class())
+
+
+def mooncake_settings(url: StorageURL) -> MooncakeConfig:
+    """Nothing is opened."""
     url.allow("segment_gib", "protocol", "device", "local_host")
     if not url.host:
         raise InvalidConfig(f"{url!r} names no master; write mooncake://host:{PORT}")
-    config = MooncakeConfig(
+    return MooncakeConfig(
         host=url.host,
         port=url.port or PORT,
         protocol=url.options.get("protocol", "tcp"),
@@ -65,7 +70,6 @@ def open_mooncake(url: StorageURL, layout: LayoutName) -> StorageBackend:
         local_host=url.options.get("local_host", ""),
         segment_bytes=int(url.number("segment_gib", 1, 0, 10**5) * 2**30),
     )
-    return MooncakeBackend(config, layout, store_class())
 
 
 def store_class() -> Callable[[], Any]:

@@ -17,6 +17,24 @@ def open_backend(url: str, layout: LayoutName) -> StorageBackend:
     return opener(parsed)(parsed, layout)
 
 
+def check_address(url: str) -> None:
+    """Before anything is loaded: raises InvalidConfig for an address that can never work. Nothing is opened."""
+    parsed = parse_url(url)
+    opener(parsed)
+    if parsed.scheme == "file":
+        from baton.kvcache.storage.files import file_settings
+
+        file_settings(parsed)
+    elif parsed.scheme in ("redis", "rediss", "redis+unix"):
+        from baton.kvcache.storage.redis_store import redis_settings
+
+        redis_settings(parsed)
+    elif parsed.scheme == "mooncake":
+        from baton.kvcache.storage.mooncake_store import mooncake_settings
+
+        mooncake_settings(parsed)
+
+
 def opener(url: StorageURL) -> Opener:
     """Imports only what the scheme needs."""
     if url.scheme == "file":

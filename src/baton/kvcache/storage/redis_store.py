@@ -29,9 +29,15 @@ Answer = TypeVar("Answer")
 
 
 def open_redis(url: StorageURL, layout: LayoutName) -> StorageBackend:
+    address, ttl_seconds = redis_settings(url)
+    return RedisBackend(address, layout, ttl_seconds)
+
+
+def redis_settings(url: StorageURL) -> tuple[Address, int]:
+    """Where it is, and after how many seconds objects expire. Nothing is opened but the file with the password."""
     url.allow("ttl_hours", "password_file", *(["ca_file"] if url.scheme == "rediss" else []))
     ttl_seconds = int(url.number("ttl_hours", 0, 0, 10**6) * 3600)
-    return RedisBackend(address_of(url), layout, ttl_seconds)
+    return address_of(url), ttl_seconds
 
 
 def address_of(url: StorageURL) -> Address:

@@ -1,11 +1,15 @@
 """One connection to a Redis or Valkey server, with just enough of its protocol (RESP2) to move large values without copies.
 
 A client library reads a value into memory of its own and hands it over; here the kernel writes it where it belongs.
-Time-outs are the socket's own (`SO_RCVTIMEO`), so that one `recv` may wait for a whole object.
+Time-outs are the socket's own (`SO_RCVTIMEO`), so that one `recv` may wait for a whole object. They are of one system call, so
+what is left of the deadline is set again before each wait: a server that sends a byte now and then does not stretch it.
+
+No text that is raised here contains the password: a server may answer with the arguments of a command.
 """
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import struct
@@ -30,6 +34,10 @@ REASONS: dict[str, StorageReason] = {
 """First word of an error reply."""
 
 WRONG_TYPE = b"-WRONGTYPE"
+LINE_BYTES_MAX = 1024
+"""Of a status, a number or an error."""
+ARM_AGAIN_SECONDS = 0.005
+"""The socket's own time-out may be so much longer than what is left of the deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +68,8 @@ class Connection:
         self._address = address
         self.in_step = True
         "Nothing that was asked is unanswered: the connection can be used for something else."
+        self._deadline = deadline
+        self._armed_seconds = 0.0
         self._socket = _connect(address, deadline)
         self._tls = isinstance(self._socket, ssl.SSLSocket)
         try:
@@ -78,13 +88,28 @@ class Connection:
             words.append(command(b"SELECT", str(address.database).encode()))
         if words:
             self.send(words)
-            self.read_lines(len(words))
+            try:
+                self.read_lines(len(words))
+            except StorageFailed as failed:
+                raise StorageFailed(failed.reason, f"{self._named} refuses AUTH or SELECT: {_first_word(failed)}") from None
+
+    @property
+    def _named(self) -> str:
+        return f"Redis at {self._address!r}"
 
     def arm(self, deadline: Deadline) -> None:
         """What follows on this connection is to be over by then."""
-        seconds = deadline.left()
+        self._deadline, self._armed_seconds = deadline, float("inf")
+        self._before_wait()
+
+    def _before_wait(self) -> None:
+        """Raises TimeoutError where the deadline has passed, and has the next system call wait no longer than until then."""
+        seconds = self._deadline.left()
         if seconds <= 0:
             raise TimeoutError
+        if self._armed_seconds - seconds < ARM_AGAIN_SECONDS:
+            return
+        self._armed_seconds = seconds
         if self._tls:
             self._socket.settimeout(seconds)
             return
@@ -96,10 +121,12 @@ class Connection:
     def send(self, parts: Sequence[Buffer]) -> None:
         if self._tls:
             for part in parts:
+                self._before_wait()
                 self._socket.sendall(part)
             return
         left = [memoryview(part) for part in parts]
         while left:
+            self._before_wait()
             try:
                 sent = self._socket.sendmsg(left[:512])
             except BlockingIOError:
@@ -110,6 +137,7 @@ class Connection:
         """Fills all of them."""
         left = list(parts)
         while left:
+            self._before_wait()
             try:
                 if self._tls:
                     count = self._socket.recv_into(left[0])
@@ -126,16 +154,21 @@ class Connection:
 
         That a key has a value of another type is no failure of the server: such a line is given as it is.
         """
-        data = b""
-        while data.count(b"\r\n") < count:
+        data, ends = bytearray(), 0
+        while ends < count:
+            self._before_wait()
             try:
                 more = self._socket.recv(65536)
             except BlockingIOError:
                 raise TimeoutError
             if not more:
                 raise ConnectionResetError("the server has closed the connection")
+            looked_at = max(0, len(data) - 1)
             data += more
-        lines = data.split(b"\r\n")
+            ends += data.count(b"\r\n", looked_at)
+            if len(data) > LINE_BYTES_MAX * (ends + 1):
+                raise self.unexpected(bytes(data[:LINE_BYTES_MAX]))
+        lines = bytes(data).split(b"\r\n")
         if len(lines) != count + 1 or lines[-1]:
             raise self.unexpected(lines[count])
         for line in lines:
@@ -147,17 +180,23 @@ class Connection:
         """A line of which these bytes have been read, byte by byte: for replies that are not the usual ones."""
         line = bytearray(begin)
         one = memoryview(bytearray(1))
-        while not line.endswith(b"\r\n") and len(line) < 4096:
+        while not line.endswith(b"\r\n") and len(line) < LINE_BYTES_MAX:
             self.receive([one])
             line += one
         return bytes(line).removesuffix(b"\r\n")
 
     def error(self, line: bytes) -> StorageFailed:
-        text = line[1:200].decode("ascii", "replace")
-        return StorageFailed(REASONS.get(text.split(" ")[0], "protocol"), f"Redis at {self._address!r} answers: {text}")
+        text = line[1:].decode("ascii", "replace")
+        reason = REASONS.get(text.split(" ")[0], "protocol")
+        return StorageFailed(reason, f"{self._named} answers: {self._without_password(text)[:200]}")
 
     def unexpected(self, line: bytes) -> StorageFailed:
-        return StorageFailed("protocol", f"Redis at {self._address!r} gave an answer that does not fit: {line[:40]!r}")
+        text = self._without_password(repr(line))
+        return StorageFailed("protocol", f"{self._named} gave an answer that does not fit: {text[:40]}")
+
+    def _without_password(self, text: str) -> str:
+        password = self._address.password
+        return text.replace(password, "***") if password else text
 
     def close(self) -> None:
         self._socket.close()
@@ -187,6 +226,12 @@ def _connect(address: Address, deadline: Deadline) -> socket.socket:
         made.close()
         raise
     return made
+
+
+def _first_word(failed: StorageFailed) -> str:
+    """Of an error reply to a command that had the password in it: the rest may be its arguments."""
+    word = str(failed).partition(" answers: ")[2].split(" ")[0]
+    return word if re.fullmatch("[A-Z]{1,20}", word) else "an error"
 
 
 def _after(parts: Sequence[memoryview], count: int) -> list[memoryview]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -23,7 +24,8 @@ class StorageURL:
 
     def __repr__(self) -> str:  # Without the password: this is what logs and errors show.
         place = f"//{self.host}" + (f":{self.port}" if self.port else "") if self.host else ""
-        return f"{self.scheme}:{place}{self.path}"
+        path = self.path if "@" not in self.path else f"***@{self.path.rpartition('@')[2]}"  # written without //
+        return f"{self.scheme}:{place}{path}"
 
     def allow(self, *names: str) -> None:
         """Refuses options that the backend does not know: a misspelt quota would be no quota."""
@@ -46,15 +48,22 @@ class StorageURL:
 
 
 def parse_url(url: str) -> StorageURL:
-    """Raises InvalidConfig with what to write instead."""
-    parts = urlsplit(url)
-    if not parts.scheme:
-        raise InvalidConfig(f"a KV storage needs a scheme, for a directory file:{url}; examples: {EXAMPLES}")
+    """Raises InvalidConfig with what to write instead. Of an address that cannot be taken apart only the scheme is shown:
+    nobody knows where its password is."""
+    scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*(?=:)", url)
+    if scheme is None:
+        place = "DIR" if "@" in url else url
+        raise InvalidConfig(f"a KV storage needs a scheme, for a directory file:{place}; examples: {EXAMPLES}")
+    part = "host"
     try:
-        options = dict(parse_qsl(parts.query, strict_parsing=True, keep_blank_values=True) if parts.query else [])
+        parts = urlsplit(url)
+        part = "port"
         port = parts.port
-    except ValueError as error:
-        raise InvalidConfig(f"the KV storage address {parts.scheme}: cannot be read: {error}; examples: {EXAMPLES}")
+        part = "options (name=value, with & between them)"
+        options = dict(parse_qsl(parts.query, strict_parsing=True, keep_blank_values=True) if parts.query else [])
+    except ValueError:
+        text = f"the KV storage address {scheme[0]}: cannot be read: something is wrong with its {part}"
+        raise InvalidConfig(f"{text}; write / @ : of a password as %2F %40 %3A; examples: {EXAMPLES}") from None
     return StorageURL(
         scheme=parts.scheme,
         host=parts.hostname or "",
