@@ -88,6 +88,10 @@ class ChildSet(Generic[ParentConfig]):
     def get(self, name: str) -> Child | None:
         return self._living.get(name)
 
+    def process_ids(self) -> list[int]:
+        """Of all that we wait for ourselves."""
+        return [process.pid for process in self._processes]
+
     def start_is_over(self) -> None:
         """From now on lost children are started again, as their rows say."""
         self._starting = False

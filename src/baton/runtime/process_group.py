@@ -16,6 +16,7 @@ from baton.errors import Unavailable
 from baton.protocol.codec import Message
 from baton.runtime.child import Child, Loss
 from baton.runtime.child_set import ChildSet
+from baton.runtime.orphans import Orphans
 from baton.runtime.process_table import ChildRow, ParentConfig
 
 START_SECONDS_MORE = 30.0
@@ -58,6 +59,7 @@ class ProcessGroup(Generic[ParentConfig]):
             loop.add_signal_handler(number, self.stop)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
             loop.add_signal_handler(signal.SIGHUP, self.hang_up)
+        orphans = Orphans(self._children.process_ids)
         stopping, starting = asyncio.create_task(self._stopped()), asyncio.create_task(self._start_in_time())
         rows = asyncio.create_task(self._start_rows())
         try:
@@ -69,6 +71,7 @@ class ProcessGroup(Generic[ParentConfig]):
                 self.on_stopping()
             finally:
                 await self._children.end(lambda: self._hurry)
+                orphans.close()
 
     async def _until_over(self, waited: set[asyncio.Future[None]], stopping: asyncio.Future[None]) -> None:
         """Returns when told to stop. Raises what was wrong where a child has ended for good, or the start takes too long."""
