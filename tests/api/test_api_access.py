@@ -345,3 +345,71 @@ def test_environment_does_not_change_the_server(text, monkeypatch):
     app = make_app(FakeEngine(), text.tokenizer, text.chat_template, MODEL, ApiConfig())
     config = make_server(app).config
     assert (config.workers, config.proxy_headers, config.forwarded_allow_ips) == (1, False, "")
+
+
+# Names that public DNS cannot have, and pages of this machine --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "host.docker.internal:8000", "gpu-box.local", "box.lan", "baton.default.svc.cluster.local:80", "baton.default.svc",
+        "HOST.docker.INTERNAL.", "nas.home.arpa",
+    ],
+)  # fmt: skip
+def test_names_that_public_dns_cannot_have_are_ours(host):
+    assert ours(ApiConfig(), host)
+    assert ours(ApiConfig(host="0.0.0.0"), host)
+
+
+@pytest.mark.parametrize("host", ["local", "internal", "x.internal.example", "evillocal", "x.locals", "lan.example", "x.arpa"])
+def test_names_that_only_look_like_them_are_not(host):
+    assert not ours(ApiConfig(), host)
+
+
+def test_an_app_of_another_port_of_this_machine_may_call_a_server_without_keys(text, http):
+    with serving(text) as server:
+        for origin in ("http://localhost:3000", "http://127.0.0.1:5173", "https://localhost", "http://[::1]:8080"):
+            headers = {"Origin": origin, "Sec-Fetch-Site": "same-site"}
+            asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+            preflight = http.options(server.url + "/v1/completions", headers={**headers, **asked})
+            assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (200, origin)
+            answer = http.post(server.url + "/v1/completions", json={"prompt": "x"}, headers=headers)
+            assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://localhost.evil.example", "http://evil.example", "null", "http://127.0.0.1.nip.io", "http://192.168.1.5:3000"],
+)
+def test_a_page_of_elsewhere_may_not(text, http, origin):
+    with serving(text) as server:
+        headers = {"Origin": origin, "Sec-Fetch-Site": "cross-site"}
+        assert http.post(server.url + "/v1/completions", json={"prompt": "x"}, headers=headers).status_code == 403
+        assert "access-control-allow-origin" not in http.get(server.url + "/v1/models", headers=headers).headers
+
+
+def test_an_app_of_this_machine_may_not_call_admin_routes(text, http):
+    """Without admin keys these answer this machine only; a page that it shows is not its user."""
+    with serving(text) as server:
+        headers = {"Origin": "http://localhost:3000", "Sec-Fetch-Site": "same-site"}
+        for method, path in (("POST", "/v1/pause"), ("POST", "/v1/sleep"), ("GET", "/config"), ("GET", "/metrics")):
+            answer = http.request(method, server.url + path, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_origin"), path
+        assert server.engine.snapshot.mode == "serving"
+        assert http.post(server.url + "/v1/resume").status_code == 200
+
+
+@pytest.mark.parametrize("settings", [{"api_keys": ("k",)}, {"admin_api_keys": ("k",)}, {"host": "0.0.0.0"}])
+def test_pages_of_this_machine_are_foreign_where_there_are_keys_or_other_machines(settings):
+    scope = {"method": "POST", "headers": [(b"host", b"localhost:8000"), (b"origin", b"http://localhost:3000")]}
+    with pytest.raises(ApiError, match="allowed-origins"):
+        CrossSite(ApiConfig(**settings)).require(scope, trusted_host=False)
+    CrossSite(ApiConfig()).require(scope, trusted_host=False)
+
+
+def test_a_proxy_s_name_is_that_of_a_server_for_others():
+    config = ApiConfig(allowed_hosts=("llm.example",))
+    scope = {"method": "POST", "headers": [(b"host", b"llm.example"), (b"origin", b"http://localhost:3000")]}
+    with pytest.raises(ApiError, match="allowed-origins"):
+        CrossSite(config).require(scope, trusted_host=False)

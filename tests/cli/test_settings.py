@@ -176,6 +176,17 @@ def test_environment_is_not_read(monkeypatch):
     assert read_config({}) == ServeConfig()
 
 
+def test_a_list_may_be_json_as_vllm_s_are(monkeypatch):
+    config = given_by(
+        ["--allowed-origins", '["https://a.example", "*"]', "--allowed-origins", "https://b.example"], monkeypatch
+    )
+    assert config.allowed_origins == ("https://a.example", "*", "https://b.example")
+    assert given_by(["--api-key", '["x"]'], monkeypatch).api_key == ('["x"]',), "a key is what it is"
+    assert given_by(["--allowed-hosts", "[x"], monkeypatch).allowed_hosts == ("[x",), "what is no JSON is refused elsewhere"
+    with pytest.raises(Failed, match="allowed-origins"):
+        read_config({"allowed_origins": ["[3]"]})
+
+
 # Settings of other engines that are none here
 
 

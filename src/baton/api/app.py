@@ -20,7 +20,7 @@ from baton.api.errors import ApiError
 from baton.api.front import Front
 from baton.api.generate.answer import GenerateRoute
 from baton.api.generate.engine_client import EngineClient
-from baton.api.http.access import Access, ApiRoute, NoRoute
+from baton.api.http.access import LOCAL_ORIGIN, Access, ApiRoute, NoRoute, takes_local_origins
 from baton.api.http.request_log import RequestLog, on_error
 from baton.api.ollama import models as ollama_models
 from baton.api.ollama import shapes as ollama
@@ -114,12 +114,14 @@ def make_app(
 
 
 def _cors(config: ApiConfig) -> list[Middleware]:
-    if not config.allowed_origins:
+    local = takes_local_origins(config)
+    if not config.allowed_origins and not local:
         return []
     return [
         Middleware(
             CORSMiddleware,
             allow_origins=list(config.allowed_origins),
+            allow_origin_regex=LOCAL_ORIGIN if local else None,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],  # clients send headers of their own (x-stainless-*)
             expose_headers=["x-request-id", "retry-after", "x-baton-ignored"],

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import json
 import sys
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -162,6 +163,8 @@ class Setting:
 
         if get_origin(self.hint) is tuple and isinstance(value, str):
             value = [value]
+        if get_origin(self.hint) is tuple and isinstance(value, list) and self.name not in SECRET:
+            value = [part for each in value for part in _listed(each)]
         named = f"{origin}: {self.name}" if origin else self.flag
         try:
             read = msgspec.convert(value, self.hint)
@@ -331,6 +334,15 @@ def _by_field(
             value = _yaml_value(value)
         values[setting.name], named[setting.name] = setting.read(value, origin), name
     return values
+
+
+def _listed(value: Any) -> list[Any]:
+    """A list may be given as JSON, as vLLM's options are: '["*"]'."""
+    try:
+        found = json.loads(value) if isinstance(value, str) and value.startswith("[") else None
+    except ValueError:
+        found = None
+    return found if isinstance(found, list) else [value]
 
 
 def _takes_text(hint: Any) -> bool:

@@ -93,8 +93,8 @@ class ServeConfig:
     """Path below which a proxy passes this server's routes on, such as /llm; it may leave the path in or cut it off."""
     allowed_hosts: tuple[str, ...] = ()
     """Name by which clients may call the server (Host header), such as llm.example or *.example; * is any. Requests with a
-    bearer key need none. Allowed anyway: addresses, localhost, --host and, if the server listens to other machines, names
-    without a dot. Give the option again for more names."""
+    bearer key need none. Allowed anyway: addresses, localhost, --host, names that public DNS cannot have (*.internal, *.local,
+    *.lan, *.svc, ...) and, if the server listens to other machines, names without a dot. Give the option again for more."""
     allowed_origins: tuple[str, ...] = ()
     """Origin of a web app, such as https://app.example, whose pages may call the server from a browser; * is any. Give the
     option again for more origins."""

@@ -9,7 +9,8 @@ for anyone's page.
 
 Host            a name that is ours. A page whose own name is made to point to us (DNS rebinding) is of the same origin to a
                 browser, but its Host is still that name. A bearer key proves as much: no browser adds one by itself
-Origin          on everything but GET: our own, or an allowed one
+Origin          on everything but GET: our own, or an allowed one. Where the server has no key and listens to this machine
+                only, also another one of this machine (a web app under development), but not for the admin routes
 content type    JSON, on everything that has a body: other types are sent across origins without asking. Clients of Ollama send
                 none (Dialect.untyped_bodies); theirs are taken where nothing in the headers is a browser's
 """
@@ -17,6 +18,7 @@ content type    JSON, on everything that has a body: other types are sent across
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -34,6 +36,11 @@ Right = Literal["open", "key", "admin"]
 
 _BASIC = {"www-authenticate": 'Basic realm="baton: the password is an API key"'}
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+_PRIVATE_SUFFIXES = (".internal", ".local", ".lan", ".svc", ".home.arpa")
+"""Names below them are not in the public name system (host.docker.internal, gpu-box.local, baton.default.svc.cluster.local), so
+no page from outside has one."""
+LOCAL_ORIGIN = r"https?://(localhost|[a-z0-9.-]+\.localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?"
+"""Of pages that this machine serves."""
 
 
 class ApiRoute(Route):
@@ -99,7 +106,8 @@ class Access:
         if (full := state.get("connection_refusal")) is not None:
             raise ApiError(full.http_status, str(full), code=full.code, headers={"connection": "close"})
         caller = self._keys.caller(scope["headers"])
-        self._cross_site.require(scope, trusted_host=caller is not None and caller.by_bearer)
+        trusted = caller is not None and caller.by_bearer
+        self._cross_site.require(scope, trusted_host=trusted, admin=right == "admin")
         if caller is None and self._keys.required:
             message = "give an API key as 'Authorization: Bearer KEY'"
             raise ApiError(401, message, code="invalid_api_key", headers=_BASIC if page else None)
@@ -164,7 +172,11 @@ class CrossSite:
 
     def __init__(self, config: ApiConfig) -> None:
         self._names = {name.lower().rstrip(".") for name in (config.host, *config.allowed_hosts)} | {"localhost"}
-        self._suffixes = (".localhost", *(name[1:] for name in config.allowed_hosts if name.startswith("*.")))
+        self._suffixes = (
+            ".localhost",
+            *_PRIVATE_SUFFIXES,
+            *(name[1:] for name in config.allowed_hosts if name.startswith("*.")),
+        )
         self._any_host = "*" in config.allowed_hosts
         # From another machine we are called by whatever name the network has for this one. Names without a dot are not in
         # the public name system, so no page from outside has one.
@@ -172,8 +184,9 @@ class CrossSite:
         if self._names_without_dot:
             self._names.add(socket.gethostname().lower())
         self._origins = frozenset(config.allowed_origins)
+        self._local_origins = takes_local_origins(config)
 
-    def require(self, scope: Scope, *, trusted_host: bool) -> None:
+    def require(self, scope: Scope, *, trusted_host: bool, admin: bool = False) -> None:
         headers = scope["headers"]
         hosts = [value.decode("latin-1").strip().lower() for name, value in headers if name == b"host"]
         if len(hosts) > 1:
@@ -182,6 +195,12 @@ class CrossSite:
         if not trusted_host and host and not self._is_ours(host):
             message = "this server is not called by that Host name: add it with --allowed-hosts NAME"
             raise ApiError(421, message, code="host_not_allowed")
+        origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
+        local = self._local_origins and len(origins) == 1 and _is_local_origin(origins[0]) and _is_local_name(host)
+        if local and not _is_same_origin(origins[0], host):  # also of GET: its page may read the answer (CORS)
+            if admin and origins[0] not in self._origins:
+                raise ApiError(403, "pages of other origins may not call admin routes", code="foreign_origin")
+            return
         if scope["method"] not in _SAFE_METHODS and not self._origin_is_allowed(headers, host):
             message = "pages of other origins may not call this server: allow theirs with --allowed-origins ORIGIN"
             raise ApiError(403, message, code="foreign_origin")
@@ -200,6 +219,22 @@ class CrossSite:
         if any(site not in (b"same-origin", b"none") for site in sites):
             return False
         return all(_is_same_origin(origin, host) for origin in origins)
+
+
+def takes_local_origins(config: ApiConfig) -> bool:
+    """Nobody else can reach it, and no key would tell pages apart."""
+    this_machine = _is_loopback(config.host) or config.host == "localhost"
+    return this_machine and not config.api_keys and not config.admin_api_keys
+
+
+def _is_local_origin(origin: str) -> bool:
+    return re.fullmatch(LOCAL_ORIGIN, origin) is not None
+
+
+def _is_local_name(host: str) -> bool:
+    """By which a page of this machine calls it. A proxy's name is that of a server for others."""
+    name = _without_port(host)
+    return name == "localhost" or name.endswith(".localhost") or _is_loopback(name)
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
