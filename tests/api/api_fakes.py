@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 
 from baton.api.app import make_app
 from baton.api.config import ApiConfig, ServedModel
-from baton.api.generate.engine_client import Delta, Ended, EngineRefused, EngineStats, TokenLogprob
+from baton.api.generate.engine_client import Begun, Delta, Ended, EngineRefused, EngineStats, TokenLogprob
 from baton.api.http.door import Connections
 from baton.api.http.server import make_server
 from baton.errors import CallerError, EngineError
@@ -134,8 +134,9 @@ class FakeEngine:
                 left[index] = (rest, stopped)
                 logprobs = [] if sampling.logprobs is None else [a_logprob(token, sampling.logprobs) for token in now]
                 end = self._end(request, index, ended, done[index]) if ended else None
+                begun = self._begun(request, index) if now and done[index] == len(now) else None
                 pooled = a_vector(request) if sampling.pooling is not None and now else b""
-                yield Delta(index, now, logprobs, prompt if index == 0 else None, end, embedding=pooled)
+                yield Delta(index, now, logprobs, prompt if index == 0 else None, end, begun, embedding=pooled)
                 prompt = None if index == 0 else prompt
                 sent += 1
                 if ended is not None:
@@ -148,6 +149,11 @@ class FakeEngine:
             if token in stops and place >= least:
                 return tokens[:place], True
         return tokens, False
+
+    def _begun(self, request: GenerateRequest, index: int) -> Begun:
+        script = self.script
+        cached = script.cached_tokens + (script.cached_by_siblings if index else 0)
+        return Begun(request.id, 1, index, cached, script.host_tokens, script.storage_tokens)
 
     def _end(self, request: GenerateRequest, index: int, reason: FinishReason, output: int) -> Ended:
         return Ended(

@@ -53,6 +53,15 @@ def test_stream(server, sdk, text):
     assert final.usage.cache_read_input_tokens == 2
 
 
+@pytest.mark.parametrize("fields", [{}, {"stop_sequences": ["never"]}])
+def test_the_first_event_says_what_was_cached(server, sdk, text, fields):
+    """Clients that take the input from there (LangChain) would count cached tokens as new."""
+    server.engine.script = Script(reply=says(text, "Hello you there"), cached_tokens=5)
+    first, *_, delta, _ = sdk.messages.create(**CALL, **fields, stream=True)
+    assert first.message.usage.cache_read_input_tokens == delta.usage.cache_read_input_tokens == 5
+    assert first.message.usage.input_tokens == delta.usage.input_tokens == len(server.engine.requests[-1].prompt) - 5
+
+
 def test_events_in_order(server, sdk, text):
     server.engine.script = Script(reply=says(text, "a b c"))
     kinds = [event.type for event in sdk.messages.create(**CALL, stream=True)]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from baton.api.errors import ApiError
 from baton.api.front import Front
-from baton.api.generate.engine_client import Delta, TokenLogprob
+from baton.api.generate.engine_client import Begun, Delta, Ended, TokenLogprob
 from baton.api.generate.live import LiveRequest
 from baton.api.generate.output import Piece, SequenceOutput
 from baton.api.generate.prepare import Job
@@ -138,6 +138,8 @@ class Generation:
 
         def take(delta: Delta) -> None:
             nonlocal owed, all_finished
+            if delta.begun is not None:
+                self._note_cached(place, delta.begun)
             if text_sink is not None and delta.ended is None and delta.tokens:
                 self._take_text(place * self._n + delta.index, delta.tokens, text_sink)
                 return
@@ -171,9 +173,7 @@ class Generation:
         choice = place * self._n + delta.index
         output = self._outputs[choice]
         if delta.ended is not None:
-            ended = delta.ended
-            told = (ended.cached_tokens, ended.host_tokens, ended.storage_tokens)
-            self._cached[place] = min(self._cached.get(place, told), told)
+            self._note_cached(place, delta.ended)
             self._front.metrics.sequence_ended(delta.ended)
         if output.finish is not None:
             return True
@@ -190,6 +190,11 @@ class Generation:
         self._require_no_failure(piece, delta)
         sink(piece)
         return True
+
+    def _note_cached(self, place: int, said: Begun | Ended) -> None:
+        """What siblings computed for each other was not cached before: the least of the sequences counts."""
+        counts = (said.cached_tokens, said.host_tokens, said.storage_tokens)
+        self._cached[place] = min(self._cached.get(place, counts), counts)
 
     def _echo(self, place: int, choice: int, delta: Delta, sink: Sink) -> None:
         """The prompt goes first. Its log-probabilities come with sequence 0, and belong to all of them."""

@@ -67,6 +67,6 @@ class Chunks:
 
 
 def _usage_so_far(piece: Piece) -> dict[str, Any]:
-    """Of this chunk's choice. What was cached is known at the end."""
+    """Of this chunk's choice. What was cached is in the last one."""
     prompt, output = piece.usage
     return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
