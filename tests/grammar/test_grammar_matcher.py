@@ -17,6 +17,8 @@ END, OTHER = 261, 262
 OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 TREE = {"$ref": "#/$defs/n", "$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}}
 CHOICES = ["yes", "no", 'a "quote"\n', "ja/nein"]
+CONTROLS = [f"a{chr(code)}b" for code in (*range(32), *range(0x7F, 0xA0), 0x2028, 0xFEFF)]
+"""Every control character."""
 
 FITS = [
     ("json_object", "", ["{}", '{"a": [1, null, "x"]}', '{"a": {"b": -1.5e3}}'], ["[]", "1", '"x"', "{} ", " {}"]),
@@ -27,6 +29,7 @@ FITS = [
     ("regex", "^x$", ["x"], ["xx"]),
     ("regex", "a\nb|ü+", ["a\nb", "ü", "üü"], ["a", "ab"]),
     ("choice", json.dumps(CHOICES), CHOICES, ["maybe", "yesno"]),
+    ("choice", json.dumps(CONTROLS), CONTROLS, ["a", "ab"]),
     ("gbnf", 'root ::= "a" rest+ # more\nrest ::= [x-z] | "(" rest ")"', ["ax", "a(y)z", "a((x))"], ["a", "b", "a(x"]),
     ("lark", 'start: "a" b\nb: /[0-9]+/ | "(" b ")"\n', ["a12", "a((7))"], ["a", "a(7"]),
 ]

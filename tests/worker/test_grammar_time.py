@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from itertools import count
 
 import numpy as np
 import pytest
 
+from baton.grammar.matcher import Matcher, Words
 from baton.grammar.vocabulary import Vocabulary
 from baton.protocol.grammar import Grammar
 from baton.protocol.progress import ProgressWord
@@ -99,6 +101,54 @@ def test_a_mask_that_never_comes_is_given_up_and_meanwhile_the_worker_shows_that
     assert state.error == "its grammar takes too long"
     assert word.value > 0
     word.close()
+
+
+def test_a_mask_that_comes_after_it_was_given_up_changes_nothing(masks, monkeypatch):
+    """The thread is still at work: the row has failed for the time that it took, and not for want of a token."""
+    monkeypatch.setattr(grammar_masks, "WAIT_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(grammar_masks, "_BEAT_SECONDS", 0.01)
+    state = seated(masks, "start: /a+/\n")
+    may_go_on, held = threading.Event(), threading.Event()
+    fill = Matcher.fill
+
+    def held_up(self: Matcher, words: Words) -> None:
+        held.set()
+        assert may_go_on.wait(20)
+        fill(self, words)
+
+    monkeypatch.setattr(Matcher, "fill", held_up)
+    masks.advance([(state, ord("a"))])
+    late = state.pending
+    assert late is not None
+    assert held.wait(20)
+    assert not state.mask().any()
+    may_go_on.set()
+    late.result(20)
+    assert state.error == "its grammar takes too long"
+    assert not state.ran_out, "the worker's doing, not the client's"
+    assert not state.mask().any()
+
+
+def test_a_grammar_that_is_compiled_after_it_was_given_up_changes_nothing(monkeypatch):
+    monkeypatch.setattr(grammar_masks, "WAIT_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(grammar_masks, "_BEAT_SECONDS", 0.01)
+    may_go_on = threading.Event()
+
+    def slow_vocabulary() -> Vocabulary:
+        assert may_go_on.wait(20)
+        return Vocabulary(TOKENS, [END], len(TOKENS))
+
+    masks = GrammarMasks(slow_vocabulary)
+    state = masks.seat(SamplingParams(grammar=Grammar("lark", "start: /a+/\n", ends=(END,))), ())
+    assert state is not None
+    late = state.pending
+    assert late is not None
+    assert not state.mask().any()
+    may_go_on.set()
+    late.result(20)
+    assert state.error == "its grammar takes too long"
+    assert not state.mask_of(len(TOKENS)).any()
+    masks.close()
 
 
 def test_a_mask_whose_thread_failed_allows_nothing_and_says_so(masks):

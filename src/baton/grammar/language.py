@@ -91,7 +91,12 @@ def _with_options(text: str) -> Any:
 
 def _choice(text: str) -> str:
     """One terminal, however many there are: each would cost as much as a rule."""
-    return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(text)) + "\n"
+    return "start: CHOICE\nCHOICE: " + " | ".join(_quoted(choice) for choice in json.loads(text)) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """As JSON quotes it; and the one control character that JSON leaves as it is, and Lark does not take."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _from_gbnf(text: str) -> str:

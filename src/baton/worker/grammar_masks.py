@@ -31,7 +31,9 @@ WAIT_SECONDS_MAX: Final = 30.0
 _BEAT_SECONDS: Final = 0.25
 MASK_SECONDS: Final = 0.005
 """Of a processor, that a row's mask may take in the long run: the others of its step wait for it. An honest one takes 0.02 to
-1 ms. Counts alone do not hold this (docs/notes/grammar.md)."""
+1 ms. Counts alone do not hold this (docs/notes/grammar.md), and llguidance does not say how much work a mask was. So whether
+a row ends by it depends on the machine, and a sequence that is computed again begins with a new budget: the one exception to
+"the tokens of an undisturbed run" (docs/structured-output.md)."""
 MASK_SECONDS_OVER: Final = 0.25
 """So much more a row may have taken, in one mask or in many."""
 TOO_SLOW: Final = f"its masks take more than {1000 * MASK_SECONDS:g} ms each: make it less ambiguous"
@@ -40,25 +42,47 @@ COMPILED_MAX: Final = 64
 NO_VOCABULARY: Final = "this worker has no tokenizer, which a grammar needs"
 
 
+class MaskWork:
+    """What the threads write. Whoever gives up waiting leaves it to them, and goes on with another one."""
+
+    __slots__ = ("error", "matcher", "seconds_over", "words")
+
+    def __init__(self, words: Words | None = None, error: str = "") -> None:
+        self.matcher: Matcher | None = None
+        self.words: Words = _NO_WORDS if words is None else words
+        self.error = error
+        self.seconds_over = 0.0
+        "That its masks took beyond MASK_SECONDS each."
+
+
 class GrammarState:
     """Of one sequence in a slot."""
 
-    __slots__ = ("_masks", "error", "matcher", "pending", "seconds_over", "words")
+    __slots__ = ("_masks", "pending", "work")
 
     def __init__(self, masks: GrammarMasks) -> None:
         self._masks = masks
-        self.matcher: Matcher | None = None
-        self.words: Words = _NO_WORDS
-        "Which tokens may come next, when nothing is pending."
-        self.error = ""
-        self.seconds_over = 0.0
-        "That its masks took beyond MASK_SECONDS each."
+        self.work = MaskWork()
         self.pending: Future[None] | None = None
+        "While it is there, `work` is a thread's."
+
+    @property
+    def words(self) -> Words:
+        """Which tokens may come next, when nothing is pending."""
+        return self.work.words
+
+    @property
+    def error(self) -> str:
+        return self.work.error
 
     @property
     def ran_out(self) -> bool:
         """Whether it is the grammar that leaves no way on, and not this worker."""
-        return self.matcher is not None and bool(self.matcher.error)
+        return self.work.matcher is not None and bool(self.work.matcher.error)
+
+    def give_up(self, why: str) -> None:
+        """No token may come next. A thread may still be at work on what there was: nothing of that is looked at any more."""
+        self.work = MaskWork(np.zeros_like(self.work.words), why)
 
     def mask(self) -> Words:
         """Waits for it. No bit is set where the grammar has failed: `error` says why."""
@@ -73,8 +97,8 @@ class GrammarState:
 
 
 class GrammarMasks:
-    """Of one worker. Called from its one thread; the work is done on two others, which share only states with it: those that
-    are not pending are the caller's."""
+    """Of one worker. Called from its one thread; the work is done on two others, which share only a state's work with it:
+    what is not pending is the caller's."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary] | None) -> None:
         """`vocabulary`: called once, on a thread."""
@@ -97,12 +121,12 @@ class GrammarMasks:
         if params.grammar is None:
             return None
         state = GrammarState(self)
-        state.pending = self._compiling.submit(self._begin, state, params.grammar, params.thinking, outputs)
+        state.pending = self._compiling.submit(self._begin, state.work, params.grammar, params.thinking, outputs)
         return state
 
     def advance(self, sampled: list[tuple[GrammarState, int]]) -> None:
         """Their next tokens are known: the masks after them are wanted soon."""
-        task = self._threads.submit(_continue, sampled)
+        task = self._threads.submit(_continue, [(state.work, token) for state, token in sampled])
         for state, _ in sampled:
             state.pending = task
 
@@ -116,10 +140,9 @@ class GrammarMasks:
             self._advance()  # the worker waits, and does not hang
         state.pending = None
         if not task.done():
-            state.error, state.words = "its grammar takes too long", np.zeros_like(state.words)
+            state.give_up("its grammar takes too long")
         elif (error := task.exception()) is not None:
-            state.error = state.error or f"its grammar failed: {type(error).__name__}"
-            state.words = np.zeros_like(state.words)
+            state.give_up(state.error or f"its grammar failed: {type(error).__name__}")
 
     def close(self) -> None:
         for threads in (self._threads, self._compiling):
@@ -131,39 +154,38 @@ class GrammarMasks:
         if self._vocabulary is None and self._source is not None:
             self._vocabulary = self._source()
 
-    def _begin(self, state: GrammarState, grammar: Grammar, thinking: Thinking | None, outputs: Sequence[int]) -> None:
+    def _begin(self, work: MaskWork, grammar: Grammar, thinking: Thinking | None, outputs: Sequence[int]) -> None:
         self._load()
         if self._vocabulary is None:
-            state.error = NO_VOCABULARY
+            work.error = NO_VOCABULARY
             return
         compiled = self._compiled.get(grammar)
         if compiled is None:
             compiled = self._compiled[grammar] = Matcher(self._vocabulary, grammar)
             if len(self._compiled) > COMPILED_MAX:
                 del self._compiled[next(iter(self._compiled))]
-        state.words = np.zeros(self._vocabulary.words, np.uint32)
-        state.matcher = compiled.copy(thinking)
-        state.matcher.advance(outputs)
-        _fill(state)
+        work.words = np.zeros(self._vocabulary.words, np.uint32)
+        work.matcher = compiled.copy(thinking)
+        work.matcher.advance(outputs)
+        _fill(work, work.matcher)
 
 
-def _continue(sampled: list[tuple[GrammarState, int]]) -> None:
+def _continue(sampled: list[tuple[MaskWork, int]]) -> None:
     """On the mask thread."""
-    for state, token in sampled:
-        if state.matcher is not None and not state.error:
+    for work, token in sampled:
+        if work.matcher is not None and not work.error:
             begin = thread_time()
-            state.matcher.advance((token,))
-            _fill(state)
-            state.seconds_over = max(0.0, state.seconds_over + thread_time() - begin - MASK_SECONDS)
-            if state.seconds_over > MASK_SECONDS_OVER and not state.error:
-                state.error = state.matcher.error = TOO_SLOW
-                state.words[:] = 0
+            work.matcher.advance((token,))
+            _fill(work, work.matcher)
+            work.seconds_over = max(0.0, work.seconds_over + thread_time() - begin - MASK_SECONDS)
+            if work.seconds_over > MASK_SECONDS_OVER and not work.error:
+                work.error = work.matcher.error = TOO_SLOW
+                work.words[:] = 0
 
 
-def _fill(state: GrammarState) -> None:
-    assert state.matcher is not None
-    state.matcher.fill(state.words)
-    state.error = state.matcher.error
+def _fill(work: MaskWork, matcher: Matcher) -> None:
+    matcher.fill(work.words)
+    work.error = matcher.error
 
 
 _NO_WORDS: Final[Words] = np.zeros(0, np.uint32)

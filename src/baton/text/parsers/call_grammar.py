@@ -197,8 +197,8 @@ def json_rule(schema: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text, as the grammar writes it."""
-    return json.dumps(text, ensure_ascii=False)
+    """A text, as the grammar writes it: as JSON quotes it, and U+007F, which JSON leaves as it is and Lark does not take."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _json_rule(schema: Mapping[str, Any], *, exact: bool) -> str:
