@@ -9,17 +9,35 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from golden_model import CASES, digest_of, digests_of, with_digests, written
+from golden_model import CASES, digest_of, digests_of, runnable_variants, with_digests, written
+from kernels import load
 
 from baton.models.rotary import RotaryTable
 from baton.native import decoder
-from baton.native.variants import VARIANTS
+from baton.native.library import Library
+from baton.native.variants import VARIANTS, supported_variants
 from baton.worker.arithmetic import NATIVE, native_arithmetic, native_key
 
 HOW = "python tests/native/golden_model.py --write"
 
 
+OWN = {native_key(variant) for variant in supported_variants()}
+STAND_INS = {native_key(variant): variant for variant in runnable_variants() if variant not in supported_variants()}
+OTHERS = [pytest.param(key, marks=pytest.mark.slow if key in STAND_INS else ()) for key in sorted(NATIVE.keys() - OWN)]
+
+
 def test_bits_are_those_of_the_number(library):
+    check_bits(library)
+
+
+@pytest.mark.parametrize("key", OTHERS)
+def test_so_they_are_of_variants_that_this_machine_can_stand_in_for(key):
+    if key not in STAND_INS:
+        pytest.skip(f"this processor can neither run {key} nor stand in for it")
+    check_bits(load(STAND_INS[key]))
+
+
+def check_bits(library: Library) -> None:
     key = native_key(library.variant)
     entries = written().get(key)
     if not entries:
