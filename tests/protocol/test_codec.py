@@ -180,7 +180,7 @@ SAMPLE = {
     ReadPool: ReadPool(9, b"f" * 32),
     ReadRefused: ReadRefused("why"),
     ReadersSocket: ReadersSocket("tcp://10.0.0.2:8200"),
-    ReadBlocks: ReadBlocks(((0, 1), (5, 2**40))),
+    ReadBlocks: ReadBlocks(((0, 1), (5, 2**31 - 1))),
     BlocksFollow: BlocksFollow(2**40, b"d" * 16),
     ClearCache: ClearCache(3, host=False),
     Expect: Expect(GenerateRequest(id="a", prompt=(0, 1)), 2.0),

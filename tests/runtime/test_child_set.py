@@ -20,6 +20,7 @@ from baton.runtime.child import Child, Loss
 from baton.runtime.child_set import ChildSet
 from baton.runtime.descriptors import send_descriptor
 from baton.runtime.process_table import ENGINE_CHILDREN, SUPERVISOR_CHILDREN, ChildRow, Restart
+from baton.runtime.up import up_children
 
 pytestmark = pytest.mark.usefixtures("child_path")
 
@@ -139,6 +140,36 @@ def test_one_that_is_started_again_if_killed():
             assert str(rig.over[0]) == "the a process was killed by SIGKILL"
 
     finish(main())
+
+
+def test_one_that_is_started_again_if_it_failed():
+    async def main() -> None:
+        async with Rig(row("router", Restart.IF_FAILED), restarts_max=2) as rig:
+            await rig.up()
+            rig.orders["router"] = {"exits": 1}
+            rig.kill("router")
+            await rig.until(lambda: ("router", "the router process exited with status 1") in rig.lost)
+            await rig.until(lambda: rig.over)
+            assert len(rig.lost) == 2, "up to a number in a row"
+
+    finish(main())
+
+
+def test_one_that_ended_well_did_not_fail():
+    async def main() -> None:
+        async with Rig(row("router", Restart.IF_FAILED)) as rig:
+            await rig.up()
+            rig.orders["router"] = {"exits": 0}
+            rig.kill("router")
+            await rig.until(lambda: rig.over)
+            assert [why for _, why in rig.lost] == ["the router process was killed by SIGKILL"]
+
+    finish(main())
+
+
+def test_the_router_of_a_cluster_is_started_again_if_it_failed():
+    (*_, router) = up_children(["mixed-0"])
+    assert (router.name, router.restart) == ("router", Restart.IF_FAILED)
 
 
 def test_one_that_ended_by_itself_is_not():

@@ -12,10 +12,11 @@ from run_loop import finish
 
 from baton.api.generate.engine_client import Delta
 from baton.config import RouterConfig, WireConfig
-from baton.core.cluster.events import Arrive, ClusterEvent, Deliver
+from baton.core.cluster.events import Arrive, ClusterEvent, Deliver, Say
 from baton.errors import Unavailable
 from baton.protocol.codec import FRAME_BYTES_MAX, MessageTooLarge
-from baton.protocol.ids import RequestId
+from baton.protocol.ids import Instant, RequestId
+from baton.protocol.node import Beat
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason, GenerateRequest
 from baton.runtime.router_client import RouterClient
@@ -32,6 +33,49 @@ def test_a_request_too_large_for_a_frame_fails_alone_and_the_machine_forgets_it(
                 await Asked(cluster.client, large).over
             while not cluster.machine.idle:  # it waits a moment for the instance to tell the end
                 await asyncio.sleep(0.005)
+
+    finish(main())
+
+
+def test_a_message_that_the_machine_cannot_handle_ends_its_own_session_and_nothing_else(caplog: pytest.LogCaptureFixture):
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(20):
+            odd, honest = await cluster.instance("odd"), await cluster.instance("honest")
+            handle = cluster.machine.handle
+
+            def broken(event: ClusterEvent, now: Instant) -> object:
+                if isinstance(event, Say) and event.message == Beat("on\npurpose"):
+                    raise ZeroDivisionError("what nobody foresaw")
+                return handle(event, now)
+
+            fake = SimpleNamespace(handle=broken, next_deadline=cluster.machine.next_deadline)
+            cluster.client._driver.machine = fake  # type: ignore[assignment]
+            asked = Asked(cluster.client, request())
+            odd.send(Beat("on\npurpose"))
+            while [node.hello.name for node in cluster.client.nodes] != ["honest"]:
+                await asyncio.sleep(0.005)
+            there = await honest.heard(GenerateRequest)
+            honest.send(Emit([(there.id, there.attempt, 0, 0, [5])], [whole_end(there)]))
+            await asked.over
+            assert asked.tokens == [5]
+            assert cluster.client.view().counters["sessions_malformed"] == 1
+            (line,) = [record.getMessage() for record in caplog.records if "what nobody foresaw (" in record.getMessage()]
+            assert line.startswith("instance odd: malformed: ZeroDivisionError")
+
+    finish(main())
+
+
+def whole_end(there: GenerateRequest) -> Ended:
+    return Ended(there.id, 0, FinishReason.LENGTH, 3, 0, 1, 0, attempt=there.attempt)
+
+
+def test_a_first_message_that_is_no_hello_is_counted():
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(20):
+            odd = await cluster.connect("odd")
+            odd.send(Beat())
+            await odd.serving
+            assert cluster.client.view().counters["sessions_malformed"] == 1
 
     finish(main())
 

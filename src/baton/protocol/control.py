@@ -7,21 +7,22 @@ from typing import Literal
 from msgspec import Struct
 
 from baton.protocol.ids import PoolIncarnation, RequestId, WorkerEpoch
-from baton.protocol.request import FinishReason, Refused
+from baton.protocol.numbers import Counter, Natural, Positive, Seconds
+from baton.protocol.request import Count, FinishReason, Refused
 
 
 class AbortRequest(Struct, frozen=True, array_like=True):
     """The client is gone, or the front has seen a stop string. One of the n sequences, or all."""
 
     request: RequestId
-    index: int | None = None
+    index: Natural | None = None
     reason: FinishReason = FinishReason.ABORT
 
 
 class RefusedRequest(Struct, frozen=True, array_like=True):
     request: RequestId
     refused: Refused
-    attempt: int = 1
+    attempt: Count = 1
 
 
 class Ping(Struct, frozen=True, array_like=True):
@@ -46,7 +47,7 @@ class ProgressShared(Struct, frozen=True, array_like=True):
 class PauseInstance(Struct, frozen=True, array_like=True):
     number: int
     "The answer to this order names it."
-    drain_seconds_max: float | None = None
+    drain_seconds_max: Seconds | None = None
 
 
 class ResumeInstance(Struct, frozen=True, array_like=True):
@@ -121,22 +122,22 @@ class WorkerHello(Struct, frozen=True, array_like=True):
     """The worker has its model and its pool, and takes plans from now on."""
 
     epoch: WorkerEpoch
-    blocks: int
-    block_size: int
-    vocab_size: int
+    blocks: Positive
+    block_size: Positive
+    vocab_size: Positive
     "Width of the head: every token id is below it."
-    context_tokens: int
+    context_tokens: Natural
     identity: bytes = b""
     "Of what is loaded: the root of every block key (worker/identity.py)."
     pool: PoolIncarnation = PoolIncarnation(0)
     "Equal to that of an earlier worker: it attached to the same pool."
-    model_context_tokens: int = 0
+    model_context_tokens: Natural = 0
     "What the model was made for: more than context_tokens where the pool does not hold it."
     sampling_defaults: dict[str, int | float] = {}
     "For requests that do not say."
-    block_bytes: int = 0
+    block_bytes: Counter = 0
     "Of one block, in the pool and on every tier."
-    digest_seconds: float = 0.0
+    digest_seconds: Seconds = 0.0
     "What the digest of the weights took, where it was not kept from an earlier start."
     plan: dict[str, int | float | str] = {}
     "How the size of the pool was found, for people (worker/build.py)."
@@ -167,7 +168,7 @@ class CacheHello(Struct, frozen=True, array_like=True):
 class CacheStats(Struct, frozen=True, array_like=True):
     """What the cache service counts, by name. All begins anew with every life of the service."""
 
-    counters: dict[str, int]
+    counters: dict[str, Counter]
     "Of the storage backend."
     pulls: dict[str, int] = {}
     "Copies from other instances, by transport and outcome: `tcp/copied` (kvcache/pulls.py)."
@@ -181,12 +182,12 @@ class CacheStats(Struct, frozen=True, array_like=True):
 class InstanceReady(Struct, frozen=True, array_like=True):
     """The engine takes requests. Sent once, before anything else but LoadProgress."""
 
-    blocks: int
-    block_size: int
-    slots: int
-    vocab_size: int
-    context_tokens: int
-    model_context_tokens: int = 0
+    blocks: Positive
+    block_size: Positive
+    slots: Positive
+    vocab_size: Positive
+    context_tokens: Natural
+    model_context_tokens: Natural = 0
     sampling_defaults: dict[str, int | float] = {}
     identity: bytes = b""
     "WorkerHello.identity."
@@ -208,62 +209,62 @@ class InstanceStats(Struct, kw_only=True):
     """Gauges are of this moment; the others are counters since the engine began (core/engine/stats.py), and never fall."""
 
     mode: str = "serving"
-    running: int = 0
-    waiting: int = 0
+    running: Counter = 0
+    waiting: Counter = 0
     "In line for the first time."
-    preempted: int = 0
+    preempted: Counter = 0
     "Sequences that lost their blocks and wait for their turn again."
-    blocks_total: int = 0
-    blocks_free: int = 0
-    blocks_cached: int = 0
+    blocks_total: Counter = 0
+    blocks_free: Counter = 0
+    blocks_cached: Counter = 0
     "Not referenced by any request; kept for their content."
-    blocks_held: int = 0
-    slots_taken: int = 0
-    requests_open: int = 0
-    steps_in_flight: int = 0
+    blocks_held: Counter = 0
+    slots_taken: Counter = 0
+    requests_open: Counter = 0
+    steps_in_flight: Counter = 0
 
-    loading: int = 0
+    loading: Counter = 0
     "Sequences that wait for KV from a lower tier."
-    host_blocks: int = 0
-    host_blocks_cached: int = 0
+    host_blocks: Counter = 0
+    host_blocks_cached: Counter = 0
     cache_service: bool = False
     "It is there, and takes moves."
     storage_circuit: str = ""
     "State of the circuit of reading storage; empty: there is no storage."
     storage_write_circuit: str = ""
     "The same of writing."
-    routers: int = 0
+    routers: Counter = 0
     "Sessions with routers that are open."
 
-    router_sessions: dict[str, int] = {}
+    router_sessions: dict[str, Counter] = {}
     "Sessions with routers that began (opened), and by how they ended or why they did not begin (runtime/router_links.py)."
-    handoffs: dict[str, int] = {}
+    handoffs: dict[str, Counter] = {}
     "Prompts of hand-offs, by which end this instance was and what became of them."
-    pulls: dict[str, int] = {}
+    pulls: dict[str, Counter] = {}
     "Copies of KV blocks from other instances, by transport and outcome: `tcp/copied` (kvcache/pulls.py)."
-    pull_bytes: dict[str, int] = {}
-    pull_microseconds: dict[str, int] = {}
+    pull_bytes: dict[str, Counter] = {}
+    pull_microseconds: dict[str, Counter] = {}
     "What those copies moved and took, by transport."
-    readers: dict[str, int] = {}
+    readers: dict[str, Counter] = {}
     "Connections of instances that read this one's KV pool, by transport and event: `tcp/evicted`."
-    tiers: dict[str, int] = {}
+    tiers: dict[str, Counter] = {}
     "Counters of core/kv/tiers.py."
-    storage: dict[str, int] = {}
+    storage: dict[str, Counter] = {}
     "Counters of the storage backend; they begin anew with every life of the cache service."
-    steps: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    preemptions: int = 0
-    folded_blocks: int = 0
-    evicted_blocks: int = 0
-    stale_rows: int = 0
-    stale_results: int = 0
-    worker_losses: int = 0
-    crash_ends: int = 0
-    ended: dict[str, int] = {}
+    steps: Counter = 0
+    prompt_tokens: Counter = 0
+    cached_tokens: Counter = 0
+    output_tokens: Counter = 0
+    preemptions: Counter = 0
+    folded_blocks: Counter = 0
+    evicted_blocks: Counter = 0
+    stale_rows: Counter = 0
+    stale_results: Counter = 0
+    worker_losses: Counter = 0
+    crash_ends: Counter = 0
+    ended: dict[str, Counter] = {}
     "By FinishReason."
-    refused: dict[str, int] = {}
+    refused: dict[str, Counter] = {}
     "By RefusalReason."
-    held_back: dict[str, int] = {}
+    held_back: dict[str, Counter] = {}
     "Steps in which the head of the line did not fit, by what was short."

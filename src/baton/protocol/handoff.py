@@ -16,10 +16,13 @@ Every message names request and attempt. One of an attempt that is not the prese
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from baton.protocol.ids import BlockId, PoolIncarnation, RequestId
-from baton.protocol.request import GenerateRequest, TokenId
+from baton.protocol.numbers import Natural, Seconds
+from baton.protocol.request import Count, GenerateRequest, TokenId
 
 
 class Expect(Struct, frozen=True, array_like=True):
@@ -28,13 +31,13 @@ class Expect(Struct, frozen=True, array_like=True):
 
     request: GenerateRequest
     "As the client wants it. Its prompt is computed elsewhere; it goes on here."
-    lease_seconds: float
+    lease_seconds: Seconds
 
 
 class Expecting(Struct, frozen=True, array_like=True):
     request: RequestId
-    attempt: int
-    cached_tokens: int
+    attempt: Count
+    cached_tokens: Natural
     "Leading tokens whose KV is here already. They are not pulled."
 
 
@@ -43,7 +46,7 @@ class Prefill(Struct, frozen=True, array_like=True):
 
     request: GenerateRequest
     "One sequence, and one token more than was delivered."
-    keep_seconds: float
+    keep_seconds: Seconds
     "How long the blocks stay when all is computed."
 
 
@@ -51,19 +54,19 @@ class Offer(Struct, frozen=True, array_like=True):
     """Blocks that are computed. They stay as they are until Forget, Released or the end of their lease."""
 
     request: RequestId
-    attempt: int
+    attempt: Count
     pool: PoolIncarnation
-    place: int
+    place: Natural
     "In the sequence's table, of the first block."
-    blocks: tuple[BlockId, ...]
-    tokens: int
+    blocks: tuple[Annotated[BlockId, Meta(ge=0, le=2**31 - 1)], ...]
+    tokens: Natural
     "Computed up to here, from the beginning of the sequence."
     last: bool = False
     "All is computed; the last block may be partly filled."
-    cached_tokens: int = 0
+    cached_tokens: Natural = 0
     "With the last: as in Ended."
-    host_tokens: int = 0
-    storage_tokens: int = 0
+    host_tokens: Natural = 0
+    storage_tokens: Natural = 0
 
 
 class PeerOffer(Struct, frozen=True, array_like=True):
@@ -80,12 +83,12 @@ class AskRelease(Struct, frozen=True, array_like=True):
     """Everything was copied. Have the blocks stayed as they were until now? They are not needed any longer."""
 
     request: RequestId
-    attempt: int
+    attempt: Count
 
 
 class Released(Struct, frozen=True, array_like=True):
     request: RequestId
-    attempt: int
+    attempt: Count
     kept: bool
     "False: the lease had lapsed. The copy may be of something else."
 
@@ -94,8 +97,8 @@ class Adopted(Struct, frozen=True, array_like=True):
     """Decode goes on with the request by itself from now on."""
 
     request: RequestId
-    attempt: int
-    tokens: int
+    attempt: Count
+    tokens: Natural
     "Pulled or found here, and trusted. The rest it computes."
     fault: str = ""
     "Why blocks could not be copied, for people. Empty: they could, or nobody tried."
@@ -105,7 +108,7 @@ class Forget(Struct, frozen=True, array_like=True):
     """This attempt, and lower ones, are over here: no end is told of them. Unknown: nothing happens."""
 
     request: RequestId
-    attempt: int
+    attempt: Count
 
 
 def request_of(message: object) -> GenerateRequest | None:

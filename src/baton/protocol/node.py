@@ -10,12 +10,13 @@ session ends with it: the instance aborts the router's requests, the router repl
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from baton.protocol.control import InstanceReady, InstanceStats
 from baton.protocol.ids import RequestId
+from baton.protocol.numbers import Counter, Natural, NodeName, Seconds
 
 Role = Literal["mixed", "prefill", "decode"]
 
@@ -26,12 +27,12 @@ class Build(Struct, frozen=True, array_like=True):
     version: str = ""
     commit: str = ""
     "Empty: not known."
-    started_at: float = 0.0
+    started_at: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
     "Seconds since 1970, by the clock of its machine. 0: not known."
 
 
 class NodeHello(Struct, frozen=True, array_like=True):
-    name: str
+    name: NodeName
     "Unique in the cluster; for people and for placement that lasts."
     incarnation: int
     "Drawn anew by every life of the engine."
@@ -44,9 +45,9 @@ class NodeHello(Struct, frozen=True, array_like=True):
     first. Empty: nowhere."""
     health_url: str = ""
     "Of its own HTTP, for people, as they reach it from the router's machine. Empty: they do not."
-    pid: int = 0
+    pid: Natural = 0
     "Of its engine, for people on the same machine."
-    adopt_seconds_max: float = 0.0
+    adopt_seconds_max: Seconds = 0.0
     "How long it may take from the last offer of a prompt until it goes on with it. 0: it takes none."
     model: str = ""
     "Where its weights are, for itself: a router that has given it others can give it these again. Empty: not known."
@@ -58,10 +59,10 @@ class NodeHello(Struct, frozen=True, array_like=True):
 
 
 class RouterHello(Struct, frozen=True, array_like=True):
-    router: str
-    beat_seconds: float
+    router: NodeName
+    beat_seconds: Seconds
     "Say something at least this often."
-    lapse_seconds: float
+    lapse_seconds: Seconds
     "Nothing heard for so long: the other side is given up."
     capabilities: tuple[str, ...] = ()
     "As in NodeHello."
@@ -77,14 +78,14 @@ class Beat(Struct, frozen=True, array_like=True):
 
     fault: str = ""
     "What is wrong with it, for people. Not empty: it gets no new requests."
-    token_seconds: float = 0.0
+    token_seconds: Seconds = 0.0
     "What a prompt token costs it, as measured. 0: not known."
-    blocks_available: int = 0
+    blocks_available: Natural = 0
     "Free, or cached and idle."
-    slots_free: int = 0
-    waiting_tokens: int = 0
+    slots_free: Natural = 0
+    waiting_tokens: Counter = 0
     "Prompt tokens in line."
-    decoding: int = 0
+    decoding: Natural = 0
     stalled: bool = False
     "Its worker stands still, which is then its fault too: what it has does not go on, and nothing mends it soon."
     preempted: tuple[RequestId, ...] = ()

@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct
 
 from baton.protocol.ids import RequestId
+from baton.protocol.numbers import Natural
 from baton.protocol.request import Count, FinishReason, TokenId
 from baton.protocol.step import RowError, RowLogprobs
 
@@ -25,27 +26,24 @@ RETRYABLE: Final[frozenset[EndError]] = frozenset({"worker_gone"})
 """Ends after which the same request, with what was delivered, can go on elsewhere."""
 
 
-Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-
-
 class Ended(Struct, frozen=True, array_like=True):
     """The one end of one sequence, with its usage."""
 
     request: RequestId
-    index: int
+    index: Natural
     reason: FinishReason
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    preemptions: int
+    prompt_tokens: Natural
+    cached_tokens: Natural
+    output_tokens: Natural
+    preemptions: Natural
     error: EndError | None = None
     "Set where the reason is an error."
     detail: str = ""
     "For an error: what happened, fit for the client."
-    attempt: int = 1
-    host_tokens: int = 0
+    attempt: Count = 1
+    host_tokens: Natural = 0
     "Of the cached ones, those that the host tier brought."
-    storage_tokens: int = 0
+    storage_tokens: Natural = 0
     "Of the cached ones, those that storage brought."
 
 
@@ -54,14 +52,14 @@ class Begun(Struct, frozen=True, array_like=True):
 
     request: RequestId
     attempt: Count
-    index: Index
-    cached_tokens: Index
-    host_tokens: Index = 0
-    storage_tokens: Index = 0
+    index: Natural
+    cached_tokens: Natural
+    host_tokens: Natural = 0
+    storage_tokens: Natural = 0
     "As in Ended."
 
 
-TokenRow = tuple[RequestId, Count, Index, Index, Annotated[list[TokenId], Meta(min_length=1)]]
+TokenRow = tuple[RequestId, Count, Natural, Natural, Annotated[list[TokenId], Meta(min_length=1)]]
 """(request, attempt, sequence index, position of the first token in its output, tokens). The tokens follow each other; there is
 one today, and several with speculative decoding. A receiver takes each position once."""
 

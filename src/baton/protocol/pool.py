@@ -10,6 +10,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from baton.protocol.ids import PoolIncarnation
+from baton.protocol.numbers import Counter, Natural, Positive
 
 
 class PeerSocket(Struct, frozen=True, array_like=True):
@@ -21,7 +22,7 @@ class PeerSocket(Struct, frozen=True, array_like=True):
 class PoolSized(Struct, frozen=True, array_like=True):
     """A worker that does not make the pool itself has found out how many blocks fit beside its weights."""
 
-    blocks: int
+    blocks: Positive
     layout: bytes
     "KVLayout.encode(): what the blocks look like (kvpool/layout.py)."
 
@@ -29,7 +30,7 @@ class PoolSized(Struct, frozen=True, array_like=True):
 class CreatePool(Struct, frozen=True, array_like=True):
     """To the cache service: make the pool, and announce it."""
 
-    blocks: int
+    blocks: Positive
     layout: bytes = b""
     "As PoolSized says it. Empty: no worker has said it; it follows from the worker's settings."
 
@@ -49,7 +50,7 @@ class PoolReady(Struct, frozen=True, array_like=True):
     fingerprint: bytes
     "Of the layout. An attacher that expects another one refuses the pool."
     incarnation: PoolIncarnation
-    blocks: int
+    blocks: Positive
     memory: DeviceMemory | None = None
     "None: the pool is shared memory, which has a header of its own."
     capabilities: tuple[str, ...] = ()
@@ -62,7 +63,7 @@ class HostPoolReady(Struct, frozen=True, array_like=True):
 
     fingerprint: bytes
     incarnation: PoolIncarnation
-    blocks: int
+    blocks: Positive
 
 
 class ReadPool(Struct, frozen=True, array_like=True):
@@ -84,14 +85,14 @@ class ReadBlocks(Struct, frozen=True, array_like=True):
     """Over a network: send these blocks of the pool that I was let in for. The answer is a BlocksFollow for each run, in this
     order, with its bytes behind it."""
 
-    runs: tuple[tuple[int, int], ...]
+    runs: tuple[tuple[Natural, Positive], ...]
     "First block and how many."
 
 
 class BlocksFollow(Struct, frozen=True, array_like=True):
     """The bytes of a run come right behind this, as they are."""
 
-    nbytes: int
+    nbytes: Counter
     digest: bytes
     "Of these bytes (xxh3, 128 bits): what was damaged on its way is not used."
 

@@ -193,7 +193,8 @@ class ChildSet(Generic[ParentConfig]):
         when = " before it was ready" if self._starting else ""
         told = loss._replace(text=child.last_words or f"the {child.name} process {loss.text}{when}")
         rule, killed = child.row.restart, (loss.code or 0) < 0 or loss.code == KILLED_BELOW
-        if self._starting or self._lost or rule is Restart.NEVER or (rule is Restart.IF_KILLED and not killed):
+        ended_well = rule is Restart.IF_FAILED and loss.code == 0
+        if self._starting or self._lost or rule is Restart.NEVER or (rule is Restart.IF_KILLED and not killed) or ended_well:
             self._lose(child, told)
         elif rule is Restart.ORDERED:
             self._parent.on_lost(child, told)

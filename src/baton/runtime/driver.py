@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from baton.core.machine import Machine
@@ -34,7 +34,14 @@ class Driver(Generic[EventT, EffectT]):
         self._armed: Instant | None = None
 
     def tell(self, event: EventT) -> None:
-        for effect in self.machine.handle(event, Instant(self._loop.time())):
+        self.carry_out(self.decide(event))
+
+    def decide(self, event: EventT) -> Sequence[EffectT]:
+        """What the machine wants done. What it raises is about the event, or about its own state; nothing was done yet."""
+        return self.machine.handle(event, Instant(self._loop.time()))
+
+    def carry_out(self, effects: Sequence[EffectT]) -> None:
+        for effect in effects:
             self._ports[type(effect)](effect)
         self._arm()
 

@@ -11,6 +11,7 @@ from baton.core.cluster.events import Session
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceStats
 from baton.protocol.node import Beat, InstanceView, NodeHello, NodeRefused, RouterHello
+from baton.protocol.numbers import Counter
 from baton.runtime.channel import Channel
 from baton.runtime.orders import Orders
 
@@ -89,8 +90,8 @@ GAUGES = frozenset(
         "routers",
     ]
 )
-NUMBERS = tuple(field.name for field in fields(InstanceStats) if field.type is int)
-TABLES = tuple(field.name for field in fields(InstanceStats) if field.type == dict[str, int])
+NUMBERS = tuple(field.name for field in fields(InstanceStats) if field.type == Counter)
+TABLES = tuple(field.name for field in fields(InstanceStats) if field.type == dict[str, Counter])
 
 
 def summed(all_stats: Iterable[InstanceStats]) -> InstanceStats:

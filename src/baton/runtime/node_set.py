@@ -13,12 +13,13 @@ from msgspec.structs import replace
 
 from baton.config import RouterConfig, WireConfig
 from baton.core.cluster.events import ClusterEvent, Join, Part, Say, Session
-from baton.errors import PeerError
+from baton.errors import InvariantBroken, PeerError
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceStats, ModelChanged, ModeReport, OrderAnswer, Pong
 from baton.protocol.node import Beat, NodeHello, RouterBeat, RouterHello
 from baton.protocol.output import Emit
 from baton.protocol.versions import CAPABILITIES
+from baton.repeats import Repeats, printable
 from baton.runtime.build_info import own_build
 from baton.runtime.channel import Channel
 from baton.runtime.node import Node, counters_of, summed
@@ -55,6 +56,9 @@ class NodeSet:
         "Instances are loading other weights because they were told to."
         self.joined = 0
         "Sessions so far."
+        self.malformed = 0
+        "Sessions that ended because of what their instance sent."
+        self._logged = Repeats()
         self._gone = InstanceStats()
         "Counters of instances that are not there any more."
         self._loop = asyncio.get_running_loop()
@@ -92,17 +96,39 @@ class NodeSet:
             if isinstance(hello, NodeHello):
                 node = self._join(hello, channel)
                 await channel.listen(partial(self._on_message, node))
+            elif hello is not None:
+                self._note_malformed(None, f"its first message is a {type(hello).__name__} and no hello")
         except TimeoutError:
-            logger.warning("an instance said no hello within %g s", self._hello_seconds)
-        except PeerError as error:
-            logger.warning("%s: %s", "an instance" if node is None else f"instance {node.hello.name}", error)
-        except Exception as error:
+            self._log(None, f"it said no hello within {self._hello_seconds:g} s")
+        except PeerError as error:  # bytes that are no message, or values outside their ranges
+            self._log(node, str(error))  # its door counts it (link_server.py)
+        except InvariantBroken as error:
             self._owner.fail(error)
+        except Exception as error:  # a message whose meaning nobody foresaw: its session ends, and no other
+            self._note_malformed(node, f"malformed: {type(error).__name__}: {error}", error)
         finally:
             channel.close()
             if node is not None and node.session in self._nodes:
                 self.lose(node.session, "its session ended")
                 self._owner.tell(Part(node.session, "its session ended"))
+
+    def end_malformed(self, session: Session, error: Exception) -> None:
+        """The router machine could not handle a message of this session."""
+        if (node := self._nodes.get(session)) is not None:
+            text = f"malformed: {type(error).__name__}: {error}"
+            self._note_malformed(node, text, error)
+            self.lose(session, printable(text))
+
+    def _note_malformed(self, node: Node | None, text: str, error: Exception | None = None) -> None:
+        self.malformed += 1
+        self._log(node, text, error)
+
+    def _log(self, node: Node | None, text: str, error: Exception | None = None) -> None:
+        """Once per instance and minute: one that comes again and again must not fill the disk."""
+        name = "" if node is None else node.hello.name
+        if times := self._logged.due(name, self._loop.time()):
+            who = f"instance {name}" if name else "an instance without a hello"
+            logger.warning("%s: %s (%d since this was last logged)", who, printable(text), times, exc_info=error)
 
     def _join(self, hello: NodeHello, channel: Channel) -> Node:
         node = Node(Session(next(self._sessions)), hello, channel, self._config.suspect_seconds)

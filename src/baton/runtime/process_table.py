@@ -46,6 +46,8 @@ class Restart(Enum):
     "Its end is the end of its parent."
     IF_KILLED = "if killed"
     "A signal ended it or what its start needed (KILLED_BELOW): another is started, up to a number in a row. Else as NEVER."
+    IF_FAILED = "if failed"
+    "A signal or an error of its own ended it: another is started, up to a number in a row. Else as NEVER."
     ALWAYS = "always"
     "Another is started, however it ended and however often. Its parent goes on meanwhile."
     ORDERED = "ordered"

@@ -130,7 +130,7 @@ class RouterProcess:
     def _app(self, text: ModelText, hello: NodeHello) -> Starlette:
         config, client = self._config, self._client
         settings = {"serve": shown(config.serve), "router": {**asdict(config.router), "name": client.name}}
-        collector = ClusterCollector(client.view, lambda: {} if self._links is None else self._links.counts)
+        collector = ClusterCollector(client.view, self._session_counts)
         client.on_handoff = collector.handoff_seconds.observe
         model = served_model(config.serve, hello.ready)
         app = make_app(
@@ -156,6 +156,10 @@ class RouterProcess:
         client.instances.on_changed = on_changed
         on_changed()  # others may have joined since the first
         return app
+
+    def _session_counts(self) -> dict[str, int]:
+        counts = {} if self._links is None else {**self._links.counts}
+        return counts | {"malformed": counts.get("malformed", 0) + self._client.instances.malformed}
 
     def _on_link(self, link: Link, peer: str) -> None:
         task = asyncio.create_task(self._client.serve_instance(link))

@@ -30,13 +30,16 @@ from baton.core.cluster.events import (
     ClusterEvent,
     Deliver,
     HangUp,
+    Join,
+    Part,
+    Say,
     Tell,
     Tick,
     TurnAway,
     Withdraw,
 )
 from baton.core.cluster.router import Router
-from baton.errors import EngineError, Unavailable
+from baton.errors import EngineError, InvariantBroken, Unavailable
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceStats
 from baton.protocol.handoff import Adopted, Offer, request_of
@@ -171,7 +174,7 @@ class RouterClient:
         self._telling = True
         try:
             while self._events:
-                self._driver.tell(self._events.popleft())
+                self._handle(self._events.popleft())
             if self._machine.idle and self._loop.time() >= self._check_due:
                 self._check_due = self._loop.time() + CHECK_SECONDS
                 self._machine.check()  # nobody waits for us now
@@ -179,6 +182,22 @@ class RouterClient:
             self.fail(error)
         finally:
             self._telling = False
+
+    def _handle(self, event: ClusterEvent) -> None:
+        """A message of one session that the machine cannot handle ends that session and nothing else, if the machine's state is
+        sound all the same."""
+        try:
+            effects = self._driver.decide(event)
+        except InvariantBroken:
+            raise
+        except Exception as error:
+            if not isinstance(event, Say | Join):
+                raise
+            self._machine.check()
+            self.instances.end_malformed(event.session, error)
+            self._events.appendleft(Part(event.session, "malformed"))
+        else:
+            self._driver.carry_out(effects)
 
     def fail(self, error: Exception) -> None:
         if not self.over.done():
@@ -287,6 +306,7 @@ class RouterClient:
             "instances_joined": self.instances.joined,
             "instances_lost": stats.instances_lost,
             "instances_refused": stats.instances_refused,
+            "sessions_malformed": self.instances.malformed,
             **{f"refused_{reason}": count for reason, count in stats.turned_away.items()},
             **{f"handoff_{outcome}": count for outcome, count in stats.handoff_ends.items()},
             **{f"lost_{how}": count for how, count in stats.losses.items()},

@@ -2,7 +2,7 @@
 
     up
      |-- prefill-0, decode-0, ...   engines without a front; started again, with backoff, however they end
-     `-- router                     HTTP and the router machine; started again where it was killed
+     `-- router                     HTTP and the router machine; started again, with backoff, unless it ended well
 
 `baton router` is the same without engines. The last row ends first: the router drains while its instances still work.
 """
@@ -76,7 +76,7 @@ def up_children(names: Iterable[str]) -> tuple[ChildRow[UpConfig], ...]:
         name=ROUTER,
         module="baton.runtime.router",
         config=lambda up, life: up.router,
-        restart=Restart.IF_KILLED,
+        restart=Restart.IF_FAILED,
         terminated=True,
         end_seconds=lambda up: up.router.serve.drain_seconds_max + KILL_SECONDS,
         hurry_seconds=6.0,  # it ends its requests with an error
