@@ -76,6 +76,7 @@ class Script:
     host_tokens: int = 0
     storage_tokens: int = 0
     "Of the cached ones."
+    preemptions: int = 0
 
 
 @dataclass
@@ -163,7 +164,7 @@ class FakeEngine:
             prompt_tokens=len(request.prompt),
             cached_tokens=self.script.cached_tokens + (self.script.cached_by_siblings if index else 0),
             output_tokens=output,
-            preemptions=0,
+            preemptions=self.script.preemptions,
             host_tokens=self.script.host_tokens,
             storage_tokens=self.script.storage_tokens,
             error=self.script.end_error if reason is FinishReason.ERROR else None,

@@ -25,6 +25,7 @@ from baton.runtime.build_info import own_build
 from baton.runtime.callers import Caller
 from baton.runtime.channel import Channel
 from baton.runtime.instance_loop import InstanceLoop
+from baton.runtime.preemption_log import PreemptionLog
 from baton.runtime.router_links import RouterLinks
 from baton.runtime.snapshot import snapshot
 
@@ -41,6 +42,7 @@ class Reporting:
         self._supervisor = supervisor
         self._machine = machine
         self._loop = asyncio.get_running_loop()
+        self._preemptions = PreemptionLog()
         self._timer: asyncio.TimerHandle | None = None
         self._incarnation = secrets.randbits(63)
         self._layout = b""
@@ -123,6 +125,8 @@ class Reporting:
 
     def _after_event(self, event: Event) -> None:
         instance = self._machine.instance
+        if instance is not None:
+            self._preemptions.look(instance, self._loop.time())
         if self.links is not None and type(event) in FAULT_EVENTS:
             self.links.look_at_fault()
         if instance is not None and not instance.in_flight:

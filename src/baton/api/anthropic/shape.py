@@ -17,6 +17,7 @@ from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, chat_job
 from baton.api.generate.shape import Events, Put, Shape
 from baton.api.http.auth import Caller
+from baton.api.openai.usage import preemptions_json
 from baton.protocol.request import FinishReason
 from baton.text.parsers.base import Content, Part, ToolCallDelta
 
@@ -128,6 +129,7 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": usage.output_tokens,
+        **preemptions_json(usage),
     }
 
 

@@ -35,6 +35,8 @@ class Usage:
     host_tokens: int = 0
     storage_tokens: int = 0
     "Of the cached ones, those that these tiers brought."
+    preemptions: int = 0
+    "How often sequences of the request lost their KV blocks to others and were computed again."
     reasoning_tokens: int | None = None
     "Of the output. None where thoughts are not looked for."
     prompt_seconds: float = 0.0
@@ -71,6 +73,7 @@ class Generation:
         self._timings = [_Timing() for _ in self._outputs]
         self._cached: dict[int, tuple[int, int, int]] = {}
         "By prompt: cached tokens, and how many of them host and storage brought."
+        self._preemptions = 0
         self._prompt_logprobs: dict[int, list[TokenLogprob | None]] = {}
         "By prompt, where they are echoed."
         self._now = asyncio.get_running_loop().time
@@ -88,6 +91,7 @@ class Generation:
             cached_tokens=cached if told else None,
             host_tokens=host,
             storage_tokens=storage,
+            preemptions=self._preemptions,
             reasoning_tokens=sum(output.reasoning_tokens for output in self._outputs) if self._job.thinks else None,
             prompt_seconds=first - self._started,
             output_seconds=last - first,
@@ -174,6 +178,7 @@ class Generation:
         output = self._outputs[choice]
         if delta.ended is not None:
             self._note_cached(place, delta.ended)
+            self._preemptions += delta.ended.preemptions
             self._front.metrics.sequence_ended(delta.ended)
         if output.finish is not None:
             return True

@@ -52,6 +52,7 @@ class RequestRecord:
         if self.usage is not None:
             usage = self.usage()
             facts |= {"prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens}
+            facts |= {"preemptions": usage.preemptions} if usage.preemptions else {}
             facts["completion_tokens"] = usage.output_tokens
         facts["seconds"] = round(seconds, 3)
         ended = self.ended() if callable(self.ended) else self.ended

@@ -21,4 +21,10 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
         "prompt_tokens_details": told,
         **reasoning,
+        **preemptions_json(usage),
     }
+
+
+def preemptions_json(usage: Usage) -> dict[str, int]:
+    """A field of our own, only where there is something to say: clients ignore fields that they do not know."""
+    return {"baton_preemptions": usage.preemptions} if usage.preemptions else {}

@@ -12,6 +12,7 @@ from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, chat_job
 from baton.api.generate.shape import Events, Put, Shape
 from baton.api.http.auth import Caller
+from baton.api.openai.usage import preemptions_json
 from baton.api.responses.bodies import Asked, responses_body
 from baton.api.responses.events import ResponseEvents
 from baton.api.responses.output_items import RESPONSE_PREFIX, Item, OutputItems
@@ -97,6 +98,7 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         "output_tokens": usage.output_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
+        **preemptions_json(usage),
     }
 
 
