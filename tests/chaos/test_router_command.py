@@ -54,8 +54,9 @@ def test_a_router_waits_for_instances_and_outlives_them(tiny: Path, tmp_path: Pa
     secret.touch(0o600)
     secret.write_text("0123456789abcdef" * 4)
     common = ("--cluster-secret", secret, "--served-model-name", "tiny")
+    slow = ("--start-seconds-max", 1)  # nobody comes within that: it waits on
     member = ("--router", f"tcp://127.0.0.1:{cluster_port}", "--name", "one", "--threads", 1, "--kv-blocks", 64)
-    with running(tmp_path / "router", "router", tiny, "--port", port, "--cluster-port", cluster_port, *common) as router:
+    with running(tmp_path / "router", "router", tiny, "--port", port, "--cluster-port", cluster_port, *slow, *common) as router:
         until(lambda: status(port, "/live") == 200, "the router lives", START_SECONDS)
         early = get(port, "/v1/completions", BODY)
         assert early is not None

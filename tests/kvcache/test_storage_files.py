@@ -550,3 +550,22 @@ def test_the_counters_add_up(rig, make_files):
     assert (counted["stored"], counted["hits"], counted["misses"]) == (4, 4, 2)
     assert counted["bytes_read"] == counted["bytes_written"] == 4 * (1000 + 128)
     assert soon().left() > 0
+
+
+@pytest.mark.parametrize(("mode", "words"), [(0o777, "all users may write"), (0o770, "its group may write"), (0o700, "")])
+def test_a_directory_that_others_may_write_to_is_warned_of(rig, tmp_path, caplog, mode, words):
+    """Whoever writes there can change answers."""
+    root = tmp_path / "shared"
+    root.mkdir()
+    root.chmod(mode)
+    FileBackend(root, rig.layout).close()
+    assert words in caplog.text
+    assert bool(caplog.text) is bool(words)
+
+
+def test_the_mark_is_not_written_through_a_link(rig, tmp_path):
+    root, elsewhere = tmp_path / "kv", tmp_path / "elsewhere"
+    root.mkdir(0o700)
+    (root / MARK).symlink_to(elsewhere)
+    FileBackend(root, rig.layout).close()
+    assert not elsewhere.exists()

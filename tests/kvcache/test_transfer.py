@@ -198,3 +198,29 @@ def test_it_ends_while_a_store_stands_still(rig):
     ending.join(20)
     assert ended, "the end waits for a store"
     assert rig.store.closed
+
+
+def test_the_time_of_a_call_of_storage_runs_while_it_waits_for_a_thread(rig, monkeypatch):
+    """Four calls that hang would else give each of those behind them its whole time again."""
+    clock = [1000.0]
+    monkeypatch.setattr("baton.kvcache.storage.backend.monotonic", lambda: clock[0])
+    gate, begun = Event(), []
+
+    def waits(count: int) -> int:
+        begun.append(count)
+        gate.wait(20)
+        return count
+
+    rig.store.act = waits
+    calls = [rig.transfer.take(StorageQuery(MoveId(number), KEYS, SECONDS)) for number in range(module.STORAGE_THREADS)]
+    while len(begun) < module.STORAGE_THREADS:
+        pass
+    calls.append(rig.transfer.take(StorageQuery(MoveId(10), KEYS, SECONDS)))
+    calls.append(
+        rig.transfer.take(BlockMove(MoveId(11), "put", (HostBlockId(0), HostBlockId(2)), keys=KEYS, seconds_max=SECONDS))
+    )
+    clock[0] += 3.0
+    gate.set()
+    for call in calls:
+        call.result(30)
+    assert rig.store.left == [SECONDS] * module.STORAGE_THREADS + [SECONDS - 3.0] * 2

@@ -6,7 +6,7 @@ from typing import Any
 
 from baton.core.effects import Refuse
 from baton.core.events import Abort, Pause, Submit
-from baton.protocol.control import AbortRequest, OrderAnswer, PauseInstance, Ping, Pong, RefusedRequest
+from baton.protocol.control import AbortRequest, OrderAnswer, PauseInstance, Ping, Pong, RefusedRequest, ResumeInstance
 from baton.protocol.handoff import Expect, Expecting, Forget, Offer, PeerOffer
 from baton.protocol.ids import BlockId, PoolIncarnation, RequestId
 from baton.protocol.output import Emit, Ended
@@ -141,3 +141,17 @@ def test_a_beat_names_requests_of_its_router_only():
     ours = (first.ours(R), second.ours(RequestId("s")), second.ours(R))
     assert first.theirs(ours) == (R,)
     assert second.theirs(ours) == (RequestId("s"), R)
+
+
+def test_an_instance_that_is_ending_is_not_resumed():
+    """It would take requests until its deadline, and then drop all of them."""
+    engine, callers, one, _, first, _ = two()
+    callers.leaving = lambda: True
+    callers.on_message(first, ResumeInstance(7))
+    assert engine.events == []
+    (answer,) = one
+    assert (answer.number, answer.outcome) == (7, "done")
+    assert "ending" in answer.detail
+    callers.leaving = lambda: False
+    callers.on_message(first, ResumeInstance(8))
+    assert len(engine.events) == 1

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import stat
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -91,5 +92,25 @@ def test_messages_of_one_turn_that_do_not_fit_into_one_frame_go_in_two(monkeypat
                 instance.send(message)
             instance.close()
             assert await heard(router) == messages
+
+    finish(main())
+
+
+def test_a_row_of_connections_does_not_hold_up_the_loop():
+    """All that wait in the backlog were accepted in one turn, and streams waited for it."""
+
+    async def main() -> None:
+        async with Door() as door:
+            for _ in range(3):
+                await asyncio.sleep(0)
+            accepted: list[int] = []
+            waiting = [door.connect() for _ in range(40)]
+            while not accepted or accepted[-1] < 40:
+                accepted.append(door.server.handshakes)
+                await asyncio.sleep(0)
+            steps = [after - before for before, after in pairwise(accepted)]
+            assert max(steps) <= 2, "so many in one turn of the loop"
+            for sock in waiting:
+                sock.close()
 
     finish(main())

@@ -99,3 +99,12 @@ def test_its_name_is_short_enough_for_a_socket(monkeypatch: pytest.MonkeyPatch):
     folder = PrivateFolder(Path("/tmp"))
     assert len(os.fsencode(folder.path / "peer.sock")) <= 107
     folder.remove()
+
+
+def test_one_whose_owner_was_killed_before_it_was_locked_is_removed_later(tmp_path: Path):
+    new, old = tmp_path / f".{PREFIX}new", tmp_path / f".{PREFIX}old"
+    for path in (new, old):
+        path.mkdir(0o700)
+    os.utime(old, (1.0, 1.0))
+    PrivateFolder(tmp_path).remove()
+    assert list(tmp_path.iterdir()) == [new], "somebody may be about to lock it"

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 from client_pair import Asked, request
-from cluster_rig import Cluster
+from cluster_rig import READY, Cluster
+from msgspec.structs import replace
 from run_loop import finish
 
 from baton.api.generate.engine_client import Delta
@@ -146,5 +147,20 @@ def test_one_that_connects_and_says_no_hello_is_closed():
             assert silent.serving is not None
             await asyncio.wait_for(asyncio.shield(silent.serving), 20)
             assert await asyncio.wait_for(silent.channel.receive(), 20) is None
+
+    finish(main())
+
+
+def test_an_instance_that_is_refused_again_and_again_is_one_line_a_minute(caplog: pytest.LogCaptureFixture):
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(20):
+            await cluster.instance("m-0")
+            for _ in range(5):
+                stray = await cluster.connect("stray", ready=replace(READY, identity=b"other"))
+                await cluster.refused(stray)
+            lines = [record.getMessage() for record in caplog.records if "stray" in record.getMessage()]
+            assert len(lines) == 1
+            assert "instance stray is refused: " in lines[0]
+            assert cluster.machine.stats.instances_refused == 5
 
     finish(main())

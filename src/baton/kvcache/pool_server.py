@@ -100,6 +100,7 @@ class PoolServer:
             task = asyncio.create_task(self._attend(sock))
             self._readers[task] = sock
             task.add_done_callback(self._ended)
+            await asyncio.sleep(0)  # one a turn
 
     def _make_room(self) -> None:
         there = [task for task in self._readers if not task.cancelling()]

@@ -108,6 +108,7 @@ class TcpServer:
             task = asyncio.create_task(self._prove(sock))
             self._handshakes[task] = sock
             task.add_done_callback(self._proved)
+            await asyncio.sleep(0)  # one a turn: whoever reads waits behind no row of connections
 
     async def _prove(self, sock: socket.socket) -> TcpSession:
         async with asyncio.timeout(self._wire.reader_handshake_seconds):

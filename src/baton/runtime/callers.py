@@ -85,6 +85,8 @@ class Callers:
         self._untagged: Caller | None = None
         self._tagged: dict[str, Caller] = {}
         self._tags = count(1)
+        self.leaving: Callable[[], bool] = lambda: False
+        "The instance is ending, and drains for its routers."
         self._orders = Numbers()
         self._pings = Numbers()
 
@@ -146,6 +148,10 @@ class Callers:
     def _on_order(
         self, caller: Caller, order: PauseInstance | ResumeInstance | SleepInstance | WakeInstance | ClearCache
     ) -> None:
+        if isinstance(order, ResumeInstance) and self.leaving():
+            # Whoever resumes a cluster means those that stay. This one drains on: what it took now it would drop at its end.
+            caller.send(OrderAnswer(order.number, "done", "the instance is ending: it takes no more requests"))
+            return
         number = self._orders.add(caller, order.number)
         if number is None:
             caller.send(OrderAnswer(order.number, "refused", "too many orders are under way"))

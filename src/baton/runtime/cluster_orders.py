@@ -22,6 +22,7 @@ from typing import Final, Protocol
 
 from baton.errors import CallerError, EngineError, Unavailable
 from baton.protocol.request import Refused
+from baton.repeats import printable
 from baton.runtime.node import Node
 from baton.runtime.node_set import NodeSet
 from baton.runtime.orders import OrderLate
@@ -150,7 +151,7 @@ class ClusterOrders:
         changed = list(models)
         for node, error in zip(changed, await self._outcomes(changed, give_back), strict=True):
             if error is not None:
-                logger.warning("instance %s does not get its old weights again: %s", node.hello.name, error)
+                logger.warning("instance %s does not get its old weights again: %s", printable(node.hello.name), error)
 
     def _rejoin(self, nodes: Sequence[Node]) -> None:
         """First all leave: while one with the old identity is there, none with another fits."""

@@ -111,6 +111,7 @@ class Engine:
             config.worker.model, self._children, self._pool, machine, self._callers, self._reporting, self._spawn
         )
         self._leaving = Leaving()
+        self._callers.leaving = lambda: self._leaving.begun
         self._links: RouterLinks | None = None
         if config.routers:
             self._links = RouterLinks(config.routers, read_secret(config.cluster_secret), self, self._callers, config.wire)

@@ -20,6 +20,7 @@ from typing import Final
 from baton.addresses import Address
 from baton.config import WireConfig
 from baton.errors import InvalidConfig, LinkFailed
+from baton.repeats import printable
 from baton.runtime.link import WIRE, Link, welcome
 from baton.runtime.listener import bind, listen
 from baton.trust.secret import Secret
@@ -103,6 +104,7 @@ class LinkServer:
             task = asyncio.create_task(self._begin(sock, peer))
             self._handshakes[task] = sock
             task.add_done_callback(self._handshake_over)
+            await asyncio.sleep(0)  # one a turn: those that wait in the backlog must not hold up the streams of this loop
 
     async def _begin(self, sock: socket.socket, peer: str) -> None:
         try:
@@ -140,7 +142,7 @@ class LinkServer:
         now = asyncio.get_running_loop().time()
         if now >= self._logged.get(reason, now):
             self._logged[reason] = now + LOG_SECONDS
-            logger.warning("%s%s (%s, %d so far)", f"{peer}: " if peer else "", text, reason, self.counts[reason])
+            logger.warning("%s%s (%s, %d so far)", f"{peer}: " if peer else "", printable(text), reason, self.counts[reason])
 
 
 def listen_at(address: Address) -> socket.socket:

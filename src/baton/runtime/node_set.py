@@ -166,7 +166,11 @@ class NodeSet:
         node = self._nodes.pop(session, None)
         if node is None:
             return
-        logger.warning("instance %s is %s: %s", node.hello.name, "gone" if node.welcomed else "refused", reason)
+        name, why = node.hello.name, printable(reason)
+        if node.welcomed:
+            logger.warning("instance %s is gone: %s", name, why)
+        elif times := self._logged.due(("refused", name, why), self._loop.time()):  # it comes again every few seconds
+            logger.warning("instance %s is refused: %s%s", name, why, f" ({times} times)" if times > 1 else "")
         self._gone = summed([self._gone, counters_of(node.stats)])
         node.hang_up(reason)
         self.on_changed()

@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,10 @@ logger = logging.getLogger("baton.engine")
 PREFIX: Final = "baton-peer-"
 PATH_BYTES_MAX: Final = 80
 """Of the directory: the name of a socket, with all before it, has 107 at most."""
+
+
+NEW_SECONDS: Final = 60.0
+"""Between making a directory and locking it there are microseconds."""
 
 
 class PrivateFolder:
@@ -73,12 +78,14 @@ def usual_parent() -> Path:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Those whose owner is gone. What cannot be looked into is somebody else's."""
-    for path in parent.glob(f"{PREFIX}*"):
+    """Those whose owner is gone. What cannot be looked into is somebody else's. One that has its first name still (with a dot)
+    is not locked yet, if it is new; its owner was killed in that moment, if it is old."""
+    for path in [*parent.glob(f"{PREFIX}*"), *parent.glob(f".{PREFIX}*")]:
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                if os.fstat(fd).st_uid == os.getuid():
+                is_new = path.name.startswith(".") and time.time() - os.fstat(fd).st_mtime < NEW_SECONDS
+                if os.fstat(fd).st_uid == os.getuid() and not is_new:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     _remove(path, fd)
             finally:

@@ -29,10 +29,11 @@ class ProcessGroup(Generic[ParentConfig]):
         rows: Sequence[ChildRow[ParentConfig]],
         config: Callable[[], ParentConfig],
         *,
-        start_seconds_max: float,
+        start_seconds_max: float | None,
         restarts_max: int,
         backoff_seconds_max: float,
     ) -> None:
+        """`start_seconds_max`: None where what is waited for comes from elsewhere, whenever it likes."""
         self._rows = rows
         self._start_seconds_max = start_seconds_max
         self._all_ready = asyncio.Event()
@@ -59,7 +60,7 @@ class ProcessGroup(Generic[ParentConfig]):
             loop.add_signal_handler(number, self.stop)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
             loop.add_signal_handler(signal.SIGHUP, self.hang_up)
-        orphans = Orphans(self._children.process_ids)
+        orphans = Orphans(lambda: self._children.process_ids())
         stopping, starting = asyncio.create_task(self._stopped()), asyncio.create_task(self._start_in_time())
         rows = asyncio.create_task(self._start_rows())
         try:
@@ -92,6 +93,9 @@ class ProcessGroup(Generic[ParentConfig]):
         """What that child has to wait for. The start as a whole has a deadline."""
 
     async def _start_in_time(self) -> None:
+        if self._start_seconds_max is None:
+            await self._all_ready.wait()
+            return
         seconds = self._start_seconds_max + START_SECONDS_MORE
         try:
             await asyncio.wait_for(self._all_ready.wait(), seconds)

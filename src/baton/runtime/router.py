@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
@@ -29,7 +30,7 @@ from baton.api.routes.cluster import cluster_route
 from baton.config import shown, wire_config
 from baton.core.cluster.events import CloseDoor
 from baton.core.cluster.router import Router
-from baton.errors import EngineError, Unavailable
+from baton.errors import EngineError
 from baton.observe.cluster_metrics import ClusterCollector
 from baton.observe.logs import configure
 from baton.protocol.control import StartFailed
@@ -46,6 +47,8 @@ from baton.runtime.router_client import RouterClient
 from baton.runtime.router_config import RouterProcessConfig
 from baton.text.loading import ModelText, read_template
 from baton.trust.secret import read_secret
+
+logger = logging.getLogger("baton.router")
 
 SESSIONS_BEYOND_MAX = 16
 """Sessions beyond the instances that may join: one too many is refused in words, and not only closed."""
@@ -118,10 +121,11 @@ class RouterProcess:
         """From now on there is something to serve."""
         serve, seconds = self._config.serve, self._config.serve.start_seconds_max
         text = await asyncio.to_thread(load_text, serve.model, template)
-        try:
-            hello = await asyncio.wait_for(asyncio.shield(self._client.instances.first), seconds)
-        except TimeoutError:
-            raise Unavailable(f"no instance has joined within {seconds:g} s (start_seconds_max)") from None
+        first = self._client.instances.first
+        done, _ = await asyncio.wait([first], timeout=seconds)
+        if not done:  # an instance may load, or download, for longer than that: until then /live is green and the rest is 503
+            logger.warning("no instance has joined within %g s (start_seconds_max): still waiting", seconds)
+        hello = await asyncio.shield(first)
         reception.app = self._app(text, hello)
         freeze_gc_heap()
         self._supervisor.send(hello.ready)

@@ -25,6 +25,7 @@ from baton.errors import LinkFailed
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceStats, ModelChanged
 from baton.protocol.node import Beat, NodeHello, NodeRefused, RouterBeat, RouterHello
+from baton.repeats import printable
 from baton.runtime.callers import Caller, Callers
 from baton.runtime.link import WIRE, Link, dial
 from baton.trust.secret import Secret
@@ -209,15 +210,15 @@ class RouterLinks:
                 self.counts["opened"] += 1
                 session.lapse_seconds = max(lapse_seconds, LAPSE_SECONDS_MIN)
                 session.beat_seconds = max(beat_seconds, BEAT_SECONDS_MIN)
-                said.well(f"joined router {router}")
+                said.well(f"joined router {printable(router)}")
                 session.beat_due = session.stats_due = session.heard
                 self._send_beats([session])
                 self._arm()
             case NodeRefused(reason):
                 if session.opened is None:
-                    self._end(session, f"{REFUSED}{reason}", "refused")
+                    self._end(session, f"{REFUSED}{printable(reason)}", "refused")
                 else:
-                    self._end(session, f"the router has given us up: {reason}")
+                    self._end(session, f"the router has given us up: {printable(reason)}")
             case _ if session.opened is None:
                 self._end(session, f"a {type(message).__name__} came before the router's hello", "failed")
             case _:

@@ -118,7 +118,7 @@ class UpGroup(ProcessGroup[UpConfig]):
         super().__init__(
             up_children(config.engines) if rows is None else rows,
             lambda: self._config,
-            start_seconds_max=serve.start_seconds_max,
+            start_seconds_max=serve.start_seconds_max if config.engines else None,  # a router waits for those of others
             restarts_max=scheduler.worker_restarts_max,
             backoff_seconds_max=scheduler.restart_backoff_seconds_max,
         )

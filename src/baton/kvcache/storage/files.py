@@ -10,6 +10,7 @@ A file that turns out damaged is removed. Anybody may remove any file at any tim
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -48,6 +49,8 @@ REASONS: dict[int, StorageReason] = {
 NO_OBJECT = (errno.ENOENT, errno.EISDIR, errno.ESPIPE, errno.ELOOP, errno.EINVAL, errno.ENXIO)
 """What opening or reading gives where there is no file, or something that is none."""
 
+logger = logging.getLogger("baton.cache")
+
 MARK = ".baton-kv"
 
 
@@ -84,6 +87,7 @@ class FileBackend:
             os.makedirs(self.root, mode=0o700, exist_ok=True)
         except OSError as error:
             raise InvalidConfig(f"the KV storage directory {root} cannot be made: {error.strerror}; name another one")
+        self._warn_of_writers()
         self._marked = self._mark()
         self._counters = Counters()
         self._quota = Quota(self.root, quota_bytes, self.object_bytes, self._count_evicted)
@@ -92,10 +96,18 @@ class FileBackend:
         "When this process last looked at an object's time of last use."
         self._writer, self._numbers = os.urandom(6).hex(), count()  # Names of temporary files, also between machines.
 
+    def _warn_of_writers(self) -> None:
+        """Whoever can write there can change answers: a checksum is no signature (docs/security.md)."""
+        with suppress(OSError):
+            found = os.stat(self.root)
+            others = "all users" if found.st_mode & 0o002 else "its group" if found.st_mode & 0o020 else ""
+            if others:
+                logger.warning("%s may write to the KV storage %s, and so can change answers: chmod go-w", others, self.root)
+
     def _mark(self) -> bool:
         """A file that says that this is the directory and not the mount point of an unmounted disk. False: we may only read."""
         try:
-            os.close(os.open(f"{self.root}/{MARK}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            os.close(os.open(f"{self.root}/{MARK}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         except OSError:
             return False
         return True
