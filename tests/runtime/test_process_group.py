@@ -104,6 +104,9 @@ class Started:
     async def end(self, hurried: Any) -> None:
         self.names.append("end")
 
+    def process_ids(self) -> list[int]:
+        return []
+
 
 def up_group(**engines: EngineConfig) -> tuple[UpGroup, Started]:
     serve = ServeConfig(model="/m")
