@@ -95,7 +95,7 @@ def test_a_pool_of_the_messenger_outlives_worker_and_messenger():
             os.kill(worker, signal.SIGKILL)
             await rig.until(lambda: names(rig) == ["worker", "cache"] and pid(rig, "worker") != worker)
             assert await rig.answer("a") == expected(5, 12)
-            assert rig.engine._instance._pool == first.incarnation, "the core knows that the pool was kept"
+            assert rig.engine._instance.board.pool.is_still(first.incarnation), "the core knows that the pool was kept"
             os.kill(cache, signal.SIGKILL)
             await rig.until(lambda: names(rig) == ["worker", "cache"] and pid(rig, "cache") != cache)
             await rig.until(lambda: pools(pid(rig, "cache")) == 1)
