@@ -38,6 +38,10 @@ class Deadlines(Generic[Key]):
         """The earliest deadline."""
         return self._heap[0][0] if self._heap else None
 
+    def first(self) -> Key:
+        """The key with the earliest deadline. There must be one."""
+        return self._heap[0][2]
+
     def set(self, key: Key, at: Instant) -> None:
         """The key's deadline from now on."""
         self._current[key] = number = next(self._order)

@@ -74,7 +74,7 @@ class InstanceLoop:
         if self._loop.time() >= self._check_due:
             self._check_due = self._loop.time() + CHECK_SECONDS
             try:
-                instance.check()
+                instance.check_part()
             except InvariantBroken as broken:
                 logger.error("the engine found its own state impossible: %s", broken)
                 self._on_over(broken)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import insort
 
 from baton.config import InstanceConfig
+from baton.core.deadlines import Deadlines
 from baton.core.engine.outbox import Outbox
 from baton.core.engine.phase import ON_WORKER, Fact, Phase
 from baton.core.engine.request import Group, Kept, Order, Sequence, Stay, by_urgency
@@ -47,6 +48,7 @@ class Need:
 
 class Board:
     __slots__ = (
+        "away",
         "block_size",
         "cache",
         "decoding",
@@ -56,6 +58,7 @@ class Board:
         "handed_over",
         "hasher",
         "kept",
+        "kept_until",
         "leased",
         "lined_up",
         "loading",
@@ -69,6 +72,7 @@ class Board:
         "slots",
         "stats",
         "tiers",
+        "to_offer",
         "waiting",
     )
 
@@ -94,10 +98,16 @@ class Board:
         "Joined the line in this event; lower tiers are looked at for them (loading.py)."
         self.kept: dict[RequestId, Kept] = {}
         "Prompts that are computed for another instance. Their blocks are held beyond the life of their sequence. Few."
+        self.kept_until: Deadlines[Kept] = Deadlines()
+        "How long those stay whose sequence has ended."
+        self.to_offer: dict[RequestId, Kept] = {}
+        "Those whose sequence may have more whole blocks since the end of the last event."
         self.handed_over: list[Kept] = []
         "Of those, the ones whose sequence has ended in this event and goes on elsewhere (handoff/source.py)."
         self.preempting: list[Sequence] = []
         "Given up their blocks, not acknowledged yet. Few."
+        self.away: dict[Sequence, None] = {}
+        "Preempted once, and not running since. A suspect that is held is among them."
         self.drops: list[tuple[Slot, Incarnation]] = []
         "To be told to the worker in the next plan."
         self.folds: list[tuple[Sequence, Incarnation, int, BlockId]] = []
@@ -178,6 +188,7 @@ class Board:
             self.loading -= 1
             sequence.load.ended()
         sequence.load = None
+        self.away.pop(sequence, None)
         self.drop_lease(sequence)
         if self.tiers.up:
             self.tiers.host.touch(sequence.keys)
@@ -263,6 +274,7 @@ class Board:
         self.cache.release(kept.blocks)
         kept.blocks = []
         kept.void = True
+        self.kept_until.discard(kept)
         if kept.finished and self.kept.get(kept.sequence.request.id) is kept:
             del self.kept[kept.sequence.request.id]
 
@@ -313,6 +325,7 @@ class Board:
         """The head of the line is admitted: it takes a slot and all blocks that it needs now."""
         self.waiting.pop()
         sequence.advance(Fact.ADMITTED)
+        self.away.pop(sequence, None)
         if sequence.blocks:
             self.leased.remove(sequence)
         else:
@@ -342,13 +355,19 @@ class Board:
             self.tiers.writes.found(sequence.keys[: need.hit], hits)
         sequence.blocks = hits + self.cache.take(need.new)
         sequence.capacity = len(sequence.blocks) * self.block_size
+        self._may_offer(sequence)
         return need.hit
+
+    def _may_offer(self, sequence: Sequence) -> None:
+        if sequence.kept is not None:
+            self.to_offer[sequence.request.id] = sequence.kept
 
     def publish(self, sequence: Sequence, place: int) -> bool:
         """Its block at this place is computed, or was brought. False: another one's was first, and it has that one now."""
         if not self.pool.trusted:
             raise InvariantBroken(f"{sequence!r}: block {place} of a pool that is not trusted is published", invariant=12)
         own = self.cache.publish(sequence.keys, sequence.blocks, place)
+        self._may_offer(sequence)
         if own and self.tiers.links is not None:
             self.tiers.links.published(sequence.keys, place, sequence.blocks[place], sequence.tokens)
         return own
@@ -366,6 +385,7 @@ class Board:
         victim.preemptions += 1
         self.stats.preemptions += 1
         self.preempting.append(victim)
+        self.away[victim] = None
         if self.tiers.up:
             self.tiers.writes.park(victim.keys[: victim.published], victim.blocks[: victim.published])
         self.vacate_worker(victim, was)
@@ -402,6 +422,8 @@ class Board:
             sequence.in_flight = 0
             self.slots.vacate(sequence)
             if sequence.phase is Phase.WAITING:
+                if sequence.preemptions:
+                    self.away[sequence] = None
                 self._line_up(sequence)
         self.running.clear()
         self.preempting.clear()

@@ -10,7 +10,7 @@ tokens it has, and the next worker computes the rest again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from baton.config import InstanceConfig
 from baton.core.effects import Effect, Mode, Refuse, RestartCache, RestartWorker, RunStep, TellCache
@@ -20,7 +20,7 @@ from baton.core.engine.loading import Loader
 from baton.core.engine.pace import StepPace
 from baton.core.engine.phase import OPEN
 from baton.core.engine.pipeline import StepPipeline
-from baton.core.engine.proof import check_board
+from baton.core.engine.proof import check_board, check_part
 from baton.core.engine.recovery import Suspects
 from baton.core.engine.scheduler import Scheduler
 from baton.core.engine.service_mode import ServiceMode
@@ -59,9 +59,13 @@ from baton.protocol.ids import Instant
 from baton.protocol.output import OTHER_WEIGHTS
 from baton.protocol.request import FinishReason
 
+CHECK_BLOCKS: Final = 2048
+"""Blocks of each tier that are checked at once while nothing runs: a few milliseconds."""
+
 
 class Instance:
     __slots__ = (
+        "_checked",
         "_effects",
         "_handlers",
         "_handoff",
@@ -97,6 +101,8 @@ class Instance:
         self._sleeping = Sleeping(self.worker)
         self._intake = Intake(config, self.board, self.worker, self._service)
         self._handoff = HandoffEnds(config, self.board, self._intake)
+        self._checked = 0
+        "Blocks before this one were checked in this round."
         self._now = Instant(0.0)
         self._effects: list[Effect] = []
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
@@ -166,6 +172,18 @@ class Instance:
 
     def check(self) -> None:
         check_board(self.board)
+        self._check_machine()
+
+    def check_part(self, blocks: int = CHECK_BLOCKS) -> None:
+        """The same of the next so many blocks of each tier, and of everything that grows with requests: an engine that has
+        nothing to do asks this, and the first request after it does not wait for a large pool."""
+        begin, self._checked = self._checked, self._checked + blocks
+        if self._checked >= max(self.config.kv.blocks, self.config.tiers.host_blocks):
+            self._checked = 0
+        check_part(self.board, begin, begin + blocks)
+        self._check_machine()
+
+    def _check_machine(self) -> None:
         self._loader.check()
         self._handoff.check()
         self._suspects.check(self.board)

@@ -70,3 +70,5 @@ NEXT: Final[dict[tuple[Phase, Fact], Phase]] = {
 ON_WORKER: Final = (Phase.PREFILL, Phase.DECODE)
 OPEN: Final = (Phase.HELD, Phase.WAITING, Phase.LOADING, Phase.PREFILL, Phase.DECODE, Phase.PREEMPTING)
 """Phases in which the client is still owed something."""
+AWAY: Final = (Phase.PREEMPTING, Phase.WAITING, Phase.LOADING)
+"""Of one that was preempted: it does not run now, and may."""

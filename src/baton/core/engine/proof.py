@@ -4,21 +4,38 @@ docs/reliability.md."""
 from __future__ import annotations
 
 from baton.core.engine.board import Board
-from baton.core.engine.phase import ON_WORKER, OPEN, Phase
+from baton.core.engine.phase import AWAY, ON_WORKER, OPEN, Phase
 from baton.core.engine.request import Sequence, by_urgency
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId
 
 
 def check_board(board: Board) -> None:
+    board.cache.pool.check(_held(board), board.tiers.pinned())
+    board.tiers.check()
+    board.cache.check()
+    _check_sequences(board)
+
+
+def check_part(board: Board, begin: int, end: int) -> None:
+    """Of the blocks these alone. All that grows with requests is checked: an engine asks this when it has none."""
+    board.cache.pool.check_part(begin, end, _held(board), board.tiers.pinned())
+    board.tiers.check_part(begin, end)
+    board.cache.check_part(begin, end)
+    _check_sequences(board)
+
+
+def _held(board: Board) -> dict[BlockId, int]:
+    """Table entries that name each block."""
     held: dict[BlockId, int] = {}
     tables = [holder.blocks for holder in (*board.running, *board.leased)] + [kept.blocks for kept in board.kept.values()]
     for table in tables:
         for block in table:
             held[block] = held.get(block, 0) + 1
-    board.cache.pool.check(held, board.tiers.pinned())
-    board.tiers.check()
-    board.cache.check()
+    return held
+
+
+def _check_sequences(board: Board) -> None:
     board.slots.check()
     _check_running(board)
     for sequence in board.running:
@@ -26,6 +43,7 @@ def check_board(board: Board) -> None:
     _check_leases(board)
     _check_kept(board)
     _check_queue(board)
+    _check_away(board)
 
 
 def _check_running(board: Board) -> None:
@@ -53,6 +71,14 @@ def _check_kept(board: Board) -> None:
             raise InvariantBroken(f"blocks of {request} are kept that were given up", invariant=25)
         if kept.finished != (sequence.phase not in OPEN) or (sequence.kept is kept) == kept.finished:
             raise InvariantBroken(f"{sequence!r} and the blocks that are kept of it disagree about its end", invariant=25)
+
+
+def _check_away(board: Board) -> None:
+    """25: those that were preempted and do not run are exactly the ones that are listed."""
+    away = [s for group in board.groups.values() for s in group.sequences if s.preemptions and s.phase in AWAY]
+    listed = [sequence for sequence in board.away if sequence.phase in AWAY]
+    if sorted(away, key=by_urgency) != sorted(listed, key=by_urgency):
+        raise InvariantBroken(f"{len(away)} are preempted and do not run, {len(listed)} are listed", invariant=25)
 
 
 def _check_table(board: Board, sequence: Sequence) -> None:

@@ -40,7 +40,7 @@ class Kept:
     whoever has copied them asks, before it believes its copy, whether they were kept all the time.
     """
 
-    __slots__ = ("blocks", "deadline", "finished", "keep_seconds", "offered", "sequence", "tokens", "void")
+    __slots__ = ("blocks", "finished", "keep_seconds", "offered", "sequence", "tokens", "void")
 
     def __init__(self, sequence: Sequence, keep_seconds: float) -> None:
         self.sequence = sequence
@@ -56,8 +56,6 @@ class Kept:
         "The sequence has ended."
         self.void = False
         "They were given up."
-        self.deadline: Instant | None = None
-        "Of a finished one: so long they stay."
 
 
 class Sequence:

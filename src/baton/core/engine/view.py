@@ -9,7 +9,7 @@ from collections import deque
 from typing import NamedTuple
 
 from baton.core.engine.board import Board
-from baton.core.engine.phase import Phase
+from baton.core.engine.phase import AWAY, Phase
 from baton.core.engine.request import Sequence
 from baton.core.engine.scheduler import PlanInFlight
 from baton.core.kv.move import TierStats
@@ -102,11 +102,7 @@ class InstanceView:
 
     def preempted_requests(self, most: int) -> list[RequestId]:
         """Of sequences that were preempted and do not run now. At most so many, the first in line first."""
-        board = self._board
-        if not board.preempting and not board.waiting.returned:
-            return []
-        sequences = (sequence for group in board.groups.values() for sequence in group.sequences)
-        away = [s for s in sequences if s.preemptions and s.phase in (Phase.PREEMPTING, Phase.WAITING, Phase.LOADING)]
+        away = [sequence for sequence in self._board.away if sequence.phase in AWAY]
         away.sort(key=lambda sequence: sequence.order)
         return list(dict.fromkeys(sequence.request.id for sequence in away))[:most]
 

@@ -52,7 +52,7 @@ class HandoffEnds:
 
     def end_event(self, now: Instant) -> None:
         """What was computed in this event is offered."""
-        if self._board.kept or self._board.handed_over:
+        if self._board.to_offer or self._board.handed_over:
             self._source.offer(now)
 
     # Beginning
@@ -116,8 +116,7 @@ class HandoffEnds:
     # Time, and lives of others
 
     def next_deadline(self) -> Instant | None:
-        kept = self._source.next_deadline() if self._board.kept else None
-        reserved = self._destination.next_deadline() if self._destination else None
+        kept, reserved = self._source.next_deadline(), self._destination.next_deadline()
         return reserved if kept is None else kept if reserved is None else min(kept, reserved)
 
     def expire(self, now: Instant) -> None:

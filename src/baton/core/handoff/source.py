@@ -40,14 +40,16 @@ class Source:
     def offer(self, now: Instant) -> None:
         """At the end of an event: what has become whole in it."""
         board = self._board
-        for kept in list(board.kept.values()):
+        grown, board.to_offer = board.to_offer, {}
+        for kept in grown.values():
             sequence = kept.sequence
             if not kept.finished and not kept.void and sequence.published > len(kept.blocks):
                 board.keep_blocks(kept, sequence.published)
                 self._offer(kept, len(kept.blocks) * board.block_size)
         ended, board.handed_over = board.handed_over, []
         for kept in ended:
-            kept.deadline = Instant(now + kept.keep_seconds)
+            if not kept.void:
+                board.kept_until.set(kept, Instant(now + kept.keep_seconds))
             self._offer(kept, kept.tokens, last=True)
             if kept.sequence.request.id in board.groups:
                 board.forget(kept.sequence.request.id)
@@ -64,9 +66,9 @@ class Source:
         self._outgoing.append(offer)
 
     def _bound(self) -> None:
-        finished = [kept for kept in self._board.kept.values() if kept.finished]
-        for kept in finished[: max(0, len(finished) - self._config.kept_max)]:
-            self._board.drop_kept(kept)
+        """The one that would lapse next goes first."""
+        while len(self._board.kept_until) > self._config.kept_max:
+            self._board.drop_kept(self._board.kept_until.first())
 
     # Their end
 
@@ -85,9 +87,8 @@ class Source:
             self._board.drop_kept(kept)
 
     def next_deadline(self) -> Instant | None:
-        return min((kept.deadline for kept in self._board.kept.values() if kept.deadline is not None), default=None)
+        return self._board.kept_until.next()
 
     def expire(self, now: Instant) -> None:
-        for kept in list(self._board.kept.values()):
-            if kept.deadline is not None and kept.deadline <= now:
-                self._board.drop_kept(kept)
+        for kept in self._board.kept_until.due(now):
+            self._board.drop_kept(kept)

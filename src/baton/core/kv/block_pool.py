@@ -135,6 +135,15 @@ class BlockPool:
         self._idle -= 1
         self._free.append(block)
 
+    def uncache_all(self) -> None:
+        """The cache lets go of everything, and nothing else holds any of it: all of it is free."""
+        cached = [BlockId(block) for block, flag in enumerate(self._cached) if flag]
+        if len(cached) != self._idle:
+            raise InvariantBroken("cached blocks are evicted while some are held", invariant=15)
+        self._free += cached
+        self._cached = bytearray(self.total)
+        self._idle = 0
+
     def _rest(self, block: BlockId, idle: list[BlockId]) -> None:
         """The last request or move has let go."""
         if self._cached[block]:
@@ -155,6 +164,19 @@ class BlockPool:
 
     def generations(self) -> list[int]:
         return list(self._generation)
+
+    def check_part(self, begin: int, end: int, held: dict[BlockId, int], pinned: dict[BlockId, int]) -> None:
+        """1, 2, 17: no block is lost, and the holders of these blocks are those that are known. It costs the same however
+        large the pool is."""
+        holding = len(held | pinned)
+        if self.total - self.free - self._idle != holding:
+            text = f"{self.total - self.free - self._idle} blocks are held, {holding} by tables and moves"
+            raise InvariantBroken(text, invariant=1)
+        for block in map(BlockId, range(begin, min(end, self.total))):
+            if self._requests[block] != held.get(block, 0):
+                raise InvariantBroken(f"block {block}: {self._requests[block]} request references", invariant=2)
+            if self._moves[block] != pinned.get(block, 0):
+                raise InvariantBroken("pins are not those of the moves under way", invariant=17)
 
     def check(self, held: dict[BlockId, int] | None = None, pinned: dict[BlockId, int] | None = None) -> None:
         """Invariants 1 to 3, from the holders alone. `held` counts the table entries that name each block, `pinned` the moves,

@@ -173,6 +173,20 @@ class HostTier:
 
     # Proof
 
+    def check_part(self, begin: int, end: int, read: dict[HostBlockId, int], written: dict[HostBlockId, int]) -> None:
+        """1, 14, 17: no block is lost, and these blocks are in the state that moves and keys say."""
+        orphans = sum(self._key_of[block] is None for block in read)
+        if self.total != len(self._free) + len(self._block_of) + len(written) + orphans:
+            raise InvariantBroken("a host block is in no state, or in two", invariant=1)
+        for block in map(HostBlockId, range(begin, min(end, self.total))):
+            key = self._key_of[block]
+            if key is not None and self._block_of.get(key) != block:
+                raise InvariantBroken(f"host block {block} has a key that names another block", invariant=14)
+            if (key is not None and not self._stored[block]) != (key in self._unstored):
+                raise InvariantBroken("keys that storage does not have are listed wrong", invariant=14)
+            if (self._pins[block], self._writing[block]) != (read.get(block, 0), written.get(block, 0)):
+                raise InvariantBroken("pins of the host tier are not those of its moves", invariant=17)
+
     def check(self, read: dict[HostBlockId, int], written: dict[HostBlockId, int]) -> None:
         """1: every block is free, being written, cached or an orphan, one of them. 17: moves hold exactly what is pinned."""
         states = [0] * self.total

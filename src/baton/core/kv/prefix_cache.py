@@ -18,7 +18,7 @@ From *closed*: which keys of a chain are cached is a leading run, so the longest
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush, nsmallest
+from heapq import heapify, heappop, heappush
 
 from baton.core.kv.block_pool import BlockPool
 from baton.core.kv.eviction import EvictionPolicy, SortKey
@@ -108,15 +108,25 @@ class PrefixCache:
         return self._tick + self.evicted
 
     def coldest(self, count: int) -> list[tuple[BlockKey, BlockId]]:
-        """About the first `count` idle blocks in the order of eviction, each leaf with those that become leaves after it."""
+        """The first `count` idle blocks by their leaves in the order of eviction, each leaf with those that become leaves after
+        it. Costs as many heap operations as leaves are looked at: they are taken off the heap and put back. Stale entries on
+        the way are dropped for good."""
         found: dict[BlockId, BlockKey] = {}
-        for sort_key, leaf in nsmallest(count, self._heap):
-            block = leaf if self._is_current(sort_key, leaf) else NO_PARENT
+        looked_at: list[tuple[SortKey, BlockId]] = []
+        heap = self._heap
+        while heap and len(found) < count:
+            entry = heappop(heap)
+            if not self._is_current(*entry) or entry[1] in found:
+                continue
+            looked_at.append(entry)
+            block = entry[1]
             while block != NO_PARENT and block not in found and self.pool.is_idle(block) and len(found) < count:
                 key = self._key_of[block]
                 assert key is not None
                 found[block] = key
                 block = self._parent[block]
+        for entry in looked_at:
+            heappush(heap, entry)
         return [(key, block) for block, key in found.items()]
 
     def hits_of(self, block: BlockId) -> int:
@@ -203,11 +213,20 @@ class PrefixCache:
         return gone
 
     def clear(self) -> None:
-        """Forget everything. Nobody may hold anything: what is held would be published under keys that are forgotten."""
-        for block in range(self.pool.total):
-            if self._key_of[block] is not None and not self.pool.is_idle(BlockId(block)):
-                raise InvariantBroken(f"the cache is cleared while block {block} is held", invariant=15)
-        self.evict(len(self._block_of))
+        """Forget everything. Nothing may be held: what is held would be published under keys that are forgotten.
+
+        The lists are made anew: evicting one block after the other takes seconds with a large pool, in which the engine is
+        silent."""
+        if self.pool.idle != len(self._block_of):
+            held = next(block for block in self._block_of.values() if not self.pool.is_idle(block))
+            raise InvariantBroken(f"the cache is cleared while block {held} is held", invariant=15)
+        self.pool.uncache_all()
+        self.evicted += len(self._block_of)
+        self._block_of.clear()
+        self._heap.clear()
+        self._key_of = [None] * self.pool.total
+        self._parent = [NO_PARENT] * self.pool.total
+        self._children = [0] * self.pool.total
 
     def _forget(self, block: BlockId) -> None:
         key, parent = self._key_of[block], self._parent[block]
@@ -252,6 +271,19 @@ class PrefixCache:
         """Idle leaves in the order in which they would go, the slow and obvious way (invariant 20)."""
         leaves = [BlockId(b) for b in range(self.pool.total) if self.pool.is_idle(BlockId(b)) and not self._children[b]]
         return sorted(leaves, key=lambda b: (self._policy(self._last_used[b], self._hits[b]), b))
+
+    def check_part(self, begin: int, end: int) -> None:
+        """11, 14, 15 of these blocks alone: it costs the same however large the pool is."""
+        for block in map(BlockId, range(begin, min(end, self.pool.total))):
+            key, parent = self._key_of[block], self._parent[block]
+            if (key is not None) != self.pool.is_cached(block) or (key is not None and self._block_of.get(key) != block):
+                raise InvariantBroken(f"block {block}: pool, index and key disagree about what is cached", invariant=14)
+            if key is None or parent == NO_PARENT:
+                continue
+            if self._key_of[parent] is None or not self._children[parent]:
+                raise InvariantBroken(f"block {block}: its parent {parent} is not cached", invariant=11)
+            if self.pool.is_idle(parent) and not self.pool.is_idle(block):
+                raise InvariantBroken(f"block {block} is held and its parent {parent} is not", invariant=15)
 
     def check(self) -> None:
         """Invariants 11, 14, 15: index and blocks agree, the cache is closed and covered. 20: idle leaves are offered."""

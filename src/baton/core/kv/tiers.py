@@ -380,14 +380,26 @@ class Tiers:
                     held[block] = held.get(block, 0) + 1
         return held
 
-    def check(self) -> None:
+    def _host_blocks(self) -> tuple[dict[HostBlockId, int], dict[HostBlockId, int]]:
+        """Host blocks that moves read, and those that they write."""
         read: dict[HostBlockId, int] = {}
         written: dict[HostBlockId, int] = {}
         for move in self._moves.values():
             side = read if move.kind in ("load", "put") else written
             for block in move.host:
                 side[block] = side.get(block, 0) + 1
-        self.host.check(read, written)
+        return read, written
+
+    def check_part(self, begin: int, end: int) -> None:
+        """Of the host blocks these alone."""
+        self.host.check_part(begin, end, *self._host_blocks())
+        self._check_moves()
+
+    def check(self) -> None:
+        self.host.check(*self._host_blocks())
+        self._check_moves()
+
+    def _check_moves(self) -> None:
         if any(move.id not in self._moves for move in self._fenced):
             raise InvariantBroken("a move waits for its fence and is not under way", invariant=17)
         if self._storing != sum(len(move.host) for move in self._moves.values() if move.kind == "store"):
