@@ -111,6 +111,7 @@ class Node:
 
     def full_check(self) -> None:
         self.instance.check()
+        self.instance.check_part(8)
         self.watch.plans.generations()
         if self.cache is not None:
             self.cache.full_check()

@@ -46,7 +46,7 @@ TIER_MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
      "a block too many counts as computed after a load"),
     ("waiters-forgotten", "core.engine.loading", "        self._release(waiters)\n\n    def _release", "        self._release(waiters[:1])\n\n    def _release",
      "of those that wait for one load only the first goes on"),
-    ("lease-outlives-request", "core.engine.board", "        sequence.load = None\n        self.drop_lease(sequence)\n        if self.tiers.up:", "        sequence.load = None\n        if self.tiers.up:",
+    ("lease-outlives-request", "core.engine.board", "        self.away.pop(sequence, None)\n        self.drop_lease(sequence)\n", "        self.away.pop(sequence, None)\n",
      "one that leaves while it loads keeps its blocks"),
     ("result-taken-twice", "core.kv.tiers", "        del self._moves[result.id]\n", "",
      "a result that comes twice is taken twice"),
