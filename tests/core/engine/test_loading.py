@@ -283,8 +283,9 @@ def test_storage_that_fails_again_and_again_is_left_alone():
     driver.assert_answered()
 
 
-@pytest.mark.parametrize("policy", ["host", "storage"])
-def test_a_preempted_sequence_finds_prompt_and_output_again(policy):
+def preempted(policy: str) -> tuple[TieredDriver, int]:
+    """A victim has lost its blocks on the device before it is back in line: only a lower tier can have them. With `storage`
+    the host tier has lost them too. Returns the tokens it had."""
     driver = TieredDriver(storage=policy == "storage", preempted=policy, write="selective", write_hits=99, blocks=16)
     driver.submit("victim", PROMPT, max_tokens=30)
     if policy == "storage":
@@ -292,17 +293,39 @@ def test_a_preempted_sequence_finds_prompt_and_output_again(policy):
     for _ in range(14):
         driver.step()
     driver.preempt()
+    assert driver.phase("victim") is Phase.PREEMPTING
+    while driver.told:
+        driver.carry_out()
+    if policy == "storage":
+        driver.lose_cache(kept=False)
+        driver.tell(CacheReady(kept=False))
+    driver.forget_device()
+    assert not driver.pool.idle
+    assert driver.phase("victim") is Phase.PREEMPTING, "it is not back in line yet"
+    return driver, len(driver.sequence("victim").tokens)
+
+
+@pytest.mark.parametrize("policy", ["host", "storage"])
+def test_a_preempted_sequence_finds_prompt_and_output_again(policy):
+    driver, known = preempted(policy)
     while driver.phase("victim") is Phase.PREEMPTING:
         driver.step()
-        while driver.told:
-            driver.carry_out()
-    known = len(driver.sequence("victim").tokens)
-    driver.forget_device()
+    assert driver.phase("victim") is Phase.LOADING
+    assert driver.kinds == ["load" if policy == "host" else "query"]
     driver.settle()
     driver.assert_answered()
     resumed = driver.seated[-1]
+    assert len(driver.seated) == 2
     assert len(resumed.tokens) >= known > len(PROMPT)
     assert resumed.computed_tokens >= (known - 3) // 4 * 4 > len(PROMPT), "all but what was in flight"
+
+
+def test_a_preempted_sequence_whose_blocks_are_dropped_is_computed_again():
+    driver, known = preempted("drop")
+    driver.settle()
+    driver.assert_answered()
+    assert len(driver.seated[-1].tokens) >= known
+    assert driver.seated[-1].computed_tokens == 0
 
 
 def test_drop_parks_nothing():
