@@ -77,6 +77,7 @@ class Script:
     storage_tokens: int = 0
     "Of the cached ones."
     preemptions: int = 0
+    prefill_seconds: float = 0.0
 
 
 @dataclass
@@ -154,7 +155,7 @@ class FakeEngine:
     def _begun(self, request: GenerateRequest, index: int) -> Begun:
         script = self.script
         cached = script.cached_tokens + (script.cached_by_siblings if index else 0)
-        return Begun(request.id, 1, index, cached, script.host_tokens, script.storage_tokens)
+        return Begun(request.id, 1, index, cached, script.host_tokens, script.storage_tokens, script.prefill_seconds)
 
     def _end(self, request: GenerateRequest, index: int, reason: FinishReason, output: int) -> Ended:
         return Ended(

@@ -10,6 +10,7 @@ from baton.api.config import ApiConfig
 from baton.errors import Unavailable
 from baton.observe.metrics import ALIASES
 from baton.protocol.control import InstanceStats as EngineStats
+from baton.protocol.node import Build
 from baton.protocol.output import Ended
 from baton.protocol.request import FinishReason
 
@@ -95,6 +96,47 @@ def test_a_request_moves_what_it_should(counted, http, text):
     assert 0.05 < moved.by["baton:inter_token_seconds_sum"] < 2
     between = moved.by["baton:inter_token_seconds_sum"] / 3  # of each sequence three tokens come after the first
     assert moved.by["baton:request_time_per_output_token_seconds_sum"] == pytest.approx(between)
+
+
+@pytest.mark.parametrize("place", ["baton", "vllm"])
+def test_the_time_of_a_request_is_queue_prefill_and_decode(counted, http, text, place):
+    """What was not prefill, until the first token, was spent in queues; inference is prefill and decode. Once per request."""
+    counted.engine.script = Script(reply=says(text, "one two three"), prefill_seconds=0.003, delay_seconds=0.01)
+    with Moves(counted, http) as moved:
+        http.post(counted.url + TEXT, json={"prompt": "a b c", "n": 2, "max_tokens": 9})
+    names = {
+        "baton": ["baton:request_queue_seconds", "baton:request_prefill_seconds", "baton:request_decode_seconds",
+                  "baton:request_inference_seconds"],
+        "vllm": ["vllm:request_queue_time_seconds", "vllm:request_prefill_time_seconds", "vllm:request_decode_time_seconds",
+                 "vllm:request_inference_time_seconds"],
+    }[place]  # fmt: skip
+    assert [moved.by[f"{name}_count"] for name in names] == [1, 1, 1, 1]
+    queue, prefill, decode, inference = (moved.by[f"{name}_sum"] for name in names)
+    assert prefill == pytest.approx(0.003)
+    assert queue >= 0.006, "the engine says its first token 0.01 s after it was asked"
+    assert decode >= 0.03, "three more tokens"
+    assert inference == pytest.approx(prefill + decode)
+
+
+def test_the_build_and_the_lag_of_this_process(counted, http):
+    counted.app.state.front.metrics.about_process("front", lambda: 0.25, Build("1.2", "c0ffee"))
+    told = scrape(counted, http)
+    assert told["baton:build_info[commit=c0ffee][version=1.2]"] == 1
+    assert told["baton:loop_lag_seconds[process=front]"] == 0.25
+
+
+def test_the_engines_processes_and_steps(counted, http):
+    counted.engine.snapshot = EngineStats(
+        worker_losses=2, cache_losses=1, loop_lag_microseconds=500, step_tokens={"1": 3, "+Inf": 1, "sum": 20_003}
+    )
+    told = scrape(counted, http)
+    assert told["baton:child_restarts_total[child=worker]"] == 2
+    assert told["baton:child_restarts_total[child=cache]"] == 1
+    assert told["baton:engine_loop_lag_seconds[process=engine]"] == 0.0005
+    assert told["baton:step_tokens_sum"] == told["vllm:iteration_tokens_total_sum"] == 20_003
+    assert told["baton:step_tokens_count"] == told["vllm:iteration_tokens_total_count"] == 4
+    assert told["vllm:iteration_tokens_total_bucket[le=1]"] == 3
+    counted.engine.snapshot = EngineStats()
 
 
 def test_tokens_that_come_together_are_all_counted(counted, http, text):

@@ -9,8 +9,9 @@ from prometheus_client.core import Metric
 from baton.observe.cluster_metrics import ClusterCollector
 from baton.observe.metrics import EngineCollector
 from baton.protocol.control import InstanceStats
-from baton.protocol.node import ClusterView, InstanceView
+from baton.protocol.node import Build, ClusterView, InstanceView
 from baton.protocol.request import Refused
+from baton.runtime.step_tokens import StepTokens
 
 COUNTERS = {
     "handoffs": 7,
@@ -80,3 +81,30 @@ def test_a_router_that_has_nobody_counts_no_losses_of_a_worker():
     """It never saw one; an instance that gave its worker up says how often."""
     assert "0 times" not in str(Refused("worker_gone"))
     assert "lost 6 times in a row (limit 5)" in str(Refused("worker_gone", 6, 5))
+
+
+def test_instances_tell_their_build_loop_lag_restarts_and_steps():
+    table = StepTokens()
+    for tokens in (1, 1, 3, 40_000):
+        table.observe(tokens)
+    stats = InstanceStats(
+        worker_losses=3,
+        cache_losses=2,
+        loop_lag_microseconds=1500,
+        cache_loop_lag_microseconds=2500,
+        step_tokens=table.table(),
+    )
+    view = InstanceView("d0", "decode", "alive", stats=stats, build=Build("1.2", "c0ffee", 1e9))
+    told = samples(list(ClusterCollector(lambda: ClusterView("r", "serving", instances=(view,))).collect()))
+    labels = "{instance=d0}"
+    assert told[f"baton:instance_info{{commit=c0ffee}}{labels}{{role=decode}}{{version=1.2}}"] == 1e9
+    assert told[f"baton:engine_loop_lag_seconds{labels}{{process=engine}}{{role=decode}}"] == 0.0015
+    assert told[f"baton:engine_loop_lag_seconds{labels}{{process=cache}}{{role=decode}}"] == 0.0025
+    assert told[f"baton:child_restarts_total{{child=worker}}{labels}{{role=decode}}"] == 3
+    assert told[f"baton:child_restarts_total{{child=cache}}{labels}{{role=decode}}"] == 2
+    at_most = {
+        bound: told[f"baton:step_tokens_bucket{labels}{{le={bound}}}{{role=decode}}"] for bound in ("1", "2", "4", "+Inf")
+    }
+    assert at_most == {"1": 2, "2": 2, "4": 3, "+Inf": 4}
+    assert told[f"baton:step_tokens_sum{labels}{{role=decode}}"] == 40_005
+    assert told[f"baton:step_tokens_count{labels}{{role=decode}}"] == 4

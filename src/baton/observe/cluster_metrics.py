@@ -32,6 +32,7 @@ class ClusterCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         view = self._view()
         yield from _of_instances(view.instances)
+        yield _instance_info(view.instances)
         yield from _of_router(view)
         yield _by_label(
             "router_sessions", "Sessions that began (opened), and those that failed, by why.", "event", self._sessions()
@@ -47,6 +48,17 @@ def _of_instances(instances: tuple[InstanceView, ...]) -> Iterator[Metric]:
             whole = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             whole.samples += [Sample(each.name, {**each.labels, **labels}, each.value) for each in family.samples]
     yield from families.values()
+
+
+def _instance_info(instances: tuple[InstanceView, ...]) -> Metric:
+    info = GaugeMetricFamily(
+        "baton:instance_info",
+        "Start time in seconds since 1970; the labels say which build an instance runs.",
+        labels=["instance", "role", "version", "commit"],
+    )
+    for each in instances:
+        info.add_metric([each.name, each.role, each.build.version, each.build.commit], each.build.started_at)
+    return info
 
 
 def _of_router(view: ClusterView) -> Iterator[Metric]:

@@ -7,15 +7,18 @@ closed sets (reasons, modes): no prompt, output, key, salt or request id is ever
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from baton.observe.token_histogram import TokenHistogram
+from baton.protocol.control import STEP_TOKEN_BUCKETS, STEP_TOKEN_SUM
 from baton.protocol.control import InstanceStats as EngineStats
+from baton.protocol.node import Build
 from baton.protocol.output import Ended
 from baton.protocol.request import FinishReason, GenerateRequest
 
@@ -44,6 +47,11 @@ ALIASES: Final[dict[str, tuple[str, ...]]] = {
     "request_output_tokens": ("request_generation_tokens",),
     "request_max_tokens": ("request_params_max_tokens",),
     "request_n": ("request_params_n",),
+    "request_queue_seconds": ("request_queue_time_seconds",),
+    "request_prefill_seconds": ("request_prefill_time_seconds",),
+    "request_decode_seconds": ("request_decode_time_seconds",),
+    "request_inference_seconds": ("request_inference_time_seconds",),
+    "step_tokens": ("iteration_tokens_total",),
     "sequences_ended": ("request_success",),
 }
 # Label of ours -> vLLM's.
@@ -88,14 +96,45 @@ class Metrics:
         self._request_output = Histogram("baton:request_output_tokens", "Of a sequence.", buckets=_TOKENS, registry=own)
         self._request_max = Histogram("baton:request_max_tokens", "Asked for, clipped.", buckets=_TOKENS, registry=own)
         self._request_n = Histogram("baton:request_n", "Sequences asked for.", buckets=(1, 2, 5, 10, 20), registry=own)
+        self._add_times(own)
         for reason in FinishReason:
             self._ended.labels(reason.value)  # present from the start, so that a rate over it is right from the first
         own.register(EngineCollector(engine_stats) if engine is None else engine)
         self._published = CollectorRegistry(auto_describe=False)
         self._published.register(_WithAliases(own, {"model_name": model_name, "engine": "0"}))
 
+    def _add_times(self, own: CollectorRegistry) -> None:
+        """Where the time of a request goes, and whether this process keeps up."""
+        self._queue = Histogram(
+            "baton:request_queue_seconds", "Until the engine admits it, in every queue.", buckets=_SLOW, registry=own
+        )
+        self._prefill = Histogram(
+            "baton:request_prefill_seconds", "From its admission to its first token.", buckets=_SLOW, registry=own
+        )
+        self._decode = Histogram(
+            "baton:request_decode_seconds", "From its first token to its last.", buckets=_SLOW, registry=own
+        )
+        self._inference = Histogram("baton:request_inference_seconds", "Prefill and decode.", buckets=_SLOW, registry=own)
+        self._lag = Gauge(
+            "baton:loop_lag_seconds", "How late the event loop was, at most, in the last 10 seconds.", ["process"], registry=own
+        )
+        self._build = Gauge("baton:build_info", "1; the labels say what runs.", ["version", "commit"], registry=own)
+
     def first_token(self, seconds: float) -> None:
         self._ttft.observe(seconds)
+
+    def request_begun(self, queue_seconds: float, prefill_seconds: float) -> None:
+        self._queue.observe(queue_seconds)
+        self._prefill.observe(prefill_seconds)
+
+    def request_decoded(self, decode_seconds: float, prefill_seconds: float) -> None:
+        self._decode.observe(decode_seconds)
+        self._inference.observe(prefill_seconds + decode_seconds)
+
+    def about_process(self, name: str, lag_seconds: Callable[[], float], build: Build) -> None:
+        """`name`: front or router."""
+        self._lag.labels(name).set_function(lag_seconds)
+        self._build.labels(build.version, build.commit).set(1)
 
     def time_per_output_token(self, seconds: float) -> None:
         self._tpot.observe(seconds)
@@ -160,11 +199,33 @@ class EngineCollector(Collector):
         yield blocks
         yield from self._tiers(stats)
         yield from self._cluster(stats)
+        yield from self._processes(stats)
         mode = GaugeMetricFamily("baton:engine_mode", "1 for the present mode.", labels=["mode"])
         for name in ("serving", "draining", "paused", "asleep"):
             mode.add_metric([name], float(stats.mode == name))
         yield mode
         yield from self._counters(stats)
+
+    def _processes(self, stats: EngineStats) -> Iterator[Metric]:
+        lag = GaugeMetricFamily(
+            "baton:engine_loop_lag_seconds", "As loop_lag_seconds, of engine and cache service.", labels=["process"]
+        )
+        lag.add_metric(["engine"], stats.loop_lag_microseconds * 1e-6)
+        lag.add_metric(["cache"], stats.cache_loop_lag_microseconds * 1e-6)
+        yield lag
+        restarts = CounterMetricFamily("baton:child_restarts", "Processes started again, by child.", labels=["child"])
+        restarts.add_metric(["worker"], stats.worker_losses)
+        restarts.add_metric(["cache"], stats.cache_losses)
+        yield restarts
+        if stats.step_tokens:
+            names = (*map(str, STEP_TOKEN_BUCKETS), "+Inf")
+            below = accumulate(stats.step_tokens.get(name, 0) for name in names)
+            yield HistogramMetricFamily(
+                "baton:step_tokens",
+                "Tokens that a step computes.",
+                buckets=list(zip(names, below, strict=True)),
+                sum_value=stats.step_tokens.get(STEP_TOKEN_SUM, 0),
+            )
 
     def _cluster(self, stats: EngineStats) -> Iterator[Metric]:
         """Nothing where there are no routers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -177,6 +177,8 @@ class CacheStats(Struct, frozen=True, array_like=True):
     "Both by transport."
     readers: dict[str, int] = {}
     "Instances that read our pool, by transport and what became of it: `tcp/evicted`."
+    loop_lag_microseconds: Counter = 0
+    "How late its event loop was, at most, in the last seconds."
 
 
 class InstanceReady(Struct, frozen=True, array_like=True):
@@ -203,6 +205,10 @@ class StartFailed(Struct, frozen=True, array_like=True):
     """The instance cannot start; the message says what is wrong and what to do."""
 
     message: str
+
+
+STEP_TOKEN_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+STEP_TOKEN_SUM: Final = "sum"
 
 
 class InstanceStats(Struct, kw_only=True):
@@ -262,6 +268,14 @@ class InstanceStats(Struct, kw_only=True):
     stale_results: Counter = 0
     worker_losses: Counter = 0
     crash_ends: Counter = 0
+    cache_losses: Counter = 0
+    "Cache services that were lost; another one was started."
+    loop_lag_microseconds: Counter = 0
+    "How late the engine's event loop was, at most, in the last seconds."
+    cache_loop_lag_microseconds: Counter = 0
+    "The same of the cache service's."
+    step_tokens: dict[str, Counter] = {}
+    "Steps by how many tokens they compute: counts by STEP_TOKEN_BUCKETS and +Inf, and the sum."
     ended: dict[str, Counter] = {}
     "By FinishReason."
     refused: dict[str, Counter] = {}

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct
 
 from baton.protocol.ids import RequestId
-from baton.protocol.numbers import Natural
+from baton.protocol.numbers import Natural, Seconds
 from baton.protocol.request import Count, FinishReason, TokenId
 from baton.protocol.step import RowError, RowLogprobs
 
@@ -57,6 +57,8 @@ class Begun(Struct, frozen=True, array_like=True):
     host_tokens: Natural = 0
     storage_tokens: Natural = 0
     "As in Ended."
+    prefill_seconds: Seconds = 0.0
+    "From the sequence's first admission to its first token."
 
 
 TokenRow = tuple[RequestId, Count, Natural, Natural, Annotated[list[TokenId], Meta(min_length=1)]]

@@ -51,6 +51,7 @@ from baton.protocol.pool import CreatePool, DetachPool, HostPoolReady, PoolAttac
 from baton.runtime.channel import Channel
 from baton.runtime.children import begin_child
 from baton.runtime.descriptors import receive_descriptor, send_descriptor
+from baton.runtime.loop_lag import LoopLag
 from baton.runtime.process_table import CONTROL, DESCRIPTORS
 from baton.trust.secret import read_secret
 from baton.worker.platforms.visible import use_only
@@ -69,6 +70,7 @@ class CacheProcess:
         self._control = control
         self._link = link
         self._loop = asyncio.get_running_loop()
+        self._lag = LoopLag()
         self.pool: Pool | None = None
         self._host: KVPool | None = None
         self._kept = False
@@ -252,10 +254,11 @@ class CacheProcess:
         self._counters_due = self._loop.time() + COUNTERS_SECONDS
         storage = {} if self._storage is None else self._storage.counters()
         if (messenger := self._messenger) is None:
-            self._control.send(CacheStats(storage))
+            self._control.send(CacheStats(storage, loop_lag_microseconds=self._lag.microseconds))
         else:
             pulls = messenger.pulls
-            self._control.send(CacheStats(storage, pulls.outcomes, pulls.nbytes, pulls.microseconds, messenger.readers()))
+            counts = (pulls.outcomes, pulls.nbytes, pulls.microseconds, messenger.readers())
+            self._control.send(CacheStats(storage, *counts, loop_lag_microseconds=self._lag.microseconds))
 
     async def _read_descriptors(self) -> None:
         while (received := await receive_descriptor(self._link)) is not None:

@@ -47,6 +47,7 @@ class CacheKeeper:
         "Of its storage, as it told them last."
         self._transfers = CacheStats({})
         "Of the present life, as it told them last."
+        self._losses = 0
         self._earlier: dict[str, Counter[str]] = {name: Counter() for name in TRANSFER_COUNTERS}
         "Of the lives before."
         self._failing: set[str] = set()
@@ -130,11 +131,14 @@ class CacheKeeper:
 
     def add_counters(self, stats: InstanceStats) -> None:
         """What was copied between instances, in all lives of the service: counters never fall."""
+        stats.cache_losses = self._losses
+        stats.cache_loop_lag_microseconds = self._transfers.loop_lag_microseconds
         for name in TRANSFER_COUNTERS:
             setattr(stats, name, dict(self._earlier[name] + Counter(getattr(self._transfers, name))))
 
     def on_lost(self) -> None:
         """There is an instance: a loss before that ends the start."""
+        self._losses += 1
         for name in TRANSFER_COUNTERS:
             self._earlier[name].update(getattr(self._transfers, name))
         self._transfers = CacheStats({})

@@ -118,8 +118,12 @@ class Engine:
             self._links.on_alone = self._leaving.on_alone
         self._reporting.links = self._links
         self._reporting.storage_counters = lambda: self._cache.counters
-        self._reporting.add_counters = self._cache.add_counters
+        self._reporting.add_counters = self._add_counters
         self._reporting.look = self._keeper.look
+
+    def _add_counters(self, stats: InstanceStats) -> None:
+        self._cache.add_counters(stats)
+        stats.step_tokens = self._keeper.step_tokens.table()
 
     async def run(self) -> None:
         """Until the front is gone, or the supervisor."""

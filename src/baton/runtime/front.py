@@ -25,12 +25,14 @@ from baton.config import ServeConfig, shown
 from baton.errors import EngineError, Unavailable
 from baton.observe.logs import configure
 from baton.protocol.control import InstanceReady, StartFailed
+from baton.runtime.build_info import own_build
 from baton.runtime.channel import Channel
 from baton.runtime.children import begin_child, freeze_gc_heap
 from baton.runtime.client import ChannelClient
 from baton.runtime.descriptors import receive_descriptor
 from baton.runtime.fingerprint import system_fingerprint
 from baton.runtime.listener import bind, listen
+from baton.runtime.loop_lag import LoopLag
 from baton.runtime.process_table import CONTROL, DESCRIPTORS
 from baton.text.loading import ModelText, load_model_text, read_template
 
@@ -52,6 +54,8 @@ async def serve(config: ServeConfig, sockets: dict[str, socket.socket]) -> None:
         text = await asyncio.to_thread(load_text, config.model, template)
         ready = await _ready(client, config.start_seconds_max)
         app = _app(config, client, text, ready)
+        lag = LoopLag()
+        app.state.front.metrics.about_process("front", lambda: lag.seconds, own_build())
 
         def on_identity(identity: bytes) -> None:
             front = app.state.front

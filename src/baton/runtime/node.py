@@ -88,6 +88,8 @@ GAUGES = frozenset(
         "host_blocks",
         "host_blocks_cached",
         "routers",
+        "loop_lag_microseconds",
+        "cache_loop_lag_microseconds",
     ]
 )
 NUMBERS = tuple(field.name for field in fields(InstanceStats) if field.type == Counter)

@@ -25,6 +25,7 @@ from baton.runtime.build_info import own_build
 from baton.runtime.callers import Caller
 from baton.runtime.channel import Channel
 from baton.runtime.instance_loop import InstanceLoop
+from baton.runtime.loop_lag import LoopLag
 from baton.runtime.preemption_log import PreemptionLog
 from baton.runtime.router_links import RouterLinks
 from baton.runtime.snapshot import snapshot
@@ -43,6 +44,7 @@ class Reporting:
         self._machine = machine
         self._loop = asyncio.get_running_loop()
         self._preemptions = PreemptionLog()
+        self._lag = LoopLag()
         self._timer: asyncio.TimerHandle | None = None
         self._incarnation = secrets.randbits(63)
         self._layout = b""
@@ -119,6 +121,7 @@ class Reporting:
         block_bytes = 0 if self.ready is None else int(self.ready.plan.get("kv_block_bytes", 0))
         stats = snapshot(self._machine.instance, self.storage_counters(), block_bytes)
         self.add_counters(stats)
+        stats.loop_lag_microseconds = self._lag.microseconds
         if self.links is not None:
             stats.routers, stats.router_sessions = self.links.open_sessions, {**self.links.counts}
         return stats

@@ -35,6 +35,7 @@ from baton.observe.cluster_metrics import ClusterCollector
 from baton.observe.logs import configure
 from baton.protocol.control import StartFailed
 from baton.protocol.node import NodeHello
+from baton.runtime.build_info import own_build
 from baton.runtime.channel import Channel
 from baton.runtime.children import begin_child, freeze_gc_heap
 from baton.runtime.fingerprint import system_fingerprint
@@ -42,6 +43,7 @@ from baton.runtime.front import allow_many_files, drain, listen_on, load_text, s
 from baton.runtime.link import Link
 from baton.runtime.link_server import LinkServer, listen_at
 from baton.runtime.listener import listen
+from baton.runtime.loop_lag import LoopLag
 from baton.runtime.process_table import CONTROL
 from baton.runtime.router_client import RouterClient
 from baton.runtime.router_config import RouterProcessConfig
@@ -63,6 +65,7 @@ class RouterProcess:
         self._wire = wire_config(config.serve.wire)
         self._client = RouterClient(Router(config.router, Random()), config.router, wire=self._wire)
         self._links: LinkServer | None = None
+        self._lag = LoopLag()
         self._sessions: dict[asyncio.Task[None], None] = {}
         self._view_timer: asyncio.TimerHandle | None = None
 
@@ -156,6 +159,8 @@ class RouterProcess:
             if context is not None and context != front.model.context_tokens:
                 front.model = replace(front.model, context_tokens=context)
 
+        lag = self._lag
+        app.state.front.metrics.about_process("router", lambda: lag.seconds, own_build())
         client.orders.on_identity = on_identity
         client.instances.on_changed = on_changed
         on_changed()  # others may have joined since the first

@@ -24,6 +24,7 @@ from baton.runtime.child_set import ChildSet
 from baton.runtime.instance_loop import InstanceLoop
 from baton.runtime.pool_holder import PoolHolder
 from baton.runtime.reporting import Reporting
+from baton.runtime.step_tokens import StepTokens
 from baton.runtime.weight_reload import WeightReload
 from baton.runtime.worker_health import PROBE, IdleProbe, WorkerHealth
 
@@ -46,6 +47,7 @@ class WorkerKeeper:
         self.model = model
         "Where the weights are that the next worker loads."
         self.health = WorkerHealth()
+        self.step_tokens = StepTokens()
         self._children = children
         self._pool = pool
         self._machine = machine
@@ -110,6 +112,7 @@ class WorkerKeeper:
 
     def run_step(self, effect: RunStep) -> None:
         if (worker := self.child) is not None:
+            self.step_tokens.observe(effect.plan.tokens)
             worker.control.send(effect.plan)
 
     def ping(self, number: int) -> None:

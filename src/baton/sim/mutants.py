@@ -156,7 +156,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "suspects run together: the culprit is never the only one"),
     Mutant("position-off", "core.engine.absorb", "length - sequence.prompt_tokens - 1\n", "length - sequence.prompt_tokens\n",
            "a token is told with the position of the next"),
-    Mutant("cached-only-at-the-end", "core.engine.absorb", "        if not position:\n            board.out.begin(sequence)\n", "",
+    Mutant("cached-only-at-the-end", "core.engine.absorb", "        if not position:\n            board.out.begin(sequence, board.now)\n", "",
            "the first token comes without the number of cached prompt tokens"),
     Mutant("deadline-not-disarmed", "core.engine.worker_watch", "        if more_in_flight:\n", "        if True:\n",
            "the step deadline stays armed when nothing is in flight"),

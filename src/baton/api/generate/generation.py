@@ -74,6 +74,8 @@ class Generation:
         self._cached: dict[int, tuple[int, int, int]] = {}
         "By prompt: cached tokens, and how many of them host and storage brought."
         self._preemptions = 0
+        self._prefill_seconds: dict[int, float] = {}
+        "By prompt: from its admission to its first token."
         self._prompt_logprobs: dict[int, list[TokenLogprob | None]] = {}
         "By prompt, where they are echoed."
         self._now = asyncio.get_running_loop().time
@@ -138,12 +140,12 @@ class Generation:
         request = self._job.requests[place]
         grace = self._front.limits.engine_grace_seconds
         deadline = self._now() + (request.timeout_seconds or self._front.limits.request_seconds) + grace
-        owed, all_finished, text_sink = request.n, False, self._text_sink
+        owed, all_finished, text_sink, asked = request.n, False, self._text_sink, self._now()
 
         def take(delta: Delta) -> None:
             nonlocal owed, all_finished
             if delta.begun is not None:
-                self._note_cached(place, delta.begun)
+                self._note_begun(place, delta.begun, self._now() - asked)
             if text_sink is not None and delta.ended is None and delta.tokens:
                 self._take_text(place * self._n + delta.index, delta.tokens, text_sink)
                 return
@@ -195,6 +197,13 @@ class Generation:
         self._require_no_failure(piece, delta)
         sink(piece)
         return True
+
+    def _note_begun(self, place: int, begun: Begun, seconds: float) -> None:
+        """`seconds` after the engine was asked. What of them was not prefill was spent in queues, those of a router too."""
+        self._note_cached(place, begun)
+        if place not in self._prefill_seconds:
+            self._prefill_seconds[place] = prefill = min(begun.prefill_seconds, seconds)
+            self._front.metrics.request_begun(seconds - prefill, prefill)
 
     def _note_cached(self, place: int, said: Begun | Ended) -> None:
         """What siblings computed for each other was not cached before: the least of the sequences counts."""
@@ -254,4 +263,8 @@ class Generation:
         for timing in self._timings[place * n : (place + 1) * n]:
             if timing.first is not None and timing.tokens > 1:
                 self._front.metrics.time_per_output_token((timing.last - timing.first) / (timing.tokens - 1))
+        times = [timing for timing in self._timings[place * n : (place + 1) * n] if timing.first is not None]
+        if times and place in self._prefill_seconds:
+            first, last = min(timing.first or 0.0 for timing in times), max(timing.last for timing in times)
+            self._front.metrics.request_decoded(last - first, self._prefill_seconds[place])
         self._front.metrics.request_ended(now - self._started, self._job.requests[place])

@@ -54,7 +54,7 @@ def _absorb_tokens(board: Board, chunks: dict[Slot, int], rows: Rows) -> None:
         position = length - sequence.prompt_tokens - 1
         emit((sequence.request.id, sequence.attempt, sequence.index, position, [token]))
         if not position:
-            board.out.begin(sequence)
+            board.out.begin(sequence, board.now)
         if token in sequence.stop_ids and length >= sequence.min_length:
             board.end(sequence, FinishReason.STOP)
         elif length > sequence.stop_position:

@@ -28,7 +28,7 @@ from baton.core.kv.pool_trust import PoolTrust
 from baton.core.kv.prefix_cache import PrefixCache
 from baton.core.kv.tiers import Tiers
 from baton.errors import InvariantBroken
-from baton.protocol.ids import BlockId, Incarnation, RequestId, Slot
+from baton.protocol.ids import BlockId, Incarnation, Instant, RequestId, Slot
 from baton.protocol.output import EndError
 from baton.protocol.request import FinishReason
 
@@ -62,6 +62,7 @@ class Board:
         "leased",
         "lined_up",
         "loading",
+        "now",
         "out",
         "pool",
         "preempting",
@@ -114,6 +115,8 @@ class Board:
         "Table entries replaced since the last plan."
         self.reserve = GrowthReserve(config.scheduler, config.kv.block_size)
         self.out = Outbox()
+        self.now = Instant(0.0)
+        "Of the event that is handled."
         self.stats = stats
         self.queued = self.queued_tokens = 0
         "Sequences that were never admitted, and their prompt tokens: what the queue bounds are about."
@@ -334,6 +337,7 @@ class Board:
         sequence.scheduled = sequence.computed
         sequence.target = len(sequence.tokens)
         if not sequence.admissions:
+            sequence.admitted_at = self.now
             cached = sequence.computed - sequence.pulled_tokens  # those were computed for this very request
             sequence.cached_tokens = max(0, min(cached, sequence.prompt_tokens - 1))
             loaded = min(sequence.loaded_blocks * self.block_size, sequence.cached_tokens)

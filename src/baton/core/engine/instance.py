@@ -131,7 +131,7 @@ class Instance:
     # The machine
 
     def handle(self, event: Event, now: Instant) -> list[Effect]:
-        self._now = max(self._now, now)  # a clock may go backwards; time here does not
+        self._now = self.board.now = max(self._now, now)  # a clock may go backwards; time here does not
         self._handlers[type(event)](event)
         self._expire()
         if self._suspects.any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.core.engine.request import Sequence
-from baton.protocol.ids import RequestId
+from baton.protocol.ids import Instant, RequestId
 from baton.protocol.output import Begun, Emit, Ended, EndError, TokenRow
 from baton.protocol.request import FinishReason
 from baton.protocol.step import RowLogprobs
@@ -18,10 +18,11 @@ class Outbox:
         self.ended: list[Ended] = []
         self.logprobs: list[tuple[RequestId, int, RowLogprobs]] = []
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: Sequence, now: Instant) -> None:
         """Its first token is sent: its client learns now how much of the prompt was cached."""
         cached = (sequence.cached_tokens, sequence.host_tokens, sequence.storage_tokens)
-        self.begun.append(Begun(sequence.request.id, sequence.attempt, sequence.index, *cached))
+        seconds = now - sequence.admitted_at
+        self.begun.append(Begun(sequence.request.id, sequence.attempt, sequence.index, *cached, seconds))
 
     def end(self, sequence: Sequence, reason: FinishReason, error: EndError | None, detail: str) -> None:
         self.ended.append(

@@ -69,6 +69,7 @@ class Sequence:
 
     __slots__ = (
         "admissions",
+        "admitted_at",
         "attempt",
         "blocks",
         "cached_tokens",
@@ -134,6 +135,8 @@ class Sequence:
         self.queued = request.attempt == 1
         "Not admitted yet, so it counts against the queue bounds. A replay does not: its first attempt was let in."
         self.admissions = 0
+        self.admitted_at = Instant(0.0)
+        "When it was admitted first."
         self.keys: list[BlockKey] = []
         self.blocks: list[BlockId] = []
         self.capacity = 0

@@ -1,0 +1,42 @@
+"""How late the event loop of a process is: a timer that should run once per second says by how much it was late.
+
+A loop that is late answers nobody: heartbeats, tokens and health checks all wait behind what holds it up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+INTERVAL_SECONDS: Final = 1.0
+SAMPLES: Final = 10
+"""The largest of so many is shown: a scrape that comes every 10 seconds misses nothing."""
+
+
+class LoopLag:
+    """Measures from now on, on the running loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._samples: deque[float] = deque(maxlen=SAMPLES)
+        self._due = self._loop.time() + INTERVAL_SECONDS
+        self._timer = self._loop.call_at(self._due, self._measure)
+
+    @property
+    def seconds(self) -> float:
+        """The largest of the last samples; while the loop is held up longer than that, the present delay."""
+        return max(*self._samples, self._loop.time() - self._due, 0.0)
+
+    @property
+    def microseconds(self) -> int:
+        return int(self.seconds * 1e6)
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _measure(self) -> None:
+        now = self._loop.time()
+        self._samples.append(max(0.0, now - self._due))
+        self._due = now + INTERVAL_SECONDS
+        self._timer = self._loop.call_at(self._due, self._measure)
