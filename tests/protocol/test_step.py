@@ -46,7 +46,7 @@ def test_token_zero_is_a_token_like_any_other(token, others):
     assert rows.sampled == [(0, token)]
 
 
-def test_minus_one_is_a_chunk_that_is_not_the_last():
+def test_an_empty_row_is_a_chunk_that_is_not_the_last():
     rows = read([MIDDLE], [()])
     assert (rows.sampled, rows.chunks, rows.acks) == ([], [0], [])
 

@@ -1,7 +1,7 @@
 """A node: one real instance, its worker process and pool, and the network between them.
 
 Tells the instance what happens, carries out what it wants, and holds each answer against the watch. The front's side of it is
-`Front`: clients.py today, a router later.
+`Front`: clients.py; nodes of a cluster are in cluster/.
 """
 
 from __future__ import annotations

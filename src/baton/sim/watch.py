@@ -1,6 +1,6 @@
 """The checks beside the core: what clients may see, what must sometimes happen, what may be left at rest.
 
-The core audits itself (core/engine/board.py); this looks at it from outside, with knowledge of its own: the closed-form
+The core audits itself (core/engine/proof.py); this looks at it from outside, with knowledge of its own: the closed-form
 output of every request, who must be let in and when (reference.py), who owns which block (plans.py). The instance is asked
 public questions only (core/engine/view.py). Numbers are those of docs/reliability.md.
 """

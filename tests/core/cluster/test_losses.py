@@ -1,4 +1,4 @@
-"""Each loss of reference/reliability.md 4.1 that a router can see: same output, or one clean error. The number in a test's
+"""Each loss that a router can see: same output, or one clean error. The number in a test's
 name is the row."""
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from baton.core.events import Abort, Event, LossCause, PreemptSome, StepDone, Su
 from baton.protocol.control import OrderAnswer
 from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
 from baton.protocol.ids import Instant, PoolIncarnation, RequestId
-from baton.protocol.output import Emit, Ended, each_token
+from baton.protocol.output import Begun, Emit, Ended, each_token
 from baton.protocol.request import GenerateRequest, Refused, SamplingParams
 from baton.protocol.step import PREEMPTED_TOKEN_ID, NewSequence, RowLogprobs, StepPlan, StepResult, TokenLogprob
 from baton.sim.rest import check_rest
@@ -186,6 +186,7 @@ class Driver:
         self.owed: dict[tuple[str, int], list[int]] = {}
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.logprobs: dict[tuple[str, int], list[RowLogprobs]] = {}
+        self.begun: dict[tuple[str, int], Begun] = {}
         self.ended: dict[tuple[str, int], Ended] = {}
         self.refused: dict[str, Refused] = {}
         self.restarts: list[RestartWorker] = []
@@ -290,7 +291,9 @@ class Driver:
                 self._check_plan(plan)
                 self.plans.append(plan)
                 self.history.append(plan)
-            case Emit(tokens, ended, logprobs):
+            case Emit(tokens, ended, logprobs, begun):
+                for one in begun:
+                    self.begun[one.request, one.index] = one
                 for request, attempt, index, position, token in each_token(tokens):
                     assert attempt == self.requests[request].attempt
                     self._hear(request, index, position, token)

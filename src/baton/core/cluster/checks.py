@@ -1,4 +1,4 @@
-"""Proves a router's books from scratch. Numbers are those of reference/reliability.md 5.5."""
+"""Proves a router's books from scratch. Numbers are those of docs/reliability.md."""
 
 from __future__ import annotations
 
