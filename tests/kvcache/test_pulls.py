@@ -53,6 +53,22 @@ def test_each_kind_of_failure_has_an_outcome_of_its_own():
     finish(main())
 
 
+def test_which_of_several_addresses_was_taken_is_logged_and_counted(caplog: pytest.LogCaptureFixture):
+    """As between two GPUs of one machine, where one process cannot map the memory of the other."""
+    caplog.set_level(logging.INFO)
+
+    async def main() -> None:
+        async with Rig("tcp") as rig:
+            peer = rig.serve()
+            result = await rig.pull(peer, [1], [1], peer=f"unix:/not/there/peer.sock {peer.address}")
+            assert (result.moved, result.error) == (1, None)
+            (line,) = [record.message for record in caplog.records if "is read at" in record.message]
+            assert f"is read at {peer.address}; a better address was not opened: " in line
+            assert rig.messenger.pulls.outcomes == {"tcp/copied": 1}
+
+    finish(main())
+
+
 def test_another_peer_and_another_reason_are_logged_too_and_again_after_a_minute(caplog: pytest.LogCaptureFixture):
     pulls = Pulls()
     told = [("a", "refused", 0.0), ("a", "refused", 1.0), ("b", "refused", 1.0), ("a", "lost", 2.0), ("a", "refused", 61.0)]
