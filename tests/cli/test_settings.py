@@ -244,3 +244,9 @@ def test_llm_takes_what_is_not_needed():
     }
     with pytest.raises(InvalidConfig, match="first argument"):
         serve_settings({"model_path": "x"})
+
+
+@pytest.mark.parametrize("word", ["true", "False", "on"])
+def test_a_value_behind_a_flag_is_not_taken_for_a_model(word):
+    with pytest.raises(Failed, match="a flag takes no value"):
+        read_config({"prefix_caching": True, "positional": word})

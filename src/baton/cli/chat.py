@@ -147,6 +147,8 @@ def _models_at(server: Server) -> list[str] | str:
     except TimeoutError:
         return f"{server.url} does not answer within {LOOK_SECONDS:g} s"
     except HttpError as error:
+        if error.status in (404, 405, 501):  # its page about that is of no use
+            return f"{server.url} is no OpenAI-style server (GET /v1/models: {error.status})"
         return str(error)
     except (KeyError, TypeError):
         return f"{server.url}/v1/models is not that of an OpenAI-style server"

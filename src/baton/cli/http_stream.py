@@ -48,7 +48,7 @@ async def get_json(server: Server, path: str) -> Any:
     try:
         return json.loads(body) if body.strip() else None
     except ValueError:
-        raise HttpError(f"{server.at(path)}: the answer is not JSON: {body[:200]!r}") from None
+        raise HttpError(f"{server.at(path)}: the answer is not JSON, so this is no OpenAI-style server") from None
 
 
 async def stream_events(server: Server, path: str, body: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:

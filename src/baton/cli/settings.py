@@ -281,6 +281,8 @@ class Given:
         self._file = flags.pop("config", None)
         positional = flags.pop("positional", None)
         if positional is not None:
+            if positional.lower() in ("true", "false", "yes", "no", "on", "off"):  # --prefix-caching true
+                raise Failed(f"{positional}: a flag takes no value; write --NAME to switch it on, --no-NAME to switch it off")
             if flags.get("model", positional) != positional:
                 raise Failed(f"two models: {positional} and --model {flags['model']}; give one of them")
             flags["model"] = positional
