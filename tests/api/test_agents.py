@@ -310,6 +310,7 @@ def test_codex_finishes_a_tool_loop(server, text, tmp_path, cut):
     home = tmp_path / "codex"
     home.mkdir()
     (home / "config.toml").write_text(f"""model = "smol"
+model_context_window = 400000
 model_provider = "baton"
 
 [model_providers.baton]

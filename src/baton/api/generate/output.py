@@ -51,15 +51,27 @@ class Piece:
 
     @property
     def text(self) -> str:
-        return "".join([part.text for part in self.parts if isinstance(part, Content)])
+        return self._all_of(Content)
 
     @property
     def reasoning(self) -> str:
-        return "".join([part.text for part in self.parts if isinstance(part, Reasoning)])
+        return self._all_of(Reasoning)
 
     @property
     def tool_calls(self) -> list[ToolCallDelta]:
         return [part for part in self.parts if isinstance(part, ToolCallDelta)]
+
+    def by_kind(self) -> tuple[str, str, list[ToolCallDelta]]:
+        """Text, reasoning and calls."""
+        if len(self.parts) != 1:
+            return self.text, self.reasoning, self.tool_calls
+        part = self.parts[0]  # as in nearly every piece of a stream
+        if isinstance(part, Content):
+            return part.text, "", []
+        return ("", part.text, []) if isinstance(part, Reasoning) else ("", "", [part])
+
+    def _all_of(self, kind: type[Content] | type[Reasoning]) -> str:
+        return "".join([part.text for part in self.parts if isinstance(part, kind)])
 
     @property
     def ended_by(self) -> str | None:
@@ -123,6 +135,8 @@ class SequenceOutput:
         self._parser = None if job.parser is None else job.parser()
         self._calls = 0
         self._stops = StopStrings(job.stops, include_stop=options.include_stop)
+        self._has_stops = bool(job.stops.stops)
+        self._min_tokens = request.sampling.min_tokens
         self._include_stop = options.include_stop
         self._named_stop_ids = frozenset(options.stop_token_ids)
         self._prompt_only = job.prompt_only
@@ -211,34 +225,38 @@ class SequenceOutput:
         for part in parts:
             if self.finish is not None:
                 return  # by a stop string
-            if isinstance(part, Content):
+            if self._has_stops and isinstance(part, Content):
                 self._through_stops(piece, part.text)
                 continue
-            self._say_text(piece, self._stops.flush())  # no stop string reaches over a call or a thought
+            if self._has_stops:
+                self._say_text(piece, self._stops.flush())  # no stop string reaches over a call or a thought
             if isinstance(part, ToolCallDelta):
-                self._say_call(piece, part)
-            elif part.text:
-                join_parts(piece.parts, [Reasoning(part.text, self._tokens_of_part())])
+                self._name_call(part)
+            self._say(piece, part)
 
-    def _say_call(self, piece: Piece, call: ToolCallDelta) -> None:
+    def _name_call(self, call: ToolCallDelta) -> None:
         """A call's id is made of the request's, which is random: a replay gives the same."""
-        call.tokens = self._tokens_of_part()
         if call.name is not None:
             self._calls += 1
             call.id = call_id(self._request.id, self._choice, call.index)
-        join_parts(piece.parts, [call])
 
     def _say_text(self, piece: Piece, text: str) -> None:
         if text:
-            join_parts(piece.parts, [Content(text, self._tokens_of_part())])
+            self._say(piece, Content(text))
 
-    def _tokens_of_part(self) -> int:
-        tokens, self._without_part = self._without_part, 0
-        return tokens
+    def _say(self, piece: Piece, part: Part) -> None:
+        part.tokens, self._without_part = self._without_part, 0
+        if piece.parts:
+            join_parts(piece.parts, (part,))
+        else:
+            piece.parts.append(part)
 
     def _through_stops(self, piece: Piece, text: str) -> None:
         """As with stop ids: nothing ends the sequence before min_tokens. A stop string that ends later may begin before."""
-        fed = self._stops.feed(text, may_end=self.tokens > self._request.sampling.min_tokens)
+        if not self._has_stops:
+            self._say_text(piece, text)
+            return
+        fed = self._stops.feed(text, may_end=self.tokens > self._min_tokens)
         self._say_text(piece, fed.text)
         if fed.stop is not None:
             self._finish(piece, FinishReason.STOP)

@@ -37,15 +37,16 @@ class ChatShape(OpenAIShape):
 
     def delta(self, job: Job, piece: Piece, *, first: bool) -> dict[str, Any]:
         """The role comes with the first text, not before it: clients take the first chunk for the first token."""
-        delta: dict[str, Any] = {"role": "assistant", "content": piece.text} if first else {}
-        if piece.text:
-            delta["content"] = piece.text
-        if piece.reasoning:
-            delta |= _reasoning(piece.reasoning)
-        if piece.tool_calls:
-            delta["tool_calls"] = [_call_delta(call) for call in piece.tool_calls]
+        text, reasoning, calls = piece.by_kind()
+        delta: dict[str, Any] = {"role": "assistant", "content": text} if first else {}
+        if text:
+            delta["content"] = text
+        if reasoning:
+            delta |= _reasoning(reasoning)
+        if calls:
+            delta["tool_calls"] = [_call_delta(call) for call in calls]
         if first and len(delta) > 2:
-            delta["content"] = piece.text or None
+            delta["content"] = text or None
         choice = self._common(job, piece, {"delta": delta})
         if job.options.return_token_ids and first:
             choice["prompt_token_ids"] = list(job.requests[0].prompt)
@@ -61,7 +62,7 @@ class ChatShape(OpenAIShape):
         }
         if piece.stop_reason is not None:
             choice["stop_reason"] = piece.stop_reason
-        if piece.ended_by is not None:
+        if piece.finish is not None and piece.ended_by is not None:
             choice["ended_by"] = piece.ended_by
         if job.options.return_token_ids:
             choice["token_ids"] = piece.tokens

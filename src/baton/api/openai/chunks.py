@@ -50,8 +50,8 @@ class Chunks:
         if not piece.worth_sending:
             self._waiting[piece.choice] = piece
             return
-        for part in piece.in_order():
-            self._put(self._event(part))
+        for ordered in (piece,) if len(piece.parts) < 2 else piece.in_order():
+            self._put(self._event(ordered))
             self._begun.add(piece.choice)
 
     def _event(self, piece: Piece) -> bytes:

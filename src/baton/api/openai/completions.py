@@ -41,7 +41,7 @@ class CompletionShape(OpenAIShape):
         }
         if piece.stop_reason is not None:
             choice["stop_reason"] = piece.stop_reason
-        if piece.ended_by is not None:
+        if piece.finish is not None and piece.ended_by is not None:
             choice["ended_by"] = piece.ended_by
         if job.options.return_token_ids:
             choice["token_ids"] = piece.tokens

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Content:
     text: str
     tokens: int = 0
     "How many tokens of the answer it accounts for. Given by output.py, as in all parts: a parser knows only text."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reasoning:
     text: str
     tokens: int = 0
@@ -102,12 +102,13 @@ def join_parts(parts: list[Part], later: Sequence[Part]) -> None:
     for part in later:
         last = parts[-1] if parts else None
         if isinstance(part, ToolCallDelta):
-            if isinstance(last, ToolCallDelta) and last.index == part.index:
-                last.arguments += part.arguments
-                last.tokens += part.tokens
-            else:
+            if not isinstance(last, ToolCallDelta) or last.index != part.index:
                 parts.append(part)
-        elif last is not None and type(last) is type(part):
-            parts[-1] = type(part)(last.text + part.text, last.tokens + part.tokens)
+                continue
+            last.arguments += part.arguments
+        elif isinstance(last, Content | Reasoning) and type(last) is type(part):
+            last.text += part.text
         else:
             parts.append(part)
+            continue
+        last.tokens += part.tokens
