@@ -34,16 +34,16 @@ def test_all_of_it_in_each_phase(phase, reason, n):
 
 
 @pytest.mark.parametrize("phase", STATES)
-@pytest.mark.parametrize("index", [0, 1, 2])
-def test_one_sequence_in_each_phase(phase, index):
-    """The others come out as if nothing had happened, also where the leader goes."""
-    room = at_phase(phase, n=3, max_tokens=6)
+@pytest.mark.parametrize(("n", "index"), [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
+def test_one_sequence_in_each_phase(phase, n, index):
+    """The others come out as if nothing had happened, also where the leader goes, and where one of two is left."""
+    room = at_phase(phase, n=n, max_tokens=6)
     room.withdraw(index=index, reason=FinishReason.STOP)
     room.settle()
     assert list(room.ends) == [("r", index)]
     go_on(room)
-    others = [other for other in range(3) if other != index]
-    assert [room.ends["r", other].reason for other in others] == [FinishReason.LENGTH] * 2
+    others = [other for other in range(n) if other != index]
+    assert [room.ends["r", other].reason for other in others] == [FinishReason.LENGTH] * len(others)
     assert all(len(room.told["r", other]) == 6 for other in others)
     if phase in ("H2", "H2b", "H3", "H8"):  # no answer was kept from the router there
         assert room.router.stats.broken == 0

@@ -70,6 +70,6 @@ class Withdrawal:
     def _abort(self, trip: Trip, indices: list[int], reason: FinishReason) -> None:
         if trip.home is None:
             return
-        whole = len(indices) == len(trip.open)
+        whole = list(trip.open) == indices  # of a hand-off: those that ended are not open any more, and the others go on
         for index in [None] if whole else indices:
             self._coordinator.effects.append(Tell(trip.home.session, AbortRequest(trip.id, index, reason)))
