@@ -53,7 +53,7 @@ def test_a_request_runs_on_an_instance_under_another_name():
             asked = Asked(cluster.client, request())
             there = await one.heard(GenerateRequest)
             assert there.id == f"{cluster.client.name}.a"
-            assert replace(there, id=RequestId("a")) == request()
+            assert replace(there, id=RequestId("a"), age_seconds=0.0) == request()
             one.send(Emit([(there.id, 1, 0, 0, [5])], []), Emit([(there.id, 1, 0, 1, [6])], [ended(there.id, 2)]))
             await asked.over
             assert asked.tokens == [5, 6]

@@ -60,13 +60,18 @@ class RouterConfig:
     "Instances at once. One more is refused."
 
     waiting_prompts_max: Many = 1
-    "Prompts that an instance is sent beyond those that it can begin at once, so that it never waits for the router."
+    "Prompts that an instance is sent beyond those that it can begin at once, so that it never waits for the router. A prefill \
+instance is sent prompts worth two of its steps, where these are more."
+    overdrawn_max: Count = 8
+    "Requests that wait at one instance for room, whatever their priorities are."
     handoff: HandoffPolicy = "auto"
     "Whether prompts are handed over from prefill to decode instances. auto: where that is cheaper than computing them there."
     handoff_tokens_min: Many = 128
     "An uncached part shorter than this is computed where it is decoded."
     handoff_seconds_start: Seconds = 0.02
     "What a hand-off takes, before one was measured."
+    handoff_retry_interval: Count = 32
+    "One of so many prompts that are cheaper to compute at decode is handed over all the same, to measure what that takes now."
     migrations_max: Many = 3
     "Losses of its instance that a request survives. One more breaks it off: it may be what they die of."
     again_seconds: Seconds = 0.5
@@ -88,8 +93,8 @@ class RouterConfig:
     withdraw_seconds_max: Seconds = 2.0
     "Within this time an instance says how a withdrawn sequence ended. Then the router says it."
 
-    prefix_memory_blocks: Count = 65_536
-    "Keys of blocks that are remembered for each instance: what it was sent, and so probably has cached."
+    prefix_keys_max: Count = 1_000_000
+    "Keys of blocks that the router remembers for all instances together: what each was sent, and so probably has cached."
     prefix_blocks_max: Count = 8192
     "Blocks of one prompt that are looked up there."
 

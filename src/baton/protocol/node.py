@@ -56,6 +56,8 @@ class NodeHello(Struct, frozen=True, array_like=True):
     capabilities: tuple[str, ...] = ()
     "Optional features of its build (protocol/versions.py)."
     build: Build = Build()
+    step_tokens: int = 0
+    "Prompt tokens that it computes in one step, at most. 0: not known."
 
 
 class RouterHello(Struct, frozen=True, array_like=True):

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 
 from baton.config import RouterConfig, WireConfig
-from baton.core.cluster.events import ClusterEvent, Join, Part, Say, Session
+from baton.core.cluster.events import ClusterEvent, Join, Part, Resumed, Say, Session
 from baton.errors import InvariantBroken, PeerError
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceStats, ModelChanged, ModeReport, OrderAnswer, Pong
@@ -214,9 +214,10 @@ class NodeSet:
         stalled, self._beat_due = now - self._beat_due > STALL_SECONDS, now + self._config.beat_seconds
         for node in self.nodes:
             node.send(RouterBeat())
-            if stalled:  # we were: a machine that stops us stops others too, and nobody is given up for that
+            if stalled:
                 node.heard_at = now
-                self._owner.tell(Say(node.session, node.beat))
+        if stalled:  # the router was: a machine that stops it stops others too, and no instance is given up for that
+            self._owner.tell(Resumed())
         self._beat_timer = self._loop.call_at(self._beat_due, self._beat)
 
     def close(self) -> None:

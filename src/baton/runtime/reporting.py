@@ -112,6 +112,7 @@ class Reporting:
             model=config.worker.model,
             capabilities=CAPABILITIES,
             build=own_build(),
+            step_tokens=0 if instance is None else instance.config.scheduler.tokens_per_step,
         )
 
     # Numbers

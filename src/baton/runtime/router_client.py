@@ -32,7 +32,9 @@ from baton.core.cluster.events import (
     HangUp,
     Join,
     Part,
+    RunPass,
     Say,
+    SchedulePass,
     Tell,
     Tick,
     TurnAway,
@@ -97,6 +99,7 @@ class RouterClient:
             TurnAway: self._turn_away,
             BreakOff: self._break_off,
             HangUp: lambda effect: self.instances.lose(effect.session, effect.reason),
+            SchedulePass: self._schedule_pass,
         }
         self._machine = machine
         self._driver: Driver[ClusterEvent, ClusterEffect] = Driver(machine, ports, lambda: self.tell(Tick()))
@@ -148,6 +151,10 @@ class RouterClient:
             if request is not None and (stream := self._streams.get(request.id)) is not None:
                 stream.lose(error)
                 self.tell(Withdraw(request.id))
+
+    def _schedule_pass(self, effect: SchedulePass) -> None:
+        """Behind all that is ready in this turn of the loop: one pass for however many heartbeats and requests."""
+        self._loop.call_soon(self.tell, RunPass())
 
     def _turn_away(self, effect: TurnAway) -> None:
         if (stream := self._streams.get(effect.request)) is not None:

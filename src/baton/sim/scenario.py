@@ -44,6 +44,8 @@ class Client(Struct, omit_defaults=True, forbid_unknown_fields=True):
     "Uses its id once more at this time: refused while the first is running, another request after that."
     stop_string_at: int | None = None
     "Its front sees a stop string in the last of the n sequences after this many tokens, and ends that one alone."
+    stop_last_at: float | None = None
+    "Its front ends the last of the n sequences alone at this time, whatever the request is doing. In a cluster only."
     poison_at: int | None = None
     "Kills the worker that computes it with this many outputs known."
     nan_at: int | None = None
@@ -197,6 +199,12 @@ class Cluster(Struct, omit_defaults=True, forbid_unknown_fields=True):
     lease_seconds: float = 10.0
     handing_seconds_max: float = 10.0
     "Nodes give up copying in less: a router takes no others (core/cluster/membership.py)."
+    silence_seconds_max: float = 600.0
+    prefill_seconds_max: float = 600.0
+    queue_seconds_max: float = 300.0
+    overdrawn_max: int = 8
+    handoff_retry_interval: int = 32
+    prefix_keys_max: int = 1_000_000
 
 
 class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):

@@ -173,6 +173,12 @@ _SIMPLER_CLUSTER: tuple[tuple[str, Any], ...] = (
     ("waiting_prompts_max", 1),
     ("migrations_max", 3),
     ("router_queue_max", 1024),
+    ("silence_seconds_max", 600.0),
+    ("prefill_seconds_max", 600.0),
+    ("queue_seconds_max", 300.0),
+    ("overdrawn_max", 8),
+    ("handoff_retry_interval", 32),
+    ("prefix_keys_max", 1_000_000),
     ("lease_seconds", 10.0),
     ("handing_seconds_max", 10.0),
 )
@@ -184,7 +190,7 @@ def _cluster(scenario: Scenario) -> Cluster:
 
 
 def _simpler_client(client: Client) -> Iterator[tuple[str, Any]]:
-    for field in ("abort_at", "abort_in", "again_at", "stop_string_at", "poison_at", "nan_at", "timeout"):
+    for field in ("abort_at", "abort_in", "again_at", "stop_string_at", "stop_last_at", "poison_at", "nan_at", "timeout"):
         if getattr(client, field) is not None:
             yield field, None
     yield from (("n", fewer) for fewer in (1, 2) if fewer < client.n)

@@ -21,7 +21,9 @@ from baton.core.cluster.events import (
     HangUp,
     Join,
     Part,
+    RunPass,
     Say,
+    SchedulePass,
     Session,
     Tell,
     Tick,
@@ -202,6 +204,7 @@ class Scripted:
         self._say(Emit([], [self._end(leg, index, FinishReason.ERROR, error=error) for index in list(leg.outputs)]))
 
     def beat(self):
+        """As an instance with blocks for everything."""
         taken = sum(len(leg.outputs) for leg in self.legs.values() if leg.kind in ("whole", "adopted"))
         return Beat(
             token_seconds=0.0, blocks_available=self.hello.ready.blocks, slots_free=max(0, self.hello.ready.slots - taken)
@@ -210,7 +213,8 @@ class Scripted:
 
 class Room:
     def __init__(self, *roles, config=None, seed=1, **more):
-        self.router = Router(config or RouterConfig(handoff_tokens_min=8), Random(seed))
+        self.rng = Random(seed)
+        self.router = Router(config or RouterConfig(handoff_tokens_min=8), self.rng)
         self.now = 100.0
         self.sessions = count(1)
         self.live = {}
@@ -224,6 +228,8 @@ class Room:
         self.emits = []
         self.prompts = []
         self.instances = []
+        self.holds_passes = False
+        "A test runs them itself."
         for number, role in enumerate(roles):
             self.join(Scripted(hello(f"{role}-{number}", role, **more)))
 
@@ -236,6 +242,14 @@ class Room:
         return instance
 
     def tell(self, event):
+        """The event, and the end of a turn of the event loop."""
+        effects = self.handle(event)
+        if any(isinstance(effect, SchedulePass) for effect in effects) and not self.holds_passes:
+            effects += self.tell(RunPass())
+        return [effect for effect in effects if not isinstance(effect, SchedulePass)]
+
+    def handle(self, event):
+        """The event alone."""
         effects = self.router.handle(event, Instant(self.now))
         for effect in effects:
             self._do(effect)

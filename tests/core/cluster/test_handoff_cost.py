@@ -1,41 +1,54 @@
-"""Whether a prompt is handed over: by policy, by length, and by what it costs as measured."""
+"""Whether a prompt is handed over: by its length and by what either way costs."""
 
 from __future__ import annotations
-
-from random import Random
 
 import pytest
 
 from baton.config import RouterConfig
-from baton.core.cluster.membership import Membership
-from baton.core.cluster.placement import TRY_AGAIN, Candidate, Placement
+from baton.protocol.handoff import Expect
 from baton.protocol.node import Beat
 
-
-class Somebody:
-    beat = Beat(token_seconds=0.001)
+from .harness import Room, request
 
 
-def stays(placement: Placement, uncached: int) -> bool:
-    return placement.stays(Candidate(Somebody(), uncached))
+def placed(policy, uncached, token_seconds, requests=1, **more):
+    """A prefill and a decode instance: how many of the requests are handed over, one after the other?"""
+    config = RouterConfig(handoff=policy, handoff_tokens_min=128, handoff_seconds_start=0.02, **more)
+    room = Room("prefill", "decode", config=config, blocks=4000, slots=600)
+    decode = room.instances[1]
+    for number in range(requests):
+        room.say(decode, Beat(token_seconds=token_seconds, blocks_available=4000, slots_free=600))
+        room.arrive(request(f"r{number}", prompt=(number,) * uncached, max_tokens=2))
+        room.step(8)
+        room.router._placement.handoff_seconds = 0.02  # as measured before
+        assert room.router.idle
+    return sum(isinstance(message, Expect) for message in decode.heard)
 
 
-def placement(**settings) -> Placement:
-    config = RouterConfig(handoff_tokens_min=100, handoff_seconds_start=0.5, **settings)
-    return Placement(config, Membership(config), {}, Random(1))
-
-
-@pytest.mark.parametrize(("policy", "short", "cheap", "long"), [("auto", 1, 1, 0), ("always", 0, 0, 0), ("never", 1, 1, 1)])
+@pytest.mark.parametrize(
+    ("policy", "short", "cheap", "long"), [("auto", 0, 0, 1), ("always", 1, 1, 1), ("never", 0, 0, 0)], ids=str
+)
 def test_policy_length_and_cost(policy, short, cheap, long):
-    made = placement(handoff=policy)
-    assert [stays(made, tokens) for tokens in (99, 400, 600)] == [short, cheap, long]
+    cases = [(100, 0.0), (150, 0.0001), (400, 0.0001)]
+    assert [placed(policy, uncached, seconds) for uncached, seconds in cases] == [short, cheap, long]
 
 
 def test_a_hand_off_that_was_slow_once_is_tried_again():
-    made = placement()
-    for _ in range(100):
-        made.measured(60.0)
-    assert sum(not stays(made, 400) for _ in range(4 * TRY_AGAIN)) == 4
-    for _ in range(100):
-        made.measured(0.001)
-    assert not any(stays(made, 400) for _ in range(4 * TRY_AGAIN))
+    assert placed("auto", 150, 0.0001, requests=12, handoff_retry_interval=4) == 3
+
+
+def test_prompts_are_counted_and_not_looks_at_them():
+    """A prompt that waits is looked at again and again. That does not bring the next hand-off nearer."""
+    config = RouterConfig(handoff_tokens_min=128, handoff_seconds_start=0.02, handoff_retry_interval=4, waiting_prompts_max=0)
+    room = Room("prefill", "decode", config=config, blocks=4000, slots=1)
+    decode = room.instances[1]
+    decode.beat = lambda: Beat(token_seconds=0.0001, blocks_available=4000, slots_free=1 - len(decode.legs))
+    room.say(decode, decode.beat())
+    for number in range(3):
+        room.arrive(request(f"r{number}", prompt=(number,) * 150, max_tokens=3))
+    for number in range(20):
+        room.arrive(request(f"short{number}", tokens=4))
+        room.withdraw(f"short{number}")
+        room.settle()
+    room.run()
+    assert not any(isinstance(message, Expect) for message in decode.heard)

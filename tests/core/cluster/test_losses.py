@@ -11,7 +11,7 @@ from baton.core.handoff.table import TripState
 from baton.protocol.control import InstanceStats, RefusedRequest
 from baton.protocol.handoff import Adopted, AskRelease, Expecting, Forget, Offer, Released
 from baton.protocol.output import Emit
-from baton.protocol.request import FinishReason, SamplingParams
+from baton.protocol.request import FinishReason, Refused, SamplingParams
 
 from .harness import NO_ROOM, Room, Scripted, hello, request, token
 
@@ -360,3 +360,46 @@ def test_losses_are_counted_by_how():
     counted = {how: count for how, count in room.router.stats.losses.items() if count}
     assert counted == {"session_over": 1, "silent": 1, "left": 1, "joined_again": 1}
     assert room.router.stats.instances_lost == 4
+
+
+# The only instance that is large enough
+
+
+def large_and_small():
+    room = Room(config=RouterConfig(migrations_max=3))
+    large = room.join(Scripted(hello("large", blocks=60)))
+    room.join(Scripted(hello("small", blocks=10)))
+    room.arrive(request("running", tokens=80, max_tokens=60))
+    room.step(3)
+    assert large.legs
+    return room, large
+
+
+def test_a_restart_of_the_only_large_instance_breaks_nothing_off():
+    room, large = large_and_small()
+    room.kill(large)
+    room.arrive(request("newcomer", prompt=(7,) * 100))
+    room.arrive(request("short", tokens=8))
+    assert not room.broken_off
+    assert not room.turned_away
+    room.wait(0.6)
+    room.restart(large)
+    room.run(120)
+    for name in ("running", "newcomer", "short"):
+        room.assert_right(name)
+    assert not room.broken_off
+    assert not room.turned_away
+
+
+def test_a_large_instance_that_does_not_come_back_is_not_waited_for_for_ever():
+    room, large = large_and_small()
+    room.kill(large)
+    room.arrive(request("newcomer", prompt=(7,) * 100))
+    room.wait(9)
+    assert not room.broken_off
+    assert not room.turned_away
+    room.wait(2)
+    assert room.broken_off == {"running": "worker_gone"}
+    assert room.turned_away == {"newcomer": Refused("worker_gone")}
+    room.arrive(request("later", prompt=(7,) * 100))
+    assert room.turned_away["later"].reason == "never_fits"

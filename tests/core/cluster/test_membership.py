@@ -8,13 +8,15 @@ from msgspec.structs import replace
 from baton.config import RouterConfig
 from baton.core.cluster.events import HangUp, Join, Part, Say, Session, Tick
 from baton.protocol.control import InstanceStats
+from baton.protocol.ids import Instant
 from baton.protocol.node import Beat
 
 from .harness import Room, Scripted, hello, request
 
 
 def names(room):
-    return [member.name for member in room.router.membership.usable(room.now)]
+    room.router.membership.roster.refresh(Instant(room.now))
+    return [member.name for member in room.router.membership.members.values() if member.place is not None]
 
 
 def test_beats_keep_it_alive():

@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from baton.config import RouterConfig
-from baton.core.cluster.prefix_memory import PrefixMemory
+from baton.core.cluster.events import Tick
+from baton.core.cluster.prefix_index import PrefixIndex
 from baton.errors import InvalidConfig
 from baton.protocol.handoff import Expect, Prefill
 from baton.protocol.ids import BlockKey
@@ -64,7 +65,7 @@ def test_what_was_answered_is_part_of_the_next_prompt():
     (member,) = [member for member in room.router.membership.members.values() if member.session == home.session]
     room.arrive(request("second", prompt=follow))
     assert "second" in home.legs
-    assert member.memory.leading(room.trip.keys) >= 79 // 4
+    assert room.router.membership.index.leading(member.number, room.trip.keys) >= 79 // 4
     room.run()
 
 
@@ -234,22 +235,32 @@ def keys(*names):
 
 
 def test_memory_is_a_leading_run_and_forgets_the_oldest_and_the_ends_first():
-    memory = PrefixMemory(4)
-    memory.add(keys("a", "b", "c"))
-    assert memory.leading(keys("a", "b", "x")) == 2
-    assert memory.leading(keys("b")) == 1
-    memory.add(keys("d", "e"))
-    assert len(memory) == 4
-    assert memory.leading(keys("a", "b", "c")) == 2, "the end of a chain is forgotten first"
-    assert memory.leading(keys("d", "e")) == 2
+    index = PrefixIndex(100)
+    index.join(1, 4)
+    index.add(1, keys("a", "b", "c"))
+    assert index.leading(1, keys("a", "b", "x")) == 2
+    index.add(1, keys("d", "e"))
+    assert index.count(1) == 4
+    assert index.leading(1, keys("a", "b", "c")) == 2, "the end of a chain is forgotten first"
+    assert index.leading(1, keys("d", "e")) == 2
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_memory_is_bounded(seed):
-    rng, memory = Random(seed), PrefixMemory(16)
-    for _ in range(200):
-        memory.add(keys(*(str(rng.randrange(60)) for _ in range(rng.randrange(30)))))
-        assert len(memory) <= 16
+    """One bound for the router, which instances share."""
+    rng, index = Random(seed), PrefixIndex(48)
+    for number in range(1, 5):
+        index.join(number, 16)
+        for _ in range(100):
+            chain = f"{rng.randrange(6)}" * rng.randrange(30)
+            index.add(rng.randint(1, number), keys(*(chain[: end + 1] for end in range(len(chain)))))
+            assert len(index) <= 48
+            assert all(index.count(each) <= min(16, 48 // number) for each in range(1, number + 1))
+            index.check()
+    for number in range(1, 5):
+        index.forget(number)
+        index.check()
+    assert len(index) == 0
 
 
 def test_a_new_life_of_an_instance_has_nothing_cached():
@@ -259,8 +270,7 @@ def test_a_new_life_of_an_instance_has_nothing_cached():
     (home,) = [instance for instance in room.instances if instance.heard]
     room.kill(home)
     room.restart(home)
-    members = list(room.router.membership.members.values())
-    assert [len(member.memory) for member in members if member.name == home.hello.name] == [0]
+    assert room.router.membership.index.count(room.router.membership.names[home.hello.name].number) == 0
 
 
 # Settings
@@ -366,7 +376,7 @@ def test_whoever_preempted_it_gets_it_again_where_nobody_else_can_have_it():
     only.fail("r")
     room.settle()
     room.now += 0.02
-    room.say(only, only.beat())
+    room.tell(Tick())
     assert room.trip.home.session == only.session
     room.run()
     room.assert_right()

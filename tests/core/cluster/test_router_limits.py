@@ -14,7 +14,7 @@ from baton.protocol.handoff import Adopted, Expect, Expecting, Offer, Prefill
 from baton.protocol.ids import Instant, RequestId
 from baton.protocol.node import Beat
 from baton.protocol.output import Emit, Ended
-from baton.protocol.request import FinishReason, Refused
+from baton.protocol.request import FinishReason, Refused, SamplingParams
 
 from .harness import NO_ROOM, Room, Scripted, hello, request
 from .test_losses import at_phase, legs
@@ -359,7 +359,7 @@ def test_order_by_arrival_alone():
     room = Room(config=RouterConfig(order="arrival"))
     for name, priority in (("a", 5), ("b", -5)):
         room.arrive(request(name, priority=priority))
-    assert room.router.coordinator.line.head().id == "a"
+    assert min(room.router.coordinator.line.trips(), key=lambda trip: trip.order).id == "a"
 
 
 def test_nobody_overtakes_one_that_waits_for_room():
@@ -499,3 +499,20 @@ def test_an_alarm_that_was_put_off_is_due_when_it_was_put_off_to():
     assert alarms.next_deadline() == 10.0
     assert alarms.due(10.0) == [trip]
     assert alarms.armed == 0
+
+
+def test_a_sequence_that_ends_is_no_silence_of_the_others():
+    """The tokens of the sequences that are open are as many as before: one has ended, the other has got as many more."""
+    room = Room("mixed", config=RouterConfig(silence_seconds_max=20.0), blocks=400)
+    (only,) = room.instances
+    sampling = SamplingParams(max_tokens=200, stop_token_ids=())
+    room.arrive(request(n=2, sampling=sampling))
+    room.step(10)
+    room.wait(21)  # looked at: 10 + 10 tokens
+    leg = only.legs["r"]
+    only._say(Emit([], [only._end(leg, 1, FinishReason.ABORT)]))
+    room.router.coordinator.trips["r"].withdrawn[1] = FinishReason.ABORT
+    room.settle()
+    room.step(10)
+    room.wait(21)  # looked at: 20 tokens
+    assert room.router.stats.broken == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from baton.config import RouterConfig
 from baton.core.cluster.coordinator import TO_COMPUTE, Coordinator
+from baton.core.cluster.roster import STEPS
 from baton.core.cluster.trip import Trip
 from baton.core.handoff.table import TripState
 from baton.errors import InvariantBroken
@@ -55,6 +56,7 @@ def _check_members(config: RouterConfig, coordinator: Coordinator) -> None:
     """43: what an instance has of a trip is the present attempt, and nobody else answers it."""
     homes: dict[int, int] = {}
     prompts: dict[int, int] = {}
+    tokens: dict[int, int] = {}
     legs: dict[int, int] = {}
     for trip in coordinator.trips.values():
         for member in (trip.home, trip.prefill):
@@ -67,10 +69,13 @@ def _check_members(config: RouterConfig, coordinator: Coordinator) -> None:
             homes[trip.home.number] = homes.get(trip.home.number, 0) + len(trip.open)
         if trip.prefill is not None and trip.state in TO_COMPUTE:
             prompts[trip.prefill.number] = prompts.get(trip.prefill.number, 0) + 1
+            tokens[trip.prefill.number] = tokens.get(trip.prefill.number, 0) + trip.prompt_tokens
     for member in coordinator.membership.members.values():
-        counted = (len(member.legs), member.sequences, member.prompts)
-        found = tuple(each.get(member.number, 0) for each in (legs, homes, prompts))
+        counted = (len(member.legs), member.sequences, member.prompts, member.prompt_tokens)
+        found = tuple(each.get(member.number, 0) for each in (legs, homes, prompts, tokens))
         if counted != found:
             raise InvariantBroken(f"{member!r} counts {counted}, its trips are {found}", invariant=43)
-        if member.prompts > 1 + config.waiting_prompts_max:
+        if any(trip not in member.legs for trip in member.overdrawn) or len(member.overdrawn) > config.overdrawn_max:
+            raise InvariantBroken(f"{member!r}: {len(member.overdrawn)} wait there", invariant=49)
+        if member.prompts > 1 + config.waiting_prompts_max and member.prompt_tokens > STEPS * member.hello.step_tokens:
             raise InvariantBroken(f"{member!r} has {member.prompts} prompts before it", invariant=49)

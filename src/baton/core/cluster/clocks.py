@@ -60,7 +60,7 @@ class Clocks:
         trip.renew_at = Instant(now + self._config.lease_seconds / 2)
 
     def heard(self, trip: Trip, now: Instant) -> None:
-        trip.mark = trip.told
+        trip.mark = trip.progress
         trip.deadline = Instant(now + self._config.silence_seconds_max)
 
     def arm(self, trip: Trip) -> None:

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from baton.config import RouterConfig
+from baton.core.cluster.choice import Choice
 from baton.core.cluster.clocks import Clocks
 from baton.core.cluster.events import BreakOff, ClusterEffect, Deliver, Tell, ToInstance, TurnAway
 from baton.core.cluster.line import Line
-from baton.core.cluster.membership import Member, Membership
-from baton.core.cluster.placement import Choice, Placement
+from baton.core.cluster.member import Member
+from baton.core.cluster.membership import Membership
+from baton.core.cluster.placement import Placement
 from baton.core.cluster.stats import RouterStats
 from baton.core.cluster.trip import Trip
 from baton.core.handoff.table import HANDED_OFF, LATE, NEXT, OUTCOMES, TripAction, TripFact, TripState
@@ -39,6 +41,7 @@ class Coordinator:
         "_config",
         "_placement",
         "clocks",
+        "dirty",
         "effects",
         "line",
         "membership",
@@ -66,6 +69,8 @@ class Coordinator:
         self.clocks = Clocks(config)
         self.effects: list[ClusterEffect] = []
         self.now = Instant(0.0)
+        self.dirty = False
+        "Something has changed since the last placement pass, so that requests in the queue may have a better chance."
         self.waited_seconds = 0.0
         "How long newcomers wait in line, of late."
         self._actions: dict[TripAction, Callable[[Trip, Any], None]] = {
@@ -87,12 +92,14 @@ class Coordinator:
     def begin(self, trip: Trip) -> None:
         self.trips[trip.id] = trip
         self.line.join(trip)
+        self.dirty = True
         self.clocks.arm(trip)
 
     def place(self, trip: Trip, choice: Choice) -> None:
         """It is the next one, and this is who gets it."""
         trip.identity = choice.home.hello.ready.identity
-        trip.mark, trip.base = trip.told, len(trip.open[trip.leader])
+        trip.mark, trip.base = trip.progress, len(trip.open[trip.leader])
+        trip.waited_for_lost = False
         if trip.first:
             self.waited_seconds += WAITED_LEARNING * (self.now - trip.begun - self.waited_seconds)
         home, prefill = choice.home, choice.prefill
@@ -101,18 +108,22 @@ class Coordinator:
         home.sequences += len(trip.open)
         home.slots_since -= len(trip.open)
         home.blocks_since -= choice.blocks
+        self.membership.roster.touch(home)
         if prefill is None:
             home.tokens_since += choice.uncached
             if choice.waits:
-                home.overdrawn[trip.id] = None
+                home.overdrawn[trip.id] = trip.order
             self.stats.whole += 1
             self.advance(trip, TripFact.PLACED_WHOLE)
         else:
             trip.prefill, trip.source = prefill, prefill.session
             trip.copied = trip.denied = False
             prefill.legs[trip.id] = None
+            trip.prompt_tokens = choice.uncached
             prefill.prompts += 1
+            prefill.prompt_tokens += choice.uncached
             prefill.tokens_since += choice.uncached
+            self.membership.roster.touch(prefill)
             self.advance(trip, TripFact.PLACED_PAIR)
 
     def advance(self, trip: Trip, fact: TripFact, message: Offer | Released | None = None) -> None:
@@ -125,7 +136,7 @@ class Coordinator:
             raise InvariantBroken(f"{trip!r}: {fact.value} is not in the table", invariant=36)
         trip.state, actions = following
         if before in TO_COMPUTE and trip.state not in TO_COMPUTE and trip.prefill is not None:
-            trip.prefill.prompts -= 1  # it is computed, or nobody wants it any more
+            self._prompt_over(trip, trip.prefill)
         if before is TripState.QUEUED:
             self.line.leave(trip)
         if fact is TripFact.BROKEN:
@@ -144,6 +155,25 @@ class Coordinator:
             self.trips.pop(trip.id, None)
         else:
             self.clocks.arm(trip)
+
+    def _prompt_over(self, trip: Trip, prefill: Member) -> None:
+        """It is computed, or no longer wanted."""
+        prefill.prompts -= 1
+        prefill.prompt_tokens -= trip.prompt_tokens
+        self._has_room(prefill)
+
+    def _has_room(self, member: Member) -> None:
+        """More than before: requests in the queue may have a chance."""
+        self.membership.roster.touch(member)
+        self.dirty = True
+
+    def begun(self, member: Member) -> None:
+        """Something came from it. Those that waited there for room and have a token now do not wait any more."""
+        for request in list(member.overdrawn):
+            trip = self.trips.get(request)
+            if trip is None or trip.home is not member or trip.progress != trip.mark:
+                del member.overdrawn[request]
+                self._has_room(member)
 
     def _measure(self, trip: Trip, before: TripState) -> None:
         """What the hand-off costs beside the computing: asking for room, and from the last computed block to the adoption."""
@@ -223,6 +253,7 @@ class Coordinator:
         trip.attempt += 1
         trip.first = False
         self.line.join(trip)
+        self.dirty = True
         over: list[tuple[int, FinishReason]] = []
         for index in trip.open:
             reason = trip.withdrawn.get(index) or trip.finish(index)
@@ -277,6 +308,7 @@ class Coordinator:
             home.slots_since += 1
             tokens = len(trip.open[index]) + (len(trip.request.prompt) if len(trip.open) == 1 else 0)
             home.blocks_since += tokens // home.hello.ready.block_size
+            self._has_room(home)
 
     def break_leg(self, trip: Trip, member: Member | None, *, leaves: bool = False) -> None:
         """The instance does not do what it should, or leaves. Another attempt, elsewhere."""
@@ -306,6 +338,8 @@ class Coordinator:
         home, trip.home = trip.home, None
         if home is not None:
             del home.legs[trip.id]
+            home.overdrawn.pop(trip.id, None)
+            self._has_room(home)
             home.sequences -= len(trip.open)
             home.slots_since += len(trip.open)
             if trip.open:

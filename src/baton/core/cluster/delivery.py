@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from baton.core.cluster.coordinator import Coordinator
 from baton.core.cluster.events import Deliver
-from baton.core.cluster.membership import Member
+from baton.core.cluster.member import Member
 from baton.core.cluster.placement import Placement
 from baton.core.cluster.trip import Trip
 from baton.core.handoff.table import TripFact, TripState

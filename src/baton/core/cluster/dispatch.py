@@ -1,22 +1,23 @@
-"""Looks at the line, from its head on: who can be placed now?
+"""A placement pass over the queue: which requests can be placed now? At most one per turn of the event loop (router.py).
 
-Nobody overtakes a request that waits for room. One that waits for something of its own (a prefill instance that is less busy,
-an instance that it may try again) is passed over, because others do not need that.
+Nobody overtakes a request for room that it waits for: instances that it could use are closed for those behind it (closed.py),
+and others are not. A request that waits for something else lets all others pass: for a prefill instance that is less busy, for
+an instance that it may try again, for one that was lost and may come back.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
+from baton.core.cluster.choice import Choice, Shortage
+from baton.core.cluster.closed import Closed
 from baton.core.cluster.coordinator import Coordinator
-from baton.core.cluster.placement import Choice, Placement, Shortage
+from baton.core.cluster.line import Lane
+from baton.core.cluster.placement import Placement
 from baton.core.cluster.trip import Trip
 from baton.protocol.ids import Instant
 from baton.protocol.output import OTHER_WEIGHTS
 from baton.protocol.request import Refused
 
-SKIPPED_MAX: Final = 16
-"""Requests that are passed over in one look."""
+ROLES = ("prefill", "decode", "mixed")
 
 
 class Dispatch:
@@ -26,31 +27,79 @@ class Dispatch:
         self._coordinator = coordinator
         self._placement = placement
         self.look_at: Instant | None = None
-        "When to look again, because somebody may be tried again then."
+        "When to look again, because an instance may be tried again then."
 
     def look(self) -> None:
+        """One pass."""
         self.look_at = None
-        line = self._coordinator.line
+        line, roster, now = self._coordinator.line, self._placement.roster, self._coordinator.now
         if not len(line):
             return
+        roster.refresh(now)
+        if roster.usable_changed:
+            roster.usable_changed = False
+            line.reopen(roster.sizes())
+        line.unpark(now)
         self._note_nobody()
-        skipped: list[Trip] = []
-        while (
-            self._coordinator.clocks.nobody_since is None and len(skipped) <= SKIPPED_MAX and (trip := line.head()) is not None
-        ):
-            found = self._placement.place(trip, self._coordinator.now)
-            if found is Shortage.ROOM:
-                break
-            if isinstance(found, Choice):
-                self._place(trip, found)
-            elif found is Shortage.NEVER:
-                self._coordinator.turn_away(trip, trip.refused or self.never_fits(trip.tokens_max))
-            else:
-                line.set_aside(trip)
-                skipped.append(trip)
-        line.put_back(skipped)
+        if self._coordinator.clocks.nobody_since is None:
+            self._place_all()
         if len(line):
-            self.look_at = self._next_chance(skipped)
+            times = [at for at in (roster.next_change(), line.next_unpark()) if at is not None]
+            self.look_at = min(times, default=None)
+
+    def _place_all(self) -> None:
+        line, roster, closed = self._coordinator.line, self._placement.roster, Closed()
+        lanes = dict.fromkeys(line.lanes(prefill=roster.prefill_has_room or roster.has_open("mixed")))
+        aside: list[tuple[Lane, Trip]] = []
+        while lanes:
+            heads = [(trip.order, lane, trip) for lane in lanes if (trip := line.head(lane)) is not None]
+            if not heads:
+                break
+            _, lane, trip = min(heads)
+            if not self._look_at(trip, lane, closed):
+                if self._exceptions(trip):  # others in this lane may have what it cannot
+                    line.set_aside(lane, trip)
+                    aside.append((lane, trip))
+                else:
+                    del lanes[lane]
+                if all(closed.closes_all(role, roster.smallest(role)) for role in ROLES):
+                    break
+            roster.refresh(self._coordinator.now)
+        for lane, trip in aside:
+            line.put_back(lane, [trip])
+
+    def _look_at(self, trip: Trip, lane: Lane, closed: Closed) -> bool:
+        """False: it waits where it is, for room."""
+        line, now = self._coordinator.line, self._coordinator.now
+        match found := self._placement.place(trip, now, closed):
+            case Choice():
+                self._place(trip, found)
+            case Shortage.ROOM:
+                roles = self._placement.roles(trip)
+                if roles is not None:
+                    closed.close(roles.all, trip.tokens_max, self._exceptions(trip))
+                return False
+            case Shortage.PREFILL:
+                closed.close_prefills(trip.tokens + 1)
+                if lane.kind == "prefill":
+                    return False
+                line.wait_for_prefill(trip, self._placement.depth_to_stay(trip.tokens, self._placement.block_size))
+            case Shortage.NEVER:
+                lost = Refused("worker_gone") if trip.waited_for_lost else None
+                self._coordinator.turn_away(trip, trip.refused or lost or self.never_fits(trip.tokens_max))
+            case Shortage.LOST:
+                trip.waited_for_lost = True
+                line.park(trip, self._coordinator.membership.lost_could(trip.tokens_max, trip.unfit, now))
+            case Shortage.AVOIDED:
+                line.park(trip, min((until for until in trip.avoided.values() if until > now), default=None))
+            case Shortage.NOBODY:
+                line.park(trip, None)
+        return True
+
+    def _exceptions(self, trip: Trip) -> tuple[str, ...]:
+        """Instances that are here and that it cannot have now."""
+        names = trip.exceptions(self._coordinator.now)
+        return tuple(member.name for member in self._coordinator.membership.named(names)) if names else ()
 
     def never_fits(self, tokens: int) -> Refused:
         """With the numbers of the largest instance."""
@@ -68,14 +117,8 @@ class Dispatch:
     def _note_nobody(self) -> None:
         """Whether there is anybody decides how long those in line wait. One that is paused on purpose comes back."""
         coordinator = self._coordinator
-        nobody = not coordinator.membership.usable(coordinator.now) and not coordinator.membership.all_paused
+        nobody = not self._placement.roster.any_usable and not coordinator.membership.all_paused
         if nobody != (coordinator.clocks.nobody_since is not None):
             coordinator.clocks.nobody_since = coordinator.now if nobody else None
             for trip in coordinator.line.trips():
                 coordinator.clocks.arm(trip)
-
-    def _next_chance(self, skipped: list[Trip]) -> Instant | None:
-        now = self._coordinator.now
-        times = [member.held_until for member in self._coordinator.membership.members.values() if member.held_until > now]
-        times += [at for trip in skipped for at in trip.avoided.values() if at > now]
-        return min(times, default=None)

@@ -67,7 +67,15 @@ class Tick(Struct, frozen=True):
     """Time has passed: look at the deadlines."""
 
 
-ClusterEvent = Arrive | Withdraw | Join | Part | Say | CloseDoor | Tick
+class RunPass(Struct, frozen=True):
+    """The turn of the event loop is over: see which requests in the queue can be placed. The answer to SchedulePass."""
+
+
+class Resumed(Struct, frozen=True):
+    """The router itself was stalled for a while: no instance is to blame for a silence in that time."""
+
+
+ClusterEvent = Arrive | Withdraw | Join | Part | Say | CloseDoor | Tick | RunPass | Resumed
 
 # Effects
 
@@ -109,4 +117,8 @@ class HangUp(Struct, frozen=True):
     reason: str
 
 
-ClusterEffect = Tell | Deliver | TurnAway | BreakOff | HangUp
+class SchedulePass(Struct, frozen=True):
+    """Send a RunPass once the events that are here already are handled. However many they are, there is one pass."""
+
+
+ClusterEffect = SchedulePass | Tell | Deliver | TurnAway | BreakOff | HangUp

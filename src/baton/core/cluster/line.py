@@ -1,28 +1,54 @@
-"""The router's line: ordered by priority, then arrival. A request that comes back is at its old place.
+"""The router's queue: ordered by priority, then arrival. A request that comes back is at its old place.
 
 Bounded in sequences and prompt tokens, for those that come. One that comes back is never turned away; it counts, so that
 newcomers wait outside for as long as it takes.
+
+Requests are in lanes, so that a placement pass need not go through all of them:
+
+    by what they could have   those in one lane could use the same instances: where the first finds no room, none does
+    those that wait for a     looked at when a prefill or mixed instance has room, or a decode instance has got so much of
+    prefill instance          their prefix that it needs no other
+    parked                    for a time, or until other instances are usable
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
+from typing import Literal, NamedTuple
 
 from baton.config import RouterConfig
-from baton.core.cluster.trip import Order, Trip
+from baton.core.cluster.member import Order
+from baton.core.cluster.trip import Trip
 from baton.core.handoff.table import TripState
+from baton.protocol.ids import BlockKey, Instant
 from baton.protocol.request import GenerateRequest, Refused
 
 
+class Lane(NamedTuple):
+    kind: Literal["whole", "one token", "prefill"]
+    size: int
+    "The capacity of the smallest instance that could hold these requests."
+
+
 class Line:
-    __slots__ = ("_config", "_heap", "_trips", "sequences", "tokens")
+    __slots__ = ("_config", "_lane_of", "_lanes", "_parked", "_sizes", "_trips", "_waiters", "sequences", "tokens")
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
         self._trips: dict[Order, Trip] = {}
         "By their order, which nobody else has."
-        self._heap: list[Order] = []
-        "May name some that have left."
+        self._lanes: dict[Lane, list[Order]] = {}
+        "Heaps. They may name some that have left, or are in another lane now."
+        self._lane_of: dict[Order, Lane | None] = {}
+        "None: parked."
+        self._parked: dict[Order, Instant | None] = {}
+        "With the time at which they are looked at again. None: when other instances are usable."
+        self._waiters: dict[BlockKey, list[Order]] = {}
+        "Of those that wait for a prefill instance: the block with which a decode instance needs none."
+        self._sizes: list[int] = []
+        "Capacities of the usable instances."
         self.sequences = 0
         self.tokens = 0
 
@@ -47,39 +73,123 @@ class Line:
             return Refused("queue_tokens_full", self.tokens + tokens, config.queue_tokens_max)
         return None
 
+    # Who is in it
+
     def join(self, trip: Trip) -> None:
         self._trips[trip.order] = trip
-        heappush(self._heap, trip.order)
         self._count(trip, 1)
+        self._put(trip)
 
     def leave(self, trip: Trip) -> None:
+        """Its entries in heaps are skipped from now on, and removed where they are too many."""
         del self._trips[trip.order]
+        del self._lane_of[trip.order]
+        self._parked.pop(trip.order, None)
         self._count(trip, -1)
-        if len(self._heap) > 2 * len(self._trips) + 64:
-            self._heap = sorted(self._trips)
+        self._sweep()
 
     def resize(self, trip: Trip, sequences: int) -> None:
         """So many of its sequences have ended while it waits."""
         self.sequences -= sequences
         self.tokens -= sequences * len(trip.request.prompt)
 
-    def head(self) -> Trip | None:
-        while self._heap and self._heap[0] not in self._trips:
-            heappop(self._heap)
-        return self._trips[self._heap[0]] if self._heap else None
-
-    def set_aside(self, trip: Trip) -> None:
-        """The head: look at the next one. Until `put_back` it is in line, but not looked at."""
-        while self._heap and self._heap[0] == trip.order:
-            heappop(self._heap)
-
-    def put_back(self, trips: list[Trip]) -> None:
-        for trip in trips:
-            heappush(self._heap, trip.order)
-
     def _count(self, trip: Trip, sign: int) -> None:
         self.sequences += sign * len(trip.open)
         self.tokens += sign * len(trip.open) * len(trip.request.prompt)
+
+    # Lanes
+
+    def _put(self, trip: Trip, kind: Literal["prefill"] | None = None) -> None:
+        tokens = trip.tokens + 1 if kind == "prefill" else trip.tokens_max
+        place = bisect_left(self._sizes, tokens)
+        size = self._sizes[place] if place < len(self._sizes) else 2**62
+        lane = Lane(kind or ("one token" if trip.tokens_left <= 1 else "whole"), size)
+        self._lane_of[trip.order] = lane
+        heappush(self._lanes.setdefault(lane, []), trip.order)
+
+    def lanes(self, *, prefill: bool) -> list[Lane]:
+        """`prefill`: also those of requests that wait for a prefill instance."""
+        return [lane for lane in list(self._lanes) if (prefill or lane.kind != "prefill") and self.head(lane) is not None]
+
+    def head(self, lane: Lane) -> Trip | None:
+        heap = self._lanes.get(lane)
+        while heap:
+            if self._lane_of.get(heap[0]) == lane:
+                return self._trips[heap[0]]
+            heappop(heap)
+        self._lanes.pop(lane, None)
+        return None
+
+    def set_aside(self, lane: Lane, trip: Trip) -> None:
+        """The head: look at the next one. Until `put_back` it is in line, but not looked at."""
+        heap = self._lanes[lane]
+        while heap and heap[0] == trip.order:
+            heappop(heap)
+
+    def put_back(self, lane: Lane, trips: list[Trip]) -> None:
+        for trip in trips:
+            if self._lane_of.get(trip.order) == lane:
+                heappush(self._lanes.setdefault(lane, []), trip.order)
+
+    def wait_for_prefill(self, trip: Trip, needed: int) -> None:
+        """`needed`: a decode instance with so many of its first blocks would need no prefill instance."""
+        self._put(trip, "prefill")
+        if 0 < needed <= len(trip.keys):
+            self._waiters.setdefault(trip.keys[needed - 1], []).append(trip.order)
+
+    def on_cached(self, keys: Sequence[BlockKey]) -> bool:
+        """A decode instance has these blocks from now on. Is there a request that waits for that?"""
+        found = [key for key in keys if key in self._waiters] if self._waiters else []
+        for order in [order for key in found for order in self._waiters.pop(key)]:
+            lane = self._lane_of.get(order)
+            if lane is not None and lane.kind == "prefill":
+                self._put(self._trips[order])
+        return bool(found)
+
+    # Parked
+
+    def park(self, trip: Trip, until: Instant | None) -> None:
+        self._lane_of[trip.order] = None
+        self._parked[trip.order] = until
+
+    def next_unpark(self) -> Instant | None:
+        return min((until for until in self._parked.values() if until is not None), default=None)
+
+    def unpark(self, now: Instant) -> None:
+        """Those whose time has come."""
+        if self._parked:
+            due = [order for order, until in self._parked.items() if until is not None and until <= now]
+            self._reopen(due)
+
+    def reopen(self, sizes: Iterable[int]) -> None:
+        """Other instances are usable than before: all that wait for something of their own are looked at anew."""
+        known, self._sizes = self._sizes, [*sizes]
+        if self._sizes != known:
+            self._reopen(list(self._trips))
+            return
+        self._reopen([order for order, lane in self._lane_of.items() if lane is None or lane.kind == "prefill"])
+
+    def _reopen(self, orders: list[Order]) -> None:
+        for order in orders:
+            self._parked.pop(order, None)
+            self._put(self._trips[order])
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Heaps and waiters name no more than twice as many requests as there are."""
+        if sum(map(len, self._lanes.values())) > 2 * len(self._trips) + 64:
+            lanes: dict[Lane, list[Order]] = {}
+            for order in sorted(self._trips):
+                if (lane := self._lane_of[order]) is not None:
+                    lanes.setdefault(lane, []).append(order)
+            self._lanes = lanes
+        if len(self._waiters) > 2 * len(self._trips) + 64:
+            waiting = {key: [order for order in orders if self._is_waiter(order)] for key, orders in self._waiters.items()}
+            self._waiters = {key: orders for key, orders in waiting.items() if orders}
+
+    def _is_waiter(self, order: Order) -> bool:
+        lane = self._lane_of.get(order)
+        return lane is not None and lane.kind == "prefill"
 
     def check(self) -> list[str]:
         """What is wrong."""
@@ -91,7 +201,10 @@ class Line:
         first = sum(len(trip.open) for trip in self._trips.values() if trip.first)
         if first > self._config.queue_requests_max:
             wrong.append(f"{first} sequences wait")
-        missing = sum(order not in self._heap for order in self._trips)
-        if missing:
-            wrong.append(f"{missing} trips are never looked at")
+        missing = [
+            order for order, lane in self._lane_of.items() if lane is not None and order not in self._lanes.get(lane, ())
+        ]
+        parked = [order for order, lane in self._lane_of.items() if lane is None]
+        if missing or sorted(parked) != sorted(self._parked) or len(self._lane_of) != len(self._trips):
+            wrong.append(f"{len(missing)} trips are never looked at, {len(parked)} are parked")
         return wrong

@@ -2,26 +2,29 @@
 
     Join --fits--> ALIVE --1 s silent, or a fault--> SUSPECT (no new work) --2 s silent--> gone (given up)
                      ^------ says something ----------'
-    Part, or another Join of the same name: gone at once
+    Part, or another Join of the same life: gone at once
     says for 2 s that its worker stands still: SUSPECT as ever, and what it has is moved to others (router.py)
 
-A session is one life: what comes from one that is gone is not heard. Room is what the last Beat said, less what was sent
-since, plus what ended since. It is a guess that the next Beat corrects; the instance alone admits.
+A session is one life: what comes from one that is gone is not heard. What a router knows of one instance is member.py, and
+which instances may get a request now roster.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Final, NamedTuple
 
 from baton.config import RouterConfig
 from baton.core.cluster.events import Session
-from baton.core.cluster.paths import Paths
-from baton.core.cluster.prefix_memory import PrefixMemory
+from baton.core.cluster.member import Member
+from baton.core.cluster.prefix_index import PrefixIndex
+from baton.core.cluster.roster import Roster
 from baton.errors import InvariantBroken
 from baton.protocol.control import InstanceReady
-from baton.protocol.ids import Instant, RequestId
+from baton.protocol.ids import Instant
 from baton.protocol.node import Beat, NodeHello
 
 HEALTHY_SECONDS: Final = 30.0
@@ -29,102 +32,6 @@ HEALTHY_SECONDS: Final = 30.0
 FREE_LOSSES: Final = 2
 INHIBIT_SECONDS: Final = (1.0, 2.0, 4.0, 8.0)
 """After the third loss in a row, and so on: it is the last choice for so long after it is back."""
-
-
-class Member:
-    """One session of one instance."""
-
-    __slots__ = (
-        "beat",
-        "blocks_since",
-        "chosen",
-        "heard_at",
-        "held_until",
-        "hello",
-        "inhibited_until",
-        "joined_at",
-        "legs",
-        "memory",
-        "mode",
-        "number",
-        "overdrawn",
-        "paths",
-        "prompts",
-        "sequences",
-        "session",
-        "slots_since",
-        "stalled_since",
-        "tokens_since",
-    )
-
-    def __init__(self, session: Session, hello: NodeHello, number: int, memory: PrefixMemory, now: Instant) -> None:
-        self.session = session
-        self.hello = hello
-        self.number = number
-        self.heard_at = self.joined_at = now
-        self.beat = Beat(blocks_available=hello.ready.blocks, slots_free=hello.ready.slots)
-        self.mode = "serving"
-        self.memory = memory
-        self.chosen = 0
-        "When it was chosen last, as a counter: round robin, and who goes first among equals."
-        self.held_until = now
-        "Gets no new work before: it has just said that it takes none."
-        self.inhibited_until = now
-        self.legs: dict[RequestId, None] = {}
-        "Requests that it has, whole or a part, in the order in which they came."
-        self.paths = Paths()
-        "Whom it cannot read from."
-        self.prompts = 0
-        "Hand-offs whose prompt it computes, or will."
-        self.sequences = 0
-        "Sequences that it answers."
-        self.overdrawn: dict[RequestId, None] = {}
-        "Those that were sent although there was no room; they wait there, and have no token yet."
-        self.blocks_since = self.slots_since = self.tokens_since = 0
-        "What changed since the last beat."
-        self.stalled_since: Instant | None = None
-        "Since when its beats say that its worker stands still."
-
-    def __repr__(self) -> str:
-        return f"<{self.hello.role} {self.hello.name}/{self.session} {len(self.legs)} legs>"
-
-    @property
-    def name(self) -> str:
-        return self.hello.name
-
-    # Credits
-
-    @property
-    def blocks_available(self) -> int:
-        return min(self.beat.blocks_available + self.blocks_since, self.hello.ready.blocks)
-
-    @property
-    def slots_free(self) -> int:
-        """Also by our own count, which is exact where we are the only router."""
-        slots = self.hello.ready.slots
-        return min(self.beat.slots_free + self.slots_since, slots - self.sequences)
-
-    @property
-    def waiting_tokens(self) -> int:
-        """To be computed there, before what is sent next."""
-        return max(0, self.beat.waiting_tokens + self.tokens_since)
-
-    @property
-    def held_tokens(self) -> int:
-        ready = self.hello.ready
-        return (ready.blocks - max(0, self.blocks_available)) * ready.block_size
-
-    def on_beat(self, beat: Beat) -> None:
-        self.beat = beat
-        self.blocks_since = self.slots_since = self.tokens_since = 0
-
-    def can_hold(self, tokens: int) -> bool:
-        """Could it ever, with nothing else there?"""
-        ready = self.hello.ready
-        return -(-(tokens - 1) // ready.block_size) <= ready.blocks and not 0 < ready.context_tokens < tokens
-
-    def is_suspect(self, now: Instant, seconds: float) -> bool:
-        return now - self.heard_at >= seconds or bool(self.beat.fault)
 
 
 class Loss(NamedTuple):
@@ -137,12 +44,37 @@ class Loss(NamedTuple):
 
 
 class Membership:
-    __slots__ = ("_config", "_lapse_at", "_losses", "_nobody_since", "_numbers", "_stalled", "_stalls_seen", "members", "names")
+    __slots__ = (
+        "_capacities",
+        "_config",
+        "_gone",
+        "_lapse_at",
+        "_losses",
+        "_modes",
+        "_nobody_since",
+        "_numbers",
+        "_stalled",
+        "_stalls_seen",
+        "index",
+        "members",
+        "names",
+        "roster",
+        "with_paths",
+    )
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
         self.members: dict[Session, Member] = {}
         self.names: dict[str, Member] = {}
+        self.roster = Roster(config)
+        self.index = PrefixIndex(config.prefix_keys_max)
+        self.with_paths: dict[Session, Member] = {}
+        "Those that could not read from some others of late."
+        self._capacities: list[int] = []
+        "Of all members, sorted."
+        self._modes: Counter[str] = Counter()
+        self._gone: dict[str, tuple[Instant, int]] = {}
+        "Of a name that is not here: when it left, and its capacity. It may come back. At most instances_max."
         self._numbers = count(1)
         self._lapse_at: Instant | None = None
         "Nobody has been silent for too long before that. A lower bound: whoever speaks does not move it."
@@ -199,13 +131,17 @@ class Membership:
         """It fits, and nobody of its name is here."""
         if session in self.members or hello.name in self.names:
             raise InvariantBroken(f"session {session} of {hello.name} has joined already", invariant=17)
-        memory = PrefixMemory(min(self._config.prefix_memory_blocks, max(1, hello.ready.blocks)))
-        member = Member(session, hello, next(self._numbers), memory, now)
+        member = Member(session, hello, next(self._numbers), now)
         before = self._losses.get(hello.name)
         if before is not None and before.in_a_row > FREE_LOSSES:
             place = min(before.in_a_row - FREE_LOSSES, len(INHIBIT_SECONDS)) - 1
             member.inhibited_until = Instant(now + INHIBIT_SECONDS[place])
         self.members[session] = self.names[hello.name] = member
+        self._gone.pop(hello.name, None)
+        self._modes[member.mode] += 1
+        insort(self._capacities, member.capacity)
+        self.index.join(member.number, hello.ready.blocks)
+        self.roster.join(member)
         self._nobody_since = None
         self._stalls_seen = False
         self._look_again()
@@ -217,8 +153,17 @@ class Membership:
         del self.names[member.name]
         self._nobody_since = None if self.members else now
         self._stalled.pop(member.session, None)
-        for other in self.members.values():
+        self.with_paths.pop(member.session, None)
+        for other in list(self.with_paths.values()):
             other.paths.forget(member.session)
+            self.note_paths(other)
+        self._modes[member.mode] -= 1
+        del self._capacities[bisect_left(self._capacities, member.capacity)]
+        self.index.forget(member.number)
+        self.roster.leave(member)
+        self._forget_gone(now, everything=reloaded)
+        if not reloaded:
+            self._gone[member.name] = now, member.capacity
         before = self._losses.pop(member.name, None)
         if reloaded:
             self._losses.clear()  # whoever was lost before does not fit the new ones: nobody waits for that
@@ -228,6 +173,16 @@ class Membership:
         while len(self._losses) > self._config.instances_max:
             del self._losses[next(iter(self._losses))]
 
+    def _forget_gone(self, now: Instant, *, everything: bool) -> None:
+        """Those that are not waited for any more. `everything`: with other weights they may be of any size."""
+        seconds = self._config.no_instance_seconds
+        while self._gone and (everything or len(self._gone) >= self._config.instances_max or self._oldest + seconds <= now):
+            del self._gone[next(iter(self._gone))]
+
+    @property
+    def _oldest(self) -> Instant:
+        return next(iter(self._gone.values()))[0]
+
     def hear(self, session: Session, now: Instant) -> Member | None:
         """Whoever says something lives. None: nobody whom we know."""
         member = self.members.get(session)
@@ -235,8 +190,30 @@ class Membership:
             member.heard_at = now
         return member
 
-    def on_beat(self, member: Member, beat: Beat, now: Instant) -> None:
+    def renew(self, now: Instant) -> None:
+        """The router itself was stalled: the silence of all instances up to now does not count."""
+        for member in self.members.values():
+            member.heard_at = now
+            if member.place is None:
+                self.roster.touch(member)
+
+    def set_mode(self, member: Member, mode: str) -> None:
+        self._modes[member.mode] -= 1
+        member.mode = mode
+        self._modes[mode] += 1
+        self.roster.touch(member)
+
+    def note_paths(self, member: Member) -> None:
+        """Whom it can read from has changed."""
+        if member.paths:
+            self.with_paths[member.session] = member
+        else:
+            self.with_paths.pop(member.session, None)
+
+    def on_beat(self, member: Member, beat: Beat, now: Instant) -> bool:
+        """Is it more likely now that a request can be placed there? This costs the same with any number of instances."""
         member.on_beat(beat)
+        waited_for, member.short_for = member.short_for, False
         if not beat.stalled:
             member.stalled_since = None
             self._stalled.pop(member.session, None)
@@ -244,22 +221,35 @@ class Membership:
             member.stalled_since = now
             self._stalled[member.session] = member
         self._stalls_seen = False
+        return self.roster.update(member, now) or waited_for
 
     # Who may get work
-
-    def usable(self, now: Instant) -> list[Member]:
-        seconds = self._config.suspect_seconds
-        return [
-            member
-            for member in self.members.values()
-            if member.mode == "serving" and member.held_until <= now and not member.is_suspect(now, seconds)
-        ]
 
     @property
     def all_paused(self) -> str:
         """The mode of all, if nobody serves on purpose. Empty: somebody does, or nobody is here."""
-        modes = [member.mode for member in self.members.values()]
-        return modes[0] if modes and "serving" not in modes else ""
+        if not self.members or self._modes["serving"]:
+            return ""
+        return next(iter(self.members.values())).mode
+
+    def any_could(self, tokens: int, unfit: Iterable[str]) -> bool:
+        """Could some instance, usable or not, ever hold so many tokens? `unfit`: names of those that said they cannot."""
+        able = len(self._capacities) - bisect_left(self._capacities, tokens)
+        refused = [self.names[name] for name in unfit if name in self.names]
+        return not self.members or able > sum(member.can_hold(tokens) for member in refused)
+
+    def lost_could(self, tokens: int, unfit: Iterable[str], now: Instant) -> Instant | None:
+        """An instance that could hold so many tokens left a moment ago: how long it may still come back."""
+        times = [at for name, (at, capacity) in self._gone.items() if capacity >= tokens and name not in unfit]
+        until = max(times) + self._config.no_instance_seconds if times else now
+        return Instant(until) if until > now else None
+
+    def named(self, names: Iterable[str]) -> list[Member]:
+        """Those of these names that are here."""
+        return [self.names[name] for name in names if name in self.names]
+
+    def of_sessions(self, sessions: Iterable[Session]) -> list[Member]:
+        return [self.members[session] for session in sessions if session in self.members]
 
     # Time
 
@@ -300,11 +290,16 @@ class Membership:
             raise InvariantBroken("nobody looks whether instances live", invariant=41)
         if any(self.members.get(session) is not member for session, member in self._stalled.items()):
             raise InvariantBroken("somebody who is gone stands still", invariant=49)
-        if len(self._losses) > self._config.instances_max:
+        if len(self._losses) > self._config.instances_max or len(self._gone) > self._config.instances_max:
             raise InvariantBroken("too many names of lost instances are remembered", invariant=49)
+        self.index.check()
+        self.roster.check()
+        modes = Counter(member.mode for member in self.members.values())
+        if modes != +self._modes or self._capacities != sorted(member.capacity for member in self.members.values()):
+            raise InvariantBroken("instances are miscounted", invariant=49)
         for member in self.members.values():
-            if len(member.memory) > member.memory.blocks_max:
-                raise InvariantBroken(f"{member!r} remembers {len(member.memory)} keys", invariant=49)
+            if bool(member.paths) != (member.session in self.with_paths):
+                raise InvariantBroken(f"{member!r} has paths that are not looked at", invariant=49)
             if len(member.paths) >= len(self.members):
                 raise InvariantBroken(f"{member!r} remembers {len(member.paths)} that it cannot read from", invariant=49)
 

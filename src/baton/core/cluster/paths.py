@@ -46,6 +46,9 @@ class Paths:
     def may_read(self, peer: Session, now: Instant) -> bool:
         return peer not in self._failed or self._failed[peer].until <= now
 
+    def unreadable(self, now: Instant) -> list[Session]:
+        return [peer for peer in self._failed if not self.may_read(peer, now)]
+
     def came(self, peer: Session) -> None:
         self._failed.pop(peer, None)
 

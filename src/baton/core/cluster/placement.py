@@ -1,146 +1,190 @@
 """Which instance gets a request, or which pair. A role is a preference, not an ability: whoever lives can serve.
 
     mixed      takes whole requests
-    decode     takes what is short, or mostly cached there, whole; the rest after a prefill instance has computed it
+    decode     takes what is short, or mostly cached there, whole; the rest after a prefill instance has computed it.
+               The last choice for requests of which one token is wanted
     prefill    computes prompts for decode; takes requests whole of which one token is wanted, and all where nobody decodes
 
-Instances that can take a request are candidates; a policy is a sort key over them. Chance is an argument.
+This file says who may have a request; search.py finds the best of them. Chance is an argument. The same rules, written as a
+sort over all instances, are in sim/cluster/naive_placement.py: both must always choose the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
 
-from baton.config import PlacementPolicy, RouterConfig
-from baton.core.cluster.membership import Member, Membership
+from baton.config import RouterConfig
+from baton.core.cluster.choice import Census, Choice, Roles, Shortage
+from baton.core.cluster.closed import Closed
+from baton.core.cluster.home_choice import HomeChoice
+from baton.core.cluster.member import Member
+from baton.core.cluster.membership import Membership
+from baton.core.cluster.roster import PEER
+from baton.core.cluster.search import Search
 from baton.core.cluster.trip import Trip
 from baton.core.kv.block_hash import BlockHasher
-from baton.protocol.ids import BlockKey, Instant, RequestId
+from baton.protocol.ids import BlockKey, Instant
 
 if TYPE_CHECKING:
     from random import Random
 
-HELD_SHARE: Final = 16
-"""So many tokens whose KV is held weigh as much as one that is to be computed: they make a step longer, not by much."""
 LEARNING: Final = 0.125
 """How much one hand-off counts in what the next is expected to take."""
-TRY_AGAIN: Final = 32
-"""After so many prompts that were cheaper to compute where they are decoded one is handed over all the same: what is never
-done is never measured again, and a hand-off that was slow once would have been the last."""
-OVERDRAWN_MAX: Final = 8
-"""Requests that wait at one instance for room, whatever their priorities are."""
-
-
-class Choice(NamedTuple):
-    home: Member
-    prefill: Member | None
-    "None: home does all of it."
-    uncached: int
-    "Tokens to compute, by prefill or by home."
-    blocks: int
-    "That home needs to begin."
-    waits: bool
-    "There is no room yet."
-
-
-class Shortage(Enum):
-    """Why a request is placed nowhere."""
-
-    NOBODY = "nobody"
-    "No instance works."
-    NEVER = "never"
-    "None of those that are here could ever hold it."
-    AVOIDED = "avoided"
-    "Those that could have it are not to be tried again at once."
-    PREFILL = "prefill"
-    "All prefill instances have enough to do."
-    ROOM = "room"
-    "Nobody has room."
-
-
-class Candidate(NamedTuple):
-    member: Member
-    uncached: int
-    "Tokens that it would have to compute."
-    preempted: bool = False
-    "It had to give the request up a moment ago, for want of blocks: all others come before it, whatever the policy."
-
-    @property
-    def load(self) -> int:
-        return self.member.waiting_tokens + self.member.held_tokens // HELD_SHARE
-
-    @property
-    def turn(self) -> tuple[int, int]:
-        """Who was chosen longest ago."""
-        return self.member.chosen, self.member.number
-
-
-SortKey = Callable[[Candidate], tuple[int, ...]]
-
-KEYS: Final[dict[PlacementPolicy, SortKey]] = {
-    "prefix": lambda candidate: (candidate.load + candidate.uncached, *candidate.turn),
-    "load": lambda candidate: (candidate.load, *candidate.turn),
-    "two_choices": lambda candidate: (candidate.load, *candidate.turn),
-    "round_robin": lambda candidate: candidate.turn,
-}
+NEVER_DEEP: Final = 2**31
 
 
 class Placement:
-    __slots__ = ("_config", "_hasher", "_key", "_membership", "_not_worth", "_rng", "_trips", "_turn", "handoff_seconds")
+    __slots__ = (
+        "_counted_at",
+        "_counts_of",
+        "_hasher",
+        "_stayed",
+        "_turn",
+        "config",
+        "handoff_seconds",
+        "index",
+        "membership",
+        "on_cached",
+        "roster",
+        "search",
+    )
 
-    def __init__(self, config: RouterConfig, membership: Membership, trips: Mapping[RequestId, Trip], rng: Random) -> None:
-        """`trips`: all that are open."""
-        self._config = config
-        self._membership = membership
-        self._trips = trips
-        self._rng = rng
-        self._key = KEYS[config.policy]
+    def __init__(self, config: RouterConfig, membership: Membership, rng: Random) -> None:
+        self.config = config
+        self.membership = membership
+        self.roster, self.index = membership.roster, membership.index
+        self.search = Search(config, self.roster, self.index, rng)
         self._turn = 0
-        self._not_worth = 0
+        self._counts_of: dict[tuple[bool, int, int], Census | None] = {}
+        self._counted_at = -1
+        self._stayed = 0
+        "Prompts in a row that were computed where they are decoded because that was cheaper."
         self._hasher: BlockHasher | None = None
         self.handoff_seconds = config.handoff_seconds_start
         "What a hand-off costs beside the computing, as measured."
+        self.on_cached: Callable[[Sequence[BlockKey]], None] = lambda keys: None
+        "A decode instance has these blocks from now on."
+
+    @property
+    def block_size(self) -> int:
+        """All instances agree on it."""
+        return next(iter(self.membership.members.values())).hello.ready.block_size
 
     def measured(self, seconds: float) -> None:
         """A hand-off is over: asking for room, and from the last computed block to the adoption."""
         self.handoff_seconds += LEARNING * (seconds - self.handoff_seconds)
 
-    def place(self, trip: Trip, now: Instant) -> Choice | Shortage:
-        members = self._membership.members.values()
-        if members and not any(self.could(member, trip) for member in members):
-            return Shortage.NEVER
-        usable = self._membership.usable(now)
-        homes, prefills = self._roles(trip, usable)
-        if not homes:
+    # The choice
+
+    def place(self, trip: Trip, now: Instant, closed: Closed) -> Choice | Shortage:
+        """After Roster.refresh."""
+        if not self.membership.any_could(trip.tokens_max, trip.unfit):
+            return Shortage.LOST if self.membership.lost_could(trip.tokens_max, trip.unfit, now) else Shortage.NEVER
+        census = self._census(trip, now)
+        if census is None:
             return Shortage.NOBODY
-        homes = _settled([member for member in homes if not trip.avoids(member, now)], now)
-        if not homes:
+        if not census.settled and not census.inhibited:
             return Shortage.AVOIDED
-        pairs = bool(prefills)
-        prefills = _settled([member for member in prefills if not trip.avoids(member, now)], now)
-        keys = self.keys(trip) if pairs or self._config.policy == "prefix" else []
-        prefill, short = self._prefill_for(trip, prefills, keys, now), Shortage.ROOM
-        for candidate in self._ordered([self._candidate(member, trip, keys, now) for member in homes]):
-            home = candidate.member
-            blocks = -(-(candidate.uncached + 1) // home.hello.ready.block_size) + len(trip.open) - 1
-            room = _has_room(home, blocks)
-            if trip.is_short(home):
-                continue
-            near, best = prefills, prefill
-            if home.paths:  # there are some that it cannot read from
-                near = [member for member in prefills if home.paths.may_read(member.session, now)]
-                best = self._prefill_for(trip, near, keys, now)
-            unread = bool(prefills) and not near
-            if not pairs or home.hello.role != "decode" or unread or self.stays(candidate):
-                if room or self._may_wait(home, trip):
-                    return self._chosen(Choice(home, None, candidate.uncached, blocks, not room))
-            elif best is None:
-                short = Shortage.PREFILL if near else Shortage.AVOIDED
-            elif room:
-                return self._chosen(Choice(home, best.member, best.uncached, blocks, waits=False))
-        return short
+        return HomeChoice(self, trip, now, closed, census).choice()
+
+    def _census(self, trip: Trip, now: Instant) -> Census | None:
+        """Counted anew when an instance has become usable or unusable; requests of like size have the same."""
+        if trip.unfit or trip.avoided:
+            return self._counted(trip, now)
+        if self._counted_at != self.roster.usable_version:
+            self._counted_at = self.roster.usable_version
+            self._counts_of.clear()
+        tokens, tokens_max = trip.tokens, trip.tokens_max
+        key = (trip.tokens_left <= 1, self.roster.size_class(tokens_max), self.roster.size_class(tokens + 1))
+        if key not in self._counts_of:
+            self._counts_of[key] = self._counted(trip, now)
+        return self._counts_of[key]
+
+    def _counted(self, trip: Trip, now: Instant) -> Census | None:
+        roles = self.roles(trip)
+        if roles is None:
+            return None
+        settled, inhibited = (self._left(trip, roles.all, trip.tokens_max, each, now) for each in (True, False))
+        decodes = self._left(trip, ("decode",), trip.tokens_max, settled > 0, now)
+        prefills, other = (self._left(trip, (PEER,), trip.tokens + 1, each, now) for each in (True, False))
+        return Census(roles, settled, inhibited, decodes, prefills or other, prefills_settled=prefills > 0)
+
+    def roles(self, trip: Trip) -> Roles | None:
+        """None: no instance that works could hold it."""
+        alone = self._able(trip, ("prefill",), trip.tokens_max)
+        homes = self._able(trip, ("mixed", "decode"), trip.tokens_max)
+        if trip.tokens_left <= 1 and alone:
+            return Roles((("prefill", "mixed"), ("decode",)), pairs=False)
+        if homes:
+            return Roles((("mixed", "decode"),), pairs=self._able(trip, (PEER,), trip.tokens + 1) > 0)
+        return Roles((("prefill",),), pairs=False) if alone else None
+
+    def _able(self, trip: Trip, roles: Sequence[str], tokens: int) -> int:
+        """How many usable instances could hold so many tokens of it."""
+        roster = self.roster
+        able = roster.able(roles, tokens, settled=True) + roster.able(roles, tokens, settled=False)
+        return able - sum(self._counts(name, roles, tokens) is not None for name in trip.unfit)
+
+    def _left(self, trip: Trip, roles: Sequence[str], tokens: int, settled: bool, now: Instant) -> int:
+        """Of those, how many it does not avoid."""
+        left = self.roster.able(roles, tokens, settled=settled)
+        for name in trip.exceptions(now):
+            if self._counts(name, roles, tokens) is settled:
+                left -= 1
+        return left
+
+    def _counts(self, name: str, roles: Sequence[str], tokens: int) -> bool | None:
+        """Is this one counted among the usable instances of these roles, and is it settled? None: it is not counted."""
+        member = self.membership.names.get(name)
+        if member is None or member.place is None or member.capacity < tokens:
+            return None
+        counted = member.hello.role in roles or (PEER in roles and member.place.prompt_tokens >= 0)
+        return member.place.settled if counted else None
+
+    # Hand over or stay
+
+    def stays(self, member: Member, uncached: int, *, prefill: bool) -> bool:
+        """Is it cheaper to compute the prompt where it is decoded than to hand it over? Now and then one is handed over all the
+        same, where a `prefill` instance has room: what is never done is never measured again, and a hand-off that was slow
+        once would have been the last."""
+        policy = self.config.handoff
+        if policy != "auto" or uncached < self.config.handoff_tokens_min:
+            return policy != "always"
+        due = self._stayed + 1 >= self.config.handoff_retry_interval
+        return self._is_cheaper(member, uncached) and not (due and prefill)
+
+    def _is_cheaper(self, member: Member, uncached: int) -> bool:
+        return 0 < uncached * member.beat.token_seconds < self.handoff_seconds
+
+    def depth_to_stay(self, tokens: int, size: int) -> int:
+        """An instance that has fewer of the first blocks than so many does not compute the prompt of a hand-off itself."""
+        config = self.config
+        if config.handoff != "auto":
+            return NEVER_DEEP if config.handoff == "always" else 0
+        most = max(config.handoff_tokens_min - 1, -int(-self.handoff_seconds // self.roster.fastest) if self._measured else 0)
+        return max(0, -(-(tokens - most) // size)) if most >= 1 else NEVER_DEEP
+
+    @property
+    def _measured(self) -> bool:
+        return self.roster.fastest < float("inf")
+
+    def chosen(self, choice: Choice, *, pairs: bool) -> Choice:
+        """Takes note of it."""
+        config = self.config
+        self._turn += 1
+        for member in (choice.home, choice.prefill):
+            if member is not None:
+                member.chosen = self._turn
+                self.roster.touch(member)
+        if pairs and config.handoff == "auto" and choice.home.hello.role == "decode":
+            if choice.prefill is not None:
+                self._stayed = 0
+            elif choice.uncached >= config.handoff_tokens_min and self._is_cheaper(choice.home, choice.uncached):
+                self._stayed += 1
+        return choice
+
+    # What is cached where
 
     def remember(self, member: Member, trip: Trip, tokens: Sequence[int]) -> None:
         """It has these tokens of the request by now."""
@@ -148,11 +192,13 @@ class Placement:
         if len(tokens) > len(trip.request.prompt):
             keys = list(keys)
             self._extend(keys, trip, tokens)
-        member.memory.add(keys)
+        self.index.add(member.number, keys)
+        if member.hello.role == "decode":
+            self.on_cached(keys)
 
     def keys(self, trip: Trip) -> list[BlockKey]:
         """Of the prompt's full blocks."""
-        hello = next(iter(self._membership.members.values())).hello
+        hello = next(iter(self.membership.members.values())).hello
         hasher = self._hasher
         if hasher is None or (hasher.fingerprint, hasher.block_size) != (hello.ready.identity, hello.ready.block_size):
             hasher = self._hasher = BlockHasher(hello.ready.identity, hello.ready.block_size)
@@ -164,86 +210,5 @@ class Placement:
     def _extend(self, keys: list[BlockKey], trip: Trip, tokens: Sequence[int]) -> None:
         hasher = trip.hasher
         if hasher is not None:
-            blocks = min(len(tokens) // hasher.block_size, self._config.prefix_blocks_max)
+            blocks = min(len(tokens) // hasher.block_size, self.config.prefix_blocks_max)
             hasher.extend(keys, hasher.root(trip.request.salt), tokens, blocks, trip.request.extras)
-
-    # Who could have it
-
-    @staticmethod
-    def could(member: Member, trip: Trip) -> bool:
-        return member.name not in trip.unfit and member.can_hold(trip.tokens_max)
-
-    def _roles(self, trip: Trip, usable: list[Member]) -> tuple[list[Member], list[Member]]:
-        """Whom to choose a home from, and whom a prefill instance. Where one kind is missing, the other does all."""
-        prefills = [member for member in usable if member.hello.role == "prefill"]
-        alone = [member for member in prefills if self.could(member, trip)]
-        homes = [member for member in usable if member.hello.role != "prefill" and self.could(member, trip)]
-        if trip.tokens_left <= 1 and alone:
-            return [*alone, *(member for member in homes if member.hello.role == "mixed")], []
-        if not homes:
-            return alone, []
-        return homes, [member for member in prefills if self._could_prefill(member, trip)]
-
-    @staticmethod
-    def _could_prefill(member: Member, trip: Trip) -> bool:
-        """It holds the prompt and one token, and others can read from it."""
-        return bool(member.hello.peers) and member.name not in trip.unfit and member.can_hold(trip.tokens + 1)
-
-    def _candidate(self, member: Member, trip: Trip, keys: Sequence[BlockKey], now: Instant) -> Candidate:
-        cached = member.memory.leading(keys) * member.hello.ready.block_size
-        return Candidate(member, max(1, trip.tokens - cached), trip.was_preempted(member, now))
-
-    def _ordered(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Best first. With two choices, the better of two comes first: of those that are no last choice, if there are any."""
-        ordered = sorted(candidates, key=lambda candidate: (candidate.preempted, *self._key(candidate)))
-        if self._config.policy == "two_choices":
-            first = sum(not candidate.preempted for candidate in ordered) or len(ordered)
-            if first > 2:
-                drawn = self._rng.sample(range(first), 2)
-                ordered.insert(0, ordered.pop(min(drawn)))
-        return ordered
-
-    def _prefill_for(self, trip: Trip, prefills: list[Member], keys: Sequence[BlockKey], now: Instant) -> Candidate | None:
-        limit = 1 + self._config.waiting_prompts_max  # one is computed
-        free = [member for member in prefills if member.prompts < limit and not trip.is_short(member)]
-        return self._ordered([self._candidate(member, trip, keys, now) for member in free])[0] if free else None
-
-    def stays(self, candidate: Candidate) -> bool:
-        """Is it cheaper to compute the prompt where it is decoded than to hand it over?"""
-        policy = self._config.handoff
-        if policy != "auto" or candidate.uncached < self._config.handoff_tokens_min:
-            return policy != "always"
-        seconds = candidate.uncached * candidate.member.beat.token_seconds
-        if not 0 < seconds < self.handoff_seconds:
-            return False
-        self._not_worth += 1
-        return self._not_worth % TRY_AGAIN != 0
-
-    # Room
-
-    def _may_wait(self, member: Member, trip: Trip) -> bool:
-        """May one more wait there? Those that are less urgent are no reason against it."""
-        found = [self._trips[request] for request in member.overdrawn if request in self._trips]
-        waiting = [other for other in found if other.home is member and other.told == other.mark and other.open]
-        member.overdrawn = {other.id: None for other in waiting}
-        ahead = sum(other.order <= trip.order for other in waiting)
-        return ahead < self._config.waiting_prompts_max and len(waiting) < OVERDRAWN_MAX
-
-    def _chosen(self, choice: Choice) -> Choice:
-        self._turn += 1
-        choice.home.chosen = self._turn
-        if choice.prefill is not None:
-            choice.prefill.chosen = self._turn
-        return choice
-
-
-def _has_room(member: Member, blocks: int) -> bool:
-    """One that has nothing else can always begin."""
-    if not member.sequences and member.beat.blocks_available >= member.hello.ready.blocks:
-        return True
-    return member.slots_free > 0 and member.blocks_available >= blocks
-
-
-def _settled(members: list[Member], now: Instant) -> list[Member]:
-    """Those that are not lost again and again, if there are any."""
-    return [member for member in members if member.inhibited_until <= now] or members

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from baton.config import RouterConfig
 from baton.core.cluster.coordinator import Coordinator
-from baton.core.cluster.membership import Member
+from baton.core.cluster.member import Member
 from baton.core.cluster.trip import Trip
 from baton.core.cluster.withdrawal import Withdrawal
 from baton.core.handoff.table import TripFact, TripState
@@ -48,15 +48,16 @@ class Reports:
 
     def _on_beat(self, member: Member, beat: Beat) -> bool:
         now = self._coordinator.now
-        self._coordinator.membership.on_beat(member, beat, now)
+        has_room = self._coordinator.membership.on_beat(member, beat, now)
         for request in beat.preempted:
             if (trip := self._coordinator.trip_at(member, request)) is not None:
                 trip.preempted[member.name] = Instant(now + self._config.preempted_seconds)
-        return True
+        return has_room
 
     def _on_stats(self, member: Member, stats: InstanceStats) -> bool:
         changed = member.mode != stats.mode
-        member.mode = stats.mode
+        if changed:
+            self._coordinator.membership.set_mode(member, stats.mode)
         return changed
 
     def _on_refused(self, member: Member, message: RefusedRequest) -> bool:
@@ -71,10 +72,12 @@ class Reports:
             trip.refused = refused
         elif refused.reason in NO_ROOM:
             trip.short[member.name] = member.beat
+            member.short_for = True
         else:
             trip.avoid(member.name, until, now)
         if refused.reason in NOT_NOW:
             member.held_until = until
+            self._coordinator.membership.roster.touch(member)
         self._coordinator.advance(trip, TripFact.REFUSED)
         return True
 
@@ -106,6 +109,7 @@ class Reports:
             home.paths.came(source)
         elif not trip.denied and home.paths.in_vain(source, self._coordinator.now, message.fault):
             self._stats.paths_given_up += 1
+        self._coordinator.membership.note_paths(home)
 
     def _on_offer(self, member: Member, offer: Offer) -> bool:
         trip = self._leg(member, offer.request, offer.attempt)

@@ -9,7 +9,7 @@ This file turns events into facts of that table.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -26,19 +26,23 @@ from baton.core.cluster.events import (
     HangUp,
     Join,
     Part,
+    Resumed,
+    RunPass,
     Say,
+    SchedulePass,
     Tick,
     TurnAway,
     Withdraw,
 )
-from baton.core.cluster.membership import Member, Membership
+from baton.core.cluster.member import Member
+from baton.core.cluster.membership import Membership
 from baton.core.cluster.placement import Placement
 from baton.core.cluster.reports import Reports
 from baton.core.cluster.stats import RouterStats
 from baton.core.cluster.trip import Trip
 from baton.core.cluster.withdrawal import Withdrawal
 from baton.core.handoff.table import TripState
-from baton.protocol.ids import Instant, RequestId
+from baton.protocol.ids import BlockKey, Instant, RequestId
 from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 
@@ -55,6 +59,7 @@ class Router:
         "_handlers",
         "_hearers",
         "_numbers",
+        "_pass_scheduled",
         "_placement",
         "_withdrawal",
         "closing",
@@ -68,7 +73,7 @@ class Router:
         self.stats = RouterStats()
         self.membership = Membership(config)
         trips: dict[RequestId, Trip] = {}
-        self._placement = Placement(config, self.membership, trips, rng)
+        self._placement = Placement(config, self.membership, rng)
         self.coordinator = Coordinator(config, self.membership, self._placement, trips, self.stats)
         self._alarms = self.coordinator.clocks.alarms
         self._delivery = Delivery(self.coordinator, self._placement)
@@ -76,6 +81,8 @@ class Router:
         self._withdrawal = Withdrawal(config, self.coordinator)
         self._hearers = Reports(config, self.coordinator, self._withdrawal).hearers | {Emit: self._delivery.take}
         self._numbers = count()
+        self._pass_scheduled = False
+        self._placement.on_cached = self._on_cached
         self.closing = False
         self._handlers: dict[type[ClusterEvent], Callable[[Any], bool]] = {
             Arrive: self._on_arrive,
@@ -85,6 +92,8 @@ class Router:
             Say: self._on_say,
             CloseDoor: self._on_close_door,
             Tick: self._on_tick,
+            RunPass: self._on_run_pass,
+            Resumed: self._on_resumed,
         }
 
     # The machine
@@ -94,7 +103,10 @@ class Router:
         if now > coordinator.now:  # a clock may go backwards; time here does not
             coordinator.now = now
         if self._handlers[type(event)](event):
-            self._dispatch.look()
+            coordinator.dirty = True
+        if coordinator.dirty and len(coordinator.line) and not self._pass_scheduled:
+            self._pass_scheduled = True
+            coordinator.effects.append(SchedulePass())
         effects, coordinator.effects = coordinator.effects, []
         return effects
 
@@ -107,6 +119,22 @@ class Router:
 
     def check(self) -> None:
         check_router(self._config, self.coordinator)
+
+    # The queue
+
+    def _on_run_pass(self, event: RunPass) -> bool:
+        """One pass for all that happened in a turn of the event loop."""
+        self._pass_scheduled = False
+        self._run_pass()
+        return False
+
+    def _run_pass(self) -> None:
+        self.coordinator.dirty = False
+        self._dispatch.look()
+
+    def _on_cached(self, keys: Sequence[BlockKey]) -> None:
+        if self.coordinator.line.on_cached(keys):
+            self.coordinator.dirty = True
 
     # Questions
 
@@ -146,7 +174,7 @@ class Router:
         return True
 
     def _refusal(self, request: GenerateRequest) -> Refused | None:
-        config, members = self._config, self.membership.members
+        config, coordinator = self._config, self.coordinator
         if self.closing:
             return Refused("draining")
         if request.id in self.coordinator.trips:
@@ -156,9 +184,13 @@ class Router:
         if len(self.coordinator.trips) >= config.requests_open_max:
             return Refused("queue_full", len(self.coordinator.trips) + 1, config.requests_open_max)
         tokens = len(request.prompt) + request.sampling.max_tokens
-        if members and not any(member.can_hold(tokens) for member in members.values()):
+        if not self.membership.any_could(tokens, ()) and not self.membership.lost_could(tokens, (), coordinator.now):
             return self._dispatch.never_fits(tokens)
-        return self.coordinator.line.refusal(request)
+        refused = coordinator.line.refusal(request)
+        if refused is not None and coordinator.dirty:  # those in the queue may only wait for the end of this turn
+            self._run_pass()
+            refused = coordinator.line.refusal(request)
+        return refused
 
     def _on_withdraw(self, event: Withdraw) -> bool:
         trip = self.coordinator.trips.get(event.request)
@@ -196,6 +228,7 @@ class Router:
 
     def _lose(self, member: Member, how: str, hang_up: str = "") -> None:
         """Out of the list first: nothing that follows from the loss is placed there."""
+        self.coordinator.dirty = True
         self.membership.remove(member, self.coordinator.now, reloaded=how == "reloaded")
         self.stats.instances_lost += how != "reloaded"
         self.stats.losses[how] += how != "reloaded"
@@ -209,9 +242,19 @@ class Router:
         if member is None or hearer is None:  # of a session that is over, or nothing that an instance should say
             self.stats.late_facts += 1
             return False
-        return hearer(member, event.message)
+        if member.place is None and self.membership.roster.update(member, self.coordinator.now):
+            self.coordinator.dirty = True  # it was silent
+        changed = hearer(member, event.message)
+        if member.overdrawn:
+            self.coordinator.begun(member)
+        return changed
 
     # Time
+
+    def _on_resumed(self, event: Resumed) -> bool:
+        """Heartbeats that were due meanwhile are unread, or come soon; until then nothing has changed."""
+        self.membership.renew(self.coordinator.now)
+        return False
 
     def _on_tick(self, event: Tick) -> bool:
         """Deadlines are looked at only here: after a pause of the whole process what was waited for may be here, unread,
@@ -222,7 +265,11 @@ class Router:
             self._move_from(member)
         for trip in self._alarms.due(self.coordinator.now):
             self._on_alarm(trip)
-        return True
+        look_at = self._dispatch.look_at
+        if look_at is not None and look_at <= self.coordinator.now:
+            self._dispatch.look_at = None
+            return True
+        return False
 
     def _move_from(self, member: Member) -> None:
         """Its worker stands still while it speaks: what others could go on with goes to them, as after a loss. What nobody else
@@ -230,11 +277,11 @@ class Router:
 
         One that was moved before and has got no token since may be what workers stop at, or was beside it: it stays, and the
         instance finds out (core/engine/recovery.py). So nothing makes one instance after the other stand still."""
-        others = self.membership.usable(self.coordinator.now)
+        self.membership.roster.refresh(self.coordinator.now)
         for trip in self.coordinator.trips_at(member):
             computed = trip.state is TripState.HANDING and trip.prefill is member
             suspect = trip.moved_at == trip.progress
-            if not computed and not suspect and any(self._placement.could(other, trip) for other in others):
+            if not computed and not suspect and self._placement.roles(trip) is not None:
                 trip.moved_at = trip.progress
                 self.stats.moved += 1
                 self.coordinator.break_leg(trip, member)
@@ -263,7 +310,7 @@ class Router:
             else:
                 coordinator.turn_away(trip, Refused("queue_full", coordinator.line.sequences, config.queue_requests_max))
             return
-        if trip.state is TripState.SERVING and trip.told != trip.mark:
+        if trip.state is TripState.SERVING and trip.progress != trip.mark:
             coordinator.clocks.heard(trip, coordinator.now)
             return
         coordinator.break_leg(trip, trip.prefill if trip.state is TripState.PREFILLING else trip.home)

@@ -12,16 +12,13 @@ from typing import Final
 from msgspec.structs import replace
 
 from baton.core.cluster.events import Session
-from baton.core.cluster.membership import Member
+from baton.core.cluster.member import Member, Order
 from baton.core.handoff.table import TripState
 from baton.core.kv.block_hash import BlockHasher
 from baton.protocol.ids import BlockKey, Instant
 from baton.protocol.node import Beat
 from baton.protocol.output import Ended
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
-
-Order = tuple[int, float, int]
-"""Priority, when the first attempt arrived, a counter."""
 
 TIMEOUT_SECONDS_MIN: Final = 0.001
 """Sent on as the time that is left, where none is."""
@@ -35,7 +32,6 @@ class Trip:
         "avoided",
         "base",
         "begun",
-        "charged",
         "copied",
         "deadline",
         "denied",
@@ -54,6 +50,7 @@ class Trip:
         "order",
         "preempted",
         "prefill",
+        "prompt_tokens",
         "queued_at",
         "refused",
         "renew_at",
@@ -64,6 +61,7 @@ class Trip:
         "timeout_at",
         "unfit",
         "usage",
+        "waited_for_lost",
         "withdraw_by",
         "withdrawn",
     )
@@ -85,8 +83,8 @@ class Trip:
         "Answers it, or will."
         self.prefill: Member | None = None
         "Computes its prompt, or keeps it."
-        self.charged = (0, 0)
-        "Prompt tokens and sequences that home was charged with."
+        self.prompt_tokens = 0
+        "Uncached tokens that its prefill instance computes, or will."
         self.source: Session | None = None
         "Whose blocks home copies, also when prefill has nothing more to do with it."
         self.denied = False
@@ -106,6 +104,8 @@ class Trip:
         "Instances that had no room for it, and what they had last said of their room."
         self.unfit: dict[str, None] = {}
         "Instances that said that they can never take it."
+        self.waited_for_lost = False
+        "An instance that could hold it was lost, and it was queued until that might be back."
         self.refused: Refused | None = None
         "What the last of those said."
         self.usage: tuple[int, int, int] | None = None
@@ -120,8 +120,8 @@ class Trip:
         self.queued_at = now
         self.asked_at = now
         self.handoff_seconds = 0.0
-        self.mark = 0
-        "Tokens told when the silence was last looked at."
+        self.mark = (0, 0)
+        "How far its answer was when the silence was last looked at."
         self.moved_at: tuple[int, int] | None = None
         "How far it was when it was moved away from a worker that stood still."
         self.renew_at: Instant | None = None
@@ -184,6 +184,15 @@ class Trip:
     def was_preempted(self, member: Member, now: Instant) -> bool:
         """By this instance, of late."""
         return self.preempted.get(member.name, now) > now
+
+    def exceptions(self, now: Instant) -> list[str]:
+        """Names of instances that it cannot have now, each once."""
+        if not self.unfit and not self.avoided:
+            return []
+        return [*self.unfit, *(name for name, until in self.avoided.items() if until > now and name not in self.unfit)]
+
+    def preempted_by(self, now: Instant) -> list[str]:
+        return [name for name, until in self.preempted.items() if until > now]
 
     def avoid(self, name: str, until: Instant, now: Instant) -> None:
         self.avoided = {other: at for other, at in self.avoided.items() if at > now}

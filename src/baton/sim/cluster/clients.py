@@ -47,6 +47,8 @@ class ClusterClients:
         self._routers = routers
         self._logprobs = LogprobWatch(watch.trips, watch.saw)
         self._begun: dict[str, Begun] = {}
+        self._stopped: dict[str, None] = {}
+        "Whose last sequence was withdrawn by its front."
         self._fresh: list[Trip] = []
         self._quiet = not scenario.faults
         self._rough = sum(len(node.steps) + len(node.cache_faults) for node in self._cluster.nodes)
@@ -58,6 +60,8 @@ class ClusterClients:
             self._timeline.at(trip.client.at, self._submit, (trip, number % len(self._routers)))
             if trip.client.abort_at is not None:
                 self._timeline.at(trip.client.abort_at, self._leave_at, trip)
+            if trip.client.stop_last_at is not None:
+                self._timeline.at(trip.client.stop_last_at, self._stop_last, trip)
 
     # What they do
 
@@ -106,6 +110,13 @@ class ClusterClients:
             self._watch.saw("a stop string ended one sequence")
             if trip.client.id in self._watch.replayed:
                 self._watch.saw("a stop string after a replay")
+            self._withdraw(trip, Withdraw(RequestId(trip.client.id), trip.client.n - 1, FinishReason.STOP))
+
+    def _stop_last(self, trip: Trip) -> None:
+        """Its front ends the last sequence, and keeps the others."""
+        if trip.submitted and not trip.is_answered and trip.ended[-1] is None and not trip.refused:
+            self._watch.saw("one sequence was withdrawn")
+            self._stopped[trip.client.id] = None
             self._withdraw(trip, Withdraw(RequestId(trip.client.id), trip.client.n - 1, FinishReason.STOP))
 
     # What they are told
@@ -161,6 +172,8 @@ class ClusterClients:
         self._answered(trip)
 
     def _by_stop_string(self, trip: Trip, index: int) -> bool:
+        if index == trip.client.n - 1 and trip.client.id in self._stopped:
+            return trip.delivered[index] != trip.oracles[index].complete()
         wanted = trip.client.stop_string_at
         ours = wanted is not None and index == trip.client.n - 1 and len(trip.delivered[index]) >= wanted
         return ours and trip.delivered[index] != trip.oracles[index].complete()
@@ -194,11 +207,14 @@ class ClusterClients:
         """22: nobody is turned away without a reason that is true."""
         cluster, client, size = self._cluster, trip.client, self._scenario.block_size
         needed = -(-(len(client.prompt) + client.max_tokens - 1) // size)
-        fits = [node for node in cluster.nodes if node.blocks >= needed]
         calm = not self._disturbances(trip)
+        router, begun = self._routers[self._begun[client.id].router], self._begun[client.id]
         match reason:
             case "never_fits":
-                ok = not fits or not calm or self._routers[self._begun[client.id].router].sessions < len(cluster.nodes)
+                missed = self._timeline.now - router.seen_with(needed)
+                ok = missed > router.config.no_instance_seconds * 0.97  # clocks differ
+            case "queue_full" if self._timeline.now - begun.at > cluster.queue_seconds_max * 0.97:
+                ok = True
             case "queue_full" | "queue_tokens_full" | "never_queued":
                 ok = cluster.router_queue_max < 1024 or not calm
             case _:
@@ -215,6 +231,9 @@ class ClusterClients:
             return
         waited, lost = self._timeline.now - begun.at, self._losses(trip)
         nobody = self._disturbances(trip) and waited > 9.0
+        nobody = nobody or waited > self._cluster.queue_seconds_max * 0.97
+        patience = min(self._cluster.silence_seconds_max, self._cluster.prefill_seconds_max)
+        lost += int(waited / (patience * 0.97))  # each time that nothing came for so long counts as a loss
         if effect.error != "worker_gone" or not (lost > self._cluster.migrations_max or nobody):
             raise InvariantBroken(f"{trip.name} is broken off for nothing: {effect.detail}", invariant=22)
         self._watch.saw("a request was broken off")

@@ -32,6 +32,9 @@ STEP_FAULTS = ("slow", "crash", "late", "repeat", "ghost", "garble", "hang", "lo
 CLIENT_FAULTS = ("poison", "nan", "stop_string", "abort")
 FEATURES = ("n", "priority", "stop", "min", "timeout", "salt", "burst", "logprobs")
 HUNTED = 1 / 32
+UNEQUAL = 1 / 6
+SMALL_BOUNDS = 1 / 4
+STOP_LAST = 1 / 6
 OTHER_WEIGHTS = 1 / 6
 RELOADS: tuple[ClusterFaultKind, ...] = ("reload", "reload_worker")
 LONG_ENOUGH = 2.5
@@ -67,6 +70,9 @@ def generate_cluster(seed: int) -> Scenario:
     _faults(scenario, scenario.cluster, [kind for kind in KINDS if kind in kinds], stream(seed, "cluster faults"))
     _node_faults(scenario, scenario.cluster, kinds, stream(seed, "node faults"))
     _client_faults(scenario, kinds, stream(seed, "client faults"))
+    _unequal(scenario, scenario.cluster, stream(seed, "unequal"))
+    _small_bounds(scenario.cluster, stream(seed, "router bounds"))
+    _stop_last(scenario, stream(seed, "stop last"))
     hunt = stream(seed, "hunted")
     if hunt.random() < HUNTED:
         _hunted(scenario, scenario.cluster, hunt)
@@ -166,6 +172,43 @@ def _node(role: NodeRole, worst: int, tiers: bool, rng: Random) -> NodeSpec:
         host_blocks=rng.choice((0, 4, 16, 2 * blocks)) if tiers else 0,
         speed=rng.choice((0.3, 1.0, 1.0, 3.0)),
     )
+
+
+def _unequal(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
+    """Some nodes cannot hold every request; one that answers can. Now and then that very node restarts."""
+    homes = [number for number, node in enumerate(cluster.nodes) if node.role != "prefill"]
+    if rng.random() >= UNEQUAL or len(homes) < 2:
+        return
+    worst = max(-(-(len(c.prompt) + c.max_tokens - 1) // scenario.block_size) for c in scenario.clients)
+    large = rng.choice(homes)
+    for number, node in enumerate(cluster.nodes):
+        if number == large:
+            node.blocks = max(node.blocks, worst + 1)
+        elif rng.random() < 0.7:
+            node.blocks = max(1, round(worst * rng.uniform(0.3, 0.8)))
+    if rng.random() < 0.4:
+        at = rng.uniform(0.0, max(client.at for client in scenario.clients) + 0.5)
+        cluster.faults.append(ClusterFault("kill", at=at, target=large, seconds=rng.choice((0.1, 0.5, 1.0))))
+
+
+def _small_bounds(cluster: Cluster, rng: Random) -> None:
+    """Bounds that nothing reaches with their defaults."""
+    if rng.random() >= SMALL_BOUNDS:
+        return
+    cluster.silence_seconds_max = rng.choice((600.0, 1.0, 3.0))
+    cluster.prefill_seconds_max = rng.choice((600.0, 1.0, 3.0))
+    cluster.queue_seconds_max = rng.choice((300.0, 2.0, 6.0))
+    cluster.overdrawn_max = rng.choice((8, 1, 2))
+    cluster.handoff_retry_interval = rng.choice((32, 1, 3))
+    cluster.prefix_keys_max = rng.choice((1_000_000, 1, 20, 100))
+
+
+def _stop_last(scenario: Scenario, rng: Random) -> None:
+    if rng.random() < STOP_LAST:
+        for client in scenario.clients:
+            if rng.random() < 0.5 and client.stop_string_at is None:
+                client.n = rng.choice((2, 2, 3))
+                client.stop_last_at = client.at + 10 ** rng.uniform(-3.0, 0.3)
 
 
 def _faults(scenario: Scenario, cluster: Cluster, kinds: list[ClusterFaultKind], rng: Random) -> None:

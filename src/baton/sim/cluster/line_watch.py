@@ -43,9 +43,9 @@ class LineWatch:
         self._untried[request.id] = request
 
     def answered(self, request: GenerateRequest, queued: int, effects: list[Any]) -> None:
-        """To its arrival, when so many sequences were in line."""
+        """To its arrival, after which so many sequences are in line."""
         refused = next((e.refused for e in effects if type(e) is TurnAway and e.request == request.id), None)
-        needed, limit = queued + len(request.wanted), self._config.queue_requests_max
+        needed, limit = queued + (len(request.wanted) if refused is not None else 0), self._config.queue_requests_max
         if refused is None or refused.reason == "queue_full":
             told = (refused.needed, refused.limit) if refused is not None else None
             if (told is None) != (needed <= limit) or (told is not None and told != (needed, limit)):

@@ -221,7 +221,10 @@ class ClusterNode:
         ready = InstanceReady(spec.blocks, size, spec.slots, VOCAB, spec.blocks * size + 1, identity=engine.identity)
         peers = (self.address,) if self.role != "mixed" else ()
         seconds = self._adopt_seconds_max
-        return NodeHello(self.name, self.lives, self.role, ready, b"layout", peers, adopt_seconds_max=seconds, refused=refused)
+        return NodeHello(
+            self.name, self.lives, self.role, ready, b"layout", peers,
+            adopt_seconds_max=seconds, refused=refused, step_tokens=spec.tokens_per_step,
+        )  # fmt: skip
 
     def arrived(self, wire: Wire, message: Any) -> None:
         engine = self.engine

@@ -18,7 +18,10 @@ from baton.core.cluster.events import (
     HangUp,
     Join,
     Part,
+    Resumed,
+    RunPass,
     Say,
+    SchedulePass,
     Session,
     Tell,
     Tick,
@@ -34,7 +37,9 @@ from baton.protocol.node import NodeHello, NodeRefused, RouterBeat, RouterHello
 from baton.protocol.output import Emit
 from baton.sim.cluster.clock import Clock
 from baton.sim.cluster.fit_watch import FitWatch
+from baton.sim.cluster.idle_watch import check_idle
 from baton.sim.cluster.line_watch import LineWatch
+from baton.sim.cluster.naive_placement import check_placement
 from baton.sim.cluster.path_watch import PathWatch
 from baton.sim.cluster.preempt_watch import PreemptWatch
 from baton.sim.cluster.stall_watch import StallWatch
@@ -92,6 +97,8 @@ class RouterProcess:
         self.fit = FitWatch(config, watch)
         self._line = LineWatch(config, pairs=pairs)
         self._inbox: list[Callable[[], None]] = []
+        self._sizes: dict[Session, tuple[float, int]] = {}
+        "Of a session: when it ended (or began), and the blocks of its instance."
         self._armed: float | None = None
 
     # Lives
@@ -100,7 +107,9 @@ class RouterProcess:
         if self.machine is None:
             self._lives += 1
             self._note(f"starts, life {self._lives}")
-            self.machine = Router(self.config, Random(f"baton/{self._seed}/router {self.number} {self._lives}"))
+            rng = Random(f"baton/{self._seed}/router {self.number} {self._lives}")
+            self.machine = Router(self.config, rng)
+            check_placement(self.machine, self.config, rng)
             self._timeline.at(self._timeline.now, self._beat, self._lives)
 
     def kill(self, down_seconds: float) -> None:
@@ -118,6 +127,7 @@ class RouterProcess:
         self._paths.clear()
         self.fit.clear()
         self._line.clear()
+        self._sizes.clear()
         self._armed = None
         for wire in (*self._wires.values(), *self._dialled.values()):
             wire.close("down", in_order=False)
@@ -147,6 +157,8 @@ class RouterProcess:
         for action in inbox:
             action()
         self._stalls.was_frozen()
+        self._heard.update(dict.fromkeys(self._wires, self._timeline.now))
+        self._tell(Resumed())
         self._armed = None
         self._beat(life)
         self._timeline.at(self._timeline.now, self._rearm, life)
@@ -195,6 +207,7 @@ class RouterProcess:
         self.fit.heard(wire.number, message)
         if type(message) is NodeHello:
             self._wires[wire.number] = self._dialled.pop(wire.number)
+            self._sizes[wire.number] = self._timeline.now, message.ready.blocks
             self._tell(Join(wire.number, message))
             if wire.number in self._wires:
                 wire.send("down", RouterHello(self.name, self.config.beat_seconds, self.config.lapse_seconds))
@@ -204,6 +217,8 @@ class RouterProcess:
         self._tell(Say(wire.number, message))
 
     def _lose(self, session: Session) -> None:
+        if session in self._sizes and session in self._wires:
+            self._sizes[session] = self._timeline.now, self._sizes[session][1]
         self._wires.pop(session, None)
         self._dialled.pop(session, None)
         self._stalls.gone(session)
@@ -226,12 +241,11 @@ class RouterProcess:
         if machine is None:
             return
         self.events += 1
-        queued = machine.queued
         readable = not any(member.paths for member in machine.membership.members.values())
         effects = machine.handle(event, Instant(max(self._clock.now(), at_least)))
         if type(event) is Arrive:
             self._line.arrives(event.request)
-            self._line.answered(event.request, queued, effects)
+            self._line.answered(event.request, machine.queued, effects)
         elif type(event) is Join:
             self.fit.joins(event, effects, self._timeline.now)
         for effect in effects:
@@ -250,6 +264,8 @@ class RouterProcess:
                 case Deliver(emit):
                     self._look_at_rows(emit)
                     self.hearers.delivered(emit)
+                case SchedulePass():  # behind all that happens at this moment
+                    self._timeline.at(self._timeline.now, self._run_pass, self._lives)
                 case TurnAway():
                     self._legs.pop(effect.request, None)
                     self.hearers.turned_away(effect)
@@ -261,6 +277,22 @@ class RouterProcess:
         if machine.open_requests and machine.next_deadline() is None:
             raise InvariantBroken(f"{self.name}: requests are open, and no deadline is armed", invariant=41)
         self._arm()
+
+    def _run_pass(self, life: int) -> None:
+        if life != self._lives or self.machine is None:
+            return
+        if self.frozen:
+            self._inbox.append(lambda: self._run_pass(life))
+        else:
+            self._tell(RunPass())
+            if self.machine is not None:
+                check_idle(self.machine, self.config)
+
+    def seen_with(self, blocks: int) -> float:
+        """When an instance with so many blocks was last here: a router does not call it impossible before it had time to come
+        back. In this life of the router."""
+        here = [self._timeline.now for session, (_, held) in self._sizes.items() if held >= blocks and session in self._wires]
+        return max([*here, *(at for at, held in self._sizes.values() if held >= blocks)], default=float("-inf"))
 
     def _hang_up(self, session: Session, reason: str, *, refused: bool) -> None:
         self._note(f"hangs up on session {session}: {reason}")

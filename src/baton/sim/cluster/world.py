@@ -77,6 +77,12 @@ class ClusterWorld:
             migrations_max=cluster.migrations_max,
             lease_seconds=cluster.lease_seconds,
             handing_seconds_max=cluster.handing_seconds_max,
+            silence_seconds_max=cluster.silence_seconds_max,
+            prefill_seconds_max=cluster.prefill_seconds_max,
+            queue_seconds_max=cluster.queue_seconds_max,
+            overdrawn_max=cluster.overdrawn_max,
+            handoff_retry_interval=cluster.handoff_retry_interval,
+            prefix_keys_max=cluster.prefix_keys_max,
         )
 
     def _node(self, number: int, kind: int, name: str) -> ClusterNode:

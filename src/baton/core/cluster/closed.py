@@ -1,0 +1,49 @@
+"""Instances that nobody may be placed on in the rest of a placement pass, because a request that is ahead waits for room there.
+
+Nobody overtakes a request for the room that it waits for. Room that it could not use is free for those behind it: an instance
+that is too small for it or that it avoids, or one of a role that it cannot have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from baton.core.cluster.member import Member
+
+NEVER_CLOSED = 2**62
+
+
+class Closed:
+    __slots__ = ("_homes", "_others", "_prefills")
+
+    def __init__(self) -> None:
+        self._homes: dict[str, int] = {}
+        "By role: instances that can hold so many tokens, or more, are closed."
+        self._prefills = NEVER_CLOSED
+        self._others: dict[tuple[str, ...], dict[str, int]] = {}
+        "Likewise, but for instances with these names."
+
+    def close(self, roles: Iterable[str], tokens: int, but: tuple[str, ...] = ()) -> None:
+        homes = self._others.setdefault(but, {}) if but else self._homes
+        for role in roles:
+            homes[role] = min(tokens, homes.get(role, NEVER_CLOSED))
+
+    def close_prefills(self, tokens: int) -> None:
+        self._prefills = min(tokens, self._prefills)
+
+    def is_closed(self, member: Member) -> bool:
+        role, capacity = member.hello.role, member.capacity
+        if self._homes.get(role, NEVER_CLOSED) <= capacity:
+            return True
+        if not self._others:
+            return False
+        return any(
+            homes.get(role, NEVER_CLOSED) <= capacity and member.name not in names for names, homes in self._others.items()
+        )
+
+    def is_closed_prefill(self, member: Member) -> bool:
+        return self._prefills <= member.capacity
+
+    def closes_all(self, role: str, smallest: int | None) -> bool:
+        """Is every instance of that role closed? `smallest`: the capacity of the smallest. None: there are none."""
+        return smallest is None or self._homes.get(role, NEVER_CLOSED) <= smallest

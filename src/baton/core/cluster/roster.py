@@ -1,0 +1,337 @@
+"""Which instances may get new requests now, sorted so that a request finds its instance without a look at all of them.
+
+    by load     the order in which the policy prefers them, where nothing is cached
+    by room     how many blocks a request may need to begin there at once
+    by size     how many instances could ever hold a request of so many tokens
+
+An instance is sorted in again when an event changes it (`touch`, `update`); time changes three things (silence, a hold, an
+inhibition), and `refresh` looks at those. Members are grouped by what excludes whole groups: role, whether they were lost again
+and again (`settled`), and whether a request may wait there without room.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from baton.config import RouterConfig
+from baton.core.cluster.member import Member, Order
+from baton.errors import InvariantBroken
+from baton.protocol.ids import Instant
+
+Entry = tuple[int, int, int, Member]
+"""Load, when it was chosen last, number: smaller is better. The number is unique, so members are never compared."""
+RoomEntry = tuple[int, int, Member]
+"""Free blocks or tokens, number."""
+STEPS: Final = 2
+"""A prefill instance is sent prompts worth so many of its steps, so that it never waits for the router."""
+ANY_PROMPT: Final = 2**62
+
+
+class Place(NamedTuple):
+    """Where a member is sorted in, and by what."""
+
+    settled: bool
+    waits: bool
+    "A request may wait there although there is no room, whatever its priority is."
+    entry: Entry
+    blocks: int
+    "Member.blocks_free"
+    closes_at: Order | None
+    "Where not `waits`: only requests that are more urgent may wait there. None: none may."
+    prompt_tokens: int
+    "A prefill instance: size of a prompt that it may be sent to compute for others. -1: none."
+
+
+class Group:
+    """Members of one role that are interchangeable but for load and room."""
+
+    __slots__ = ("by_load", "by_room")
+
+    def __init__(self) -> None:
+        self.by_load: list[Entry] = []
+        self.by_room: list[RoomEntry] = []
+
+    def add(self, entry: Entry, room: int) -> None:
+        insort(self.by_load, entry)
+        insort(self.by_room, (room, entry[2], entry[3]))
+
+    def remove(self, entry: Entry, room: int) -> None:
+        del self.by_load[bisect_left(self.by_load, entry)]
+        del self.by_room[bisect_left(self.by_room, (room, entry[2]))]
+
+    def first_with(self, room: int) -> int:
+        """Where those with so much room begin in `by_room`."""
+        return bisect_left(self.by_room, (room,))
+
+
+class Sizes:
+    """Members of one role, to be counted and drawn."""
+
+    __slots__ = ("by_number", "capacities")
+
+    def __init__(self) -> None:
+        self.capacities: list[int] = []
+        self.by_number: list[tuple[int, Member]] = []
+
+    def add(self, member: Member) -> None:
+        insort(self.capacities, member.capacity)
+        insort(self.by_number, (member.number, member))
+
+    def remove(self, member: Member) -> None:
+        del self.capacities[bisect_left(self.capacities, member.capacity)]
+        del self.by_number[bisect_left(self.by_number, (member.number,))]
+
+    def able(self, tokens: int) -> int:
+        return len(self.capacities) - bisect_left(self.capacities, tokens)
+
+
+PEER: Final = "peer"
+"""In the place of a role: prefill instances that others can read from."""
+
+
+class Roster:
+    __slots__ = (
+        "_by_time",
+        "_classes",
+        "_config",
+        "_groups",
+        "_now",
+        "_sizes",
+        "_suspect_at",
+        "_touched",
+        "_urgent",
+        "fastest",
+        "members",
+        "prefills",
+        "usable_changed",
+        "usable_version",
+    )
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+        self.members: dict[int, Member] = {}
+        "By number: all that are here."
+        self._groups: dict[tuple[str, bool, bool], Group] = {}
+        "By role, settled, waits."
+        self.prefills: dict[bool, Group] = {True: Group(), False: Group()}
+        "By settled: those that compute prompts for others; room is in tokens."
+        self._sizes: dict[tuple[str, bool], Sizes] = {}
+        self._urgent: list[Order] = []
+        "`closes_at` of all members that have one."
+        self._touched: dict[int, Member] = {}
+        self._by_time: dict[int, Member] = {}
+        "Those that a point in time will change: held, or inhibited."
+        self._suspect_at = float("inf")
+        "No usable member has been silent for too long before that. A lower bound."
+        self._now = Instant(0.0)
+        self.fastest = float("inf")
+        "No decode instance computes a prompt token in less time. A lower bound."
+        self._classes: list[int] = []
+        "Capacities of usable instances, ascending, each once."
+        self.usable_version = 0
+        "Raised when an instance becomes usable or unusable."
+        self.usable_changed = True
+        "Likewise. Reset by who has looked at it."
+
+    # Changes
+
+    def join(self, member: Member) -> None:
+        self.members[member.number] = member
+        self.touch(member)
+
+    def leave(self, member: Member) -> None:
+        del self.members[member.number]
+        self._touched.pop(member.number, None)
+        self._by_time.pop(member.number, None)
+        self._move(member, None)
+        self._learn_fastest()
+
+    def touch(self, member: Member) -> None:
+        """Something about it has changed: it is sorted in anew before the next look."""
+        if member.number in self.members:
+            self._touched[member.number] = member
+
+    def update(self, member: Member, now: Instant) -> bool:
+        """Sort it in anew at once. Has it become more likely that it can take a request?"""
+        self._now = max(self._now, now)
+        before = member.place
+        self._touched.pop(member.number, None)
+        self._sort_in(member)
+        after = member.place
+        if before is None or after is None:
+            return before is not after
+        return (
+            after.blocks > before.blocks
+            or after.waits > before.waits
+            or after.prompt_tokens > before.prompt_tokens
+            or after.settled > before.settled
+        )
+
+    def refresh(self, now: Instant) -> None:
+        """Bring everything up to date."""
+        self._now = max(self._now, now)
+        if self._by_time:
+            for member in [m for m in self._by_time.values() if max(m.held_until, m.inhibited_until) <= now]:
+                del self._by_time[member.number]
+                self.touch(member)
+            for member in [m for m in self._by_time.values() if m.held_until <= now and m.place is None]:
+                self.touch(member)
+        if self._suspect_at <= now:
+            self._find_silent()
+        while self._touched:
+            self._sort_in(self._touched.popitem()[1])
+
+    def _find_silent(self) -> None:
+        """A look at all, at most once in the time that an instance may be silent."""
+        seconds, first = self._config.suspect_seconds, float("inf")
+        for member in self.members.values():
+            if member.place is not None:
+                if member.is_suspect(self._now, seconds):
+                    self._sort_in(member)
+                else:
+                    first = min(first, member.heard_at)
+        self._suspect_at = first + seconds
+
+    def _sort_in(self, member: Member) -> None:
+        config, now = self._config, self._now
+        seconds = member.beat.token_seconds
+        if 0 < seconds < self.fastest and member.hello.role == "decode":
+            self.fastest = seconds
+        if max(member.held_until, member.inhibited_until) > now:
+            self._by_time[member.number] = member
+        usable = member.mode == "serving" and member.held_until <= now
+        if not usable or member.is_suspect(now, config.suspect_seconds):
+            self._move(member, None)
+            return
+        self._suspect_at = min(self._suspect_at, member.heard_at + config.suspect_seconds)
+        waits, closes_at = self._may_wait(member)
+        load = 0 if config.policy == "round_robin" else member.load
+        entry = (load, member.chosen, member.number, member)
+        settled = member.inhibited_until <= now
+        place = Place(settled, waits, entry, member.blocks_free, closes_at, self.prompt_room(member))
+        self._move(member, place)
+
+    def _may_wait(self, member: Member) -> tuple[bool, Order | None]:
+        """Requests that are less urgent and wait there are no reason against one more."""
+        limit, waiting = self._config.waiting_prompts_max, member.overdrawn
+        if len(waiting) >= self._config.overdrawn_max or not limit:
+            return False, None
+        if len(waiting) < limit:
+            return True, None
+        return False, sorted(waiting.values())[limit - 1]
+
+    def prompt_room(self, member: Member) -> int:
+        """How large a prompt may be that this instance is sent to compute for others. -1: it is sent none."""
+        if member.hello.role != "prefill" or not member.hello.peers:
+            return -1
+        if member.prompts <= self._config.waiting_prompts_max:  # one is computed, and so many wait
+            return ANY_PROMPT
+        return max(0, STEPS * member.hello.step_tokens - member.prompt_tokens)
+
+    def _move(self, member: Member, after: Place | None) -> None:
+        before, role = member.place, member.hello.role
+        if before == after:
+            return
+        if before is not None:
+            self._groups[role, before.settled, before.waits].remove(before.entry, before.blocks)
+            if before.prompt_tokens >= 0:
+                self.prefills[before.settled].remove(before.entry, before.prompt_tokens)
+            if before.closes_at is not None:
+                del self._urgent[bisect_left(self._urgent, before.closes_at)]
+        if after is not None:
+            group = self._groups.get((role, after.settled, after.waits))
+            if group is None:
+                group = self._groups[role, after.settled, after.waits] = Group()
+            group.add(after.entry, after.blocks)
+            if after.prompt_tokens >= 0:
+                self.prefills[after.settled].add(after.entry, after.prompt_tokens)
+            if after.closes_at is not None:
+                insort(self._urgent, after.closes_at)
+        if (None if before is None else before.settled) != (None if after is None else after.settled):
+            self._count(member, before, after)
+        member.place = after
+
+    def _count(self, member: Member, before: Place | None, after: Place | None) -> None:
+        role = member.hello.role
+        self.usable_changed = True
+        self.usable_version += 1
+        self._classes = []
+        for key in (role, PEER) if role == "prefill" and member.hello.peers else (role,):
+            if before is not None:
+                self._sizes[key, before.settled].remove(member)
+            if after is not None:
+                self._sizes.setdefault((key, after.settled), Sizes()).add(member)
+
+    def _learn_fastest(self) -> None:
+        seconds = [m.beat.token_seconds for m in self.members.values() if m.hello.role == "decode" and m.beat.token_seconds > 0]
+        self.fastest = min(seconds, default=float("inf"))
+
+    # Questions. After `refresh`.
+
+    @property
+    def any_usable(self) -> bool:
+        return any(sizes.by_number for sizes in self._sizes.values())
+
+    def able(self, roles: Iterable[str], tokens: int, *, settled: bool) -> int:
+        """How many usable instances of these roles could hold a request of so many tokens."""
+        found = [self._sizes.get((role, settled)) for role in roles]
+        return sum(sizes.able(tokens) for sizes in found if sizes is not None)
+
+    def smallest(self, role: str) -> int | None:
+        """The capacity of the smallest usable instance of that role."""
+        found = [self._sizes[role, settled].capacities for settled in (True, False) if (role, settled) in self._sizes]
+        return min((capacities[0] for capacities in found if capacities), default=None)
+
+    def sizes(self) -> list[int]:
+        """All capacities of usable instances, ascending."""
+        if not self._classes:
+            self._classes = sorted({size for sizes in self._sizes.values() for size in sizes.capacities})
+        return self._classes
+
+    def size_class(self, tokens: int) -> int:
+        """Requests of the same class could have the same instances."""
+        return bisect_left(self.sizes(), tokens)
+
+    def numbered(self, roles: Iterable[str], *, settled: bool) -> list[list[tuple[int, Member]]]:
+        """Usable instances in the order in which they joined, to draw from."""
+        found = [self._sizes.get((role, settled)) for role in roles]
+        return [sizes.by_number for sizes in found if sizes is not None]
+
+    def groups(self, roles: Iterable[str], *, settled: bool, waits: bool) -> list[Group]:
+        found = [self._groups.get((role, settled, waits)) for role in roles]
+        return [group for group in found if group is not None and group.by_load]
+
+    def may_be_urgent(self, order: Order) -> bool:
+        """Perhaps a request with this place in the queue may wait where those that wait are less urgent."""
+        return bool(self._urgent) and self._urgent[-1] > order
+
+    @property
+    def prefill_has_room(self) -> bool:
+        return any(group.by_room and group.by_room[-1][0] > 0 for group in self.prefills.values())
+
+    def has_open(self, role: str) -> bool:
+        """Perhaps some instance of that role can take one more request, whole."""
+        for (each, _, waits), group in self._groups.items():
+            if each == role and group.by_room and (waits or group.by_room[-1][0] > 0):
+                return True
+        return False
+
+    def next_change(self) -> Instant | None:
+        """When an instance that is held may be tried again."""
+        times = [m.held_until for m in self._by_time.values() if m.held_until > self._now]
+        return min(times, default=None)
+
+    def check(self) -> None:
+        """Is every member where it belongs? Those that were touched are sorted in before the next look."""
+        for member in self.members.values():
+            if member.number in self._touched or member.number in self._by_time or member.place is None:
+                continue
+            place = member.place
+            self._sort_in(member)
+            if member.place != place and not member.is_suspect(self._now, self._config.suspect_seconds):
+                raise InvariantBroken(f"{member!r} is sorted in as {place[:5]}, not as {member.place!r}", invariant=49)
+        sorted_in = sum(len(group.by_load) for group in self._groups.values())
+        if sorted_in != sum(member.place is not None for member in self.members.values()):
+            raise InvariantBroken(f"{sorted_in} instances are sorted in, of {len(self.members)}", invariant=49)

@@ -1,0 +1,106 @@
+"""No request waits while an instance that could serve it has nothing to do, and nobody overtakes for the same room."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from baton.config import RouterConfig
+from baton.protocol.handoff import Expect
+from baton.protocol.output import Emit
+from baton.protocol.request import GenerateRequest
+
+from .harness import Room, Scripted, hello, request
+
+
+def sent_to(instance):
+    """Ids of all requests that it was given, whole or to go on with."""
+    whole = [message.id for message in instance.heard if isinstance(message, GenerateRequest)]
+    return whole + list(dict.fromkeys(message.request.id for message in instance.heard if isinstance(message, Expect)))
+
+
+def pair(prefill_slots=2, decode_slots=64, step_tokens=0, **config):
+    room = Room(config=RouterConfig(handoff_tokens_min=8, **config))
+    prefill = Scripted(replace(hello("p", "prefill", blocks=8000, slots=prefill_slots), step_tokens=step_tokens))
+    decode = Scripted(hello("d", "decode", blocks=8000, slots=decode_slots))
+    return room, room.join(prefill), room.join(decode)
+
+
+def test_decode_is_the_last_choice_of_one_token_requests():
+    room, prefill, decode = pair()
+    for number in range(5):
+        room.arrive(request(f"embedding{number}", prompt=(number,) * 16, max_tokens=1))
+    assert len(sent_to(prefill)) == 3, "two at once, and one that waits there"
+    assert len(sent_to(decode)) == 2
+    room.run()
+    for number in range(5):
+        room.assert_right(f"embedding{number}")
+
+
+def test_a_burst_of_one_token_requests_does_not_stop_chats():
+    room, _, decode = pair(decode_slots=4)
+    for number in range(12):
+        room.arrive(request(f"embedding{number}", prompt=(number,) * 16, max_tokens=1))
+    room.run()
+    room.arrive(request("chat", tokens=5))
+    assert "chat" in sent_to(decode)
+
+
+def test_requests_for_the_large_instance_do_not_keep_others_from_the_small_one():
+    room = Room(config=RouterConfig(waiting_prompts_max=0))
+    large = room.join(Scripted(hello("large", blocks=40, slots=1)))
+    small = room.join(Scripted(hello("small", blocks=10, slots=4)))
+    for number in range(3):
+        room.arrive(request(f"long{number}", prompt=(number,) * 100))
+    room.arrive(request("short", tokens=5))
+    assert (sent_to(large), sent_to(small)) == (["long0"], ["short"])
+    room.run()
+
+
+def test_nobody_overtakes_for_the_same_room():
+    """The last one could use the large instance too, but those that wait for it are ahead."""
+    room = Room(config=RouterConfig(waiting_prompts_max=0))
+    large = room.join(Scripted(hello("large", blocks=40, slots=1)))
+    small = room.join(Scripted(hello("small", blocks=10, slots=1)))
+    small.hold = (Emit,)  # it is busy all the time
+    for name, tokens in (("a", 5), ("b", 100), ("c", 100), ("d", 5), ("e", 5)):
+        room.arrive(request(name, tokens=tokens, max_tokens=20))
+    assert (sent_to(large), sent_to(small)) == (["a"], ["d"])
+    for _ in range(100):
+        room.step()
+    assert sent_to(large) == ["a", "b", "c", "e"]
+
+
+@pytest.mark.parametrize("waiting", [16, 26, 60])
+def test_prompts_that_wait_for_prefill_do_not_hold_up_those_that_need_none(waiting):
+    room, _, decode = pair()
+    for number in range(waiting):
+        room.arrive(request(f"long{number}", prompt=(number,) * 40))
+    room.arrive(request("chat", tokens=5))
+    assert "chat" in sent_to(decode)
+    room.run(400)
+    for number in range(waiting):
+        room.assert_right(f"long{number}")
+
+
+def test_prompts_that_wait_for_prefill_go_on_when_decode_has_their_prefix():
+    """The first one is handed over; then decode has the prefix, and computes the short rest of the others itself."""
+    room, prefill, decode = pair(decode_slots=64)
+    prefix = tuple(range(1, 41))
+    for number in range(20):
+        room.arrive(request(f"r{number}", prompt=(*prefix, number, number, number)))
+    prefill.frozen = True
+    assert len(sent_to(decode)) == 2
+    prefill.frozen = False
+    room.step(4)
+    assert len(sent_to(decode)) > 10
+    room.run(100)
+
+
+@pytest.mark.parametrize(("tokens", "step_tokens", "sent"), [(200, 8192, 81), (200, 100, 2), (4000, 1024, 2), (200, 0, 2)])
+def test_a_prefill_instance_gets_prompts_worth_two_of_its_steps(tokens, step_tokens, sent):
+    room, _, decode = pair(decode_slots=200, step_tokens=step_tokens)
+    for number in range(100):
+        room.arrive(request(f"r{number}", prompt=(number,) * tokens, max_tokens=8))
+    assert len(sent_to(decode)) == sent
+    assert sum(member.prompts for member in room.router.membership.members.values()) == sent
