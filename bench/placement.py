@@ -4,9 +4,9 @@
     python bench/placement.py --instances 1000
 
 Three states: `room` (a request arrives, instances have room: it is placed), `full` (no instance has room: a request at the head
-of a full queue is looked at in vain), `prefill` (pairs only: decode has room, prefill instances are busy). A heartbeat is handled
-with a full queue, and the placement pass that it may call for is timed by itself. The machine is one process, with no network:
-times are of the CPU. Prompts have 2,000 tokens, half of them one of 20 shared prefixes; their keys are hashed before.
+of a full queue is looked at in vain), `prefill` (pairs only: decode has room, prefill instances are busy). A heartbeat is
+handled with a full queue, and the placement pass that it may call for is timed by itself. There is no network: times are of
+the CPU. Prompts have 2,000 tokens, half of them one of 20 shared prefixes; their keys are hashed before.
 """
 
 from __future__ import annotations

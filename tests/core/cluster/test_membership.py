@@ -140,7 +140,7 @@ def test_same_name_again_ends_the_earlier_session():
         room.arrive(request(f"r{number}"))
     room.step()
     session = first.session
-    again = Scripted(replace(first.hello, incarnation=2))
+    again = Scripted(first.hello)
     del room.live[session]
     room.instances.remove(first)
     room.join(again)
@@ -312,9 +312,46 @@ def test_whether_somebody_fits_is_a_question():
     assert "was refused before" in membership.misfit(stray, room.now)
 
 
+def test_two_instances_with_one_name_the_live_one_stays():
+    room = Room("mixed")
+    (first,) = room.instances
+    room.arrive(request(max_tokens=40))
+    other = hello("mixed-0", incarnation=2)
+    for _ in range(10):
+        room.step()
+        room.wait(0.5)
+        rival = room.join(Scripted(other))
+        assert "a name of its own (--name)" in room.hung_up[rival.session]
+    assert first.session not in room.hung_up
+    room.run()
+    room.assert_right()
+    assert room.router.stats.losses["joined_again"] == 0
+
+
+def test_the_name_of_one_that_is_silent_can_be_taken():
+    room = Room("mixed")
+    (first,) = room.instances
+    room.now += 1.1
+    again = room.join(Scripted(hello("mixed-0", incarnation=2)))
+    assert list(room.hung_up) == [first.session]
+    room.arrive(request())
+    assert again.legs
+
+
+def test_one_that_was_refused_for_its_name_does_not_wait_for_itself():
+    """The other one is lost. They are alike: nobody who does not fit is let in by that."""
+    room = Room("mixed")
+    (first,) = room.instances
+    rival = room.join(Scripted(hello("mixed-0", incarnation=2)))
+    assert rival.session in room.hung_up
+    room.kill(first)
+    again = room.join(Scripted(hello("mixed-0", incarnation=2, refused=True)))
+    assert again.session not in room.hung_up
+
+
 def test_one_more_than_may_be_is_not_the_one_that_has_joined_again():
     room = Room("mixed", "mixed", config=RouterConfig(instances_max=2))
-    again = room.join(Scripted(hello("mixed-0", incarnation=2)))
+    again = room.join(Scripted(hello("mixed-0")))
     assert again.session not in room.hung_up
     assert len(names(room)) == 2
 

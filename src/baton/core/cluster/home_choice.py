@@ -9,18 +9,33 @@ With pairs there are three ways, and the best instance of all of them is taken:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from baton.config import RouterConfig
 from baton.core.cluster.choice import Census, Choice, Shortage
 from baton.core.cluster.closed import Closed
 from baton.core.cluster.member import Member
-from baton.core.cluster.roster import PEER
-from baton.core.cluster.search import Candidate, Pool, Wish
+from baton.core.cluster.membership import Membership
+from baton.core.cluster.roster import PEER, Roster
+from baton.core.cluster.search import Candidate, Pool, Search, Wish
 from baton.core.cluster.trip import Trip
-from baton.protocol.ids import Instant
+from baton.protocol.ids import BlockKey, Instant
 
-if TYPE_CHECKING:
-    from baton.core.cluster.placement import Placement
+
+class Rules(Protocol):
+    """What a choice depends on beside the request (placement.py)."""
+
+    config: RouterConfig
+    membership: Membership
+    roster: Roster
+    search: Search
+
+    @property
+    def block_size(self) -> int: ...
+    def keys(self, trip: Trip) -> list[BlockKey]: ...
+    def stays(self, member: Member, uncached: int, *, prefill: bool) -> bool: ...
+    def depth_to_stay(self, tokens: int, size: int) -> int: ...
+    def chosen(self, choice: Choice, *, pairs: bool) -> Choice: ...
 
 
 class HomeChoice:
@@ -40,7 +55,7 @@ class HomeChoice:
         "_trip",
     )
 
-    def __init__(self, placement: Placement, trip: Trip, now: Instant, closed: Closed, census: Census) -> None:
+    def __init__(self, placement: Rules, trip: Trip, now: Instant, closed: Closed, census: Census) -> None:
         self._placement = placement
         self._trip = trip
         self._now = now

@@ -6,15 +6,12 @@ heartbeat corrects; the instance alone admits.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final, NamedTuple
 
 from baton.core.cluster.events import Session
 from baton.core.cluster.paths import Paths
 from baton.protocol.ids import Instant, RequestId
 from baton.protocol.node import Beat, NodeHello
-
-if TYPE_CHECKING:
-    from baton.core.cluster.roster import Place
 
 HELD_SHARE: Final = 16
 """So many tokens whose KV is held weigh as much as one that is to be computed: they make a step longer, not by much."""
@@ -23,6 +20,24 @@ ALWAYS_ROOM: Final = 2**62
 
 Order = tuple[int, float, int]
 """Of a request in the queue: priority, when the first attempt arrived, a counter."""
+
+Entry = tuple[int, int, int, "Member"]
+"""Load, when it was chosen last, number: smaller is better. The number is unique, so members are never compared."""
+
+
+class Place(NamedTuple):
+    """Where a member is sorted in, and by what."""
+
+    settled: bool
+    waits: bool
+    "A request may wait there although there is no room, whatever its priority is."
+    entry: Entry
+    blocks: int
+    "Member.blocks_free"
+    closes_at: Order | None
+    "Where not `waits`: only requests that are more urgent may wait there. None: none may."
+    prompt_tokens: int
+    "A prefill instance: size of a prompt that it may be sent to compute for others. -1: none."
 
 
 class Member:

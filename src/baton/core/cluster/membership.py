@@ -116,10 +116,24 @@ class Membership:
             wait = loss.at + seconds - now
             if name != hello.name and wait > 0 and loss.hello is not None and (why := _disagreement(hello, loss.hello)):
                 return f"{why}, and {name} may come back within {wait:.0f} s"
+        mine = self._losses.get(hello.name)
+        if mine is not None and mine.hello is not None and not _disagreement(hello, mine.hello):
+            return ""  # those that are waited for are like this one
         wait = 0.0 if self._nobody_since is None else self._nobody_since + seconds - now
         if hello.refused and wait > 0:
             return f"it was refused before, and those that it did not fit may come back within {wait:.0f} s"
         return ""
+
+    def name_taken(self, earlier: Member, hello: NodeHello, now: Instant) -> str:
+        """Why an instance cannot have the name of this one. Empty: it is the same instance again, or that one is silent. Two
+        that live would replace each other for ever, and each time the requests of one of them would be lost."""
+        silent = now - earlier.heard_at
+        if hello.incarnation == earlier.hello.incarnation or silent >= self._config.suspect_seconds:
+            return ""
+        return (
+            f"another instance named {hello.name} is connected and alive (its last message came {silent:.1f} s ago): give "
+            f"every instance a name of its own (--name), or stop the other one"
+        )
 
     def refuse(self, hello: NodeHello) -> None:
         """It does not fit. Where it did before it was lost, nobody waits for it as it was."""

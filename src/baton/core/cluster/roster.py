@@ -13,35 +13,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
 from baton.config import RouterConfig
-from baton.core.cluster.member import Member, Order
+from baton.core.cluster.member import Entry, Member, Order, Place
 from baton.errors import InvariantBroken
 from baton.protocol.ids import Instant
 
-Entry = tuple[int, int, int, Member]
-"""Load, when it was chosen last, number: smaller is better. The number is unique, so members are never compared."""
 RoomEntry = tuple[int, int, Member]
 """Free blocks or tokens, number."""
 STEPS: Final = 2
 """A prefill instance is sent prompts worth so many of its steps, so that it never waits for the router."""
 ANY_PROMPT: Final = 2**62
-
-
-class Place(NamedTuple):
-    """Where a member is sorted in, and by what."""
-
-    settled: bool
-    waits: bool
-    "A request may wait there although there is no room, whatever its priority is."
-    entry: Entry
-    blocks: int
-    "Member.blocks_free"
-    closes_at: Order | None
-    "Where not `waits`: only requests that are more urgent may wait there. None: none may."
-    prompt_tokens: int
-    "A prefill instance: size of a prompt that it may be sent to compute for others. -1: none."
 
 
 class Group:

@@ -214,6 +214,10 @@ class Router:
             self.coordinator.effects.append(HangUp(event.session, why))
             return True
         earlier = self.membership.names.get(hello.name)
+        if earlier is not None and (why := self.membership.name_taken(earlier, hello, now)):
+            self.stats.instances_refused += 1
+            self.coordinator.effects.append(HangUp(event.session, why))
+            return True
         if earlier is not None:
             self._lose(earlier, "joined_again", f"{hello.name} has joined again")
         self.membership.join(event.session, hello, now)

@@ -15,9 +15,9 @@ from heapq import merge
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from baton.config import RouterConfig
-from baton.core.cluster.member import Member
+from baton.core.cluster.member import Entry, Member
 from baton.core.cluster.prefix_index import Holders, PrefixIndex
-from baton.core.cluster.roster import Entry, Group, Roster
+from baton.core.cluster.roster import Group, Roster
 from baton.protocol.ids import BlockKey
 
 if TYPE_CHECKING:

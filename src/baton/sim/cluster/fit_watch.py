@@ -1,7 +1,8 @@
 """60: the instances of a router agree, and who joins is taken if it fits, and only then. Looked at from what one router hears
 and says. 59, as far as a router decides it: an answer that has begun is given to nobody who computes with other weights.
 
-    others are here           it is taken if it has their identity; else it is refused, and drives nobody out
+    others are here           it is taken if it has their identity; else it is refused, and drives nobody out. One with the name
+                              of another life that is alive is refused too
     nobody is here            it is taken, but for two that wait no_instance_seconds:
       others were a moment ago   one that has another identity than they had, and another name; those of them that have
                                  dialled with other weights themselves do not count
@@ -42,6 +43,12 @@ class FitWatch:
         self._lost: dict[str, tuple[float, bytes]] = {}
         "Of a name: when it was lost, and what it computed with. Not one that was told to stop."
         self._nobody_since: float | None = None
+        self._heard: dict[Session, float] = {}
+        self._suspect_seconds = config.suspect_seconds
+
+    def resumed(self, now: float) -> None:
+        """The router was frozen: silence up to now does not count."""
+        self._heard.update(dict.fromkeys(self._here, now))
 
     def clear(self) -> None:
         """The router begins anew."""
@@ -59,7 +66,8 @@ class FitWatch:
 
     # What the router hears
 
-    def heard(self, session: Session, message: Any) -> None:
+    def heard(self, session: Session, message: Any, now: float) -> None:
+        self._heard[session] = now
         if type(message) is InstanceStats and session in self._here:
             self._here[session].mode = message.mode
 
@@ -80,6 +88,9 @@ class FitWatch:
         refused = event.session in hung_up
         if not self._here and self._nobody_since is None:
             self._nobody_since = now
+        if refused and self._is_name_taken(hello, now):
+            self._watch.saw("one with the name of another that lives was refused")
+            return
         if self._here:
             self._beside_others(hello, refused=refused, drives_out=len(hung_up) > 1)
         else:
@@ -92,6 +103,12 @@ class FitWatch:
             self.gone(other, now)
         self._here[event.session] = Here(hello)
         self._nobody_since = None
+
+    def _is_name_taken(self, hello: NodeHello, now: float) -> bool:
+        """By another life that was heard of a moment ago."""
+        found = [session for session, here in self._here.items() if here.hello.name == hello.name]
+        others = [session for session in found if self._here[session].hello.incarnation != hello.incarnation]
+        return any(now - self._heard[session] < self._suspect_seconds * DRIFT for session in others)
 
     def _beside_others(self, hello: NodeHello, *, refused: bool, drives_out: bool) -> None:
         fits = all(here.hello.ready.identity == hello.ready.identity for here in self._here.values())
@@ -106,7 +123,7 @@ class FitWatch:
     def _alone(self, hello: NodeHello, *, refused: bool, now: float) -> None:
         waits = [self._left(at, now) for name, (at, identity) in self._lost.items()
                  if name != hello.name and identity != hello.ready.identity]  # fmt: skip
-        if hello.refused and self._nobody_since is not None:
+        if hello.refused and self._nobody_since is not None and not self._was_here(hello):
             waits.append(self._left(self._nobody_since, now))
         must_wait, may_wait = any(low > 0 for low, _ in waits), any(high > 0 for _, high in waits)
         if must_wait and not refused:
@@ -117,6 +134,10 @@ class FitWatch:
             self._watch.saw("one that may not fit waited for others to come back")
         elif any(identity != hello.ready.identity for _, identity in self._lost.values()):
             self._watch.saw("a router has other weights than before")
+
+    def _was_here(self, hello: NodeHello) -> bool:
+        """As it is: it is one of those that may come back."""
+        return hello.name in self._lost and self._lost[hello.name][1] == hello.ready.identity
 
     def _left(self, since: float, now: float) -> tuple[float, float]:
         """Of the time to wait, by clocks that may differ: at least, and at most."""

@@ -158,6 +158,7 @@ class RouterProcess:
             action()
         self._stalls.was_frozen()
         self._heard.update(dict.fromkeys(self._wires, self._timeline.now))
+        self.fit.resumed(self._timeline.now)
         self._tell(Resumed())
         self._armed = None
         self._beat(life)
@@ -204,7 +205,7 @@ class RouterProcess:
         self._stalls.heard(wire.number, message, self._timeline.now)
         self._preemptions.heard(wire.number, message, self._timeline.now)
         self._paths.heard(wire.number, message, self._timeline.now)
-        self.fit.heard(wire.number, message)
+        self.fit.heard(wire.number, message, self._timeline.now)
         if type(message) is NodeHello:
             self._wires[wire.number] = self._dialled.pop(wire.number)
             self._sizes[wire.number] = self._timeline.now, message.ready.blocks
