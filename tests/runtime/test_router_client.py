@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 
 import pytest
 from client_pair import Asked, request
@@ -13,6 +14,8 @@ from run_loop import finish
 
 from baton.api.errors import as_api_error
 from baton.api.generate.engine_client import EngineRefused
+from baton.core.cluster.events import ClusterEffect, ClusterEvent
+from baton.core.cluster.router import Router
 from baton.errors import CallerError, Unavailable
 from baton.protocol.control import (
     AbortRequest,
@@ -26,7 +29,7 @@ from baton.protocol.control import (
     WakeInstance,
 )
 from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Offer, PeerOffer, Prefill, Released
-from baton.protocol.ids import Incarnation, RequestId, Slot
+from baton.protocol.ids import Incarnation, Instant, RequestId, Slot
 from baton.protocol.node import NodeRefused, PathView
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
@@ -552,5 +555,83 @@ def test_the_context_is_what_every_instance_holds():
             await small.leave()
             assert cluster.client.instances.context_tokens == 300
             assert seen[-1] == 300
+
+    finish(main())
+
+
+# Two instances with one name, and a router that was stalled
+
+
+def test_two_instances_with_one_name_the_live_one_stays():
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(20):
+            first = await cluster.instance("m-0")
+            for life in range(2, 6):
+                rival = await cluster.connect("m-0")
+                rival.hello = replace(rival.hello, incarnation=life)
+                assert "a name of its own (--name)" in (await cluster.refused(rival)).reason
+            asked = Asked(cluster.client, request())
+            there = await first.heard(GenerateRequest)
+            first.send(Emit([(there.id, 1, 0, 0, [5])], [ended(there.id, 1)]))
+            await asked.over
+            assert cluster.client.view().counters["lost_joined_again"] == 0
+
+    finish(main())
+
+
+def test_an_instance_that_dials_again_replaces_its_earlier_session():
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(20):
+            await cluster.instance("m-0")
+            await cluster.instance("m-0")
+            assert len(cluster.client.nodes) == 1
+            assert cluster.client.view().counters["lost_joined_again"] == 1
+
+    finish(main())
+
+
+class Counting:
+    """A machine whose events are counted."""
+
+    def __init__(self, machine: Router) -> None:
+        self._machine, self.events = machine, Counter[str]()
+
+    def handle(self, event: ClusterEvent, now: Instant) -> list[ClusterEffect]:
+        self.events[type(event).__name__] += 1
+        return self._machine.handle(event, now)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._machine, name)
+
+
+def test_many_events_in_one_turn_of_the_loop_make_one_placement_pass():
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(20):
+            await cluster.instance("m-0")
+            counting = cluster.client._driver.machine = Counting(cluster.machine)
+            asked = [Asked(cluster.client, request(f"r{number}")) for number in range(20)]
+            while counting.events["Arrive"] < 20:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert counting.events["RunPass"] <= 2
+            cluster.client.withdraw_all()
+            for one in asked:
+                await one.over
+
+    finish(main())
+
+
+def test_a_router_that_was_stalled_renews_all_instances_at_once():
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(20):
+            for number in range(8):
+                await cluster.instance(f"m-{number}")
+            counting = cluster.client._driver.machine = Counting(cluster.machine)
+            time.sleep(cluster.config.lapse_seconds + 0.5)  # the whole process
+            while not counting.events["Resumed"]:
+                await asyncio.sleep(0)
+            assert (counting.events["Resumed"], counting.events["RunPass"]) == (1, 0)
+            await settled()
+            assert len(cluster.client.nodes) == 8
 
     finish(main())

@@ -285,3 +285,17 @@ def test_what_was_cached_is_passed_on_with_the_first_token_only():
     assert room.say(home, Emit([row(0, 5)], [], begun=[begun])) == []
     (effect,) = room.say(home, Emit([row(0, 5), row(1, 6)], [], begun=[begun]))
     assert effect == Deliver(Emit([row(1, 6)], []))
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_tokens_of_an_instance_that_has_no_part_in_the_request_are_not_taken(beside):
+    """With the right attempt and position, alone or beside tokens of its own requests."""
+    room = Room("mixed", "mixed")
+    room.arrive(request("r"))
+    room.arrive(request("own", tokens=41))
+    (stranger,) = [instance for instance in room.instances if "r" not in instance.legs]
+    rows = [("r", 1, 0, 0, [666])]
+    room.say(stranger, Emit([("own", 1, 0, 0, [5]), *rows] if beside else rows, []))
+    assert ("r", 0) not in room.told
+    assert room.told.get(("own", 0)) == ([5] if beside else None)
+    assert room.router.stats.stale_rows == 1

@@ -1,6 +1,6 @@
 """Tokens and ends on their way from instances to clients: each position once, in order, and only of the present attempt.
 
-Most emits are all right as they are, and are passed on as the same object: a token costs two lookups, two compares and an
+Most emits are all right as they are, and are passed on as the same object: a token costs three lookups, two compares and an
 append. The others are sifted row by row.
 """
 
@@ -36,13 +36,13 @@ class Delivery:
         """Has something ended, so that others may have a chance?"""
         if emit.ended or emit.logprobs:
             return self._sift(member, emit)
-        trips, rows = self._coordinator.trips, iter(emit.tokens)
+        trips, legs, rows = self._coordinator.trips, member.legs, iter(emit.tokens)
         try:
             for row in rows:
                 request, attempt, index, position, tokens = row
                 trip = trips[request]
                 told = trip.open[index]
-                if position != len(told) or attempt != trip.attempt:
+                if position != len(told) or attempt != trip.attempt or request not in legs:
                     break
                 told.extend(tokens)
             else:

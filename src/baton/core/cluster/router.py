@@ -267,8 +267,9 @@ class Router:
             self._lose(member, "silent", f"nothing was heard of it for {self._config.lapse_seconds:g} s")
         for member in self.membership.stalled(self.coordinator.now):
             self._move_from(member)
-        for trip in self._alarms.due(self.coordinator.now):
-            self._on_alarm(trip)
+        for _ in TripState:  # one that comes back to the queue may have waited there for too long already
+            for trip in self._alarms.due(self.coordinator.now):
+                self._on_alarm(trip)
         look_at = self._dispatch.look_at
         if look_at is not None and look_at <= self.coordinator.now:
             self._dispatch.look_at = None

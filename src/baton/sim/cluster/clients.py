@@ -50,7 +50,9 @@ class ClusterClients:
         self._stopped: dict[str, None] = {}
         "Whose last sequence was withdrawn by its front."
         self._fresh: list[Trip] = []
-        self._quiet = not scenario.faults
+        cluster = scenario.cluster
+        patient = min(cluster.silence_seconds_max, cluster.prefill_seconds_max, cluster.queue_seconds_max) >= 300.0
+        self._quiet = not scenario.faults and patient
         self._rough = sum(len(node.steps) + len(node.cache_faults) for node in self._cluster.nodes)
         self._rough += 10 * sum(client.poison_at is not None for client in scenario.clients)
         "Faults of workers and copies, whenever they come. Poison takes several workers with it."
