@@ -24,13 +24,22 @@ TIMEOUT_MARGIN = 1.1
 class Begun:
     """What a client remembers of the moment when it came."""
 
-    __slots__ = ("at", "broken", "router")
+    __slots__ = ("at", "broken", "last_at", "router", "silences")
 
     def __init__(self, router: int, at: float) -> None:
         self.router = router
         self.at = at
+        self.last_at = at
+        "When a token came last."
+        self.silences = 0
+        "Times that nothing came for as long as a router may wait."
         self.broken = False
         "Its router died: it hears nothing more, and nobody is to blame."
+
+    def hears(self, now: float, patience: float) -> None:
+        """A token, or an end."""
+        self.silences += int((now - self.last_at) / patience)
+        self.last_at = now
 
 
 class ClusterClients:
@@ -49,6 +58,8 @@ class ClusterClients:
         self._begun: dict[str, Begun] = {}
         self._stopped: dict[str, None] = {}
         "Whose last sequence was withdrawn by its front."
+        self._patience = 0.97 * min(self._cluster.silence_seconds_max, self._cluster.prefill_seconds_max)
+        "Clocks differ."
         self._fresh: list[Trip] = []
         cluster = scenario.cluster
         patient = min(cluster.silence_seconds_max, cluster.prefill_seconds_max, cluster.queue_seconds_max) >= 300.0
@@ -131,6 +142,7 @@ class ClusterClients:
         told = self._logprobs.told(emit) if emit.logprobs else {}
         for request, _, index, position, token in each_token(emit.tokens):
             trip = self._watch.trips[request]
+            self._begun[request].hears(self._timeline.now, self._patience)
             delivered = trip.delivered[index]
             if position != len(delivered):
                 raise InvariantBroken(f"{request}.{index}: token {position} after {len(delivered)}", invariant=21)
@@ -234,8 +246,8 @@ class ClusterClients:
         waited, lost = self._timeline.now - begun.at, self._losses(trip)
         nobody = self._disturbances(trip) and waited > 9.0
         nobody = nobody or waited > self._cluster.queue_seconds_max * 0.97
-        patience = min(self._cluster.silence_seconds_max, self._cluster.prefill_seconds_max)
-        lost += int(waited / (patience * 0.97))  # each time that nothing came for so long counts as a loss
+        begun.hears(self._timeline.now, self._patience)
+        lost += begun.silences
         if effect.error != "worker_gone" or not (lost > self._cluster.migrations_max or nobody):
             raise InvariantBroken(f"{trip.name} is broken off for nothing: {effect.detail}", invariant=22)
         self._watch.saw("a request was broken off")

@@ -88,9 +88,11 @@ class FitWatch:
         refused = event.session in hung_up
         if not self._here and self._nobody_since is None:
             self._nobody_since = now
-        if refused and self._is_name_taken(hello, now):
+        if refused and self._is_name_taken(hello, now, DRIFT):
             self._watch.saw("one with the name of another that lives was refused")
             return
+        if not refused and self._is_name_taken(hello, now, 1 / DRIFT):
+            raise InvariantBroken(f"{hello.name} drives out another one of its name, which lives", invariant=60)
         if self._here:
             self._beside_others(hello, refused=refused, drives_out=len(hung_up) > 1)
         else:
@@ -104,11 +106,11 @@ class FitWatch:
         self._here[event.session] = Here(hello)
         self._nobody_since = None
 
-    def _is_name_taken(self, hello: NodeHello, now: float) -> bool:
+    def _is_name_taken(self, hello: NodeHello, now: float, drift: float) -> bool:
         """By another life that was heard of a moment ago."""
         found = [session for session, here in self._here.items() if here.hello.name == hello.name]
         others = [session for session in found if self._here[session].hello.incarnation != hello.incarnation]
-        return any(now - self._heard[session] < self._suspect_seconds * DRIFT for session in others)
+        return any(now - self._heard[session] < self._suspect_seconds * drift for session in others)
 
     def _beside_others(self, hello: NodeHello, *, refused: bool, drives_out: bool) -> None:
         fits = all(here.hello.ready.identity == hello.ready.identity for here in self._here.values())

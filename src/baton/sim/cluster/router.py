@@ -37,6 +37,7 @@ from baton.protocol.node import NodeHello, NodeRefused, RouterBeat, RouterHello
 from baton.protocol.output import Emit
 from baton.sim.cluster.clock import Clock
 from baton.sim.cluster.fit_watch import FitWatch
+from baton.sim.cluster.given_watch import GivenWatch
 from baton.sim.cluster.idle_watch import check_idle
 from baton.sim.cluster.line_watch import LineWatch
 from baton.sim.cluster.naive_placement import check_placement
@@ -96,6 +97,7 @@ class RouterProcess:
         self._paths = PathWatch(watch)
         self.fit = FitWatch(config, watch)
         self._line = LineWatch(config, pairs=pairs)
+        self._given = GivenWatch()
         self._inbox: list[Callable[[], None]] = []
         self._sizes: dict[Session, tuple[float, int]] = {}
         "Of a session: when it ended (or began), and the blocks of its instance."
@@ -127,6 +129,7 @@ class RouterProcess:
         self._paths.clear()
         self.fit.clear()
         self._line.clear()
+        self._given.clear()
         self._sizes.clear()
         self._armed = None
         for wire in (*self._wires.values(), *self._dialled.values()):
@@ -206,6 +209,7 @@ class RouterProcess:
         self._preemptions.heard(wire.number, message, self._timeline.now)
         self._paths.heard(wire.number, message, self._timeline.now)
         self.fit.heard(wire.number, message, self._timeline.now)
+        self._given.heard(wire.number, message)
         if type(message) is NodeHello:
             self._wires[wire.number] = self._dialled.pop(wire.number)
             self._sizes[wire.number] = self._timeline.now, message.ready.blocks
@@ -226,6 +230,7 @@ class RouterProcess:
         self._preemptions.gone(session)
         self._paths.gone(session)
         self.fit.gone(session, self._timeline.now)
+        self._given.gone(session)
         for legs in self._legs.values():
             legs.pop(session, None)
 
@@ -260,6 +265,7 @@ class RouterProcess:
                     self._preemptions.told(session, message, self._timeline.now)
                     self._paths.told(session, message, self._timeline.now)
                     self.fit.told(session, message)
+                    self._given.told(session, message)
                     if (wire := self._wires.get(session)) is not None:
                         wire.send("down", message)
                 case Deliver(emit):
@@ -274,6 +280,7 @@ class RouterProcess:
                     self.hearers.broken_off(effect)
                 case HangUp(session, reason):
                     self._hang_up(session, reason, refused=type(event) is Join and event.session == session)
+        self._given.after(effects)
         self._paths.given_up(machine.stats.paths_given_up)
         if machine.open_requests and machine.next_deadline() is None:
             raise InvariantBroken(f"{self.name}: requests are open, and no deadline is armed", invariant=41)
@@ -355,11 +362,19 @@ class RouterProcess:
             return
         if self._clock.virtual(deadline) <= self._timeline.now + 1e-9:
             self._tell(Tick(), at_least=deadline)
+            self._look_at_queue()
             armed = self.machine.next_deadline()
             if armed is not None and armed <= deadline:
                 raise InvariantBroken(f"{self.name}: a deadline that is over is still armed", invariant=35)
         else:
             self._arm()
+
+    def _look_at_queue(self) -> None:
+        """41: nobody waits in the queue for longer than it may."""
+        for trip in self.machine.coordinator.line.trips() if self.machine is not None else []:
+            waited = self.machine.coordinator.now - trip.queued_at if self.machine is not None else 0.0
+            if waited > self.config.queue_seconds_max:
+                raise InvariantBroken(f"{trip!r} waits in the queue for {waited:.2f} s", invariant=41)
 
     # Questions
 
