@@ -58,6 +58,7 @@ CLUSTER_SOMETIMES: tuple[str, ...] = (
     "a client left",
     "a stop string ended one sequence",
     "a stop string after a replay",
+    "one sequence was withdrawn",
     "one row failed, alone",
     "a poisonous request was given up",
     "a log-probability was told",
