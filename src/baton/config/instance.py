@@ -57,6 +57,8 @@ class SchedulerConfig:
     "A step without a result and without progress for this long means that the worker is lost; so does one 20 times as long."
     worker_start_seconds_max: float = 600.0
     "A restarted worker that is not ready after this long is lost too."
+    worker_stop_seconds_max: float = 60.0
+    "An order to sleep or to wake waits so long for the worker to end; then it is refused."
     worker_restarts_max: int = 5
     "Worker losses in a row, none of them healthy in between, after which the instance gives up."
     worker_kills_max: int = 5
@@ -85,8 +87,8 @@ class SchedulerConfig:
         require(0.0 <= self.reserve_learning <= 1.0, "scheduler.reserve_learning must be between 0 and 1")
         require(self.reserve_clip_tokens >= 1, "scheduler.reserve_clip_tokens must be at least 1")
         require(
-            self.step_seconds_max > 0 and self.worker_start_seconds_max > 0,
-            "scheduler.step_seconds_max and scheduler.worker_start_seconds_max must be positive",
+            min(self.step_seconds_max, self.worker_start_seconds_max, self.worker_stop_seconds_max) > 0,
+            "scheduler.step_seconds_max, worker_start_seconds_max and worker_stop_seconds_max must be positive",
         )
         require(self.worker_restarts_max >= 0, "scheduler.worker_restarts_max must not be negative")
         require(self.worker_kills_max >= 1 and self.worker_kill_seconds > 0, "scheduler: the bounds of kills are too small")

@@ -87,7 +87,7 @@ class AdmissionModel:
                 self._taken.discard(slot)
 
     def ended(self, trip: Trip, index: int) -> None:
-        if trip.hit[index] is not None:  # it was admitted once
+        if trip.hit[index] is not None and trip.ended[index] in ("stop", "length"):  # it was admitted once, and not cut short
             used = min(1.0, len(trip.delivered[index]) / trip.client.max_tokens)
             self._ratio += (used - self._ratio) * self._scenario.reserve_learning
         slot = self._slot_of.pop((trip.orders[0][1], index), None)

@@ -3,7 +3,9 @@
 import pytest
 
 from baton.core.engine.phase import Phase
-from baton.core.events import Submit
+from baton.core.engine.worker_watch import WorkerState
+from baton.core.events import Abort, Submit
+from baton.protocol.ids import RequestId
 from baton.protocol.request import Refused
 
 from .harness import Driver, freeze, make_request, stop_at
@@ -184,6 +186,28 @@ def test_reserve_learns_from_what_ended_sequences_used():
     driver.submit("never admitted", max_tokens=100)
     driver.abort("never admitted")
     assert reserve.ratio == ratio
+
+
+@pytest.mark.parametrize("end", ["abort", "timeout", "error"])
+def test_reserve_learns_nothing_from_answers_that_were_cut_short(end):
+    """A wave of clients that leave says nothing about the answers of those that stay."""
+    driver = Driver(reserve_start=0.5, reserve_learning=0.5)
+    for number in range(4):
+        driver.submit(f"r{number}", [number, 1, 2], max_tokens=100, timeout_seconds=5.0 if end == "timeout" else None)
+    driver.step(3)
+    if end == "abort":
+        for number in range(4):
+            driver.tell(Abort(RequestId(f"r{number}")))
+    elif end == "timeout":
+        driver.advance(6.0)
+    else:
+        for _ in range(40):
+            driver.lose_worker()
+            if driver.instance.worker.state is WorkerState.GONE:
+                break
+            driver.restart_worker()
+    assert len(driver.ended) == 4
+    assert driver.instance.view.reserve_ratio == 0.5
 
 
 def test_reserve_rises_when_growth_preempts_and_not_when_urgency_or_pressure_does():

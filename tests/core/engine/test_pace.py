@@ -12,14 +12,14 @@ def pace(gap: float | None = 0.025, bound: int = 128) -> StepPace:
     return StepPace(SchedulerConfig(decode_gap_seconds=gap, prefill_tokens_beside_decodes=bound))
 
 
-def run(each: StepPace, steps: int, *, price: float, decode: float) -> list[int]:
+def run(each: StepPace, steps: int, *, price: float, decode: float, cost: float = 0.0) -> list[int]:
     """Steps as a worker of this speed would take them, alternating with steps that only decode."""
     chunks = []
     for _ in range(steps):
         each.step_done(0, 1, decode)
         tokens = each.prompt_tokens()
         chunks.append(tokens)
-        each.step_done(tokens, 1, decode + price * tokens)
+        each.step_done(tokens, 1, decode + cost + price * tokens)
     return chunks
 
 
@@ -77,3 +77,29 @@ def test_results_that_come_together_teach_nothing():
     before = each.prompt_tokens()
     each.step_done(128, 1, 0.0)
     assert each.prompt_tokens() == before
+
+
+@pytest.mark.parametrize("cost", [0.03, 0.1])
+def test_a_fixed_cost_above_the_goal_does_not_keep_chunks_at_the_minimum(cost):
+    """Whatever the size of the chunk the gap is longer than the goal: prompts get as much time as the cost takes."""
+    chunks = run(pace(), 600, price=0.0004, decode=0.003, cost=cost)
+    expected = min(128, cost / 0.0004)
+    assert chunks[-1] >= expected - 2 * CHUNK_MIN
+    assert sum(chunks[-100:]) >= 4 * 100 * CHUNK_MIN
+
+
+def test_a_fixed_cost_below_the_goal_is_left_out_of_the_price():
+    """10 ms whatever the size: what the goal leaves beside it is for tokens."""
+    each = pace()
+    for _ in range(40):  # prompts end with chunks of any size
+        run(each, 3, price=0.0002, decode=0.003, cost=0.008)
+        each.step_done(8, 1, 0.003 + 0.008 + 0.0002 * 8)
+    tokens = each.prompt_tokens()
+    assert 0.003 + 0.008 + 0.0002 * tokens <= 0.025 + 1e-9
+    assert tokens >= 48
+
+
+def test_a_slow_machine_tries_a_larger_chunk_only_now_and_then():
+    chunks = run(pace(), 1000, price=0.1, decode=0.01)[2:]
+    assert set(chunks) == {CHUNK_MIN, 2 * CHUNK_MIN}
+    assert sum(chunk > CHUNK_MIN for chunk in chunks) <= 10

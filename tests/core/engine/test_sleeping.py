@@ -112,3 +112,28 @@ def test_orders_that_wait_are_bounded():
     assert driver.orders == {ORDERS_MAX: "refused"}
     assert len(driver.stopped) == 1
     assert not any(isinstance(effect, RestartWorker | StopWorker) for effect in driver.tell(WorkerStopped()))
+
+
+def test_orders_do_not_wait_for_ever_for_a_worker_that_does_not_end():
+    driver = Driver(worker_stop_seconds_max=5.0)
+    driver.tell(Pause())
+    driver.tell(Sleep(1))
+    driver.tell(Wake(2))
+    assert driver.instance.next_deadline() == 5.0
+    driver.advance(5.0)
+    assert driver.orders == {1: "refused", 2: "refused"}
+    assert driver.instance.next_deadline() is None
+    assert not driver.restarts, "the old worker may still hold the memory"
+    driver.tell(Wake(3))
+    driver.advance(1.0)
+    driver.tell(WorkerStopped())
+    assert driver.restarts, "it has ended after all"
+    driver.restart_worker()
+    assert driver.orders[3] == "done"
+
+
+def test_a_worker_that_ends_in_time_disarms_the_deadline():
+    driver = asleep()
+    assert driver.instance.next_deadline() is None
+    driver.advance(1000.0)
+    assert driver.orders == {1: "done"}

@@ -11,6 +11,7 @@ after every plan in which the last owner still writes to it.
 from __future__ import annotations
 
 from bisect import insort
+from typing import Final
 
 from baton.config import InstanceConfig
 from baton.core.deadlines import Deadlines
@@ -31,6 +32,10 @@ from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId, Incarnation, Instant, RequestId, Slot
 from baton.protocol.output import EndError
 from baton.protocol.request import FinishReason
+
+
+USED_ALL: Final = (FinishReason.STOP, FinishReason.LENGTH)
+"""Ends that say how long an answer is. An abort, a timeout or an error cuts it short and teaches the reserve nothing."""
 
 
 class Need:
@@ -197,7 +202,7 @@ class Board:
             self.tiers.host.touch(sequence.keys)
         if sequence.queued:
             self._leave_queue(sequence)
-        if sequence.admissions and not handed_over:
+        if sequence.admissions and not handed_over and reason in USED_ALL:
             self.reserve.sequence_ended(sequence)
         group = sequence.group
         if sequence is group.leader and len(group.sequences) > 1:

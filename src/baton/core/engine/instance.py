@@ -98,7 +98,7 @@ class Instance:
         self.in_flight = self._steps.in_flight
         self.view = InstanceView(self.board, self.in_flight)
         self._service = ServiceMode()
-        self._sleeping = Sleeping(self.worker)
+        self._sleeping = Sleeping(config.scheduler, self.worker)
         self._intake = Intake(config, self.board, self.worker, self._service)
         self._handoff = HandoffEnds(config, self.board, self._intake)
         self._checked = 0
@@ -161,6 +161,7 @@ class Instance:
         deadline = self.worker.deadline
         for other in (
             self._service.drain_deadline,
+            self._sleeping.deadline,
             self._intake.next_deadline(),
             self._loader.next_deadline(),
             self.board.tiers.next_deadline(),
@@ -270,7 +271,7 @@ class Instance:
 
     def _on_sleep(self, event: Sleep) -> None:
         awake = not self._sleeping.asleep
-        self._effects += self._sleeping.sleep(event, paused=self.mode is Mode.PAUSED)
+        self._effects += self._sleeping.sleep(event, self._now, paused=self.mode is Mode.PAUSED)
         if awake and self._sleeping.asleep:
             self._distrust_pool()
 
@@ -380,6 +381,7 @@ class Instance:
         the whole process their answers may be here, unread, behind other news (runtime/driver.py)."""
         if self.worker.deadline is not None and self.worker.deadline <= self._now:
             self._lose_worker("timeout", self.worker.overdue)
+        self._effects += self._sleeping.expire(self._now)
         hang = self.board.tiers.hangs(self._now)
         if hang is not None:
             self._effects.append(RestartCache(hang))

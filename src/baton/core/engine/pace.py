@@ -9,6 +9,15 @@ to twice where a reader would see the text stutter:
 
 A price that rises counts at once, one that falls slowly: a long context costs more per token with every chunk, and the next
 chunk must not be the one that finds out.
+
+A step with prompts may also cost something whatever their size (other kernels, no graph). Small chunks alone cannot tell that
+cost from the price: it would look like a price that is too high for larger ones, and prompts would crawl. So steps of up to
+CHUNK_MIN tokens and larger ones are averaged apart, and the line through both says cost and price:
+
+    seconds beyond decoding   cost |---- price * tokens ----|
+
+Prompts get the time that the goal leaves beside the cost, and where the cost takes most of it at least as much as the cost.
+Where all steps are at the minimum, one of many is larger, to have both averages.
 """
 
 from __future__ import annotations
@@ -28,10 +37,28 @@ GAP_SEEN: Final = 0.09
 SLOWDOWN_SEEN: Final = 2.0
 """The same for steps that take longer than that: prompts still get half of the time."""
 LEARNING: Final = 0.125
+TRY_LARGER: Final = 128
+"""Of so many steps with the least prompt tokens one has twice as many: fewer than one in a hundred gaps is longer for it."""
+
+
+class MixedSteps:
+    """Averages of steps of similar size: prompt tokens, and what they took beyond decoding."""
+
+    __slots__ = ("seconds", "tokens")
+
+    def __init__(self, tokens: int, seconds: float) -> None:
+        self.tokens = float(tokens)
+        self.seconds = seconds
+
+    def add(self, tokens: int, seconds: float) -> None:
+        rises = seconds * self.tokens > self.seconds * tokens
+        share = 0.5 if rises else LEARNING
+        self.tokens += (tokens - self.tokens) * share
+        self.seconds += (seconds - self.seconds) * share
 
 
 class StepPace:
-    __slots__ = ("_decode_seconds", "_goal", "_limit", "price")
+    __slots__ = ("_at_least", "_decode_seconds", "_goal", "_large", "_limit", "_small", "price")
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._goal = config.decode_gap_seconds
@@ -39,7 +66,13 @@ class StepPace:
         self._decode_seconds: float | None = None
         "A step in which nothing but decoding happens."
         self.price: float | None = None
-        "Seconds for one prompt token."
+        "Seconds for one prompt token, its part of the cost of a step included."
+        self._small: MixedSteps | None = None
+        "Steps beside decodes with up to CHUNK_MIN prompt tokens."
+        self._large: MixedSteps | None = None
+        "Those with more."
+        self._at_least = 0
+        "Steps with CHUNK_MIN tokens since the last larger one."
 
     def step_done(self, prompt_tokens: int, decoding: int, seconds: float) -> None:
         """A step that the worker was not idle before has taken so long."""
@@ -54,6 +87,20 @@ class StepPace:
             self.price = (self.price + price) / 2
         else:
             self.price = _average(self.price, price)
+        if decoding and self._decode_seconds is not None:
+            self._mixed_step(prompt_tokens, max(rest, 0.0))
+
+    def _mixed_step(self, tokens: int, seconds: float) -> None:
+        if tokens > CHUNK_MIN:
+            self._at_least = 0
+            if self._large is None:
+                self._large = MixedSteps(tokens, seconds)
+            self._large.add(tokens, seconds)
+        else:
+            self._at_least += tokens == CHUNK_MIN
+            if self._small is None:
+                self._small = MixedSteps(tokens, seconds)
+            self._small.add(tokens, seconds)
 
     def prompt_tokens(self) -> int:
         """For the next step in which others decode."""
@@ -63,8 +110,22 @@ class StepPace:
             return min(self._limit, FIRST_CHUNK)
         decoding = self._decode_seconds or 0.0
         slowed = min(SLOWDOWN_MAX * decoding, max(GAP_SEEN, SLOWDOWN_SEEN * decoding))
-        room = (max(self._goal, slowed) - decoding) / self.price
-        return min(self._limit, max(CHUNK_MIN, int(room) // CHUNK_MIN * CHUNK_MIN))
+        room = self._tokens_in(max(self._goal, slowed) - decoding)
+        least = 2 * CHUNK_MIN if self._at_least >= TRY_LARGER else CHUNK_MIN
+        return min(self._limit, max(least, int(room) // CHUNK_MIN * CHUNK_MIN))
+
+    def _tokens_in(self, seconds: float) -> float:
+        """Prompt tokens that are computed in so much time beyond decoding."""
+        assert self.price
+        small, large = self._small, self._large
+        if small is None or large is None or large.seconds <= small.seconds:
+            return seconds / self.price
+        price = (large.seconds - small.seconds) / (large.tokens - small.tokens)
+        cost = large.seconds - price * large.tokens
+        if cost <= 0.0:
+            return seconds / self.price
+        # No more than twice of what was measured: beyond that the line is a guess.
+        return min(max(seconds - cost, cost) / price, 2 * large.tokens)
 
 
 def _average(old: float | None, new: float) -> float:

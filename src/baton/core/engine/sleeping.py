@@ -2,13 +2,15 @@
 
     READY --sleep--> ASLEEP (the shell ends the worker, says WorkerStopped) --wake--> STARTING --WorkerReady--> READY
 
-Every order is answered by its number. A wake that comes while the worker is still being stopped waits for that.
+Every order is answered by its number. A wake that comes while the worker is still being stopped waits for that. Orders wait
+for the stop at most `worker_stop_seconds_max`; then they are refused, and the instance stays asleep until the stop is reported.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from baton.config import SchedulerConfig
 from baton.core.effects import Effect, RestartWorker, StopWorker
 from baton.core.engine.worker_watch import WorkerState, WorkerWatch
 from baton.core.events import Sleep, Wake
@@ -19,10 +21,13 @@ ORDERS_MAX: Final = 256
 
 
 class Sleeping:
-    __slots__ = ("_sleeps", "_stopping", "_wakes", "_worker")
+    __slots__ = ("_sleeps", "_stop_seconds_max", "_stopping", "_wakes", "_worker", "deadline")
 
-    def __init__(self, worker: WorkerWatch) -> None:
+    def __init__(self, config: SchedulerConfig, worker: WorkerWatch) -> None:
         self._worker = worker
+        self._stop_seconds_max = config.worker_stop_seconds_max
+        self.deadline: Instant | None = None
+        "By then the worker has ended, or the orders that wait for that are refused."
         self._stopping = False
         "The shell has not said yet that the worker has ended."
         self._sleeps: list[int] = []
@@ -32,7 +37,7 @@ class Sleeping:
     def asleep(self) -> bool:
         return self._worker.state is WorkerState.ASLEEP
 
-    def sleep(self, event: Sleep, *, paused: bool) -> list[Effect]:
+    def sleep(self, event: Sleep, now: Instant, *, paused: bool) -> list[Effect]:
         """Only where nobody is owed anything: it has to be paused first."""
         may = self.asleep or (paused and self._worker.state is WorkerState.READY)
         if not may or self._wakes or len(self._sleeps) >= ORDERS_MAX:
@@ -40,6 +45,7 @@ class Sleeping:
         if self.asleep and not self._stopping:
             return [OrderAnswer(event.number, "done")]
         self._sleeps.append(event.number)
+        self._wait_for_stop(now)
         if self.asleep:
             return []
         self._worker.sleep()
@@ -50,8 +56,20 @@ class Sleeping:
         """The worker has ended, and its memory is given back."""
         if not self._stopping:
             return []
-        self._stopping = False
+        self._stopping, self.deadline = False, None
         return [*self._answer(self._sleeps, "done"), *(self._start(now) if self._wakes else [])]
+
+    def _wait_for_stop(self, now: Instant) -> None:
+        if self.deadline is None:
+            self.deadline = Instant(now + self._stop_seconds_max)
+
+    def expire(self, now: Instant) -> list[Effect]:
+        """The worker has not ended in time. Another one is not started beside it: it may still hold all of the memory."""
+        if self.deadline is None or now < self.deadline:
+            return []
+        self.deadline = None
+        detail = "the worker has not ended in time"
+        return [*self._answer(self._sleeps, "refused", detail), *self._answer(self._wakes, "refused", detail)]
 
     def wake(self, event: Wake, now: Instant) -> list[Effect]:
         if self._worker.state is WorkerState.READY:
@@ -59,7 +77,11 @@ class Sleeping:
         if self._worker.state is WorkerState.GONE or len(self._wakes) >= ORDERS_MAX:
             return [OrderAnswer(event.number, "refused", "no worker can be started")]
         self._wakes.append(event.number)
-        return self._start(now) if self.asleep and not self._stopping else []
+        if self.asleep and not self._stopping:
+            return self._start(now)
+        if self._stopping:
+            self._wait_for_stop(now)
+        return []
 
     def ready(self) -> list[Effect]:
         return self._answer(self._wakes, "done")
