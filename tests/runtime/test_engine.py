@@ -12,7 +12,7 @@ from engine_rig import Rig
 from fake_worker import expected
 from run_loop import finish
 
-from baton.core.engine import admission, progress_watch
+from baton.core.engine import progress_watch
 from baton.core.engine.instance import Instance
 from baton.core.events import Tick
 from baton.errors import EngineError, InvariantBroken
@@ -67,11 +67,10 @@ def test_the_end_of_the_supervisor_ends_it_too():
 def test_a_healthy_worker_is_not_replaced_because_a_plan_would_be_too_large(monkeypatch: pytest.MonkeyPatch):
     """The plan was made, did not go in a frame, and the error was blamed on the worker."""
     monkeypatch.setattr(codec, "FRAME_BYTES_MAX", 1 << 15)
-    monkeypatch.setattr(admission, "NEW_BYTES_MAX", 1 << 14, raising=False)
     words = ((7,) * 2000,)
 
     async def main() -> None:
-        async with Rig(slots=64, tokens_per_step=256) as rig:
+        async with Rig(slots=64, tokens_per_step=256, new_bytes_max=1 << 14) as rig:
             rig.ask("first")
             for number in range(60):
                 settings = SamplingParams(max_tokens=2, bad_words=words, seed=number)

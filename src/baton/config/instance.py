@@ -53,6 +53,12 @@ class SchedulerConfig:
     "How much the end of one sequence counts in that share. 0: it stays as it is."
     reserve_clip_tokens: int = 4096
     "A sequence's expected growth is counted up to this many tokens."
+    new_bytes_max: int = 1024 * 1024
+    "New sequences of one plan, in bytes on the wire. More wait for the next plan; one alone may be larger."
+    plan_bytes_max: int = 32 * 1024 * 1024
+    "A request that could need a plan of more bytes than this, at its longest, is refused. Half of what a frame may hold."
+    sleep_orders_max: int = 256
+    "Orders to sleep, and orders to wake, that wait for the worker at once. More are refused."
     step_seconds_max: float = 60.0
     "A step without a result and without progress for this long means that the worker is lost; so does one 20 times as long."
     worker_start_seconds_max: float = 600.0
@@ -83,6 +89,10 @@ class SchedulerConfig:
             "scheduler.prefill_tokens_beside_decodes must be at least 1: prompts would wait for as long as anything decodes",
         )
         require(self.decode_gap_seconds is None or self.decode_gap_seconds > 0, "scheduler.decode_gap_seconds must be positive")
+        require(
+            min(self.new_bytes_max, self.plan_bytes_max, self.sleep_orders_max) >= 1,
+            "scheduler.new_bytes_max, plan_bytes_max and sleep_orders_max must be at least 1",
+        )
         require(0.0 <= self.reserve_start <= 1.0, "scheduler.reserve_start must be between 0 and 1")
         require(0.0 <= self.reserve_learning <= 1.0, "scheduler.reserve_learning must be between 0 and 1")
         require(self.reserve_clip_tokens >= 1, "scheduler.reserve_clip_tokens must be at least 1")

@@ -145,10 +145,11 @@ class AdmissionModel:
         for new in plan.new:
             self._admit(plan, places[new.slot], new.slot, new.incarnation, [*new.blocks], new.computed_tokens)
             self._prefill[new.slot], self._position[new.slot] = len(new.tokens), new.computed_tokens
+        paced = self._scenario.decode_gap_seconds is not None and self._decoding() > 0  # how much room there is, is learned
         room = self._run(plan, room)
-        if room > 0 and not dropped:
+        if room > 0 and not dropped and not paced:
             self._check_unused(plan)
-        if room > 0 and sure:
+        if room > 0 and sure and not paced:
             self._check_left_out(plan)
 
     def _run(self, plan: StepPlan, room: int) -> int:
@@ -178,6 +179,8 @@ class AdmissionModel:
         """53: the head of the line is not in this plan."""
         if (head := self._line.head()) is None:
             return
+        if plan.new and self._scenario.new_bytes_max < 1 << 16:
+            return  # it may be too large for what is left of the plan
         if len(self._taken) < self._scenario.slots and not self._line.returns_before(head[0].orders[head[1]]):
             need, left = self._need(head, self.cache.is_held), self.cache.available - self._reserve(head)
             if need <= left:

@@ -96,7 +96,7 @@ class Clients:
     def _ask(self, trip: Trip) -> None:
         """Refused or not: as the reference says."""
         gone = self._node.instance.worker.state.value == "gone"
-        self._submitting = trip, self.watch.reference.refusal(trip.client, gone)
+        self._submitting = trip, self.watch.reference.refusal(trip.client, trip.request.sampling, gone)
         self._node.tell(Submit(trip.request))
 
     def _abort(self, trip: Trip) -> None:

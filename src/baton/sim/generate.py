@@ -65,6 +65,7 @@ def generate(seed: int) -> Scenario:
     scenario.clients = _clients(seed, scenario, kind, rng)
     if kind != "long":
         long_prompts(scenario, stream(seed, "long prompts"))
+        _plan_bounds(scenario, stream(seed, "plan bounds"))
     _size_pool(scenario, kind, rng)
     last = max(client.at for client in scenario.clients)
     _client_faults(scenario, faults, stream(seed, "client faults"))
@@ -87,9 +88,25 @@ def long_prompts(scenario: Scenario, rng: Random) -> None:
     """In one of eight some prompts take many steps, most of them of clients that are not urgent."""
     scenario.prompts_at_once = rng.choice((1, 2, 4, 4))
     if rng.random() < 1 / 8:
-        for client in scenario.clients:
-            if rng.random() < (0.05 if client.priority < 0 else 0.3):
-                client.prompt = client.prompt + [rng.randrange(VOCAB) for _ in range(rng.randint(40, 200))]
+        _lengthen(scenario.clients, rng)
+
+
+def _lengthen(clients: list[Client], rng: Random) -> None:
+    for client in clients:
+        if rng.random() < (0.05 if client.priority < 0 else 0.3):
+            client.prompt = client.prompt + [rng.randrange(VOCAB) for _ in range(rng.randint(40, 200))]
+
+
+def _plan_bounds(scenario: Scenario, rng: Random) -> None:
+    """Some have a goal for the gap between tokens, some have small plans, some refuse what is too large for a plan."""
+    if rng.random() < 0.15:
+        scenario.decode_gap_seconds, scenario.token_seconds = rng.choice((0.005, 0.02, 0.05)), rng.choice((0.001, 0.01))
+        scenario.tokens_per_step, scenario.prefill_tokens_beside_decodes = scenario.slots + 64, None
+        _lengthen(scenario.clients, rng)
+    if rng.random() < 0.2:
+        scenario.new_bytes_max = rng.choice((100, 1000, 2000))
+    if rng.random() < 0.05:
+        scenario.plan_bytes_max = rng.choice((900, 1200))
 
 
 def _full_and_cleared(scenario: Scenario, last: float, rng: Random) -> None:

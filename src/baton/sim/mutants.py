@@ -107,6 +107,12 @@ MUTANTS: tuple[Mutant, ...] = (
            "two of a class push each other out in turn"),
     Mutant("prompts-before-urgent-heads", "core.engine.scheduler", "            self._admit(draft, step, now, before=priority)\n", "",
            "an urgent request waits for the prompts of less urgent ones"),
+    Mutant("gap-ignored", "core.engine.pace", "        return min(self._limit, max(least, int(room) // CHUNK_MIN * CHUNK_MIN))\n", "        return self._limit\n",
+           "prompts beside decodes take as long as they take"),
+    Mutant("plan-without-bound", "core.engine.admission", 'return Shortage("plan", over) if over > 0 and room.new_bytes else None', "return None",
+           "a plan has as many new sequences as there are, however large"),
+    Mutant("never-planned-accepted", "core.engine.intake", "if plan > self._config.scheduler.plan_bytes_max:", "if plan < 0:",
+           "a request that no plan can carry is accepted"),
     Mutant("room-of-the-queue-lost", "core.engine.scheduler", "if draft.room.prefill_left > 0:  # what", "if draft.room.prefill_left < 0:  # what",
            "prompt tokens that were left to the queue are used by nobody"),
     # Preemption and ends

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from msgspec.msgpack import encode
+
 from baton.core.engine.view import InstanceView
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId
 from baton.protocol.step import NewSequence, StepPlan
 from baton.sim.admission_model import AdmissionModel
 from baton.sim.line import Line, Place
+from baton.sim.pace_watch import PaceWatch
 from baton.sim.reference import Reference
 from baton.sim.scenario import Client, Scenario
 from baton.sim.trip import Trip
@@ -37,6 +40,7 @@ class PlanWatch:
         # With lower tiers blocks come and go that no plan tells of; thousands of slots are too many for a slow model.
         modelled = not scenario.host_blocks and scenario.slots <= 64
         self.model = AdmissionModel(scenario, view, line, saw) if modelled else None
+        self._pace = PaceWatch(scenario)
         self._urgency = UrgencyWatch(view, scenario.steps_in_flight, saw)
         self._line = line
         self._saw = saw
@@ -86,6 +90,8 @@ class PlanWatch:
         if plan.drops and not counts:
             self._saw("a batch with nothing but drops")
         self._beside_decodes(plan)
+        self._bytes(plan)
+        self._pace.planned(plan, self._position, self._known)
         chunk_max = scenario.chunk_tokens_max or scenario.tokens_per_step
         for slot, count, table in zip(plan.run.slots, counts, tables, strict=True):
             self._writes(plan, slot, count, table, chunk_max)
@@ -109,6 +115,12 @@ class PlanWatch:
             )
         elif sum(chunks) == bound:
             self._saw("prompts were held back beside decodes")
+
+    def _bytes(self, plan: StepPlan) -> None:
+        """30: new sequences and their settings are no larger than a plan may have, unless there is one alone."""
+        bound = self._scenario.new_bytes_max
+        if len(plan.new) > 1 and bound < 1 << 16 and len(encode((plan.new, plan.sampling))) > bound:
+            raise InvariantBroken(f"step {plan.step}: {len(plan.new)} new sequences have more than {bound} bytes", invariant=30)
 
     def _new(self, new: NewSequence) -> None:
         trip = self._trip_of(new)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
+from baton.core.engine.admission import new_bytes
 from baton.core.events import Event, LossCause, Pause, Resume
 from baton.errors import InvariantBroken
-from baton.protocol.request import Refused
+from baton.protocol.request import Refused, SamplingParams
 from baton.sim.scenario import Client, Scenario
 from baton.sim.trip import Order
 
@@ -43,8 +44,9 @@ class Reference:
 
     # Refusals
 
-    def refusal(self, client: Client, worker_gone: bool) -> Refused | None:
-        """The answer that the client must get."""
+    def refusal(self, client: Client, sampling: SamplingParams, worker_gone: bool) -> Refused | None:
+        """The answer that the client must get. How large a plan may get is the core's own estimate: plans.py checks that none
+        has more."""
         scenario = self._scenario
         if worker_gone:
             return Refused("worker_gone")
@@ -56,6 +58,9 @@ class Reference:
         blocks = (positions + scenario.block_size - 1) // scenario.block_size
         if blocks > scenario.blocks:
             return Refused("never_fits", blocks, scenario.blocks)
+        plan = new_bytes(len(client.prompt) + client.max_tokens, sampling)
+        if plan > scenario.plan_bytes_max:
+            return Refused("never_planned", plan, scenario.plan_bytes_max)
         requests, tokens = scenario.queue_requests_max, scenario.queue_tokens_max
         own = client.n * len(client.prompt)
         if client.n > requests or own > tokens:

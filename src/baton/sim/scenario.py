@@ -16,7 +16,7 @@ VOCAB = 16
 PULL_SHARE, RELEASE_SHARE = 0.4, 0.3
 "Of the time that a router gives a hand-off. The rest is for the messages."
 
-TIERS = TierConfig()
+TIERS, SCHEDULER = TierConfig(), SchedulerConfig()
 "The defaults of production."
 
 Abortable = Literal["held", "waiting", "loading", "prefill", "decode", "preempting", "closing", "end"]
@@ -217,6 +217,10 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     chunk_tokens_max: int | None = None
     prefill_tokens_beside_decodes: int | None = None
     prompts_at_once: int = 4
+    decode_gap_seconds: float | None = None
+    "Goal of a step in which prompts are computed beside decodes."
+    new_bytes_max: int = SCHEDULER.new_bytes_max
+    plan_bytes_max: int = SCHEDULER.plan_bytes_max
     steps_in_flight: int = 2
     order: Literal["priority", "arrival"] = "priority"
     prefix_caching: bool = True
@@ -274,6 +278,9 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
                 chunk_tokens_max=self.chunk_tokens_max,
                 prefill_tokens_beside_decodes=self.prefill_tokens_beside_decodes,
                 prompts_at_once=self.prompts_at_once,
+                decode_gap_seconds=self.decode_gap_seconds,
+                new_bytes_max=self.new_bytes_max,
+                plan_bytes_max=self.plan_bytes_max,
                 steps_in_flight=self.steps_in_flight,
                 order=self.order,
                 reserve_start=self.reserve_start,

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from baton.sim.run import run
-from baton.sim.scenario import Client, Cluster, Scenario
+from baton.sim.scenario import SCHEDULER, Client, Cluster, Scenario
 
 TRIALS_MAX = 6_000
 
@@ -142,6 +142,9 @@ _SIMPLER_INSTANCE: tuple[tuple[str, Any], ...] = (
     ("chunk_tokens_max", None),
     ("prefill_tokens_beside_decodes", None),
     ("prompts_at_once", 4),
+    ("decode_gap_seconds", None),
+    ("new_bytes_max", SCHEDULER.new_bytes_max),
+    ("plan_bytes_max", SCHEDULER.plan_bytes_max),
     ("order", "priority"),
     ("eviction", "lru"),
     ("prefix_caching", True),

@@ -1,7 +1,7 @@
 """What is said once per request is in a plan once, and no plan is larger than a frame."""
 
 from baton.core.engine import admission
-from baton.core.engine.admission import NEW_BYTES_MAX, new_bytes
+from baton.core.engine.admission import new_bytes
 from baton.protocol.codec import FRAME_BYTES_MAX, encode
 from baton.protocol.request import Refused, SamplingParams
 
@@ -57,9 +57,8 @@ def test_different_settings_have_rows_of_their_own():
     driver.assert_answered()
 
 
-def test_a_plan_that_would_be_too_large_is_split(monkeypatch):
-    monkeypatch.setattr(admission, "NEW_BYTES_MAX", 40_000)
-    driver = Driver(blocks=512, block_size=4, slots=64, tokens_per_step=4096, steps_in_flight=1)
+def test_a_plan_that_would_be_too_large_is_split():
+    driver = Driver(new_bytes_max=40_000, blocks=512, block_size=4, slots=64, tokens_per_step=4096, steps_in_flight=1)
     driver.submit("first", [9], max_tokens=1)
     for number in range(12):
         words = tuple((number, *word) for word in WORDS[:1000])  # about 20 kB each, all different
@@ -72,9 +71,8 @@ def test_a_plan_that_would_be_too_large_is_split(monkeypatch):
     driver.assert_at_rest()
 
 
-def test_one_sequence_larger_than_the_bound_still_goes_alone(monkeypatch):
-    monkeypatch.setattr(admission, "NEW_BYTES_MAX", 100)
-    driver = Driver(blocks=64, block_size=4, slots=8, tokens_per_step=256, steps_in_flight=1)
+def test_one_sequence_larger_than_the_bound_still_goes_alone():
+    driver = Driver(new_bytes_max=100, blocks=64, block_size=4, slots=8, tokens_per_step=256, steps_in_flight=1)
     for number in range(4):
         driver.submit(f"p{number}", range(20), max_tokens=2)
     assert max(len(plan.new) for plan in plans(driver)) == 1
@@ -95,4 +93,4 @@ def test_the_bound_of_bytes_is_never_below_what_a_plan_has():
         "a", [40] * 100, max_tokens=2, bad_words=WORDS, logit_bias=((2**31 - 1, 1.5),) * 1024, stop_token_ids=(7,) * 99
     )
     (plan,) = [plan for plan in plans(driver) if plan.new]
-    assert len(encode(plan)) <= new_bytes(100, plan.sampling[0]) < NEW_BYTES_MAX
+    assert len(encode(plan)) <= new_bytes(100, plan.sampling[0]) < driver.config.scheduler.new_bytes_max

@@ -1,12 +1,11 @@
 """Sleep and wake: no worker is wanted, and later one is."""
 
 from baton.core.effects import Mode, RestartWorker, StopWorker
-from baton.core.engine.sleeping import ORDERS_MAX
 from baton.core.engine.worker_watch import WorkerState
-from baton.core.events import Pause, Resume, Sleep, Wake, WorkerLost, WorkerStopped
+from baton.core.events import Pause, Resume, Sleep, Wake, WorkerLost, WorkerReady, WorkerStopped
 from baton.protocol.ids import WorkerEpoch
 
-from .harness import Driver
+from .harness import Driver, FakeWorker
 
 
 def asleep() -> Driver:
@@ -38,6 +37,19 @@ def test_a_paused_instance_gives_up_its_worker_and_gets_another():
     assert driver.ended["c", 0].cached_tokens == 0, "the cache went with the worker"
     assert driver.instance.worker.losses == 0, "it is nobody's fault"
     driver.assert_at_rest()
+
+
+def test_nothing_that_was_cached_before_the_sleep_is_found_after_it():
+    """Also where the next pool has the incarnation of the one before: incarnations are drawn by whoever makes the pool."""
+    driver = asleep()
+    driver.tell(Wake(2))
+    driver.worker = FakeWorker(driver.config.kv.block_size)
+    driver.tell(WorkerReady(driver.instance.worker.epoch, driver.pool_incarnation))
+    driver.tell(Resume(3))
+    driver.submit("c", range(9), max_tokens=3)
+    driver.run()
+    driver.assert_answered("c")
+    assert driver.ended["c", 0].cached_tokens == 0
 
 
 def test_only_a_paused_instance_sleeps():
@@ -105,11 +117,11 @@ def test_a_worker_that_does_not_come_is_lost_like_any_other():
 
 
 def test_orders_that_wait_are_bounded():
-    driver = Driver()
+    driver = Driver(sleep_orders_max=3)
     driver.tell(Pause())
-    for number in range(ORDERS_MAX + 1):
+    for number in range(4):
         driver.tell(Sleep(number))
-    assert driver.orders == {ORDERS_MAX: "refused"}
+    assert driver.orders == {3: "refused"}
     assert len(driver.stopped) == 1
     assert not any(isinstance(effect, RestartWorker | StopWorker) for effect in driver.tell(WorkerStopped()))
 

@@ -8,7 +8,6 @@ planned, or the one that would be left if certain victims were gone (preemption.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from msgspec import Struct
 
@@ -16,9 +15,6 @@ from baton.core.engine.board import Board
 from baton.core.engine.request import Sequence
 from baton.core.engine.stats import HeldBack
 from baton.protocol.request import SamplingParams, sampling_bytes
-
-NEW_BYTES_MAX: Final = 1024 * 1024
-"""New sequences of one plan, in bytes on the wire. More wait for the next plan; one alone may be larger."""
 
 
 class Shortage(Struct, frozen=True):
@@ -29,14 +25,15 @@ class Shortage(Struct, frozen=True):
 class Room:
     """What a step has left for newcomers."""
 
-    __slots__ = ("_reserves", "available", "new_bytes", "prefill_left", "settings", "slots_free")
+    __slots__ = ("_reserves", "available", "new_bytes", "new_bytes_max", "prefill_left", "settings", "slots_free")
 
-    def __init__(self, prefill_left: int, slots_free: int, available: int) -> None:
+    def __init__(self, prefill_left: int, slots_free: int, available: int, new_bytes_max: int) -> None:
         self.prefill_left = prefill_left
         "Prompt tokens."
         self.slots_free = slots_free
         self.available = available
         "Blocks."
+        self.new_bytes_max = new_bytes_max
         self.new_bytes = 0
         "What the plan says of those that were admitted so far, on the wire."
         self.settings: dict[SamplingParams, int] = {}
@@ -95,7 +92,7 @@ def order(head: Sequence, room: Room, board: Board) -> Shortage | None:
 
 def plan_bytes(head: Sequence, room: Room, board: Board) -> Shortage | None:
     """The new sequences of a step stay within what a plan may carry. One always goes."""
-    over = room.new_bytes + room.bytes_for(head) - NEW_BYTES_MAX
+    over = room.new_bytes + room.bytes_for(head) - room.new_bytes_max
     return Shortage("plan", over) if over > 0 and room.new_bytes else None
 
 

@@ -33,7 +33,6 @@ from baton.protocol.ids import BlockId, Incarnation, Instant, RequestId, Slot
 from baton.protocol.output import EndError
 from baton.protocol.request import FinishReason
 
-
 USED_ALL: Final = (FinishReason.STOP, FinishReason.LENGTH)
 """Ends that say how long an answer is. An abort, a timeout or an error cuts it short and teaches the reserve nothing."""
 
@@ -67,6 +66,7 @@ class Board:
         "leased",
         "lined_up",
         "loading",
+        "new_bytes_max",
         "now",
         "out",
         "pool",
@@ -118,6 +118,7 @@ class Board:
         "To be told to the worker in the next plan."
         self.folds: list[tuple[Sequence, Incarnation, int, BlockId]] = []
         "Table entries replaced since the last plan."
+        self.new_bytes_max = config.scheduler.new_bytes_max
         self.reserve = GrowthReserve(config.scheduler, config.kv.block_size)
         self.out = Outbox()
         self.now = Instant(0.0)

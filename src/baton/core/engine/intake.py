@@ -14,7 +14,6 @@ from baton.core.engine.request import Group
 from baton.core.engine.service_mode import ServiceMode
 from baton.core.engine.worker_watch import WorkerState, WorkerWatch
 from baton.core.events import Abort
-from baton.protocol.codec import FRAME_BYTES_MAX
 from baton.protocol.ids import Instant, RequestId
 from baton.protocol.output import EndError
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
@@ -52,8 +51,8 @@ class Intake:
         if worst > kv.blocks:
             return Refused("never_fits", worst, kv.blocks)
         plan = new_bytes(len(request.prompt) + request.sampling.max_tokens, request.sampling)
-        if plan > FRAME_BYTES_MAX // 2:
-            return Refused("never_planned", plan, FRAME_BYTES_MAX // 2)
+        if plan > self._config.scheduler.plan_bytes_max:
+            return Refused("never_planned", plan, self._config.scheduler.plan_bytes_max)
         if request.attempt > 1 or not in_line:
             return None  # its first attempt was let in, somewhere: a replay is not queued again
         sequences = len(request.wanted)

@@ -63,7 +63,7 @@ class _After:
         "Of the blocks of those that leave: requests that would still hold them."
         self._hits = frozenset(board.cache.blocks_of(head.keys[: board.need(head).hit]))
         free = board.slots.total - len(board.running)
-        self.room = Room(prefill_room(self._decoding), free, board.cache.available)
+        self.room = Room(prefill_room(self._decoding), free, board.cache.available, board.new_bytes_max)
         idle = board.idle_leases(head.order)
         for lease in idle:
             self._release(lease.blocks)

@@ -88,7 +88,7 @@ class Scheduler:
 
     def _room(self) -> Room:
         board = self._board
-        return Room(self._prefill_room(board.decoding), board.slots.free, board.cache.available)
+        return Room(self._prefill_room(board.decoding), board.slots.free, board.cache.available, board.new_bytes_max)
 
     def _load_heads(self, room: Room, step: StepNo, now: Instant) -> bool:
         """Heads of the line whose KV a lower tier has leave it. True: the one that is left is about to."""

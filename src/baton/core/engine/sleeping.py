@@ -8,8 +8,6 @@ for the stop at most `worker_stop_seconds_max`; then they are refused, and the i
 
 from __future__ import annotations
 
-from typing import Final
-
 from baton.config import SchedulerConfig
 from baton.core.effects import Effect, RestartWorker, StopWorker
 from baton.core.engine.worker_watch import WorkerState, WorkerWatch
@@ -17,14 +15,13 @@ from baton.core.events import Sleep, Wake
 from baton.protocol.control import OrderAnswer, OrderOutcome
 from baton.protocol.ids import Instant
 
-ORDERS_MAX: Final = 256
-
 
 class Sleeping:
-    __slots__ = ("_sleeps", "_stop_seconds_max", "_stopping", "_wakes", "_worker", "deadline")
+    __slots__ = ("_orders_max", "_sleeps", "_stop_seconds_max", "_stopping", "_wakes", "_worker", "deadline")
 
     def __init__(self, config: SchedulerConfig, worker: WorkerWatch) -> None:
         self._worker = worker
+        self._orders_max = config.sleep_orders_max
         self._stop_seconds_max = config.worker_stop_seconds_max
         self.deadline: Instant | None = None
         "By then the worker has ended, or the orders that wait for that are refused."
@@ -40,7 +37,7 @@ class Sleeping:
     def sleep(self, event: Sleep, now: Instant, *, paused: bool) -> list[Effect]:
         """Only where nobody is owed anything: it has to be paused first."""
         may = self.asleep or (paused and self._worker.state is WorkerState.READY)
-        if not may or self._wakes or len(self._sleeps) >= ORDERS_MAX:
+        if not may or self._wakes or len(self._sleeps) >= self._orders_max:
             return [OrderAnswer(event.number, "refused", "pause it first, and wait for a worker that is being started")]
         if self.asleep and not self._stopping:
             return [OrderAnswer(event.number, "done")]
@@ -74,7 +71,7 @@ class Sleeping:
     def wake(self, event: Wake, now: Instant) -> list[Effect]:
         if self._worker.state is WorkerState.READY:
             return [OrderAnswer(event.number, "done")]
-        if self._worker.state is WorkerState.GONE or len(self._wakes) >= ORDERS_MAX:
+        if self._worker.state is WorkerState.GONE or len(self._wakes) >= self._orders_max:
             return [OrderAnswer(event.number, "refused", "no worker can be started")]
         self._wakes.append(event.number)
         if self.asleep and not self._stopping:
