@@ -42,7 +42,7 @@ async function fetchAnswer(body, message, signal, changed) {
       numbers.first ??= (last - began) / 1000;
       if (!chunk.usage) numbers.tokens += 1;
       if (numbers.tokens > 1) numbers.rate = (numbers.tokens - 1) / ((last - began) / 1000 - numbers.first || Infinity);
-      if (choice.finish_reason) numbers.finish = choice.finish_reason;
+      if (choice.finish_reason) numbers.finish = choice.ended_by || choice.finish_reason;
       takeDelta(message, choice.delta, (last - began) / 1000);
       changed();
     }
