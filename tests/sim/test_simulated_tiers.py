@@ -9,7 +9,7 @@ import pytest
 from baton.core.events import StorageAnswered
 from baton.errors import InvariantBroken
 from baton.protocol.moves import BlockMove, StorageAnswer, StorageQuery, pack_tokens
-from baton.sim.scenario import Client, Scenario
+from baton.sim.scenario import CacheFault, Client, Scenario
 from baton.sim.world import World
 
 STALL = 10.0
@@ -115,6 +115,35 @@ def test_storage_that_has_failed_three_times_in_a_row_may_not_be_asked_for_a_sec
     watch.told(StorageQuery(9, (bytes(32),), 0.2), 1.1, worker_ready=True)
     watch.answered(9, None)
     watch.told(StorageQuery(10, (bytes(32),), 0.2), 1.2, worker_ready=True)
+
+
+def test_a_storage_that_never_comes_back_costs_time_and_nothing_else():
+    made = scenario()
+    made.cache_faults = [CacheFault(move, "silent") for move in range(1, 40, 3)]
+    outcome = World(made).run()
+    assert outcome.invariant is None, outcome.violation
+    assert "storage never came back from a call" in outcome.sometimes
+    assert "the cache service died" in outcome.sometimes, "it was replaced, because its threads are stuck"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_is_said_to_a_former_life_of_the_service_is_never_done(kept):
+    """The engine is frozen while the service restarts: each life has a socket of its own."""
+    cache = World(scenario()).node.cache
+    assert cache is not None
+    heard: list[object] = []
+    cache.connect(heard.append)
+    cache._ready(True)
+    cache.heard(heard.pop())
+    cache.take(StorageQuery(1, (bytes(32),), 0.2))
+    assert cache._taken == 1
+    cache.crash()
+    cache._ready(kept)
+    cache.take(StorageQuery(2, (bytes(32),), 0.2))
+    assert cache._taken == 1, "the engine has not read CacheLost yet"
+    cache.heard(heard.pop())
+    cache.take(StorageQuery(3, (bytes(32),), 0.2))
+    assert cache._taken == 2
 
 
 def by_tokens() -> Scenario:
