@@ -286,15 +286,17 @@ def test_a_block_whose_copy_is_under_way_is_not_copied_again():
 
 
 def test_a_block_that_is_parked_while_its_copy_is_under_way_goes_on_to_storage():
-    driver = TieredDriver(storage=True, write="back", preempted="storage", watermark=1.0)
+    driver = TieredDriver(storage=True, write="back", preempted="storage", watermark=0.9, blocks=8)
     driver.submit("first", PROMPT, max_tokens=1)
     driver.carry_out("query")
     driver.run()
     assert driver.kinds == ["store"], "idle blocks are copied ahead, and not put on storage"
     driver.submit("victim", PROMPT, max_tokens=3, seed=1)
     driver.step()
+    assert driver.kinds == ["store"]
     driver.preempt()
     driver.carry_out("store")
     assert "put" in driver.kinds
+    assert driver.tiers.host.free > 0.9 * driver.tiers.host.total, "it was not put to make room on the host"
     driver.settle()
     driver.assert_answered()
