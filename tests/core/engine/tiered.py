@@ -11,6 +11,8 @@ from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQu
 from .harness import Driver
 
 Marks = list[int | None]
+SCRIBBLED = 7_777
+"""No position of any prompt has this mark at this place, but by chance."""
 
 
 class TieredDriver(Driver):
@@ -76,7 +78,12 @@ class TieredDriver(Driver):
         raise AssertionError("never quiet")
 
     def forget_device(self) -> None:
+        """Nothing is cached on the device, and its free blocks hold something else: what is not brought back is wrong."""
         self.tell(EvictSome(10_000))
+        if not self.plans:  # else a plan in flight may still read them
+            for block in self.pool._free:
+                for offset in range(self.config.kv.block_size):
+                    self.worker.memory[block, offset] = SCRIBBLED
 
     def start_cache(self) -> None:
         self.tell(CacheReady())
