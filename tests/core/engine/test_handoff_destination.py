@@ -243,6 +243,21 @@ def test_asked_again_it_lasts_longer():
     node.assert_at_rest()
 
 
+def test_asked_again_after_the_last_offer_it_lasts_no_longer():
+    """From then on the time is that of the copy."""
+    node = Decoder(pull_seconds_max=5.0)
+    node.expect(lease=100.0)
+    node.offer(0, 4, last=True)
+    node.tell(Expect(node.request, 100.0))
+    node.advance(5.1)
+    assert [message.tokens for message in node.take(Adopted)] == [0], "what did not come is computed"
+    node.told.clear()
+    node.lose_cache()
+    node.said.clear()
+    node.settle()
+    assert [end.reason.value for end in node.ends()] == ["length"]
+
+
 def test_a_lapsed_one_is_closed():
     node = Decoder()
     node.expect()

@@ -10,9 +10,10 @@ import pytest
 
 from baton.config import TierConfig
 from baton.core.engine.phase import Phase
-from baton.core.events import BlocksMoved, ForgetCache, StorageAnswered
+from baton.core.events import BlocksMoved, ForgetCache, StorageAnswered, Tick
 from baton.core.kv.block_pool import BlockPool
 from baton.core.kv.host_tier import HostTier
+from baton.core.kv.prefix_cache import PrefixCache
 from baton.core.kv.write_policy import WritePolicy
 from baton.protocol.ids import BlockId, BlockKey
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer
@@ -61,6 +62,51 @@ def test_back_copies_what_would_be_evicted_next_before_it_has_to_be():
     assert "load" in driver.kinds
     driver.settle()
     driver.assert_answered()
+
+
+def test_back_looks_for_cold_blocks_only_when_something_has_changed(monkeypatch: pytest.MonkeyPatch):
+    looks: list[int] = []
+    coldest = PrefixCache.coldest
+    monkeypatch.setattr(PrefixCache, "coldest", lambda cache, count: looks.append(count) or coldest(cache, count))
+    driver = TieredDriver(write="back", watermark=1.0, blocks=24)
+    ask(driver, "first")
+    assert looks
+    looks.clear()
+    for _ in range(5):
+        driver.tell(Tick())
+    assert not looks
+
+
+def test_what_a_preempted_sequence_has_on_the_host_is_evicted_last():
+    driver = TieredDriver(preempted="host", blocks=32)
+    driver.submit("victim", PROMPT, max_tokens=30)
+    driver.step()
+    driver.carry_out("store")
+    other = TieredDriver(blocks=32)
+    ask(other, "other", range(60, 81))
+    host = driver.tiers.host
+    for key, block in zip(other.tiers.host.index(), host.take(5), strict=True):
+        host.insert(key, block)  # used after the victim's blocks were stored
+    victim = driver.sequence("victim").keys[:5]
+    assert next(iter(host.index())) in victim
+    driver.preempt()
+    assert sorted(list(host.index())[-5:]) == sorted(victim)
+    driver.settle()
+    driver.assert_answered()
+
+
+def test_blocks_that_wait_to_be_put_are_bounded_and_the_oldest_are_left_out():
+    driver = TieredDriver(storage=True, put_blocks=1, host_blocks=16)  # a quarter of the host at once
+    for number in range(3):
+        driver.submit(f"r{number}", range(100 * number, 100 * number + 21), max_tokens=1)
+        driver.carry_out("query")
+        while driver.plans or "store" in driver.kinds:
+            driver.step() if driver.plans else driver.carry_out("store")
+    assert driver.kinds == ["put"] * 4
+    assert len(driver.tiers.writes.to_put) <= 4
+    assert driver.tiers.stats.skipped_puts >= 3
+    driver.settle()
+    driver.assert_at_rest()
 
 
 @pytest.mark.parametrize("first_put_fails", [False, True])
