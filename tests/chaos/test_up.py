@@ -12,6 +12,8 @@ import pytest
 from chaos_cluster import Cluster
 from chaos_server import Reply, Server, until
 
+from baton import __version__
+
 PROMPT = "The quick brown fox jumps over the lazy dog, and then again over another one."
 REQUESTS: dict[str, dict[str, Any]] = {
     "greedy": {"max_tokens": 12},
@@ -194,6 +196,30 @@ def test_health_and_orders_reach_the_instances(cluster: Cluster):
     assert refused.json["error"]["code"] == "paused"
     assert cluster.ask("/v1/resume", {}).json == {"mode": "serving"}
     assert cluster.ask("/v1/completions", body_of({"max_tokens": 3})).status == 200
+
+
+def test_a_cluster_tells_its_builds_its_lag_and_where_time_goes(cluster: Cluster):
+    assert cluster.ask("/v1/completions", body_of(REQUESTS["greedy"])).status == 200
+
+    def steps() -> float:  # instances send their numbers once per second
+        return sum(value for key, value in cluster.metrics().items() if key.startswith("baton:step_tokens_count"))
+
+    until(lambda: steps() > 0, "an instance has sent how many steps it computed")
+    found = cluster.metrics()
+
+    def of(name: str, *labels: str) -> float:
+        return max(value for key, value in found.items() if key.startswith(name + "{") and all(each in key for each in labels))
+
+    for instance in ("prefill-0", "decode-0"):
+        assert of("baton:instance_info", f'instance="{instance}"', f'version="{__version__}"') > 1e9
+        assert of("baton:engine_loop_lag_seconds", f'instance="{instance}"', 'process="engine"') >= 0.0
+    assert of("baton:loop_lag_seconds", 'process="router"') >= 0.0
+    for name in ("queue", "prefill", "decode", "inference"):
+        assert of(f"vllm:request_{name}_time_seconds_count", "model_name") >= 1
+        assert found[f"baton:request_{name}_seconds_count"] >= 1
+    assert found["baton:request_prefill_seconds_sum"] > 0.0
+    views = cluster.ask("/v1/cluster").json["instances"]
+    assert {view["build"]["version"] for view in views} == {__version__}
 
 
 def test_a_killed_instance_is_started_again_while_the_rest_serves(cluster: Cluster, expected: dict[str, Any]):

@@ -26,7 +26,6 @@ FORM_8 = {
     "Beat": "fault token_seconds blocks_available slots_free waiting_tokens decoding stalled preempted",
     "Begun": "request attempt index cached_tokens host_tokens storage_tokens",
     "BlocksFollow": "nbytes digest",
-    "Build": "version commit started_at",
     "ClearCache": "number device host",
     "DeviceMemory": "layout gpu",
     "Emit": "tokens ended logprobs begun",

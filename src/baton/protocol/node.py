@@ -21,8 +21,8 @@ from baton.protocol.numbers import Counter, Natural, NodeName, Seconds
 Role = Literal["mixed", "prefill", "decode"]
 
 
-class Build(Struct, frozen=True, array_like=True):
-    """Which program a process runs, and since when: for people and for metrics."""
+class Build(Struct, frozen=True):
+    """Which program a process runs, and since when: for people (/v1/cluster) and for metrics."""
 
     version: str = ""
     commit: str = ""
