@@ -46,7 +46,7 @@ def test_an_idle_engine_checks_itself_and_ends_loudly_if_its_state_is_impossible
     async def main() -> None:
         rig = Rig()
         async with rig:
-            monkeypatch.setattr(Instance, "check", broken)
+            monkeypatch.setattr(Instance, "check_part", broken)
             rig.engine._machine._check_due = 0.0
             rig.ask("a")
             await asyncio.wait([rig.running], timeout=30)
