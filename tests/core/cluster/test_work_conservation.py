@@ -71,6 +71,38 @@ def test_nobody_overtakes_for_the_same_room():
     assert sent_to(large) == ["a", "b", "c", "e"]
 
 
+def test_a_request_waits_no_longer_than_it_avoids_the_only_instance_with_room():
+    """It was on an instance that was lost and is back at once. The other one is full, so nothing else leads to a pass."""
+    room = Room(config=RouterConfig(waiting_prompts_max=0, again_seconds=1.0))
+    for name in ("a", "b"):
+        room.join(Scripted(hello(name, slots=1)))
+        room.arrive(request(f"at-{name}", max_tokens=100))
+    room.step()
+    lost = room.instances[0]
+    (moved,) = sent_to(lost)
+    room.kill(lost)
+    fresh = room.restart(lost)
+    assert room.router.queued == 1
+    room.wait(2.0)
+    assert (room.router.queued, sent_to(fresh)) == (0, [moved])
+
+
+def test_a_prompt_waits_no_longer_than_it_avoids_the_only_prefill_instance_with_room():
+    room = Room(config=RouterConfig(handoff_tokens_min=8, handoff="always", waiting_prompts_max=0, again_seconds=1.0))
+    room.join(Scripted(hello("d", "decode", blocks=8000, slots=64)))
+    for name in ("p", "q"):
+        room.join(Scripted(hello(name, "prefill", blocks=8000)))
+        room.arrive(request(f"at-{name}", prompt=(ord(name),) * 40))
+        room.settle()
+    lost = room.instances[1]
+    (moved,) = lost.legs
+    room.kill(lost)
+    fresh = room.restart(lost)
+    assert room.router.queued == 1
+    room.wait(2.0)
+    assert (room.router.queued, list(fresh.legs)) == (0, [moved])
+
+
 @pytest.mark.parametrize("waiting", [16, 26, 60])
 def test_prompts_that_wait_for_prefill_do_not_hold_up_those_that_need_none(waiting):
     room, _, decode = pair()

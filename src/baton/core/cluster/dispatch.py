@@ -21,17 +21,20 @@ ROLES = ("prefill", "decode", "mixed")
 
 
 class Dispatch:
-    __slots__ = ("_coordinator", "_placement", "look_at")
+    __slots__ = ("_coordinator", "_placement", "_retry_at", "look_at")
 
     def __init__(self, coordinator: Coordinator, placement: Placement) -> None:
         self._coordinator = coordinator
         self._placement = placement
+        self._retry_at: list[Instant] = []
+        "When requests that wait for room in this pass may try an instance again that they avoid."
         self.look_at: Instant | None = None
         "When to look again, because an instance may be tried again then."
 
     def look(self) -> None:
         """One pass."""
         self.look_at = None
+        self._retry_at.clear()
         line, roster, now = self._coordinator.line, self._placement.roster, self._coordinator.now
         if not len(line):
             return
@@ -45,7 +48,7 @@ class Dispatch:
             self._place_all()
         if len(line):
             times = [at for at in (roster.next_change(), line.next_unpark()) if at is not None]
-            self.look_at = min(times, default=None)
+            self.look_at = min([*times, *self._retry_at], default=None)
 
     def _place_all(self) -> None:
         line, roster, closed = self._coordinator.line, self._placement.roster, Closed()
@@ -75,11 +78,13 @@ class Dispatch:
             case Choice():
                 self._place(trip, found)
             case Shortage.ROOM:
+                self._retry(trip)
                 roles = self._placement.roles(trip)
                 if roles is not None:
                     closed.close(roles.all, trip.tokens_max, self._exceptions(trip))
                 return False
             case Shortage.PREFILL:
+                self._retry(trip)
                 closed.close_prefills(trip.tokens + 1)
                 if lane.kind == "prefill":
                     return False
@@ -95,6 +100,12 @@ class Dispatch:
             case Shortage.NOBODY:
                 line.park(trip, None)
         return True
+
+    def _retry(self, trip: Trip) -> None:
+        """It waits for room where it may go now. What it avoids may have room all the time, and then nothing else leads to a
+        pass when the time of that is over."""
+        now = self._coordinator.now
+        self._retry_at += [until for until in trip.avoided.values() if until > now]
 
     def _exceptions(self, trip: Trip) -> tuple[str, ...]:
         """Instances that are here and that it cannot have now."""
