@@ -1,13 +1,14 @@
 """At rest nothing is left: every container of every object of the core is empty, but for a named few that have a bound.
 
 The check walks all attributes, so that it knows of containers which did not exist when it was written: who adds one either
-empties it, or names it and its bound here. Both simulators ask it for each instance at rest.
+empties it, or names it and its bound here. Both simulators ask it for each instance at rest,
+and cluster/rest.py for each router.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum
 from typing import Any, Final, get_args
 
@@ -23,6 +24,8 @@ Container = dict[Any, Any] | list[Any] | deque[Any] | set[Any] | bytearray
 STALE: Final = 65
 """A heap with lazy deletion is rebuilt when it has more than 64 stale entries, and as many again as current ones."""
 
+Place = tuple[str, str]
+"""A class, and the name of an attribute."""
 Bound = Callable[[Any], int]
 """How many entries the container may have, by the object that has it."""
 
@@ -63,14 +66,18 @@ NAMES_OBJECTS: Final = (("Tiers", "rates"), ("WaitingLine", "_heap"), ("Loader",
 
 
 def check_rest(instance: Instance) -> None:
+    check_empty(instance, BOUNDED, NAMES_OBJECTS)
+
+
+def check_empty(root: object, bounded: Mapping[Place, Bound], names_objects: Collection[Place]) -> None:
     """9, 49: nothing is left of requests, and what is kept on purpose is within its bound."""
-    for owner, name, container in containers(instance):
+    for owner, name, container in containers(root):
         place = (type(owner).__name__, name)
-        bound = BOUNDED[place](owner) if place in BOUNDED else 0
+        bound = bounded[place](owner) if place in bounded else 0
         if len(container) > bound:
             text = f"{place[0]}.{name} has {len(container)} entries at rest, and may have {bound}"
             raise InvariantBroken(text, invariant=49 if bound else 9)
-        if place not in NAMES_OBJECTS and any(_is_of_core(part) for entry in container for part in _parts(container, entry)):
+        if place not in names_objects and any(_is_of_core(part) for entry in container for part in _parts(container, entry)):
             raise InvariantBroken(f"{place[0]}.{name} refers to an object of the core at rest", invariant=9)
 
 

@@ -37,6 +37,7 @@ from baton.protocol.ids import BlockId, Instant, PoolIncarnation, RequestId
 from baton.protocol.node import Beat, NodeHello
 from baton.protocol.output import Emit, Ended, each_token
 from baton.protocol.request import FinishReason, GenerateRequest, Refused, SamplingParams
+from baton.sim.cluster.rest import check_router_rest
 
 BLOCK = 4
 
@@ -214,7 +215,8 @@ class Scripted:
 class Room:
     def __init__(self, *roles, config=None, seed=1, **more):
         self.rng = Random(seed)
-        self.router = Router(config or RouterConfig(handoff_tokens_min=8), self.rng)
+        self.config = config or RouterConfig(handoff_tokens_min=8)
+        self.router = Router(self.config, self.rng)
         self.now = 100.0
         self.sessions = count(1)
         self.live = {}
@@ -363,6 +365,7 @@ class Room:
             assert not instance.legs, (instance.hello.name, list(instance.legs))
         for member in self.router.membership.members.values():
             assert (member.legs, member.prompts, member.sequences) == ({}, 0, 0)
+        check_router_rest(self.router, self.config)
 
     def assert_right(self, id="r", reason=FinishReason.LENGTH):
         """The tokens of an undisturbed run, and its end."""

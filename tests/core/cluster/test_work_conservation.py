@@ -6,7 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from baton.config import RouterConfig
+from baton.core.cluster.line import STALE_MAX, Line
+from baton.core.cluster.trip import Trip
 from baton.protocol.handoff import Expect
+from baton.protocol.ids import BlockKey, Instant
 from baton.protocol.output import Emit
 from baton.protocol.request import GenerateRequest
 
@@ -136,3 +139,17 @@ def test_a_prefill_instance_gets_prompts_worth_two_of_its_steps(tokens, step_tok
         room.arrive(request(f"r{number}", prompt=(number,) * tokens, max_tokens=8))
     assert len(sent_to(decode)) == sent
     assert sum(member.prompts for member in room.router.membership.members.values()) == sent
+
+
+def test_requests_that_waited_for_a_popular_prefix_leave_nothing_behind():
+    """All wait for the same block: the bound is on entries, not on keys."""
+    line = Line(RouterConfig())
+    for number in range(500):
+        trip = Trip(request(f"r{number}"), order=(0, number), now=Instant(0.0))
+        trip.keys = [BlockKey(b"popular")]
+        line.join(trip)
+        line.wait_for_prefill(trip, 1)
+        line.wait_for_prefill(trip, 1)
+        line.leave(trip)
+    assert sum(map(len, line._waiters.values())) <= STALE_MAX + 1
+    assert line.check() == []

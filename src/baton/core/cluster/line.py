@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from baton.config import RouterConfig
 from baton.core.cluster.member import Order
@@ -24,6 +24,9 @@ from baton.core.cluster.trip import Trip
 from baton.core.handoff.table import TripState
 from baton.protocol.ids import BlockKey, Instant
 from baton.protocol.request import GenerateRequest, Refused
+
+STALE_MAX: Final = 64
+"""Entries of heaps and waiters that may name requests which left."""
 
 
 class Lane(NamedTuple):
@@ -33,7 +36,7 @@ class Lane(NamedTuple):
 
 
 class Line:
-    __slots__ = ("_config", "_lane_of", "_lanes", "_parked", "_sizes", "_trips", "_waiters", "sequences", "tokens")
+    __slots__ = ("_config", "_lane_of", "_lanes", "_parked", "_sizes", "_trips", "_waiters", "_waits", "sequences", "tokens")
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
@@ -45,8 +48,10 @@ class Line:
         "None: parked."
         self._parked: dict[Order, Instant | None] = {}
         "With the time at which they are looked at again. None: when other instances are usable."
-        self._waiters: dict[BlockKey, list[Order]] = {}
+        self._waiters: dict[BlockKey, dict[Order, None]] = {}
         "Of those that wait for a prefill instance: the block with which a decode instance needs none."
+        self._waits = 0
+        "Entries of all waiters together."
         self._sizes: list[int] = []
         "Capacities of the usable instances."
         self.sequences = 0
@@ -135,12 +140,16 @@ class Line:
         """`needed`: a decode instance with so many of its first blocks would need no prefill instance."""
         self._put(trip, "prefill")
         if 0 < needed <= len(trip.keys):
-            self._waiters.setdefault(trip.keys[needed - 1], []).append(trip.order)
+            waiters = self._waiters.setdefault(trip.keys[needed - 1], {})
+            self._waits += trip.order not in waiters
+            waiters[trip.order] = None
 
     def on_cached(self, keys: Sequence[BlockKey]) -> bool:
         """A decode instance has these blocks from now on. Is there a request that waits for that?"""
         found = [key for key in keys if key in self._waiters] if self._waiters else []
-        for order in [order for key in found for order in self._waiters.pop(key)]:
+        orders = [order for key in found for order in self._waiters.pop(key)]
+        self._waits -= len(orders)
+        for order in orders:
             lane = self._lane_of.get(order)
             if lane is not None and lane.kind == "prefill":
                 self._put(self._trips[order])
@@ -177,15 +186,18 @@ class Line:
 
     def _sweep(self) -> None:
         """Heaps and waiters name no more than twice as many requests as there are."""
-        if sum(map(len, self._lanes.values())) > 2 * len(self._trips) + 64:
+        if sum(map(len, self._lanes.values())) > 2 * len(self._trips) + STALE_MAX:
             lanes: dict[Lane, list[Order]] = {}
             for order in sorted(self._trips):
                 if (lane := self._lane_of[order]) is not None:
                     lanes.setdefault(lane, []).append(order)
             self._lanes = lanes
-        if len(self._waiters) > 2 * len(self._trips) + 64:
-            waiting = {key: [order for order in orders if self._is_waiter(order)] for key, orders in self._waiters.items()}
+        if self._waits > 2 * len(self._trips) + STALE_MAX:  # a popular prefix may be one key with all of the entries
+            waiting = {
+                key: {order: None for order in orders if self._is_waiter(order)} for key, orders in self._waiters.items()
+            }
             self._waiters = {key: orders for key, orders in waiting.items() if orders}
+            self._waits = sum(map(len, self._waiters.values()))
 
     def _is_waiter(self, order: Order) -> bool:
         lane = self._lane_of.get(order)
@@ -207,4 +219,7 @@ class Line:
         parked = [order for order, lane in self._lane_of.items() if lane is None]
         if missing or sorted(parked) != sorted(self._parked) or len(self._lane_of) != len(self._trips):
             wrong.append(f"{len(missing)} trips are never looked at, {len(parked)} are parked")
+        waits = sum(map(len, self._waiters.values()))
+        if waits != self._waits:
+            wrong.append(f"{waits} entries wait for a prefix, {self._waits} are counted")
         return wrong

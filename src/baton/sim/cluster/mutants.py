@@ -136,4 +136,7 @@ CLUSTER_MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
      "one that was refused is never taken, though nobody else comes"),
     ("waited-for-though-back", "core.cluster.membership", "            self._losses[hello.name] = loss._replace(hello=None)\n", "            pass\n",
      "all have other weights now, and each waits for the others as they were"),
+    # At rest
+    ("limits-of-those-gone", "core.cluster.prefix_index", "self._limits.pop(number, None)", "pass",
+     "the index keeps a number for every instance that ever left"),
 )  # fmt: skip

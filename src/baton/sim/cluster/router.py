@@ -43,6 +43,7 @@ from baton.sim.cluster.line_watch import LineWatch
 from baton.sim.cluster.naive_placement import check_placement
 from baton.sim.cluster.path_watch import PathWatch
 from baton.sim.cluster.preempt_watch import PreemptWatch
+from baton.sim.cluster.rest import check_router_rest
 from baton.sim.cluster.stall_watch import StallWatch
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.cluster.wires import HANGUP, Wire
@@ -395,6 +396,7 @@ class RouterProcess:
         self.machine.check()
         if not self.machine.idle:
             raise InvariantBroken(f"{self.name} at rest: {self.machine.open_requests} requests", invariant=9)
+        check_router_rest(self.machine, self.config)
 
     def _note(self, text: str) -> None:
         self._timeline.note(self.name, text)

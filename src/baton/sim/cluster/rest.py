@@ -1,0 +1,53 @@
+"""At rest a router knows its instances and nothing of requests: the walk of sim/rest.py, with the bounds of a router."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from baton.config import RouterConfig
+from baton.core.cluster.line import STALE_MAX
+from baton.core.cluster.router import Router
+from baton.errors import InvariantBroken
+from baton.sim.rest import Bound, Place, check_empty
+
+FIXED_MAX: Final = 64
+"""Tables whose keys are written in the source: handlers, roles, reasons, outcomes."""
+
+PER_INSTANCE: Final[tuple[Place, ...]] = (
+    *(("Membership", name) for name in ("members", "names", "with_paths", "_capacities", "_stalled")),
+    *(("Roster", name) for name in ("members", "_touched", "_by_time", "_urgent", "_classes")),
+    *(("PrefixIndex", name) for name in ("_keys", "_limits")),
+)
+ONCE_KNOWN: Final[tuple[Place, ...]] = (("Membership", "_losses"), ("Membership", "_gone"), ("Line", "_sizes"))
+"""Also instances that left: those that may come back, and sizes as of the last placement pass."""
+LAZY: Final[tuple[Place, ...]] = (("Alarms", "_heap"), ("Line", "_lanes"), ("Line", "_waiters"))
+"""Entries of requests that ended are removed when there are too many."""
+FIXED: Final[tuple[Place, ...]] = (
+    *(("RouterStats", name) for name in ("broken_off", "handoff_ends", "losses", "refused", "turned_away")),
+    *(("Router", name) for name in ("_handlers", "_hearers")),
+    *(("Roster", name) for name in ("_groups", "_sizes", "prefills")),
+    ("Coordinator", "_actions"),
+    ("Membership", "_modes"),
+)
+NAMES_OBJECTS: Final[tuple[Place, ...]] = (*PER_INSTANCE, *FIXED, ("Alarms", "_heap"), ("Placement", "_counts_of"))
+
+
+def check_router_rest(router: Router, config: RouterConfig) -> None:
+    check_empty(router, bounds_of(router, config), NAMES_OBJECTS)
+    for member in router.membership.members.values():
+        if member.legs or member.overdrawn:
+            raise InvariantBroken(f"{member!r} at rest, {len(member.overdrawn)} overdrawn", invariant=9)
+
+
+def bounds_of(router: Router, config: RouterConfig) -> Mapping[Place, Bound]:
+    instances = len(router.membership.members)
+    return {
+        **dict.fromkeys(PER_INSTANCE, lambda _: instances),
+        **dict.fromkeys(ONCE_KNOWN, lambda _: config.instances_max),
+        **dict.fromkeys(LAZY, lambda _: STALE_MAX + 1),
+        **dict.fromkeys(FIXED, lambda _: FIXED_MAX),
+        ("PrefixIndex", "_holders"): lambda _: max(config.prefix_keys_max, instances),
+        # One entry per pair of size classes of the instances, for requests of one token and for others.
+        ("Placement", "_counts_of"): lambda _: 2 * (instances + 1) ** 2,
+    }
