@@ -215,6 +215,12 @@ def test_anthropic_deferred_tools_are_offered_where_the_server_would_look_for_th
     assert '"name": "f"' in prompt_of(server)
 
 
+@pytest.mark.parametrize("name", [["f"], {"f": 1}, 1, None])
+def test_anthropic_deferred_tool_whose_name_is_no_text_is_refused(server, http, name):
+    answer = messages(http, server, tools=[{"name": name, "input_schema": {"type": "object"}, "defer_loading": True}])
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
 def test_with_unknown_fields_refused_so_are_tools_that_would_be_left_out(text, http):
     with serving(text, ApiConfig(unknown_fields="refuse")) as strict:
         answer = responses(http, strict, tools=[{"type": "web_search"}])

@@ -56,7 +56,9 @@ def openai_tools(value: Any, referenced: frozenset[str]) -> tuple[list[Json], li
             continue
         if kind not in (None, "custom"):
             raise bad(f"{place}.type: only tools of the client's own are supported", "tools", code="unsupported")
-        if tool.get("defer_loading") is True and not all_at_once and tool.get("name") not in referenced:
+        name = tool.get("name")
+        # A name that is no text is not left out: the schema of tools refuses it with its place.
+        if tool.get("defer_loading") is True and not all_at_once and isinstance(name, str) and name not in referenced:
             continue
         function = {to: tool[name] for name, to in _COPIED.items() if tool.get(name) is not None}
         unused += [f"{place}.{key}" for key in tool if key not in (*_COPIED, *_HARMLESS) and tool[key] not in (None, False)]
