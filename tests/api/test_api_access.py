@@ -408,6 +408,15 @@ def test_pages_of_this_machine_are_foreign_where_there_are_keys_or_other_machine
     CrossSite(ApiConfig()).require(scope, trusted_host=False)
 
 
+def test_no_host_name_lets_a_local_page_read_admin_routes(text, http):
+    """The answer has the CORS header of the page whatever Host says, so the page could read it."""
+    with serving(text, ApiConfig(allowed_hosts=("llm.example",))) as server:
+        for host in ("llm.example", "box.local", "localhost"):
+            answer = http.get(server.url + "/config", headers={"Host": host, "Origin": "http://localhost:3000"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_origin"), host
+            assert http.get(server.url + "/config", headers={"Host": host}).status_code == 200
+
+
 def test_a_proxy_s_name_is_that_of_a_server_for_others():
     config = ApiConfig(allowed_hosts=("llm.example",))
     scope = {"method": "POST", "headers": [(b"host", b"llm.example"), (b"origin", b"http://localhost:3000")]}

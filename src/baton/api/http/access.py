@@ -196,11 +196,13 @@ class CrossSite:
             message = "this server is not called by that Host name: add it with --allowed-hosts NAME"
             raise ApiError(421, message, code="host_not_allowed")
         origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
-        local = self._local_origins and len(origins) == 1 and _is_local_origin(origins[0]) and _is_local_name(host)
-        if local and not _is_same_origin(origins[0], host):  # also of GET: its page may read the answer (CORS)
+        local = self._local_origins and len(origins) == 1 and _is_local_origin(origins[0])
+        if local and not _is_same_origin(origins[0], host):
+            # Also of GET, and whatever Host says: the page may read the answer (CORS).
             if admin and origins[0] not in self._origins:
                 raise ApiError(403, "pages of other origins may not call admin routes", code="foreign_origin")
-            return
+            if _is_local_name(host):
+                return
         if scope["method"] not in _SAFE_METHODS and not self._origin_is_allowed(headers, host):
             message = "pages of other origins may not call this server: allow theirs with --allowed-origins ORIGIN"
             raise ApiError(403, message, code="foreign_origin")
