@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from baton.text.chat_messages import plain_messages
-from baton.text.chat_template import CHATML, ChatTemplate, TemplateFailed
+from baton.text.chat_template import CHATML, ChatTemplate, TemplateFailed, TemplateStopped
+from baton.text.helper import HelperCrash
 from baton.text.system_messages import fitted
+from baton.text.template_process import TemplateProcess
 
 QWEN = """{%- if messages[0].role == 'system' %}<sys>{{ messages[0].content }}</sys>
 {%- else %}<sys>You are Qwen.</sys>{% endif %}
@@ -80,3 +82,26 @@ def test_a_template_that_has_no_system_messages_still_says_so():
     refuses = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{% endfor %}"
     with pytest.raises(TemplateFailed, match="no system role"):
         rendered(refuses, USER, DEVELOPER)
+
+
+class KilledProcess(TemplateProcess):
+    """The one that renders is killed while `killed` is set, and its successor too."""
+
+    killed = False
+
+    def render(self, request, seconds, reply_bytes_max):
+        if self.killed:
+            raise HelperCrash
+        return super().render(request, seconds, reply_bytes_max)
+
+
+def test_a_killed_process_says_nothing_about_the_template():
+    process = KilledProcess()
+    template = ChatTemplate(QWEN, process=process)
+    chat = plain_messages([SYSTEM, USER, SYSTEM], messages_max=9)
+    process.killed = True
+    with pytest.raises(TemplateStopped):
+        fitted(chat, template, with_tools=False)
+    process.killed = False
+    assert fitted(chat, template, with_tools=False) == chat, "as if the process had not been killed"
+    process.close()

@@ -48,6 +48,10 @@ class TemplateFailed(CallerError):
     """The model's template does not take this chat."""
 
 
+class TemplateStopped(TemplateFailed):
+    """Its rendering was ended from outside, so this says nothing about the chat: the next rendering may succeed."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TemplateLimits:
     """What one rendering may take."""
@@ -215,9 +219,9 @@ class ChatTemplate:
             kind, words = self._ask(template.source, values)
         except HelperTimeout:
             seconds = self._limits.render_seconds_max
-            raise TemplateFailed(f"the model's chat template was stopped: it takes more than {seconds:g} s") from None
+            raise TemplateStopped(f"the model's chat template was stopped: it takes more than {seconds:g} s") from None
         except HelperCrash:
-            raise TemplateFailed("the model's chat template ends the process that renders it") from None
+            raise TemplateStopped("the model's chat template ends the process that renders it") from None
         except (TypeError, ValueError, RecursionError):
             raise CallerError("messages, tools and extras must be plain JSON values, and not nested deeply") from None
         if kind == "ok":

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from baton.errors import CallerError
-from baton.text.chat_template import ChatTemplate
+from baton.text.chat_template import ChatTemplate, TemplateStopped
 
 Message = dict[str, Any]
 
@@ -87,6 +87,8 @@ def _shows(chat: list[Message], template: ChatTemplate, with_tools: bool) -> boo
         tools = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}] if with_tools else None
         try:
             template.found_out[asked] = _MARK in template.render(chat, tools=tools)
+        except TemplateStopped:
+            raise  # not remembered: every later prompt would differ because a process was killed once
         except CallerError:
             template.found_out[asked] = False
     return template.found_out[asked]
