@@ -7,8 +7,9 @@ from msgspec.structs import replace
 
 from baton.config import RouterConfig
 from baton.core.cluster.line import STALE_MAX, Line
+from baton.core.cluster.placement import Placement
 from baton.core.cluster.trip import Trip
-from baton.protocol.handoff import Expect
+from baton.protocol.handoff import Expect, Offer
 from baton.protocol.ids import BlockKey, Instant
 from baton.protocol.output import Emit
 from baton.protocol.request import GenerateRequest
@@ -132,6 +133,55 @@ def test_prompts_that_wait_for_prefill_go_on_when_decode_has_their_prefix():
     room.run(100)
 
 
+PREFIX = tuple(range(1, 41))
+
+
+def waiting_for_their_prefix(*names):
+    """The decode instance that has it is full, the other one has room, and the prefill instance has enough to do."""
+    room = Room(config=RouterConfig(handoff_tokens_min=8, waiting_prompts_max=0))
+    prefill = room.join(Scripted(hello("p", "prefill", blocks=8000)))
+    decode = room.join(Scripted(hello("d", "decode", blocks=8000, slots=1)))
+    room.arrive(request("first", prompt=(*PREFIX, 500, 501, 502)))
+    room.run()
+    room.arrive(request("busy", tokens=5, max_tokens=50))
+    room.join(Scripted(hello("e", "decode", blocks=8000, slots=2)))
+    prefill.hold = (Emit, Offer)
+    room.arrive(request("long", prompt=(7,) * 200))
+    room.settle()
+    for name in names:
+        room.arrive(request(name, prompt=(*PREFIX, 600, 601, 602)))
+    assert room.router.queued == len(names)
+    return room, decode
+
+
+def test_prompts_that_wait_for_prefill_go_to_the_decode_instance_with_their_prefix_when_it_has_room():
+    room, decode = waiting_for_their_prefix("chat", "next")
+    room.withdraw("busy")
+    room.settle()
+    assert list(decode.legs) == ["chat"]
+    while decode.legs:
+        decode.step()
+        room.settle()
+    assert room.router.queued == 0
+    room.assert_right("chat")
+    room.assert_right("next")
+
+
+def test_of_many_that_wait_for_the_same_prefix_a_pass_looks_at_one(monkeypatch):
+    room, decode = waiting_for_their_prefix(*map(str, range(100)))
+    place, looks = Placement.place, []
+
+    def counted(placement, trip, now, closed):
+        looks.append(trip.id)
+        return place(placement, trip, now, closed)
+
+    monkeypatch.setattr(Placement, "place", counted)
+    room.withdraw("busy")
+    room.settle()
+    assert list(decode.legs) == ["0"]
+    assert len(looks) < 10, "the first one, and who follows it"
+
+
 @pytest.mark.parametrize(("tokens", "step_tokens", "sent"), [(200, 8192, 81), (200, 100, 2), (4000, 1024, 2), (200, 0, 2)])
 def test_a_prefill_instance_gets_prompts_worth_two_of_its_steps(tokens, step_tokens, sent):
     room, _, decode = pair(decode_slots=200, step_tokens=step_tokens)
@@ -148,8 +198,8 @@ def test_requests_that_waited_for_a_popular_prefix_leave_nothing_behind():
         trip = Trip(request(f"r{number}"), order=(0, number), now=Instant(0.0))
         trip.keys = [BlockKey(b"popular")]
         line.join(trip)
-        line.wait_for_prefill(trip, 1)
-        line.wait_for_prefill(trip, 1)
+        line.wait_for_prefill(trip, 1, lambda key: True)
+        line.wait_for_prefill(trip, 1, lambda key: True)
         line.leave(trip)
     assert sum(map(len, line._waiters.values())) <= STALE_MAX + 1
     assert line.check() == []

@@ -11,9 +11,10 @@ from baton.core.cluster.choice import Choice, Shortage
 from baton.core.cluster.closed import Closed
 from baton.core.cluster.coordinator import Coordinator
 from baton.core.cluster.line import Lane
+from baton.core.cluster.member import Member
 from baton.core.cluster.placement import Placement
 from baton.core.cluster.trip import Trip
-from baton.protocol.ids import Instant
+from baton.protocol.ids import BlockKey, Instant
 from baton.protocol.output import OTHER_WEIGHTS
 from baton.protocol.request import Refused
 
@@ -52,6 +53,8 @@ class Dispatch:
 
     def _place_all(self) -> None:
         line, roster, closed = self._coordinator.line, self._placement.roster, Closed()
+        if roster.has_open("decode"):
+            line.wake(lambda key: self._decode_has(key, with_room=True))
         lanes = dict.fromkeys(line.lanes(prefill=roster.prefill_has_room or roster.has_open("mixed")))
         aside: list[tuple[Lane, Trip]] = []
         while lanes:
@@ -88,7 +91,8 @@ class Dispatch:
                 closed.close_prefills(trip.tokens + 1)
                 if lane.kind == "prefill":
                     return False
-                line.wait_for_prefill(trip, self._placement.depth_to_stay(trip.tokens, self._placement.block_size))
+                needed = self._placement.depth_to_stay(trip.tokens, self._placement.block_size)
+                line.wait_for_prefill(trip, needed, lambda key: self._decode_has(key, with_room=False))
             case Shortage.NEVER:
                 lost = Refused("worker_gone") if trip.waited_for_lost else None
                 self._coordinator.turn_away(trip, trip.refused or lost or self.never_fits(trip.tokens_max))
@@ -100,6 +104,14 @@ class Dispatch:
             case Shortage.NOBODY:
                 line.park(trip, None)
         return True
+
+    def _decode_has(self, key: BlockKey, *, with_room: bool) -> bool:
+        """Has a decode instance this block? `with_room`: and perhaps room for one more request."""
+        members = self._placement.roster.members
+        places = [members[number].place for number in self._placement.index.holders(key) if _decodes(members.get(number))]
+        if not with_room:
+            return bool(places)
+        return any(place is not None and (place.waits or place.blocks > 0) for place in places)
 
     def _retry(self, trip: Trip) -> None:
         """It waits for room where it may go now. What it avoids may have room all the time, and then nothing else leads to a
@@ -133,3 +145,7 @@ class Dispatch:
             coordinator.clocks.nobody_since = coordinator.now if nobody else None
             for trip in coordinator.line.trips():
                 coordinator.clocks.arm(trip)
+
+
+def _decodes(member: Member | None) -> bool:
+    return member is not None and member.hello.role == "decode"

@@ -6,15 +6,15 @@ newcomers wait outside for as long as it takes.
 Requests are in lanes, so that a placement pass need not go through all of them:
 
     by what they could have   those in one lane could use the same instances: where the first finds no room, none does
-    those that wait for a     looked at when a prefill or mixed instance has room, or a decode instance has got so much of
-    prefill instance          their prefix that it needs no other
+    those that wait for a     looked at when a prefill or mixed instance has room, or a decode instance that has so much of
+    prefill instance          their prefix that it needs no other: of those with the same prefix one in each pass
     parked                    for a time, or until other instances are usable
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Final, Literal, NamedTuple
 
@@ -27,6 +27,8 @@ from baton.protocol.request import GenerateRequest, Refused
 
 STALE_MAX: Final = 64
 """Entries of heaps and waiters that may name requests which left."""
+WOKEN_MAX: Final = 64
+"""Requests with different prefixes that a pass looks at because a decode instance with room has their prefix."""
 
 
 class Lane(NamedTuple):
@@ -36,7 +38,19 @@ class Lane(NamedTuple):
 
 
 class Line:
-    __slots__ = ("_config", "_lane_of", "_lanes", "_parked", "_sizes", "_trips", "_waiters", "_waits", "sequences", "tokens")
+    __slots__ = (
+        "_cached",
+        "_config",
+        "_lane_of",
+        "_lanes",
+        "_parked",
+        "_sizes",
+        "_trips",
+        "_waiters",
+        "_waits",
+        "sequences",
+        "tokens",
+    )
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
@@ -48,10 +62,12 @@ class Line:
         "None: parked."
         self._parked: dict[Order, Instant | None] = {}
         "With the time at which they are looked at again. None: when other instances are usable."
-        self._waiters: dict[BlockKey, dict[Order, None]] = {}
-        "Of those that wait for a prefill instance: the block with which a decode instance needs none."
+        self._waiters: dict[BlockKey, list[Order]] = {}
+        "Of those that wait for a prefill instance: the block with which a decode instance needs none. Heaps, as above."
         self._waits = 0
-        "Entries of all waiters together."
+        "Entries of those heaps."
+        self._cached: dict[BlockKey, None] = {}
+        "Of those blocks, the ones that some decode instance has, or had."
         self._sizes: list[int] = []
         "Capacities of the usable instances."
         self.sequences = 0
@@ -136,24 +152,49 @@ class Line:
             if self._lane_of.get(trip.order) == lane:
                 heappush(self._lanes.setdefault(lane, []), trip.order)
 
-    def wait_for_prefill(self, trip: Trip, needed: int) -> None:
-        """`needed`: a decode instance with so many of its first blocks would need no prefill instance."""
+    def wait_for_prefill(self, trip: Trip, needed: int, is_cached: Callable[[BlockKey], bool]) -> None:
+        """`needed`: a decode instance with so many of its first blocks would need no prefill instance. `is_cached`: has one the
+        last of them already? Then it had no room."""
         self._put(trip, "prefill")
         if 0 < needed <= len(trip.keys):
-            waiters = self._waiters.setdefault(trip.keys[needed - 1], {})
-            self._waits += trip.order not in waiters
-            waiters[trip.order] = None
+            key = trip.keys[needed - 1]
+            heappush(self._waiters.setdefault(key, []), trip.order)
+            self._waits += 1
+            if is_cached(key):
+                self._cached[key] = None
 
     def on_cached(self, keys: Sequence[BlockKey]) -> bool:
         """A decode instance has these blocks from now on. Is there a request that waits for that?"""
         found = [key for key in keys if key in self._waiters] if self._waiters else []
-        orders = [order for key in found for order in self._waiters.pop(key)]
-        self._waits -= len(orders)
-        for order in orders:
-            lane = self._lane_of.get(order)
-            if lane is not None and lane.kind == "prefill":
-                self._put(self._trips[order])
+        self._cached.update(dict.fromkeys(found))
         return bool(found)
+
+    def wake(self, has_room: Callable[[BlockKey], bool]) -> None:
+        """`has_room`: has a decode instance with this block room? Then the first request that waits for it is looked at. Where
+        that one is placed, its blocks are cached once more (on_cached), and the next one follows."""
+        woken: list[tuple[Order, BlockKey]] = []
+        for key in list(self._cached):
+            order = self._first_waiter(key)
+            if order is None:
+                del self._cached[key]
+            elif has_room(key):
+                woken.append((order, key))
+        for order, key in sorted(woken)[:WOKEN_MAX]:
+            heappop(self._waiters[key])
+            self._waits -= 1
+            self._put(self._trips[order])
+            if self._first_waiter(key) is None:
+                del self._cached[key]
+
+    def _first_waiter(self, key: BlockKey) -> Order | None:
+        heap = self._waiters.get(key, [])
+        while heap:
+            if self._is_waiter(heap[0]):
+                return heap[0]
+            heappop(heap)
+            self._waits -= 1
+        self._waiters.pop(key, None)
+        return None
 
     # Parked
 
@@ -193,11 +234,10 @@ class Line:
                     lanes.setdefault(lane, []).append(order)
             self._lanes = lanes
         if self._waits > 2 * len(self._trips) + STALE_MAX:  # a popular prefix may be one key with all of the entries
-            waiting = {
-                key: {order: None for order in orders if self._is_waiter(order)} for key, orders in self._waiters.items()
-            }
+            waiting = {key: sorted(dict.fromkeys(filter(self._is_waiter, orders))) for key, orders in self._waiters.items()}
             self._waiters = {key: orders for key, orders in waiting.items() if orders}
             self._waits = sum(map(len, self._waiters.values()))
+            self._cached = {key: None for key in self._cached if key in self._waiters}
 
     def _is_waiter(self, order: Order) -> bool:
         lane = self._lane_of.get(order)

@@ -21,7 +21,7 @@ PER_INSTANCE: Final[tuple[Place, ...]] = (
 )
 ONCE_KNOWN: Final[tuple[Place, ...]] = (("Membership", "_losses"), ("Membership", "_gone"), ("Line", "_sizes"))
 """Also instances that left: those that may come back, and sizes as of the last placement pass."""
-LAZY: Final[tuple[Place, ...]] = (("Alarms", "_heap"), ("Line", "_lanes"), ("Line", "_waiters"))
+LAZY: Final[tuple[Place, ...]] = (("Alarms", "_heap"), ("Line", "_lanes"), ("Line", "_waiters"), ("Line", "_cached"))
 """Entries of requests that ended are removed when there are too many."""
 FIXED: Final[tuple[Place, ...]] = (
     *(("RouterStats", name) for name in ("broken_off", "handoff_ends", "losses", "refused", "turned_away")),
