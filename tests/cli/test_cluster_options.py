@@ -66,7 +66,8 @@ def test_nothing_of_the_router_is_out_of_reach():
             value = each.default / 2
         _, placement, _ = read(decode=1, router_limits=f"{{{each.name}: {value}}}")
         assert placement.router(serve) == replace(plain.router(serve), **{each.name: value})
-        assert f"| `{each.name}` | {each.default:g} |" in page, each.name
+        default = f"{each.default:g}" if isinstance(each.default, float) else str(each.default)
+        assert f"| `{each.name}` | {default} |" in page, each.name
     options = {"order": serve, "queue_requests_max": serve, "queue_tokens_max": serve, "policy": None}
     assert all(name in options or hasattr(plain, name) for name in _BY_OTHER_OPTIONS)
 

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ PIPE_BYTES = 4096
 class Server:
     """stderr is a pipe of ours, and as small as they come."""
 
-    def __init__(self, *arguments: str | Path, command: str = "serve", hang_up: signal.Handlers = signal.SIG_DFL) -> None:
+    def __init__(self, *arguments: str | Path, command: str = "serve", before: Callable[[], object] = lambda: None) -> None:
         self.reading, writing = os.pipe()
         fcntl.fcntl(self.reading, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self.process = subprocess.Popen(
@@ -36,7 +36,7 @@ class Server:
             stdin=subprocess.DEVNULL,
             text=True,
             env=ENVIRONMENT,
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, hang_up),  # the suite itself may run under nohup
+            preexec_fn=lambda: (signal.signal(signal.SIGHUP, signal.SIG_DFL), before()),  # the suite may run under nohup
         )
         os.close(writing)
         assert self.process.stdout is not None
@@ -139,7 +139,7 @@ def test_a_terminal_that_is_closed_lets_running_answers_finish(tiny_model):
 
 
 def test_under_nohup_a_terminal_that_is_closed_changes_nothing(tiny_model):
-    with running(tiny_model, hang_up=signal.SIG_IGN) as server:
+    with running(tiny_model, before=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as server:
         server.process.send_signal(signal.SIGHUP)
         assert server.ask("POST", "/v1/completions", {**LONG, "stream": False}).status == 200
         assert server.end() == 0

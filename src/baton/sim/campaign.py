@@ -39,6 +39,7 @@ SOMETIMES: tuple[str, ...] = (
     "chunk, block and prompt end together",
     "prompts were held back beside decodes",
     "more prompt tokens, as nothing decodes",
+    "a request came that is more urgent than all that run",
     # Preemption
     "preempted for a more urgent one",
     "preempted with tokens in flight",
@@ -69,6 +70,7 @@ SOMETIMES: tuple[str, ...] = (
     "refused: duplicate_id",
     "refused: never_fits",
     "refused: never_queued",
+    "refused: never_planned",
     "refused: queue_full",
     "refused: queue_tokens_full",
     "refused: draining",

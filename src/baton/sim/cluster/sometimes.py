@@ -75,4 +75,5 @@ CLUSTER_SOMETIMES: tuple[str, ...] = (
     # Tiers and workers, as on a single node
     "blocks were loaded from the host",
     "blocks were fetched from storage",
+    "one with the name of another that lives was refused",
 )
