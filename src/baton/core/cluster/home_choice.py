@@ -17,7 +17,7 @@ from baton.core.cluster.closed import Closed
 from baton.core.cluster.member import Member
 from baton.core.cluster.membership import Membership
 from baton.core.cluster.roster import PEER, Roster
-from baton.core.cluster.search import Candidate, Pool, Search, Wish
+from baton.core.cluster.search import Candidate, Prompt, Search, Wish
 from baton.core.cluster.trip import Trip
 from baton.protocol.ids import BlockKey, Instant
 
@@ -42,12 +42,13 @@ class HomeChoice:
     __slots__ = (
         "_census",
         "_closed",
-        "_keys",
-        "_levels",
+        "_more_blocks",
         "_now",
+        "_pairs",
         "_placement",
         "_plain",
         "_prefill",
+        "_prompt",
         "_settled",
         "_size",
         "_tokens",
@@ -66,14 +67,15 @@ class HomeChoice:
         self._size = placement.block_size
         self._tokens, self._tokens_max = trip.tokens, trip.tokens_max
         self._plain = not (trip.unfit or trip.avoided or trip.short or trip.preempted)
-        self._keys = placement.keys(trip) if census.roles.pairs or placement.search.by_prefix else []
-        self._levels = placement.search.levels(self._keys)
+        self._more_blocks = len(trip.open) - 1
+        self._pairs = census.roles.pairs
+        keys = placement.keys(trip) if self._pairs or placement.search.by_prefix else []
+        self._prompt = Prompt(placement.search, keys, self._tokens, self._size)
         self._prefill: Candidate | None = None
         "The best prefill instance that has room for its prompt."
 
     def choice(self) -> Choice | Shortage:
-        trip, census = self._trip, self._census
-        pairs = census.roles.pairs
+        trip, census, pairs = self._trip, self._census, self._pairs
         if pairs:
             self._prefill = self._best_prefill(draws=True)
         preempted = [] if self._plain else self._placement.membership.named(trip.preempted_by(self._now))
@@ -92,22 +94,22 @@ class HomeChoice:
     def _best_home(self, roles: tuple[str, ...], last: list[Member]) -> Candidate | None:
         """`last`: where given, only these, which preempted the request a moment ago: all others come first."""
         search, settled = self._placement.search, self._settled
-        more = len(self._trip.open) - 1
-        accept = self._accepts_last if last else self._accepts
-        wish = Wish(self._keys, self._levels, self._tokens, self._size, more, accept)
+        more = self._more_blocks
         if last:
-            return search.among(self._here(last, roles), wish)
+            return search.among(self._here(last, roles), Wish(self._prompt, self._accepts_last, more))
+        urgent = self._placement.roster.may_be_urgent(self._trip.order)
+        wish = Wish(self._prompt, self._accepts, more, True, urgent)
         if (drawn := search.draw(roles, wish, settled=settled)) is not None:
             return drawn
-        urgent = self._placement.roster.may_be_urgent(self._trip.order)
-        if not self._census.roles.pairs:
-            return search.home(Pool(roles, settled, waits=True, urgent=urgent), wish)
-        found = [search.home(Pool(("mixed",), settled, waits=True, urgent=urgent), wish)]
-        floor = self._placement.depth_to_stay(wish.tokens, self._size)
-        if floor <= self._levels[0][0]:
-            found.append(search.home(Pool(("decode",), settled, waits=True, urgent=urgent), wish._replace(floor=floor)))
+        if not self._pairs:
+            return search.home(roles, wish, settled=settled)
+        found = [search.home(("mixed",), wish, settled=settled)]
+        floor = self._placement.depth_to_stay(self._tokens, self._size)
+        if floor <= self._prompt.deepest:
+            whole = Wish(self._prompt, self._accepts, more, True, urgent, floor)
+            found.append(search.home(("decode",), whole, settled=settled))
         if self._prefill is not None:
-            found.append(search.home(Pool(("decode",), settled, waits=False), wish))
+            found.append(search.home(("decode",), Wish(self._prompt, self._accepts, more), settled=settled))
         if self._placement.membership.with_paths:  # what these may do depends on whom they can read from
             unreadable = list(self._placement.membership.with_paths.values())
             found.append(search.among(self._here(unreadable, ("decode",)), wish))
@@ -121,22 +123,22 @@ class HomeChoice:
         return self._accepts_last(member, uncached) and (self._plain or not self._trip.was_preempted(member, self._now))
 
     def _accepts_last(self, member: Member, uncached: int) -> bool:
-        if member.capacity < self._tokens_max or self._option(member, uncached) is None:
+        if member.capacity < self._tokens_max or self._closed.is_closed(member):
             return False
         if not self._plain and (self._trip.avoids(member, self._now) or self._trip.is_short(member)):
             return False
-        return not self._closed.is_closed(member)
+        return self._option(member, uncached) is not None
 
     def _option(self, home: Member, uncached: int) -> Choice | None:
         """What the request would be if this were its home. None: there is no room, at home or at a prefill instance."""
         place = home.place
         if place is None:
             return None
-        blocks = -(-(uncached + 1) // self._size) + len(self._trip.open) - 1
+        blocks = -(-(uncached + 1) // self._size) + self._more_blocks
         room = place.blocks >= blocks
         if not room and not place.waits and (place.closes_at is None or place.closes_at <= self._trip.order):
             return None
-        if self._census.roles.pairs and home.hello.role == "decode":
+        if self._pairs and home.hello.role == "decode":
             best, readable = self._prefill, True
             if home.paths:
                 best, readable = self._prefill_near(home)
@@ -166,7 +168,7 @@ class HomeChoice:
         def accepts_first(member: Member, uncached: int) -> bool:
             return accepts(member, uncached) and (self._plain or not trip.was_preempted(member, now))
 
-        wish = Wish(self._keys, self._levels, self._tokens, self._size, 0, accepts_first)
+        wish = Wish(self._prompt, accepts_first, None)
         best = search.draw((PEER,), wish, settled=settled) if draws else None
         best = best or search.prefill(wish, settled=settled)
         if best is None and trip.preempted:

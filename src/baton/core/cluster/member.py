@@ -134,14 +134,11 @@ class Member:
         return max(0, self.beat.waiting_tokens + self.tokens_since)
 
     @property
-    def held_tokens(self) -> int:
-        ready = self.hello.ready
-        return (ready.blocks - max(0, self.blocks_available)) * ready.block_size
-
-    @property
     def load(self) -> int:
-        """In tokens that are to be computed before the next request."""
-        return self.waiting_tokens + self.held_tokens // HELD_SHARE
+        """In tokens that are to be computed before the next request: those that wait, and a share of those that are held."""
+        ready = self.hello.ready
+        held = (ready.blocks - max(0, self.blocks_available)) * ready.block_size
+        return self.waiting_tokens + held // HELD_SHARE
 
     def on_beat(self, beat: Beat) -> None:
         self.beat = beat

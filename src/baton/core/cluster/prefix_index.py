@@ -147,6 +147,8 @@ class PrefixIndex:
             yield low, found
             size, high = len(found), low - 1
             low = 0
+            if self._size(keys[0]) == size:  # the rule: instances that have its beginning have all of a shared prefix
+                return
             while low < high:  # the first key that has the same holders
                 middle = (low + high) // 2
                 if self._size(keys[middle]) > size:

@@ -20,7 +20,7 @@ from baton.core.cluster.member import Entry, Member, Order, Place
 from baton.errors import InvariantBroken
 from baton.protocol.ids import Instant
 
-RoomEntry = tuple[int, int, Member]
+RoomEntry = tuple[int, int]
 """Free blocks or tokens, number."""
 STEPS: Final = 2
 """A prefill instance is sent prompts worth so many of its steps, so that it never waits for the router."""
@@ -30,19 +30,24 @@ ANY_PROMPT: Final = 2**62
 class Group:
     """Members of one role that are interchangeable but for load and room."""
 
-    __slots__ = ("by_load", "by_room")
+    __slots__ = ("by_load", "by_room", "entries", "waits")
 
-    def __init__(self) -> None:
+    def __init__(self, *, waits: bool) -> None:
+        self.waits = waits
         self.by_load: list[Entry] = []
         self.by_room: list[RoomEntry] = []
+        self.entries: dict[int, Entry] = {}
+        "By number: the same as by load."
 
     def add(self, entry: Entry, room: int) -> None:
         insort(self.by_load, entry)
-        insort(self.by_room, (room, entry[2], entry[3]))
+        insort(self.by_room, (room, entry[2]))
+        self.entries[entry[2]] = entry
 
     def remove(self, entry: Entry, room: int) -> None:
         del self.by_load[bisect_left(self.by_load, entry)]
         del self.by_room[bisect_left(self.by_room, (room, entry[2]))]
+        del self.entries[entry[2]]
 
     def first_with(self, room: int) -> int:
         """Where those with so much room begin in `by_room`."""
@@ -79,6 +84,7 @@ class Roster:
         "_by_time",
         "_classes",
         "_config",
+        "_found",
         "_groups",
         "_now",
         "_sizes",
@@ -98,7 +104,9 @@ class Roster:
         "By number: all that are here."
         self._groups: dict[tuple[str, bool, bool], Group] = {}
         "By role, settled, waits."
-        self.prefills: dict[bool, Group] = {True: Group(), False: Group()}
+        self._found: dict[tuple[tuple[str, ...], bool], list[Group]] = {}
+        "What `groups` has answered, while the same groups have members."
+        self.prefills: dict[bool, Group] = {True: Group(waits=False), False: Group(waits=False)}
         "By settled: those that compute prompts for others; room is in tokens."
         self._sizes: dict[tuple[str, bool], Sizes] = {}
         self._urgent: list[Order] = []
@@ -218,16 +226,16 @@ class Roster:
         if before == after:
             return
         if before is not None:
-            self._groups[role, before.settled, before.waits].remove(before.entry, before.blocks)
+            group = self._groups[role, before.settled, before.waits]
+            group.remove(before.entry, before.blocks)
+            if not group.by_load:
+                self._found.clear()
             if before.prompt_tokens >= 0:
                 self.prefills[before.settled].remove(before.entry, before.prompt_tokens)
             if before.closes_at is not None:
                 del self._urgent[bisect_left(self._urgent, before.closes_at)]
         if after is not None:
-            group = self._groups.get((role, after.settled, after.waits))
-            if group is None:
-                group = self._groups[role, after.settled, after.waits] = Group()
-            group.add(after.entry, after.blocks)
+            self._group(role, after).add(after.entry, after.blocks)
             if after.prompt_tokens >= 0:
                 self.prefills[after.settled].add(after.entry, after.prompt_tokens)
             if after.closes_at is not None:
@@ -235,6 +243,16 @@ class Roster:
         if (None if before is None else before.settled) != (None if after is None else after.settled):
             self._count(member, before, after)
         member.place = after
+
+    def _group(self, role: str, place: Place) -> Group:
+        """To add a member to."""
+        key = (role, place.settled, place.waits)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(waits=place.waits)
+        if not group.by_load:
+            self._found.clear()
+        return group
 
     def _count(self, member: Member, before: Place | None, after: Place | None) -> None:
         role = member.hello.role
@@ -282,9 +300,13 @@ class Roster:
         found = [self._sizes.get((role, settled)) for role in roles]
         return [sizes.by_number for sizes in found if sizes is not None]
 
-    def groups(self, roles: Iterable[str], *, settled: bool, waits: bool) -> list[Group]:
-        found = [self._groups.get((role, settled, waits)) for role in roles]
-        return [group for group in found if group is not None and group.by_load]
+    def groups(self, roles: tuple[str, ...], settled: bool) -> list[Group]:
+        """Those of these roles that have members."""
+        found = self._found.get((roles, settled))
+        if found is None:
+            every = [self._groups.get((role, settled, waits)) for waits in (True, False) for role in roles]
+            found = self._found[roles, settled] = [group for group in every if group is not None and group.by_load]
+        return found
 
     def may_be_urgent(self, order: Order) -> bool:
         """Perhaps a request with this place in the queue may wait where those that wait are less urgent."""
@@ -316,5 +338,8 @@ class Roster:
             if member.place != place and not member.is_suspect(self._now, self._config.suspect_seconds):
                 raise InvariantBroken(f"{member!r} is sorted in as {place[:5]}, not as {member.place!r}", invariant=49)
         sorted_in = sum(len(group.by_load) for group in self._groups.values())
+        for group in (*self._groups.values(), *self.prefills.values()):
+            if sorted(group.entries.values()) != group.by_load:
+                raise InvariantBroken("instances by number are not those by load", invariant=49)
         if sorted_in != sum(member.place is not None for member in self.members.values()):
             raise InvariantBroken(f"{sorted_in} instances are sorted in, of {len(self.members)}", invariant=49)

@@ -10,8 +10,9 @@ this depth: those that have the prefix, those with enough room, or all, by load.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from baton.config import RouterConfig
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from random import Random
 
 FEW: Final = 64
-"""So many instances are looked at one after the other; more of them by load, which ends early."""
+"""So many instances are sorted by load; more of them are walked through in that order, which ends early."""
 
 Key = tuple[int, int, int]
 Accept = Callable[[Member, int], bool]
@@ -40,35 +41,52 @@ class Candidate(NamedTuple):
     "Tokens that it would have to compute."
 
 
-class Pool(NamedTuple):
-    """Whom to choose from."""
+class Prompt:
+    """What is to be computed, and where how much of it is cached. That is looked up once for all searches of one look."""
 
-    roles: tuple[str, ...]
-    settled: bool
-    waits: bool
-    "Also those without room, at which the request may wait."
-    urgent: bool = False
-    "Also those at which only urgent requests may wait."
+    __slots__ = ("_levels", "_search", "keys", "size", "tokens")
+
+    def __init__(self, search: Search, keys: Sequence[BlockKey], tokens: int, size: int) -> None:
+        self._search = search
+        self._levels: list[Level] = []
+        self.keys = keys
+        "Of its blocks; none where prefixes do not matter."
+        self.tokens = tokens
+        self.size = size
+        "Of a block."
+
+    @property
+    def levels(self) -> list[Level]:
+        """Deepest first. Never empty."""
+        if not self._levels:
+            self._levels = self._search.levels(self.keys)
+        return self._levels
+
+    @property
+    def deepest(self) -> int:
+        return self.levels[0][0]
+
+    def uncached(self, depth: int) -> int:
+        return max(1, self.tokens - depth * self.size)
 
 
 class Wish(NamedTuple):
     """What is looked for."""
 
-    keys: Sequence[BlockKey]
-    "Of the prompt's blocks; none where prefixes do not matter."
-    levels: list[Level]
-    "Of those keys, deepest first."
-    tokens: int
-    size: int
-    "Of a block."
-    more_blocks: int
-    "Beside those of the tokens."
+    prompt: Prompt
     accept: Accept
+    more_blocks: int | None
+    "Beside those of the tokens. None: room is counted in tokens (prefill instances)."
+    waits: bool = False
+    "The request may wait where there is no room."
+    urgent: bool = False
+    "Also where only urgent requests may wait."
     floor: int = 0
     "Only instances that have so many of the first blocks."
 
-    def uncached(self, depth: int) -> int:
-        return max(1, self.tokens - depth * self.size)
+    def room(self, uncached: int) -> int:
+        """What an instance needs to begin at once."""
+        return uncached if self.more_blocks is None else -(-(uncached + 1) // self.prompt.size) + self.more_blocks
 
 
 class Search:
@@ -87,47 +105,14 @@ class Search:
             return [*self._index.levels(keys), (0, None)]
         return [(next(self._index.levels(keys), (0, None))[0], None)]
 
-    def home(self, pool: Pool, wish: Wish) -> Candidate | None:
+    def home(self, roles: tuple[str, ...], wish: Wish, *, settled: bool) -> Candidate | None:
         """The best instance that begins the request, or at which it may wait."""
-        best: Candidate | None = None
-        done: Holders = {}
-        least = self._least_loaded(pool)
-        if least is None or self._is_full(pool, wish):
-            return None
-        for depth, holders in self._levels(wish):
-            uncached = wish.uncached(depth)
-            if best is not None and self._key(least, uncached) >= best.key:
-                break
-            if holders is not None and len(holders) <= FEW:
-                best = self._among(self._members(holders, pool), wish, uncached, done, best)
-            else:
-                few, groups = self._choose(pool, -(-(uncached + 1) // wish.size) + wish.more_blocks)
-                best = self._among(few, wish, uncached, done, best, holders)
-                best = self._walk(groups, pool, wish, uncached, holders, done, best)
-            done = holders or done
-        return best
+        return self._best(self._roster.groups(roles, settled), wish)
 
     def prefill(self, wish: Wish, *, settled: bool) -> Candidate | None:
         """The best instance that computes the prompt for another."""
-        group, pool = self._roster.prefills[settled], Pool(("prefill",), settled, waits=False)
-        best: Candidate | None = None
-        done: Holders = {}
-        if not group.by_room or group.by_room[-1][0] <= 0:
-            return None
-        for depth, holders in self._levels(wish):
-            uncached = wish.uncached(depth)
-            if best is not None and self._key(group.by_load[0], uncached) >= best.key:
-                break
-            first = group.first_with(uncached)
-            if holders is not None and len(holders) <= FEW:
-                best = self._among(self._members(holders, pool), wish, uncached, done, best)
-            elif len(group.by_room) - first <= FEW:
-                few = [entry[2] for entry in group.by_room[first:]]
-                best = self._among(few, wish, uncached, done, best, holders)
-            else:
-                best = self._walk([group], pool, wish, uncached, holders, done, best)
-            done = holders or done
-        return best
+        group = self._roster.prefills[settled]
+        return self._best([group], wish) if group.by_load else None
 
     def draw(self, roles: Sequence[str], wish: Wish, *, settled: bool) -> Candidate | None:
         """With two choices: the better of two that are drawn from all. None: it cannot have the request, or there are few."""
@@ -145,116 +130,110 @@ class Search:
         best: Candidate | None = None
         for member in members:
             if member.place is not None:
-                uncached = wish.uncached(self._index.leading(member.number, wish.keys))
+                uncached = wish.prompt.uncached(self._index.leading(member.number, wish.prompt.keys))
                 key = self._key(member.place.entry, uncached)
                 if (best is None or key < best.key) and wish.accept(member, uncached):
                     best = Candidate(key, member, uncached)
         return best
 
-    # One depth
+    # Depth by depth
+
+    def _best(self, groups: list[Group], wish: Wish) -> Candidate | None:
+        if not groups or _is_full(groups, wish):
+            return None
+        best: Candidate | None = None
+        done: Holders = {}
+        least = min([group.by_load[0] for group in groups])
+        for depth, holders in self._levels(wish):
+            uncached = wish.prompt.uncached(depth)
+            if best is not None and self._key(least, uncached) >= best.key:
+                break
+            if holders is not None and len(holders) <= FEW:
+                best = self._first(_of(groups, holders), wish, uncached, done, best)
+            else:
+                few, many = _split(groups, wish, uncached)
+                if few:
+                    best = self._first(sorted(few), wish, uncached, done, best, holders)
+                if many:
+                    best = self._first(_by_load(many, holders), wish, uncached, done, best, holders)
+            done = holders or done
+        return best
 
     def _levels(self, wish: Wish) -> list[Level]:
-        if not wish.floor:
-            return wish.levels
+        floor, levels = wish.floor, wish.prompt.levels
+        if not floor:
+            return levels
         if self.by_prefix:
-            return [level for level in wish.levels if level[0] >= wish.floor]
-        deepest = wish.levels[0][0]
-        return [(deepest, self._index.holders(wish.keys[wish.floor - 1]))] if deepest >= wish.floor else []
+            return [level for level in levels if level[0] >= floor]
+        deepest = levels[0][0]
+        return [(deepest, self._index.holders(wish.prompt.keys[floor - 1]))] if deepest >= floor else []
 
-    def _members(self, holders: Holders, pool: Pool) -> list[Member]:
-        members, roles = self._roster.members, pool.roles
-        found = [members[number] for number in holders if number in members]
-        return [m for m in found if m.place is not None and m.place.settled == pool.settled and m.hello.role in roles]
-
-    def _choose(self, pool: Pool, blocks: int) -> tuple[list[Member], list[Group]]:
-        """Those with enough room where these are few, and groups to walk through where they are many."""
-        roster, settled = self._roster, pool.settled
-        few: list[Member] = []
-        many = roster.groups(pool.roles, settled=settled, waits=True)
-        by_room = roster.groups(pool.roles, settled=settled, waits=False)
-        if pool.urgent:
-            return few, many + by_room
-        if not pool.waits:
-            many, by_room = [], many + by_room
-        for group in by_room:
-            first = group.first_with(blocks)
-            if len(group.by_room) - first <= FEW:
-                few += [entry[2] for entry in group.by_room[first:]]
-            else:
-                many.append(group)
-        return few, many
-
-    def _among(
+    def _first(
         self,
-        members: Iterable[Member],
+        entries: Iterable[Entry],
         wish: Wish,
         uncached: int,
         done: Holders,
         best: Candidate | None,
         holders: Holders | None = None,
     ) -> Candidate | None:
-        """Of those that have to compute so much. `done`: seen at a greater depth. `holders`: only these."""
-        by_prefix, accept = self.by_prefix, wish.accept
-        for member in members:
-            place = member.place
-            if place is None:
-                continue
-            load, chosen, number, _ = place.entry
+        """The first acceptable one of these, which come by load and have to compute so much, or `best` where that is better.
+        `done`: seen at a greater depth. `holders`: only these."""
+        by_prefix, prompt = self.by_prefix, wish.prompt
+        for load, chosen, number, member in entries:
             key = (load + uncached if by_prefix else load, chosen, number)
-            if (best is not None and key >= best.key) or number in done or (holders is not None and number not in holders):
-                continue
-            if not by_prefix and wish.keys:
-                uncached = wish.uncached(self._index.leading(number, wish.keys))
-            if accept(member, uncached):
-                best = Candidate(key, member, uncached)
-        return best
-
-    def _walk(
-        self,
-        groups: list[Group],
-        pool: Pool,
-        wish: Wish,
-        uncached: int,
-        holders: Holders | None,
-        done: Holders,
-        best: Candidate | None,
-    ) -> Candidate | None:
-        """By load, until nothing better can come."""
-        if not groups:
-            return best
-        patience = 0 if holders is None else len(holders)
-        entries = groups[0].by_load if len(groups) == 1 else merge(*(group.by_load for group in groups))
-        for entry in entries:
-            if best is not None and self._key(entry, uncached) >= best.key:
+            if best is not None and key >= best.key:
                 return best
-            if holders is None or entry[2] in holders:
-                best = self._among((entry[3],), wish, uncached, done, best)
-            elif (patience := patience - 1) < 0:  # the holders are among the most loaded
-                return self._among(self._members(holders, pool), wish, uncached, done, best)
+            if number in done or (holders is not None and number not in holders):
+                continue
+            if not by_prefix and prompt.keys:
+                uncached = prompt.uncached(self._index.leading(number, prompt.keys))
+            if wish.accept(member, uncached):
+                return Candidate(key, member, uncached)
         return best
 
     def _key(self, entry: Entry, uncached: int) -> Key:
         return (entry[0] + uncached if self.by_prefix else entry[0], entry[1], entry[2])
 
-    def _is_full(self, pool: Pool, wish: Wish) -> bool:
-        """No instance has room, even where most of the prompt is cached, and the request may wait at none."""
-        if pool.urgent or (pool.waits and self._roster.groups(pool.roles, settled=pool.settled, waits=True)):
-            return False
-        blocks = -(-(wish.uncached(wish.levels[0][0]) + 1) // wish.size) + wish.more_blocks
-        for waits in (True, False):
-            for group in self._roster.groups(pool.roles, settled=pool.settled, waits=waits):
-                if group.by_room[-1][0] >= blocks:
-                    return False
-        return True
 
-    def _least_loaded(self, pool: Pool) -> Entry | None:
-        """None: the pool is empty."""
-        best: Entry | None = None
-        for waits in (True, False):
-            for group in self._roster.groups(pool.roles, settled=pool.settled, waits=waits):
-                if best is None or group.by_load[0] < best:
-                    best = group.by_load[0]
-        return best
+def _is_full(groups: list[Group], wish: Wish) -> bool:
+    """No instance has room, even where most of the prompt is cached, and the request may wait at none."""
+    if wish.urgent or (wish.waits and any(group.waits for group in groups)):
+        return False
+    most = max([group.by_room[-1][0] for group in groups])
+    return most < wish.room(1) or most < wish.room(wish.prompt.uncached(wish.prompt.deepest))
+
+
+def _of(groups: list[Group], holders: Holders) -> list[Entry]:
+    """Those of the groups that are holders, by load."""
+    return sorted([group.entries[number] for group in groups for number in holders if number in group.entries])
+
+
+def _split(groups: list[Group], wish: Wish, uncached: int) -> tuple[list[Entry], list[Group]]:
+    """Those with enough room where these are few, and groups to walk through where they are many."""
+    few: list[Entry] = []
+    many: list[Group] = []
+    for group in groups:
+        if wish.urgent or (wish.waits and group.waits):
+            many.append(group)
+            continue
+        first = group.first_with(wish.room(uncached))
+        if len(group.by_room) - first <= FEW:
+            few += [group.entries[number] for _, number in group.by_room[first:]]
+        else:
+            many.append(group)
+    return few, many
+
+
+def _by_load(groups: list[Group], holders: Holders | None) -> Iterable[Entry]:
+    """All of the groups. Where holders are looked for, these alone from some point on: they may be the most loaded ones."""
+    entries = groups[0].by_load if len(groups) == 1 else merge(*[group.by_load for group in groups])
+    return entries if holders is None else _then_holders(entries, groups, holders)
+
+
+def _then_holders(entries: Iterable[Entry], groups: list[Group], holders: Holders) -> Iterator[Entry]:
+    yield from islice(entries, len(holders))
+    yield from _of(groups, holders)
 
 
 def _entry(member: Member) -> Entry:
