@@ -49,6 +49,16 @@ class Group:
         del self.by_room[bisect_left(self.by_room, (room, entry[2]))]
         del self.entries[entry[2]]
 
+    def replace(self, before: Entry, room_before: int, after: Entry, room: int) -> None:
+        """The same member. What has not changed costs nothing."""
+        if before != after:
+            del self.by_load[bisect_left(self.by_load, before)]
+            insort(self.by_load, after)
+            self.entries[after[2]] = after
+        if room_before != room:
+            del self.by_room[bisect_left(self.by_room, (room_before, after[2]))]
+            insort(self.by_room, (room, after[2]))
+
     def first_with(self, room: int) -> int:
         """Where those with so much room begin in `by_room`."""
         return bisect_left(self.by_room, (room,))
@@ -186,23 +196,22 @@ class Roster:
         self._suspect_at = first + seconds
 
     def _sort_in(self, member: Member) -> None:
-        config, now = self._config, self._now
+        config, now, held, inhibited = self._config, self._now, member.held_until, member.inhibited_until
         seconds = member.beat.token_seconds
         if 0 < seconds < self.fastest and member.hello.role == "decode":
             self.fastest = seconds
-        if max(member.held_until, member.inhibited_until) > now:
+        if held > now or inhibited > now:
             self._by_time[member.number] = member
-        usable = member.mode == "serving" and member.held_until <= now
-        if not usable or member.is_suspect(now, config.suspect_seconds):
+        if held > now or member.mode != "serving" or member.is_suspect(now, config.suspect_seconds):
             self._move(member, None)
             return
-        self._suspect_at = min(self._suspect_at, member.heard_at + config.suspect_seconds)
+        suspect_at = member.heard_at + config.suspect_seconds
+        if suspect_at < self._suspect_at:
+            self._suspect_at = suspect_at
         waits, closes_at = self._may_wait(member)
         load = 0 if config.policy == "round_robin" else member.load
         entry = (load, member.chosen, member.number, member)
-        settled = member.inhibited_until <= now
-        place = Place(settled, waits, entry, member.blocks_free, closes_at, self.prompt_room(member))
-        self._move(member, place)
+        self._move(member, Place(inhibited <= now, waits, entry, member.blocks_free, closes_at, self.prompt_room(member)))
 
     def _may_wait(self, member: Member) -> tuple[bool, Order | None]:
         """Requests that are less urgent and wait there are no reason against one more."""
@@ -225,24 +234,33 @@ class Roster:
         before, role = member.place, member.hello.role
         if before == after:
             return
-        if before is not None:
-            group = self._groups[role, before.settled, before.waits]
-            group.remove(before.entry, before.blocks)
-            if not group.by_load:
-                self._found.clear()
-            if before.prompt_tokens >= 0:
-                self.prefills[before.settled].remove(before.entry, before.prompt_tokens)
-            if before.closes_at is not None:
-                del self._urgent[bisect_left(self._urgent, before.closes_at)]
-        if after is not None:
-            self._group(role, after).add(after.entry, after.blocks)
-            if after.prompt_tokens >= 0:
-                self.prefills[after.settled].add(after.entry, after.prompt_tokens)
-            if after.closes_at is not None:
-                insort(self._urgent, after.closes_at)
-        if (None if before is None else before.settled) != (None if after is None else after.settled):
-            self._count(member, before, after)
         member.place = after
+        if before is not None and after is not None and before.settled == after.settled and before.waits == after.waits:
+            group = self._groups[role, after.settled, after.waits]
+            group.replace(before.entry, before.blocks, after.entry, after.blocks)
+            if after.prompt_tokens >= 0:
+                self.prefills[after.settled].replace(before.entry, before.prompt_tokens, after.entry, after.prompt_tokens)
+        else:
+            if before is not None:
+                self._take_out(role, before)
+            if after is not None:
+                self._group(role, after).add(after.entry, after.blocks)
+                if after.prompt_tokens >= 0:
+                    self.prefills[after.settled].add(after.entry, after.prompt_tokens)
+            if (None if before is None else before.settled) != (None if after is None else after.settled):
+                self._count(member, before, after)
+        if before is not None and before.closes_at is not None:
+            del self._urgent[bisect_left(self._urgent, before.closes_at)]
+        if after is not None and after.closes_at is not None:
+            insort(self._urgent, after.closes_at)
+
+    def _take_out(self, role: str, place: Place) -> None:
+        group = self._groups[role, place.settled, place.waits]
+        group.remove(place.entry, place.blocks)
+        if not group.by_load:
+            self._found.clear()
+        if place.prompt_tokens >= 0:
+            self.prefills[place.settled].remove(place.entry, place.prompt_tokens)
 
     def _group(self, role: str, place: Place) -> Group:
         """To add a member to."""

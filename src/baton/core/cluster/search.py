@@ -206,7 +206,7 @@ def _is_full(groups: list[Group], wish: Wish) -> bool:
 
 def _of(groups: list[Group], holders: Holders) -> list[Entry]:
     """Those of the groups that are holders, by load."""
-    return sorted([group.entries[number] for group in groups for number in holders if number in group.entries])
+    return sorted([entry for group in groups for entry in map(group.entries.get, holders) if entry is not None])
 
 
 def _split(groups: list[Group], wish: Wish, uncached: int) -> tuple[list[Entry], list[Group]]:

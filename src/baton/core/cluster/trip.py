@@ -153,7 +153,7 @@ class Trip:
     @property
     def tokens(self) -> int:
         """To be computed before the leader's next token."""
-        return len(self.request.prompt) + len(self.open[self.leader])
+        return len(self.request.prompt) + len(next(iter(self.open.values())))
 
     @property
     def tokens_left(self) -> int:
