@@ -26,7 +26,7 @@ LAZY: Final[tuple[Place, ...]] = (("Alarms", "_heap"), ("Line", "_lanes"), ("Lin
 FIXED: Final[tuple[Place, ...]] = (
     *(("RouterStats", name) for name in ("broken_off", "handoff_ends", "losses", "refused", "turned_away")),
     *(("Router", name) for name in ("_handlers", "_hearers")),
-    *(("Roster", name) for name in ("_groups", "_sizes", "prefills")),
+    *(("Roster", name) for name in ("_found", "_groups", "_sizes", "prefills")),
     ("Coordinator", "_actions"),
     ("Membership", "_modes"),
 )
