@@ -82,9 +82,9 @@ class Dispatch:
                 self._place(trip, found)
             case Shortage.ROOM:
                 self._retry(trip)
-                roles = self._placement.roles(trip)
-                if roles is not None:
-                    closed.close(roles.all, trip.tokens_max, self._exceptions(trip))
+                census = self._placement.census(trip, now)
+                if census is not None:
+                    closed.close(census.roles.all, trip.tokens_max, self._exceptions(trip))
                 return False
             case Shortage.PREFILL:
                 self._retry(trip)

@@ -81,14 +81,14 @@ class Placement:
         """After Roster.refresh."""
         if not self.membership.any_could(trip.tokens_max, trip.unfit):
             return Shortage.LOST if self.membership.lost_could(trip.tokens_max, trip.unfit, now) else Shortage.NEVER
-        census = self._census(trip, now)
+        census = self.census(trip, now)
         if census is None:
             return Shortage.NOBODY
         if not census.settled and not census.inhibited:
             return Shortage.AVOIDED
         return HomeChoice(self, trip, now, closed, census).choice()
 
-    def _census(self, trip: Trip, now: Instant) -> Census | None:
+    def census(self, trip: Trip, now: Instant) -> Census | None:
         """Counted anew when an instance has become usable or unusable; requests of like size have the same."""
         if trip.unfit or trip.avoided:
             return self._counted(trip, now)

@@ -99,7 +99,7 @@ CLUSTER_MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
     # The line
     ("idle-though-others-wait", "core.cluster.dispatch", "                    del lanes[lane]\n", "                    lanes.clear()\n",
      "nobody is looked at behind a request that waits for room, though an idle instance could serve it"),
-    ("line-overtaken", "core.cluster.dispatch", "                    closed.close(roles.all, trip.tokens_max, self._exceptions(trip))\n", "                    pass\n",
+    ("line-overtaken", "core.cluster.dispatch", "                    closed.close(census.roles.all, trip.tokens_max, self._exceptions(trip))\n", "                    pass\n",
      "whoever fits overtakes a request that waits for room"),
     ("router-priority-ignored", "core.cluster.router", 'request.priority if self._config.order == "priority" else 0', "0",
      "the router takes all for equally urgent"),
