@@ -24,21 +24,24 @@ class Alarms:
         self.armed += trip.alarm is None
         trip.alarm = at
         heappush(self._heap, (at, next(self._numbers), trip))
+        self._sweep()
+
+    def clear(self, trip: Trip) -> None:
+        self.armed -= trip.alarm is not None
+        trip.alarm = None
+        self._sweep()
+
+    def _sweep(self) -> None:
         if len(self._heap) > 2 * self.armed + 64:
             live = {entry[2].id: entry for entry in self._heap if entry[2].alarm == entry[0]}
             self._heap = list(live.values())
             heapify(self._heap)
 
-    def clear(self, trip: Trip) -> None:
-        self.armed -= trip.alarm is not None
-        trip.alarm = None
-
     def due(self, now: Instant) -> list[Trip]:
         """Those whose time has come. They have no alarm until it is set again."""
         found: list[Trip] = []
-        heap = self._heap
-        while heap and (heap[0][0] <= now or heap[0][2].alarm != heap[0][0]):
-            at, _, trip = heappop(heap)
+        while self._heap and (self._heap[0][0] <= now or self._heap[0][2].alarm != self._heap[0][0]):
+            at, _, trip = heappop(self._heap)
             if trip.alarm == at:
                 self.clear(trip)
                 found.append(trip)

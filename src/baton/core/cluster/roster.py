@@ -342,8 +342,10 @@ class Roster:
         return False
 
     def next_change(self) -> Instant | None:
-        """When an instance that is held may be tried again."""
+        """When an instance that is held may be tried again, or one may be silent for so long that requests go elsewhere."""
         times = [m.held_until for m in self._by_time.values() if m.held_until > self._now]
+        if self._now < self._suspect_at < float("inf"):
+            times.append(Instant(self._suspect_at))
         return min(times, default=None)
 
     def check(self) -> None:

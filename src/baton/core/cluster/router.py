@@ -59,12 +59,12 @@ class Router:
         "_handlers",
         "_hearers",
         "_numbers",
-        "_pass_scheduled",
         "_placement",
         "_withdrawal",
         "closing",
         "coordinator",
         "membership",
+        "pass_scheduled",
         "stats",
     )
 
@@ -81,7 +81,7 @@ class Router:
         self._withdrawal = Withdrawal(config, self.coordinator)
         self._hearers = Reports(config, self.coordinator, self._withdrawal).hearers | {Emit: self._delivery.take}
         self._numbers = count()
-        self._pass_scheduled = False
+        self.pass_scheduled = False
         self._placement.on_cached = self._on_cached
         self.closing = False
         self._handlers: dict[type[ClusterEvent], Callable[[Any], bool]] = {
@@ -104,8 +104,8 @@ class Router:
             coordinator.now = now
         if self._handlers[type(event)](event):
             coordinator.dirty = True
-        if coordinator.dirty and len(coordinator.line) and not self._pass_scheduled:
-            self._pass_scheduled = True
+        if coordinator.dirty and len(coordinator.line) and not self.pass_scheduled:
+            self.pass_scheduled = True
             coordinator.effects.append(SchedulePass())
         effects, coordinator.effects = coordinator.effects, []
         return effects
@@ -124,7 +124,7 @@ class Router:
 
     def _on_run_pass(self, event: RunPass) -> bool:
         """One pass for all that happened in a turn of the event loop."""
-        self._pass_scheduled = False
+        self.pass_scheduled = False
         self._run_pass()
         return False
 

@@ -1,7 +1,8 @@
 """Work conservation (62): no request waits in a router's queue while an instance that could serve it has nothing to do.
 
 An idle instance has room for whatever it can hold, so no other request waits for its room. A request that avoids instances
-for a moment, after a refusal or a loss, is left out.
+for a moment, after a refusal or a loss, is left out until that moment has passed. The router is asked after each placement
+pass, and at each heartbeat after which it has nothing to do: a pass that it forgot to schedule shows there.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from baton.core.cluster.member import Member
 from baton.core.cluster.router import Router
 from baton.core.cluster.trip import Trip
 from baton.errors import InvariantBroken
+from baton.protocol.ids import Instant
 
 
 def check_idle(router: Router, config: RouterConfig) -> None:
-    """After a placement pass."""
-    waiting = [trip for trip in router.coordinator.line.trips() if not (trip.avoided or trip.unfit or trip.short)]
+    now = router.coordinator.now
+    deadline = router.next_deadline()
+    if router.pass_scheduled or (deadline is not None and deadline <= now):
+        return
+    waiting = [trip for trip in router.coordinator.line.trips() if not (_avoids(trip, now) or trip.unfit or trip.short)]
     if not waiting:
         return
-    now = router.coordinator.now
     usable = [
         member
         for member in router.membership.members.values()
@@ -34,6 +38,10 @@ def check_idle(router: Router, config: RouterConfig) -> None:
         for member in idle:
             if member.capacity >= trip.tokens_max and _serves(trip, member, usable):
                 raise InvariantBroken(f"{trip!r} waits, and {member!r} has nothing to do", invariant=62)
+
+
+def _avoids(trip: Trip, now: Instant) -> bool:
+    return any(until > now for until in trip.avoided.values())
 
 
 def _is_idle(member: Member) -> bool:

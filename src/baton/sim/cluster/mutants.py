@@ -136,6 +136,10 @@ CLUSTER_MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
      "one that was refused is never taken, though nobody else comes"),
     ("waited-for-though-back", "core.cluster.membership", "            self._losses[hello.name] = loss._replace(hello=None)\n", "            pass\n",
      "all have other weights now, and each waits for the others as they were"),
+    ("not-tried-again", "core.cluster.dispatch", "self.look_at = min([*times, *self._retry_at], default=None)", "self.look_at = min(times, default=None)",
+     "a request that avoids an instance is not looked at when it may try it again"),
+    ("silence-not-looked-at", "core.cluster.roster", 'if self._now < self._suspect_at < float("inf"):', "if False:",
+     "requests wait for an instance that is silent until its session ends"),
     # At rest
     ("limits-of-those-gone", "core.cluster.prefix_index", "self._limits.pop(number, None)", "pass",
      "the index keeps a number for every instance that ever left"),

@@ -33,7 +33,7 @@ from baton.errors import InvariantBroken
 from baton.protocol.control import RefusedRequest
 from baton.protocol.handoff import Forget, Prefill, Released, request_of
 from baton.protocol.ids import Instant
-from baton.protocol.node import NodeHello, NodeRefused, RouterBeat, RouterHello
+from baton.protocol.node import Beat, NodeHello, NodeRefused, RouterBeat, RouterHello
 from baton.protocol.output import Emit
 from baton.sim.cluster.clock import Clock
 from baton.sim.cluster.fit_watch import FitWatch
@@ -283,6 +283,8 @@ class RouterProcess:
                     self._hang_up(session, reason, refused=type(event) is Join and event.session == session)
         self._given.after(effects)
         self._paths.given_up(machine.stats.paths_given_up)
+        if type(event) is Say and type(event.message) is Beat:
+            check_idle(machine, self.config)
         if machine.open_requests and machine.next_deadline() is None:
             raise InvariantBroken(f"{self.name}: requests are open, and no deadline is armed", invariant=41)
         self._arm()
