@@ -135,6 +135,8 @@ def build_null(config: WorkerConfig) -> SimpleNamespace:
         context_tokens=MODEL.context_tokens_max,
         sampling_defaults=dict(OPENAI_SAMPLING),
         identity=b"null",
+        identity_parts={},
+        pooling="",
         weights_digest=Digest(b"", 0.0, 0),
         pool_plan={},
     )
