@@ -128,7 +128,7 @@ class NullRunner(ModelRunner):
         super().__init__(Stepwise(NullForward(config.slots, self.notes)), pool, slots=config.slots)
 
 
-def build_null(config: WorkerConfig) -> SimpleNamespace:
+def build_null(config: WorkerConfig, **_: Any) -> SimpleNamespace:
     """In place of baton.worker.build.build_worker, which is not imported here."""
     return SimpleNamespace(
         runner=NullRunner(config),
