@@ -52,7 +52,7 @@ lint: $(VENV)/.ready    ## ruff and mypy --strict
 kernels: $(VENV)/.ready ## compile the kernels, every variant that this machine can run
 	-$(BIN)/python -m baton.native --all
 
-bench: $(VENV)/.ready   ## the figures of docs/performance.md and docs/notes
+bench: $(VENV)/.ready   ## the figures of docs/internals/performance.md and docs/internals/notes
 	$(BIN)/python bench/scheduler.py
 	$(BIN)/python bench/prefix_cache.py
 	$(BIN)/python bench/host.py

@@ -2,7 +2,7 @@
 
     python bench/gpu_quality.py [--model smollm2] [--windows 24] [--window 512]
 
-The text is this repository's documentation (docs/*.md, in the order of their names), in windows at even distances; every token
+The text is this repository's documentation (docs/**/*.md, sorted by path), in windows at even distances; every token
 of a window but the first is scored. Whole windows are one step each, so activations are rounded as well where weights are in
 fp8; in chunks of 32 tokens (`chunks`) they are not, as in decode steps of up to 32 sequences.
 
@@ -60,7 +60,7 @@ def main() -> None:
     options = read_options()
     path = resolve(options.model)
     opened = open_model(path)
-    text = "\n\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
+    text = "\n\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.rglob("*.md")))
     windows = np.array(evenly(load_model_text(str(path)).tokenizer.encode(text), options.window, options.windows))
     print(f"{path.name}: {windows.shape[0]} windows of {windows.shape[1]} tokens")
     exact: dict[int, list[torch.Tensor]] = {}

@@ -1,3 +1,3 @@
-"""Baton: an LLM serving engine. See docs/architecture.md for the map."""
+"""Baton: an LLM serving engine. See docs/internals/architecture.md for the map."""
 
 __version__ = "0.1.0.dev0"

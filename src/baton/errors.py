@@ -140,7 +140,7 @@ class LinkFailed(PeerError):
 
 
 class InvariantBroken(EngineError):
-    """The engine found its own state impossible. `invariant` is the number in docs/reliability.md, 0 if none."""
+    """The engine found its own state impossible. `invariant` is the number in docs/internals/reliability.md, 0 if none."""
 
     def __init__(self, message: str, invariant: int = 0) -> None:
         super().__init__(f"[{invariant}] {message}" if invariant else message)

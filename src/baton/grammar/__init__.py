@@ -7,5 +7,5 @@
     check_process.py       the front's side: is it a grammar at all, and cheap enough? asked in a process that can be killed
     check_child.py         that process
 
-llguidance does the work; docs/notes/grammar.md has the measurements by which it was chosen.
+llguidance does the work; docs/internals/notes/grammar.md has the measurements by which it was chosen.
 """

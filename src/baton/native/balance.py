@@ -3,7 +3,7 @@
 Rounding a row to bytes makes an error that grows with the size of the whole row, and a product's error with the sizes of both
 rows: |w| |x|. But for any positive d the product of w / d and d * x is the same, and of all d the one that makes
 |w / d| |d x| smallest is, input by input, sqrt(|w| / |x|): activations that are large where weights are small no longer count.
-On SmolLM2 this halves what 8 bits cost (docs/quantisation.md).
+On SmolLM2 this halves what 8 bits cost (docs/internals/quantisation.md).
 
 How large the activations of an input are is found out by listening: some tokens go through the model once, packed without a
 balance; which tokens hardly matters. Everything here is exact arithmetic or correctly rounded (sums by fsum, sqrt), so two

@@ -6,8 +6,8 @@ large pages: a token reads every byte of it once, and with small pages looking u
 
 The library reads rows as the file has them and all threads pack: nothing becomes an array of floats on the way. Matrices of
 bytes are packed twice: once to see what activations they meet, and once more with a balance for each input (native/balance.py).
-Not so those of a large model that is mostly of four bits: there a balance shows in no figure (docs/quantisation.md), and costs
-a third of the start.
+Not so those of a large model that is mostly of four bits: there a balance shows in no figure (docs/internals/quantisation.md),
+and costs a third of the start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What clients are told of the cached part of a prompt: 23 of docs/reliability.md, with the first token."""
+"""What clients are told of the cached part of a prompt: 23 of docs/internals/reliability.md, with the first token."""
 
 from __future__ import annotations
 

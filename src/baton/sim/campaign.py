@@ -139,7 +139,7 @@ Progress = Callable[[int, int], None]
 class Violation(Struct, frozen=True):
     seed: int
     invariant: int
-    "The number in docs/reliability.md; 0 for an exception of another kind."
+    "The number in docs/internals/reliability.md; 0 for an exception of another kind."
     message: str
 
 

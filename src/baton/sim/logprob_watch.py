@@ -1,4 +1,4 @@
-"""What clients are told of log-probabilities: 51 of docs/reliability.md."""
+"""What clients are told of log-probabilities: 51 of docs/internals/reliability.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a plan may say: the checks of each StepPlan, with a shadow of who owns which block and where each sequence stands.
 
-Numbers are those of docs/reliability.md.
+Numbers are those of docs/internals/reliability.md.
 """
 
 from __future__ import annotations

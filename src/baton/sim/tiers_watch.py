@@ -1,4 +1,4 @@
-"""What lower tiers may hold and do, held against what each key implies. Numbers are those of docs/reliability.md.
+"""What lower tiers may hold and do, held against what each key implies. Numbers are those of docs/internals/reliability.md.
 
 The content of every key is known beforehand: it follows from the prompts and the undisturbed outputs of all clients. So a copy
 that is not what its key says is found when it can be found by others, and not only when somebody reads it.

@@ -2,7 +2,7 @@
 
 The core audits itself (core/engine/proof.py); this looks at it from outside, with knowledge of its own: the closed-form
 output of every request, who must be let in and when (reference.py), who owns which block (plans.py). The instance is asked
-public questions only (core/engine/view.py). Numbers are those of docs/reliability.md.
+public questions only (core/engine/view.py). Numbers are those of docs/internals/reliability.md.
 """
 
 from __future__ import annotations

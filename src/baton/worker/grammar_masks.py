@@ -31,9 +31,9 @@ WAIT_SECONDS_MAX: Final = 30.0
 _BEAT_SECONDS: Final = 0.25
 MASK_SECONDS: Final = 0.005
 """Of a processor, that a row's mask may take in the long run: the others of its step wait for it. An honest one takes 0.02 to
-1 ms. Counts alone do not hold this (docs/notes/grammar.md), and llguidance does not say how much work a mask was. So whether
-a row ends by it depends on the machine, and a sequence that is computed again begins with a new budget: the one exception to
-"the tokens of an undisturbed run" (docs/structured-output.md)."""
+1 ms. Counts alone do not hold this (docs/internals/notes/grammar.md), and llguidance does not say how much work a mask was. So
+whether a row ends by it depends on the machine, and a sequence that is computed again begins with a new budget: the one
+exception to "the tokens of an undisturbed run" (docs/structured-output.md)."""
 MASK_SECONDS_OVER: Final = 0.25
 """So much more a row may have taken, in one mask or in many."""
 TOO_SLOW: Final = f"its masks take more than {1000 * MASK_SECONDS:g} ms each: make it less ambiguous"

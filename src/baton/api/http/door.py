@@ -22,7 +22,7 @@ RESERVE: Final = 64
 "Connections over the bound that still get an answer."
 ACCEPTS_PER_TURN: Final = 4
 """asyncio would take as many as wait, hundreds, in one turn of the loop; meanwhile nobody gets a token. 200 connections that
-send something wrong at once kept the loop for 41 ms of a processor in one turn, with this for 6 (docs/notes/gaps.md)."""
+send something wrong at once kept the loop for 41 ms of CPU in one turn, with this for 6 (docs/internals/notes/gaps.md)."""
 
 
 OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

@@ -219,7 +219,7 @@ def make_server(
             "port": port,
             "http": protocol_class(limits, connections),
             "ws": "none",
-            "loop": "asyncio",  # uvloop made no difference that showed (docs/notes/host-speed.md)
+            "loop": "asyncio",  # uvloop made no difference that showed (docs/internals/notes/host-speed.md)
             "access_log": False,
             "server_header": False,
             "date_header": True,

@@ -1,4 +1,4 @@
-"""Proves a router's books from scratch. Numbers are those of docs/reliability.md."""
+"""Proves a router's books from scratch. Numbers are those of docs/internals/reliability.md."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Proof of the board's books, from scratch: who holds which block, who is counted where. Numbers are those of
-docs/reliability.md."""
+docs/internals/reliability.md."""
 
 from __future__ import annotations
 

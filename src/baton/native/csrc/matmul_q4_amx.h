@@ -7,7 +7,7 @@
  *   weights       unit * (step * (nibble - 8) + centre)       one unit for a *scale run* of 576 inputs, step and centre for 32
  *
  * GGUF's scales and minima are rounded to multiples of a unit that is hundreds of times smaller than the largest of them. That
- * costs less than rounding activations to 8 bits (docs/quantisation.md).
+ * costs less than rounding activations to 8 bits (docs/internals/quantisation.md).
  *
  * Many rows meet a weight on tiles, as two bytes; few rows meet it as it is stored, with step and centre after each group:
  *

@@ -1,5 +1,5 @@
 """What the plans of a node of a cluster may say, and what is remembered of them. Lighter than that of a single node (plans.py
-there): no model of admission, because requests come and go between nodes. Numbers are those of docs/reliability.md.
+there): no model of admission, because requests come and go between nodes. Numbers are those of docs/internals/reliability.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The checks of a cluster beside those of its machines: what is offered is there, what is released was kept, an attempt is over
 before the next begins. Also who is where in its hand-off, so that faults can strike at a stage. Numbers are those of
-docs/reliability.md.
+docs/internals/reliability.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A cluster on one timeline: chaos, heal, fresh requests, drain, rest. The single node's is sim/world.py.
 
 Beats never end, so a run is over when nobody is owed anything and every process is at rest, within the bounds of
-docs/reliability.md; not when the heap is empty.
+docs/internals/reliability.md; not when the heap is empty.
 """
 
 from __future__ import annotations

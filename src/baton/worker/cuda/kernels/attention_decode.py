@@ -24,7 +24,7 @@ LOG2_E = 1.4426950408889634
 
 
 class DecodeTuning(NamedTuple):
-    """Measured on an H200 with 8 kv heads of 128 (docs/notes/gpu-kernels.md)."""
+    """Measured on an H200 with 8 kv heads of 128 (docs/internals/notes/gpu-kernels.md)."""
 
     tile: int
     warps: int

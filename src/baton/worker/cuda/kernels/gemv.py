@@ -25,7 +25,7 @@ class GemvTuning(NamedTuple):
     stages: int
 
 
-# Measured on an H200 (docs/notes/gpu-kernels.md): what is best differs with the number of outputs.
+# Measured on an H200 (docs/internals/notes/gpu-kernels.md): what is best differs with the number of outputs.
 WIDE, TALL, NARROW, PAIRED = (
     GemvTuning(4, 2048, 4, 3),
     GemvTuning(16, 256, 4, 6),

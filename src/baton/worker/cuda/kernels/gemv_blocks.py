@@ -23,7 +23,7 @@ class Tuning(NamedTuple):
     stages: int
 
 
-# Measured on an H200 (docs/notes/gpu-kernels.md).
+# Measured on an H200 (docs/internals/notes/gpu-kernels.md).
 SHORT, LONG, LONG_INPUTS = Tuning(8, 2, 4, 3), Tuning(16, 2, 8, 3), 8192
 
 

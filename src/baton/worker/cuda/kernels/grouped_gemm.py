@@ -41,7 +41,7 @@ FEW_TILES = 16
 
 
 def tuning_for(tile: int, tiles: int, *, first: bool, scales: Scales | None) -> Tuning:
-    """Found on an H200 for 128 experts of 2048 x 768 (docs/notes/gpu-kernels.md)."""
+    """Found on an H200 for 128 experts of 2048 x 768 (docs/internals/notes/gpu-kernels.md)."""
     if scales is not None:
         if tiles <= FEW_TILES:
             return Tuning(True, GROUP, 128, 4, 4)

@@ -25,7 +25,7 @@ class Tuning(NamedTuple):
 
 
 def tuning_for(scales: Scales, *, first: bool) -> Tuning:
-    """Found on an H200 for 128 experts of 2048 x 768 (docs/notes/gpu-kernels.md)."""
+    """Found on an H200 for 128 experts of 2048 x 768 (docs/internals/notes/gpu-kernels.md)."""
     if scales.blocks is None:
         return Tuning(GROUP, 3, 4) if first else Tuning(2 * GROUP, 3, 4)
     return Tuning(GROUP, 4 if first else 3, 4)
