@@ -178,7 +178,7 @@ def read_seconds(path: Path) -> float:
 def served(path: Path, threads: int) -> dict[str, Any]:
     port = free_port()
     command = [sys.executable, "-m", "baton.cli.main", "serve", "--model", str(path), "--port", str(port)]
-    command += ["--threads", str(threads), "--context-tokens-max", "2048", "--num-blocks", "256", "--log-level", "warning"]
+    command += ["--threads", str(threads), "--max-model-len", "2048", "--kv-blocks", "256", "--log-level", "warning"]
     begin = time.perf_counter()
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:

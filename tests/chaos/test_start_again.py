@@ -88,7 +88,7 @@ def test_a_start_that_was_killed_is_followed_by_one_that_works(tiny: Path, tmp_p
 def test_the_size_of_the_pool_is_measured_and_told(tiny: Path, tmp_path: Path):
     with Server(tiny, tmp_path, kv_blocks=None, memory_utilization=0.98).wait_ready() as server:
         plan = server.ask("/config").json["plan"]
-        assert plan["kv_blocks_by"] == "memory_utilization"
+        assert plan["kv_blocks_by"] == "gpu_memory_utilization"
         assert 0 < plan["memory_used_gib"] + plan["kv_pool_gib"] < 0.98 * plan["memory_gib"]
         assert server.ask("/v1/completions", BODY).status == 200
 
@@ -96,6 +96,6 @@ def test_the_size_of_the_pool_is_measured_and_told(tiny: Path, tmp_path: Path):
 def test_no_block_fits(tiny: Path, tmp_path: Path):
     with Server(tiny, tmp_path, kv_blocks=None, memory_utilization=1e-6) as server:
         assert server.wait_ended() == 1
-        assert "ERROR no KV block fits: memory_utilization 1e-06" in server.errors
+        assert "ERROR no KV block fits: gpu_memory_utilization 1e-06" in server.errors
         assert "--num-blocks" in server.errors
         assert "Traceback" not in server.errors

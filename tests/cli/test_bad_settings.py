@@ -68,8 +68,9 @@ def test_a_number_that_must_be_there_is_not_none(name):
 def test_the_worker_has_the_same_ranges():
     """It is made by LLM and by tests too, not only from a ServeConfig."""
     theirs = allowed_values(WorkerConfig)
-    shared = {"threads", "context_tokens_max", "kv_memory_gib", "block_size", "slots"}
-    assert {name: theirs[name] for name in shared} == {name: ALLOWED[name] for name in shared}
+    shared = {name: name for name in ("threads", "kv_memory_gib", "block_size")}
+    shared |= {"max_model_len": "context_tokens_max", "max_num_seqs": "slots", "gpu_memory_utilization": "memory_utilization"}
+    assert {name: theirs[inner] for name, inner in shared.items()} == {name: ALLOWED[name] for name in shared}
     with pytest.raises(InvalidConfig, match="threads is -5"):
         WorkerConfig(threads=-5)
 
@@ -104,7 +105,7 @@ NO_TEMPLATE = "/nonexistent.jinja"
 REFUSED = {
     "an unset shell variable as a key": (["--api-key", ""], "--api-key 1 of 1 must be"),
     "a key with an umlaut": (["--api-key", "schl\u00fcssel"], "--api-key 1 of 1 must be"),
-    "no room for a prompt": (["--context-tokens-max", "1"], "--context-tokens-max is 1: it must be a whole number from 2"),
+    "no room for a prompt": (["--max-model-len", "1"], "--max-model-len is 1: it must be a whole number from 2"),
     "negative threads": (["--threads", "-5"], "--threads is -5: it must be a whole number from 0 to 1,024"),
     "a port that wraps around": (["--port", "99999"], "--port is 99999: it must be a whole number from 0 to 65,535"),
     "memory that is no number": (["--kv-memory-gib", "nan"], "--kv-memory-gib is nan: it must be more than 0"),

@@ -76,7 +76,7 @@ def test_a_file_has_the_same_keys(tmp_path):
     file = tmp_path / "up.yaml"
     file.write_text("prefill: 1\ndecode: 2\nplacement: round_robin\nslots: 4\n")
     options, placement, serve = read(config=file, decode=3)
-    assert (options.prefill, options.decode, placement.placement, serve.slots) == (1, 3, "round_robin", 4)
+    assert (options.prefill, options.decode, placement.placement, serve.max_num_seqs) == (1, 3, "round_robin", 4)
 
 
 @pytest.mark.parametrize(

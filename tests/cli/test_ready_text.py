@@ -11,7 +11,7 @@ from baton.runtime.engine import _resolved_tiers
 
 ROW = {
     "role": "mixed", "processes": "worker, cache", "pool_created_by": "worker", "pool_attached_by": "transfer",
-    "device": "cpu", "dtype": "float32", "kv_blocks_by": "kv_blocks", "kv_dtype": "int8", "kv_pool_gib": 2.0,
+    "device": "cpu", "dtype": "float32", "kv_blocks_by": "kv_blocks", "kv_cache_dtype": "int8", "kv_pool_gib": 2.0,
 }  # fmt: skip
 
 

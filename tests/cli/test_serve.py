@@ -56,10 +56,10 @@ def test_a_context_larger_than_the_pool_is_lowered_and_said(chat_model, options,
 
 
 def test_a_context_that_was_asked_for_and_does_not_fit(tiny_model):
-    ran = baton("serve", tiny_model, "--port", "0", "--kv-blocks", "8", "--context-tokens-max", "200")
+    ran = baton("serve", tiny_model, "--port", "0", "--kv-blocks", "8", "--max-model-len", "200")
     assert ran.returncode == 1
     assert "a context of 200 tokens needs 13 blocks of 16 tokens" in said(ran)
-    assert "lower context_tokens_max to 128" in said(ran)
+    assert "lower max_model_len to 128" in said(ran)
 
 
 def test_every_dialect_says_the_same(chat_model):
@@ -129,9 +129,9 @@ def test_unknown_model():
 
 
 def test_contradictions_are_said_before_anything_starts():
-    ran = baton("serve", "no-such-model", "--slots", "0")
+    ran = baton("serve", "no-such-model", "--max-num-seqs", "0")
     assert ran.returncode == 1
-    assert "slots" in said(ran)
+    assert "--max-num-seqs" in said(ran)
 
 
 def test_memory_that_holds_no_sequence(tiny_model):
@@ -143,10 +143,10 @@ def test_memory_that_holds_no_sequence(tiny_model):
 
 def test_unknown_key_in_the_file(tmp_path):
     file = tmp_path / "serve.yaml"
-    file.write_text("slot: 5\n")
+    file.write_text("max_num_seq: 5\n")
     ran = baton("serve", "--config", file)
     assert ran.returncode == 1
-    assert "did you mean slots?" in ran.stderr
+    assert "did you mean max_num_seqs?" in ran.stderr
 
 
 def ask(url: str, path: str, *, key: str = "", body: dict | None = None, **headers: str) -> tuple[int, bytes]:

@@ -136,7 +136,7 @@ def test_flags_win_over_the_file(tmp_path):
     file = tmp_path / "serve.yaml"
     file.write_text("port: 8001\nmax_num_seqs: 5\nprefix_caching: false\n")
     config = read_config({"config": file, "port": 8002, "positional": "a-model"})
-    assert (config.port, config.slots, config.prefix_caching, config.model) == (8002, 5, False, "a-model")
+    assert (config.port, config.max_num_seqs, config.enable_prefix_caching, config.model) == (8002, 5, False, "a-model")
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_no_name_stands_in_two_tables():
 
 def test_letters_of_llama_cpp(monkeypatch):
     config = given_by(["-m", "some.gguf", "-c", "4096", "-np", "3", "-t", "2", "-a", "mine", "-ngl", "99"], monkeypatch)
-    assert (config.model, config.context_tokens_max, config.slots, config.threads) == ("some.gguf", 4096, 3, 2)
+    assert (config.model, config.max_model_len, config.max_num_seqs, config.threads) == ("some.gguf", 4096, 3, 2)
     assert config.served_model_name == ("mine",)
 
 
@@ -240,7 +240,7 @@ def test_the_same_words_for_llm(said, words):
 
 def test_llm_takes_what_is_not_needed():
     assert serve_settings({"trust_remote_code": True, "enforce_eager": True, "swap_space": 0, "max_num_seqs": 3}) == {
-        "slots": 3
+        "max_num_seqs": 3
     }
     with pytest.raises(InvalidConfig, match="first argument"):
         serve_settings({"model_path": "x"})

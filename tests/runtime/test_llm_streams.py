@@ -226,14 +226,19 @@ def test_settings_under_vllm_s_names(folder: Path):
         trust_remote_code=True, tensor_parallel_size=1, enable_prefix_caching=False, quantization=None,
     ) as one:  # fmt: skip
         config = one.config
-        assert (config.kv_blocks, config.slots, config.context_tokens_max, config.prefix_caching) == (60, 3, 100, False)
+        assert (config.kv_blocks, config.max_num_seqs, config.max_model_len, config.enable_prefix_caching) == (
+            60,
+            3,
+            100,
+            False,
+        )
 
 
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
         ({"max_num_seq": 3}, "max_num_seq is no setting of LLM; did you mean max_num_seqs?"),
-        ({"slots": 3, "max_num_seqs": 3}, "slots is given twice"),
+        ({"slots": 3, "max_num_seqs": 3}, "max_num_seqs is given twice"),
         ({"tensor_parallel_size": 2}, "one GPU"),
         ({"enable_lora": True}, "enable_lora is no setting here: LoRA adapters are not supported yet"),
         ({"swap_space": 4}, "--kv-host-gib"),

@@ -133,9 +133,9 @@ def test_cuda_without_what_it_needs_is_refused_with_what_to_do(monkeypatch, miss
         ({"device": "cuda", "compute": "native"}, "--compute native is for CPUs"),
         ({"device": "cuda", "kv_dtype": "fp8", "compute": "torch"}, "fp8 needs our kernels"),
         ({"device": "cuda", "quantization": "fp8", "compute": "torch"}, "fp8 needs our kernels"),
-        ({"device": "cpu", "quantization": "fp8"}, "--quantization fp8 and --kv-dtype fp8 are for GPUs"),
-        ({"device": "cpu", "kv_dtype": "fp8"}, "--quantization fp8 and --kv-dtype fp8 are for GPUs"),
-        ({"device": "cuda", "kv_dtype": "int8"}, "--kv-dtype int8: on a GPU the KV cache is fp8 or as activations are"),
+        ({"device": "cpu", "quantization": "fp8"}, "--quantization fp8 and --kv-cache-dtype fp8 are for GPUs"),
+        ({"device": "cpu", "kv_dtype": "fp8"}, "--quantization fp8 and --kv-cache-dtype fp8 are for GPUs"),
+        ({"device": "cuda", "kv_dtype": "int8"}, "--kv-cache-dtype int8: on a GPU the KV cache is fp8 or as activations are"),
         ({"device": "cpu", "dtype": "bfloat16"}, "--dtype bfloat16 is for GPUs"),
     ],
 )

@@ -64,5 +64,5 @@ def test_what_is_said_names_an_option_that_is_enough():
     assert fit_pool(WorkerConfig(kv_memory_gib=enough), LLAMA_8B, MODEL_CONTEXT).context_tokens == MODEL_CONTEXT
     assert "--kv-memory-gib 6.65," in str(lowered_context(ServeConfig(), 301, 1000)), "6.64 would not quite do"
     assert "--kv-blocks 256" in str(lowered_context(ServeConfig(kv_blocks=8), 128, 4096))
-    assert lowered_context(ServeConfig(context_tokens_max=100), 100, 4096) is None
+    assert lowered_context(ServeConfig(max_model_len=100), 100, 4096) is None
     assert lowered_context(ServeConfig(), 4096, 4096) is None

@@ -124,7 +124,7 @@ def test_the_pool_gets_what_the_share_leaves():
 
 def test_the_host_tier_is_inside_the_share():
     """Its memory is taken after the KV pool's, by another process."""
-    worker = ServeConfig(memory_utilization=0.75, kv_host_gib=1.0).engine().worker
+    worker = ServeConfig(gpu_memory_utilization=0.75, kv_host_gib=1.0).engine().worker
     assert blocks_that_fit(PROFILE, LLAMA_8B, worker, 0.75) == 3 * GIB // 2 // LLAMA_8B.block_bytes
     with pytest.raises(InvalidConfig, match="3 GiB go to the cache service"):
         blocks_that_fit(PROFILE, LLAMA_8B, WorkerConfig(memory_reserved_gib=3.0), 0.75)
@@ -132,7 +132,7 @@ def test_the_host_tier_is_inside_the_share():
 
 def test_so_is_what_blocks_pass_through_on_their_way_to_storage():
     tiers = ServeConfig(kv_storage="file:/somewhere").engine().tiers
-    worker = ServeConfig(memory_utilization=0.75, kv_storage="file:/somewhere").engine().worker
+    worker = ServeConfig(gpu_memory_utilization=0.75, kv_storage="file:/somewhere").engine().worker
     assert worker.memory_reserved_gib == STAGING_GIB > 0
     assert tiers.host_blocks(2**20) == int(STAGING_GIB * 1024)
     assert (TiersConfig().memory_gib, TiersConfig().host_blocks(2**20)) == (0.0, 0)
@@ -144,18 +144,18 @@ def test_no_more_than_all_slots_could_fill():
 
 def test_zero_blocks_is_an_error_that_names_the_knobs():
     with pytest.raises(
-        InvalidConfig, match=r"no KV block fits: memory_utilization 0\.5 of 16\.00 GiB is 8\.00 GiB; 9\.00"
+        InvalidConfig, match=r"no KV block fits: gpu_memory_utilization 0\.5 of 16\.00 GiB is 8\.00 GiB; 9\.00"
     ) as error:
         blocks_that_fit(PROFILE, LLAMA_8B, WorkerConfig(), 0.5)
     advice = str(error.value).rpartition(": ")[2]
-    for knob in ("raise memory_utilization", "lower tokens_per_step or slots", "--num-blocks"):
+    for knob in ("raise gpu_memory_utilization", "lower max_num_batched_tokens or max_num_seqs", "--kv-blocks"):
         assert knob in advice
 
 
 def test_a_context_that_was_asked_for_and_does_not_fit_names_the_share():
     config = WorkerConfig(memory_utilization=0.5, context_tokens_max=1000)
     with pytest.raises(
-        InvalidConfig, match=r"memory_utilization is 0\.5: that leaves 10 KV blocks, .*raise memory_utilization"
+        InvalidConfig, match=r"gpu_memory_utilization is 0\.5: that leaves 10 KV blocks, .*raise gpu_memory_utilization"
     ):
         fit_pool(config, LLAMA_8B, 4096, 10)
 
@@ -166,7 +166,7 @@ def test_given_blocks_win_and_the_plan_says_who_decided():
 
     for settings, knob in (
         ({"blocks": 7, "memory_utilization": 0.5}, "kv_blocks"),
-        ({"memory_utilization": 0.5}, "memory_utilization"),
+        ({"memory_utilization": 0.5}, "gpu_memory_utilization"),
         ({}, "kv_memory_gib"),
     ):
         assert pool_plan(WorkerConfig(**settings), Pool(), None)["kv_blocks_by"] == knob
@@ -175,6 +175,6 @@ def test_given_blocks_win_and_the_plan_says_who_decided():
 
 
 def test_a_worker_is_told_the_largest_step():
-    worker = ServeConfig(slots=700, memory_utilization=0.5).engine().worker
+    worker = ServeConfig(max_num_seqs=700, gpu_memory_utilization=0.5).engine().worker
     assert (worker.tokens_per_step, worker.memory_utilization) == (700, 0.5)
     assert replace(worker, memory_utilization=None).memory_utilization is None

@@ -238,7 +238,7 @@ def tiers_text(plan: dict[str, int | float | str]) -> str:
 def plan_text(ready: InstanceReady) -> str:
     """What was resolved at the start; GET /config has all of it."""
     plan = ready.plan
-    words = f"{plan['processes']}; KV pool of {plan['kv_pool_gib']} GiB ({plan['kv_dtype']}) by {plan['kv_blocks_by']}"
+    words = f"{plan['processes']}; KV pool of {plan['kv_pool_gib']} GiB ({plan['kv_cache_dtype']}) by {plan['kv_blocks_by']}"
     if "memory_gib" in plan:
         words += (
             f": of {plan['memory_gib']} GiB {plan['memory_used_gib']} are in use without it, "

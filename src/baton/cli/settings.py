@@ -2,9 +2,9 @@
 line here.
 
 order of precedence    example                        a field that is given in both: the upper one counts
-flag                   --slots 32
-familiar flag          --max-num-seqs 32              the same field; both at once are refused
-YAML key               slots: 32                      familiar names work too, with - or _
+flag                   --max-num-seqs 32
+familiar flag          --parallel 32                  the same field; both at once are refused
+YAML key               max_num_seqs: 32               familiar names work too, with - or _
 default                the dataclass
 
 No setting is read from an environment variable: what a server does is what its command line and its file say.
@@ -69,7 +69,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "quantization",
         "compute",
         "threads",
-        "context_tokens_max",
+        "max_model_len",
     ),
     "Listening": (
         "host",
@@ -93,12 +93,12 @@ PANELS: dict[str, tuple[str, ...]] = {
     ),
     "Administration": ("admin_api_key", "admin_api_key_file", "admin_port", "admin_host", "log_level", "log_format"),
     "KV cache": (
-        "kv_dtype",
+        "kv_cache_dtype",
         "kv_blocks",
-        "memory_utilization",
+        "gpu_memory_utilization",
         "kv_memory_gib",
         "block_size",
-        "prefix_caching",
+        "enable_prefix_caching",
         "eviction",
         "kv_host_gib",
         "kv_storage",
@@ -107,8 +107,8 @@ PANELS: dict[str, tuple[str, ...]] = {
         "preempted_kv",
     ),
     "Scheduling": (
-        "slots",
-        "tokens_per_step",
+        "max_num_seqs",
+        "max_num_batched_tokens",
         "chunk_tokens_max",
         "prefill_tokens_beside_decodes",
         "decode_gap_ms",

@@ -90,11 +90,11 @@ def roles_of(options: UpOptions) -> dict[str, Role]:
 
 
 def require_divisible(options: UpOptions, serve: ServeConfig) -> None:
-    if serve.memory_utilization is not None and len(roles_of(options)) > 1 and serve.device != "cuda":
+    if serve.gpu_memory_utilization is not None and len(roles_of(options)) > 1 and serve.device != "cuda":
         raise Failed(
-            "--memory-utilization: an instance takes what the whole machine has free once its weights are loaded; several that "
-            "start at once would count each other's memory or not, as it happens, so no share is right for all of them: give "
-            "--kv-memory-gib, which is per instance; or --device cuda, where instances on one GPU divide the share"
+            "--gpu-memory-utilization: an instance takes what the whole machine has free once its weights are loaded; several "
+            "that start at once would count each other's memory or not, as it happens, so no share is right for all of them: "
+            "give --kv-memory-gib, which is per instance; or --device cuda, where instances on one GPU divide the share"
         )
 
 

@@ -146,7 +146,7 @@ class ServeConfig:
     where the file does not have them in 4; fastest for one request at a time, and smallest.
     none: float32, dequantised at load; the exact mode, and the slowest. On a GPU auto and none: as --dtype says; fp8:
     matrices of layers in 8 bits, with a scale for each output."""
-    kv_dtype: KVCacheType = _WORKER.kv_dtype
+    kv_cache_dtype: KVCacheType = _WORKER.kv_dtype
     """Data type of the KV cache. auto: with quantised weights int8 on x86 with AVX2 or more and on ARM with dot products (a
     scale for each token and head), else float16; also where heads are no multiple of 64 wide, or block_size is not 16. float32
     with --quantization none. fp8: on a GPU, half the bytes of bfloat16."""
@@ -157,20 +157,20 @@ class ServeConfig:
     generation_config: GenerationConfig = _WORKER.generation_config
     """Sampling of requests that name none. auto: as the model's generation_config.json (or GGUF metadata) recommends, else
     llama.cpp's defaults (temperature 0.8, top_k 40, top_p 0.95, min_p 0.05). none: OpenAI's defaults (temperature 1)."""
-    context_tokens_max: ContextTokens | None = _WORKER.context_tokens_max
+    max_model_len: ContextTokens | None = _WORKER.context_tokens_max
     """Longest sequence, prompt and output together; it must fit the KV cache. Without it: the model's own limit, or what the
     KV cache holds if that is less."""
     kv_blocks: Blocks | None = _WORKER.blocks
-    "Number of KV blocks. Without it: as many as memory_utilization or kv_memory_gib leave room for."
-    memory_utilization: Share | None = _WORKER.memory_utilization
+    "Number of KV blocks. Without it: as many as gpu_memory_utilization or kv_memory_gib leave room for."
+    gpu_memory_utilization: Share | None = _WORKER.memory_utilization
     """Share of the memory of the machine (or container) that may be in use once the server is ready, by whomever: weights,
     steps and KV cache are measured, and the KV cache gets what is left. Without it: kv_memory_gib."""
     kv_memory_gib: Gibibytes | None = _WORKER.kv_memory_gib
-    """Memory for the KV cache in GiB, if neither kv_blocks nor memory_utilization is given. Without it: 2 on a CPU; on a GPU
-    memory_utilization is 0.9."""
+    """Memory for the KV cache in GiB, if neither kv_blocks nor gpu_memory_utilization is given. Without it: 2 on a CPU; on a
+    GPU gpu_memory_utilization is 0.9."""
     block_size: BlockSize = _WORKER.block_size
     "Tokens per KV block."
-    prefix_caching: bool = _KV.prefix_caching
+    enable_prefix_caching: bool = _KV.prefix_caching
     "Reuse KV blocks of earlier requests that begin with the same tokens."
     eviction: Literal["lru", "lfu"] = _KV.eviction
     "Which unused cached block is evicted first: least recently or least frequently used."
@@ -187,9 +187,9 @@ class ServeConfig:
     preempted_kv: Literal["auto", "storage", "host", "drop"] = _TIERS.preempted
     """Where the KV of a preempted request goes, to be found when it continues. auto: the lowest tier there is. drop: it is
     computed again, unless it is still in the KV cache."""
-    slots: Slots = _WORKER.slots
+    max_num_seqs: Slots = _WORKER.slots
     "Sequences that run at once, at most."
-    tokens_per_step: StepTokens = _WORKER.tokens_per_step
+    max_num_batched_tokens: StepTokens = _WORKER.tokens_per_step
     "Tokens per step, prompt and decode together, at most."
     chunk_tokens_max: StepTokens | None = _SCHEDULER.chunk_tokens_max
     "Prompt tokens of one sequence per step, at most. Without it: all that the step has, and half of it while others wait."
@@ -254,8 +254,8 @@ class ServeConfig:
                 )
         require(not set(self.api_key) & set(self.admin_api_key), "admin_api_key has a key that is an api_key too: use another")
         require(
-            self.prefix_caching or not (self.kv_host_gib or self.kv_storage),
-            "kv_host_gib and kv_storage are tiers of the prefix cache, which is off (prefix_caching)",
+            self.enable_prefix_caching or not (self.kv_host_gib or self.kv_storage),
+            "kv_host_gib and kv_storage are tiers of the prefix cache, which is off (enable_prefix_caching)",
         )
         self._tiers()
         require(self.admin_port is None or self.admin_port != self.port, "admin_port is the same as port: give another one")
@@ -327,25 +327,25 @@ class ServeConfig:
             load_format=self.load_format,
             model_shape=self.model_shape,
             quantization=self.quantization,
-            kv_dtype=self.kv_dtype,
+            kv_dtype=self.kv_cache_dtype,
             compute=self.compute,
             threads=self.threads,
             generation_config=self.generation_config,
-            context_tokens_max=self.context_tokens_max,
+            context_tokens_max=self.max_model_len,
             blocks=self.kv_blocks,
-            memory_utilization=self.memory_utilization,
+            memory_utilization=self.gpu_memory_utilization,
             kv_memory_gib=self.kv_memory_gib,
             memory_reserved_gib=self._tiers().memory_gib,
             block_size=self.block_size,
-            slots=self.slots,
-            tokens_per_step=max(self.tokens_per_step, self.slots),
+            slots=self.max_num_seqs,
+            tokens_per_step=max(self.max_num_batched_tokens, self.max_num_seqs),
             start_seconds_max=self.start_seconds_max,
         )
         instance = InstanceConfig(
-            kv=KVConfig(block_size=self.block_size, prefix_caching=self.prefix_caching, eviction=self.eviction),
+            kv=KVConfig(block_size=self.block_size, prefix_caching=self.enable_prefix_caching, eviction=self.eviction),
             scheduler=SchedulerConfig(
-                slots=self.slots,
-                tokens_per_step=max(self.tokens_per_step, self.slots),
+                slots=self.max_num_seqs,
+                tokens_per_step=max(self.max_num_batched_tokens, self.max_num_seqs),
                 chunk_tokens_max=self.chunk_tokens_max,
                 prefill_tokens_beside_decodes=self.prefill_tokens_beside_decodes,
                 decode_gap_seconds=self.decode_gap_ms / 1000 or None,
@@ -397,15 +397,15 @@ def without_password(url: str) -> str:
 
 def lowered_context(config: ServeConfig, context_tokens: int, model_context_tokens: int) -> str | None:
     """What is said at the start where the KV pool, and nobody's wish, makes the context shorter than the model's."""
-    if config.context_tokens_max is not None or context_tokens >= model_context_tokens:
+    if config.max_model_len is not None or context_tokens >= model_context_tokens:
         return None
     if config.kv_blocks is not None:
         option = f"--kv-blocks {-(-model_context_tokens // config.block_size)}"
-    elif config.memory_utilization is not None:
-        option = "--memory-utilization"
+    elif config.gpu_memory_utilization is not None:
+        option = "--gpu-memory-utilization"
     else:
         option = f"--kv-memory-gib {ceil(100 * (config.kv_memory_gib or 2.0) * model_context_tokens / context_tokens) / 100:g}"
     return (
         f"the context is lowered to the {context_tokens:,} tokens that the KV pool holds; the model was made for "
-        f"{model_context_tokens:,}: raise it with {option}, or choose it with --context-tokens-max"
+        f"{model_context_tokens:,}: raise it with {option}, or choose it with --max-model-len"
     )

@@ -65,7 +65,7 @@ Progress = Callable[[int, int], None]
 
 class LLM:
     def __init__(self, model: str = DEFAULT_MODEL, *, seed: int | None = None, **settings: Any) -> None:
-        """`settings` are the fields of baton.config.ServeConfig (slots, kv_blocks, block_size, threads, ...), also under
+        """`settings` are the fields of baton.config.ServeConfig (max_num_seqs, kv_blocks, block_size, threads, ...), also under
         vLLM's names (keywords.py). With a `seed` the same calls in the same order draw the same tokens."""
         from baton.worker.build import build_worker  # brings numpy, and torch where the forward pass needs it
 

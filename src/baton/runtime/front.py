@@ -143,7 +143,7 @@ async def until_end(channel: Channel) -> None:
 def _app(config: ServeConfig, client: ChannelClient, text: ModelText, ready: InstanceReady) -> Starlette:
     settings = {
         "serve": shown(config),
-        "instance": {"kv_blocks": ready.blocks, "block_size": ready.block_size, "slots": ready.slots},
+        "instance": {"kv_blocks": ready.blocks, "block_size": ready.block_size, "max_num_seqs": ready.slots},
         "plan": ready.plan,
     }
     return make_app(client, text.tokenizer, text.chat_template, served_model(config, ready), api_config_of(config, settings))

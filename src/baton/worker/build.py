@@ -136,7 +136,7 @@ def pool_plan(config: WorkerConfig, pool: Pool, profile: MemoryProfile | None) -
         "dtype": config.dtype,
         "kv_blocks": pool.blocks,
         "kv_blocks_by": knob_of(config),
-        "kv_dtype": pool.layout.dtype,
+        "kv_cache_dtype": pool.layout.dtype,
         "kv_block_bytes": pool.layout.block_bytes,
         "kv_pool_gib": round(pool_bytes(pool.layout, pool.blocks) / GIB, 3),
     }
@@ -150,7 +150,7 @@ def knob_of(config: WorkerConfig) -> str:
     """The setting that decides how many blocks there are."""
     if config.blocks is not None:
         return "kv_blocks"
-    return "kv_memory_gib" if config.memory_utilization is None else "memory_utilization"
+    return "kv_memory_gib" if config.memory_utilization is None else "gpu_memory_utilization"
 
 
 def fit_pool(config: WorkerConfig, layout: KVLayout, model_context: int, profiled: int | None = None) -> PoolSize:
@@ -161,7 +161,7 @@ def fit_pool(config: WorkerConfig, layout: KVLayout, model_context: int, profile
     """
     asked, size, option = config.context_tokens_max, config.block_size, knob_of(config)
     if asked is not None and asked > model_context:
-        raise InvalidConfig(f"context_tokens_max is {asked}, and the model was made for {model_context}: lower it")
+        raise InvalidConfig(f"max_model_len is {asked}, and the model was made for {model_context}: lower it")
     if option == "kv_blocks":
         fit, given = config.blocks or 0, f"kv_blocks is {config.blocks}"
     elif option == "kv_memory_gib":
@@ -171,12 +171,12 @@ def fit_pool(config: WorkerConfig, layout: KVLayout, model_context: int, profile
     elif profiled is None:
         return PoolSize(0, asked or model_context)
     else:
-        fit, given = profiled, f"memory_utilization is {config.memory_utilization:g}: that leaves {profiled} KV blocks"
+        fit, given = profiled, f"gpu_memory_utilization is {config.memory_utilization:g}: that leaves {profiled} KV blocks"
     held = fit * size
     if held < max(asked or 0, CONTEXT_TOKENS_MIN):
         wanted = asked or CONTEXT_TOKENS_MIN
         needed = -(-wanted // size)
-        instead = f", or lower context_tokens_max to {held}" if asked and held >= CONTEXT_TOKENS_MIN else ""
+        instead = f", or lower max_model_len to {held}" if asked and held >= CONTEXT_TOKENS_MIN else ""
         raise InvalidConfig(
             f"{given}, and a context of {wanted} tokens needs {needed} blocks of {size} tokens "
             f"({needed * layout.block_bytes / GIB:.2g} GiB): raise {option}{instead}"

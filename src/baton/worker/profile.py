@@ -1,6 +1,6 @@
 """How much memory is left for the KV pool: the largest step is run on a throw-away pool, and memory is measured around it.
 
-    total |-- share that may be used: memory_utilization -------------------------------------------------|            |
+    total |-- share that may be used: gpu_memory_utilization ---------------------------------------------|            |
           |-- in use by everybody: weights, the step's lasting buffers, graphs --|-- step --|-- KV pool --|-- reserved --|
 
 `step`: what a step needs on top while it runs. `reserved`: what other processes take after the pool is there. Buffers are those
@@ -87,8 +87,8 @@ def blocks_that_fit(profile: MemoryProfile, layout: KVLayout, config: WorkerConf
     total, used, step = (count / GIB for count in (profile.total_bytes, profile.used_bytes, profile.step_bytes))
     host = f", {config.memory_reserved_gib:g} GiB go to the cache service" if config.memory_reserved_gib else ""
     raise InvalidConfig(
-        f"no KV block fits: memory_utilization {share:g} of {total:.2f} GiB is {share * total:.2f} GiB; {used:.2f} GiB are in "
-        f"use with the weights loaded, a step of {config.tokens_per_step} tokens and {config.slots} sequences needs {step:.2f} "
-        f"GiB more{host}, and a block {layout.block_bytes / GIB:.4f} GiB: raise memory_utilization, lower tokens_per_step or "
-        "slots, or give the number of blocks with kv_blocks (--num-blocks)"
+        f"no KV block fits: gpu_memory_utilization {share:g} of {total:.2f} GiB is {share * total:.2f} GiB; {used:.2f} GiB are "
+        f"in use with the weights loaded, a step of {config.tokens_per_step} tokens and {config.slots} sequences needs "
+        f"{step:.2f} GiB more{host}, and a block {layout.block_bytes / GIB:.4f} GiB: raise gpu_memory_utilization, lower "
+        "max_num_batched_tokens or max_num_seqs, or give the number of blocks with kv_blocks (--kv-blocks)"
     )

@@ -24,7 +24,7 @@ OPTIONS: Final[Table] = {
     "mirostat_eta": harmless("of mirostat"),
     "repeat_last_n": harmless("repeat_penalty is over all tokens"),
     "penalize_newline": harmless("a penalty is for all tokens alike"),
-    "num_ctx": harmless("the context is the server's: --context-tokens-max"),
+    "num_ctx": harmless("the context is the server's: --max-model-len"),
     "num_keep": harmless("a prompt is never cut"),
     "num_batch": harmless("a setting of the server"),
     "num_gpu": harmless("a setting of the server"),

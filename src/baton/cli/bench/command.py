@@ -175,9 +175,11 @@ class Machine:
     ] = ""
     threads: Annotated[int, _flag("--threads", metavar="N", min=0, help="Compute threads. 0: one per core.")] = 0
     slots: Annotated[
-        int, _flag("--slots", "--max-num-seqs", metavar="N", min=1, help="Sequences that run at once, at most.")
+        int, _flag("--max-num-seqs", "--slots", metavar="N", min=1, help="Sequences that run at once, at most.")
     ] = 64
-    tokens_per_step: Annotated[int, _flag("--tokens-per-step", metavar="N", min=1, help="Tokens per step, at most.")] = 512
+    tokens_per_step: Annotated[
+        int, _flag("--max-num-batched-tokens", "--tokens-per-step", metavar="N", min=1, help="Tokens per step, at most.")
+    ] = 512
     kv_memory_gib: Annotated[
         float | None, _flag("--kv-memory-gib", metavar="G", min=0.01, help="Memory for the KV cache in GiB.")
     ] = None

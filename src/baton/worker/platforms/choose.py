@@ -80,9 +80,11 @@ def _cuda(config: WorkerConfig) -> tuple[Platform, WorkerConfig]:
 
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
     if config.kv_dtype not in ("auto", dtype, "fp8"):
-        raise InvalidConfig(f"--kv-dtype {config.kv_dtype}: on a GPU the KV cache is fp8 or as activations are, {dtype}")
+        raise InvalidConfig(f"--kv-cache-dtype {config.kv_dtype}: on a GPU the KV cache is fp8 or as activations are, {dtype}")
     if config.compute == "torch" and "fp8" in (config.kv_dtype, config.quantization):
-        raise InvalidConfig("fp8 needs our kernels for GPUs: leave --compute torch out, or --quantization and --kv-dtype fp8")
+        raise InvalidConfig(
+            "fp8 needs our kernels for GPUs: leave --compute torch out, or --quantization and --kv-cache-dtype fp8"
+        )
     quantization: Quantization = "fp8" if config.quantization == "fp8" else "none"
     share = config.memory_utilization
     if share is None and config.blocks is None and config.kv_memory_gib is None:
@@ -101,7 +103,9 @@ def _cuda(config: WorkerConfig) -> tuple[Platform, WorkerConfig]:
 
 def _for_cpu(config: WorkerConfig) -> WorkerConfig:
     if "fp8" in (config.quantization, config.kv_dtype):
-        raise InvalidConfig("--quantization fp8 and --kv-dtype fp8 are for GPUs: a CPU has int8 (leave them out for the best)")
+        raise InvalidConfig(
+            "--quantization fp8 and --kv-cache-dtype fp8 are for GPUs: a CPU has int8 (leave them out for the best)"
+        )
     if config.dtype == "bfloat16":
         raise InvalidConfig(
             "--dtype bfloat16 is for GPUs: a CPU computes in float32; leave it out (--quantization says how weights are kept)"
