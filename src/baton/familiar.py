@@ -75,9 +75,9 @@ ONLY_ONE = ("tensor_parallel_size", "tp_size", "tp", "pipeline_parallel_size", "
 INSTEAD: Mapping[str, str] = MappingProxyType(
     {
         "swap_space": "KV blocks are kept in host memory with --kv-host-gib",
-        "splitwise_role": "prefill and decode instances have --role (docs/disaggregation.md)",
-        "disaggregation_mode": "prefill and decode instances have --role (docs/disaggregation.md)",
-        "kv_transfer_config": "prefill and decode instances have --role (docs/disaggregation.md)",
+        "splitwise_role": "prefill and decode instances have --role (docs/cluster.md)",
+        "disaggregation_mode": "prefill and decode instances have --role (docs/cluster.md)",
+        "kv_transfer_config": "prefill and decode instances have --role (docs/cluster.md)",
         "kvcache_storage_backend": "KV blocks are stored with --kv-storage (docs/caching.md)",
         "disable_radix_cache": "there is --no-enable-prefix-caching",
         "schedule_policy": "there is --order",

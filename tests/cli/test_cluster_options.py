@@ -56,7 +56,7 @@ def test_settings_of_placement_reach_the_router():
 
 def test_nothing_of_the_router_is_out_of_reach():
     """Each of its fields is an option, or a key of --router-limits; and each key is in the document."""
-    page = (Path(__file__).parents[2] / "docs" / "disaggregation.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
     _, plain, serve = read(decode=1)
     for each in fields(RouterConfig):
         if each.name in _BY_OTHER_OPTIONS:

@@ -38,7 +38,7 @@ class PlacementOptions:
     migrations_max: Annotated[int, Range(0, 1_000_000)] = _ROUTER.migrations_max
     "Losses of its instance that a request survives. After one more it ends with an error."
     router_limits: dict[str, int | float] = field(default_factory=dict)
-    "Counts and times of the router that differ from those of docs/disaggregation.md, as YAML: {lapse_seconds: 5}."
+    "Counts and times of the router that differ from those of docs/cluster.md, as YAML: {lapse_seconds: 5}."
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -63,7 +63,7 @@ def _check_router_limits(given: dict[str, int | float]) -> None:
     for name in given:
         if name not in known:
             close = get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ": see docs/disaggregation.md"
+            hint = f"; did you mean {close[0]}?" if close else ": see docs/cluster.md"
             raise InvalidConfig(f"router_limits has no {name}{hint}")
     values: dict[str, Any] = given
     try:

@@ -1,5 +1,5 @@
 """Hand-off of a prefilled prompt: what router, prefill and decode instance say to each other. The router passes everything on;
-the two instances share nothing but memory, which decode reads (docs/disaggregation.md).
+the two instances share nothing but memory, which decode reads (docs/internals/handoff.md).
 
     router   Expect ----> decode     room for the request is kept there, or it is refused at once
     decode   Expecting -> router

@@ -9,7 +9,7 @@ import pytest
 from baton.core.handoff.table import LATE, NEXT, TOLD, TripAction, TripFact, TripState, draw
 
 S, F, A = TripState, TripFact, TripAction
-DOCS = Path(__file__).parents[3] / "docs" / "disaggregation.md"
+DOCS = Path(__file__).parents[3] / "docs" / "internals" / "handoff.md"
 PLACED = (F.PLACED_WHOLE, F.PLACED_PAIR)
 
 

@@ -1,4 +1,4 @@
-"""A request's trip through the cluster, as data. The picture in docs/disaggregation.md is drawn from it.
+"""A request's trip through the cluster, as data. The picture in docs/internals/handoff.md is drawn from it.
 
 QUEUED      at the router; no instance has it                     -> placed: RESERVING (a pair) or SERVING (one instance)
 RESERVING   decode was asked to keep room                         -> PREFILLING when it does
