@@ -1,0 +1,238 @@
+"""What README and docs/ name exists: links, files, commands, options, keys, metrics, routes, models. They are for readers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from pages import ALL, READERS, ROOT, anchors, command_lines, fences, links, name_of, prose, spans, text_of
+from prometheus_client import CollectorRegistry, generate_latest
+
+from baton.api.app import PAGE, ROUTES
+from baton.api.routes.cluster import cluster_route
+from baton.cli.main import app
+from baton.config import ServeConfig
+from baton.familiar import FAMILIAR, SHORT, STRANGERS
+from baton.models.registry import ARCHITECTURES
+from baton.observe.cluster_metrics import ClusterCollector
+from baton.observe.metrics import Metrics
+from baton.protocol.control import InstanceStats
+from baton.protocol.node import Build, ClusterView, InstanceView
+
+each_page = pytest.mark.parametrize("page", READERS, ids=name_of)
+every_page = pytest.mark.parametrize("page", ALL, ids=name_of)
+
+
+# Links and files
+
+COMING = ("options.md",)
+"""Is generated, and lands next."""
+
+
+@every_page
+def test_links_lead_somewhere(page: Path):
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        assert target.exists() or target.name in COMING, f"{link} of {name_of(page)}"
+        assert not anchor or anchor in anchors(target), f"{link} of {name_of(page)}: no such heading"
+
+
+@every_page
+def test_files_that_are_named_exist(page: Path):
+    named = {
+        name for span in spans(page) for name in re.findall(r"(?<![\w/])(?:docs|bench|src|tests|examples)/[\w./-]+\.\w+", span)
+    }
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_pages_that_the_source_names_exist():
+    """Error texts, too, send users to pages."""
+    named = {
+        (name, str(path.relative_to(ROOT)))
+        for folder in ("src", "tests", "bench")
+        for path in (ROOT / folder).rglob("*.[pch]*")
+        if path.suffix in (".py", ".h", ".c")
+        for name in re.findall(r"docs/[\w/-]+\.md", path.read_text("utf-8"))
+    }
+    assert not [(name, path) for name, path in named if not (ROOT / name).exists()]
+
+
+@each_page
+def test_targets_of_make_exist(page: Path):
+    known = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.M))
+    used = {name for line in command_lines(page) for name in re.findall(r"^make ([a-z][\w-]*)", line)}
+    assert used <= known
+
+
+# Commands and options
+
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def options_of(command: object) -> set[str]:
+    own = {name for param in command.params for name in (*param.opts, *param.secondary_opts) if name[0] == "-"}  # type: ignore[attr-defined]
+    below = {name for each in getattr(command, "commands", {}).values() for name in options_of(each)}
+    return own | below | {"--help", "-h"}
+
+
+ELSEWHERE = {f"--{name.replace('_', '-')}" for name in STRANGERS} | set(SHORT.values())
+OPTIONS = {name: options_of(command) for name, command in COMMANDS.items()}
+KNOWN = set().union(*OPTIONS.values(), ELSEWHERE, options_of(typer.main.get_command(app)))
+OTHERS = re.compile(
+    r"(vllm|llama-|ollama|docker|pip|git|curl|guidellm|lm_eval|redis-cli|[A-Z]+_\w+=|pytest|make|claude|codex|npm|npx"
+    r"|python -m (?!baton))|--(?:profile|constraint) kind="
+)
+"""Programs of others: their options are their own."""
+
+
+def words_after_baton(line: str) -> list[list[str]]:
+    """`baton serve X; baton run Y` -> [[serve, X], [run, Y]]."""
+    found = re.findall(r"(?:^|[|;&(] *|docker run .* )baton ((?:[^|;&`]|'[^']*')+)", line)
+    return [words.split() for words in found]
+
+
+def shell_options(line: str) -> list[str]:
+    return [name.rstrip("=") for name in re.findall(r"(?<![\w-])(--[a-z][\w-]*=?)", line)]
+
+
+@each_page
+def test_commands_exist_and_have_the_options_that_they_are_shown_with(page: Path):
+    for line in command_lines(page):
+        for words in words_after_baton(line):
+            first = words[0].strip(",.")
+            if not re.fullmatch(r"[a-z][a-z-]+", first):
+                continue
+            assert first in COMMANDS, f"baton {first}: {line}"
+            allowed = OPTIONS[first] | (ELSEWHERE if first in ("serve", "up") else set())
+            assert not set(shell_options(" ".join(words))) - allowed, line
+
+
+@each_page
+def test_options_exist(page: Path):
+    for line in command_lines(page):
+        script = re.search(r"bench/\w+\.py", line)
+        if script or OTHERS.match(line):
+            continue
+        assert not set(shell_options(line)) - KNOWN, line
+
+
+@every_page
+def test_options_of_bench_programs_exist(page: Path):
+    for line in command_lines(page):
+        script = re.match(r"(?:python )?(bench/\w+\.py)(.*)", line)
+        if script and (ROOT / script[1]).exists():
+            source = (ROOT / script[1]).read_text()
+            assert not [name for name in shell_options(script[2]) if name != "--help" and f'"{name}"' not in source], line
+
+
+@each_page
+def test_keys_of_yaml_files_are_settings(page: Path):
+    known = {field.name for field in fields(ServeConfig)} | {name for names in FAMILIAR.values() for name in names}
+    for language, text in fences(page):
+        if language == "yaml" and "baton serve --config" in text:
+            keys = {str(key).replace("-", "_") for key in yaml.safe_load(text)}
+            assert not keys - known
+
+
+# Metrics and routes
+
+
+def metric_names() -> set[str]:
+    counts = {"x": 1}
+    stats = InstanceStats(
+        router_sessions=counts,
+        handoffs=counts,
+        tiers=counts,
+        storage=counts,
+        step_tokens={"+Inf": 1, "sum": 1},
+        pulls={"tcp/copied": 1},
+        readers={"tcp/opened": 1},
+        pull_bytes=counts,
+        pull_microseconds=counts,
+        storage_circuit="closed",
+        storage_write_circuit="closed",
+        host_blocks=1,
+        cache_service=True,
+    )
+    instance = Metrics(model_name="m", engine_stats=lambda: stats)
+    instance.about_process("front", lambda: 0.0, Build())
+    router = CollectorRegistry()
+    view = ClusterView("r", "serving", instances=(InstanceView("d", "decode", "alive", stats=stats),))
+    router.register(ClusterCollector(lambda: view, lambda: counts))
+    page = (instance.exposition() + generate_latest(router)).decode()
+    return set(re.findall(r"^# TYPE (\S+)", page, re.M))
+
+
+def test_metrics_exist():
+    known = metric_names()
+    assert "baton:request_queue_seconds" in known
+    for page in ALL:
+        named = {name for span in spans(page) for name in re.findall(r"\b(?:baton|vllm):[a-z_]+\b", span)}
+        named -= {"baton:kv"}  # keys of a Redis
+        assert not named - known, name_of(page)
+
+
+@each_page
+def test_routes_exist(page: Path):
+    routes = {(method, route.path) for route in (*ROUTES, PAGE, cluster_route(lambda: None)) for method in route.methods or ()}  # type: ignore[arg-type]
+    for span in spans(page):
+        found = re.fullmatch(r"(GET|POST|DELETE) (/\S*)", span)
+        if found:
+            assert (found[1], found[2]) in routes, span
+
+
+# Models
+
+
+@each_page
+def test_a_page_that_lists_architectures_lists_all(page: Path):
+    """cli.md lacked qwen3_moe for a while."""
+    text = text_of(page)
+    names = {name for model in ARCHITECTURES.values() for name in model.hf_names}
+    if "Qwen3ForCausalLM" in text:
+        assert not [name for name in names if name not in text]
+
+
+def test_the_page_of_models_has_every_name_of_every_architecture():
+    named = set(spans(ROOT / "docs" / "models.md"))
+    for model in ARCHITECTURES.values():
+        assert {*model.hf_names, model.gguf_name} <= named
+
+
+# For readers
+
+
+def test_the_readme_fits_two_screens():
+    text = text_of(ROOT / "README.md")
+    assert 55 <= len(text.splitlines()) <= 80
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)
+    assert pictures == ["docs/chat.png"]
+    listed = re.findall(r"^- \[", text, re.M)
+    assert len(listed) == 6
+
+
+@each_page
+def test_lines_fit_a_diff(page: Path):
+    long = [line for line in prose(page).splitlines() if len(line) > 200 and not line.startswith("|")]
+    assert not long
+
+
+@each_page
+def test_words_are_those_of_the_field(page: Path):
+    """Private words that a review found readers to stumble over."""
+    private = (
+        *("makers", "gone on with", "goes on with", "whoever", "nobody", "somebody", "stands still", "stray", "rehears"),
+        *("a number that is none", "is told", "are told", "was told", "over it 400", "turned away", "so many of"),
+    )
+    text = prose(page).lower()
+    assert not [words for words in private if words in text]
+
+
+def test_every_page_is_in_the_index():
+    index = set(links(ROOT / "docs" / "README.md"))
+    assert {page.name for page in READERS if page.parent.name == "docs" and page.name != "README.md"} <= index
