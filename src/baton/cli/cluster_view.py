@@ -29,7 +29,8 @@ class PlainReporter(UpReporter):
         self._drain_seconds = drain_seconds
         self._quiet = quiet
         self._begin = monotonic()
-        self._loading: dict[str, None] = {}
+        self._loading: dict[str, str] = {}
+        "What each instance does that is not ready."
         self._states: dict[str, str] = {}
         self._told = self._begin
         self._summary = ""
@@ -45,9 +46,10 @@ class PlainReporter(UpReporter):
             self.lines.show(text)
 
     def on_progress(self, name: str, progress: LoadProgress) -> None:
-        if name not in self._loading:
-            self._loading[name] = None
-            self.say(f"{name} loads the model")
+        doing = progress.stage or "loads the model"
+        if self._loading.get(name) != doing:
+            self._loading[name] = doing
+            self.say(f"{name}: {doing}" if progress.stage else f"{name} {doing}")
 
     def on_instance_ready(self, name: str) -> None:
         self._loading.pop(name, None)

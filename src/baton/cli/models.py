@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from baton.cli.say import complaints, console, print_json, size_text
+from baton.cli.say import complaints, console, print_json
+from baton.models.download import size_text
 
 HELP = """List models: aliases, what is in the caches, and what Baton can run.
 

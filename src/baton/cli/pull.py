@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from baton.cli.say import complaints, resolve_model, size_text
+from baton.cli.say import complaints, resolve_model
+from baton.models.download import size_text
 
 HELP = """Fetch models, so that `baton serve` finds them here. Prints where each one is.
 
@@ -26,7 +27,7 @@ def pull(
 ) -> None:
     with complaints("pull"):
         for model in models:
-            path = resolve_model(model, quiet=quiet)
+            path = resolve_model(model, command="pull", quiet=quiet)
             if not quiet:
                 typer.echo(f"{model}: {path} ({size_text(_bytes_of(path))})")
 

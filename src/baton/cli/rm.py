@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from baton.cli.say import Failed, complaints, size_text
+from baton.cli.say import Failed, complaints
+from baton.models.download import size_text
 
 HELP = """Remove models that were fetched, and say how much came free.
 

@@ -68,7 +68,7 @@ def router(*, quiet: bool, **given: Any) -> None:
         serve = replace(asked, port=checked_port(asked), log_level="error" if quiet else asked.log_level)
         warn_of_certificate("router", serve, quiet=quiet)
         options = replace(options, cluster_port=checked_cluster_port(options, serve))
-        path = resolve_model(serve.model, serve.revision, quiet=quiet)
+        path = resolve_model(serve.model, serve.revision, command="router", quiet=quiet)
         serve = replace(serve, model=str(path), served_model_name=serve.served_model_name or (served_name(asked.model),))
         if not run_router(serve, placement, options, quiet=quiet):
             raise typer.Exit(INTERRUPTED)

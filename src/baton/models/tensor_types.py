@@ -39,3 +39,6 @@ TENSOR_TYPES: dict[int, TensorType] = {
     kind.number: kind for kind in (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)
 }
 """Those that we read from GGUF files, by their numbers there."""
+
+SCALE_BLOCK = 128
+"""Outputs and inputs of a matrix in fp8 that share a scale."""

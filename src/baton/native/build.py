@@ -13,7 +13,9 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from hashlib import sha256
 from pathlib import Path
 
@@ -29,6 +31,18 @@ COMPILE_SECONDS_MAX = 300.0
 
 Compiler = list[str]
 """A program and its first arguments."""
+
+_announce: ContextVar[Callable[[str], None]] = ContextVar("announce", default=log.info)
+
+
+@contextmanager
+def compilation_announced(announce: Callable[[str], None] | None) -> Iterator[None]:
+    """Within the block `announce` is called with a sentence before something is compiled. None: it is logged."""
+    token = _announce.set(announce or log.info)
+    try:
+        yield
+    finally:
+        _announce.reset(token)
 
 
 class NoCompiler(EngineError):
@@ -98,7 +112,8 @@ def _built(variant: Variant, folder: Path, compilers: list[Compiler]) -> Path:
     for stem in stems:
         if (path := build_cache.find(folder, stem)) is not None:
             return path
-    log.info("compiling the %s kernels (once on this machine, some seconds)", variant.name)
+    _announce.get()("compiling kernels for this CPU (once, about 20 s)")
+    log.debug("compiling the %s kernels into %s", variant.name, folder)
     errors = []
     for each, stem in zip(compilers, stems, strict=True):
         try:

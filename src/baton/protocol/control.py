@@ -116,6 +116,8 @@ class LoadProgress(Struct, frozen=True, array_like=True):
 
     done: int
     total: int
+    stage: str = ""
+    "For people: what takes a while before that (compiling kernels). Empty: the weights are being read."
 
 
 class WorkerHello(Struct, frozen=True, array_like=True):

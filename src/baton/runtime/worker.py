@@ -42,6 +42,11 @@ class _Progress:
             self._told = share
             self._channel.send(LoadProgress(done, total))
 
+    def announce(self, stage: str) -> None:
+        """Something else that takes a while begins."""
+        self._told = -1
+        self._channel.send(LoadProgress(0, 0, stage))
+
 
 class WorkerPool:
     """How this worker comes to its KV pool (core/startup.py): makes it, announces it, or is handed it."""
@@ -75,7 +80,8 @@ def serve(config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -
 
     progress = ProgressWord.create()
     send_descriptor(link, ProgressShared(WorkerEpoch(config.epoch)), progress.fd)
-    built = build_worker(config, _Progress(channel), WorkerPool(config, channel, link))
+    reported = _Progress(channel)
+    built = build_worker(config, reported, WorkerPool(config, channel, link), announce=reported.announce)
     runner, model = built.runner, built.runner.config
     runner.report_progress(progress)
     freeze_gc_heap()

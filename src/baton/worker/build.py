@@ -20,6 +20,7 @@ from baton.models.names import resolve
 from baton.models.open import OpenedModel, open_model
 from baton.models.pooling import UNSTATED
 from baton.models.shapes import SHAPES
+from baton.native.build import compilation_announced
 from baton.text.tokenizer import Tokenizer
 from baton.worker.grammar_masks import GrammarMasks
 from baton.worker.identity import identity_of
@@ -95,9 +96,18 @@ def build_worker(
     progress: Progress | None = None,
     pool_source: PoolSource = own_pool,
     tokenizer: Tokenizer | None = None,
+    announce: Callable[[str], None] | None = None,
 ) -> BuiltWorker:
-    """What is wrong with the settings is said before any weights are read. `tokenizer`: where it is read already."""
-    path = resolve(config.model, progress=progress)
+    """What is wrong with the settings is said before any weights are read. `tokenizer`: where it is read already. `announce` is
+    called with a sentence before kernels are compiled."""
+    with compilation_announced(announce):
+        return _built_worker(config, progress, pool_source, tokenizer)
+
+
+def _built_worker(
+    config: WorkerConfig, progress: Progress | None, pool_source: PoolSource, tokenizer: Tokenizer | None
+) -> BuiltWorker:
+    path = resolve(config.model)
     platform, config = choose(config, path)
     opened = opened_as(config, path)
     defaults = sampling_defaults(opened.recommended, config.generation_config, str(opened.path))

@@ -305,7 +305,7 @@ def load_timed(model: str, machine: Machine, *, quiet: bool) -> TimedLLM:
     from baton.cli.run import quiet_waiting
 
     quiet_waiting()
-    path = resolve_model(model, quiet=quiet)
+    path = resolve_model(model, command="bench", quiet=quiet)
     with waiting(f"loading {model}", quiet=quiet):
         from baton.cli.bench.offline import TimedLLM
 

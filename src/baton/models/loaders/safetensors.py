@@ -20,8 +20,8 @@ from baton.models.dequantise import dequantise
 from baton.models.files import is_pickle
 from baton.models.loaders.safetensors_file import SafetensorsFile
 from baton.models.loaders.weights import StoredTensor
-from baton.models.raw_tensor import SCALE_BLOCK, RawTensor, scales_shape
-from baton.models.tensor_types import BF16, F8_E4M3, F16, F32, F64
+from baton.models.raw_tensor import RawTensor, scales_shape
+from baton.models.tensor_types import BF16, F8_E4M3, F16, F32, F64, SCALE_BLOCK
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

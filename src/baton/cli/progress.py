@@ -1,0 +1,136 @@
+"""Work that takes a while, announced before it begins and shown while it lasts: downloads, compilation, loading.
+
+stderr is a terminal    a bar per stage, which goes away at the end
+a file or a pipe        a line per stage, and another one every few seconds: no carriage returns, no colours
+
+A stage whose length is not known has a bar that moves, and lines that tell the seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Lock, Thread
+from time import monotonic
+from typing import TYPE_CHECKING, Protocol
+
+from baton.models.download import size_text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+LINE_SECONDS = 5.0
+JOIN_SECONDS = 1.0
+
+
+class Stages(Protocol):
+    def announce(self, what: str) -> None:
+        """A stage begins. The one before it has ended."""
+
+    def advance(self, done: int, total: int) -> None:
+        """Bytes of the current stage."""
+
+    def close(self) -> None:
+        """The last stage has ended. May be called again."""
+
+
+@contextmanager
+def stages(say: Callable[[str], None], *, quiet: bool = False) -> Iterator[Stages]:
+    """`say` prints a line, where there is no terminal."""
+    shown = open_stages(say, quiet=quiet)
+    try:
+        yield shown
+    finally:
+        shown.close()
+
+
+def open_stages(say: Callable[[str], None], *, quiet: bool = False) -> Stages:
+    if quiet:
+        return Silent()
+    return Bars() if sys.stderr.isatty() else Lines(say)
+
+
+class Silent:
+    def announce(self, what: str) -> None: ...
+
+    def advance(self, done: int, total: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Bars:
+    """On a terminal."""
+
+    def __init__(self) -> None:
+        self._drawn: Progress | None = None
+        self._task: TaskID | None = None
+
+    def announce(self, what: str) -> None:
+        drawn = self._begun()
+        if self._task is not None:
+            drawn.remove_task(self._task)
+        self._task = drawn.add_task(what, total=None, size="")
+
+    def advance(self, done: int, total: int) -> None:
+        if self._drawn is not None and self._task is not None and total:
+            size = f"{size_text(done)} of {size_text(total)}"
+            self._drawn.update(self._task, completed=done, total=total, size=size)
+
+    def close(self) -> None:
+        if self._drawn is not None:
+            self._drawn.stop()
+        self._drawn = self._task = None
+
+    def _begun(self) -> Progress:
+        if self._drawn is None:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+            from baton.cli.say import console
+
+            words, size = TextColumn("{task.description}"), TextColumn("{task.fields[size]}")
+            self._drawn = Progress(words, BarColumn(), size, TimeElapsedColumn(), console=console(stderr=True), transient=True)
+            self._drawn.start()
+        return self._drawn
+
+
+class Lines:
+    """In a log. A thread repeats the current stage, so that one that stalls is seen too."""
+
+    def __init__(self, say: Callable[[str], None], seconds: float = LINE_SECONDS) -> None:
+        self._say = say
+        self._seconds = seconds
+        self._lock = Lock()
+        self._what, self._since, self._done, self._total = "", 0.0, 0, 0
+        self._ended = Event()
+        self._thread: Thread | None = None
+
+    def announce(self, what: str) -> None:
+        with self._lock:
+            self._what, self._since, self._done, self._total = what, monotonic(), 0, 0
+        self._say(what)
+        if self._thread is None:
+            self._thread = Thread(target=self._repeat, name="progress-lines", daemon=True)
+            self._thread.start()
+
+    def advance(self, done: int, total: int) -> None:
+        with self._lock:
+            self._done, self._total = done, total
+
+    def close(self) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(JOIN_SECONDS)
+
+    def _repeat(self) -> None:
+        while not self._ended.wait(self._seconds):
+            with self._lock:
+                text = self._text()
+            self._say(text)
+
+    def _text(self) -> str:
+        seconds = f"{monotonic() - self._since:.0f} s"
+        if not self._total:
+            return f"{self._what}: {seconds}"
+        share = f"{100 * self._done // self._total} %"
+        return f"{self._what}: {size_text(self._done)} of {size_text(self._total)} ({share}) after {seconds}"

@@ -1,0 +1,71 @@
+"""What a download reports: a sentence before it begins, then bytes while another program (pip, the hub's library) fetches them.
+
+The bytes are read off the folder into which that program writes. This holds for every version of both, and for every transport
+of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Thread
+
+WATCH_SECONDS = 0.2
+JOIN_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What is called while a model is fetched."""
+
+    announce: Callable[[str], None] = lambda what: None
+    "With a sentence, before something that takes a while begins."
+    progress: Callable[[int, int], None] = lambda done, total: None
+    "With (bytes done, bytes in all)."
+
+
+SILENT = Listener()
+
+
+@contextmanager
+def watched(folder: Path, total: int, progress: Callable[[int, int], None]) -> Iterator[None]:
+    """Reports by how much the folder grows until the block ends. The last report is (total, total), unless the block fails."""
+    before, ended = folder_bytes(folder), Event()
+
+    def watch() -> None:
+        most = 0
+        while not ended.wait(WATCH_SECONDS):
+            most = max(most, min(folder_bytes(folder) - before, total))
+            progress(most, total)
+
+    progress(0, total)
+    thread = Thread(target=watch, name="download-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(JOIN_SECONDS)
+    progress(total, total)
+
+
+def folder_bytes(folder: Path) -> int:
+    """Of all files below it. Links are not followed: what they mean is counted where it lies."""
+    return sum(_file_bytes(path) for path in folder.rglob("*"))
+
+
+def _file_bytes(path: Path) -> int:
+    try:
+        stat = path.lstat()
+    except OSError:  # renamed or removed meanwhile
+        return 0
+    return stat.st_size if path.is_file() and not path.is_symlink() else 0
+
+
+def size_text(nbytes: int) -> str:
+    """As file managers show it."""
+    if nbytes >= 1e9:
+        return f"{nbytes / 1e9:.1f} GB"
+    return f"{nbytes / 1e6:.0f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:.0f} kB"

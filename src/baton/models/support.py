@@ -1,0 +1,82 @@
+"""Whether a model can run here, from the first bytes of its files: asked before its weights are downloaded, and before its
+tokenizer is read. Loads no numpy: the command line asks too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from baton.errors import ModelFileBroken, ModelUnsupported
+from baton.gguf import leading_metadata
+from baton.models.architecture import Architecture
+from baton.models.config_fields import Fields
+from baton.models.files import read_json, refuse_git_lfs_pointer
+from baton.models.registry import architecture_of_gguf, architecture_of_hf
+from baton.models.tensor_types import SCALE_BLOCK
+
+GGUF_HEAD_BYTES = 1 << 16
+"""The settings of a model are the first pairs of its GGUF file; the vocabulary, which is megabytes, comes behind them."""
+
+
+def refuse_unsupported(path: Path) -> None:
+    """Raises ModelUnsupported. `path` is what names.resolve() gave."""
+    if path.is_dir():
+        supported_architecture(read_json(path / "config.json"), str(path / "config.json"))
+        return
+    refuse_git_lfs_pointer(path)
+    with path.open("rb") as file:
+        refuse_unsupported_gguf(file.read(GGUF_HEAD_BYTES), str(path))
+
+
+def refuse_unsupported_gguf(head: bytes, origin: str) -> None:
+    """`head`: the first bytes of the file. What they do not tell is found out when the file is opened."""
+    metadata = leading_metadata(head, origin)
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str):
+        return
+    architecture_of_gguf(name, origin)
+    refuse_mixture(Fields(metadata, origin, prefix=f"{name}."))
+
+
+def refuse_mixture(fields: Fields) -> None:
+    experts = fields.integer("expert_count", 0)  # Mixtral calls itself "llama" too
+    if experts:
+        raise ModelUnsupported(f"{fields.origin}: a mixture of {experts} experts is not supported; supported are dense models")
+
+
+def supported_architecture(raw: Mapping[str, Any], origin: str) -> type[Architecture]:
+    """Of a config.json. Raises ModelUnsupported."""
+    names = raw.get("architectures") or []
+    if not isinstance(names, list):
+        raise ModelFileBroken(f"{origin}: architectures is {names!r}; it must be a list of names")
+    model = architecture_of_hf(map(str, names), origin)
+    _refuse_what_we_do_not_run(Fields(raw, origin))
+    return model
+
+
+def _refuse_what_we_do_not_run(fields: Fields) -> None:
+    quantised = fields.get("quantization_config")
+    if quantised:
+        _refuse_other_than_fp8_blocks(quantised, fields.origin)
+    activation = fields.get("hidden_act", "silu")
+    if activation != "silu":
+        raise ModelUnsupported(f"{fields.origin}: activation {activation} is not supported; supported is silu")
+
+
+def _refuse_other_than_fp8_blocks(quantised: Any, origin: str) -> None:
+    """Which modules are quantised is not asked for here (`modules_to_not_convert`): the type of each tensor says it."""
+    settings = quantised if isinstance(quantised, dict) else {"quant_method": quantised}
+    method = settings.get("quant_method")
+    if method != "fp8":
+        raise ModelUnsupported(
+            f"{origin}: the weights are quantised ({method}); supported are plain float32, float16 and bfloat16 "
+            "safetensors, fp8 ones with scales of blocks, and quantised GGUF files"
+        )
+    blocks, scheme = settings.get("weight_block_size"), settings.get("activation_scheme", "dynamic")
+    if blocks != [SCALE_BLOCK, SCALE_BLOCK] or scheme != "dynamic" or settings.get("fmt", "e4m3") != "e4m3":
+        raise ModelUnsupported(
+            f"{origin}: fp8 weights with weight_block_size {blocks} and activation_scheme {scheme}; supported are e4m3 with "
+            f"blocks of [{SCALE_BLOCK}, {SCALE_BLOCK}] and dynamic"
+        )
