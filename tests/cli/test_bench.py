@@ -9,7 +9,7 @@ import re
 import pytest
 from command_rig import baton, serving
 
-from baton.cli import chat
+from baton.cli import private_server
 from baton.cli.bench import load
 from baton.cli.bench.measures import Record, meets, percentile, read_slo, sum_up
 from baton.cli.bench.workload import random_asks, read_span, shared_prefix_asks, trace_asks
@@ -75,8 +75,9 @@ def test_serve_and_chat_on_one_server(tiny_model, tmp_path):
 
 
 def test_chat_starts_a_server_of_its_own(tiny_model):
-    ran = baton("chat", "--model", tiny_model, "--max-tokens", "3", stdin="Hi\n")
+    ran = baton("chat", tiny_model, "--max-tokens", "3", stdin="Hi\n")
     assert ran.returncode == 0, ran.stderr
+    assert f"starting a server with {tiny_model} for this chat" in ran.stderr or "starting one with" in ran.stderr
     assert "3 tokens" in ran.stderr
 
 
@@ -88,9 +89,9 @@ def test_nobody_else_can_ask_the_server_of_a_chat(monkeypatch):
         seen.update(config)
         raise Failed("far enough")
 
-    monkeypatch.setattr(chat, "resolve_model", lambda name: "/models/one")
-    monkeypatch.setattr(chat, "_start", start)
-    with pytest.raises(Failed), chat.private_server("one"):
+    monkeypatch.setattr(private_server, "resolve_model", lambda name, command: "/models/one")
+    monkeypatch.setattr(private_server, "_start", start)
+    with pytest.raises(Failed), private_server.private_server("one"):
         pass
     assert seen["host"] == "127.0.0.1"
     (key,) = seen["api_key"]
@@ -165,6 +166,22 @@ def test_an_answer_counts_if_it_is_whole(monkeypatch, events, error):
     plan = load.LoadPlan(server=Server("http://nowhere"), model="m")
     record = asyncio.run(load.send(plan, random_asks(1, (1, 1), (1, 1), 0)[0], 0.0))
     assert record.error == error
+
+
+@pytest.mark.parametrize(
+    "delta", [{"reasoning_content": "hm"}, {"reasoning": "hm"}, {"tool_calls": [{"index": 0}]}, {"content": "a"}]
+)
+def test_reasoning_and_calls_are_pieces_of_a_chat(monkeypatch, delta):
+    async def stream(*_):
+        for choice in ({"delta": {"role": "assistant", "content": ""}}, {"delta": delta}, {"delta": {"content": "b"}}):
+            yield json.dumps({"choices": [choice]}).encode()
+        yield b'{"choices": [{"delta": {}, "finish_reason": "stop"}]}'
+        yield b"[DONE]"
+
+    monkeypatch.setattr(load, "stream_events", stream)
+    plan = load.LoadPlan(server=Server("http://nowhere"), model="m", endpoint="chat")
+    record = asyncio.run(load.send(plan, random_asks(1, (1, 1), (1, 1), 0)[0], 0.0))
+    assert (record.error, len(record.pieces)) == ("", 2)
 
 
 def test_no_more_requests_are_open_than_shall_be(monkeypatch):

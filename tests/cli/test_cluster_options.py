@@ -72,6 +72,14 @@ def test_nothing_of_the_router_is_out_of_reach():
     assert all(name in options or hasattr(plain, name) for name in _BY_OTHER_OPTIONS)
 
 
+@pytest.mark.parametrize(("gpus", "mixed"), [(0, 2), (1, 1), (4, 4), (100, 64)])
+def test_without_a_word_about_instances_there_is_one_per_gpu_or_two(gpus: int, mixed: int):
+    options, _, _ = read()
+    assert options.or_default(gpus) == UpOptions(mixed=mixed)
+    asked, _, _ = read(prefill=1, decode=1)
+    assert asked.or_default(gpus) is asked
+
+
 def test_a_file_has_the_same_keys(tmp_path):
     file = tmp_path / "up.yaml"
     file.write_text("prefill: 1\ndecode: 2\nplacement: round_robin\nslots: 4\n")
@@ -83,7 +91,6 @@ def test_a_file_has_the_same_keys(tmp_path):
     ("given", "words"),
     [
         ({"prefill": 1}, "--decode is 0, and so is mixed"),
-        ({}, "--decode is 0"),
         ({"decode": 65}, "--decode"),
         ({"decode": 1, "placement": "best"}, "--placement"),
         (

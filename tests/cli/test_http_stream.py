@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from baton.cli.chat import _models_at
 from baton.cli.http_stream import HttpError, Server, get_json, stream_events
+from baton.cli.private_server import models_at
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -63,13 +63,13 @@ def test_an_error_is_told_in_the_server_s_words():
     assert error.value.status == 429
 
 
-@pytest.mark.parametrize("status", ["404 Not Found", "200 OK"])
+@pytest.mark.parametrize("status", ["404 Not Found", "200 OK", "403 Forbidden", "500 Broken", "302 Found"])
 def test_a_server_of_something_else_is_called_that(status):
     page = b"<!DOCTYPE html><title>Not here</title>" * 20
     answer = b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status.encode(), len(page), page)
 
     async def look(server: Server) -> object:
-        return await asyncio.to_thread(_models_at, server)
+        return await asyncio.to_thread(models_at, server)
 
     said, _ = asyncio.run(served(answer, look))
     assert "no OpenAI-style server" in said

@@ -64,7 +64,7 @@ def command_of(pid: int) -> bytes:
 
 
 def test_chat_erases_neither_what_is_typed_nor_what_is_answered(tiny_model):
-    with on_terminal("chat", "--model", tiny_model, "--max-tokens", "8") as terminal:
+    with on_terminal("chat", tiny_model, "--max-tokens", "8") as terminal:
         prompt = terminal.until("> ")
         assert terminal.seen.count(HIDE_CURSOR) == terminal.seen.count(SHOW_CURSOR)
         assert terminal.written_in(IDLE_SECONDS) == b""
@@ -86,8 +86,8 @@ def test_chat_erases_neither_what_is_typed_nor_what_is_answered(tiny_model):
 
 
 def test_chat_says_why_its_server_did_not_start_and_leaves_nothing(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    with on_terminal("chat", "--model", tmp_path) as terminal:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    with on_terminal("chat", tmp_path) as terminal:
         terminal.until("baton chat: the model could not be started: ")
         terminal.until("\n")
         assert terminal.process.wait(60) == 1
@@ -115,7 +115,7 @@ QUICK = {("SIGHUP", "loading"), ("SIGTERM", "at the prompt"), ("SIGKILL", "answe
     [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in product(ENDS, MOMENTS)],
 )
 def test_chat_takes_its_server_with_it(tiny_model, end, moment):
-    with on_terminal("chat", "--model", tiny_model, "--max-tokens", "400") as terminal:
+    with on_terminal("chat", tiny_model, "--max-tokens", "400") as terminal:
         if moment == "loading":
             terminal.until("loading")
         else:

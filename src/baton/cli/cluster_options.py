@@ -87,18 +87,26 @@ class RouterOptions:
         check_values(self)
 
 
+INSTANCES_MAX = 64
+"""Of one role."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpOptions:
     """Which instances `baton up` starts."""
 
-    prefill: Annotated[int, Range(0, 64)] = 0
+    prefill: Annotated[int, Range(0, INSTANCES_MAX)] = 0
     "Instances that compute prompts."
-    decode: Annotated[int, Range(0, 64)] = 0
+    decode: Annotated[int, Range(0, INSTANCES_MAX)] = 0
     "Instances that generate, from prompts that others have computed."
-    mixed: Annotated[int, Range(0, 64)] = 0
-    "Instances that do both."
+    mixed: Annotated[int, Range(0, INSTANCES_MAX)] = 0
+    "Instances that do both. Where none of the three is given: one per GPU, or 2 on the CPU."
 
     def __post_init__(self) -> None:
         check_values(self)
-        if not self.decode + self.mixed:
-            raise InvalidConfig("decode is 0, and so is mixed: somebody must generate (--prefill 1 --decode 1, or --mixed 2)")
+        if self.prefill and not self.decode + self.mixed:
+            raise InvalidConfig("decode is 0, and so is mixed: no instance would generate (give --decode 1, or --mixed 1)")
+
+    def or_default(self, gpus: int) -> UpOptions:
+        """Where no instance is asked for: one per GPU that does both, or two on the CPU."""
+        return self if self.prefill + self.decode + self.mixed else UpOptions(mixed=min(gpus, INSTANCES_MAX) or 2)

@@ -72,8 +72,10 @@ class LiveReporter(PlainReporter):
             yield
 
     def on_progress(self, name: str, progress: LoadProgress) -> None:
+        if progress.stage:
+            super().on_progress(name, progress)
         share = f"loading {progress.done / max(progress.total, 1):.0%}"
-        self._progress[name] = progress.stage or share
+        self._progress[name] = progress.stage.partition(" ")[0] or share
         self._draw_again()
 
     def on_instance_ready(self, name: str) -> None:

@@ -20,14 +20,17 @@ from urllib.parse import SplitResult, urlsplit
 
 LINE_BYTES_MAX = 1 << 22
 ERROR_BYTES_MAX = 2000
+PLAIN_CHARACTERS_MAX = 200
 
 
 class HttpError(Exception):
     """No connection, a status that is not 200, or bytes that are not HTTP."""
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    def __init__(self, message: str, status: int = 0, *, explained: bool = True) -> None:
         super().__init__(message)
         self.status = status
+        self.explained = explained
+        "The message is the server's own, in JSON. Else the server is of another kind."
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,12 @@ class Server:
         return self.url.rstrip("/").removesuffix("/v1") + path
 
 
+async def get_text(server: Server, path: str) -> str:
+    return b"".join([chunk async for chunk in _exchange(server, "GET", path, None)]).decode("utf-8", "replace")
+
+
 async def get_json(server: Server, path: str) -> Any:
-    body = b"".join([chunk async for chunk in _exchange(server, "GET", path, None)])
+    body = await get_text(server, path)
     try:
         return json.loads(body) if body.strip() else None
     except ValueError:
@@ -87,7 +94,9 @@ async def _exchange(server: Server, method: str, path: str, body: bytes | None) 
         pieces = _read_body(reader, headers)
         if status != 200:
             said = b"".join([piece async for piece in pieces])[:ERROR_BYTES_MAX].decode("utf-8", "replace")
-            raise HttpError(f"{method} {path}: {status} {_message_in(said)}", status)
+            message = _message_in(said)
+            words = f"{method} {path}: {status}" + (f" {message}" if message else f", which {server.url} does not explain")
+            raise HttpError(words, status, explained=bool(message))
         async for piece in pieces:
             yield piece
     except asyncio.IncompleteReadError:
@@ -138,10 +147,11 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
 
 
 def _message_in(text: str) -> str:
-    """The message of an OpenAI error body, or the text as it is."""
+    """The message of an error body in JSON, as OpenAI's, or a short plain text. Empty: a web page, or nothing."""
     try:
         content = json.loads(text)
-        error = content.get("error", content)
+        error = content.get("error", content.get("detail", content))
         return str(error.get("message", text) if isinstance(error, dict) else error)
     except (ValueError, AttributeError):
-        return " ".join(text.split())
+        plain = " ".join(text.split())
+        return "" if plain.startswith("<") else plain[:PLAIN_CHARACTERS_MAX]

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from typing import Annotated
 
 import typer
 
@@ -21,17 +22,28 @@ app = typer.Typer(
 )
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(version_text())
+        raise typer.Exit
+
+
 @app.callback()
-def baton() -> None:
+def baton(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print version and commit.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
     """An LLM serving engine: whatever happens on the way, the client gets exactly the tokens of an undisturbed run, once.
 
     \b
     Examples:
       [bold]baton serve[/bold]                  serve a small model, with a chat page
-      [bold]baton up --prefill 1 --decode 1[/bold]  a cluster on this machine
-      [bold]baton chat[/bold]                   talk to a model here
+      [bold]baton up[/bold]                     a cluster on this machine
+      [bold]baton chat MODEL[/bold]             talk to a model here
       [bold]baton run MODEL PROMPT[/bold]       one answer, without a server
-      [bold]baton pull MODEL[/bold]             fetch a model; [bold]models[/bold] lists them, [bold]rm[/bold] removes one
+      [bold]baton pull MODEL[/bold]             fetch a model; [bold]list[/bold] shows them, [bold]rm[/bold] removes one
+      [bold]baton ps[/bold]                     what a running server does
       [bold]baton bench serve[/bold]            measure a server
       [bold]baton kv stat DIR[/bold]            look at stored KV blocks
       [bold]baton simulate[/bold]               rehearse 200 random scenarios, faults included
@@ -53,13 +65,21 @@ def open_standard_descriptors() -> None:
 
 @app.command()
 def version() -> None:
-    """Print the version."""
-    typer.echo(f"baton {__version__}")
+    """Print version and commit."""
+    typer.echo(version_text())
+
+
+def version_text() -> str:
+    """What a bug report should name."""
+    from baton.runtime.build_info import commit
+
+    return f"baton {__version__}" + (f" (commit {commit()})" if commit() else "")
 
 
 def _add(name: str) -> None:
-    module = import_module(f"baton.cli.{name}")
-    command: Callable[..., None] = getattr(module, name)
+    function = FUNCTIONS.get(name, name)
+    module = import_module(f"baton.cli.{function}")
+    command: Callable[..., None] = getattr(module, function)
     app.command(name, help=module.HELP)(command)
 
 
@@ -68,7 +88,9 @@ def _add_group(name: str) -> None:
     app.add_typer(module.app, name=name, help=module.HELP)
 
 
-COMMANDS = ("serve", "up", "router", "chat", "run", "pull", "rm", "models", "bench", "kv", "simulate")
+COMMANDS = ("serve", "up", "router", "chat", "run", "pull", "rm", "list", "ps", "models", "bench", "kv", "simulate")
+FUNCTIONS = {"list": "list_models"}
+"""A command is a function of its own name in a file of that name, but for these."""
 GROUPS = {"bench": "baton.cli.bench.command", "kv": "baton.cli.kv"}
 # Where one is named only that one is imported: 0.12 s in place of 0.17 s, and 2 MiB less that a server keeps.
 for _name in sys.argv[1:2] if sys.argv[1:2] and sys.argv[1] in COMMANDS else COMMANDS:

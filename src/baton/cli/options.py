@@ -28,7 +28,7 @@ def expanded(command: Callable[..., None]) -> Callable[..., None]:
         if name not in groups:
             parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
             continue
-        inner = get_type_hints(groups[name], names, include_extras=True)
+        inner = get_type_hints(groups[name], include_extras=True)
         for field in fields(groups[name]):
             option = inspect.Parameter(
                 field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=inner[field.name]

@@ -84,12 +84,11 @@ class Bars:
 
     def _begun(self) -> Progress:
         if self._drawn is None:
+            from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-            from baton.cli.say import console
-
             words, size = TextColumn("{task.description}"), TextColumn("{task.fields[size]}")
-            self._drawn = Progress(words, BarColumn(), size, TimeElapsedColumn(), console=console(stderr=True), transient=True)
+            self._drawn = Progress(words, BarColumn(), size, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
             self._drawn.start()
         return self._drawn
 

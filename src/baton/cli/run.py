@@ -1,4 +1,4 @@
-"""`baton run`: prompts in, texts out, in this process and without a server."""
+"""`baton run`: prompts in, texts out, in this process; without a prompt a conversation, as `baton chat`."""
 
 from __future__ import annotations
 
@@ -10,58 +10,93 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from baton.cli.sampling_options import RepetitionPenalty, Seed, Temperature, TopK, TopP
-from baton.cli.say import Failed, bar, complaints, print_json, resolve_model, waiting
+from baton.cli.options import expanded
+from baton.cli.progress import stages
+from baton.cli.sampling_options import Sampling
+from baton.cli.say import Failed, bar, complaints, print_json, resolve_model, served_name, stderr_lines
 from baton.config import Device, Quantization
 
 if TYPE_CHECKING:
     from baton.llm import LLM, Answer
 
-HELP = """Generate once, without a server. stdout is the text and nothing else.
+HELP = """Answer prompts, without a server. stdout is the text and nothing else.
+
+Without a prompt, in a terminal: a conversation.
 
 \b
 Examples:
+  baton run smollm2                                 a conversation
   baton run smollm2 'What is the capital of Japan?'
+  echo 'What is the capital of Japan?' | baton run smollm2
   baton run smollm2 --raw 'Once upon a time'        continue a text
   baton run smollm2 --file prompts.txt --json       one prompt per line
-  cat prompts.txt | baton run smollm2 --file -
 """
 
 
+@expanded
 def run(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a .gguf file, a Hugging Face id, or an alias.")],
     prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT...", help="Each argument is a prompt.")] = None,
-    file: Annotated[Path | None, typer.Option(metavar="FILE", help="File with more prompts, one per line; - is stdin.")] = None,
+    *,
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="FILE", help="File with more prompts, one per line; - is stdin.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text, without a chat template.")] = False,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
-    max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens per answer, at most.")] = 128,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    repetition_penalty: RepetitionPenalty = None,
-    seed: Seed = None,
+    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")] = None,
+    sampling: Sampling,
     n: Annotated[int, typer.Option("-n", min=1, max=128, help="Answers per prompt.")] = 1,
-    device: Annotated[Device, typer.Option(help="Compute device, as for baton serve.")] = "auto",
-    quantization: Annotated[Quantization, typer.Option(help="How weights are stored, as for baton serve.")] = "auto",
-    threads: Annotated[int, typer.Option(metavar="N", min=0, help="Compute threads. 0: one per core.")] = 0,
+    device: Annotated[Device, typer.Option("--device", help="Compute device, as for baton serve.")] = "auto",
+    quantization: Annotated[
+        Quantization, typer.Option("--quantization", help="How weights are stored, as for baton serve.")
+    ] = "auto",
+    threads: Annotated[int, typer.Option("--threads", metavar="N", min=0, help="Compute threads. 0: one per core.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list: texts, token counts, finish reasons.")] = False,
 ) -> None:
-    sampling: dict[str, Any] = {
-        "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k,
-        "repetition_penalty": repetition_penalty, "seed": seed,
-    }  # fmt: skip
     with complaints("run"):
-        asked = [*(prompts or ()), *(_lines(file) if file is not None else ())]
-        if not asked:
-            raise Failed("no prompt; write one after the model, or give --file")
         if raw and system is not None:
             raise Failed("--raw continues a text and has no place for --system; leave out one of them")
-        begin = monotonic()
-        llm = load(model, threads=threads, device=device, quantization=quantization)
-        loaded = monotonic()
-        answers = _generate(llm, asked, sampling, n, raw=raw, system=system)
-        _print(asked, answers, as_json=as_json)
-        _sum_up(answers, loaded - begin, monotonic() - loaded)
+        machine: dict[str, Any] = {"threads": threads, "device": device, "quantization": quantization}
+        asked = [*(prompts or ()), *(_lines(file) if file is not None else ())]
+        if not asked and file is None:
+            if sys.stdin.isatty() and not (raw or as_json):
+                converse(model, system, sampling, machine)
+                return
+            asked = [text] if (text := "" if sys.stdin.isatty() else sys.stdin.read().strip()) else []
+        if not asked:
+            raise Failed("no prompt; write one after the model, or give --file")
+        answer_all(model, asked, sampling, n, machine, raw=raw, system=system, as_json=as_json)
+
+
+def converse(model: str, system: str | None, sampling: Sampling, machine: dict[str, Any]) -> None:
+    """`baton chat` with a server of its own."""
+    from baton.cli.conversation import Conversation, talk
+    from baton.cli.private_server import private_server
+
+    with private_server(model, command="run", **machine) as (server, name):
+        talk(Conversation(server, name, sampling.given(), system))
+
+
+def answer_all(
+    model: str,
+    prompts: list[str],
+    sampling: Sampling,
+    n: int,
+    machine: dict[str, Any],
+    *,
+    raw: bool,
+    system: str | None,
+    as_json: bool,
+) -> None:
+    begin = monotonic()
+    llm = load(model, command="run", **machine)
+    loaded = monotonic()
+    if len(prompts) == n == 1 and not as_json and sys.stdout.isatty():
+        tokens = _stream(llm, prompts[0], sampling, raw=raw, system=system)
+    else:
+        answers = _generate(llm, prompts, sampling, n, raw=raw, system=system)
+        _print(prompts, answers, as_json=as_json)
+        tokens = sum(len(output.token_ids) for answer in answers for output in answer.outputs)
+    _sum_up(tokens, loaded - begin, monotonic() - loaded)
 
 
 def quiet_waiting() -> None:
@@ -73,14 +108,17 @@ def quiet_waiting() -> None:
         os.environ.setdefault(name, value)
 
 
-def load(model: str, **settings: Any) -> LLM:
-    """The in-process engine. LLM itself tells nothing while it reads the weights, so a spinner turns."""
+def load(model: str, *, command: str = "", **settings: Any) -> LLM:
+    """The in-process engine, which does not tell how far it is."""
     quiet_waiting()
-    path = resolve_model(model)
-    with waiting(f"loading {model}"):
+    path = resolve_model(model, command=command)
+    with stages(stderr_lines(command)) as shown:
+        shown.announce(f"loading {served_name(model)}")
         from baton.llm import LLM
+        from baton.native.build import compilation_announced
 
-        return LLM(str(path), **settings)
+        with compilation_announced(shown.announce):
+            return LLM(str(path), **settings)
 
 
 def _lines(file: Path) -> list[str]:
@@ -91,16 +129,34 @@ def _lines(file: Path) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
 
 
-def _generate(llm: LLM, prompts: list[str], sampling: dict[str, Any], n: int, *, raw: bool, system: str | None) -> list[Answer]:
+def _messages(prompt: str, system: str | None) -> list[dict[str, str]]:
+    before = [{"role": "system", "content": system}] if system is not None else []
+    return [*before, {"role": "user", "content": prompt}]
+
+
+def _generate(llm: LLM, prompts: list[str], sampling: Sampling, n: int, *, raw: bool, system: str | None) -> list[Answer]:
     from baton.llm import SamplingParams
 
-    params = SamplingParams(**sampling)
-    before = [{"role": "system", "content": system}] if system is not None else []
+    params = SamplingParams(**sampling.given())
     with bar("generating") as advance:
         report = lambda done, total: advance(done, total, "prompts")  # noqa: E731
         if raw:
             return llm.generate(prompts, params, n=n, progress=report)
-        return llm.chat([[*before, {"role": "user", "content": prompt}] for prompt in prompts], params, n=n, progress=report)
+        return llm.chat([_messages(prompt, system) for prompt in prompts], params, n=n, progress=report)
+
+
+def _stream(llm: LLM, prompt: str, sampling: Sampling, *, raw: bool, system: str | None) -> int:
+    """One answer, as it comes. Returns its tokens."""
+    from baton.llm import SamplingParams
+
+    params = SamplingParams(**sampling.given())
+    with llm.stream([prompt], params) if raw else llm.stream_chat(_messages(prompt, system), params) as chunks:
+        tokens = 0
+        for chunk in chunks:
+            tokens += len(chunk.token_ids)
+            typer.echo(chunk.text, nl=False)
+    typer.echo()
+    return tokens
 
 
 def _print(prompts: list[str], answers: list[Answer], *, as_json: bool) -> None:
@@ -122,7 +178,6 @@ def _print(prompts: list[str], answers: list[Answer], *, as_json: bool) -> None:
             typer.echo(output.text)
 
 
-def _sum_up(answers: list[Answer], load_seconds: float, seconds: float) -> None:
-    tokens = sum(len(output.token_ids) for answer in answers for output in answer.outputs)
+def _sum_up(tokens: int, load_seconds: float, seconds: float) -> None:
     line = f"{tokens} tokens in {seconds:.2f} s ({tokens / max(seconds, 1e-9):.1f} tok/s), loaded in {load_seconds:.1f} s"
     typer.echo(f"[{line}]", err=True)

@@ -1,24 +1,15 @@
-"""Options that say how tokens are drawn, the same for every command that has them."""
+"""Options that say how tokens are sampled and where an answer ends: one place for every command that has them."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
 import typer
 
 DEFAULT = "Default: the model's."
-
-Temperature = Annotated[
-    float | None, typer.Option(metavar="T", min=0.0, max=2.0, help=f"Sampling temperature; 0 is greedy. {DEFAULT}")
-]
-TopP = Annotated[float | None, typer.Option(metavar="P", min=1e-6, max=1.0, help=f"Nucleus sampling. {DEFAULT}")]
-TopK = Annotated[
-    int | None, typer.Option(metavar="K", min=-1, help=f"Sample from the K likeliest tokens; -1: from all. {DEFAULT}")
-]
-RepetitionPenalty = Annotated[
-    float | None,
-    typer.Option(metavar="R", min=1e-6, max=10.0, help=f"Penalty for tokens that were there before; 1 is none. {DEFAULT}"),
-]
+MAX_TOKENS = 2048
+"""Enough for a model that thinks before it answers."""
 
 
 def _int64(seed: int | None) -> int | None:
@@ -27,5 +18,54 @@ def _int64(seed: int | None) -> int | None:
     return seed
 
 
-SEED_HELP = "Random seed. The same seed gives the same answer; default: a new one."
-Seed = Annotated[int | None, typer.Option(metavar="N", callback=_int64, help=SEED_HELP)]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """Named as in the API and in `LLM`. None: the model's default."""
+
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", metavar="N", min=1, help="Tokens per answer, at most; reasoning counts.")
+    ] = MAX_TOKENS
+    temperature: Annotated[
+        float | None,
+        typer.Option("--temperature", metavar="T", min=0.0, max=2.0, help=f"Sampling temperature; 0 is greedy. {DEFAULT}"),
+    ] = None
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", metavar="P", min=1e-6, max=1.0, help=f"Nucleus sampling. {DEFAULT}")
+    ] = None
+    top_k: Annotated[
+        int | None,
+        typer.Option("--top-k", metavar="K", min=-1, help=f"Sample from the K likeliest tokens; -1: from all. {DEFAULT}"),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            "--min-p", metavar="P", min=0.0, max=1.0, help=f"Leave out tokens below this share of the likeliest one. {DEFAULT}"
+        ),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(
+            "--repetition-penalty",
+            metavar="R",
+            min=1e-6,
+            max=10.0,
+            help=f"Penalty for tokens that were there before; 1 is none. {DEFAULT}",
+        ),
+    ] = None
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", metavar="TEXT", help="A text that ends the answer. May be given again.")
+    ] = None
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed",
+            metavar="N",
+            callback=_int64,
+            help="Random seed. The same seed gives the same answer; default: a new one.",
+        ),
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """Without what is the model's choice."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value not in (None, [])}

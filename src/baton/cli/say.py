@@ -136,17 +136,6 @@ def bar(what: str, *, unit: str = "", quiet: bool = False) -> Iterator[Advance]:
         yield advance
 
 
-@contextmanager
-def waiting(what: str, *, quiet: bool = False) -> Iterator[Callable[[], None]]:
-    """A spinner, for work that cannot say how far it is. It goes away at the end, or earlier by the function it gives."""
-    shown = console(stderr=True)
-    if quiet or not shown.is_terminal:
-        yield lambda: None
-        return
-    with shown.status(what) as status:
-        yield status.stop
-
-
 def resolve_model(name: str, revision: str = "", *, command: str = "", quiet: bool = False) -> Path:
     """What the user typed as files on this machine, of a kind that runs here. Whatever takes a while is announced."""
     from baton.cli.progress import stages

@@ -34,6 +34,7 @@ HELP = """Start a cluster on this machine: a router, and instances that compute 
 
 \b
 Examples:
+  baton up                                    an instance per GPU, or two on the CPU
   baton up --prefill 1 --decode 1             prompts on one instance, streams on another
   baton up --mixed 2 --port 8001              two instances that do both
   baton up ./model.gguf --prefill 2 --decode 2 --kv-storage file:/tmp/kv
@@ -59,6 +60,8 @@ def up(*, plain: bool, quiet: bool, **given: Any) -> None:
         warn_of_certificate("up", serve, quiet=quiet)
         path = resolve_model(serve.model, serve.revision, command="up", quiet=quiet)
         serve = replace(serve, model=str(path), served_model_name=serve.served_model_name or (served_name(asked.model),))
+        options = options.or_default(gpus_for(serve))
+        require_divisible(options, serve)
         if not run_cluster(serve, placement, engines_of(options, serve), plain=plain, quiet=quiet):
             raise typer.Exit(INTERRUPTED)
 
@@ -115,6 +118,14 @@ def places_on_gpus(names: Sequence[str], gpus: int) -> dict[str, GpuPlace]:
     return {name: GpuPlace(number % gpus, on_each[number % gpus], number // gpus) for number, name in enumerate(names)}
 
 
+def gpus_for(serve: ServeConfig) -> int:
+    """GPUs that its instances may use. Its model is a path here."""
+    from baton.worker.platforms.visible import visible_gpus
+
+    on_cpu = serve.device == "cpu" or Path(serve.model).is_file()  # a GGUF file is
+    return 0 if on_cpu else visible_gpus()
+
+
 def shares_of_cores(names: list[str], cores: int) -> dict[str, int]:
     """Compute threads of each, where nobody said how many: the cores divided, what is left over for the first ones, which
     compute prompts. At least one each: more instances than cores share them."""
@@ -125,12 +136,10 @@ def shares_of_cores(names: list[str], cores: int) -> dict[str, int]:
 def engines_of(options: UpOptions, serve: ServeConfig) -> dict[str, EngineConfig]:
     """Without where the router is: that is known later."""
     from baton.worker.platforms.cpu import usable_cores
-    from baton.worker.platforms.visible import visible_gpus
 
     roles = roles_of(options)
     threads = dict.fromkeys(roles, serve.threads) if serve.threads else shares_of_cores(list(roles), usable_cores())
-    on_cpu = serve.device == "cpu" or Path(serve.model).is_file()  # a GGUF file is
-    places = places_on_gpus(list(roles), 0 if on_cpu else visible_gpus())
+    places = places_on_gpus(list(roles), gpus_for(serve))
 
     def engine_of(name: str, role: Role) -> EngineConfig:
         engine, place = replace(serve, threads=threads[name]).engine(), places[name]

@@ -36,9 +36,9 @@ _announce: ContextVar[Callable[[str], None]] = ContextVar("announce", default=lo
 
 
 @contextmanager
-def compilation_announced(announce: Callable[[str], None] | None) -> Iterator[None]:
-    """Within the block `announce` is called with a sentence before something is compiled. None: it is logged."""
-    token = _announce.set(announce or log.info)
+def compilation_announced(announce: Callable[[str], None]) -> Iterator[None]:
+    """Within the block `announce` is called with a sentence before something is compiled. Else it is logged."""
+    token = _announce.set(announce)
     try:
         yield
     finally:

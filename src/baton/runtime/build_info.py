@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
@@ -14,6 +15,8 @@ from baton import __version__
 from baton.protocol.node import Build
 
 COMMIT_DIGITS: Final = 12
+COMMIT_FILE: Final = "_commit.txt"
+"""In the package: one line, written by whoever builds a wheel from a checkout."""
 _STARTED_AT: Final = time.time()
 """This module is imported when the process starts."""
 
@@ -25,8 +28,19 @@ def own_build() -> Build:
 
 @cache
 def commit() -> str:
-    """Of the installed package where the installer has noted it (PEP 610), else of the checkout. Empty: not known."""
-    return (_installed_commit() or _checkout_commit(Path(baton.__file__).parents[2] / ".git"))[:COMMIT_DIGITS]
+    """Of the installed package where its build (COMMIT_FILE) or its installer (PEP 610) has noted it, else of the checkout.
+    Empty: not known."""
+    package = Path(baton.__file__).parent
+    found = _built_commit(package / COMMIT_FILE) or _installed_commit() or _checkout_commit(package.parents[1] / ".git")
+    return found[:COMMIT_DIGITS]
+
+
+def _built_commit(file: Path) -> str:
+    try:
+        noted = file.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return noted if re.fullmatch("[0-9a-f]{7,40}", noted) else ""
 
 
 def _installed_commit() -> str:

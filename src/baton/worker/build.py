@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def build_worker(
 ) -> BuiltWorker:
     """What is wrong with the settings is said before any weights are read. `tokenizer`: where it is read already. `announce` is
     called with a sentence before kernels are compiled."""
-    with compilation_announced(announce):
+    with compilation_announced(announce) if announce is not None else nullcontext():
         return _built_worker(config, progress, pool_source, tokenizer)
 
 

@@ -18,7 +18,8 @@ import typer
 from baton.cli.bench.measures import Record, read_slo, sum_up
 from baton.cli.bench.workload import Ask, random_asks, read_span, shared_prefix_asks, trace_asks
 from baton.cli.options import expanded
-from baton.cli.say import FAILED, Failed, bar, complaints, console, print_json, resolve_model, waiting
+from baton.cli.progress import stages
+from baton.cli.say import FAILED, Failed, bar, complaints, console, print_json, resolve_model, served_name, stderr_lines
 from baton.config import Device, LoadFormat, Quantization
 
 if TYPE_CHECKING:
@@ -306,10 +307,13 @@ def load_timed(model: str, machine: Machine, *, quiet: bool) -> TimedLLM:
 
     quiet_waiting()
     path = resolve_model(model, command="bench", quiet=quiet)
-    with waiting(f"loading {model}", quiet=quiet):
+    with stages(stderr_lines("bench"), quiet=quiet) as shown:
+        shown.announce(f"loading {served_name(model)}")
         from baton.cli.bench.offline import TimedLLM
+        from baton.native.build import compilation_announced
 
-        return TimedLLM(str(path), **asdict(machine))
+        with compilation_announced(shown.announce):
+            return TimedLLM(str(path), **asdict(machine))
 
 
 def warm_up(llm: TimedLLM) -> None:

@@ -25,6 +25,9 @@ from baton.cli.bench.measures import Record
 from baton.cli.bench.workload import Ask
 from baton.cli.http_stream import HttpError, Server, stream_events
 
+DELTA_TOKENS = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal")
+"""Of a chat's delta: what is made of tokens."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadPlan:
@@ -114,7 +117,7 @@ async def _read_answer(plan: LoadPlan, ask: Ask, begin: float, record: Record) -
                 raise HttpError(f"error in the stream: {content['error']}")
             _note_usage(content, record)
             for choice in content.get("choices", ()):
-                if choice.get("text") or (choice.get("delta") or {}).get("content"):
+                if _has_tokens(choice):
                     record.pieces.append(now)
                 finished = finished or choice.get("finish_reason") is not None
     record.output_tokens = record.output_tokens or len(record.pieces)
@@ -123,6 +126,12 @@ async def _read_answer(plan: LoadPlan, ask: Ask, begin: float, record: Record) -
     missing = {"tokens": bool(record.pieces), "a finish_reason": finished, "[DONE]": closed}
     if not all(missing.values()):
         record.error = f"the stream ended without {', '.join(name for name, there in missing.items() if not there)}"
+
+
+def _has_tokens(choice: dict[str, Any]) -> bool:
+    """Reasoning and tool calls are generated as answers are."""
+    delta = choice.get("delta") or {}
+    return bool(choice.get("text") or any(delta.get(name) for name in DELTA_TOKENS))
 
 
 def _note_usage(content: dict[str, Any], record: Record) -> None:

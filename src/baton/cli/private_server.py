@@ -1,0 +1,124 @@
+"""A `baton serve` of our own, for one conversation: on a free port of this machine, with a key nobody else knows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import sleep
+from typing import IO, Any
+
+from baton.cli.http_stream import HttpError, Server, get_json
+from baton.cli.progress import stages
+from baton.cli.say import Failed, resolve_model, served_name, stderr_lines
+from baton.models.names import DEFAULT_MODEL
+
+COMMAND = (sys.executable, "-m", "baton.cli.main")
+PREFIX = "baton serve: "
+LOOK_SECONDS = 2.0
+LOOK_AGAIN_SECONDS = 0.1
+DRAIN_SECONDS = 2.0
+"""Only the conversation uses its server, so nothing is left to finish when it ends."""
+STOP_SECONDS = 20.0
+
+
+@contextmanager
+def private_server(model: str | None, *, command: str = "chat", **settings: Any) -> Iterator[tuple[Server, str]]:
+    """Ends when we do, however we end: the server watches a pipe whose other end only we hold.
+
+    Its settings are in an inherited file without a name: a process list shows arguments to everybody, and a file with
+    a name would be left behind by a killed process.
+    """
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    key = secrets.token_urlsafe(24)
+    name = served_name(model or DEFAULT_MODEL)
+    path = resolve_model(model or DEFAULT_MODEL, command=command)
+    config: dict[str, Any] = {"model": str(path), "served_model_name": [name], "log_level": "error"}
+    config |= {"host": "127.0.0.1", "port": port, "api_key": [key], "drain_seconds_max": DRAIN_SECONDS, **settings}
+    with tempfile.TemporaryFile() as said:
+        process = _start(config, said)
+        server = Server(f"http://127.0.0.1:{port}", key)
+        try:
+            with stages(stderr_lines(command)) as shown:
+                _wait_ready(server, process, said, shown.announce)
+            yield server, name
+        finally:
+            _end(process)
+
+
+def models_at(server: Server) -> list[str] | str:
+    """What is served there, or why nothing is."""
+
+    async def ask() -> list[str]:
+        async with asyncio.timeout(LOOK_SECONDS):
+            return [str(entry["id"]) for entry in (await get_json(server, "/v1/models"))["data"]]
+
+    try:
+        return asyncio.run(ask()) or f"{server.url} serves no model"
+    except TimeoutError:
+        return f"{server.url} does not answer within {LOOK_SECONDS:g} s"
+    except HttpError as error:
+        if error.status and not error.explained:  # its page about that is of no use
+            return f"{server.url} is no OpenAI-style server (GET /v1/models: {error.status})"
+        return str(error)
+    except (KeyError, TypeError):
+        return f"{server.url} is no OpenAI-style server (GET /v1/models is answered with something else)"
+
+
+def _start(config: dict[str, Any], said: IO[bytes]) -> subprocess.Popen[bytes]:
+    from baton.runtime.children import nameless_file
+
+    settings = nameless_file(json.dumps(config).encode())  # JSON is YAML
+    try:
+        return subprocess.Popen(
+            [*COMMAND, "serve", "--config", f"/dev/fd/{settings}", "--until-stdin-ends"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=said,  # the terminal is the chat's alone
+            pass_fds=[settings],
+            start_new_session=True,  # Ctrl-C is ours: it stops an answer, not the server
+        )
+    finally:
+        os.close(settings)
+
+
+def _wait_ready(server: Server, process: subprocess.Popen[bytes], said: IO[bytes], announce: Callable[[str], None]) -> None:
+    """What the server says that it does (loading, compiling) is announced here."""
+    stage, read = "", 0
+    while process.poll() is None:
+        lines = _lines(said)
+        for line in lines[read:]:
+            doing = line.removeprefix(PREFIX)
+            if line.startswith(PREFIX) and not (stage and doing.startswith(f"{stage}:")):  # the same stage, some seconds later
+                stage = doing
+                announce(stage)
+        read = len(lines)
+        if not isinstance(models_at(server), str):
+            return
+        sleep(LOOK_AGAIN_SECONDS)
+    why = next(reversed(_lines(said)), "it ended without a word")
+    raise Failed(f"the model could not be started: {why.removeprefix(PREFIX)}")
+
+
+def _lines(said: IO[bytes]) -> list[str]:
+    """Whole lines from the beginning on. Reads at a place of our own: the server writes to the same open file."""
+    text = os.pread(said.fileno(), 1 << 20, 0).decode(errors="replace")
+    return [line for line in text.split("\n")[:-1] if line.strip()]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
