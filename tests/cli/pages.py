@@ -58,4 +58,6 @@ def command_lines(page: Path) -> Iterator[str]:
         if language in ("", "sh", "bash", "shell"):
             for line in text.replace("\\\n", " ").splitlines():
                 yield re.sub(r"\s#\s.*$", "", line.removeprefix("$ ")).strip()
+        else:  # a unit of systemd, a service of compose
+            yield from ("baton " + line for line in re.findall(r"(?:^ExecStart=\S*baton|^ *command:) (.+)$", text, re.M))
     yield from spans(page)

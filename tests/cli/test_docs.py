@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
@@ -137,6 +140,32 @@ def test_keys_of_yaml_files_are_settings(page: Path):
         if language == "yaml" and "baton serve --config" in text:
             keys = {str(key).replace("-", "_") for key in yaml.safe_load(text)}
             assert not keys - known
+
+
+def test_names_of_other_engines_are_as_the_page_for_newcomers_says():
+    rows = prose(ROOT / "docs" / "migrate.md").split("\n## Options\n")[1].split("\n## ")[0].splitlines()
+    letters = {short: name for name, short in SHORT.items()}
+    for theirs, here in (row.strip("| ").split(" | ") for row in rows if row.startswith("| `--")):
+        if here.startswith(("accepted", "refused")):
+            named = set(re.findall(r"`--([\w-]+)", theirs))
+            assert {name.replace("-", "_") for name in named} <= set(STRANGERS), theirs
+            continue
+        ours = [name.replace("-", "_") for name in re.findall(r"`--([\w-]+)", here)]
+        for part, setting in zip(theirs.split(";"), ours, strict=True):
+            for name in re.findall(r"`(-{1,2}[\w-]+)", part):
+                long = letters.get(name, name.removeprefix("--").replace("-", "_"))
+                assert long in (setting, *FAMILIAR.get(setting, ())), f"{name} is not {setting}"
+
+
+@each_page
+def test_code_can_be_read(page: Path):
+    for language, text in fences(page):
+        if language == "python":
+            ast.parse(text)
+        elif language in ("yaml", "toml"):
+            yaml.safe_load(text) if language == "yaml" else tomllib.loads(text)
+        for body in re.findall(r"-d '(\{.*?\})'", text):
+            json.loads(body)
 
 
 # Metrics and routes
