@@ -1,57 +1,35 @@
 """Claude Code and Codex CLI: a tool loop with reasoning, against a scripted model behind the real front.
 
 data/*.json        the requests of such a loop, written down from a run of each program and shortened: in `make test`
-the programs       themselves, from npm, at the versions below: in `make chaos`
+the programs       themselves, from npm, at the versions below, as docs/clients.md configures them: in `make chaos`
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import anthropic
 import openai
 import pytest
-from api_fakes import MODEL, Script, Serving, serving
+from agent_rig import LARGE, QUESTION, SECRET, from_npm, run, steps, tool_results
+from api_fakes import Script, Serving, serving
+from client_pages import configured, exported
 from test_ordered_parts import events_of
 from tool_rig import QWEN, call, prompt_of, with_template
 
 from baton.api.config import ApiConfig
-from baton.text.loading import ModelText
 
 CLAUDE_CODE, CODEX = "@anthropic-ai/claude-code@2.1.326", "@openai/codex@0.169.0"
-QUESTION, SECRET = "What is the secret word in notes.txt?", "plover"
 DATA = Path(__file__).parent / "data"
 CLAUDE_REQUESTS = json.loads((DATA / "claude_code_2.1.326.json").read_text())
 CODEX_REQUESTS = json.loads((DATA / "codex_0.169.0.json").read_text())
-LARGE = replace(MODEL, context_tokens=400_000)
 
 
 @pytest.fixture(scope="module")
 def shared_server(text):
     with serving(with_template(text, QWEN), model=LARGE) as server:
         yield server
-
-
-def steps(text: ModelText, *calls: str) -> Callable:
-    """A model that thinks and calls, one call a turn, and then says the secret word, if some result had it."""
-
-    def reply(request, index):
-        prompt = text.tokenizer.decode(request.prompt, skip_special_tokens=False)
-        done = prompt.count("\n<tool_response>")
-        found = SECRET if f"is {SECRET}" in prompt else "not there"
-        thought, rest = ("It is there.", f"The secret word is {found}.")
-        if done < len(calls):
-            thought, rest = "I need the file.", f"Let me look.\n{calls[done]}"
-        answer = f"<think>\n{thought}\n</think>\n\n{rest}"
-        return [*text.tokenizer.encode(answer, add_special_tokens=False), text.tokenizer.eos_ids[0]]
-
-    return reply
 
 
 CLAUDE_CALLS = (call("Read", file_path="notes.txt"), call("ToolSearch", query="select:WebFetch"))
@@ -250,57 +228,14 @@ def test_the_sdks_take_what_comes_back(server, text):
 # The programs themselves
 
 
-def installed(package: str, program: str) -> str:
-    """From npm, into a folder that git does not see. Skips where that is not possible."""
-    if shutil.which("npm") is None or shutil.which("node") is None:
-        pytest.skip("node and npm are not here")
-    folder = Path(__file__).parents[2] / "build" / "agents" / package.strip("@").replace("/", "_")
-    path = folder / "node_modules" / ".bin" / program
-    if not path.exists():
-        command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), package]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-        if done.returncode:
-            pytest.skip(f"npm cannot install {package}: {done.stderr.strip()[-300:]}")
-    return str(path)
-
-
-def run(command: list[str], folder: Path, **settings: str) -> str:
-    """With a home of its own and nothing else of this machine's settings."""
-    home = folder / "home"
-    home.mkdir(exist_ok=True)
-    work = folder / "work"
-    work.mkdir(exist_ok=True)
-    (work / "notes.txt").write_text(f"the secret word is {SECRET}\n")
-    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "NO_PROXY": "127.0.0.1", "LANG": "C.UTF-8", **settings}
-    done = subprocess.run(
-        command, cwd=work, env=environment, capture_output=True, text=True, timeout=180, check=False, stdin=subprocess.DEVNULL
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done.stdout
-
-
-def tool_results(server: Serving, text: ModelText) -> list[str]:
-    prompt = text.tokenizer.decode(server.engine.requests[-1].prompt, skip_special_tokens=False)
-    return [part.partition("</tool_response>")[0] for part in prompt.split("\n<tool_response>")[1:]]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [1, 4])
 def test_claude_code_finishes_a_tool_loop(server, text, tmp_path, cut):
-    """The settings are those of docs/clients.md."""
-    program = installed(CLAUDE_CODE, "claude")
+    program = from_npm(CLAUDE_CODE, "claude")
     calls = (call("Read", file_path=str(tmp_path / "work" / "notes.txt")), call("ToolSearch", query="select:WebFetch"))
     server.engine.script = Script(reply=steps(text, *calls), tokens_per_delta=cut)
-    said = run(
-        [program, "-p", QUESTION, "--allowedTools", "Read"],
-        tmp_path,
-        ANTHROPIC_BASE_URL=server.url,
-        ANTHROPIC_API_KEY="none",
-        ANTHROPIC_MODEL="smol",
-        ANTHROPIC_DEFAULT_HAIKU_MODEL="smol",
-        CLAUDE_CODE_MAX_CONTEXT_TOKENS="400000",
-        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
-    )
+    settings = exported(configured("Claude Code", server.url, "smol", context=LARGE.context_tokens))
+    said = run([program, "-p", QUESTION, "--allowedTools", "Read"], tmp_path, **settings)
     assert f"The secret word is {SECRET}." in said
     first, second = tool_results(server, text)
     assert f"is {SECRET}" in first
@@ -310,20 +245,12 @@ def test_claude_code_finishes_a_tool_loop(server, text, tmp_path, cut):
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [1, 4])
 def test_codex_finishes_a_tool_loop(server, text, tmp_path, cut):
-    """The settings are those of docs/clients.md. Its sandbox needs rights that a container may not give, so it is off."""
-    program = installed(CODEX, "codex")
+    """Its sandbox needs rights that a container may not give, so it is off."""
+    program = from_npm(CODEX, "codex")
     server.engine.script = Script(reply=steps(text, *CODEX_CALLS), tokens_per_delta=cut)
     home = tmp_path / "codex"
     home.mkdir()
-    (home / "config.toml").write_text(f"""model = "smol"
-model_context_window = 400000
-model_provider = "baton"
-
-[model_providers.baton]
-name = "Baton"
-base_url = "{server.url}/v1"
-wire_api = "responses"
-""")
+    (home / "config.toml").write_text(configured("Codex CLI", server.url, "smol", context=LARGE.context_tokens))
     command = [program, "exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", QUESTION]
     assert f"The secret word is {SECRET}." in run(command, tmp_path, CODEX_HOME=str(home))
     first, second = tool_results(server, text)

@@ -19,6 +19,7 @@ from baton.api.ollama.dialect import OLLAMA
 
 API_VERSION: Final = "0.12.6"
 "The version of Ollama whose fields are answered: clients refuse a server that seems too old for them."
+_OLLAMA_NAMES: Final = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
 _NEVER: Final = "9999-12-31T00:00:00Z"
 
 
@@ -62,12 +63,20 @@ async def show(request: Request) -> Response:
             "details": _details(),
             "model_info": {"general.architecture": "baton", "baton.context_length": front.model.context_tokens},
             "capabilities": _capabilities(front),
-            "parameters": "\n".join(f"{name} {value}" for name, value in front.model.sampling_defaults.items()),
-            "template": "",
+            "parameters": _parameters(front),
+            "template": next(iter(front.template.sources), ""),
             "modelfile": "",
             "license": "",
         }
     )
+
+
+def _parameters(front: Front) -> str:
+    """One parameter per line, under Ollama's names. Continue and Zed take the context length from num_ctx."""
+    named = {_OLLAMA_NAMES.get(name, name): value for name, value in front.model.sampling_defaults.items()}
+    if named.get("top_k", 0) <= 0:
+        named.pop("top_k", None)  # no limit, for which Ollama has no value
+    return "\n".join(f"{name} {value}" for name, value in {"num_ctx": front.model.context_tokens, **named}.items())
 
 
 def _model(front: Front, name: str) -> dict[str, Any]:

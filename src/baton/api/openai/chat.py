@@ -24,7 +24,8 @@ class ChatShape(OpenAIShape):
     def choice(self, job: Job, piece: Piece) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
         if piece.reasoning:
-            message |= _reasoning(piece.reasoning)
+            # DeepSeek's name, which most clients read, and the one that vLLM has now.
+            message |= {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning}
         if piece.tool_calls:
             message["content"] = piece.text or None
             message["tool_calls"] = [_call(call) for call in piece.tool_calls]
@@ -42,7 +43,8 @@ class ChatShape(OpenAIShape):
         if text:
             delta["content"] = text
         if reasoning:
-            delta |= _reasoning(reasoning)
+            # Under one name only: Zed appends the text of both names to one thought.
+            delta["reasoning_content"] = reasoning
         if calls:
             delta["tool_calls"] = [_call_delta(call) for call in calls]
         if first and len(delta) > 2:
@@ -67,11 +69,6 @@ class ChatShape(OpenAIShape):
         if job.options.return_token_ids:
             choice["token_ids"] = piece.tokens
         return choice
-
-
-def _reasoning(text: str) -> dict[str, str]:
-    """DeepSeek's name, which most clients read, and the one that newer clients of vLLM read."""
-    return {"reasoning_content": text, "reasoning": text}
 
 
 def _call(call: ToolCallDelta) -> dict[str, Any]:
