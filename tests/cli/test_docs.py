@@ -249,6 +249,8 @@ def test_the_readme_fits_two_screens():
 def test_lines_fit_a_diff(page: Path):
     long = [line for line in prose(page).splitlines() if len(line) > 200 and not line.startswith("|")]
     assert not long
+    broken = [line for line in prose(page).splitlines() if line.count("`") % 2]
+    assert not broken, "code in a line of text stays on one line"
 
 
 @each_page
