@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Threads that wait sleep: test processes share the cores, and a spinning one takes its neighbour's time.
 QUIET  := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0
 
-.PHONY: help serve test lint kernels bench chaos simulate mutants clean
+.PHONY: help serve test lint kernels picture bench chaos simulate mutants clean
 
 help:            ## what there is
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -51,6 +51,9 @@ lint: $(VENV)/.ready    ## ruff and mypy --strict
 
 kernels: $(VENV)/.ready ## compile the kernels, every variant that this machine can run
 	-$(BIN)/python -m baton.native --all
+
+picture: $(VENV)/.ready ## docs/chat.png: the chat page in Chromium, with answers of the default model
+	$(BIN)/python tests/api/picture.py
 
 bench: $(VENV)/.ready   ## the figures of docs/internals/performance.md and docs/internals/notes
 	$(BIN)/python bench/scheduler.py

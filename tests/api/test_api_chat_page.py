@@ -113,6 +113,25 @@ def test_a_temperature_that_nobody_chose_is_the_models(text, browser):
         assert {name: getattr(sampling, name) for name in defaults} == defaults
 
 
+def test_a_chosen_temperature_is_kept_over_a_reload_until_it_is_reset(text, browser):
+    with serving(text, model=replace(MODEL, sampling_defaults={"temperature": 0.35})) as server:
+        browser.open(server.url + "/")
+        browser.until("document.getElementById('temperature-shown').textContent === '0.35'")
+        choose(browser, "temperature", 0)
+        browser.open(server.url + "/")
+        browser.until("document.getElementById('model').textContent.includes('smol')")
+        assert browser.evaluate("document.getElementById('temperature-shown').textContent") == "0.00"
+        ask(browser, "Hi")
+        assert eventually(lambda: [each.sampling.temperature for each in server.engine.requests] == [0.0])
+        browser.until("document.getElementById('go').textContent === 'Send'")
+        browser.evaluate("document.getElementById('temperature-reset').click()")
+        assert browser.evaluate("document.getElementById('temperature-shown').textContent") == "0.35"
+        ask(browser, "Hi")
+        assert eventually(lambda: [each.sampling.temperature for each in server.engine.requests] == [0.0, 0.35])
+        browser.until("document.getElementById('go').textContent === 'Send'")
+        browser.evaluate("localStorage.clear()")
+
+
 def test_a_new_chat_begun_while_an_answer_comes_knows_nothing_of_it(server, browser, text):
     server.engine.script = Script(delay_seconds=0.02)
     browser.open(server.url + "/")

@@ -4,7 +4,7 @@
 
 const $ = (id) => document.getElementById(id);
 const conversation = $("chat"), input = $("input"), go = $("go"), scroll = $("scroll");
-let chat = newChat(), running = null, temperatureChosen = false;
+let chat = newChat(), running = null, modelTemperature = 1;
 
 // Messages
 
@@ -75,7 +75,7 @@ async function ask() {
   };
   const body = {
     messages, tools,
-    temperature: temperatureChosen ? Number($("temperature").value) : undefined, // else as the model recommends
+    temperature: temperatureChosen() ? Number($("temperature").value) : undefined, // else as the model recommends
     max_tokens: Number($("max-tokens").value) || undefined,
     chat_template_kwargs: $("reasoning").value ? { enable_thinking: $("reasoning").value === "on" } : undefined,
   };
@@ -162,8 +162,21 @@ function readTools() {
 }
 $("tools").addEventListener("input", readTools);
 
-function showTemperature(value) { $("temperature").value = value; $("temperature-shown").textContent = Number(value).toFixed(2); }
-$("temperature").oninput = () => { temperatureChosen = true; showTemperature($("temperature").value); };
+const temperatureChosen = () => readSetting("temperature", chosenHere) !== "";
+let chosenHere = ""; // for a browser that keeps no settings
+function chooseTemperature(value) { // "": the model's own
+  chosenHere = value;
+  writeSetting("temperature", value);
+  showTemperature();
+}
+function showTemperature() {
+  const value = readSetting("temperature", chosenHere) || modelTemperature;
+  $("temperature").value = value;
+  $("temperature-shown").textContent = Number(value).toFixed(2);
+  $("temperature-reset").hidden = !temperatureChosen();
+}
+$("temperature").oninput = () => chooseTemperature($("temperature").value);
+$("temperature-reset").onclick = () => chooseTemperature("");
 
 function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
@@ -204,6 +217,7 @@ $("down").onclick = () => { scroll.scrollTop = scroll.scrollHeight; };
 fetch(at("v1/models")).then((answer) => answer.json()).then((answer) => {
   const model = answer.data[0];
   $("model").textContent = model.id + " \u00b7 " + model.max_model_len.toLocaleString() + " tokens of context";
-  if (!temperatureChosen) showTemperature(model.sampling_defaults.temperature);
+  modelTemperature = model.sampling_defaults.temperature;
+  showTemperature();
 }).catch(() => { $("model").textContent = "the server does not answer"; });
 drawAll();
