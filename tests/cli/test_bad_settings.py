@@ -10,8 +10,9 @@ import pytest
 from command_rig import baton, said
 
 from baton.cli.say import Failed
-from baton.cli.settings import all_settings, read_config
+from baton.cli.settings import read_config
 from baton.config import ServeConfig, WorkerConfig
+from baton.config.schema import all_settings
 from baton.errors import InvalidConfig
 from baton.llm import LLM
 from baton.ranges import allowed_values

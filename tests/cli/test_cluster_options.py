@@ -13,8 +13,9 @@ from baton.cli import up as up_command
 from baton.cli.cluster_options import _BY_OTHER_OPTIONS, PlacementOptions, RouterOptions, UpOptions
 from baton.cli.main import app
 from baton.cli.say import Failed
-from baton.cli.settings import PANELS, Given, all_settings
+from baton.cli.settings import Given
 from baton.config import RouterConfig, ServeConfig
+from baton.config.schema import GROUPS, all_settings
 from baton.errors import InvalidConfig
 from baton.runtime.router_config import RouterProcessConfig
 from baton.runtime.up import UpConfig
@@ -161,13 +162,13 @@ def test_every_option_is_explained(owner):
     assert set(settings) == {field.name for field in fields(owner)}
     for setting in settings.values():
         assert setting.help
-        assert setting.panel in PANELS
+        assert setting.group in GROUPS
 
 
 def test_a_router_takes_nothing_that_is_about_an_engine():
     names = {setting.name for setting in router_command.settings()}
     assert {"model", "port", "api_key", "cluster_port", "cluster_secret", "placement", "queue_requests_max"} <= names
-    assert not names & {"kv_blocks", "slots", "threads", "quantization", "kv_storage", "role", "router", "routers"}
+    assert not names & {"kv_blocks", "max_num_seqs", "threads", "quantization", "kv_storage", "role", "router", "routers"}
 
 
 def test_a_router_without_a_secret_says_how_to_make_one():

@@ -12,8 +12,8 @@ from packaging.specifiers import SpecifierSet
 
 from baton.api.app import ROUTES
 from baton.cli.main import COMMANDS
-from baton.cli.settings import all_settings
 from baton.config import ServeConfig
+from baton.config.schema import all_settings
 
 ROOT = Path(__file__).parent.parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

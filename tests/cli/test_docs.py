@@ -19,7 +19,7 @@ from baton.api.app import PAGE, ROUTES
 from baton.api.routes.cluster import cluster_route
 from baton.cli.main import app
 from baton.config import ServeConfig
-from baton.familiar import FAMILIAR, SHORT, STRANGERS
+from baton.familiar import ALIASES, FOREIGN, SHORT
 from baton.models.registry import ARCHITECTURES
 from baton.observe.cluster_metrics import ClusterCollector
 from baton.observe.metrics import Metrics
@@ -32,16 +32,13 @@ every_page = pytest.mark.parametrize("page", ALL, ids=name_of)
 
 # Links and files
 
-COMING = ("options.md",)
-"""Is generated, and lands next."""
-
 
 @every_page
 def test_links_lead_somewhere(page: Path):
     for link in links(page):
         path, _, anchor = link.partition("#")
         target = (page.parent / path) if path else page
-        assert target.exists() or target.name in COMING, f"{link} of {name_of(page)}"
+        assert target.exists(), f"{link} of {name_of(page)}"
         assert not anchor or anchor in anchors(target), f"{link} of {name_of(page)}: no such heading"
 
 
@@ -80,10 +77,10 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 def options_of(command: object) -> set[str]:
     own = {name for param in command.params for name in (*param.opts, *param.secondary_opts) if name[0] == "-"}  # type: ignore[attr-defined]
     below = {name for each in getattr(command, "commands", {}).values() for name in options_of(each)}
-    return own | below | {"--help", "-h"}
+    return own | below | {"--help", "--help-all", "-h"}
 
 
-ELSEWHERE = {f"--{name.replace('_', '-')}" for name in STRANGERS} | set(SHORT.values())
+ELSEWHERE = {f"--{name.replace('_', '-')}" for name in FOREIGN} | {letters for them in SHORT.values() for letters in them}
 OPTIONS = {name: options_of(command) for name, command in COMMANDS.items()}
 KNOWN = set().union(*OPTIONS.values(), ELSEWHERE, options_of(typer.main.get_command(app)))
 OTHERS = re.compile(
@@ -135,7 +132,7 @@ def test_options_of_bench_programs_exist(page: Path):
 
 @each_page
 def test_keys_of_yaml_files_are_settings(page: Path):
-    known = {field.name for field in fields(ServeConfig)} | {name for names in FAMILIAR.values() for name in names}
+    known = {field.name for field in fields(ServeConfig)} | {name for names in ALIASES.values() for name in names}
     for language, text in fences(page):
         if language == "yaml" and "baton serve --config" in text:
             keys = {str(key).replace("-", "_") for key in yaml.safe_load(text)}
@@ -144,17 +141,17 @@ def test_keys_of_yaml_files_are_settings(page: Path):
 
 def test_names_of_other_engines_are_as_the_page_for_newcomers_says():
     rows = prose(ROOT / "docs" / "migrate.md").split("\n## Options\n")[1].split("\n## ")[0].splitlines()
-    letters = {short: name for name, short in SHORT.items()}
+    letters = {short: name for name, shorts in SHORT.items() for short in shorts}
     for theirs, here in (row.strip("| ").split(" | ") for row in rows if row.startswith("| `--")):
         if here.startswith(("accepted", "refused")):
             named = set(re.findall(r"`--([\w-]+)", theirs))
-            assert {name.replace("-", "_") for name in named} <= set(STRANGERS), theirs
+            assert {name.replace("-", "_") for name in named} <= set(FOREIGN), theirs
             continue
         ours = [name.replace("-", "_") for name in re.findall(r"`--([\w-]+)", here)]
         for part, setting in zip(theirs.split(";"), ours, strict=True):
             for name in re.findall(r"`(-{1,2}[\w-]+)", part):
                 long = letters.get(name, name.removeprefix("--").replace("-", "_"))
-                assert long in (setting, *FAMILIAR.get(setting, ())), f"{name} is not {setting}"
+                assert long in (setting, *ALIASES.get(setting, ())), f"{name} is not {setting}"
 
 
 @each_page

@@ -18,7 +18,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "familiar": set(),
     "repeats": set(),
     "gguf": {"errors"},
-    "config": {"addresses", "errors", "ranges"},
+    "config": {"addresses", "errors", "familiar", "ranges"},
     "protocol": {"errors"},
     "trust": {"addresses", "errors", "protocol"},
     "core": BASE,

@@ -77,7 +77,7 @@ class RouterOptions:
     """Where `baton router` meets its instances."""
 
     cluster_host: str = "127.0.0.1"
-    "Address on which instances are expected. Whoever reaches it needs the secret."
+    "Address on which instances are expected. A program that reaches it needs the secret."
     cluster_port: Annotated[int, Range(0, 65_535)] = 8100
     "Port on which instances are expected (baton serve --router tcp://HOST:PORT). 0: one that is free."
     cluster_secret: str = ""

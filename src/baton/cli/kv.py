@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from baton.cli.help import HelpfulTyper
 from baton.cli.say import FAILED, Advance, Failed, bar, complaints, console, print_json
 
 if TYPE_CHECKING:
     from baton.kvcache.storage.file_names import Entry
     from baton.kvcache.storage.file_tools import LayoutTotals
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+app = HelpfulTyper()
 
 HELP = """Look at KV blocks that are stored in a directory.
 

@@ -11,15 +11,9 @@ from typing import Annotated
 import typer
 
 from baton import __version__
+from baton.cli.help import HelpfulTyper
 
-app = typer.Typer(
-    name="baton",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_show_locals=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = HelpfulTyper(name="baton", pretty_exceptions_show_locals=False)
 
 
 def _show_version(asked: bool) -> None:
@@ -38,15 +32,15 @@ def baton(
 
     \b
     Examples:
-      [bold]baton serve[/bold]                  serve a small model, with a chat page
-      [bold]baton up[/bold]                     a cluster on this machine
-      [bold]baton chat MODEL[/bold]             talk to a model here
-      [bold]baton run MODEL PROMPT[/bold]       one answer, without a server
-      [bold]baton pull MODEL[/bold]             fetch a model; [bold]list[/bold] shows them, [bold]rm[/bold] removes one
-      [bold]baton ps[/bold]                     what a running server does
-      [bold]baton bench serve[/bold]            measure a server
-      [bold]baton kv stat DIR[/bold]            look at stored KV blocks
-      [bold]baton simulate[/bold]               rehearse 200 random scenarios, faults included
+      baton serve                  serve a small model, with a chat page
+      baton up                     a cluster on this machine
+      baton chat MODEL             talk to a model here
+      baton run MODEL PROMPT       one answer, without a server
+      baton pull MODEL             fetch a model (list shows them, rm removes)
+      baton ps                     what a running server does
+      baton bench serve            measure a server
+      baton kv stat DIR            look at stored KV blocks
+      baton simulate               rehearse random scenarios, with faults
     """
     open_standard_descriptors()
 

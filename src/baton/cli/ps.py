@@ -24,7 +24,7 @@ HELP = """Show what a running server serves: model, instances, requests, KV cach
 \b
 Examples:
   baton ps
-  baton ps --url http://host:8000 --api-key KEY     requests and KV cache need the admin key, where there is one
+  baton ps --url http://host:8000 --api-key KEY     with an admin key
   baton ps --json
 """
 DEFAULT_URL = "http://127.0.0.1:8000"

@@ -14,10 +14,10 @@ HELP = """Fetch models, so that `baton serve` finds them here. Prints where each
 
 \b
 Examples:
-  baton pull smollm2                                   an alias
-  baton pull Qwen/Qwen2.5-0.5B-Instruct                from the Hugging Face hub
-  baton pull bartowski/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M    one GGUF file of a repository
-  baton pull owner/repo@v1.0                           a branch, a tag or a commit
+  baton pull smollm2                        an alias
+  baton pull Qwen/Qwen2.5-0.5B-Instruct     from the Hugging Face hub
+  baton pull owner/repo-GGUF:Q4_K_M         one GGUF file of a repository
+  baton pull owner/repo@v1.0                a branch, a tag or a commit
 """
 
 

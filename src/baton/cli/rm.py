@@ -16,7 +16,7 @@ Examples:
   baton rm smollm2                  an alias
   baton rm owner/repo               all that is here of a repository
   baton rm owner/repo:Q4_K_M        one GGUF file
-  baton rm owner/repo@v1.0          one revision; bytes that others share stay
+  baton rm owner/repo@v1.0          one revision; shared bytes stay
 
 `baton models` lists what is here. A folder or file of your own is not removed.
 """

@@ -15,8 +15,9 @@ from baton.cli.cluster_options import PlacementOptions, RouterOptions
 from baton.cli.key_files import with_key_files
 from baton.cli.say import INTERRUPTED, Failed, complaints, end_unhurried, require_packages, resolve_model, served_name
 from baton.cli.serve import base_url, checked_port, warn_of_certificate
-from baton.cli.settings import PANELS, Given, Setting, all_settings, parameters
+from baton.cli.settings import Given, parameters
 from baton.config import ServeConfig
+from baton.config.schema import GROUPS, Setting, all_settings
 
 if TYPE_CHECKING:
     from baton.protocol.control import InstanceReady
@@ -27,8 +28,10 @@ HELP = """Serve the API in front of instances that other commands start: it has 
 Examples:
   (umask 077; head -c 32 /dev/urandom | base64 > secret)
   baton router --cluster-secret secret
-  baton serve --role prefill --router tcp://127.0.0.1:8100 --cluster-secret secret --port 8001
-  baton serve --role decode --router tcp://127.0.0.1:8100 --cluster-secret secret --port 8002
+  baton serve --role prefill --router tcp://127.0.0.1:8100 \\
+    --cluster-secret secret --port 8001
+  baton serve --role decode --router tcp://127.0.0.1:8100 \\
+    --cluster-secret secret --port 8002
 
 The model is needed for its tokenizer and chat template; it must be the one that the instances serve. Until
 the first instance has joined, requests get 503. Ctrl-C lets running requests finish.
@@ -46,9 +49,9 @@ OURS = (
         "drain_seconds_max",
         "start_seconds_max",
     ),
-    *PANELS["Listening"],
-    *PANELS["Administration"],
-    *PANELS["Queue"],
+    *GROUPS["Server"],
+    *GROUPS["Administration"],
+    *GROUPS["Queue"],
 )
 """Options of `baton serve` that are not about an engine."""
 

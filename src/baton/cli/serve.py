@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from baton.protocol.control import InstanceReady, LoadProgress
 
 
-HELP = """Serve a model: OpenAI API, chat page and metrics on one port.
+HELP = """Serve a model: OpenAI, Anthropic and Ollama APIs and a chat page on one port.
 
 \b
 Examples:
@@ -46,14 +46,8 @@ Examples:
   baton serve --config serve.yaml             options as keys; flags win
   baton serve --host 0.0.0.0 --api-key KEY    for other machines
 
-\b
-As an instance of a cluster (baton router; baton up starts all of it on one machine):
-  (umask 077; head -c 32 /dev/urandom | base64 > secret)     once; every process gets the same file
-  baton serve MODEL --role prefill --router tcp://HOST:8100 --cluster-secret secret --port 8001
-  baton serve MODEL --role decode  --router tcp://HOST:8100 --cluster-secret secret --port 8002
-
-Ctrl-C lets running requests finish and then ends every process. Settings come from options and the file
-alone, never from environment variables.
+Ctrl-C lets running requests finish and then ends every process. Settings come from options and the file alone, never from
+environment variables. With --router it is an instance of a cluster (docs/cluster.md; `baton up` starts all of one).
 """
 
 

@@ -1,10 +1,9 @@
-"""ServeConfig (and what other commands take besides) as options and as YAML keys: generated, so that a new field needs no
-line here.
+"""Settings (config/schema.py) as options of a command line and as keys of a YAML file.
 
 order of precedence    example                        a field that is given in both: the upper one counts
 flag                   --max-num-seqs 32
-familiar flag          --parallel 32                  the same field; both at once are refused
-YAML key               max_num_seqs: 32               familiar names work too, with - or _
+alias                  --parallel 32                  the same field; both at once are refused
+YAML key               max_num_seqs: 32               aliases work too, with - or _
 default                the dataclass
 
 No setting is read from an environment variable: what a server does is what its command line and its file say.
@@ -12,201 +11,39 @@ No setting is read from an environment variable: what a server does is what its 
 
 from __future__ import annotations
 
-import ast
 import difflib
 import inspect
 import json
-import sys
-import types
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
-from itertools import pairwise
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
 from baton.cli.say import Failed
 from baton.config import ServeConfig
+from baton.config.schema import SECRET, Setting, all_settings, flag_of, is_union
 from baton.errors import InvalidConfig
-from baton.familiar import FAMILIAR, FLAGS, SHORT, STRANGERS, verdict_on
+from baton.familiar import (
+    BY_ALIAS,
+    FOREIGN,
+    SHORT,
+    environment_lines,
+    in_our_words,
+    line_about,
+    switched_on,
+    verdict_on,
+)
 from baton.ranges import refusal
 
 ConfigT = TypeVar("ConfigT")
 
-PANELS: dict[str, tuple[str, ...]] = {
-    "Cluster": (
-        "router",
-        "role",
-        "name",
-        "prefill",
-        "decode",
-        "mixed",
-        "cluster_host",
-        "cluster_port",
-        "cluster_secret",
-        "transfer_address",
-        "wire",
-        "placement",
-        "handoff",
-        "handoff_tokens_min",
-        "migrations_max",
-        "router_limits",
-    ),
-    "Model": (
-        "model",
-        "revision",
-        "served_model_name",
-        "chat_template",
-        "tool_call_parser",
-        "reasoning_parser",
-        "generation_config",
-        "device",
-        "dtype",
-        "deterministic",
-        "load_format",
-        "model_shape",
-        "quantization",
-        "compute",
-        "threads",
-        "max_model_len",
-    ),
-    "Listening": (
-        "host",
-        "port",
-        "root_path",
-        "api_key",
-        "api_key_file",
-        "ssl_certfile",
-        "ssl_keyfile",
-        "ssl_ca_certs",
-        "allowed_hosts",
-        "allowed_origins",
-        "unknown_fields",
-        "client_priority_min",
-        "chat_page",
-        "streams_per_key_max",
-        "keep_alive_seconds",
-        "retry_after_seconds",
-        "text_threads",
-        "limits",
-    ),
-    "Administration": ("admin_api_key", "admin_api_key_file", "admin_port", "admin_host", "log_level", "log_format"),
-    "KV cache": (
-        "kv_cache_dtype",
-        "kv_blocks",
-        "gpu_memory_utilization",
-        "kv_memory_gib",
-        "block_size",
-        "enable_prefix_caching",
-        "eviction",
-        "kv_host_gib",
-        "kv_storage",
-        "kv_write",
-        "kv_write_outputs",
-        "preempted_kv",
-    ),
-    "Scheduling": (
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "chunk_tokens_max",
-        "prefill_tokens_beside_decodes",
-        "decode_gap_ms",
-        "steps_in_flight",
-        "order",
-    ),
-    "Queue": ("queue_requests_max", "queue_tokens_max"),
-    "Times": ("step_seconds_max", "drain_seconds_max", "start_seconds_max"),
-}
-"""How --help groups the fields; one that is not named here is under "More"."""
-
 MEMBER = ("router", "role", "cluster_secret", "transfer_address", "name")
 """Fields of ServeConfig that are about an instance of a cluster: not for commands that start a router."""
 
-SECRET = ("api_key", "admin_api_key")
-"""Values that no message repeats."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One field of ServeConfig, or of another class of settings, as the command line sees it."""
-
-    owner: type
-    name: str
-    hint: Any
-    default: Any
-    help: str
-    panel: str
-    familiar: tuple[str, ...]
-
-    @property
-    def flag(self) -> str:
-        return flag_of(self.name)
-
-    @property
-    def kind(self) -> Any:
-        """The type of the option: without None, lists for tuples, and text (YAML) for what has no option type."""
-        bare = [part for part in get_args(self.hint) if part is not type(None)] if _is_union(self.hint) else [self.hint]
-        if len(bare) == 1 and (bare[0] in (bool, int, float, str) or get_origin(bare[0]) is Literal):
-            return bare[0]
-        return list[str] if get_origin(self.hint) is tuple else str
-
-    @property
-    def help_with_default(self) -> str:
-        also = f" (also {', '.join(map(flag_of, self.familiar))})" if self.familiar else ""
-        default = {True: "on", False: "off"}[self.default] if isinstance(self.default, bool) else self.default
-        return f"{self.help}{also}" + ("" if default in (None, (), "", {}) else f" \\[default: {default}]")
-
-    def read(self, value: Any, origin: str) -> Any:
-        """The value as the field's type wants it, and in its range. `origin` is the file, or empty for the command line."""
-        import msgspec
-
-        if get_origin(self.hint) is tuple and isinstance(value, str):
-            value = [value]
-        if get_origin(self.hint) is tuple and isinstance(value, list) and self.name not in SECRET:
-            value = [part for each in value for part in _listed(each)]
-        named = f"{origin}: {self.name}" if origin else self.flag
-        try:
-            read = msgspec.convert(value, self.hint)
-        except msgspec.ValidationError as error:
-            shown = "" if self.name in SECRET else f", and it is {value!r}"
-            raise Failed(f"{named}: {str(error)[:1].lower()}{str(error)[1:]}{shown}") from None
-        if wrong := refusal(self.owner, self.name, read):
-            raise Failed(f"{named} {wrong}")
-        return read
-
-
-def flag_of(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _is_union(hint: Any) -> bool:
-    return get_origin(hint) in (Union, types.UnionType)
-
-
-def field_docs(cls: type) -> dict[str, str]:
-    """The string under each field of a class, from its source: Python itself throws those away."""
-    tree = ast.parse(inspect.getsource(sys.modules[cls.__module__]))
-    (body,) = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__]
-    docs = {}
-    for node, below in pairwise(body):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(below, ast.Expr):
-            docs[node.target.id] = " ".join(ast.literal_eval(below.value).split())
-    return docs
-
-
-def all_settings(owner: type = ServeConfig, leave_out: Collection[str] = ()) -> list[Setting]:
-    hints, docs = get_type_hints(owner), field_docs(owner)
-    panels = {name: panel for panel, names in PANELS.items() for name in names}
-    made = []
-    for field in fields(owner):
-        if field.name in leave_out:
-            continue
-        default = field.default_factory() if field.default_factory is not MISSING else field.default
-        help_text = docs.get(field.name, "")
-        panel = panels.get(field.name, "More")
-        made.append(Setting(owner, field.name, hints[field.name], default, help_text, panel, FAMILIAR.get(field.name, ())))
-    return made
+FLAG_WORDS = ("true", "false", "yes", "no", "on", "off")
+"""Nobody calls a model so: --enable-prefix-caching true."""
 
 
 # Options
@@ -215,35 +52,43 @@ def all_settings(owner: type = ServeConfig, leave_out: Collection[str] = ()) -> 
 def parameters(settings: Sequence[Setting] | None = None) -> list[inspect.Parameter]:
     """Everything that `baton serve`, or a command with other settings, takes, for its signature. None always means "not
     given"."""
-    made = [
-        _parameter("positional", str | None, typer.Argument(metavar="MODEL", help="Same as --model.", show_default=False)),
-        _parameter("config", Path | None, typer.Option("--config", metavar="FILE", help="YAML: every option is a key.")),
-    ]
+    model = typer.Argument(metavar="MODEL", help=_summary_of_model(), show_default=False)
+    config = typer.Option("--config", metavar="FILE", help="YAML file: every option is a key.")
+    made = [_parameter("positional", str | None, model), _parameter("config", Path | None, config)]
     for setting in all_settings() if settings is None else settings:
         made.append(_option(setting, setting.name))
-        made += [_option(setting, name) for name in setting.familiar]
-    return made + [_stranger(name) for name in STRANGERS]
+        made += [_option(setting, name) for name in setting.aliases]
+    return made + [_foreign(name) for name in FOREIGN]
 
 
-def _stranger(name: str) -> inspect.Parameter:
+def _summary_of_model() -> str:
+    (setting,) = [one for one in all_settings() if one.name == "model"]
+    return setting.explained(setting.help)
+
+
+def _foreign(name: str) -> inspect.Parameter:
     """An option of other engines, which is answered in words."""
-    flag = flag_of(name)
-    declared = [f"{flag}/--no-{flag[2:]}"] if name in FLAGS else [flag, *([SHORT[name]] if name in SHORT else [])]
-    return _parameter(name, (bool if name in FLAGS else str) | None, typer.Option(*declared, hidden=True))
+    flag = FOREIGN[name].flag
+    return _parameter(name, (bool if flag else str) | None, typer.Option(*_declared(name, flag=flag), hidden=True))
 
 
 def _option(setting: Setting, name: str) -> inspect.Parameter:
-    flag = flag_of(name)
-    declaration = f"{flag}/--no-{flag[2:]}" if setting.kind is bool else flag
-    shown = name == setting.name
+    found = BY_ALIAS.get(name)
+    sized = setting.kind is float and found is not None and found.row is not None and found.row.convert is not None  # 25G
     info = typer.Option(
-        *(declaration, *([SHORT[name]] if name in SHORT else [])),
-        help=setting.help_with_default,
+        *_declared(name, flag=setting.kind is bool),
+        metavar=setting.metavar or None,
+        help=setting.explained(setting.help),
         show_default=False,
-        rich_help_panel=setting.panel,
-        hidden=not shown,
+        rich_help_panel=setting.group,
+        hidden=name != setting.name or name == "model",  # the argument says it
     )
-    return _parameter(name, setting.kind | None, info)
+    return _parameter(name, (str if setting.choices or sized else setting.kind) | None, info)
+
+
+def _declared(name: str, *, flag: bool) -> tuple[str, ...]:
+    shown = flag_of(name)
+    return (f"{shown}/--no-{shown[2:]}" if flag else shown, *SHORT.get(name, ()))
 
 
 def _parameter(name: str, kind: Any, info: Any) -> inspect.Parameter:
@@ -258,21 +103,6 @@ def read_config(given: Mapping[str, Any], *, quiet: bool = False) -> ServeConfig
     return Given(given, all_settings(), quiet=quiet).read(ServeConfig)
 
 
-def _without_strangers(given: Mapping[str, Any], origin: str, *, quiet: bool) -> dict[str, Any]:
-    """Settings of other engines are refused with what there is here, or left out with a line that says why."""
-    left: dict[str, Any] = {}
-    for name, value in given.items():
-        verdict = verdict_on(name, value)
-        named = f"{origin}: {name}" if origin else flag_of(name)
-        if verdict is None:
-            left[name] = value
-        elif verdict.taken == "refused":
-            raise Failed(f"{named} {verdict.words}")
-        elif not quiet:
-            typer.echo(f"baton: {named} {verdict.words}", err=True)
-    return left
-
-
 class Given:
     """What the command line gave (by parameter name), and the file that it names. Raises Failed with what to do."""
 
@@ -281,17 +111,19 @@ class Given:
         self._file = flags.pop("config", None)
         positional = flags.pop("positional", None)
         if positional is not None:
-            if positional.lower() in ("true", "false", "yes", "no", "on", "off"):  # --prefix-caching true
+            if positional.lower() in FLAG_WORDS:
                 raise Failed(f"{positional}: a flag takes no value; write --NAME to switch it on, --no-NAME to switch it off")
             if flags.get("model", positional) != positional:
                 raise Failed(f"two models: {positional} and --model {flags['model']}; give one of them")
             flags["model"] = positional
         self._owners = {setting.name: setting.owner for setting in settings}
-        self._from_flags = _by_field(_without_strangers(flags, "", quiet=quiet), settings, "", parse_text=True)
-        self._from_file = {}
+        say = _silent if quiet else _say
+        for line in environment_lines(os.environ):
+            say(line)
+        self._from_flags = Source("", settings, say).values(flags)
+        self._from_file: dict[str, Any] = {}
         if self._file is not None:
-            keys = _without_strangers(read_yaml(self._file), str(self._file), quiet=quiet)
-            self._from_file = _by_field(keys, settings, str(self._file))
+            self._from_file = Source(str(self._file), settings, say).values(read_yaml(self._file))
 
     def read(self, owner: Callable[..., ConfigT]) -> ConfigT:
         """The settings of that class."""
@@ -302,6 +134,91 @@ class Given:
             name, _, rest = str(error).partition(" ")
             in_file = name in self._from_file and name not in self._from_flags
             raise Failed(f"{f'{self._file}: {name}' if in_file else flag_of(name)} {rest}") from None
+
+
+def _say(line: str) -> None:
+    typer.echo(f"baton: {line}", err=True)
+
+
+def _silent(line: str) -> None:
+    pass
+
+
+class Source:
+    """The command line, or a file: names and values that somebody gave there."""
+
+    def __init__(self, file: str, settings: Sequence[Setting], say: Callable[[str], None]) -> None:
+        self._file = file
+        "Empty: the command line."
+        self._by_name = {name: setting for setting in settings for name in (setting.name, *setting.aliases)}
+        self._flags = frozenset(name for name, setting in self._by_name.items() if setting.kind is bool)
+        self._flags |= {name for name, row in FOREIGN.items() if row.flag}
+        self._say = say
+
+    def values(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """By field. Options of other engines are refused with what there is here, or left out with a line."""
+        values: dict[str, Any] = {}
+        typed: dict[str, str] = {}
+        for name, value in (switched_on(name, value, self._flags) for name, value in given.items()):
+            if self._is_foreign(name, value):
+                continue
+            setting = self._by_name.get(name)
+            if setting is None:
+                raise Failed(f"{self._file or 'command line'}: unknown key {name}{did_you_mean(name, self._by_name)}")
+            read = self._read(setting, name, value)
+            if setting.name in values and not (read == values[setting.name] and {name, typed[setting.name]} <= {*_PAIR}):
+                both = f"{typed[setting.name]} and {name}"
+                raise Failed(f"{self._file or 'command line'}: {both} are the same setting; give one of them")
+            values[setting.name], typed[setting.name] = read, name
+        return values
+
+    def _named(self, name: str) -> str:
+        """As it was typed."""
+        return f"{self._file}: {name}" if self._file else flag_of(name)
+
+    def _is_foreign(self, name: str, value: Any) -> bool:
+        verdict = verdict_on(name, value)
+        if verdict is None:
+            return False
+        if verdict.taken == "refused":
+            raise Failed(f"{self._named(name)} {verdict.words}")
+        self._say(f"{self._named(name)} {verdict.words}")
+        return True
+
+    def _read(self, setting: Setting, name: str, value: Any) -> Any:
+        if line := line_about(setting.name, value):
+            self._say(f"{self._named(name)} {value}: {line}")
+        if not self._file and setting.kind is str and not setting.choices and not _takes_text(setting.hint):
+            value = _yaml_value(value)
+        try:
+            value = in_our_words(name, setting.name, value)
+        except ValueError:
+            raise Failed(f"{self._named(name)} is {value!r}: it must be a number") from None
+        return read_value(setting, value, self._named(name))
+
+
+_PAIR = ("cache_type_k", "cache_type_v")
+"""llama.cpp says the type of keys and of values. Both are the same here, so both may be given where they agree."""
+
+
+def read_value(setting: Setting, value: Any, named: str) -> Any:
+    """The value as the field's type wants it, and in its range."""
+    import msgspec
+
+    if get_origin(setting.hint) is tuple and isinstance(value, str):
+        value = [value]
+    if get_origin(setting.hint) is tuple and isinstance(value, list) and setting.name not in SECRET:
+        value = [part for each in value for part in _listed(each)]
+    if setting.choices and isinstance(value, str) and (wrong := refusal(setting.owner, setting.name, value)):
+        raise Failed(f"{named} {wrong}")
+    try:
+        read = msgspec.convert(value, setting.hint)
+    except msgspec.ValidationError as error:
+        shown = "" if setting.name in SECRET else f", and it is {value!r}"
+        raise Failed(f"{named}: {str(error)[:1].lower()}{str(error)[1:]}{shown}") from None
+    if wrong := refusal(setting.owner, setting.name, read):
+        raise Failed(f"{named} {wrong}")
+    return read
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -320,24 +237,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return {str(key).replace("-", "_"): value for key, value in content.items()}
 
 
-def _by_field(
-    given: Mapping[str, Any], settings: Sequence[Setting], origin: str, *, parse_text: bool = False
-) -> dict[str, Any]:
-    by_name = {name: setting for setting in settings for name in (setting.name, *setting.familiar)}
-    values: dict[str, Any] = {}
-    named: dict[str, str] = {}
-    for name, value in given.items():
-        setting = by_name.get(name)
-        if setting is None:
-            raise Failed(f"{origin or 'command line'}: unknown key {name}{did_you_mean(name, by_name)}")
-        if setting.name in values:
-            raise Failed(f"{origin or 'command line'}: {named[setting.name]} and {name} are the same setting; give one of them")
-        if parse_text and setting.kind is str and not _takes_text(setting.hint):
-            value = _yaml_value(value)
-        values[setting.name], named[setting.name] = setting.read(value, origin), name
-    return values
-
-
 def _listed(value: Any) -> list[Any]:
     """A list may be given as JSON, as vLLM's options are: '["*"]'."""
     try:
@@ -348,7 +247,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _takes_text(hint: Any) -> bool:
-    return hint is str or (_is_union(hint) and str in get_args(hint))
+    return hint is str or (is_union(hint) and str in get_args(hint))
 
 
 def _yaml_value(text: str) -> Any:
@@ -361,6 +260,10 @@ def _yaml_value(text: str) -> Any:
         return text
 
 
-def did_you_mean(name: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else "; `baton serve --help` lists them all"
+CLOSE = 0.8
+"""How alike two spellings must be for one to be suggested for the other."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=CLOSE)
+    return f"; did you mean {close[0]}?" if close else "; `baton serve --help-all` lists them all"

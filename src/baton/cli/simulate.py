@@ -39,7 +39,7 @@ Examples:
   baton simulate --seed 4711          one seed, with its digest
     ... --trace                       and what happened in it
     ... --perfetto t.json             and a picture of it, for ui.perfetto.dev
-  baton simulate --shrink found       write small scenarios of what is found,
+  baton simulate --shrink found       write small scenarios of findings,
   baton simulate --scenario found/invariant-21-seed-4711.json --trace
                                       and look at one of them
   baton simulate --mutants            would it find a bug?

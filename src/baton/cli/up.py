@@ -24,8 +24,9 @@ from baton.cli.cluster_options import PlacementOptions, UpOptions
 from baton.cli.key_files import with_key_files
 from baton.cli.say import INTERRUPTED, Failed, complaints, end_unhurried, require_packages, resolve_model, served_name
 from baton.cli.serve import base_url, checked_port, warn_of_certificate
-from baton.cli.settings import MEMBER, Given, all_settings, parameters
+from baton.cli.settings import MEMBER, Given, parameters
 from baton.config import EngineConfig, Role, ServeConfig
+from baton.config.schema import all_settings
 
 if TYPE_CHECKING:
     from baton.protocol.control import InstanceReady
@@ -34,11 +35,11 @@ HELP = """Start a cluster on this machine: a router, and instances that compute 
 
 \b
 Examples:
-  baton up                                    an instance per GPU, or two on the CPU
-  baton up --prefill 1 --decode 1             prompts on one instance, streams on another
-  baton up --mixed 2 --port 8001              two instances that do both
+  baton up                              one per GPU, or two on the CPU
+  baton up --prefill 1 --decode 1       prompts here, streams there
+  baton up --mixed 2 --port 8001        two instances that do both
   baton up ./model.gguf --prefill 2 --decode 2 --kv-storage file:/tmp/kv
-  baton up --config up.yaml --plain           options as keys; lines in place of the table
+  baton up --config up.yaml --plain     options as keys; lines, no table
 
 The options of `baton serve` apply to every instance; port, keys and queue are the router's. An instance
 that dies is started again, and its requests go on elsewhere. Ctrl-C lets running requests finish and then

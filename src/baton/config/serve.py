@@ -110,7 +110,7 @@ class ServeConfig:
     keep_alive_seconds: Seconds = 10.0
     "A stream without news for this long gets a comment line, so that proxies keep it and clients that are gone are noticed."
     retry_after_seconds: Annotated[int, Range(1, 86_400)] = 1
-    "What a client that gets 429 or 503 is told to wait, if nobody knows better."
+    "Retry-After of answers 429 and 503, where no better time is known."
     text_threads: Annotated[int, Range(1, 64)] = 2
     "Threads that parse, render and tokenise requests: so many for ordinary ones, and as many for large ones."
     limits: dict[str, int | float] = field(default_factory=dict)
@@ -163,11 +163,12 @@ class ServeConfig:
     kv_blocks: Blocks | None = _WORKER.blocks
     "Number of KV blocks. Without it: as many as gpu_memory_utilization or kv_memory_gib leave room for."
     gpu_memory_utilization: Share | None = _WORKER.memory_utilization
-    """Share of the memory of the machine (or container) that may be in use once the server is ready, by whomever: weights,
-    steps and KV cache are measured, and the KV cache gets what is left. Without it: kv_memory_gib."""
+    """Share of the memory that may be in use once the server is ready. Of the GPU, or of the machine or container on a CPU, by
+    whatever program: weights, steps and KV cache are measured, and the KV cache gets what is left. Without it: 0.9 on a GPU; on
+    a CPU kv_memory_gib counts."""
     kv_memory_gib: Gibibytes | None = _WORKER.kv_memory_gib
-    """Memory for the KV cache in GiB, if neither kv_blocks nor gpu_memory_utilization is given. Without it: 2 on a CPU; on a
-    GPU gpu_memory_utilization is 0.9."""
+    """Memory for the KV cache, in GiB. It counts where neither kv_blocks nor gpu_memory_utilization is given. Without it: 2 on
+    a CPU; on a GPU gpu_memory_utilization is 0.9."""
     block_size: BlockSize = _WORKER.block_size
     "Tokens per KV block."
     enable_prefix_caching: bool = _KV.prefix_caching
@@ -177,8 +178,8 @@ class ServeConfig:
     kv_host_gib: Annotated[float, Range(0, 1_000_000)] = _TIERS.host_gib
     "Memory, in GiB, for KV blocks that the KV cache has no room for: a second tier of the prefix cache. 0: none."
     kv_storage: str = _TIERS.storage
-    """Where KV blocks are kept beyond this server's life, a third tier that several servers may share: file:DIR,
-    redis://HOST:PORT, mooncake://MASTER:PORT, or the scheme of an installed plug-in. Empty: nowhere."""
+    """Where KV blocks are kept beyond this server's life: file:DIR, redis://HOST:PORT, mooncake://MASTER:PORT. Also the
+    scheme of an installed plug-in. A third tier of the prefix cache, which several servers may share. Empty: nowhere."""
     kv_write: Literal["through", "selective", "back"] = _TIERS.write
     """When a KV block is copied to the lower tiers. through: when it is computed. selective: when it was used again. back: when
     the KV cache runs out of room, those that would be evicted next."""
@@ -217,7 +218,7 @@ class ServeConfig:
     """Cluster port of a router (tcp://HOST:PORT or unix:/PATH) whose requests this instance serves. Its own HTTP then has
     health, metrics and administration only. Give the option again, or a list with commas, for more routers."""
     role: Role = _ENGINE.role
-    """What the instance does for its routers. prefill: computes prompts, which others go on with. decode: goes on with prompts
+    """What the instance does for its routers. prefill: computes prompts, which others continue. decode: continues prompts
     that others have computed, and computes short ones. mixed: serves requests from beginning to end."""
     cluster_secret: str = _ENGINE.cluster_secret
     "File with the secret that routers and instances of a cluster share; only its owner may read it."

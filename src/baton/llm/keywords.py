@@ -10,18 +10,20 @@ from typing import Any
 
 from baton.config import ServeConfig
 from baton.errors import InvalidConfig
-from baton.familiar import FAMILIAR, verdict_on
+from baton.familiar import BY_ALIAS, FOREIGN, in_our_words, line_about, switched_on, verdict_on
 
-_OURS = {name: field for field, names in FAMILIAR.items() for name in names}
+_FIELDS = {field.name: field for field in fields(ServeConfig)}
+_FLAGS = frozenset(name for name, field in _FIELDS.items() if isinstance(field.default, bool))
+_FLAGS |= {name for name, alias in BY_ALIAS.items() if alias.setting in _FLAGS}
+_FLAGS |= {name for name, row in FOREIGN.items() if row.flag}
 
 log = logging.getLogger(__name__)
 
 
 def serve_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of ServeConfig. Raises InvalidConfig for a name that means nothing, or for two names of one field."""
-    known = [field.name for field in fields(ServeConfig)]
     found: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in (switched_on(name, value, _FLAGS) for name, value in given.items()):
         if name == "quantization" and value is None:
             continue
         if (verdict := verdict_on(name, value)) is not None:
@@ -29,13 +31,26 @@ def serve_settings(given: Mapping[str, Any]) -> dict[str, Any]:
                 raise InvalidConfig(f"{name} {verdict.words}")
             log.info("LLM: %s %s", name, verdict.words)
             continue
-        field = _OURS.get(name, name)
-        if field not in known:
-            close = difflib.get_close_matches(name, [*known, *_OURS], n=1, cutoff=0.7)
+        field = BY_ALIAS[name].setting if name in BY_ALIAS else name
+        if field not in _FIELDS:
+            close = difflib.get_close_matches(name, [*_FIELDS, *BY_ALIAS], n=1, cutoff=0.8)
             raise InvalidConfig(f"{name} is no setting of LLM" + (f"; did you mean {close[0]}?" if close else ""))
         if field == "model":
             raise InvalidConfig(f"{name} is no setting of LLM: the model is its first argument")
         if field in found:
             raise InvalidConfig(f"{field} is given twice, the second time as {name}")
-        found[field] = value
+        found[field] = _taken(name, field, value)
     return found
+
+
+def _taken(name: str, field: str, value: Any) -> Any:
+    if line := line_about(field, value):
+        log.warning("LLM: %s=%s: %s", name, value, line)
+    try:
+        taken = in_our_words(name, field, value)
+    except ValueError:
+        raise InvalidConfig(f"{name} is {value!r}: it must be a number") from None
+    several = isinstance(_FIELDS[field].default, tuple)
+    if several and isinstance(taken, str | list):
+        return (taken,) if isinstance(taken, str) else tuple(taken)
+    return taken

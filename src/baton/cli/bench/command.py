@@ -17,6 +17,7 @@ import typer
 
 from baton.cli.bench.measures import Record, read_slo, sum_up
 from baton.cli.bench.workload import Ask, random_asks, read_span, shared_prefix_asks, trace_asks
+from baton.cli.help import HelpfulTyper
 from baton.cli.options import expanded
 from baton.cli.progress import stages
 from baton.cli.say import FAILED, Failed, bar, complaints, console, print_json, resolve_model, served_name, stderr_lines
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from baton.cli.bench.offline import TimedLLM
     from baton.cli.http_stream import Server
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+app = HelpfulTyper()
 
 HELP = """Measure throughput and latency.
 
@@ -35,7 +36,7 @@ HELP = """Measure throughput and latency.
 Examples:
   baton bench offline                          32 requests, no server
   baton bench latency --batch 1                one stream
-  baton bench serve --rate 2 --html run.html   a server that is running, of any make
+  baton bench serve --rate 2 --html run.html   a running server, of any make
   baton bench serve --workload shared-prefix --concurrency 16
   baton bench serve --workload trace --trace conversation.jsonl --scale 0.05
 """

@@ -1,0 +1,101 @@
+"""What a row of an engine's table says about one of its options.
+
+same         the option has the same name and meaning here
+alias        another name of a setting here; `convert` changes the unit of its value
+not_needed   means nothing here, whatever its value: accepted, and a line says why
+only         accepted where it has one of these values, else refused with the reason
+instead      refused, with what to use here; accepted where its value asks for nothing (0, off, empty)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    name: str
+    "With underscores. On a command line they are dashes."
+    kind: Literal["same", "alias", "not needed", "only", "instead"]
+    setting: str = ""
+    "The field of ServeConfig, for `same` and `alias`."
+    words: str = ""
+    "Why it is not needed, or what to use here."
+    only: tuple[str, ...] = ()
+    flag: bool = False
+    "It takes no value on a command line. Aliases of a flag are flags anyway."
+    short: tuple[str, ...] = ()
+    "Letters for it."
+    nothing: tuple[str, ...] = ()
+    "For `instead`: values that ask for nothing."
+    convert: Callable[[Any], Any] | None = None
+
+
+def same(name: str, *short: str) -> Row:
+    return Row(name, "same", name, short=short)
+
+
+def alias(name: str, setting: str, *short: str, convert: Callable[[Any], Any] | None = None) -> Row:
+    return Row(name, "alias", setting, short=short, convert=convert)
+
+
+def not_needed(name: str, words: str, *short: str, flag: bool = False) -> Row:
+    return Row(name, "not needed", words=words, short=short, flag=flag)
+
+
+def only(name: str, values: str, words: str, *short: str) -> Row:
+    return Row(name, "only", words=words, only=tuple(values.split()), short=short)
+
+
+NOTHING = ("", "0", "0.0", "False", "false", "None", "none", "null", "()", "[]", "{}")
+
+
+def instead(name: str, words: str, *short: str, flag: bool = False, nothing: tuple[str, ...] = NOTHING) -> Row:
+    return Row(name, "instead", words=words, short=short, flag=flag, nothing=nothing)
+
+
+def by_request(name: str) -> Row:
+    """How tokens are drawn. No value asks for nothing: temperature 0 is greedy."""
+    return Row(name, "instead", words="each request may say it; --generation-config has the defaults")
+
+
+# Reasons that several engines' options share
+
+ALWAYS = "it is always done"
+ONE_WAY = "there is one way, and it is taken where it helps"
+ONE_GPU = "a model runs on one GPU (docs/gpu.md)"
+ONE_DEVICE = "all weights are on one device (--device)"
+NO_REMOTE_CODE = "code of a model's repository is never run"
+NO_LORA = "LoRA adapters are not supported yet"
+NO_SPECULATION = "speculative decoding is not supported yet"
+TEXT_ONLY = "only text is supported"
+ITS_TOKENIZER = "the tokenizer comes with the model"
+BY_ROLE = "prefill and decode instances have --role (docs/cluster.md)"
+IN_METRICS = "figures are at /metrics, and not in the log"
+NO_PROMPT_LOGGED = "no prompt and no answer is logged; --log-level info has a line per request"
+NO_PORTS = "processes of one server need no ports"
+
+
+def gib_of_bytes(value: Any) -> float:
+    """vLLM's sizes: a number of bytes, or 25G, 512Mi and the like."""
+    text = str(value).strip()
+    units = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+    number = text.rstrip("kKmMgGiIbB")
+    unit = text[len(number) :].lower().removesuffix("b")
+    return float(number) * units.get(unit, 1) / 2**30
+
+
+def gib_of_mib(value: Any) -> float:
+    return float(value) / 1024
+
+
+def none_if_zero(value: Any) -> Any:
+    """llama.cpp's way of saying "as the model has it"."""
+    return None if str(value).strip() == "0" else value
+
+
+def none_if_negative(value: Any) -> Any:
+    """SGLang's way of saying "off"."""
+    return None if str(value).strip().startswith("-") else value
