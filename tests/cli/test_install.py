@@ -1,4 +1,4 @@
-"""`pip install baton`, then `baton serve`: wheel and sdist hold everything, and what serving needs is required."""
+"""`pip install baton-serve`, then `baton serve`: wheel and sdist hold everything, and what serving needs is required."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def baton(wheel, scratch) -> Path:
 
 def data_files() -> set[str]:
     """Everything in the package that is not Python."""
-    ours = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    ours = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc", ".so")}
     return {f"baton/{path.relative_to(PACKAGE)}" for path in ours}
 
 
@@ -60,7 +60,7 @@ def test_wheel_and_sdist_hold_every_file_of_the_package(sdist, wheel):
         in_sdist = {name.partition("/src/")[2] for name in archive.getnames()}
     assert data | modules <= in_wheel
     assert data | modules <= in_sdist
-    assert not [name for name in in_wheel if not name.startswith(("baton/", "baton-"))]
+    assert not [name for name in in_wheel if not name.startswith(("baton/", "baton_serve-"))]
 
 
 def imported_packages() -> set[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-gguf = pytest.importorskip("gguf", reason="GGUF files are made with the gguf package (pip install 'baton[oracle]')")
+gguf = pytest.importorskip("gguf", reason="GGUF files are made with the gguf package (pip install 'baton-serve[oracle]')")
 
 THEIR_NAMES = {
     "input_layernorm": "attn_norm",

@@ -9,7 +9,7 @@ from baton.models.dequantise import CHUNK_ELEMENTS, dequantise, dequantise_into
 from baton.models.raw_tensor import RawTensor
 from baton.models.tensor_types import F64, TENSOR_TYPES
 
-gguf = pytest.importorskip("gguf", reason="the oracle is the gguf package (pip install 'baton[oracle]')")
+gguf = pytest.importorskip("gguf", reason="the oracle is the gguf package (pip install 'baton-serve[oracle]')")
 
 TYPES = {kind.name: kind for kind in (F64, *TENSOR_TYPES.values())}
 # Byte offsets of the float16 scales of a block, which must be finite; all other bytes may be anything.

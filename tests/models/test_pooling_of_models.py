@@ -101,7 +101,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def expected_vectors(folder: Path, pooling: str) -> list[np.ndarray]:
-    transformers = pytest.importorskip("transformers", reason="the oracle is transformers (pip install 'baton[oracle]')")
+    transformers = pytest.importorskip("transformers", reason="the oracle is transformers (pip install 'baton-serve[oracle]')")
     import torch
 
     model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()

@@ -110,7 +110,7 @@ def test_q4_1_of_a_constant_block():
 
 @pytest.mark.parametrize(("name", "quantise"), [("Q8_0", to_q8_0), ("Q4_1", to_q4_1)])
 def test_the_gguf_package_reads_the_same_numbers_and_does_no_better(name, quantise):
-    gguf = pytest.importorskip("gguf", reason="the oracle is the gguf package (pip install 'baton[oracle]')")
+    gguf = pytest.importorskip("gguf", reason="the oracle is the gguf package (pip install 'baton-serve[oracle]')")
     kind = gguf.GGMLQuantizationType[name]
     values = matrix(200, scale=0.7)
     raw = quantise(values)

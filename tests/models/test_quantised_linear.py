@@ -75,7 +75,7 @@ def test_what_is_no_number_stays_in_its_row(poison):
 
 
 def q4_0_blocks(values: np.ndarray) -> RawTensor:
-    gguf = pytest.importorskip("gguf", reason="Q4_0 is made by the gguf package (pip install 'baton[oracle]')")
+    gguf = pytest.importorskip("gguf", reason="Q4_0 is made by the gguf package (pip install 'baton-serve[oracle]')")
     return RawTensor(Q4_0, values.shape, gguf.quantize(values, gguf.GGMLQuantizationType.Q4_0))
 
 

@@ -11,7 +11,7 @@ from baton.models.load import load_model
 from baton.models.loaders.gguf_reader import GGUFFile
 from baton.models.reference import all_logits, greedy_tokens
 
-transformers = pytest.importorskip("transformers", reason="the oracle is transformers (pip install 'baton[oracle]')")
+transformers = pytest.importorskip("transformers", reason="the oracle is transformers (pip install 'baton-serve[oracle]')")
 
 PIECES = [
     "The Ġcapital Ġof ĠFrance Ġis",

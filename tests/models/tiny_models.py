@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-transformers = pytest.importorskip("transformers", reason="the oracle is transformers (pip install 'baton[oracle]')")
+transformers = pytest.importorskip("transformers", reason="the oracle is transformers (pip install 'baton-serve[oracle]')")
 import torch  # noqa: E402
 
 # 3 query heads share a key/value head, and head_dim is not hidden_size / num_attention_heads.

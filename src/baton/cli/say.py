@@ -90,8 +90,10 @@ def require_packages() -> None:
     """Raises where the installation is not complete. The processes of a server would end in tracebacks, one after the other."""
     from importlib.metadata import PackageNotFoundError, distribution, requires
 
+    from baton import DISTRIBUTION
+
     try:
-        needed = [line.split(";")[0].strip() for line in requires("baton") or () if "extra ==" not in line]
+        needed = [line.split(";")[0].strip() for line in requires(DISTRIBUTION) or () if "extra ==" not in line]
     except PackageNotFoundError:
         return  # run from its sources: nothing says what is needed
     missing = []

@@ -1,4 +1,4 @@
-"""`python -m baton.native`: compile the kernels for this machine now, and say which they are.
+"""`python -m baton.native`: find or compile the kernels for this machine now, and say which they are.
 
 With --all: those of every variant that this machine can run, which the tests compare with each other.
 """

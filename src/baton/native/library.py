@@ -8,7 +8,7 @@ from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_
 from functools import cache
 
 from baton.errors import EngineError
-from baton.native import build_cache
+from baton.native import build_cache, prebuilt
 from baton.native.build import NoCompiler, build_library, find_compiler
 from baton.native.variants import Variant, supported_variants
 
@@ -98,7 +98,12 @@ STRUCTURES: tuple[type[Structure], ...] = (Matrix, LayerWeights, Shape, Model, S
 
 
 def load_file(variant: Variant) -> ctypes.CDLL:
-    """A library that cannot be loaded is made again, once."""
+    """A prebuilt library if one fits, else one compiled here. A library that cannot be loaded is compiled again, once."""
+    if (path := prebuilt.find(variant)) is not None:
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError as error:
+            log.warning("the prebuilt %s kernels cannot be loaded (%s): they are compiled here", variant.name, error)
     path = build_library(variant)
     try:
         return ctypes.CDLL(str(path))
@@ -136,10 +141,12 @@ def load_variant(variant: Variant) -> Library:
 
 @cache
 def load_best() -> Library:
-    """The best variant that this machine compiles and runs. Raises NoCompiler where there is none."""
-    find_compiler()  # said once, and not once per variant
+    """The best variant that this machine runs, prebuilt or compiled. Raises NoCompiler where there is none."""
+    variants = supported_variants()
+    if not any(map(prebuilt.find, variants)):
+        find_compiler()  # one error for all variants
     errors = []
-    for variant in supported_variants():
+    for variant in variants:
         try:
             return load_variant(variant)
         except (NoCompiler, OSError) as error:

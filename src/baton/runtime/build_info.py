@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import baton
-from baton import __version__
+from baton import DISTRIBUTION, __version__
 from baton.protocol.node import Build
 
 COMMIT_DIGITS: Final = 12
@@ -45,7 +45,7 @@ def _built_commit(file: Path) -> str:
 
 def _installed_commit() -> str:
     try:
-        noted = json.loads(distribution("baton").read_text("direct_url.json") or "{}")
+        noted = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
         return str(noted["vcs_info"]["commit_id"])
     except (PackageNotFoundError, KeyError, TypeError, ValueError, OSError):
         return ""

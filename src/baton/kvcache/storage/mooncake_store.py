@@ -76,7 +76,7 @@ def store_class() -> Callable[[], Any]:
     try:
         from mooncake.store import MooncakeDistributedStore  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ModuleNotFoundError:
-        raise InvalidConfig("Mooncake is not installed: pip install 'baton[mooncake]'")
+        raise InvalidConfig("Mooncake is not installed: pip install 'baton-serve[mooncake]'")
     except ImportError as error:
         raise InvalidConfig(f"Mooncake cannot be loaded ({error}); its wheel needs libibverbs: apt-get install libibverbs1")
     made: Callable[[], Any] = MooncakeDistributedStore

@@ -1,0 +1,43 @@
+"""Kernels that were compiled before Baton was installed: a wheel for one processor architecture carries them (tools/wheel.py).
+
+A file's name says what went into it and what came out of it, as in native/build_cache.py:
+
+    baton-VARIANT-FINGERPRINT-CONTENT.so     FINGERPRINT: of sources, flags, machine    CONTENT: of the file's own bytes
+
+The compiler is not part of the fingerprint: its bits are those of every other one (tests/native/test_prebuilt.py). A file that
+was made from other sources, or that is damaged, is never loaded; then the kernels are compiled here, as without any wheel.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+from hashlib import sha256
+from pathlib import Path
+
+from baton.native import build
+from baton.native.variants import Variant
+
+log = logging.getLogger(__name__)
+
+FOLDER = Path(__file__).with_name("prebuilt")
+DIGITS = 20
+
+
+def find(variant: Variant) -> Path | None:
+    """The prebuilt library of this variant, if this installation has one that is whole and of these sources."""
+    for path in sorted(FOLDER.glob(f"{stem(variant)}-*.so")):
+        if path.name == file_name(variant, path):
+            return path
+        log.warning("the prebuilt %s kernels are damaged: install Baton again (%s)", variant.name, path)
+    return None
+
+
+def file_name(variant: Variant, made: Path, machine: str | None = None) -> str:
+    return f"{stem(variant, machine)}-{sha256(made.read_bytes()).hexdigest()[:DIGITS]}.so"
+
+
+def stem(variant: Variant, machine: str | None = None) -> str:
+    how = " ".join([*build.FLAGS, *variant.compiler_flags, machine or platform.machine()])
+    parts = [file.read_bytes() for file in sorted(build.SOURCES.iterdir())]
+    return f"baton-{variant.name}-{sha256(b'|'.join([*parts, how.encode()])).hexdigest()[:DIGITS]}"
