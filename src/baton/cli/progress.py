@@ -96,9 +96,9 @@ class Bars:
 class Lines:
     """In a log. A thread repeats the current stage, so that one that stalls is seen too."""
 
-    def __init__(self, say: Callable[[str], None], seconds: float = LINE_SECONDS) -> None:
+    def __init__(self, say: Callable[[str], None], seconds: float | None = None) -> None:
         self._say = say
-        self._seconds = seconds
+        self._seconds = LINE_SECONDS if seconds is None else seconds
         self._lock = Lock()
         self._what, self._since, self._done, self._total = "", 0.0, 0, 0
         self._ended = Event()
