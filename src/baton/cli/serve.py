@@ -164,7 +164,7 @@ class ServeReporter:
         self._stages = open_stages(self.lines.say, quiet=quiet)
         self.loading.callback(self._stages.close)
         self._stage = f"loading {config.served_model_name[0]}"
-        self._stages.announce(self._stage)
+        self._stages.announce(self._stage, at_once=False)
 
     def progress(self, progress: LoadProgress) -> None:
         if self.was_ready:
@@ -172,7 +172,7 @@ class ServeReporter:
         stage = progress.stage or f"loading {self._config.served_model_name[0]}"
         if stage != self._stage:
             self._stage = stage
-            self._stages.announce(stage)
+            self._stages.announce(stage, at_once=bool(progress.stage))
         self._stages.advance(progress.done, progress.total)
 
     def ready(self, ready: InstanceReady) -> None:
