@@ -97,7 +97,6 @@ TYPED = {
         ["serve", "true"],
         "true: a flag takes no value; write --NAME to switch it on",
     ),
-    "true behind a flag": (["serve", "--prefix-caching", "true"], "true: a flag takes no value"),
     "no such model": (["serve", "smolm2"], "smolm2: no such model; did you mean smollm2? Else give a folder"),
     "no model at all": (["serve", ""], "--model is empty"),
     "no prompt": (["run", "smollm2"], "no prompt; write one after the model, or give --file"),
