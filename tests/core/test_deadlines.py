@@ -34,7 +34,7 @@ def test_any_history_is_that_of_a_dictionary(acts):
             assert [naive[key] for key in passed] == sorted(naive[key] for key in passed)
             for key in passed:
                 del naive[key]
-        assert made.next() == min(naive.values(), default=None)
+        assert made.earliest == min(naive.values(), default=None)
         assert len(made) == len(naive)
         assert all(key in made for key in naive)
     for key in list(naive):
@@ -48,4 +48,4 @@ def test_a_deadline_that_is_renewed_again_and_again_takes_no_more_room():
         made.set("lease", at)
         made.set("first", 0)
     assert len(made._heap) <= 2 * len(made) + 65
-    assert made.next() == 0
+    assert made.earliest == 0

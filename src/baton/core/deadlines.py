@@ -1,7 +1,8 @@
-"""Deadlines of many things, the earliest first. Setting, removing and asking cost the same with ten of them or ten thousand.
+"""Deadlines of many things, the earliest first. Setting and removing cost the same with ten of them or ten thousand.
 
 Each key has at most one deadline. A heap entry whose key was set again since, or has no deadline any more, is stale. It is
-dropped when it comes to the top, so the top is always current and asking for the next deadline changes nothing.
+dropped when it comes to the top, so the top is always current. `earliest` is an attribute and not a method: every event of a
+machine asks several of these for it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Deadlines(Generic[Key]):
-    __slots__ = ("_current", "_heap", "_order")
+    __slots__ = ("_current", "_heap", "_order", "earliest")
 
     def __init__(self) -> None:
         self._current: dict[Key, int] = {}
         "Number of its current entry."
         self._heap: list[tuple[Instant, int, Key]] = []
         self._order = count()
+        self.earliest: Instant | None = None
+        "None: no deadline is set."
 
     def __len__(self) -> int:
         return len(self._current)
@@ -32,11 +35,7 @@ class Deadlines(Generic[Key]):
         return key in self._current
 
     def __repr__(self) -> str:
-        return f"<Deadlines of {len(self._current)}, next {self.next()}>"
-
-    def next(self) -> Instant | None:
-        """The earliest deadline."""
-        return self._heap[0][0] if self._heap else None
+        return f"<Deadlines of {len(self._current)}, next {self.earliest}>"
 
     def first(self) -> Key:
         """The key with the earliest deadline. There must be one."""
@@ -58,6 +57,7 @@ class Deadlines(Generic[Key]):
     def clear(self) -> None:
         self._current.clear()
         self._heap.clear()
+        self.earliest = None
 
     def due(self, now: Instant) -> list[Key]:
         """Remove and return the keys whose deadline has passed, the earliest first."""
@@ -67,7 +67,7 @@ class Deadlines(Generic[Key]):
             del self._current[key]
             passed.append(key)
             self._drop_stale()
-        return passed
+        return passed  # `_drop_stale` has updated `earliest`
 
     def _is_current(self, entry: tuple[Instant, int, Key]) -> bool:
         return self._current.get(entry[2]) == entry[1]
@@ -75,3 +75,4 @@ class Deadlines(Generic[Key]):
     def _drop_stale(self) -> None:
         while self._heap and not self._is_current(self._heap[0]):
             heappop(self._heap)
+        self.earliest = self._heap[0][0] if self._heap else None

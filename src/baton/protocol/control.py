@@ -209,12 +209,13 @@ class StartFailed(Struct, frozen=True, array_like=True):
     message: str
 
 
-STEP_TOKEN_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+STEP_TOKEN_BUCKETS: Final = tuple(2**power for power in range(15))
 STEP_TOKEN_SUM: Final = "sum"
 
 
-class InstanceStats(Struct, kw_only=True):
-    """Gauges are of this moment; the others are counters since the engine began (core/engine/stats.py), and never fall."""
+class InstanceStats(Struct, kw_only=True, omit_defaults=True):
+    """Gauges are of this moment; the others are counters since the engine began (core/engine/stats.py), and never fall. Several
+    go out per second, and most of it is 0 or empty: that is not sent."""
 
     mode: str = "serving"
     running: Counter = 0

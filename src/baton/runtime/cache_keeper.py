@@ -50,6 +50,8 @@ class CacheKeeper:
         self._losses = 0
         self._earlier: dict[str, Counter[str]] = {name: Counter() for name in TRANSFER_COUNTERS}
         "Of the lives before."
+        self._totals: dict[str, dict[str, int]] = {}
+        "Of all lives: added up when the service reports, which is less often than they are asked for."
         self._failing: set[str] = set()
         "The ways (read, write) in which storage is left alone, as the log says."
 
@@ -128,13 +130,14 @@ class CacheKeeper:
     def on_stats(self, stats: CacheStats) -> None:
         self.counters = stats.counters
         self._transfers = stats
+        self._totals = {name: dict(self._earlier[name] + Counter(getattr(stats, name))) for name in TRANSFER_COUNTERS}
 
     def add_counters(self, stats: InstanceStats) -> None:
         """What was copied between instances, in all lives of the service: counters never fall."""
         stats.cache_losses = self._losses
         stats.cache_loop_lag_microseconds = self._transfers.loop_lag_microseconds
-        for name in TRANSFER_COUNTERS:
-            setattr(stats, name, dict(self._earlier[name] + Counter(getattr(self._transfers, name))))
+        for name, total in self._totals.items():
+            setattr(stats, name, total)
 
     def on_lost(self) -> None:
         """There is an instance: a loss before that ends the start."""

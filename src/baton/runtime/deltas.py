@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from baton.api.generate.engine_client import Delta
 from baton.protocol.ids import RequestId
-from baton.protocol.output import Emit
+from baton.protocol.output import Emit, tokens_of
 from baton.protocol.step import TokenLogprob
 from baton.runtime.stream import Stream
 
@@ -22,10 +22,10 @@ def deliver(emit: Emit, streams: Mapping[RequestId, Stream]) -> None:
         if stream is None:
             continue
         told = stream.open.get(index)
-        if told is not None and position == len(told) and attempt == stream.attempt:  # as in `takes`, without the call
-            told.extend(tokens)
-            stream.tell(Delta(index, tokens))
-        elif fresh := stream.takes(attempt, index, position, tokens):
+        if type(tokens) is int and told is not None and position == len(told) and attempt == stream.attempt:
+            told.append(tokens)  # as in `takes`, without the call
+            stream.tell(Delta(index, [tokens]))
+        elif fresh := stream.takes(attempt, index, position, tokens_of(tokens)):
             stream.tell(Delta(index, fresh))
 
 
@@ -45,7 +45,8 @@ def _deliver_gathered(emit: Emit, streams: Mapping[RequestId, Stream]) -> None:
             stream.add_prompt_logprobs(row)
         if row.sampled is not None:
             thoughts.setdefault((request, index), deque()).append(row.sampled)
-    for request, attempt, index, position, tokens in emit.tokens:
+    for request, attempt, index, position, row_tokens in emit.tokens:
+        tokens = tokens_of(row_tokens)
         waiting = thoughts.get((request, index))
         of_row = [waiting.popleft() for _ in tokens if waiting] if waiting else []
         stream = streams.get(request)

@@ -34,7 +34,10 @@ class Driver(Generic[EventT, EffectT]):
         self._armed: Instant | None = None
 
     def tell(self, event: EventT) -> None:
-        self.carry_out(self.decide(event))
+        """`decide` and `carry_out` in one. Without their calls: an engine comes here with every step."""
+        for effect in self.machine.handle(event, Instant(self._loop.time())):
+            self._ports[type(effect)](effect)
+        self._arm()
 
     def decide(self, event: EventT) -> Sequence[EffectT]:
         """What the machine wants done. What it raises is about the event, or about its own state; nothing was done yet."""

@@ -55,7 +55,7 @@ class InstanceLoop:
         if self.instance.worker.state is WorkerState.GONE:  # its requests have their error; who runs us may start us again
             losses = self.instance.worker.losses
             self._on_over(EngineError(f"the worker was lost {losses} time(s) in a row: the server ends"))
-        if self.instance.idle:
+        if not self.instance.board.groups and self.instance.idle:
             self._check_when_due(self.instance)
         self.after(event)
 

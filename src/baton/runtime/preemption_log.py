@@ -15,12 +15,12 @@ NAMES_MAX: Final = 3
 
 
 class PreemptionLog:
-    """Looked at after every event: one comparison where nothing was preempted."""
+    """Looked at after every event whose count of preemptions differs from `seen`."""
 
-    __slots__ = ("_logged", "_repeats", "_seen")
+    __slots__ = ("_logged", "_repeats", "seen")
 
     def __init__(self) -> None:
-        self._seen = 0
+        self.seen = 0
         "Preemptions of the instance, as last looked at."
         self._logged = 0
         "As last logged."
@@ -28,9 +28,9 @@ class PreemptionLog:
 
     def look(self, instance: Instance, now: float) -> None:
         count = instance.stats.preemptions
-        if count == self._seen:
+        if count == self.seen:
             return
-        self._seen = count
+        self.seen = count
         if not self._repeats.due("preempted", now):
             return
         new, self._logged = count - self._logged, count

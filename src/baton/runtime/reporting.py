@@ -129,7 +129,7 @@ class Reporting:
 
     def _after_event(self, event: Event) -> None:
         instance = self._machine.instance
-        if instance is not None:
+        if instance is not None and instance.stats.preemptions != self._preemptions.seen:
             self._preemptions.look(instance, self._loop.time())
         if self.links is not None and type(event) in FAULT_EVENTS:
             self.links.look_at_fault()

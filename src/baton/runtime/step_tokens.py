@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from typing import Final
 
 from baton.protocol.control import STEP_TOKEN_BUCKETS, STEP_TOKEN_SUM
+
+_LAST: Final = len(STEP_TOKEN_BUCKETS)
+_NAMES: Final = (*map(str, STEP_TOKEN_BUCKETS), "+Inf")
 
 
 class StepTokens:
     __slots__ = ("_counts", "_sum")
 
     def __init__(self) -> None:
-        self._counts = [0] * (len(STEP_TOKEN_BUCKETS) + 1)
+        self._counts = [0] * (_LAST + 1)
         "By bucket, and those above the last one."
         self._sum = 0
 
     def observe(self, tokens: int) -> None:
-        self._counts[bisect_left(STEP_TOKEN_BUCKETS, tokens)] += 1
+        """The buckets are powers of two, so the length of the number in bits is its bucket."""
+        bucket = (tokens - 1).bit_length() if tokens > 1 else 0
+        self._counts[bucket if bucket < _LAST else _LAST] += 1
         self._sum += tokens
 
     def table(self) -> dict[str, int]:
         """InstanceStats.step_tokens."""
-        names = (*map(str, STEP_TOKEN_BUCKETS), "+Inf")
-        return {**dict(zip(names, self._counts, strict=True)), STEP_TOKEN_SUM: self._sum}
+        return {**dict(zip(_NAMES, self._counts, strict=True)), STEP_TOKEN_SUM: self._sum}

@@ -112,7 +112,7 @@ class WorkerKeeper:
 
     def run_step(self, effect: RunStep) -> None:
         if (worker := self.child) is not None:
-            self.step_tokens.observe(effect.plan.tokens)
+            self.step_tokens.observe(sum(effect.plan.run.counts))
             worker.control.send(effect.plan)
 
     def ping(self, number: int) -> None:

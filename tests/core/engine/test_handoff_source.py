@@ -146,7 +146,7 @@ def test_time_of_the_request_is_up():
 
 def test_a_replay_offers_what_was_delivered_too():
     node = prefilled()
-    token = next(message for message in node.said if isinstance(message, Emit)).tokens[0][4][0]
+    token = next(message for message in node.said if isinstance(message, Emit)).tokens[0][4]
     node.said.clear()
     node.prefill(outputs=((token,),), attempt=2)
     node.run()

@@ -9,7 +9,7 @@ from typing import Any
 from baton.cli.bench.measures import Record
 from baton.cli.bench.workload import Ask
 from baton.llm import LLM
-from baton.protocol.output import Emit
+from baton.protocol.output import Emit, tokens_of
 from baton.protocol.request import SamplingParams
 
 
@@ -23,7 +23,7 @@ class TimedLLM(LLM):
     def _on_emit(self, emit: Emit) -> None:
         now = perf_counter()
         for request, *_, tokens in emit.tokens:
-            self.token_times.setdefault(str(request), []).extend([now] * len(tokens))
+            self.token_times.setdefault(str(request), []).extend([now] * len(tokens_of(tokens)))
         super()._on_emit(emit)
 
     def usable_ids(self) -> list[int]:

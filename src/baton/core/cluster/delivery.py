@@ -18,7 +18,7 @@ from baton.core.cluster.placement import Placement
 from baton.core.cluster.trip import Trip
 from baton.core.handoff.table import TripFact, TripState
 from baton.protocol.ids import RequestId
-from baton.protocol.output import RETRYABLE, Begun, Emit, Ended, TokenRow
+from baton.protocol.output import RETRYABLE, Begun, Emit, Ended, TokenRow, tokens_of
 from baton.protocol.request import FinishReason
 from baton.protocol.step import RowLogprobs
 
@@ -44,7 +44,10 @@ class Delivery:
                 told = trip.open[index]
                 if position != len(told) or attempt != trip.attempt or request not in legs:
                     break
-                told.extend(tokens)
+                if type(tokens) is int:
+                    told.append(tokens)
+                else:
+                    told.extend(tokens_of(tokens))
             else:
                 self._coordinator.effects.append(Deliver(emit))
                 return False
@@ -72,8 +75,9 @@ class Delivery:
             taken = self._taken(member, row, broken)
             if taken is not None:
                 fresh.append(taken)
-            new = 0 if taken is None else len(taken[4])
-            verdicts.setdefault((row[0], row[2]), deque()).extend((False,) * (len(row[4]) - new) + (True,) * new)
+            new = 0 if taken is None else len(tokens_of(taken[4]))
+            known = len(tokens_of(row[4])) - new
+            verdicts.setdefault((row[0], row[2]), deque()).extend((False,) * known + (True,) * new)
         begun = _begun_by(fresh, emit.begun)
         logprobs = [kept for row in emit.logprobs if (kept := _sifted(row, owed, verdicts)) is not None]
         touched: dict[RequestId, Trip] = {}
@@ -88,7 +92,7 @@ class Delivery:
 
     def _taken(self, member: Member, row: TokenRow, broken: dict[RequestId, Trip]) -> TokenRow | None:
         """The row from the first position on that its client does not have. None: there is nothing new in it."""
-        request, attempt, index, position, tokens = row
+        request, attempt, index, position, tokens = *row[:4], tokens_of(row[4])
         trip = self._leg(member, request, attempt)
         told = None if trip is None else trip.open.get(index)
         if trip is None or told is None or position + len(tokens) <= len(told):
@@ -98,9 +102,9 @@ class Delivery:
             broken[request] = trip
             return None
         if position < len(told):
-            fresh = tokens[len(told) - position :]
-            row = (request, attempt, index, len(told), fresh)
-        told.extend(row[4])
+            tokens = tokens[len(told) - position :]
+            row = (request, attempt, index, len(told), tokens)
+        told.extend(tokens)
         return row
 
     def _leg(self, member: Member, request: RequestId, attempt: int) -> Trip | None:

@@ -34,11 +34,11 @@ def absorb(board: Board, chunks: dict[Slot, int], rows: Rows, result: StepResult
 
 
 def _absorb_tokens(board: Board, chunks: dict[Slot, int], rows: Rows) -> None:
-    """One token for each row. Hot: no call per row but the two that every token needs."""
-    occupant, size = board.slots.occupant, board.block_size
+    """One token for each row. Hot: no call per row but those that append."""
+    occupants, occupant, size = board.slots.occupants, board.slots.occupant, board.block_size
     emit, closing, taken = board.out.tokens.append, Phase.CLOSING, 0
     for slot, token in rows.sampled:
-        sequence = occupant(slot)
+        sequence = occupants[slot] or occupant(slot)  # which raises: the slot is empty
         sequence.in_flight -= 1
         if sequence.phase is closing:
             continue  # it ended while this token was in flight; the client has had its last
@@ -52,7 +52,7 @@ def _absorb_tokens(board: Board, chunks: dict[Slot, int], rows: Rows) -> None:
                 publish(board, sequence)
         length = len(tokens)
         position = length - sequence.prompt_tokens - 1
-        emit((sequence.request.id, sequence.attempt, sequence.index, position, [token]))
+        emit((sequence.request.id, sequence.attempt, sequence.index, position, token))
         if not position:
             board.out.begin(sequence, board.now)
         if token in sequence.stop_ids and length >= sequence.min_length:

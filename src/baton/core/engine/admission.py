@@ -25,7 +25,7 @@ class Shortage(Struct, frozen=True):
 class Room:
     """What a step has left for newcomers."""
 
-    __slots__ = ("_reserves", "available", "new_bytes", "new_bytes_max", "prefill_left", "settings", "slots_free")
+    __slots__ = ("_asked", "_reserves", "available", "new_bytes", "new_bytes_max", "prefill_left", "settings", "slots_free")
 
     def __init__(self, prefill_left: int, slots_free: int, available: int, new_bytes_max: int) -> None:
         self.prefill_left = prefill_left
@@ -39,6 +39,8 @@ class Room:
         self.settings: dict[SamplingParams, int] = {}
         "Their distinct settings, each with its row in the plan."
         self._reserves: dict[int, int] = {}
+        self._asked: tuple[Sequence, int] | None = None
+        "The sequence that `bytes_for` was asked about last, and its answer: the head that is admitted was asked about before."
 
     def reserve(self, board: Board, priority: int) -> int:
         """Blocks to leave for growth: summed up once per step and class, then kept up to date by `admitted`."""
@@ -55,19 +57,22 @@ class Room:
         self.available = board.cache.available
         self._reserves.clear()
 
-    def admitted(self, board: Board, sequence: Sequence, *, leased: bool) -> None:
-        """`leased`: it held its blocks before, so its growth was counted already."""
-        self.new_bytes += self.bytes_for(sequence)
-        self.settings.setdefault(sequence.group.settings, len(self.settings))
+    def admitted(self, board: Board, sequence: Sequence, *, leased: bool) -> int:
+        """Returns the row of its settings in the plan. `leased`: it held its blocks before, so its growth was counted."""
+        self.new_bytes += self._asked[1] if self._asked and self._asked[0] is sequence else self.bytes_for(sequence)
+        row = self.settings.setdefault(sequence.group.settings, len(self.settings))
         self.slots_free = board.slots.free
         self.available = board.cache.available
         for priority in self._reserves:
             if sequence.priority <= priority and not leased:
                 self._reserves[priority] += board.reserve.blocks(sequence)
+        return row
 
     def bytes_for(self, sequence: Sequence) -> int:
         settings = sequence.group.settings
-        return new_bytes(len(sequence.tokens), None if settings in self.settings else settings)
+        size = new_bytes(len(sequence.tokens), None if settings in self.settings else settings)
+        self._asked = sequence, size
+        return size
 
 
 Limit = Callable[[Sequence, Room, Board], Shortage | None]
@@ -85,7 +90,7 @@ def slots(head: Sequence, room: Room, board: Board) -> Shortage | None:
 
 def order(head: Sequence, room: Room, board: Board) -> Shortage | None:
     """Nobody overtakes a more urgent sequence that was preempted and is not back in line yet."""
-    if any(sequence.order < head.order for sequence in board.preempting):
+    if board.preempting and any(sequence.order < head.order for sequence in board.preempting):
         return Shortage("order", 1)
     return None
 

@@ -152,7 +152,7 @@ class Instance:
         if self._handoff.outgoing:
             self._effects += self._handoff.outgoing
             self._handoff.outgoing.clear()
-        if self.idle and not self.board.slots.taken:
+        if not self.board.groups and self.idle and not self.board.slots.taken:
             self._effects += self._service.drained()
         effects, self._effects = self._effects, []
         return effects
@@ -233,7 +233,7 @@ class Instance:
 
     def _pump(self) -> None:
         """Keep the worker supplied."""
-        while self.worker.state is WorkerState.READY and self.mode is not Mode.PAUSED:
+        while self.worker.state is WorkerState.READY and self._service.mode is not Mode.PAUSED:
             plan = self._steps.plan(self._now)
             if plan is None:
                 return

@@ -247,14 +247,15 @@ class Loader:
     # Time, and lives of others
 
     def next_deadline(self) -> Instant | None:
-        patience, held = self._patience.next(), self._held_until
+        patience, held = self._patience.earliest, self._held_until
         return held if patience is None else patience if held is None else min(patience, held)
 
     def expire(self, now: Instant) -> None:
         """Sequences that have waited for storage long enough go on without. That is no failure of storage."""
-        for load in self._patience.due(now):
-            load.leave()
-            self._board.end_loading(load.sequence)
+        if self._patience.earliest is not None:
+            for load in self._patience.due(now):
+                load.leave()
+                self._board.end_loading(load.sequence)
         if self._held_until is not None and self._held_until <= now:
             self._held_until = None
 

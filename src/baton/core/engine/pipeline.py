@@ -83,12 +83,12 @@ class StepPipeline:
         return self.in_flight[0].plan.step <= step <= self.in_flight[-1].plan.step and step not in self._early
 
     def _absorb(self, issued: PlanInFlight, result: StepResult) -> None:
-        plan, board = issued.plan, self._board
+        plan, board, planned = issued.plan, self._board, issued.plan.rows
         rows = read_rows(plan, issued.unfinished, result)
-        if not board.slots.rows_match(plan.rows, result):
+        if not board.slots.rows_match(planned, result):
             raise ProtocolError(f"step {plan.step}: a row is doubled, or of another occupant")
         run, chunks = plan.run, {}
         if run.counts.count(1) != len(run.counts):
             chunks = {slot: tokens for slot, tokens in zip(run.slots, run.counts, strict=True) if tokens != 1}
-        board.stats.stale_rows += len(result.slots) - len(plan.rows)
+        board.stats.stale_rows += len(result.slots) - len(planned)
         absorb(board, chunks, rows, result)

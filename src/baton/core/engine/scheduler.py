@@ -73,9 +73,11 @@ class Scheduler:
 
     def plan_step(self, step: StepNo, epoch: WorkerEpoch, now: Instant) -> PlanInFlight | None:
         """The next step, or None if there is nothing to do and nothing to tell."""
-        board = self._board
-        # First, as what has its place in the draft stays; and nobody is preempted for one that is about to load.
-        preempted = not self._load_heads(self._room(), step, now) and preempt_for_head(board, self._room_for_head)
+        board, preempted = self._board, False
+        if board.waiting.waiting:
+            # First, as what has its place in the draft stays; and nobody is preempted for one that is about to load.
+            held = board.tiers.up and self._load_heads(self._room(), step, now)
+            preempted = not held and preempt_for_head(board, self._room_for_head)
         draft = Draft(self._room())
         draft.preempted = preempted
         self._continue_running(draft)
@@ -91,7 +93,8 @@ class Scheduler:
         return Room(self._prefill_room(board.decoding), board.slots.free, board.cache.available, board.new_bytes_max)
 
     def _load_heads(self, room: Room, step: StepNo, now: Instant) -> bool:
-        """Heads of the line whose KV a lower tier has leave it. True: the one that is left is about to."""
+        """Heads of the line whose KV a lower tier has leave it. True: the one that is left is about to. Called only while there
+        is a cache service: without one no head loads."""
         board = self._board
         while (head := board.waiting.head()) is not None:
             answer = self._loader.consider(head, room, now, step)
@@ -154,6 +157,17 @@ class Scheduler:
         Leases behind it go first: they cost the least. Those before it stay, as the last of `running` is less urgent.
         """
         board = self._board
+        if not board.cache.available and not self._make_room(sequence, draft):
+            return False
+        (block,) = board.cache.take(1)
+        sequence.blocks.append(block)
+        sequence.capacity += board.block_size
+        draft.grown.append((sequence.slot, block))
+        return True
+
+    def _make_room(self, sequence: Sequence, draft: Draft) -> bool:
+        """For one more block of a running sequence. False: it was itself preempted."""
+        board = self._board
         while not board.cache.available and board.revoke_lease(behind=sequence.order):
             pass
         if not board.cache.available:
@@ -164,10 +178,6 @@ class Scheduler:
             draft.preempted = True
             if victim is sequence:
                 return False
-        (block,) = board.cache.take(1)
-        sequence.blocks.append(block)
-        sequence.capacity += board.block_size
-        draft.grown.append((sequence.slot, block))
         return True
 
     # Prompts
@@ -175,17 +185,26 @@ class Scheduler:
     def _plan_prompts(self, draft: Draft, step: StepNo, now: Instant) -> None:
         """Class by class: more urgent ones are admitted before a class that runs gets its chunks."""
         draft.closed = draft.preempted
+        if draft.prompts:
+            self._share_running(draft, step, now)
+        self._admit(draft, step, now)
+        if draft.prompts:
+            self._share_rest(draft)
+        if draft.chunks:
+            self._add_rows(draft)
+
+    def _share_running(self, draft: Draft, step: StepNo, now: Instant) -> None:
         running = [sequence for sequence in draft.prompts if sequence.phase is Phase.PREFILL]  # growth may preempt some
         draft.prompts = list(running)
         for priority, prompts in groupby(running, key=lambda sequence: sequence.priority):
             self._admit(draft, step, now, before=priority)
             self._share(list(prompts), draft)
-        self._admit(draft, step, now)
+
+    def _share_rest(self, draft: Draft) -> None:
         if draft.room.prefill_left > 0:  # what the queue did not take
             draft.closed = True
             for _, prompts in groupby(sorted(draft.prompts, key=by_urgency), key=lambda sequence: sequence.priority):
                 self._share(list(prompts), draft)
-        self._add_rows(draft)
 
     def _share(self, prompts: list[Sequence], draft: Draft) -> None:
         """The room that is left, to running prompts of one class, and to the queue if one of that class waits."""
@@ -229,12 +248,13 @@ class Scheduler:
         while not draft.closed and (head := board.waiting.head()) is not None:
             if before is not None and head.priority >= before:
                 return
-            if self._load_heads(room, step, now):
-                board.stats.held_back["loading"] += 1
-                draft.closed = True
-                return
-            if head is not board.waiting.head():
-                continue  # it has left, to load
+            if board.tiers.up:
+                if self._load_heads(room, step, now):
+                    board.stats.held_back["loading"] += 1
+                    draft.closed = True
+                    return
+                if head is not board.waiting.head():
+                    continue  # it has left, to load
             short = shortage(head, room, board)
             if short is None:
                 self._seat(head, draft)
@@ -248,27 +268,29 @@ class Scheduler:
         board, room = self._board, draft.room
         leased = bool(head.blocks)
         board.seat(head)
-        room.admitted(board, head, leased=leased)
-        draft.new.append(_new_sequence(head, room.settings[head.group.settings]))
-        left = room.prefill_left
-        if head.target - head.scheduled > left:
+        draft.new.append(_new_sequence(head, room.admitted(board, head, leased=leased)))
+        left, wanted = room.prefill_left, head.target - head.scheduled
+        if wanted > left:
             draft.prompts.append(head)
             left -= left // 2 if self._leaves_room(head, draft) else 0
-        self._give(head, min(self._chunk(head), left), draft)
+        self._give(head, min(wanted, self._chunk_max, left), draft)
 
     def _seal(self, draft: Draft, step: StepNo, epoch: WorkerEpoch, decoding: int, now: Instant) -> PlanInFlight:
         board = self._board
-        folded = tuple(
-            (sequence.slot, place, block)
-            for sequence, incarnation, place, block in board.folds
-            if sequence.incarnation == incarnation and sequence.blocks
-        )
+        folded: tuple[tuple[Slot, int, BlockId], ...] = ()
+        if board.folds:
+            folded = tuple(
+                (sequence.slot, place, block)
+                for sequence, incarnation, place, block in board.folds
+                if sequence.incarnation == incarnation and sequence.blocks
+            )
+            board.folds.clear()
         drops = tuple(board.drops)
-        board.folds.clear()
         board.drops.clear()
         run = Run(tuple(draft.slots), tuple(draft.counts))
         plan = StepPlan(step, epoch, drops, tuple(draft.new), tuple(draft.grown), folded, run, tuple(draft.room.settings))
-        return PlanInFlight(plan, tuple(draft.unfinished), sum(draft.chunks.values()), decoding, now)
+        prompt_tokens = sum(draft.chunks.values()) if draft.chunks else 0
+        return PlanInFlight(plan, tuple(draft.unfinished), prompt_tokens, decoding, now)
 
 
 def _new_sequence(sequence: Sequence, sampling: int) -> NewSequence:

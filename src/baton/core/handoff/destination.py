@@ -104,14 +104,14 @@ class Reservation(Stay):
 
 
 class Destination:
-    __slots__ = ("_board", "_config", "_deadlines", "_outgoing", "_reservations")
+    __slots__ = ("_board", "_config", "_outgoing", "_reservations", "deadlines")
 
     def __init__(self, config: TierConfig, board: Board, outgoing: list[Effect]) -> None:
         self._config = config
         self._board = board
         self._outgoing = outgoing
         self._reservations: dict[RequestId, Reservation] = {}
-        self._deadlines: Deadlines[Reservation] = Deadlines()
+        self.deadlines: Deadlines[Reservation] = Deadlines()
 
     def __len__(self) -> int:
         return len(self._reservations)
@@ -153,7 +153,7 @@ class Destination:
 
     def _renew(self, reservation: Reservation, now: Instant) -> None:
         if not reservation.last:
-            self._deadlines.set(reservation, Instant(now + reservation.lease_seconds))
+            self.deadlines.set(reservation, Instant(now + reservation.lease_seconds))
 
     def _expecting(self, reservation: Reservation) -> None:
         sequence = reservation.sequence
@@ -173,7 +173,7 @@ class Destination:
             return
         reservation.last = True
         reservation.tokens = offer.tokens
-        self._deadlines.set(reservation, Instant(now + self._config.pull_seconds_max))
+        self.deadlines.set(reservation, Instant(now + self._config.pull_seconds_max))
         sequence = reservation.sequence
         reserved = len(sequence.tokens) + ROOM
         sequence.tokens.extend(message.outputs[sequence.outputs :])
@@ -216,7 +216,7 @@ class Destination:
             self._go_on(reservation, kept=False)
         elif not reservation.asked:
             reservation.asked = True
-            self._deadlines.set(reservation, Instant(now + self._config.release_seconds_max))
+            self.deadlines.set(reservation, Instant(now + self._config.release_seconds_max))
             self._outgoing.append(AskRelease(reservation.sequence.request.id, reservation.sequence.attempt))
 
     # Going on
@@ -286,7 +286,7 @@ class Destination:
 
     def _close(self, reservation: Reservation) -> None:
         self._leave_pulls(reservation)
-        self._deadlines.discard(reservation)
+        self.deadlines.discard(reservation)
         del self._reservations[reservation.sequence.request.id]
 
     def ended(self, reservation: Reservation) -> None:
@@ -298,12 +298,9 @@ class Destination:
 
     # Time, and lives of others
 
-    def next_deadline(self) -> Instant | None:
-        return self._deadlines.next()
-
     def expire(self, now: Instant) -> list[Reservation]:
         """Those that are all offered go on. The others, which nobody has renewed, are returned: they are to end."""
-        due = self._deadlines.due(now)
+        due = self.deadlines.due(now)
         for reservation in due:
             if reservation.last:
                 self._give_up(reservation)
@@ -326,7 +323,7 @@ class Destination:
     def check(self) -> None:
         """35: every reservation ends at some time, whatever the others do. 17: what it waits for is under way."""
         for reservation in self._reservations.values():
-            if reservation not in self._deadlines or reservation.sequence.load is not reservation:
+            if reservation not in self.deadlines or reservation.sequence.load is not reservation:
                 raise InvariantBroken(f"{reservation.sequence!r} has room for a prompt, and no deadline", invariant=35)
             for pull in reservation.pulls:
                 if pull.pending is None or not self._board.tiers.is_pending(pull.pending):

@@ -116,13 +116,14 @@ class HandoffEnds:
     # Time, and lives of others
 
     def next_deadline(self) -> Instant | None:
-        kept, reserved = self._source.next_deadline(), self._destination.next_deadline()
+        kept, reserved = self._board.kept_until.earliest, self._destination.deadlines.earliest
         return reserved if kept is None else kept if reserved is None else min(kept, reserved)
 
     def expire(self, now: Instant) -> None:
-        if self._board.kept:
+        kept, reserved = self._board.kept_until.earliest, self._destination.deadlines.earliest
+        if kept is not None and kept <= now:
             self._source.expire(now)
-        if self._destination:
+        if reserved is not None and reserved <= now:
             for lapsed in self._destination.expire(now):
                 request = lapsed.sequence.request
                 self._intake.end_silently(request.id, request.attempt)

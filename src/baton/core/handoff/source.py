@@ -86,9 +86,6 @@ class Source:
         for kept in list(self._board.kept.values()):
             self._board.drop_kept(kept)
 
-    def next_deadline(self) -> Instant | None:
-        return self._board.kept_until.next()
-
     def expire(self, now: Instant) -> None:
         for kept in self._board.kept_until.due(now):
             self._board.drop_kept(kept)

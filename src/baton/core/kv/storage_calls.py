@@ -52,7 +52,7 @@ class StorageCalls:
         self._forget(pending)
 
     def next_late(self) -> Instant | None:
-        return self._late.next()
+        return self._late.earliest
 
     def late(self, now: Instant) -> list[Pending]:
         """Those that are late now, each once."""

@@ -302,7 +302,7 @@ class Tiers:
     def next_deadline(self) -> Instant | None:
         if not self.up:
             return None
-        overdue, late = self._overdue.next(), self.storage_calls.next_late()
+        overdue, late = self._overdue.earliest, self.storage_calls.next_late()
         return late if overdue is None else overdue if late is None else min(overdue, late)
 
     def hangs(self, now: Instant) -> str | None:
