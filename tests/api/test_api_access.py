@@ -186,6 +186,15 @@ def test_a_foreign_page_cannot_post_with_the_browsers_basic_password(keyed, http
     assert not keyed.engine.requests
 
 
+def test_only_answers_that_a_cache_may_keep_vary_by_origin_for_clients_without_one(server, http):
+    """They are answered without the middleware, which would look at each event of a stream."""
+    body = {"model": "m", "prompt": [1], "max_tokens": 1}
+    assert "vary" not in http.post(server.url + "/v1/completions", json=body).headers
+    assert http.get(server.url + "/v1/models").headers["vary"] == "Origin"
+    named = http.post(server.url + "/v1/completions", json=body, headers={"Origin": "http://localhost:3000"})
+    assert named.headers["access-control-allow-origin"] == "http://localhost:3000"
+
+
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "file://", "http://[", "https://x y"])
 def test_a_foreign_page_cannot_pause_an_open_server(server, http, origin):
     assert http.post(server.url + "/v1/pause", headers={"Origin": origin}).status_code == 403

@@ -5,6 +5,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
 
 from baton.observe.token_histogram import TokenHistogram
+from baton.protocol.control import STEP_TOKEN_BUCKETS, STEP_TOKEN_SUM
+from baton.runtime.step_tokens import StepTokens
 
 EDGES = (0.001, 0.01, 0.5, 1.0, 10.0)
 
@@ -35,3 +37,12 @@ def samples(histogram) -> dict:
         for sample in family.samples
         if not sample.name.endswith("_created")
     }
+
+
+@given(st.integers(0, 40_000))
+def test_step_tokens_are_in_the_first_bucket_that_holds_them(tokens):
+    table = StepTokens()
+    table.observe(tokens)
+    held = next((str(edge) for edge in STEP_TOKEN_BUCKETS if tokens <= edge), "+Inf")
+    assert {name for name, count in table.table().items() if count and name != STEP_TOKEN_SUM} == {held}
+    assert table.table()[STEP_TOKEN_SUM] == tokens

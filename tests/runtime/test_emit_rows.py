@@ -47,7 +47,8 @@ def rows_of(emit: list[tuple[int, int, int]], name: RequestId = A) -> list[Token
 
 
 def one_by_one(rows: list[TokenRow]) -> list[TokenRow]:
-    return [(*row[:4], [row[4]]) for row in each_token(rows)]
+    """In both forms that a row of one token may have."""
+    return [(*row[:4], row[4] if row[3] % 2 else [row[4]]) for row in each_token(rows)]
 
 
 def asked(logprobs: int | None) -> GenerateRequest:

@@ -9,7 +9,6 @@ from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 
 from baton.api.anthropic.count import count_tokens
 from baton.api.anthropic.dialect import ANTHROPIC
@@ -21,6 +20,7 @@ from baton.api.front import Front
 from baton.api.generate.answer import GenerateRoute
 from baton.api.generate.engine_client import EngineClient
 from baton.api.http.access import LOCAL_ORIGIN, Access, ApiRoute, NoRoute, takes_local_origins
+from baton.api.http.cors import Cors
 from baton.api.http.request_log import RequestLog, on_error
 from baton.api.ollama import models as ollama_models
 from baton.api.ollama import shapes as ollama
@@ -119,7 +119,7 @@ def _cors(config: ApiConfig) -> list[Middleware]:
         return []
     return [
         Middleware(
-            CORSMiddleware,
+            Cors,
             allow_origins=list(config.allowed_origins),
             allow_origin_regex=LOCAL_ORIGIN if local else None,
             allow_methods=["GET", "POST", "DELETE"],

@@ -6,11 +6,11 @@ closed sets (reasons, modes): no prompt, output, key, salt or request id is ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
@@ -80,41 +80,32 @@ class Metrics:
         )
         self._http = Counter("baton:http_responses", "Responses by route and status.", ["route", "status"], registry=own)
         self._open = Gauge("baton:http_requests_open", "Requests being answered.", registry=own)
-        self._ttft = Histogram("baton:time_to_first_token_seconds", "From the HTTP request.", buckets=_SLOW, registry=own)
-        self._itl = TokenHistogram("baton:inter_token_seconds", "Between tokens of a sequence.", _FAST)
-        own.register(self._itl)
+        self._ttft = _histogram(own, "baton:time_to_first_token_seconds", "From the HTTP request.", _SLOW)
+        self._itl = _histogram(own, "baton:inter_token_seconds", "Between tokens of a sequence.", _FAST)
         self.later_tokens = self._itl.observe
         "(seconds, count): so many tokens came that long after the one before. Of every step, so nothing stands between."
-        self._tpot = Histogram(
-            "baton:request_time_per_output_token_seconds",
-            "Mean of a sequence, first token left out.",
-            buckets=_FAST,
-            registry=own,
+        self._tpot = _histogram(
+            own, "baton:request_time_per_output_token_seconds", "Mean of a sequence, first token left out.", _FAST
         )
-        self._e2e = Histogram("baton:request_seconds", "From the HTTP request to the end.", buckets=_SLOW, registry=own)
-        self._request_prompt = Histogram("baton:request_prompt_tokens", "Of a request.", buckets=_TOKENS, registry=own)
-        self._request_output = Histogram("baton:request_output_tokens", "Of a sequence.", buckets=_TOKENS, registry=own)
-        self._request_max = Histogram("baton:request_max_tokens", "Asked for, clipped.", buckets=_TOKENS, registry=own)
-        self._request_n = Histogram("baton:request_n", "Sequences asked for.", buckets=(1, 2, 5, 10, 20), registry=own)
+        self._e2e = _histogram(own, "baton:request_seconds", "From the HTTP request to the end.", _SLOW)
+        self._request_prompt = _histogram(own, "baton:request_prompt_tokens", "Of a request.", _TOKENS)
+        self._request_output = _histogram(own, "baton:request_output_tokens", "Of a sequence.", _TOKENS)
+        self._request_max = _histogram(own, "baton:request_max_tokens", "Asked for, clipped.", _TOKENS)
+        self._request_n = _histogram(own, "baton:request_n", "Sequences asked for.", (1, 2, 5, 10, 20))
         self._add_times(own)
-        for reason in FinishReason:
-            self._ended.labels(reason.value)  # present from the start, so that a rate over it is right from the first
+        # Present from the start, so that a rate over them is right from the first; and not looked up with every request.
+        self._ended_by = {reason: self._ended.labels(reason.value) for reason in FinishReason}
+        self._cached_in = {tier: self._cached_by_tier.labels(tier) for tier in ("device", "host", "storage")}
         own.register(EngineCollector(engine_stats) if engine is None else engine)
         self._published = CollectorRegistry(auto_describe=False)
         self._published.register(_WithAliases(own, {"model_name": model_name, "engine": "0"}))
 
     def _add_times(self, own: CollectorRegistry) -> None:
         """Where the time of a request goes, and whether this process keeps up."""
-        self._queue = Histogram(
-            "baton:request_queue_seconds", "Until the engine admits it, in every queue.", buckets=_SLOW, registry=own
-        )
-        self._prefill = Histogram(
-            "baton:request_prefill_seconds", "From its admission to its first token.", buckets=_SLOW, registry=own
-        )
-        self._decode = Histogram(
-            "baton:request_decode_seconds", "From its first token to its last.", buckets=_SLOW, registry=own
-        )
-        self._inference = Histogram("baton:request_inference_seconds", "Prefill and decode.", buckets=_SLOW, registry=own)
+        self._queue = _histogram(own, "baton:request_queue_seconds", "Until the engine admits it, in every queue.", _SLOW)
+        self._prefill = _histogram(own, "baton:request_prefill_seconds", "From its admission to its first token.", _SLOW)
+        self._decode = _histogram(own, "baton:request_decode_seconds", "From its first token to its last.", _SLOW)
+        self._inference = _histogram(own, "baton:request_inference_seconds", "Prefill and decode.", _SLOW)
         self._lag = Gauge(
             "baton:loop_lag_seconds", "How late the event loop was, at most, in the last 10 seconds.", ["process"], registry=own
         )
@@ -140,15 +131,15 @@ class Metrics:
         self._tpot.observe(seconds)
 
     def sequence_ended(self, ended: Ended) -> None:
-        self._ended.labels(ended.reason.value).inc()
+        self._ended_by[ended.reason].inc()
         self._output_tokens.inc(ended.output_tokens)
         self._request_output.observe(ended.output_tokens)
         if ended.index == 0:  # the n sequences of a request share one prompt
             self._prompt_tokens.inc(ended.prompt_tokens)
             self._cached_tokens.inc(ended.cached_tokens)
-            self._cached_by_tier.labels("device").inc(ended.cached_tokens - ended.host_tokens - ended.storage_tokens)
-            self._cached_by_tier.labels("host").inc(ended.host_tokens)
-            self._cached_by_tier.labels("storage").inc(ended.storage_tokens)
+            self._cached_in["device"].inc(ended.cached_tokens - ended.host_tokens - ended.storage_tokens)
+            self._cached_in["host"].inc(ended.host_tokens)
+            self._cached_in["storage"].inc(ended.storage_tokens)
 
     def request_ended(self, seconds: float, request: GenerateRequest) -> None:
         self._e2e.observe(seconds)
@@ -171,6 +162,12 @@ class Metrics:
 
     def exposition(self) -> bytes:
         return generate_latest(self._published)
+
+
+def _histogram(registry: CollectorRegistry, name: str, text: str, buckets: Sequence[float]) -> TokenHistogram:
+    made = TokenHistogram(name, text, buckets)
+    registry.register(made)
+    return made
 
 
 class EngineCollector(Collector):

@@ -269,7 +269,7 @@ def test_rows_with_several_tokens_are_passed_on_as_rows_with_one_each(plan, with
                     sent.append((RID, 1, index, first, tokens))
             single = list(each_token(sent))
             thoughts = [(RID, row[2], RowLogprobs(0, 0, TokenLogprob(row[4], -float(row[3]), 1))) for row in single]
-            rows_sent = [(*row[:4], [row[4]]) for row in single] if split else sent
+            rows_sent = [(*row[:4], row[4] if row[3] % 2 else [row[4]]) for row in single] if split else sent
             room.say(home, Emit(rows_sent, [], thoughts if with_logprobs else []))
         assert [room.told.get((RID, index), []) for index in (0, 1)] == [ANSWER[:end] for end in at]
         return [(index, row.sampled) for _, index, row in room.prompts]

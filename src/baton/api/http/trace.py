@@ -17,7 +17,9 @@ _NO_PARENT: Final = "0" * 16
 def traceparent_of(scope: Scope) -> str:
     """Empty where the client sends none, several, or one that is invalid: the standard says to ignore those."""
     given = [value for name, value in scope["headers"] if name == b"traceparent"]
-    text: str = given[0].decode("latin-1").strip() if len(given) == 1 else ""
+    if len(given) != 1:
+        return ""
+    text: str = given[0].decode("latin-1").strip()
     if _FORMAT.fullmatch(text) is None:
         return ""
     version, trace, parent, _ = text.split("-")

@@ -152,7 +152,7 @@ class Instance:
         if self._handoff.outgoing:
             self._effects += self._handoff.outgoing
             self._handoff.outgoing.clear()
-        if not self.board.groups and self.idle and not self.board.slots.taken:
+        if self.idle and not self.board.slots.taken:
             self._effects += self._service.drained()
         effects, self._effects = self._effects, []
         return effects
