@@ -238,3 +238,33 @@ def test_anthropics_client_reads_the_models(server):
         models = list(client.models.list())
         assert (models[0].id, models[0].type, models[0].display_name) == ("smol", "model", "smol")
         assert client.models.retrieve("smol").created_at.year == 1970
+
+
+# Addresses that a newcomer configures
+
+
+def test_an_openai_client_without_v1_learns_that_it_is_missing(server):
+    with (
+        openai.OpenAI(base_url=server.url, api_key="none", max_retries=0) as sdk,
+        pytest.raises(openai.NotFoundError, match=r"/v1/chat/completions; configure .* with /v1 at the end"),
+    ):
+        sdk.chat.completions.create(model="smol", messages=[{"role": "user", "content": "Hi"}])
+
+
+def test_an_anthropic_client_with_v1_learns_that_it_is_too_much(server):
+    with (
+        anthropic.Anthropic(base_url=server.url + "/v1", api_key="none", max_retries=0) as sdk,
+        pytest.raises(anthropic.NotFoundError, match="without /v1"),
+    ):
+        sdk.messages.create(model="smol", max_tokens=3, messages=[{"role": "user", "content": "Hi"}])
+
+
+def test_an_ollama_client_with_v1_learns_that_it_is_too_much(server, http):
+    answer = http.post(server.url + "/v1/api/chat", json={"model": "smol", "messages": []})
+    assert (answer.status_code, "without /v1" in answer.text) == (404, True)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/api/generate"])
+def test_filling_in_the_middle_is_refused_with_the_reason(server, http, path):
+    answer = http.post(server.url + path, json={"model": "smol", "prompt": "def f(", "suffix": "return x"})
+    assert (answer.status_code, "cannot fill in the middle" in answer.text) == (400, True)

@@ -70,15 +70,24 @@ def bad(message: str, param: str | None = None, code: str | None = None) -> ApiE
     return ApiError(400, message, param=param, code=code)
 
 
-def not_found(routers: Sequence[str] = ()) -> ApiError:
-    """`routers`: of an instance that serves them, and nobody else."""
-    message = "no such route: try POST /v1/chat/completions, POST /v1/completions or GET /v1/models"
+def not_found(routers: Sequence[str] = (), path: str = "") -> ApiError:
+    """`routers`: of an instance that serves them, and nobody else. `path`: what the client asked for."""
+    message = f"no such route: {_address_hint(path)}"
     if routers:
         message = (
             "no such route: this is an instance of a cluster, with /health, /ready, /metrics and the like; requests go to its "
             f"router, whose cluster port is {' or '.join(routers)}"
         )
     return ApiError(404, message, code="not_found")
+
+
+def _address_hint(path: str) -> str:
+    """Clients of OpenAI need an address that ends in /v1, those of Anthropic and Ollama one that does not."""
+    if path.startswith(("/v1/v1/", "/v1/api/")):
+        return "this client adds the path itself; configure the server's address without /v1"
+    if path in ("/chat/completions", "/completions", "/responses", "/embeddings", "/models", "/messages"):
+        return f"it is /v1{path}; configure an OpenAI client with /v1 at the end of the server's address"
+    return "try POST /v1/chat/completions, POST /v1/completions or GET /v1/models"
 
 
 def as_api_error(error: Exception) -> ApiError:

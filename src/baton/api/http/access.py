@@ -86,7 +86,7 @@ class NoRoute:
                 scope.setdefault("state", {})["dialect"] = dialect
         access: Access = scope["app"].state.access
         access.require(scope, "key")
-        raise not_found(access.routers)
+        raise not_found(access.routers, scope["path"])
 
 
 class Access:

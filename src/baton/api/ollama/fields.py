@@ -65,7 +65,7 @@ GENERATE: Final[Table] = {
     "raw": own("the prompt goes to the model without the chat template", "boolean"),
     "template": refused("", about="templates come from the model or the operator, never from a request"),
     "context": refused([], about="send the history as messages to /api/chat"),
-    "suffix": refused(""),
+    "suffix": refused("", about="this server cannot fill in the middle yet; put what comes before the gap in prompt"),
     "images": refused([], about="only text is supported"),
     "logprobs": refused(False, about="log-probabilities are told by /v1/completions"),
     "top_logprobs": refused(0, about="log-probabilities are told by /v1/completions"),

@@ -113,6 +113,7 @@ CHAT_ONLY: Final[dict[str, tuple[Any, ...]]] = {
 
 HINTS: Final[dict[str, str]] = {
     "functions": "send tools, which took its place",
+    "suffix": "this server cannot fill in the middle yet; put what comes before the gap in prompt",
     "function_call": "send tool_choice, which took its place",
     "chat_template": "templates come from the model or the operator, never from a request",
     "response_schema": "there is response_format",
