@@ -13,7 +13,7 @@ from tiny_models import CASES, PROMPTS, oracle_greedy, oracle_logits, oracle_mod
 from baton.models.config import FrequencyDivisors
 from baton.models.dequantise import dequantise
 from baton.models.load import build_model, load_model
-from baton.models.loaders.gguf import GGUFWeights
+from baton.models.loaders.arranged import ArrangedWeights
 from baton.models.loaders.gguf_reader import GGUFFile
 from baton.models.open import open_model
 from baton.models.reference import all_logits, greedy_tokens
@@ -113,7 +113,7 @@ def test_quantised_files_and_their_raw_bytes(kind, wide_oracle, tmp_path):
     path = write_gguf(tmp_path / "m.gguf", wide_oracle, "llama", kind=kind)
     opened = open_model(path)
     source = opened.weights
-    assert isinstance(source, GGUFWeights)
+    assert isinstance(source, ArrangedWeights)
     config, quantised = opened.config, gguf.GGMLQuantizationType[kind]
     for ours, theirs, heads in [
         ("layers.1.attention.q.weight", "model.layers.1.self_attn.q_proj.weight", config.heads),

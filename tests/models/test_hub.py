@@ -157,7 +157,7 @@ def gguf_of(architecture: str, **numbers: int) -> bytes:
     ("content", "why"),
     [
         (gguf_of("gemma2"), "architecture gemma2 is not supported"),
-        (gguf_of("llama", expert_count=8), "a mixture of 8 experts is not supported"),
+        (gguf_of("mamba", expert_count=8), "architecture mamba is not supported"),
     ],
 )
 def test_an_unsupported_gguf_file_is_refused_by_its_first_bytes(hub: FakeHub, content: bytes, why: str, knows_ranges: bool):

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from baton.models.config import Llama3Scaling, RopeConfig, YarnScaling
-from baton.models.portable_math import ANGLE_MAX, cosines_and_sines, logarithm, power
+from baton.models.portable_logarithm import logarithm, power
+from baton.models.portable_math import ANGLE_MAX, cosines_and_sines
 from baton.models.rotary import RotaryTable, rotary_angles, rotary_frequencies
 
 PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534211706798")

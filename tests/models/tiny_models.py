@@ -26,6 +26,7 @@ ODD: dict[str, Any] = {
     "attn_implementation": "eager",
     "bos_token_id": 1,
     "eos_token_id": 2,
+    "pad_token_id": 0,
 }
 
 
@@ -36,8 +37,9 @@ def rope(kind: str, **settings: Any) -> dict[str, Any]:
 LLAMA3 = rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=16)
 
+EAGER = {"experts_implementation": "eager"}
 MOE = {
-    "experts_implementation": "eager",
+    **EAGER,
     "num_experts": 5,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
@@ -84,6 +86,81 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-tied-bias": ("Qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
     "qwen3-moe": ("Qwen3Moe", MOE),
     "qwen3-moe-shares": ("Qwen3Moe", {**MOE, "norm_topk_prob": False, "num_experts_per_tok": 1}),
+    "ernie": ("Ernie4_5", {}),
+    "ernie-biases": ("Ernie4_5", {"use_bias": True}),
+    "ernie-moe": (
+        "Ernie4_5_Moe",
+        {**EAGER, "moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 24, "moe_layer_start_index": 1, "head_dim": 16},
+    ),
+    "phi3": ("Phi3", {}),
+    "phi3-window": ("Phi3", {"sliding_window": 5}),
+    "phi3-partial": ("Phi3", rope("default", partial_rotary_factor=0.5)),
+    "phi3-longrope": (
+        "Phi3",
+        {
+            "hidden_size": 96,
+            "max_position_embeddings": 256,
+            "original_max_position_embeddings": 64,
+            **rope(
+                "longrope",
+                partial_rotary_factor=0.75,
+                short_factor=[1.0, 1.1, 1.2, 1.5, 2.0, 2.5],
+                long_factor=[3.0] * 6,
+                original_max_position_embeddings=64,
+            ),
+        },
+    ),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 4.0,
+            "rms_norm_eps": 1e-5,
+        },
+    ),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 4, **rope("default", rope_theta=2000000.0)}),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": ("Olmo3", {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 5}),
+    "glm": ("Glm", {"hidden_size": 48}),
+    "glm4": ("Glm4", {"hidden_size": 48}),
+    "glm4-moe": (
+        "Glm4Moe",
+        {
+            **MOE,
+            "hidden_size": 48,
+            "n_routed_experts": 5,
+            "use_qk_norm": True,
+            "routed_scaling_factor": 1.5,
+            "num_mtp_layers": 0,
+        },
+    ),
+    "cohere": ("Cohere", {"hidden_size": 48, "head_dim": 8, "logit_scale": 0.25}),
+    "cohere2": (
+        "Cohere2",
+        {
+            "hidden_size": 48,
+            "head_dim": 8,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "stablelm": ("StableLm", {"hidden_size": 48, "head_dim": 8, "use_qkv_bias": True}),
+    "stablelm-parallel": ("StableLm", {"hidden_size": 48, "head_dim": 8, "use_parallel_residual": True}),
+    "gemma3": (
+        "Gemma3",
+        {
+            "sliding_window": 5,
+            "query_pre_attn_scalar": 20,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "mixtral": ("Mixtral", {**EAGER, "num_local_experts": 5, "sliding_window": None}),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {**MOE, "shared_expert_intermediate_size": 20, "norm_topk_prob": False, "mlp_only_layers": [1]},
+    ),
     "qwen3-window": ("Qwen3", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}),
 }
 
@@ -93,7 +170,8 @@ PROMPTS = ([5], [1, 2, 3, 4, 5, 6, 7], [96, 0, 50, 50, 50, 3], list(range(10, 40
 def oracle_model(case: str) -> Any:
     """A transformers model of this case, in float32, with weights that make every part matter."""
     family, changes = CASES[case]
-    config = getattr(transformers, f"{family}Config")(**{**ODD, **changes})
+    config_class = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
+    config = config_class(**{**ODD, **changes})
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval().to(torch.float32)
     generator = torch.Generator().manual_seed(len(case))
     with torch.no_grad():

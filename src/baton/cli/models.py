@@ -57,7 +57,8 @@ def architectures() -> list[dict[str, Any]]:
     from baton.models.registry import ARCHITECTURES
 
     return [
-        {"name": name, "config_json": list(model.hf_names), "gguf": model.gguf_name} for name, model in ARCHITECTURES.items()
+        {"name": name, "config_json": list(model.hf_names), "gguf": list(model.gguf_names)}
+        for name, model in ARCHITECTURES.items()
     ]
 
 
@@ -86,7 +87,7 @@ def _print(facts: dict[str, Any]) -> None:
         cached.add_row(row["name"], size_text(row["nbytes"]), row["commit"][:12], row["path"])
     runs = table("Architectures", "name", "config.json", "GGUF")
     for row in facts["architectures"]:
-        runs.add_row(row["name"], ", ".join(row["config_json"]), row["gguf"])
+        runs.add_row(row["name"], ", ".join(row["config_json"]), ", ".join(row["gguf"]))
     files = table("Files", "kind", "holds", "tensor types")
     for row in facts["files"]:
         files.add_row(row["kind"], row["holds"], ", ".join(row["types"]))

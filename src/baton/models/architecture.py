@@ -1,31 +1,60 @@
-"""In what architectures differ: how files name them, and which traits they have. All of them share one decoder."""
+"""In what architectures differ: how files name them and their parameters, and which traits they have. All of them share one
+decoder (models/decoder.py, native/, worker/cuda/)."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
-from typing import ClassVar
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
-from baton.models.config import Experts, Traits
+from baton.models.config import Activation, Experts, RopeConfig, Traits
 from baton.models.config_fields import Fields
+from baton.models.rope_from_hf import rope_from_hf
+
+RotaryPairs = Literal["halves", "neighbours"]
+"""Which dimensions of a head turn together in a file: i and i + half of them, or 2 i and 2 i + 1."""
+
+ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
+    {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+)
+"""By the name in a config.json."""
 
 
 class Architecture(ABC):
-    """One file an architecture; never made an object of."""
+    """One file a family; never made an object of."""
 
     name: ClassVar[str]
     "ModelConfig.architecture."
     hf_names: ClassVar[tuple[str, ...]]
     "`architectures` in a Hugging Face config.json."
-    gguf_name: ClassVar[str]
+    gguf_names: ClassVar[tuple[str, ...]]
     "`general.architecture` in a GGUF file."
-    gguf_rotary_interleaved: ClassVar[bool]
-    "GGUF files of this architecture keep the two dimensions of a rotary pair side by side (loaders/gguf.py)."
+    hf_pairs: ClassVar[RotaryPairs] = "halves"
+    gguf_pairs: ClassVar[RotaryPairs] = "halves"
+    activation: ClassVar[Activation] = "silu"
+    "The only one that the family has."
+    norm_plus_one: ClassVar[bool] = False
+    "Norms of a Hugging Face folder multiply with 1 + weight. (GGUF files have the 1 in them.)"
+    hf_layer_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    "Our names of parameters that a layer of this family calls otherwise than loaders/safetensors.py says."
+    gguf_layer_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    "The same of loaders/gguf.py."
+    hf_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    "Settings that this family's config.json may leave out."
 
     @classmethod
     @abstractmethod
     def traits_from_hf(cls, fields: Fields) -> Traits:
         """From config.json."""
+
+    @classmethod
+    def rope_from_hf(cls, fields: Fields) -> RopeConfig:
+        return rope_from_hf(fields)
+
+    @classmethod
+    def norm_eps_from_hf(cls, fields: Fields) -> float:
+        return fields.number("rms_norm_eps")
 
     @classmethod
     def experts_from_hf(cls, fields: Fields) -> Experts | None:
@@ -36,3 +65,22 @@ class Architecture(ABC):
     @abstractmethod
     def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
         """From metadata (keys without the architecture's prefix) and the names of the tensors."""
+
+    @classmethod
+    def norm_eps_from_gguf(cls, fields: Fields) -> float:
+        return fields.number("attention.layer_norm_rms_epsilon")
+
+    @classmethod
+    def experts_from_gguf(cls, fields: Fields) -> Experts | None:
+        return None
+
+
+def windows_by_kind(fields: Fields, window: int | None) -> tuple[int | None, ...]:
+    """Windows by layer, from `layer_types`. Empty: full attention everywhere."""
+    kinds = layer_kinds(fields)
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds) if window else ()
+
+
+def layer_kinds(fields: Fields) -> list[str]:
+    """`layer_types`: of each layer, whether its attention slides or is full."""
+    return fields.texts("layer_types", ("sliding_attention", "full_attention"), fields.layer_count("num_hidden_layers"))

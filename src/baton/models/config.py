@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from baton.errors import ModelUnsupported
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise ModelUnsupported(f"model config: {message}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +54,8 @@ class FrequencyDivisors:
     """One divisor a frequency: how a GGUF file stores any of the schemes above, already worked out."""
 
     divisors: tuple[float, ...]
+    attention_factor: float = 1.0
+    "As YarnScaling's."
 
 
 RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | FrequencyDivisors
@@ -55,14 +63,19 @@ RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | FrequencyDivisors
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding over the whole head."""
+    """Rotary position embedding. Loaders lay every head out so that dimension i and dimension i + head_dim/2 turn together
+    (loaders/arranged.py), whatever the pairs of the file are."""
 
     theta: float = 10000.0
     scaling: RopeScaling | None = None
+    dimensions: int | None = None
+    "Of a head, how many dimensions turn; the others keep their values at every position. None: all of them."
 
     def __post_init__(self) -> None:
         scaling = self.scaling
         _require(math.isfinite(self.theta) and self.theta > 1, f"rope theta is {self.theta}: it must be above 1")
+        even = self.dimensions is None or (self.dimensions >= 0 and self.dimensions % 2 == 0)
+        _require(even, f"{self.dimensions} rotary dimensions: they turn in pairs")
         if isinstance(scaling, LinearScaling | Llama3Scaling | YarnScaling):
             ok = math.isfinite(scaling.factor) and scaling.factor > 0
             _require(ok, f"the rotary scaling factor is {scaling.factor}: it must be positive")
@@ -74,43 +87,93 @@ class RopeConfig:
             ok = all(math.isfinite(number) and number > 0 for number in numbers)
             _require(ok, "rotary scaling yarn: the original context, both betas and the attention factor are positive")
         if isinstance(scaling, FrequencyDivisors):
-            _require(all(d > 0 for d in scaling.divisors), "every rotary divisor must be positive")
+            ok = all(d > 0 for d in (*scaling.divisors, scaling.attention_factor))
+            _require(ok, "every rotary divisor and the attention factor must be positive")
+
+
+NO_ROPE = RopeConfig(dimensions=0)
+"""Of a layer without positions."""
+
+Activation = Literal["silu", "gelu_tanh"]
+NormPlaces = Literal["before", "after", "both"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traits:
-    """In what one architecture differs from the next. Each architecture's file says which it has."""
+    """In what one architecture differs from the next. Each family's file says which it has; every way to compute (torch, C,
+    CUDA) reads them, and refuses by name those that it does not compute (worker/platforms/lacks.py)."""
 
     qkv_bias: bool = False
     output_bias: bool = False
     "Bias on the attention's output projection."
     mlp_bias: bool = False
     qk_norm: bool = False
-    "RMS norm of every query and key head before the rotation."
+    "Queries and keys are normalised before the rotation: every head by itself, with one weight for all heads."
+    qk_norm_across_heads: bool = False
+    "With qk_norm: all heads of a token as one row, with a weight for every dimension of every head."
     layer_windows: tuple[int | None, ...] = ()
     "Sliding window of each layer in tokens, None for full attention. Empty: full attention everywhere."
+    layer_ropes: tuple[RopeConfig, ...] = ()
+    "Rotary positions of each layer. Empty: ModelConfig.rope everywhere."
+    activation: Activation = "silu"
+    "Of the MLP's gate."
+    norms: NormPlaces = "before"
+    "Attention and MLP are normalised before them, after them (what they add to the residual), or both."
+    layer_norm: bool = False
+    "Norms of the residual subtract the mean first (LayerNorm); else they do not (RMSNorm)."
+    norm_bias: bool = False
+    "Those norms add a bias."
+    parallel: bool = False
+    "Attention and MLP both read what the attention's norm gives, and both are added to the residual. There is no MLP norm."
+    embedding_scale: float = 1.0
+    "What an embedding is multiplied by before the first layer."
+    attention_scale: float | None = None
+    "What scores are multiplied by before the softmax. None: 1 / sqrt(head_dim)."
+    logits_scale: float = 1.0
+    "What logits are multiplied by. Loaders multiply it into the last norm's weight."
+
+
+Scoring = Literal["softmax", "sigmoid"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experts:
-    """A mixture of experts in place of every layer's MLP: a router picks a few of many small ones for each token."""
+    """A mixture of experts in place of a layer's MLP: a router picks a few of many small ones for each token."""
 
     count: int
     per_token: int
     "How many work on a token."
     inner_size: int
-    "Width of one expert; ModelConfig.intermediate_size is that of an MLP without experts, and not used."
+    "Width of one expert; ModelConfig.intermediate_size is that of an MLP without experts."
     normalised: bool
     "The shares of the picked ones are scaled to add up to 1."
+    layers: tuple[bool, ...] = ()
+    "Which layers have experts; the others have an MLP. Empty: all of them."
+    scoring: Scoring = "softmax"
+    "How the router's logits become shares."
+    correction: bool = False
+    "A bias for each expert is added to the shares to pick by, and not to the shares themselves."
+    scale: float = 1.0
+    "What the shares are multiplied by in the end."
+    shared_size: int = 0
+    "Width of an MLP that every token goes through beside the picked ones. 0: there is none."
+    shared_gate: bool = False
+    "What that MLP gives is multiplied by the sigmoid of one more product."
 
     def __post_init__(self) -> None:
         ok = 1 <= self.per_token <= self.count and self.inner_size >= 1
         _require(ok, f"{self.per_token} of {self.count} experts of width {self.inner_size} cannot be picked")
+        _require(self.shared_size >= 0, f"a shared expert of width {self.shared_size}")
+
+    @property
+    def plain(self) -> bool:
+        """A softmax in every layer, without correction, scale or shared expert: what every mixture kernel computes."""
+        return not (self.layers or self.correction or self.shared_size) and (self.scoring, self.scale) == ("softmax", 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """A decoder-only transformer: RMS norm, rotary positions, grouped-query attention, SwiGLU."""
+    """A decoder-only transformer: norms, rotary positions, grouped-query attention, a gated MLP or experts."""
 
     architecture: str
     "Our name of the architecture: a key of registry.ARCHITECTURES."
@@ -147,14 +210,29 @@ class ModelConfig:
             f"{self.heads} query heads cannot be shared evenly among {self.kv_heads} key/value heads",
         )
         _require(self.head_dim % 2 == 0, f"head_dim is {self.head_dim}: rotary positions turn pairs, so it must be even")
+        scales = (self.traits.embedding_scale, self.attention_scale, self.traits.logits_scale)
+        _require(all(0 < scale < math.inf for scale in scales), f"the scales {scales} must be positive numbers")
         ok = math.isfinite(self.norm_eps) and self.norm_eps >= 0
         _require(ok, f"norm_eps is {self.norm_eps}: it must be a number from 0 up")
         windows = self.traits.layer_windows
         _require(len(windows) in (0, self.layers), f"{len(windows)} layer windows were given for {self.layers} layers")
         _require(all(w is None or w >= 1 for w in windows), "a sliding window must hold at least one token")
-        if isinstance(self.rope.scaling, FrequencyDivisors):
-            count = len(self.rope.scaling.divisors)
-            _require(count == self.head_dim // 2, f"{count} rotary divisors were given for {self.head_dim // 2} frequencies")
+        for rope in (self.rope, *self.traits.layer_ropes):
+            self._check_rope(rope)
+        ropes = len(self.traits.layer_ropes)
+        _require(ropes in (0, self.layers), f"{ropes} rotary settings were given for {self.layers} layers")
+        mixed = len(self.experts.layers) if self.experts else 0
+        _require(mixed in (0, self.layers), f"experts were given for {mixed} of {self.layers} layers")
+
+    def _check_rope(self, rope: RopeConfig) -> None:
+        turned = self.rotary_dimensions(rope)
+        _require(turned <= self.head_dim, f"rotary positions on {turned} dimensions of heads that have {self.head_dim}")
+        if isinstance(rope.scaling, FrequencyDivisors):
+            count = len(rope.scaling.divisors)
+            _require(count == turned // 2, f"{count} rotary divisors were given for {turned // 2} frequencies")
+
+    def rotary_dimensions(self, rope: RopeConfig) -> int:
+        return self.head_dim if rope.dimensions is None else rope.dimensions
 
     @property
     def q_size(self) -> int:
@@ -168,13 +246,17 @@ class ModelConfig:
     @property
     def attention_scale(self) -> float:
         """What scores are multiplied by before the softmax."""
-        return float(self.head_dim**-0.5)
+        given = self.traits.attention_scale
+        return float(self.head_dim**-0.5) if given is None else given
 
     def window(self, layer: int) -> int | None:
         """How many tokens, itself included, a token of this layer may look back on. None: all of them."""
         return self.traits.layer_windows[layer] if self.traits.layer_windows else None
 
+    def layer_rope(self, layer: int) -> RopeConfig:
+        return self.traits.layer_ropes[layer] if self.traits.layer_ropes else self.rope
 
-def _require(ok: bool, message: str) -> None:
-    if not ok:
-        raise ModelUnsupported(f"model config: {message}")
+    def layer_experts(self, layer: int) -> Experts | None:
+        """None: this layer has an MLP."""
+        experts = self.experts
+        return experts if experts is not None and (not experts.layers or experts.layers[layer]) else None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from baton.errors import ModelFileBroken
+from baton.errors import ModelFileBroken, ModelUnsupported
 
 LAYERS_MAX = 10_000
 
@@ -38,11 +39,26 @@ class Fields:
     def number(self, key: str, default: float | None = None) -> float:
         return float(self._typed(key, default, (int, float), "a number"))
 
+    def positive(self, key: str, default: float | None = None) -> float:
+        value = self.number(key, default)
+        if not 0 < value < math.inf:
+            raise ModelFileBroken(f"{self.origin}: {self.prefix + key} is {value}; it must be positive")
+        return value
+
     def boolean(self, key: str, default: bool) -> bool:
         return self._typed(key, default, bool, "true or false")  # type: ignore[no-any-return]
 
     def text(self, key: str) -> str:
         return self._typed(key, None, str, "a string")  # type: ignore[no-any-return]
+
+    def texts(self, key: str, allowed: Collection[str], count: int) -> list[str]:
+        """A list of so many words, each one of `allowed`."""
+        value = self.get(key)
+        if not isinstance(value, list) or len(value) != count or not all(isinstance(v, str) and v in allowed for v in value):
+            raise ModelUnsupported(
+                f"{self.origin}: {self.prefix + key} is {value!r}; supported are lists of {count} of {', '.join(allowed)}"
+            )
+        return value
 
     def token_ids(self, key: str) -> tuple[int, ...]:
         """One id, a list of ids, or nothing."""

@@ -10,20 +10,22 @@ import math
 
 from baton.errors import ModelFileBroken, ModelUnsupported
 from baton.models.config import (
+    Experts,
     FrequencyDivisors,
     LinearScaling,
     ModelConfig,
     RopeConfig,
     RopeScaling,
+    Traits,
     YarnScaling,
 )
 from baton.models.config_fields import Fields
 from baton.models.loaders.gguf_reader import GGUFFile
-from baton.models.portable_math import logarithm
+from baton.models.portable_logarithm import logarithm
 from baton.models.registry import architecture_of_gguf
-from baton.models.support import refuse_mixture
 
 ROPE_DIVISORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
 
 def config_from_gguf(file: GGUFFile) -> ModelConfig:
@@ -35,7 +37,8 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     hidden, heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
     head_dim = fields.integer("attention.key_length", hidden // max(heads, 1))
     traits = model.traits_from_gguf(fields, file.tensors)
-    _refuse_what_we_do_not_run(fields, head_dim, windowed=bool(traits.layer_windows))
+    experts = model.experts_from_gguf(fields)
+    _refuse_what_we_do_not_run(fields, head_dim, traits, experts)
     return ModelConfig(
         architecture=model.name,
         vocab_size=_vocab_size(file),
@@ -45,31 +48,31 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
         kv_heads=fields.integer("attention.head_count_kv", heads),
         head_dim=head_dim,
         intermediate_size=fields.integer("feed_forward_length"),
-        rope=RopeConfig(theta=fields.number("rope.freq_base", 10000.0), scaling=_scaling(fields, file)),
-        norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
+        rope=_rope(fields, file, head_dim),
+        norm_eps=model.norm_eps_from_gguf(fields),
         tied_embeddings="output.weight" not in file.tensors,
         traits=traits,
-        context_tokens_max=fields.integer("context_length"),
+        experts=experts,
+        context_tokens_max=_context(fields, file),
         bos_id=top.integer_or_none("tokenizer.ggml.bos_token_id", None),
         eos_ids=_eos_ids(top),
     )
 
 
-def _refuse_what_we_do_not_run(fields: Fields, head_dim: int, windowed: bool) -> None:
+def _refuse_what_we_do_not_run(fields: Fields, head_dim: int, traits: Traits, mixture: Experts | None) -> None:
     def refuse_unless(ok: bool, what: str) -> None:
         if not ok:
             raise ModelUnsupported(f"{fields.origin}: {what}")
 
     parts = Fields(fields.values, fields.origin).integer("split.count", 1)
     refuse_unless(parts <= 1, f"this is one of {parts} parts; merge them into one file with `llama-gguf-split --merge`")
-    refuse_mixture(fields)
-    rotary = fields.integer("rope.dimension_count", head_dim)
-    refuse_unless(rotary == head_dim, f"rotary positions on {rotary} of {head_dim} dimensions are not supported")
+    experts, name = fields.integer("expert_count", 0), fields.prefix[:-1]
+    refuse_unless(experts == 0 or mixture is not None, f"a mixture of {experts} experts is not supported for {name}")
     values = fields.integer("attention.value_length", head_dim)
     refuse_unless(values == head_dim, f"value heads of {values} beside key heads of {head_dim} are not supported")
     window = fields.integer("attention.sliding_window", 0)
-    refuse_unless(windowed or window == 0, f"a sliding window ({window}) is not supported for {fields.prefix[:-1]}")
-    usual = max(head_dim, 1) ** -0.5
+    refuse_unless(bool(traits.layer_windows) or window == 0, f"a sliding window ({window}) is not supported for {name}")
+    usual = max(head_dim, 1) ** -0.5 if traits.attention_scale is None else traits.attention_scale
     scale = fields.number("attention.scale", usual)
     refuse_unless(math.isclose(scale, usual, rel_tol=1e-5), f"attention scale {scale} is not supported")
 
@@ -81,9 +84,27 @@ def _vocab_size(file: GGUFFile) -> int:
     return embedding.shape[0]
 
 
+def _rope(fields: Fields, file: GGUFFile, head_dim: int) -> RopeConfig:
+    turned = fields.integer("rope.dimension_count", head_dim)
+    return RopeConfig(
+        theta=fields.number("rope.freq_base", 10000.0),
+        scaling=_scaling(fields, file),
+        dimensions=None if turned == head_dim else turned,
+    )
+
+
+def _context(fields: Fields, file: GGUFFile) -> int:
+    """Within the original context, where there are long factors (models/rope_from_hf.py says why)."""
+    context = fields.integer("context_length")
+    return fields.integer("rope.scaling.original_context_length", context) if SHORT_FACTORS in file.tensors else context
+
+
 def _scaling(fields: Fields, file: GGUFFile) -> RopeScaling | None:
     if ROPE_DIVISORS in file.tensors:
         return FrequencyDivisors(divisors=file.floats(ROPE_DIVISORS))
+    if SHORT_FACTORS in file.tensors:
+        factor = fields.number("rope.scaling.attn_factor", 1.0)
+        return FrequencyDivisors(divisors=file.floats(SHORT_FACTORS), attention_factor=factor)
     kind = fields.get("rope.scaling.type", "none")
     if kind == "none":
         return None

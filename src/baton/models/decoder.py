@@ -18,26 +18,49 @@ from baton.models.layers.attention import AttentionBlock, AttentionContext
 from baton.models.layers.experts import ExpertMixture
 from baton.models.layers.linear import Linear, linear_of
 from baton.models.layers.mlp import MLP
-from baton.models.layers.norm import RMSNorm
+from baton.models.layers.norm import Norm, norm_of
 from baton.models.layers.rope import Angles, Rope
-from baton.models.parameters import EMBED, FINAL_NORM
+from baton.models.parameters import EMBED, layer_norms
 from baton.models.torch_weights import Weights
 
 
 class DecoderLayer:
-    __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm")
+    """hidden += attention(norm(hidden)), hidden += mlp(norm(hidden)); traits say where norms are, and if both read the same."""
+
+    __slots__ = ("attention", "attention_norm", "attention_post_norm", "mlp", "mlp_norm", "mlp_post_norm", "parallel", "rope")
 
     def __init__(self, config: ModelConfig, weights: Weights, layer: int) -> None:
-        prefix = f"layers.{layer}."
-        self.attention_norm = RMSNorm(weights.take([f"{prefix}attention_norm.weight"]), config.norm_eps)
+        prefix, traits, here = f"layers.{layer}.", config.traits, layer_norms(config)
+
+        def norm(name: str) -> Norm:
+            return norm_of(config, weights, f"{prefix}{name}") if name in here else _as_it_is
+
+        self.parallel = traits.parallel
+        self.rope = config.layer_rope(layer)
+        self.attention_norm, self.attention_post_norm = norm("attention_norm"), norm("attention_post_norm")
         self.attention = AttentionBlock(config, weights, layer)
-        self.mlp_norm = RMSNorm(weights.take([f"{prefix}mlp_norm.weight"]), config.norm_eps)
-        self.mlp = MLP(config, weights, layer) if config.experts is None else ExpertMixture(config.experts, weights, layer)
+        self.mlp_norm, self.mlp_post_norm = norm("mlp_norm"), norm("mlp_post_norm")
+        experts = config.layer_experts(layer)
+        self.mlp: MLP | ExpertMixture
+        if experts is None:
+            width, activation = config.intermediate_size, traits.activation
+            self.mlp = MLP(weights, f"{prefix}mlp.", width, bias=traits.mlp_bias, activation=activation)
+        else:
+            self.mlp = ExpertMixture(experts, weights, layer)
 
     def add_to(self, hidden: Tensor, angles: Angles, attention: AttentionContext) -> None:
         """Both halves of the layer add their part to `hidden`, in place."""
-        hidden += self.attention(self.attention_norm(hidden), angles, attention)
-        hidden += self.mlp(self.mlp_norm(hidden))
+        normed = self.attention_norm(hidden)
+        attended = self.attention_post_norm(self.attention(normed, angles, attention))
+        if self.parallel:
+            attended = attended + self.mlp(normed)
+        hidden += attended
+        if not self.parallel:
+            hidden += self.mlp_post_norm(self.mlp(self.mlp_norm(hidden)))
+
+
+def _as_it_is(rows: Tensor) -> Tensor:
+    return rows
 
 
 class Decoder:
@@ -50,19 +73,22 @@ class Decoder:
         embedding = weights.take_raw(EMBED)
         self.embedding = weights.stacked([embedding])
         self.layers = [DecoderLayer(config, weights, layer) for layer in range(config.layers)]
-        self.final_norm = RMSNorm(weights.take([FINAL_NORM]), config.norm_eps)
+        self.final_norm = norm_of(config, weights, "final_norm")
         self.head = linear_of(embedding, self.embedding) if config.tied_embeddings else Linear.load(weights, ["lm_head"])
         self.on_layer: Callable[[], None] = lambda: None
         "Called when a layer is done: somebody may watch that it gets on."
-        self.rope = Rope(config.rope, config.head_dim, weights.device)
+        ropes = {layer.rope for layer in self.layers}
+        self.ropes = {rope: Rope(rope, config.head_dim, weights.device) for rope in ropes}
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionContext) -> Tensor:
         """token_ids, positions: integers [tokens] -> hidden [tokens, hidden_size], before the last norm."""
         hidden = F.embedding(token_ids, self.embedding)
-        angles = self.rope.angles(positions, self.dtype)
+        if self.config.traits.embedding_scale != 1.0:
+            hidden *= self.config.traits.embedding_scale
+        angles = {rope: turned.angles(positions, self.dtype) for rope, turned in self.ropes.items()}
         for layer in self.layers:
-            layer.add_to(hidden, angles, attention)
+            layer.add_to(hidden, angles[layer.rope], attention)
             self.on_layer()
         return hidden
 

@@ -15,11 +15,13 @@ from baton.models.config_from_gguf import config_from_gguf
 from baton.models.config_from_hf import config_from_hf
 from baton.models.files import MappedFile, read_json
 from baton.models.generation import recommended_by_gguf, recommended_by_hf
+from baton.models.loaders.arranged import ArrangedWeights, Arrangement
 from baton.models.loaders.gguf import GGUFWeights
 from baton.models.loaders.gguf_reader import GGUFFile
 from baton.models.loaders.safetensors import SafetensorsWeights
 from baton.models.loaders.weights import WeightSource
 from baton.models.pooling import pooling_by_gguf, pooling_by_hf
+from baton.models.registry import architecture
 from baton.models.tensor_types import F8_E4M3
 
 
@@ -48,14 +50,18 @@ def open_model(path: Path) -> OpenedModel:
         generation = read_json(file_name) if file_name.is_file() else {}
         raw_config, origin = read_json(path / "config.json"), str(path / "config.json")
         config = config_from_hf(raw_config, origin=origin, generation=generation)
-        weights = SafetensorsWeights(path)
+        model = architecture(config.architecture)
+        files = SafetensorsWeights(path, model)
         if not raw_config.get("quantization_config"):
-            _refuse_fp8_of_unknown_kind(weights, origin)
-        return OpenedModel(path, config, weights, recommended_by_hf(generation), weights.files, pooling_by_hf(path))
+            _refuse_fp8_of_unknown_kind(files, origin)
+        arranged = ArrangedWeights(files, config, Arrangement(model.hf_pairs, model.norm_plus_one))
+        return OpenedModel(path, config, arranged, recommended_by_hf(generation), files.files, pooling_by_hf(path))
     file = GGUFFile(path)
     config = config_from_gguf(file)
     recommended = recommended_by_gguf(file.metadata) or recommended_by_authors(path)
-    return OpenedModel(path, config, GGUFWeights(file, config), recommended, (file,), pooling_by_gguf(file.metadata))
+    model = architecture(config.architecture)
+    weights = ArrangedWeights(GGUFWeights(file, model), config, Arrangement(model.gguf_pairs))
+    return OpenedModel(path, config, weights, recommended, (file,), pooling_by_gguf(file.metadata))
 
 
 def _refuse_fp8_of_unknown_kind(weights: WeightSource, origin: str) -> None:

@@ -3,20 +3,25 @@
 Every loader translates its file's names into these (a matrix is [outputs, inputs]):
 
 embed.weight                                 [vocab, hidden]
-layers.N.attention_norm.weight               [hidden]
+layers.N.attention_norm.{weight,bias}        [hidden], before the attention
 layers.N.attention.{q,k,v,o}.{weight,bias}
-layers.N.attention.{q,k}_norm.weight         [head_dim]
-layers.N.mlp_norm.weight                     [hidden]
+layers.N.attention.{q,k}_norm.weight         [head_dim], or [heads * head_dim] across heads
+layers.N.attention_post_norm.weight          [hidden], of what the attention adds to the residual
+layers.N.mlp_norm.{weight,bias}              [hidden]
 layers.N.mlp.{gate,up,down}.{weight,bias}
+layers.N.mlp_post_norm.weight                [hidden]
 layers.N.mlp.router.weight                   [experts, hidden], in place of those where there are experts, with
+layers.N.mlp.router.correction               [experts]
 layers.N.mlp.experts.E.{gate,up,down}.weight
-final_norm.weight                            [hidden]
+layers.N.mlp.shared.{gate,up,down}.weight
+layers.N.mlp.shared_gate.weight              [1, hidden]
+final_norm.{weight,bias}                     [hidden]
 lm_head.weight                               [vocab, hidden], absent where the embedding is used again
 """
 
 from __future__ import annotations
 
-from baton.models.config import ModelConfig
+from baton.models.config import Experts, ModelConfig
 
 Shape = tuple[int, ...]
 
@@ -29,40 +34,65 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Every parameter that a model of this config has: no more, no less."""
     shapes: dict[str, Shape] = {EMBED: (config.vocab_size, config.hidden_size)}
     for layer in range(config.layers):
-        shapes.update(_layer_shapes(config, f"layers.{layer}."))
-    shapes[FINAL_NORM] = (config.hidden_size,)
+        shapes |= _layer_shapes(config, layer)
+    shapes |= _norm_shapes(config, "final_norm")
     if not config.tied_embeddings:
         shapes[LM_HEAD] = (config.vocab_size, config.hidden_size)
     return shapes
 
 
-def _layer_shapes(config: ModelConfig, prefix: str) -> dict[str, Shape]:
-    hidden, inner, traits = config.hidden_size, config.intermediate_size, config.traits
+def layer_norms(config: ModelConfig) -> list[str]:
+    """Names of a layer's norms of the residual, and of what is added to it."""
+    before = ["attention_norm"] if config.traits.parallel else ["attention_norm", "mlp_norm"]
+    after = ["attention_post_norm", "mlp_post_norm"]
+    return {"before": before, "after": after, "both": before + after}[config.traits.norms]
+
+
+def _norm_shapes(config: ModelConfig, name: str) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = {f"{name}.weight": (config.hidden_size,)}
+    if config.traits.norm_bias:
+        shapes[f"{name}.bias"] = (config.hidden_size,)
+    return shapes
+
+
+def _layer_shapes(config: ModelConfig, layer: int) -> dict[str, Shape]:
+    prefix, hidden, traits = f"layers.{layer}.", config.hidden_size, config.traits
     linears = {
         "attention.q": (config.q_size, hidden, traits.qkv_bias),
         "attention.k": (config.kv_size, hidden, traits.qkv_bias),
         "attention.v": (config.kv_size, hidden, traits.qkv_bias),
         "attention.o": (hidden, config.q_size, traits.output_bias),
     }
-    experts = config.experts
+    experts = config.layer_experts(layer)
     if experts is None:
-        linears |= _mlp_shapes("mlp.", hidden, inner, traits.mlp_bias)
+        linears |= _mlp_shapes("mlp.", hidden, config.intermediate_size, traits.mlp_bias)
     else:
-        linears["mlp.router"] = (experts.count, hidden, False)
-        for expert in range(experts.count):
-            linears |= _mlp_shapes(f"mlp.experts.{expert}.", hidden, experts.inner_size, False)
-    shapes: dict[str, Shape] = {
-        f"{prefix}attention_norm.weight": (hidden,),
-        f"{prefix}mlp_norm.weight": (hidden,),
-    }
+        linears |= _expert_shapes(experts, hidden)
+    shapes: dict[str, Shape] = {}
+    for norm in layer_norms(config):
+        shapes |= _norm_shapes(config, f"{prefix}{norm}")
     if traits.qk_norm:
-        shapes[f"{prefix}attention.q_norm.weight"] = (config.head_dim,)
-        shapes[f"{prefix}attention.k_norm.weight"] = (config.head_dim,)
+        across = traits.qk_norm_across_heads
+        shapes[f"{prefix}attention.q_norm.weight"] = (config.q_size if across else config.head_dim,)
+        shapes[f"{prefix}attention.k_norm.weight"] = (config.kv_size if across else config.head_dim,)
     for name, (outputs, inputs, bias) in linears.items():
         shapes[f"{prefix}{name}.weight"] = (outputs, inputs)
         if bias:
             shapes[f"{prefix}{name}.bias"] = (outputs,)
+    if experts is not None and experts.correction:
+        shapes[f"{prefix}mlp.router.correction"] = (experts.count,)
     return shapes
+
+
+def _expert_shapes(experts: Experts, hidden: int) -> dict[str, tuple[int, int, bool]]:
+    linears = {"mlp.router": (experts.count, hidden, False)}
+    for expert in range(experts.count):
+        linears |= _mlp_shapes(f"mlp.experts.{expert}.", hidden, experts.inner_size, False)
+    if experts.shared_size:
+        linears |= _mlp_shapes("mlp.shared.", hidden, experts.shared_size, False)
+    if experts.shared_gate:
+        linears["mlp.shared_gate"] = (1, hidden, False)
+    return linears
 
 
 def _mlp_shapes(prefix: str, hidden: int, inner: int, bias: bool) -> dict[str, tuple[int, int, bool]]:

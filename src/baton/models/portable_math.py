@@ -1,16 +1,13 @@
-"""Cosine, sine, power and logarithm with the same bits on every host: none of them asks the system's math library, whose
-results differ between libraries and versions.
+"""Cosine and sine with the same bits on every host: none of them asks the system's math library, whose results differ between
+libraries and versions. (Power and logarithm: portable_logarithm.py.)
 
 Cosine and sine are a sequence of float64 additions and multiplications, each rounded as IEEE 754 says: first the angle is
 taken modulo a quarter turn (Cody and Waite: a quarter turn in three parts, of which the first two have so few digits that
 their products are exact), then the two polynomials of Sun's fdlibm. The error is a unit or two in the last place of a float64,
-so the float32 next to it is the correctly rounded one but for about one angle in 10^8. The other two are for a few numbers
-at load, and come from `decimal`, which rounds correctly.
+so the float32 next to it is the correctly rounded one but for about one angle in 10^8.
 """
 
 from __future__ import annotations
-
-from decimal import Context, Decimal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +15,6 @@ from numpy.typing import NDArray
 from baton.models.raw_tensor import Floats
 
 Doubles = NDArray[np.float64]
-
-DIGITS = Context(prec=40)
-"""More than twice what a float64 holds, so that rounding the result a second time changes nothing."""
 
 ANGLE_MAX = 1.6e6
 """Radians: 2^20 quarter turns. Beyond, products with the parts of a quarter turn are no longer exact."""
@@ -83,11 +77,3 @@ def _polynomial(coefficients: tuple[float, ...], x: Doubles) -> Doubles:
         value *= x
         value += coefficient
     return value
-
-
-def power(base: float, exponent: float) -> float:
-    return float(DIGITS.power(Decimal(base), Decimal(exponent)))
-
-
-def logarithm(x: float) -> float:
-    return float(Decimal(x).ln(DIGITS))

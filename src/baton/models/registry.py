@@ -6,15 +6,32 @@ from collections.abc import Iterable
 
 from baton.errors import ModelUnsupported
 from baton.models.architecture import Architecture
-from baton.models.llama import Llama
-from baton.models.qwen2 import Qwen2
-from baton.models.qwen3 import Qwen3
-from baton.models.qwen3_moe import Qwen3Moe
+from baton.models.families.cohere import Cohere
+from baton.models.families.ernie import Ernie
+from baton.models.families.gemma3 import Gemma3
+from baton.models.families.glm import Glm, Glm4Moe
+from baton.models.families.granite import Granite
+from baton.models.families.llama import Llama
+from baton.models.families.mixtral import Mixtral
+from baton.models.families.olmo2 import Olmo2
+from baton.models.families.phi3 import Phi3
+from baton.models.families.qwen2 import Qwen2
+from baton.models.families.qwen2_moe import Qwen2Moe
+from baton.models.families.qwen3 import Qwen3
+from baton.models.families.qwen3_moe import Qwen3Moe
+from baton.models.families.smollm3 import SmolLM3
+from baton.models.families.stablelm import StableLM
 
-ARCHITECTURES: dict[str, type[Architecture]] = {model.name: model for model in (Llama, Qwen2, Qwen3, Qwen3Moe)}
+ARCHITECTURES: dict[str, type[Architecture]] = {
+    model.name: model
+    for model in (
+        *(Llama, Qwen2, Qwen3, Mixtral, Qwen2Moe, Qwen3Moe, Ernie, Phi3, Granite, SmolLM3, Olmo2, Glm, Glm4Moe),
+        *(Cohere, StableLM, Gemma3),
+    )
+}
 
 _BY_HF_NAME = {name: model for model in ARCHITECTURES.values() for name in model.hf_names}
-_BY_GGUF_NAME = {model.gguf_name: model for model in ARCHITECTURES.values()}
+_BY_GGUF_NAME = {name: model for model in ARCHITECTURES.values() for name in model.gguf_names}
 
 
 def architecture(name: str) -> type[Architecture]:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.models.config import FrequencyDivisors, LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
-from baton.models.portable_math import ANGLE_MAX, cosines_and_sines, logarithm, power
+from baton.models.portable_logarithm import logarithm, power
+from baton.models.portable_math import ANGLE_MAX, cosines_and_sines
 from baton.models.raw_tensor import Floats
 
 CHUNK_NUMBERS = 16384
@@ -41,12 +42,20 @@ def rotary_angles(frequencies: Floats, factor: float, positions: NDArray[np.inte
     if angles.size and float(np.abs(angles).max()) > ANGLE_MAX:
         raise ValueError(f"an angle of more than {ANGLE_MAX:g} radians: positions must be below that")
     cosines, sines = cosines_and_sines(angles)
-    return cosines.astype(np.float32) * np.float32(factor), sines.astype(np.float32) * np.float32(factor)
+    factors = np.where(frequencies == 0, np.float32(1.0), np.float32(factor))  # what does not turn keeps its length too
+    return cosines.astype(np.float32) * factors, sines.astype(np.float32) * factors
 
 
 def rotary_frequencies(config: RopeConfig, head_dim: int) -> tuple[Floats, float]:
-    """Radians a position for each pair of dimensions, float32 [head_dim / 2], and the factor on cos and sin."""
-    exponents: Floats = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    """Radians a position for each pair of dimensions, float32 [head_dim / 2], and the factor on cos and sin. Pairs that do not
+    turn come last and have 0."""
+    turned = head_dim if config.dimensions is None else config.dimensions
+    frequencies, factor = _turning(config, turned) if turned else (np.zeros(0, np.float32), 1.0)
+    return np.concatenate([frequencies, np.zeros((head_dim - turned) // 2, np.float32)]), factor
+
+
+def _turning(config: RopeConfig, turned: int) -> tuple[Floats, float]:
+    exponents: Floats = np.arange(0, turned, 2, dtype=np.float32) / np.float32(turned)
     powers = [power(config.theta, exponent) for exponent in exponents.tolist()]
     plain: Floats = np.float32(1.0) / np.array(powers).astype(np.float32)
     match config.scaling:
@@ -54,8 +63,8 @@ def rotary_frequencies(config: RopeConfig, head_dim: int) -> tuple[Floats, float
             return plain, 1.0
         case LinearScaling(factor=factor):
             return plain / factor, 1.0
-        case FrequencyDivisors(divisors=divisors):
-            return np.divide(plain, np.array(divisors, np.float32)), 1.0
+        case FrequencyDivisors(divisors=divisors, attention_factor=factor):
+            return np.divide(plain, np.array(divisors, np.float32)), factor
         case Llama3Scaling() as llama3:
             return _llama3(plain, llama3), 1.0
         case YarnScaling() as yarn:
@@ -73,17 +82,17 @@ def _llama3(plain: Floats, scaling: Llama3Scaling) -> Floats:
 
 def _yarn(plain: Floats, scaling: YarnScaling, theta: float) -> Floats:
     # pair index   |-- kept --|-- ramp --|-- divided by factor --|
-    #              0         low        high                 head_dim/2
-    head_dim = 2 * plain.size
+    #              0         low        high                 turned/2
+    turned = 2 * plain.size
 
     def pair_that_turns(times: float) -> float:
         """Which pair turns so many times within the original context."""
-        return head_dim * logarithm(scaling.original_context / (times * 2 * math.pi)) / (2 * logarithm(theta))
+        return turned * logarithm(scaling.original_context / (times * 2 * math.pi)) / (2 * logarithm(theta))
 
     low, high = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, turned - 1)
     ramp: Floats = np.arange(plain.size, dtype=np.float32)
     ramp -= low
     ramp /= max(high - low, 0.001)

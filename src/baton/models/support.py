@@ -10,7 +10,7 @@ from typing import Any
 
 from baton.errors import ModelFileBroken, ModelUnsupported
 from baton.gguf import leading_metadata
-from baton.models.architecture import Architecture
+from baton.models.architecture import ACTIVATIONS, Architecture
 from baton.models.config_fields import Fields
 from baton.models.files import read_json, refuse_git_lfs_pointer
 from baton.models.registry import architecture_of_gguf, architecture_of_hf
@@ -37,13 +37,6 @@ def refuse_unsupported_gguf(head: bytes, origin: str) -> None:
     if not isinstance(name, str):
         return
     architecture_of_gguf(name, origin)
-    refuse_mixture(Fields(metadata, origin, prefix=f"{name}."))
-
-
-def refuse_mixture(fields: Fields) -> None:
-    experts = fields.integer("expert_count", 0)  # Mixtral calls itself "llama" too
-    if experts:
-        raise ModelUnsupported(f"{fields.origin}: a mixture of {experts} experts is not supported; supported are dense models")
 
 
 def supported_architecture(raw: Mapping[str, Any], origin: str) -> type[Architecture]:
@@ -52,17 +45,19 @@ def supported_architecture(raw: Mapping[str, Any], origin: str) -> type[Architec
     if not isinstance(names, list):
         raise ModelFileBroken(f"{origin}: architectures is {names!r}; it must be a list of names")
     model = architecture_of_hf(map(str, names), origin)
-    _refuse_what_we_do_not_run(Fields(raw, origin))
+    _refuse_what_we_do_not_run(Fields(raw, origin), model)
     return model
 
 
-def _refuse_what_we_do_not_run(fields: Fields) -> None:
+def _refuse_what_we_do_not_run(fields: Fields, model: type[Architecture]) -> None:
     quantised = fields.get("quantization_config")
     if quantised:
         _refuse_other_than_fp8_blocks(quantised, fields.origin)
-    activation = fields.get("hidden_act", "silu")
-    if activation != "silu":
-        raise ModelUnsupported(f"{fields.origin}: activation {activation} is not supported; supported is silu")
+    activation = str(fields.get("hidden_activation") or fields.get("hidden_act", model.activation))
+    if ACTIVATIONS.get(activation, activation) != model.activation:
+        raise ModelUnsupported(
+            f"{fields.origin}: activation {activation} is not supported; supported for {model.name} is {model.activation}"
+        )
 
 
 def _refuse_other_than_fp8_blocks(quantised: Any, origin: str) -> None:

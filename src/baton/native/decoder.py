@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from baton.errors import EngineError
 from baton.models.raw_tensor import Floats
 from baton.models.rotary import RotaryTable
-from baton.native.library import Library, Model, Shape, Step
+from baton.native.library import LayerWeights, Library, Model, Shape, Step
 from baton.native.packing import PackedModel
 
 Int64s = NDArray[np.int64]
@@ -34,7 +34,12 @@ class NativeDecoder:
         """`pool`: the address of the first of `blocks` blocks. `kv_kind`: what it holds (library.KV_...); `half_block` of them
         are a layer's keys."""
         config = packed.config
-        angles = RotaryTable(config.rope, config.head_dim, min(config.context_tokens_max, blocks * block_size))
+        positions = min(config.context_tokens_max, blocks * block_size)
+        ropes = [config.layer_rope(layer) for layer in range(config.layers)]
+        angles = {rope: RotaryTable(rope, config.head_dim, positions) for rope in dict.fromkeys(ropes)}
+        blocks_of_layers = (LayerWeights * config.layers)(*packed.blocks)  # its own: another decoder may have other tables
+        for block, rope in zip(blocks_of_layers, ropes, strict=True):
+            block.cosines, block.sines = (table.ctypes.data for table in (angles[rope].cosines, angles[rope].sines))
         self._library = library
         self._kept = (packed, angles)
         self._model = Model(
@@ -52,15 +57,17 @@ class NativeDecoder:
                 scale=config.attention_scale,
             ),
             norm_eps=config.norm_eps,
+            embedding_scale=config.traits.embedding_scale,
+            layer_norm=config.traits.layer_norm,
+            qk_norm_across_heads=config.traits.qk_norm_across_heads,
+            parallel=config.traits.parallel,
             kv_kind=kv_kind,
             embedding_kind=packed.embedding_kind,
-            positions=len(angles.cosines),
-            cosines=angles.cosines.ctypes.data,
-            sines=angles.sines.ctypes.data,
+            positions=positions,
             embedding=packed.embedding.ctypes.data,
             embedding_row_bytes=packed.embedding.shape[1],
             final_norm=packed.final_norm,
-            blocks=packed.blocks,
+            blocks=blocks_of_layers,
             head=packed.head,
             pool=pool,
         )

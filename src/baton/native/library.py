@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 F32, Q8_0, Q4_0, Q4_1, F16, BF16, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K = range(11)
 """How a file may store rows: csrc/gguf_blocks.h. Matrices are of the first four kinds."""
+GATES = {"silu": 1, "gelu_tanh": 2}
+"""What a paired matrix does with its gates: csrc/matrix.h."""
 KV_F32, KV_F16, KV_BF16_AMX, KV_INT8 = range(4)
 """Kinds of keys and values: csrc/attention.h."""
 KV_BLOCK, KV_WIDTH = 16, 64
@@ -30,9 +32,16 @@ class Matrix(Structure):
     )
 
 
+class Norm(Structure):
+    """Of no weight: there is none."""
+
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p))
+
+
 class LayerWeights(Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),
+        *((name, Norm) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")),
+        *((name, c_void_p) for name in ("q_norm", "k_norm", "cosines", "sines")),
         *((name, Matrix) for name in ("qkv", "output", "gate_up", "down")),
         ("window", c_int64),
     )
@@ -49,12 +58,15 @@ class Model(Structure):
     _fields_ = (
         *((name, c_int64) for name in ("layers", "hidden", "vocabulary", "inner")),
         ("attention", Shape),
-        ("norm_eps", c_float),
-        *((name, c_int32) for name in ("kv_kind", "embedding_kind")),
+        *((name, c_float) for name in ("norm_eps", "embedding_scale")),
+        *(
+            (name, c_int32)
+            for name in ("kv_kind", "embedding_kind", "layer_norm", "qk_norm_across_heads", "parallel", "reserved")
+        ),
         ("positions", c_int64),
-        *((name, c_void_p) for name in ("cosines", "sines", "embedding")),
+        ("embedding", c_void_p),
         ("embedding_row_bytes", c_int64),
-        ("final_norm", c_void_p),
+        ("final_norm", Norm),
         ("blocks", POINTER(LayerWeights)),
         ("head", Matrix),
         ("pool", c_void_p),

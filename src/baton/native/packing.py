@@ -26,12 +26,12 @@ from baton.errors import EngineError, InvariantBroken
 from baton.models.config import ModelConfig
 from baton.models.dequantise import dequantise
 from baton.models.loaders.weights import RawWeights
-from baton.models.parameters import EMBED, FINAL_NORM, LM_HEAD
+from baton.models.parameters import EMBED, LM_HEAD, layer_norms
 from baton.models.quantise import converted, type_for, weights_as
 from baton.models.raw_tensor import Bytes, Floats, RawTensor, TensorFacts
 from baton.models.tensor_types import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TensorType
 from baton.native import library as c
-from baton.native.library import LayerWeights, Library, Matrix
+from baton.native.library import GATES, LayerWeights, Library, Matrix, Norm
 
 PANEL = 32
 PAIR = PANEL // 2
@@ -121,7 +121,7 @@ class PackedModel:
         planned = plan_model(library, config, weights.stored, quantization)
         self.large, self._balanced = planned.large, planned.balanced
         self._arena = Arena(planned.nbytes)
-        self._kept: list[NDArray[np.generic]] = []
+        self._kept: list[Floats] = []
         self.of_bytes: list[Packing] = []
         "In the order of `matrices`: to be packed again, with a balance."
         embedding = weights.take(EMBED)
@@ -134,8 +134,8 @@ class PackedModel:
         self.embedding: Bytes = np.array(looked_up.data)
         self.embedding_kind = STORED[looked_up.type]
         self.blocks = (LayerWeights * config.layers)(*(self._block(layer) for layer in range(config.layers)))
-        self.final_norm_weights: Floats = np.ascontiguousarray(dequantise(weights.take(FINAL_NORM)).reshape(-1), np.float32)
-        self.final_norm = self._keep(self.final_norm_weights)
+        self.final_norm = self._norm("final_norm")
+        self.final_norm_weights = self._final_norm_weights()
         self.head = self._matrix([embedding if config.tied_embeddings else weights.take(LM_HEAD)], [LM_HEAD])
         weights.close()
         self._weights = None  # nothing is read from the files any more, and they are unmapped
@@ -152,8 +152,7 @@ class PackedModel:
             return self._linear([f"{prefix}{name}" for name in names], bias=bias, paired=paired)
 
         return LayerWeights(
-            attention_norm=self._vector(f"{prefix}attention_norm.weight"),
-            mlp_norm=self._vector(f"{prefix}mlp_norm.weight"),
+            **{name: self._norm(f"{prefix}{name}") for name in layer_norms(self.config)},
             q_norm=self._vector(f"{attention}q_norm.weight") if traits.qk_norm else None,
             k_norm=self._vector(f"{attention}k_norm.weight") if traits.qk_norm else None,
             qkv=linear(ATTENTION_INPUTS, bias=traits.qkv_bias),
@@ -173,6 +172,8 @@ class PackedModel:
         self, raws: Sequence[RawTensor], names: Sequence[str], biases: Sequence[Floats] = (), *, paired: bool = False
     ) -> Matrix:
         kind, matrix, part_bytes = _planned(self._library, raws, names, self._quantization, paired=paired)
+        if paired:
+            matrix.paired = GATES[self.config.traits.activation]
         raws = [raw if raw.type in STORED else converted(raw, F32) for raw in raws]
         sizes = [raw.rows for raw in raws]
         places = _paired_places(sizes[0]) if paired else np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
@@ -193,6 +194,14 @@ class PackedModel:
     def _take(self, name: str) -> RawTensor:
         assert self._weights is not None
         return self._weights.take(name)
+
+    def _norm(self, name: str) -> Norm:
+        weight = self._vector(f"{name}.weight")
+        return Norm(weight=weight, bias=self._vector(f"{name}.bias") if self.config.traits.norm_bias else None)
+
+    def _final_norm_weights(self) -> tuple[Floats, Floats | None]:
+        """Weight and bias, where they were kept last."""
+        return (self._kept[-2], self._kept[-1]) if self.config.traits.norm_bias else (self._kept[-1], None)
 
     def _vector(self, name: str) -> int:
         return self._keep(dequantise(self._take(name)).reshape(-1))

@@ -32,7 +32,6 @@ from baton.worker.platforms.choose import CPU_KV_GIB, choose
 from baton.worker.platforms.cpu import usable_cores
 from baton.worker.profile import MemoryProfile, blocks_that_fit, measure
 from baton.worker.weights_digest import Digest, DigestInProgress
-from baton.worker.weights_text import weights_text
 
 CONTEXT_TOKENS_MIN = 2
 """A prompt and an answer of one token each: with less nothing can be asked."""
@@ -136,7 +135,7 @@ def _built_worker(
         defaults,
         identity.digest(),
         weights,
-        pool_plan(config, runner.pool, profile) | {"weights": weights_text(opened.weights.stored(), config)},
+        pool_plan(config, runner.pool, profile),
         identity.parts(),
         opened.pooling or UNSTATED,
     )

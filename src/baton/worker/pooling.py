@@ -87,11 +87,13 @@ def prompt_parts(
             yield PromptPart(place, pool, row, begin, end - begin, end == tokens)
 
 
-def normed(hidden: Floats, weight: Floats, eps: float) -> Floats:
-    """The model's last norm, row by row: a row does not know of the others."""
+def normed(hidden: Floats, weight: Floats, eps: float, *, centred: bool = False, bias: Floats | None = None) -> Floats:
+    """The model's last norm, row by row: a row does not know of the others. `centred`: of a LayerNorm."""
     wide = hidden.astype(np.float64)
+    if centred:
+        wide -= np.array([row.mean() for row in wide])[:, None]
     scale = np.array([1.0 / np.sqrt(np.dot(row, row) / len(row) + eps) for row in wide])
-    states: Floats = (wide * scale[:, None] * weight).astype(np.float32)
+    states: Floats = (wide * scale[:, None] * weight + (0.0 if bias is None else bias)).astype(np.float32)
     return states
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from baton.models.config import ModelConfig
 from baton.models.layers.linear import Linear
-from baton.models.layers.norm import HeadNorm
+from baton.models.layers.norm import HeadNorm, Norm, RowNorm
 from baton.models.layers.rope import Angles, rotate
 from baton.models.torch_weights import Weights
 
@@ -41,10 +41,13 @@ class AttentionBlock:
         traits = config.traits
         self.qkv = Linear.load(weights, [f"{prefix}q", f"{prefix}k", f"{prefix}v"], bias=traits.qkv_bias)
         self.output = Linear.load(weights, [f"{prefix}o"], bias=traits.output_bias)
-        self.head_norm: HeadNorm | None = None
+        self.head_norm: Norm | None = None
         if traits.qk_norm:
             q_norm, k_norm = weights.take([f"{prefix}q_norm.weight"]), weights.take([f"{prefix}k_norm.weight"])
-            self.head_norm = HeadNorm(q_norm, k_norm, config.heads, config.kv_heads, config.norm_eps)
+            if traits.qk_norm_across_heads:
+                self.head_norm = RowNorm(q_norm, k_norm, config.heads, config.norm_eps)
+            else:
+                self.head_norm = HeadNorm(q_norm, k_norm, config.heads, config.kv_heads, config.norm_eps)
 
     def __call__(self, hidden: Tensor, angles: Angles, attention: AttentionContext) -> Tensor:
         heads, kv_heads, head_dim = self.config.heads, self.config.kv_heads, self.config.head_dim

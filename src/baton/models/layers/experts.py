@@ -10,23 +10,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.models.config import Experts
+from baton.models.layers.mlp import MLP
 from baton.models.parameters import expert_names
 from baton.models.torch_weights import Weights
 
 
 class ExpertMixture:
-    __slots__ = ("down", "experts", "gate_up", "router")
+    __slots__ = ("correction", "down", "experts", "gate_up", "router", "shared", "shared_gate")
 
     def __init__(self, experts: Experts, weights: Weights, layer: int) -> None:
         self.experts = experts
-        self.router = weights.take([f"layers.{layer}.mlp.router.weight"])
+        prefix = f"layers.{layer}.mlp."
+        self.router = weights.take([f"{prefix}router.weight"])
+        self.correction = weights.take([f"{prefix}router.correction"]).float() if experts.correction else None
+        self.shared = MLP(weights, f"{prefix}shared.", experts.shared_size) if experts.shared_size else None
+        self.shared_gate = weights.take([f"{prefix}shared_gate.weight"]) if experts.shared_gate else None
         gate_up = weights.take(expert_names(layer, experts.count, "gate", "up"))
         self.gate_up = gate_up.view(experts.count, 2 * experts.inner_size, -1)
         self.down = weights.take(expert_names(layer, experts.count, "down")).view(experts.count, -1, experts.inner_size)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        picked, shares = pick_experts(F.linear(hidden, self.router), self.experts)
-        out = torch.zeros_like(hidden)
+        picked, shares = pick_experts(F.linear(hidden, self.router), self.experts, self.correction)
+        out = self._shared(hidden)
         for expert in picked.unique().tolist():  # type: ignore[no-untyped-call]
             rows, places = torch.where(picked == expert)
             gate, up = F.linear(hidden[rows], self.gate_up[expert]).chunk(2, -1)
@@ -34,8 +39,19 @@ class ExpertMixture:
             out.index_add_(0, rows, answer * shares[rows, places, None].to(hidden.dtype))
         return out
 
+    def _shared(self, hidden: Tensor) -> Tensor:
+        """What every row gets, whatever is picked."""
+        if self.shared is None:
+            return torch.zeros_like(hidden)
+        answer = self.shared(hidden)
+        return answer if self.shared_gate is None else answer.mul_(F.linear(hidden, self.shared_gate).sigmoid())
 
-def pick_experts(logits: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
+
+def pick_experts(logits: Tensor, experts: Experts, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Of each row of the router's logits [rows, experts]: which ones, and their shares in float32. Both [rows, per_token]."""
-    shares, picked = logits.float().softmax(-1).topk(experts.per_token, -1)
-    return picked, shares / shares.sum(-1, keepdim=True) if experts.normalised else shares
+    all_shares = logits.float().softmax(-1) if experts.scoring == "softmax" else logits.float().sigmoid()
+    picked = (all_shares if correction is None else all_shares + correction).topk(experts.per_token, -1).indices
+    shares = all_shares.gather(-1, picked)
+    if experts.normalised:
+        shares = shares / shares.sum(-1, keepdim=True)
+    return picked, shares * experts.scale

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from baton.errors import ModelFileBroken, ModelNotFound, ModelUnsupported
+from baton.models.architecture import Architecture
 from baton.models.dequantise import dequantise
 from baton.models.files import is_pickle
 from baton.models.loaders.safetensors_file import SafetensorsFile
@@ -31,6 +32,7 @@ TYPES = {kind.name: kind for kind in (F64, F32, F16, BF16, F8_E4M3)}
 OUR_TOP_NAMES = {
     "model.embed_tokens.weight": "embed.weight",
     "model.norm.weight": "final_norm.weight",
+    "model.norm.bias": "final_norm.bias",
     "lm_head.weight": "lm_head.weight",
 }
 OUR_LAYER_NAMES = {
@@ -39,39 +41,45 @@ OUR_LAYER_NAMES = {
     "self_attn.q_proj": "attention.q",
     "self_attn.k_proj": "attention.k",
     "self_attn.v_proj": "attention.v",
+    "self_attn.qkv_proj": "attention.qkv",
     "self_attn.o_proj": "attention.o",
     "self_attn.q_norm": "attention.q_norm",
     "self_attn.k_norm": "attention.k_norm",
     "mlp.gate": "mlp.router",
     "mlp.gate_proj": "mlp.gate",
     "mlp.up_proj": "mlp.up",
+    "mlp.gate_up_proj": "mlp.gate_up",
     "mlp.down_proj": "mlp.down",
 }
-EXPERT_PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
-EXPERT_NAME = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
-LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+EXPERT_PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
+EXPERT_NAME = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)")
+LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(\w+)")
 
 # Old Llama files store the rotary frequencies, which follow from the config.
 DERIVED_SUFFIX = ".rotary_emb.inv_freq"
 SCALES_SUFFIX = "_scale_inv"
 
 
-def our_name(name: str) -> str:
+def our_name(name: str, layer_names: Mapping[str, str] = OUR_LAYER_NAMES) -> str:
     """Our name of a Hugging Face parameter; a name we do not know is returned as it is."""
     match = LAYER_NAME.fullmatch(name)
-    if match and match[2] in OUR_LAYER_NAMES:
-        return f"layers.{match[1]}.{OUR_LAYER_NAMES[match[2]]}.{match[3]}"
-    match = EXPERT_NAME.fullmatch(name)
-    if match:
-        return f"layers.{match[1]}.mlp.experts.{match[2]}.{EXPERT_PARTS[match[3]]}.weight"
-    return OUR_TOP_NAMES.get(name, name)
+    if match is None:
+        return layer_names.get(name) or OUR_TOP_NAMES.get(name, name)
+    layer, module, kind = match.groups()
+    if f"{module}.{kind}" in layer_names:
+        return f"layers.{layer}.{layer_names[f'{module}.{kind}']}"
+    if module in layer_names:
+        return f"layers.{layer}.{layer_names[module]}.{kind}"
+    expert = EXPERT_NAME.fullmatch(module)
+    return name if expert is None else f"layers.{layer}.mlp.experts.{expert[1]}.{EXPERT_PARTS[expert[2]]}.{kind}"
 
 
 class SafetensorsWeights:
     """The files are memory-mapped and stay so while this object lives, or a tensor of theirs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, model: type[Architecture]) -> None:
         self.origin = str(folder)
+        self._names = {**OUR_LAYER_NAMES, **model.hf_layer_names}
         self._stored: dict[str, StoredTensor] = {}
         self._places: dict[str, tuple[SafetensorsFile, str]] = {}
         self.files = tuple(SafetensorsFile(path) for path in _files(folder))
@@ -89,7 +97,7 @@ class SafetensorsWeights:
                 raise ModelUnsupported(f"{origin}: type {tensor.dtype} is not supported; supported are {', '.join(TYPES)}")
             if tensor.nbytes != TYPES[tensor.dtype].row_bytes(prod(tensor.shape)):
                 raise ModelFileBroken(f"{origin}: {tensor.nbytes} bytes cannot be {list(tensor.shape)} of {tensor.dtype}")
-            ours = our_name(theirs)
+            ours = our_name(theirs, self._names)
             if ours in self._stored:
                 raise ModelFileBroken(f"{origin}: also stored as {self._stored[ours].origin}")
             self._stored[ours] = StoredTensor(TYPES[tensor.dtype], tensor.shape, tensor.nbytes, origin)

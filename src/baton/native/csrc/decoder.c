@@ -89,7 +89,7 @@ typedef struct { Decoder *decoder; const Matrix *matrix; const float *x; int64_t
 
 static void product_job(Member *me, const void *with) {
     const Product *job = with;
-    Source from = {job->x, NULL, job->matrix};
+    Source from = {job->x, {NULL, NULL}, job->matrix};
     prepare_shared(me, job->decoder, &from, job->rows, job->buffer);
     uint8_t *scratch = alloc_aligned(scratch_bytes(job->matrix->inputs));
     multiply(me, job->matrix, job->buffer, job->rows, scratch, &(Out){STORE, job->out, job->width, job->width, NULL, NULL});

@@ -10,6 +10,8 @@
 static void embed(const Model *m, int64_t token, float *restrict out) {
     const uint8_t *row = m->embedding + token * m->embedding_row_bytes;
     floats_of_row(m->embedding_kind, row, m->hidden, out);
+    if (m->embedding_scale != 1.0f)
+        for (int64_t i = 0; i < m->hidden; i++) out[i] *= m->embedding_scale;
 }
 
 static int has_angles(const Model *m, int64_t position) { return position >= 0 && position < m->positions; }
@@ -22,6 +24,12 @@ static void begin_row(const Decoder *decoder, const Step *step, int64_t row) {
     else for (int64_t i = 0; i < m->hidden; i++) hidden[i] = NAN;
 }
 
+static void norm_in_place(float *x, const float *weight, int64_t width, float eps) {
+    float normed[width];
+    norm_row(x, weight, width, eps, normed);
+    memcpy(x, normed, (size_t)width * 4);
+}
+
 /* Queries and keys of one token: normed where the model wants it, then turned, first half against second. */
 typedef struct { const Decoder *decoder; const LayerWeights *block; const int64_t *positions; } RopeArgs;
 
@@ -32,15 +40,15 @@ static void rope_row(const void *with, int64_t row) {
     const Shape *shape = &m->attention;
     int64_t dim = shape->head_dim, pairs = dim / 2, position = ((const RopeArgs *)with)->positions[row];
     if (!has_angles(m, position)) return;
-    const float *restrict cosines = m->cosines + position * pairs, *restrict sines = m->sines + position * pairs;
+    const float *restrict cosines = block->cosines + position * pairs, *restrict sines = block->sines + position * pairs;
     float *restrict x = decoder->shared.qkv + row * qkv_width(m);
+    if (m->qk_norm_across_heads) {
+        norm_in_place(x, block->q_norm, shape->heads * dim, m->norm_eps);
+        norm_in_place(x + shape->heads * dim, block->k_norm, shape->kv_heads * dim, m->norm_eps);
+    }
     for (int64_t head = 0; head < shape->heads + shape->kv_heads; head++, x += dim) {
         const float *norm = head < shape->heads ? block->q_norm : block->k_norm;
-        if (norm) {
-            float normed[dim];
-            norm_row(x, norm, dim, m->norm_eps, normed);
-            memcpy(x, normed, (size_t)dim * 4);
-        }
+        if (norm && !m->qk_norm_across_heads) norm_in_place(x, norm, dim, m->norm_eps);
         for (int64_t i = 0; i < pairs; i++) {
             float a = x[i], b = x[i + pairs];
             x[i] = FMA(-b, sines[i], a * cosines[i]);
@@ -73,6 +81,35 @@ typedef struct {
     int64_t item_rows, items, splits;
 } Hidden;
 
+/* What attention or MLP gives is added to the residual: at once, or normed first. */
+static void add_product(Member *me, Decoder *decoder, const Matrix *matrix, const Rows *rows, int64_t tokens, const Norm *norm) {
+    const Model *m = decoder->model;
+    Buffers *b = &decoder->shared;
+    uint8_t *scratch = decoder->scratch[me->number];
+    int64_t hidden = m->hidden;
+    if (!norm->weight) {
+        multiply(me, matrix, rows, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden, NULL, NULL});
+        return;
+    }
+    multiply(me, matrix, rows, tokens, scratch, &(Out){STORE, b->added, hidden, hidden, NULL, NULL});
+    for (int64_t row; (row = next_chunk(me, tokens)) >= 0;) {
+        float *to = b->hidden + row * hidden, *added = b->added + row * hidden, normed[hidden];
+        norm_of_row(m, norm, added, hidden, normed);
+        for (int64_t i = 0; i < hidden; i++) to[i] += normed[i];
+    }
+    barrier(me, tokens);
+}
+
+/* Rows of the MLP between its two products, in b->down. */
+static void gate_up(Member *me, Decoder *decoder, const LayerWeights *block, const Norm *norm, int64_t tokens) {
+    const Model *m = decoder->model;
+    Buffers *b = &decoder->shared;
+    const Rows *normed = prepare(me, decoder, &(Source){b->hidden, *norm, &block->gate_up}, tokens, &b->normed);
+    PHASE(NORM2)
+    multiply(me, &block->gate_up, normed, tokens, decoder->scratch[me->number], &(Out){STORE, b->down.plain, m->inner, m->inner, NULL, NULL});
+    PHASE(GATE_UP)
+}
+
 static void layer_phases(Member *me, const Hidden *job, int64_t number) {
     Decoder *decoder = job->decoder;
     const Model *m = decoder->model;
@@ -80,7 +117,7 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
     const LayerWeights *block = &m->blocks[number];
     Buffers *b = &decoder->shared;
     uint8_t *scratch = decoder->scratch[me->number];
-    int64_t tokens = step->tokens, hidden = m->hidden;
+    int64_t tokens = step->tokens;
 
     const Rows *normed = prepare(me, decoder, &(Source){b->hidden, block->attention_norm, &block->qkv}, tokens, &b->normed);
     PHASE(NORM)
@@ -100,18 +137,17 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
     attend_all(me, &layer, m->kv_kind);
     PHASE(ATTEND)
 
-    const Rows *attended = prepare(me, decoder, &(Source){b->output.plain, NULL, &block->output}, tokens, &b->output);
-    multiply(me, &block->output, attended, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden, NULL, NULL});
+    const Norm none = {NULL, NULL};
+    /* Side by side: the MLP reads the residual before attention is added to it. */
+    if (m->parallel) gate_up(me, decoder, block, &block->attention_norm, tokens);
+    const Rows *attended = prepare(me, decoder, &(Source){b->output.plain, none, &block->output}, tokens, &b->output);
+    add_product(me, decoder, &block->output, attended, tokens, &block->attention_post_norm);
     PHASE(OUTPUT)
 
-    normed = prepare(me, decoder, &(Source){b->hidden, block->mlp_norm, &block->gate_up}, tokens, &b->normed);
-    PHASE(NORM2)
-    multiply(me, &block->gate_up, normed, tokens, scratch, &(Out){STORE, b->down.plain, m->inner, m->inner, NULL, NULL});
-    PHASE(GATE_UP)
-
-    const Rows *gated = prepare(me, decoder, &(Source){b->down.plain, NULL, &block->down}, tokens, &b->down);
+    if (!m->parallel) gate_up(me, decoder, block, &block->mlp_norm, tokens);
+    const Rows *gated = prepare(me, decoder, &(Source){b->down.plain, none, &block->down}, tokens, &b->down);
     PHASE(GATED)
-    multiply(me, &block->down, gated, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden, NULL, NULL});
+    add_product(me, decoder, &block->down, gated, tokens, &block->mlp_post_norm);
     PHASE(DOWN)
 }
 

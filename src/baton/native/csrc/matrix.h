@@ -30,12 +30,14 @@
 #define GROUP_WORDS (GROUP / 4)
 #define TILE_OUTPUTS (TILE_PARTS * LANES)
 
+enum { SILU_GATES = 1, GELU_GATES };
+
 /* A weight is unit * (step * (nibble - 8) + centre). */
 typedef struct { int16_t step, centre; } Linear;
 
 typedef struct {
     int32_t kind;
-    int32_t paired;           /* outputs 0-15 of a panel are gates, 16-31 what they let through: 16 results */
+    int32_t paired;           /* not 0: outputs 0-15 of a panel are gates, 16-31 what they let through: 16 results. SILU_GATES or GELU_GATES */
     int64_t outputs, inputs;  /* `outputs` as they are stored */
     int64_t panels, groups;    /* these: see plan() */
     const uint8_t *numbers;
@@ -102,12 +104,14 @@ ALWAYS uint32_t allowed_of(const Out *out, int64_t row, int64_t panel) {
     return out->allowed && out->allowed[row] ? out->allowed[row][panel] : UINT32_MAX;
 }
 
+ALWAYS f32v gate_lanes(const int paired, f32v x) { return paired == GELU_GATES ? gelu_lanes(x) : silu_lanes(x); }
+
 /* Adds the bias, pairs gates, and stores what exists of the outputs of one panel. */
 ALWAYS void finish_row(const Matrix *m, const float *bias, float *restrict t, float *restrict to, Then then, int64_t width) {
     if (bias)
         for (int j = 0; j < PANEL; j++) t[j] += bias[j];
     if (m->paired)
-        for (int j = 0; j < HALF_PANEL; j += LANES) store(t + j, silu_lanes(load(t + j)) * load(t + j + HALF_PANEL));
+        for (int j = 0; j < HALF_PANEL; j += LANES) store(t + j, gate_lanes(m->paired, load(t + j)) * load(t + j + HALF_PANEL));
     if (then == ADD)
         for (int64_t j = 0; j < width; j++) to[j] += t[j];
     else

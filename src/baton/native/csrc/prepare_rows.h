@@ -5,15 +5,20 @@
 
 typedef struct {
     const float *rows;      /* [tokens][width] */
-    const float *weight;    /* of the norm, or NULL */
+    Norm norm;
     const Matrix *matrix;   /* that takes them */
 } Source;
+
+static void norm_of_row(const Model *m, const Norm *norm, const float *x, int64_t width, float *to) {
+    if (m->layer_norm) layer_norm_row(x, norm->weight, norm->bias, width, m->norm_eps, to);
+    else norm_row(x, norm->weight, width, m->norm_eps, to);
+}
 
 static void prepare_row(const Decoder *decoder, const Source *from, int64_t row, const Rows *into) {
     int64_t width = into->width;
     const float *x = from->rows + row * width;
     float *to = into->plain + row * width;
-    if (from->weight) norm_row(x, from->weight, width, decoder->model->norm_eps, to);
+    if (from->norm.weight) norm_of_row(decoder->model, &from->norm, x, width, to);
     else if (x != to) memcpy(to, x, (size_t)width * 4);
     quantize_for(from->matrix, into, row);
 }

@@ -95,14 +95,32 @@ ALWAYS int32_t bytes_of(const float *x, int64_t count, float inverse, int8_t *q)
 }
 #endif
 
+/* Sums in lanes of fixed meaning: the same bits whatever the vectors are. */
+ALWAYS float sum_of_all(float *sums) {
+    for (int step = SUM_LANES / 2; step; step /= 2)
+        for (int j = 0; j < step; j++) sums[j] += sums[j + step];
+    return sums[0];
+}
+
+/* With the mean subtracted first, and perhaps a bias added. */
+static void layer_norm_row(const float *restrict x, const float *restrict weight, const float *bias, int64_t width, float eps, float *restrict out) {
+    float sums[SUM_LANES] = {0};
+    for (int64_t i = 0; i < width; i++) sums[i % SUM_LANES] += x[i];
+    float mean = sum_of_all(sums) / (float)width;
+    for (int j = 0; j < SUM_LANES; j++) sums[j] = 0.0f;
+    for (int64_t i = 0; i < width; i++) sums[i % SUM_LANES] = FMA(x[i] - mean, x[i] - mean, sums[i % SUM_LANES]);
+    float factor = 1.0f / sqrtf(sum_of_all(sums) / (float)width + eps);
+    for (int64_t i = 0; i < width; i++) out[i] = (x[i] - mean) * factor * weight[i];
+    if (bias)
+        for (int64_t i = 0; i < width; i++) out[i] += bias[i];
+}
+
 static void norm_row(const float *restrict x, const float *restrict weight, int64_t width, float eps, float *restrict out) {
     float sums[SUM_LANES] = {0};
     int64_t whole = width / SUM_LANES * SUM_LANES;
     for (int64_t i = 0; i < whole; i += SUM_LANES)
         for (int j = 0; j < SUM_LANES; j++) sums[j] = FMA(x[i + j], x[i + j], sums[j]);
     for (int64_t i = whole; i < width; i++) sums[i - whole] = FMA(x[i], x[i], sums[i - whole]);
-    for (int step = SUM_LANES / 2; step; step /= 2)
-        for (int j = 0; j < step; j++) sums[j] += sums[j + step];
-    float factor = 1.0f / sqrtf(sums[0] / (float)width + eps);
+    float factor = 1.0f / sqrtf(sum_of_all(sums) / (float)width + eps);
     for (int64_t i = 0; i < width; i++) out[i] = x[i] * factor * weight[i];
 }

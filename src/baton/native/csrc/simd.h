@@ -210,9 +210,9 @@ ALWAYS float exp_negative(float x) {
     return x < -87.0f ? 0.0f : p * power.f;
 }
 
-/* x / (1 + e^-x). Beyond 87 nothing more is seen of the one or the other. */
+/* y / (1 + e^-x). Beyond 87 nothing more is seen of the one or the other. */
 #if LANES == 16
-ALWAYS f32v silu_lanes(f32v x) {
+ALWAYS f32v gated_lanes(f32v y, f32v x) {
     f32v near = _mm512_min_ps(broadcast(87.0f), _mm512_max_ps(broadcast(-87.0f), x));
     f32v whole = _mm512_roundscale_ps(near * broadcast(-1.44269504089f), 0);
     f32v r = fma_lanes(whole, broadcast(2.12194440e-4f), _mm512_fmsub_ps(whole, broadcast(-0.693359375f), near));
@@ -221,11 +221,11 @@ ALWAYS f32v silu_lanes(f32v x) {
     p = fma_lanes(p, r, broadcast(4.99991492e-1f));
     p = fma_lanes(p, r, broadcast(9.99999707e-1f));
     p = fma_lanes(p, r, broadcast(1.0f));
-    return x / fma_lanes(p, _mm512_scalef_ps(broadcast(1.0f), whole), broadcast(1.0f));
+    return y / fma_lanes(p, _mm512_scalef_ps(broadcast(1.0f), whole), broadcast(1.0f));
 }
 #else
 /* The same, bit by bit, where numbers are rounded once. */
-ALWAYS float silu(float x) {
+ALWAYS float gated(float y, float x) {
     float near = x > 87.0f ? 87.0f : x < -87.0f ? -87.0f : x;
     float whole = (near * -1.44269504089f + 12582912.0f) - 12582912.0f;
     float r = FMA(whole, 2.12194440e-4f, FMA(whole, -0.693359375f, -near));
@@ -235,12 +235,12 @@ ALWAYS float silu(float x) {
     p = FMA(p, r, 9.99999707e-1f);
     p = FMA(p, r, 1.0f);
     union { int32_t i; float f; } power = {((int32_t)whole + 127) << 23};
-    return x / FMA(p, power.f, 1.0f);
+    return y / FMA(p, power.f, 1.0f);
 }
 
 #if defined(__aarch64__)
 /* The same in vectors, where gcc makes none. The whole number is in the last bits of what it was rounded by: no conversion. */
-ALWAYS f32v silu_lanes(f32v x) {
+ALWAYS f32v gated_lanes(f32v y, f32v x) {
     const f32v rounder = broadcast(12582912.0f);
     f32v near = vmaxq_f32(vminq_f32(x, broadcast(87.0f)), broadcast(-87.0f)), rounded = near * broadcast(-1.44269504089f) + rounder;
     f32v whole = rounded - rounder, r = fma_lanes(whole, broadcast(2.12194440e-4f), fma_lanes(whole, broadcast(-0.693359375f), -near));
@@ -250,14 +250,19 @@ ALWAYS f32v silu_lanes(f32v x) {
     p = fma_lanes(p, r, broadcast(9.99999707e-1f));
     p = fma_lanes(p, r, broadcast(1.0f));
     f32v power = vreinterpretq_f32_s32(vaddq_s32(vshlq_n_s32(vreinterpretq_s32_f32(rounded), 23), vdupq_n_s32(127 << 23)));
-    return x / fma_lanes(p, power, broadcast(1.0f));
+    return y / fma_lanes(p, power, broadcast(1.0f));
 }
 #else
-ALWAYS f32v silu_lanes(f32v x) {
-    float lanes[LANES];
-    store(lanes, x);
-    for (int i = 0; i < LANES; i++) lanes[i] = silu(lanes[i]);
+ALWAYS f32v gated_lanes(f32v y, f32v x) {
+    float lanes[LANES], above[LANES];
+    store(lanes, x), store(above, y);
+    for (int i = 0; i < LANES; i++) lanes[i] = gated(above[i], lanes[i]);
     return load(lanes);
 }
 #endif
 #endif
+
+ALWAYS f32v silu_lanes(f32v x) { return gated_lanes(x, x); }
+
+/* GELU by its tangent: x (1 + tanh u) / 2 = x / (1 + e^-2u), and 2u = x (1.5957691 + 0.0713548 x x). */
+ALWAYS f32v gelu_lanes(f32v x) { return gated_lanes(x, x * fma_lanes(x * x, broadcast(0.07135481283f), broadcast(1.59576912161f))); }

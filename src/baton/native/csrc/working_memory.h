@@ -8,6 +8,7 @@ typedef struct {
     int64_t rows;                  /* that the buffers hold */
     float *hidden;                 /* [rows][hidden]: the residual stream */
     float *picked;                 /* [rows][hidden]: those whose logits are wanted */
+    float *added;                  /* [rows][hidden]: what is normed before it is added to the residual; NULL where nothing is */
     float *qkv;                    /* [rows][heads + 2 kv_heads][head_dim] */
     Rows normed, output, down;     /* what the products of that name take */
     int64_t *item_starts;
@@ -29,7 +30,7 @@ typedef struct {
 /* ---- memory ---- */
 
 static void buffers_free(Buffers *b) {
-    free(b->hidden), free(b->picked), free(b->qkv), free(b->item_starts), free(b->best), free(b->parts);
+    free(b->hidden), free(b->picked), free(b->added), free(b->qkv), free(b->item_starts), free(b->best), free(b->parts);
     rows_free(&b->normed), rows_free(&b->output), rows_free(&b->down);
     memset(b, 0, sizeof *b);
 }
@@ -48,10 +49,12 @@ static int buffers_fit(Decoder *decoder, int64_t tokens, int64_t sequences) {
     int64_t q_width = m->attention.heads * m->attention.head_dim;
     b->hidden = alloc_aligned(tokens * m->hidden * 4), b->picked = alloc_aligned(tokens * m->hidden * 4);
     b->qkv = alloc_aligned(tokens * qkv_width(m) * 4);
+    if (norms_what_is_added(m)) b->added = alloc_aligned(tokens * m->hidden * 4);
     b->item_starts = alloc_aligned((sequences + 1) * 8);
     b->best = alloc_aligned(decoder->team->threads * tokens * (int64_t)sizeof *b->best);
     int ok = rows_alloc(&b->normed, tokens, m->hidden) && rows_alloc(&b->output, tokens, q_width);
     ok = ok && rows_alloc(&b->down, tokens, m->inner);
+    ok = ok && (b->added || !norms_what_is_added(m));
     if (!ok || !b->hidden || !b->picked || !b->qkv || !b->item_starts || !b->best) return buffers_free(b), 0;
     b->rows = tokens, b->sequences = sequences;
     return 1;

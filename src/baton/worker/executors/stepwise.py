@@ -85,10 +85,11 @@ class Stepwise:
 
     def _pooled(self, batch: FlatBatch, sampling: SamplingBatch, hidden: Floats, failed: Collection[int]) -> dict[int, bytes]:
         """Of prompts that end in this step."""
-        vectors, weight, eps = {}, self.forward.final_norm, self.config.norm_eps
+        vectors, (weight, bias), eps = {}, self.forward.final_norm, self.config.norm_eps
+        centred = self.config.traits.layer_norm
         for part in sampling.prompt_parts(batch):
             if part.place not in failed:
-                states = normed(hidden[part.row : part.row + part.tokens], weight, eps)
+                states = normed(hidden[part.row : part.row + part.tokens], weight, eps, centred=centred, bias=bias)
                 if vector := part.pool.add(part.begin, states, last=part.last):
                     vectors[part.place] = vector
         return vectors

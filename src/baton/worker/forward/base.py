@@ -25,7 +25,7 @@ class Forward(Protocol):
     arithmetic: str
     "Two that differ in it may round differently: neither goes on with the keys and values of the other."
     config: ModelConfig
-    final_norm: Floats
+    final_norm: tuple[Floats, Floats | None]
     "[hidden_size] weights of the last norm."
 
     def hidden(self, flat: FlatBatch) -> Floats:

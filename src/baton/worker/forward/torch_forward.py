@@ -5,9 +5,11 @@ from __future__ import annotations
 import platform
 
 import torch
+from torch import Tensor
 
 from baton.config import WorkerConfig
 from baton.models.decoder import Decoder
+from baton.models.layers.norm import LayerNorm
 from baton.models.load import build_model
 from baton.models.loaders.weights import Progress
 from baton.models.open import OpenedModel
@@ -37,7 +39,9 @@ class TorchForward:
         self.name = "torch" if device.type == "cpu" else f"torch ({device.type})"
         self.arithmetic = f"torch {TORCH} {torch.__version__} {_machine(device)}"
         self.config = decoder.config
-        self.final_norm: Floats = decoder.final_norm.weight.detach().float().cpu().numpy()
+        norm = decoder.final_norm
+        weight, bias = norm.weight, norm.bias if isinstance(norm, LayerNorm) else None
+        self.final_norm = _floats(weight), None if bias is None else _floats(bias)
         self.decoder = decoder
         self.attention = attention
 
@@ -71,3 +75,8 @@ def _machine(device: torch.device) -> str:
     if device.type != "cpu":
         return torch.cuda.get_device_name(device)
     return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _floats(tensor: Tensor) -> Floats:
+    values: Floats = tensor.detach().float().cpu().numpy()
+    return values

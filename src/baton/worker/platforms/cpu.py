@@ -25,6 +25,7 @@ from baton.worker.executors.base import LoadedExecutor
 from baton.worker.executors.stepwise import stepwise
 from baton.worker.forward.base import torch_kv_kind
 from baton.worker.forward.native_forward import kv_kind_for, load_native
+from baton.worker.platforms.lacks import native_lacks
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +43,9 @@ class CpuPlatform:
 
     def _native(self, model: ModelConfig) -> Library | EngineError:
         """What computes this model in C, or why nothing does."""
-        if model.experts is not None:
-            return ModelUnsupported("our kernels for CPUs do not compute mixtures of experts: take --compute torch, or a GPU")
+        lacks = native_lacks(model)
+        if lacks:
+            return ModelUnsupported(f"our kernels for CPUs do not compute {', '.join(lacks)}: take --compute torch, or a GPU")
         return self._library
 
     def kv_kind(self, model: ModelConfig, settings: WorkerConfig) -> KVKind:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
 
 from baton.config import WorkerConfig
-from baton.errors import InvalidConfig
+from baton.errors import InvalidConfig, ModelUnsupported
 from baton.kvpool.device_pool import DevicePool
 from baton.kvpool.layout import KVDtype, KVKind, KVLayout
 from baton.kvpool.memory import GIB, MemoryFacts
@@ -17,6 +18,9 @@ from baton.models.open import OpenedModel
 from baton.protocol.pool import PoolReady
 from baton.worker.cuda.plain_executor import load_plain
 from baton.worker.executors.base import LoadedExecutor
+from baton.worker.platforms.lacks import cuda_lacks
+
+log = logging.getLogger(__name__)
 
 DEVICE = 0
 """One rank, one GPU: the only one that this process sees (visible.py)."""
@@ -47,7 +51,12 @@ class CudaPlatform:
     def load(self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> LoadedExecutor:
         torch.cuda.set_device(DEVICE)
         kind = self.kv_kind(opened.config, settings)
-        if settings.compute == "torch":
+        lacks = cuda_lacks(opened.config)
+        if lacks and settings.compute == "native":
+            raise ModelUnsupported(f"our kernels for GPUs do not compute {', '.join(lacks)}: take --compute torch")
+        if lacks:
+            log.warning("the model runs in torch, which is several times slower: no kernel computes %s", ", ".join(lacks))
+        if lacks or settings.compute == "torch":
             return load_plain(opened, settings, kind, progress)
         from baton.worker.cuda.executor import load_cuda  # brings triton
 

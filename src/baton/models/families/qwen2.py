@@ -13,8 +13,7 @@ from baton.models.config_fields import Fields
 class Qwen2(Architecture):
     name = "qwen2"
     hf_names = ("Qwen2ForCausalLM",)
-    gguf_name = "qwen2"
-    gguf_rotary_interleaved = False
+    gguf_names = ("qwen2",)
 
     @classmethod
     def traits_from_hf(cls, fields: Fields) -> Traits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from baton.models.architecture import Architecture
-from baton.models.config import Traits
+from baton.models.config import Experts, Traits
 from baton.models.config_fields import Fields
 
 MISTRAL_WINDOW_DEFAULT = 4096
@@ -15,8 +15,8 @@ MISTRAL_WINDOW_DEFAULT = 4096
 class Llama(Architecture):
     name = "llama"
     hf_names = ("LlamaForCausalLM", "MistralForCausalLM")
-    gguf_name = "llama"
-    gguf_rotary_interleaved = True
+    gguf_names = ("llama",)
+    gguf_pairs = "neighbours"
 
     @classmethod
     def traits_from_hf(cls, fields: Fields) -> Traits:
@@ -35,3 +35,12 @@ class Llama(Architecture):
             mlp_bias="blk.0.ffn_gate.bias" in tensors,
             layer_windows=(window,) * fields.layer_count("block_count") if window else (),
         )
+
+    @classmethod
+    def experts_from_gguf(cls, fields: Fields) -> Experts | None:
+        """Of Mixtral, whose files have this name."""
+        count = fields.integer("expert_count", 0)
+        if not count:
+            return None
+        inner = fields.integer("feed_forward_length")
+        return Experts(count=count, per_token=fields.integer("expert_used_count"), inner_size=inner, normalised=True)

@@ -7,14 +7,13 @@ from collections.abc import Collection
 from baton.models.architecture import Architecture
 from baton.models.config import Traits
 from baton.models.config_fields import Fields
-from baton.models.qwen2 import qwen_windows
+from baton.models.families.qwen2 import qwen_windows
 
 
 class Qwen3(Architecture):
     name = "qwen3"
     hf_names = ("Qwen3ForCausalLM",)
-    gguf_name = "qwen3"
-    gguf_rotary_interleaved = False
+    gguf_names = ("qwen3",)
 
     @classmethod
     def traits_from_hf(cls, fields: Fields) -> Traits:

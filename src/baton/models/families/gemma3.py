@@ -1,0 +1,107 @@
+"""Gemma 3 (text): norms before and after attention and MLP, GELU, scaled embeddings, and five layers with a sliding window and
+a rotary base of their own to each one without."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from types import MappingProxyType
+
+from baton.errors import ModelUnsupported
+from baton.models.architecture import Architecture, layer_kinds, windows_by_kind
+from baton.models.config import RopeConfig, Traits
+from baton.models.config_fields import Fields
+from baton.models.rope_from_hf import rope_from_hf
+
+FULL_EVERY = 6
+LOCAL_THETA = 10000.0
+
+
+class Gemma3(Architecture):
+    name = "gemma3"
+    hf_names = ("Gemma3ForCausalLM",)
+    gguf_names = ("gemma3",)
+    activation = "gelu_tanh"
+    norm_plus_one = True
+    hf_defaults = MappingProxyType(
+        {"tie_word_embeddings": True, "head_dim": 256, "query_pre_attn_scalar": 256, "rope_theta": 1_000_000.0}
+    )
+    hf_layer_names = MappingProxyType(
+        {
+            "post_attention_layernorm": "attention_post_norm",
+            "pre_feedforward_layernorm": "mlp_norm",
+            "post_feedforward_layernorm": "mlp_post_norm",
+        }
+    )
+    gguf_layer_names = MappingProxyType({"post_attention_norm": "attention_post_norm", "post_ffw_norm": "mlp_post_norm"})
+
+    @classmethod
+    def traits_from_hf(cls, fields: Fields) -> Traits:
+        for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+            if fields.get(key) is not None:
+                raise ModelUnsupported(f"{fields.origin}: {key} is not supported")
+        if fields.get("use_bidirectional_attention"):
+            raise ModelUnsupported(f"{fields.origin}: use_bidirectional_attention is not supported")
+        kinds = _with_kinds(fields)
+        return _traits(
+            windows_by_kind(kinds, fields.integer("sliding_window", 4096)),
+            tuple(_rope(fields, kind) for kind in layer_kinds(kinds)),
+            fields.integer("hidden_size"),
+            fields.positive("query_pre_attn_scalar"),
+            bias=fields.boolean("attention_bias", False),
+        )
+
+    @classmethod
+    def rope_from_hf(cls, fields: Fields) -> RopeConfig:
+        return _rope(fields, "full_attention")
+
+    @classmethod
+    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+        layers, window = fields.layer_count("block_count"), fields.integer("attention.sliding_window")
+        full = [(layer + 1) % FULL_EVERY == 0 for layer in range(layers)]
+        turned, local = RopeConfig(theta=fields.number("rope.freq_base")), RopeConfig(theta=LOCAL_THETA)
+        hidden, heads = fields.integer("embedding_length"), max(fields.integer("attention.head_count"), 1)
+        return _traits(
+            tuple(None if whole else window for whole in full),
+            tuple(turned if whole else local for whole in full),
+            hidden,
+            # llama.cpp has the width of a head for all sizes but the largest (27B), whose scale is of its hidden size.
+            hidden / heads if layers == LAYERS_OF_27B else fields.positive("attention.key_length"),
+        )
+
+
+LAYERS_OF_27B = 62
+
+
+def _traits(
+    windows: tuple[int | None, ...], ropes: tuple[RopeConfig, ...], hidden: int, scalar: float, *, bias: bool = False
+) -> Traits:
+    return Traits(
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=True,
+        layer_windows=windows,
+        layer_ropes=ropes,
+        activation="gelu_tanh",
+        norms="both",
+        embedding_scale=hidden**0.5,
+        attention_scale=scalar**-0.5,
+    )
+
+
+def _rope(fields: Fields, kind: str) -> RopeConfig:
+    settings = fields.get("rope_parameters")
+    if isinstance(settings, dict) and kind in settings:
+        return rope_from_hf(fields, kind)
+    if kind == "full_attention":
+        return rope_from_hf(fields)
+    return RopeConfig(theta=fields.number("rope_local_base_freq", LOCAL_THETA))
+
+
+def _with_kinds(fields: Fields) -> Fields:
+    """Older files say how often a layer is full instead of naming the kind of each."""
+    if fields.get("layer_types"):
+        return fields
+    every = max(fields.integer("sliding_window_pattern", FULL_EVERY), 1)
+    layers = range(fields.layer_count("num_hidden_layers"))
+    kinds = ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in layers]
+    return Fields({**fields.values, "layer_types": kinds}, fields.origin)

@@ -1,0 +1,81 @@
+"""GLM-4: half of each head turns. GLM-4-0414 also has norms after attention and MLP. GLM-4.5 has experts: a sigmoid router with
+a correction, shared experts, and dense first layers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from types import MappingProxyType
+
+from baton.errors import ModelUnsupported
+from baton.models.architecture import Architecture
+from baton.models.config import Experts, Traits
+from baton.models.config_fields import Fields
+
+HALF = MappingProxyType({"partial_rotary_factor": 0.5})
+
+
+class Glm(Architecture):
+    name = "glm4"
+    hf_names = ("GlmForCausalLM", "Glm4ForCausalLM")
+    gguf_names = ("glm4",)
+    hf_pairs = gguf_pairs = "neighbours"
+    hf_defaults = HALF
+    hf_layer_names = MappingProxyType(
+        {"post_self_attn_layernorm": "attention_post_norm", "post_mlp_layernorm": "mlp_post_norm"}
+    )
+    gguf_layer_names = MappingProxyType(
+        {"ffn_up": "mlp.gate_up", "post_attention_norm": "attention_post_norm", "post_ffw_norm": "mlp_post_norm"}
+    )
+
+    @classmethod
+    def traits_from_hf(cls, fields: Fields) -> Traits:
+        after = "Glm4ForCausalLM" in fields.get("architectures", ())
+        return Traits(qkv_bias=fields.boolean("attention_bias", True), norms="both" if after else "before")
+
+    @classmethod
+    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+        after = "blk.0.post_attention_norm.weight" in tensors
+        return Traits(qkv_bias="blk.0.attn_q.bias" in tensors, norms="both" if after else "before")
+
+
+class Glm4Moe(Architecture):
+    name = "glm4_moe"
+    hf_names = ("Glm4MoeForCausalLM",)
+    gguf_names = ("glm4moe",)
+    hf_defaults = HALF
+    hf_layer_names = MappingProxyType(
+        {
+            "mlp.gate.e_score_correction_bias": "mlp.router.correction",
+            "mlp.shared_experts.gate_proj": "mlp.shared.gate",
+            "mlp.shared_experts.up_proj": "mlp.shared.up",
+            "mlp.shared_experts.down_proj": "mlp.shared.down",
+        }
+    )
+    gguf_layer_names = MappingProxyType({"post_attention_norm": "mlp_norm"})
+
+    @classmethod
+    def traits_from_hf(cls, fields: Fields) -> Traits:
+        return Traits(qkv_bias=fields.boolean("attention_bias", False), qk_norm=fields.boolean("use_qk_norm", False))
+
+    @classmethod
+    def experts_from_hf(cls, fields: Fields) -> Experts:
+        groups = fields.integer("n_group", 1)
+        if groups != 1:
+            raise ModelUnsupported(f"{fields.origin}: experts in {groups} groups are not supported; supported is one group")
+        inner, layers = fields.integer("moe_intermediate_size"), fields.layer_count("num_hidden_layers")
+        dense = fields.integer("first_k_dense_replace", 1)
+        return Experts(
+            count=fields.integer("n_routed_experts"),
+            per_token=fields.integer("num_experts_per_tok"),
+            inner_size=inner,
+            normalised=fields.boolean("norm_topk_prob", True),
+            layers=tuple(layer >= dense for layer in range(layers)),
+            scoring="sigmoid",
+            correction=True,
+            scale=fields.positive("routed_scaling_factor", 1.0),
+            shared_size=inner * fields.integer("n_shared_experts", 0),
+        )
+
+    @classmethod
+    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+        raise ModelUnsupported(f"{fields.origin}: GLM-4.5 is supported from safetensors, not from GGUF files")

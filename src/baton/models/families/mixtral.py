@@ -1,0 +1,35 @@
+"""Mixtral: Mistral with a mixture of experts in every layer. Its GGUF files call themselves llama."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from types import MappingProxyType
+
+from baton.models.architecture import Architecture
+from baton.models.config import Experts, Traits
+from baton.models.config_fields import Fields
+
+
+class Mixtral(Architecture):
+    name = "mixtral"
+    hf_names = ("MixtralForCausalLM",)
+    gguf_names = ()
+    hf_layer_names = MappingProxyType({"block_sparse_moe.gate": "mlp.router"})
+
+    @classmethod
+    def traits_from_hf(cls, fields: Fields) -> Traits:
+        window = fields.integer_or_none("sliding_window", None)
+        return Traits(layer_windows=(window,) * fields.layer_count("num_hidden_layers") if window else ())
+
+    @classmethod
+    def experts_from_hf(cls, fields: Fields) -> Experts:
+        return Experts(
+            count=fields.integer("num_local_experts"),
+            per_token=fields.integer("num_experts_per_tok"),
+            inner_size=fields.integer("intermediate_size"),
+            normalised=True,
+        )
+
+    @classmethod
+    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+        raise NotImplementedError("no GGUF file has this name")

@@ -1,0 +1,40 @@
+"""SmolLM3: Llama in which every fourth layer has no positions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from types import MappingProxyType
+
+from baton.errors import ModelUnsupported
+from baton.models.architecture import Architecture
+from baton.models.config import NO_ROPE, RopeConfig, Traits
+from baton.models.config_fields import Fields
+from baton.models.rope_from_hf import rope_from_hf
+
+EVERY = 4
+
+
+class SmolLM3(Architecture):
+    name = "smollm3"
+    hf_names = ("SmolLM3ForCausalLM",)
+    gguf_names = ("smollm3",)
+    gguf_pairs = "neighbours"
+    hf_defaults = MappingProxyType({"tie_word_embeddings": True})
+
+    @classmethod
+    def traits_from_hf(cls, fields: Fields) -> Traits:
+        if fields.boolean("use_sliding_window", False):
+            raise ModelUnsupported(f"{fields.origin}: a sliding window is not supported for {cls.name}")
+        layers, bias = fields.layer_count("num_hidden_layers"), fields.boolean("attention_bias", False)
+        turned = fields.get("no_rope_layers")  # 1 for a layer that has positions
+        if not isinstance(turned, list):
+            every = fields.integer("no_rope_layer_interval", EVERY)
+            turned = [(layer + 1) % every != 0 for layer in range(layers)]
+        ropes = tuple(rope_from_hf(fields) if turns else NO_ROPE for turns in turned)
+        return Traits(qkv_bias=bias, output_bias=bias, mlp_bias=fields.boolean("mlp_bias", False), layer_ropes=ropes)
+
+    @classmethod
+    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+        rope = RopeConfig(theta=fields.number("rope.freq_base"))
+        layers = fields.layer_count("block_count")
+        return Traits(layer_ropes=tuple(NO_ROPE if (layer + 1) % EVERY == 0 else rope for layer in range(layers)))

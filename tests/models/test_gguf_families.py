@@ -1,0 +1,152 @@
+"""Families as llama.cpp's converter writes them: fused tensors, stacked experts, norms with their 1 in them, pairs together.
+
+The converter itself is not at hand; what it does to each family is written out here a second time, apart from the loader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf_files import gguf, interleaved
+from tiny_models import PROMPTS, oracle_greedy, oracle_logits, oracle_model
+
+from baton.models.load import load_model
+from baton.models.reference import all_logits, greedy_tokens
+
+TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+COMMON = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.moe_statics.e_score_correction": "exp_probs_b",
+}
+AFTER = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+MOE = {"expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 24}
+
+# case: (general.architecture, names that differ, settings beyond the usual ones)
+FAMILIES: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
+    "ernie": ("ernie4_5", {}, {}),
+    "ernie-moe": ("ernie4_5-moe", {}, {**MOE, "expert_shared_count": 2, "leading_dense_block_count": 1}),
+    "phi3": ("phi3", {}, {}),
+    "phi3-partial": ("phi3", {}, {"rope.dimension_count": 8}),
+    "granite": (
+        "granite",
+        {},
+        {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.2, "logit_scale": 4.0},
+    ),
+    "smollm3": ("smollm3", {}, {}),
+    "olmo2": ("olmo2", AFTER, {}),
+    "glm4": (
+        "glm4",
+        {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
+        {"rope.dimension_count": 8},
+    ),
+    "cohere": ("command-r", {}, {"logit_scale": 0.25, "attention.layer_norm_epsilon": 1e-5}),
+    "stablelm": ("stablelm", {}, {"rope.dimension_count": 2, "attention.layer_norm_epsilon": 1e-5}),
+    "gemma3-six": ("gemma3", {**AFTER, "pre_feedforward_layernorm": "ffn_norm"}, {"attention.sliding_window": 5}),
+    "qwen3-moe": ("qwen3moe", {}, MOE),
+    "mixtral": ("llama", {}, {**MOE, "expert_feed_forward_length": 56}),
+}
+SIDE_BY_SIDE = ("llama", "granite", "smollm3")
+"""Whose rows the converter puts side by side. (Others of llama.cpp's kind NORM are so in their own files.)"""
+SIX = {
+    "num_hidden_layers": 6,
+    "sliding_window": 5,
+    "query_pre_attn_scalar": 16,
+    "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def case(request, monkeypatch):
+    monkeypatch.setitem(__import__("tiny_models").CASES, "gemma3-six", ("Gemma3", SIX))
+    return request.param
+
+
+def test_a_family_from_its_gguf_file(case, tmp_path):
+    oracle = oracle_model(case)
+    model = load_model(write(tmp_path / "m.gguf", oracle, *FAMILIES[case])).model
+    for prompt in PROMPTS:
+        torch.testing.assert_close(all_logits(model, prompt), oracle_logits(oracle, prompt), atol=2e-4, rtol=0)
+        assert greedy_tokens(model, prompt, 6) == oracle_greedy(oracle, prompt, 6)
+
+
+def write(path: Path, oracle: Any, architecture: str, names: dict[str, str], settings: dict[str, Any]) -> Path:
+    config = oracle.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rope = config.rope_parameters
+    values: dict[str, Any] = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "rope.freq_base": float(rope.get("full_attention", rope)["rope_theta"]),
+        "attention.layer_norm_rms_epsilon": float(getattr(config, "rms_norm_eps", 1e-5)),
+        **settings,
+    }
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in values.items():
+        (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(f"{architecture}.{key}", value)
+    writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(config.vocab_size)])
+    tied = config.tie_word_embeddings
+    for name, array in tensors(oracle, architecture, {**COMMON, **names}).items():
+        if not (tied and name == "output.weight"):
+            writer.add_tensor(name, np.ascontiguousarray(array))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def tensors(oracle: Any, architecture: str, names: dict[str, str]) -> dict[str, np.ndarray]:
+    found = {}
+    for name, tensor in oracle.state_dict().items():
+        array, (module, _, kind) = tensor.numpy(), name.rpartition(".")
+        if name.endswith("e_score_correction_bias"):
+            module, kind = name.removesuffix("_bias"), "bias"
+            array = array.reshape(-1)
+        if module in TOP:
+            found[f"{TOP[module]}.{kind}"] = array
+            continue
+        _, _, layer, module = module.split(".", 3) if not module.endswith("experts") else (*module.split(".")[:3], "experts")
+        module = module.replace("mlp.gate.moe_statics", "mlp.moe_statics").replace("block_sparse_moe", "mlp")
+        if module == "experts":  # in memory all experts are one tensor: [experts, gate and up, hidden]
+            gate, up = np.split(array, 2, 1) if kind == "gate_up_proj" else (array, None)
+            found[f"blk.{layer}.ffn_{'gate' if up is not None else 'down'}_exps.weight"] = gate
+            if up is not None:
+                found[f"blk.{layer}.ffn_up_exps.weight"] = up
+            continue
+        theirs = names[module]
+        if architecture in SIDE_BY_SIDE and theirs in ("attn_q", "attn_k"):
+            config = oracle.config
+            array = interleaved(array, config.num_attention_heads if theirs == "attn_q" else config.num_key_value_heads)
+        found[f"blk.{layer}.{theirs}.{kind}"] = array
+    if architecture == "gemma3":
+        found = {name: array + 1 if "norm" in name else array for name, array in found.items()}
+    return found
