@@ -107,6 +107,23 @@ def test_a_prompt_waits_no_longer_than_it_avoids_the_only_prefill_instance_with_
     assert (room.router.queued, list(fresh.legs)) == (0, [moved])
 
 
+def test_a_prefill_instance_that_the_first_in_line_avoids_is_free_for_the_others():
+    """The first one was on an instance that was lost and is back at once; the other prefill instance is full."""
+    room = Room(config=RouterConfig(handoff_tokens_min=8, handoff="always", waiting_prompts_max=0, again_seconds=1.0))
+    room.join(Scripted(hello("d", "decode", blocks=8000, slots=64)))
+    for name in ("p", "q"):
+        room.join(Scripted(hello(name, "prefill", blocks=8000)))
+        room.arrive(request(f"at-{name}", prompt=(ord(name),) * 40))
+        room.settle()
+    lost = room.instances[1]
+    room.kill(lost)
+    fresh = room.restart(lost)
+    room.arrive(request("behind", prompt=(7,) * 40))
+    room.settle()
+    assert (room.router.queued, list(fresh.legs)) == (1, ["behind"])
+    room.run(400)
+
+
 @pytest.mark.parametrize("waiting", [16, 26, 60])
 def test_prompts_that_wait_for_prefill_do_not_hold_up_those_that_need_none(waiting):
     room, _, decode = pair()

@@ -19,7 +19,8 @@ class Closed:
     def __init__(self) -> None:
         self._homes: dict[str, int] = {}
         "By role: instances that can hold so many tokens, or more, are closed."
-        self._prefills = NEVER_CLOSED
+        self._prefills: dict[tuple[str, ...], int] = {}
+        "Prefill instances that can hold so many tokens, or more, are closed, but for those with these names."
         self._others: dict[tuple[str, ...], dict[str, int]] = {}
         "Likewise, but for instances with these names."
 
@@ -28,8 +29,8 @@ class Closed:
         for role in roles:
             homes[role] = min(tokens, homes.get(role, NEVER_CLOSED))
 
-    def close_prefills(self, tokens: int) -> None:
-        self._prefills = min(tokens, self._prefills)
+    def close_prefills(self, tokens: int, but: tuple[str, ...] = ()) -> None:
+        self._prefills[but] = min(tokens, self._prefills.get(but, NEVER_CLOSED))
 
     def is_closed(self, member: Member) -> bool:
         role, capacity = member.hello.role, member.capacity
@@ -42,7 +43,9 @@ class Closed:
         )
 
     def is_closed_prefill(self, member: Member) -> bool:
-        return self._prefills <= member.capacity
+        if not self._prefills:
+            return False
+        return any(tokens <= member.capacity and member.name not in names for names, tokens in self._prefills.items())
 
     def closes_all(self, role: str, smallest: int | None) -> bool:
         """Is every instance of that role closed? `smallest`: the capacity of the smallest. None: there are none."""

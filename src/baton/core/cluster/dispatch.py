@@ -88,7 +88,7 @@ class Dispatch:
                 return False
             case Shortage.PREFILL:
                 self._retry(trip)
-                closed.close_prefills(trip.tokens + 1)
+                closed.close_prefills(trip.tokens + 1, self._exceptions(trip))
                 if lane.kind == "prefill":
                     return False
                 needed = self._placement.depth_to_stay(trip.tokens, self._placement.block_size)
