@@ -140,7 +140,7 @@ def orders(options: argparse.Namespace, **more: Any) -> dict[str, str]:
 
 
 def settings(**more: Any) -> str:
-    return json.dumps({"model": str(resolve(DEFAULT_MODEL)), "slots": 64, **more})
+    return json.dumps({"model": str(resolve(DEFAULT_MODEL)), "max_num_seqs": 64, **more})
 
 
 @contextmanager
