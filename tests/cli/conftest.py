@@ -3,9 +3,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "models"))  # the fake hub
 
 NEEDED = ("torch", "safetensors", "tokenizers", "starlette", "uvicorn")
 

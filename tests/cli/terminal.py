@@ -10,7 +10,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from command_rig import BATON, ENVIRONMENT, family
@@ -22,12 +22,12 @@ PATIENCE_SECONDS = 120.0
 class Terminal:
     """One command with a terminal of its own. `seen` is every byte it wrote."""
 
-    def __init__(self, *arguments: str | Path) -> None:
+    def __init__(self, *arguments: str | Path, program: Sequence[str] = BATON, **environment: str) -> None:
         self._ours, theirs = pty.openpty()
-        environment = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+        environment = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "100", "LINES": "40", **environment}
         environment.pop("NO_COLOR")
         self.process = subprocess.Popen(
-            [*BATON, *map(str, arguments)],
+            [*program, *map(str, arguments)],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -95,8 +95,8 @@ def _take_terminal() -> None:
 
 
 @contextlib.contextmanager
-def on_terminal(*arguments: str | Path) -> Iterator[Terminal]:
-    terminal = Terminal(*arguments)
+def on_terminal(*arguments: str | Path, program: Sequence[str] = BATON, **environment: str) -> Iterator[Terminal]:
+    terminal = Terminal(*arguments, program=program, **environment)
     try:
         yield terminal
     finally:

@@ -49,7 +49,8 @@ def private_server(model: str | None, *, command: str = "chat", **settings: Any)
         server = Server(f"http://127.0.0.1:{port}", key)
         try:
             with stages(stderr_lines(command)) as shown:
-                _wait_ready(server, process, said, shown.announce)
+                shown.announce(f"loading {name}", at_once=False)
+                _wait_ready(server, process, said, shown.announce, f"loading {name}")
             yield server, name
         finally:
             _end(process)
@@ -91,14 +92,16 @@ def _start(config: dict[str, Any], said: IO[bytes]) -> subprocess.Popen[bytes]:
         os.close(settings)
 
 
-def _wait_ready(server: Server, process: subprocess.Popen[bytes], said: IO[bytes], announce: Callable[[str], None]) -> None:
-    """What the server says that it does (loading, compiling) is announced here."""
-    stage, read = "", 0
+def _wait_ready(
+    server: Server, process: subprocess.Popen[bytes], said: IO[bytes], announce: Callable[[str], None], stage: str
+) -> None:
+    """What the server says that it does (compiling, say) is announced here. `stage`: what it does at first."""
+    read = 0
     while process.poll() is None:
         lines = _lines(said)
         for line in lines[read:]:
             doing = line.removeprefix(PREFIX)
-            if line.startswith(PREFIX) and not (stage and doing.startswith(f"{stage}:")):  # the same stage, some seconds later
+            if line.startswith(PREFIX) and not doing.startswith(f"{stage}:"):  # the same stage, some seconds later
                 stage = doing
                 announce(stage)
         read = len(lines)

@@ -25,8 +25,8 @@ JOIN_SECONDS = 1.0
 
 
 class Stages(Protocol):
-    def announce(self, what: str) -> None:
-        """A stage begins. The one before it has ended."""
+    def announce(self, what: str, *, at_once: bool = True) -> None:
+        """A stage begins. The one before it has ended. Not `at_once`: it is often short, and a log has no line of it then."""
 
     def advance(self, done: int, total: int) -> None:
         """Bytes of the current stage."""
@@ -52,7 +52,7 @@ def open_stages(say: Callable[[str], None], *, quiet: bool = False) -> Stages:
 
 
 class Silent:
-    def announce(self, what: str) -> None: ...
+    def announce(self, what: str, *, at_once: bool = True) -> None: ...
 
     def advance(self, done: int, total: int) -> None: ...
 
@@ -66,7 +66,7 @@ class Bars:
         self._drawn: Progress | None = None
         self._task: TaskID | None = None
 
-    def announce(self, what: str) -> None:
+    def announce(self, what: str, *, at_once: bool = True) -> None:
         drawn = self._begun()
         if self._task is not None:
             drawn.remove_task(self._task)
@@ -96,18 +96,19 @@ class Bars:
 class Lines:
     """In a log. A thread repeats the current stage, so that one that stalls is seen too."""
 
-    def __init__(self, say: Callable[[str], None], seconds: float = LINE_SECONDS) -> None:
+    def __init__(self, say: Callable[[str], None], seconds: float | None = None) -> None:
         self._say = say
-        self._seconds = seconds
+        self._seconds = LINE_SECONDS if seconds is None else seconds
         self._lock = Lock()
         self._what, self._since, self._done, self._total = "", 0.0, 0, 0
         self._ended = Event()
         self._thread: Thread | None = None
 
-    def announce(self, what: str) -> None:
+    def announce(self, what: str, *, at_once: bool = True) -> None:
         with self._lock:
             self._what, self._since, self._done, self._total = what, monotonic(), 0, 0
-        self._say(what)
+        if at_once:
+            self._say(what)
         if self._thread is None:
             self._thread = Thread(target=self._repeat, name="progress-lines", daemon=True)
             self._thread.start()

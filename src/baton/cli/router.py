@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from baton import __version__
+from baton.cli.banner import api_rows, banner, base_url, model_rows, try_row
 from baton.cli.cluster_options import PlacementOptions, RouterOptions
 from baton.cli.key_files import with_key_files
 from baton.cli.say import INTERRUPTED, Failed, complaints, end_unhurried, require_packages, resolve_model, served_name
-from baton.cli.serve import base_url, checked_port, warn_of_certificate
+from baton.cli.serve import checked_port, warn_of_certificate
 from baton.cli.settings import Given, parameters
 from baton.config import ServeConfig
 from baton.config.schema import GROUPS, Setting, all_settings
@@ -135,12 +135,10 @@ def run_router(serve: ServeConfig, placement: PlacementOptions, options: RouterO
 
 
 def ready_text(serve: ServeConfig, address: str, ready: InstanceReady) -> str:
-    url = base_url(serve, serve.host, serve.port)
-    rows = (
-        ("chat page", f"{url}/"),
-        ("API", f"{url}/v1"),
-        ("cluster", f"{url}/v1/cluster; instances join at {address}"),
-        ("model", f"{serve.served_model_name[0]} ({ready.context_tokens:,} tokens of context)"),
-    )
-    lines = [f"Baton {__version__} routes to instances, and the first one has joined"]
-    return "\n".join([*lines, *(f"  {what:<10} {value}" for what, value in rows), "Ctrl-C ends it."])
+    rows = [
+        *api_rows(serve),
+        ("cluster", f"{base_url(serve, serve.host, serve.port)}/v1/cluster; instances join at {address}"),
+        *model_rows(serve, ready, each=", each instance"),
+        try_row(serve),
+    ]
+    return banner(f"routes requests for {serve.served_model_name[0]}; the first instance has joined", rows, serve)

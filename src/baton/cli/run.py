@@ -113,7 +113,7 @@ def load(model: str, *, command: str = "", **settings: Any) -> LLM:
     quiet_waiting()
     path = resolve_model(model, command=command)
     with stages(stderr_lines(command)) as shown:
-        shown.announce(f"loading {served_name(model)}")
+        shown.announce(f"loading {served_name(model)}", at_once=False)
         from baton.llm import LLM
         from baton.native.build import compilation_announced
 

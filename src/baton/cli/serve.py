@@ -11,7 +11,6 @@ Ctrl-C     running requests finish, then all processes end  exit 0
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from baton import __version__
+from baton.cli.banner import api_rows, banner, base_url, model_rows, try_row
 from baton.cli.key_files import with_key_files
 from baton.cli.progress import open_stages
 from baton.cli.say import INTERRUPTED, ServerLines, complaints, end_unhurried, require_packages, resolve_model, served_name
@@ -165,7 +164,7 @@ class ServeReporter:
         self._stages = open_stages(self.lines.say, quiet=quiet)
         self.loading.callback(self._stages.close)
         self._stage = f"loading {config.served_model_name[0]}"
-        self._stages.announce(self._stage)
+        self._stages.announce(self._stage, at_once=False)
 
     def progress(self, progress: LoadProgress) -> None:
         if self.was_ready:
@@ -173,7 +172,7 @@ class ServeReporter:
         stage = progress.stage or f"loading {self._config.served_model_name[0]}"
         if stage != self._stage:
             self._stage = stage
-            self._stages.announce(stage)
+            self._stages.announce(stage, at_once=bool(progress.stage))
         self._stages.advance(progress.done, progress.total)
 
     def ready(self, ready: InstanceReady) -> None:
@@ -196,39 +195,19 @@ class ServeReporter:
             self.lines.say(f"draining: running requests have {seconds:g} s to finish; Ctrl-C again ends them now")
 
 
-def base_url(config: ServeConfig, host: str, port: int) -> str:
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-    return f"{config.scheme}://{f'[{host}]' if ':' in host and host[0] != '[' else host}:{port}"
-
-
 def ready_text(config: ServeConfig, ready: InstanceReady, seconds: float) -> str:
-    url, name = base_url(config, config.host, config.port), config.served_model_name[0]
-    body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
-    key = " -H 'Authorization: Bearer KEY'" if config.api_key else ""
-    tokens = ready.blocks * ready.block_size
     member = bool(config.routers)
     admin = "" if config.admin_port is None else base_url(config, config.admin_host, config.admin_port)
-    rows = (
+    rows = [
         *([("instance", f"{config.name} ({config.role}), of router {', '.join(config.routers)}")] if member else ()),
-        *(
-            [("health", f"{url}/health")]
-            if member
-            else [*([("chat page", f"{url}/")] if config.chat_page else []), ("API", f"{url}/v1")]
-        ),
+        *([("health", f"{base_url(config, config.host, config.port)}/health")] if member else api_rows(config)),
         *([("admin", f"{admin}/metrics")] if admin else ()),
-        ("model", f"{config.model} ({dtype_text(config, ready)}, {ready.context_tokens:,} tokens of context)"),
-        ("KV cache", f"{ready.blocks:,} blocks of {ready.block_size} tokens ({tokens:,}); {ready.slots} sequences at once"),
+        *model_rows(config, ready),
         *([("tiers", tiers_text(ready.plan))] if "kv_host_blocks" in ready.plan else ()),
-        *([("plan", plan_text(ready))] if ready.plan else ()),
-        *([] if member else [("try", f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'")]),
-    )
-    lines = [f"Baton {__version__} serves {', '.join(config.served_model_name)}, ready in {seconds:.1f} s"]
-    return "\n".join([*lines, *(f"  {what:<10} {value}" for what, value in rows), "Ctrl-C ends it."])
-
-
-def dtype_text(config: ServeConfig, ready: InstanceReady) -> str:
-    plan = {"dtype": config.dtype, "device": config.device, **ready.plan}
-    return f"{plan['dtype']} on {plan['device']}"
+        *([("plan", plan_text(ready))] if ready.plan and config.log_level == "debug" else ()),
+        *([] if member else [try_row(config)]),
+    ]
+    return banner(f"serves {', '.join(config.served_model_name)}, ready in {seconds:.1f} s", rows, config)
 
 
 def tiers_text(plan: dict[str, int | float | str]) -> str:
@@ -239,7 +218,7 @@ def tiers_text(plan: dict[str, int | float | str]) -> str:
 
 
 def plan_text(ready: InstanceReady) -> str:
-    """What was resolved at the start; GET /config has all of it."""
+    """What was resolved at the start, for whoever works on Baton; GET /config has all of it."""
     plan = ready.plan
     words = f"{plan['processes']}; KV pool of {plan['kv_pool_gib']} GiB ({plan['kv_cache_dtype']}) by {plan['kv_blocks_by']}"
     if "memory_gib" in plan:

@@ -7,7 +7,6 @@ in a private directory, with a secret made for this run.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,11 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from baton import __version__
+from baton.cli.banner import api_rows, banner, base_url, model_rows, try_row
 from baton.cli.cluster_options import PlacementOptions, UpOptions
 from baton.cli.key_files import with_key_files
 from baton.cli.say import INTERRUPTED, Failed, complaints, end_unhurried, require_packages, resolve_model, served_name
-from baton.cli.serve import base_url, checked_port, warn_of_certificate
+from baton.cli.serve import checked_port, warn_of_certificate
 from baton.cli.settings import MEMBER, Given, parameters
 from baton.config import EngineConfig, Role, ServeConfig
 from baton.config.schema import all_settings
@@ -193,22 +192,17 @@ def run_cluster(
 
 
 def ready_text(serve: ServeConfig, engines: Mapping[str, EngineConfig], ready: InstanceReady, seconds: float) -> str:
-    url, name = base_url(serve, serve.host, serve.port), serve.served_model_name[0]
-    body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
-    key = " -H 'Authorization: Bearer KEY'" if serve.api_key else ""
-    rows = (
-        ("chat page", f"{url}/"),
-        ("API", f"{url}/v1"),
-        ("cluster", f"{url}/v1/cluster"),
-        ("model", f"{serve.model} ({ready.context_tokens:,} tokens of context)"),
+    on_gpus = ready.plan.get("device") == "cuda"
+    rows = [
+        *api_rows(serve),
+        ("cluster", f"{base_url(serve, serve.host, serve.port)}/v1/cluster"),
         ("instances", ", ".join(engines)),
-        ("threads", threads_text(engines)),
-        *(("GPUs", gpus_text(engines)) for _ in range(serve.device == "cuda")),
-        ("KV cache", f"of each instance {ready.blocks:,} blocks of {ready.block_size} tokens; {ready.slots} sequences at once"),
-        ("try", f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"),
-    )
-    lines = [f"Baton {__version__} serves {name} with {len(engines)} instances, ready in {seconds:.1f} s"]
-    return "\n".join([*lines, *(f"  {what:<10} {value}" for what, value in rows), "Ctrl-C ends it."])
+        ("GPUs", gpus_text(engines)) if on_gpus else ("threads", threads_text(engines)),
+        *model_rows(serve, ready, each=", each instance" if len(engines) > 1 else ""),
+        try_row(serve),
+    ]
+    name, count = serve.served_model_name[0], len(engines)
+    return banner(f"serves {name} with {count} instance{'s' * (count > 1)}, ready in {seconds:.1f} s", rows, serve)
 
 
 def gpus_text(engines: Mapping[str, EngineConfig]) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from math import inf
+from pathlib import Path
 from random import Random
 from secrets import randbits
 from threading import Lock
@@ -37,6 +38,7 @@ from baton.llm.prompts import Chats, Prompts, batch_of, chats_of
 from baton.llm.sampling import SamplingParams, wire_params
 from baton.llm.stream import Stream
 from baton.models.names import DEFAULT_MODEL, resolve
+from baton.models.support import refuse_unsupported
 from baton.protocol.ids import Instant, PoolIncarnation, RequestId
 from baton.protocol.output import Emit
 from baton.protocol.request import POOLINGS, FinishReason, GenerateRequest, Pooling
@@ -73,6 +75,7 @@ class LLM:
         settings = {"prefill_tokens_beside_decodes": None, "decode_gap_ms": 0.0, **serve_settings(settings)}
         asked = ServeConfig(model=str(model), **settings)  # refuses bad settings before a model is fetched
         path = str(resolve(model, revision=asked.revision))
+        refuse_unsupported(Path(path))  # before its tokenizer is complained of
         self.config = replace(asked, model=path)
         engine = self.config.engine()
         text = load_model_text(path)

@@ -10,6 +10,7 @@ a Hugging Face id      Qwen/Qwen2.5-0.5B-Instruct     a folder in the hub's cach
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from baton.errors import ModelFileBroken, ModelNotFound, ModelUnsupported
@@ -44,9 +45,10 @@ def resolve(
     if (on_hub := hub_name(str(name))) is not None:
         found = fetch_from_hub(on_hub, listener)
         return found if found.is_file() else _in_folder(found)
+    close = get_close_matches(str(name), ALIASES, n=1, cutoff=0.75)
     raise ModelNotFound(
-        f"{name}: no such model; give a folder with a config.json, a .gguf file, a Hugging Face id (owner/model, "
-        f"owner/model:QUANT) or an alias ({', '.join(ALIASES)})"
+        f"{name}: no such model; {f'did you mean {close[0]}? Else ' if close else ''}give a folder with a config.json, a .gguf "
+        f"file, a Hugging Face id (owner/model, owner/model:QUANT) or an alias ({', '.join(ALIASES)})"
     )
 
 

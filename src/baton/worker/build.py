@@ -32,6 +32,7 @@ from baton.worker.platforms.choose import CPU_KV_GIB, choose
 from baton.worker.platforms.cpu import usable_cores
 from baton.worker.profile import MemoryProfile, blocks_that_fit, measure
 from baton.worker.weights_digest import Digest, DigestInProgress
+from baton.worker.weights_text import weights_text
 
 CONTEXT_TOKENS_MIN = 2
 """A prompt and an answer of one token each: with less nothing can be asked."""
@@ -135,7 +136,7 @@ def _built_worker(
         defaults,
         identity.digest(),
         weights,
-        pool_plan(config, runner.pool, profile),
+        pool_plan(config, runner.pool, profile) | {"weights": weights_text(opened.weights.stored(), config)},
         identity.parts(),
         opened.pooling or UNSTATED,
     )

@@ -309,7 +309,7 @@ def load_timed(model: str, machine: Machine, *, quiet: bool) -> TimedLLM:
     quiet_waiting()
     path = resolve_model(model, command="bench", quiet=quiet)
     with stages(stderr_lines("bench"), quiet=quiet) as shown:
-        shown.announce(f"loading {served_name(model)}")
+        shown.announce(f"loading {served_name(model)}", at_once=False)
         from baton.cli.bench.offline import TimedLLM
         from baton.native.build import compilation_announced
 

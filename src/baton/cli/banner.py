@@ -1,0 +1,64 @@
+"""What `baton serve`, `up` and `router` print when they are ready, in a user's words. GET /config has every detail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from baton import __version__
+from baton.config import ServeConfig
+
+if TYPE_CHECKING:
+    from baton.protocol.control import InstanceReady
+
+Row = tuple[str, str]
+KV_BITS = {"int8": "8-bit", "fp8": "8-bit (fp8)", "float16": "16-bit", "bfloat16": "16-bit", "float32": "32-bit"}
+DEVICES = {"cpu": "on the CPU", "cuda": "on the GPU"}
+
+
+def banner(headline: str, rows: Iterable[Row], config: ServeConfig) -> str:
+    lines = [f"Baton {__version__} {headline}", *(f"  {what:<10} {value}" for what, value in rows)]
+    if advice := _advice(config):
+        lines.append(advice)
+    return "\n".join([*lines, "Ctrl-C ends it."])
+
+
+def _advice(config: ServeConfig) -> str:
+    from baton.models.aliases import packaged_model_at
+
+    path = Path(config.model)
+    model = packaged_model_at(path) if path.is_file() else None
+    return "" if model is None or not model.advice else f"{config.served_model_name[0]} is {model.advice}"
+
+
+def base_url(config: ServeConfig, host: str, port: int) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    return f"{config.scheme}://{f'[{host}]' if ':' in host and host[0] != '[' else host}:{port}"
+
+
+def api_rows(config: ServeConfig) -> list[Row]:
+    url = base_url(config, config.host, config.port)
+    return [*([("chat page", f"{url}/")] if config.chat_page else []), ("API", f"{url}/v1")]
+
+
+def try_row(config: ServeConfig) -> Row:
+    url = base_url(config, config.host, config.port)
+    body = json.dumps({"model": config.served_model_name[0], "messages": [{"role": "user", "content": "Hello"}]})
+    key = " -H 'Authorization: Bearer KEY'" if config.api_key else ""
+    return "try", f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+
+
+def model_rows(config: ServeConfig, ready: InstanceReady, *, each: str = "") -> list[Row]:
+    """`each`: put behind what every instance of a cluster has for itself."""
+    tokens, plan = ready.blocks * ready.block_size, ready.plan
+    where = ", ".join(str(word) for word in (plan.get("weights", ""), DEVICES.get(str(plan.get("device")), "")) if word)
+    context = f"{ready.context_tokens:,} tokens of context"
+    bits = KV_BITS.get(str(plan.get("kv_cache_dtype")), "")
+    size = f" ({plan['kv_pool_gib']:.1f} GiB)" if "kv_pool_gib" in plan else ""
+    return [
+        ("model", f"{where}; {context}" if where else context),
+        ("memory", f"{bits} KV cache for {tokens:,} tokens{size}{each}".strip()),
+        ("at once", f"{ready.slots} requests{each}"),
+    ]
