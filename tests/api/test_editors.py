@@ -340,8 +340,10 @@ def zed_ollama_model(http, url: str) -> dict[str, Any]:
     [name] = [model["name"] for model in http.get(url + "/api/tags").json()["models"] if model["name"] == "smol"]
     shown = http.post(url + "/api/show", json={"model": name}).json()
     sizes = [int(line.split("num_ctx")[1]) for line in shown["parameters"].splitlines() if "num_ctx" in line]
+    info = shown["model_info"]
+    size = sizes[0] if sizes else info.get(f"{info['general.architecture']}.context_length", 4096)
     can = set(shown["capabilities"])
-    return {"name": name, "max_tokens": sizes[0], "tools": "tools" in can, "thinking": "thinking" in can}
+    return {"name": name, "max_tokens": size, "tools": "tools" in can, "thinking": "thinking" in can}
 
 
 @pytest.mark.parametrize("cut", [1, 3, 50])
