@@ -139,6 +139,7 @@ def build_null(config: WorkerConfig, **_: Any) -> SimpleNamespace:
         pooling="",
         weights_digest=Digest(b"", 0.0, 0),
         pool_plan={},
+        steps={},
     )
 
 

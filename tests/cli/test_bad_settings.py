@@ -70,8 +70,10 @@ def test_the_worker_has_the_same_ranges():
     """It is made by LLM and by tests too, not only from a ServeConfig."""
     theirs = allowed_values(WorkerConfig)
     shared = {name: name for name in ("threads", "kv_memory_gib", "block_size")}
-    shared |= {"max_model_len": "context_tokens_max", "max_num_seqs": "slots", "gpu_memory_utilization": "memory_utilization"}
+    shared |= {"max_model_len": "context_tokens_max", "gpu_memory_utilization": "memory_utilization"}
     assert {name: theirs[inner] for name, inner in shared.items()} == {name: ALLOWED[name] for name in shared}
+    assert theirs["slots"].bounds == ALLOWED["max_num_seqs"].bounds
+    assert theirs["tokens_per_step"].bounds == ALLOWED["max_num_batched_tokens"].bounds
     with pytest.raises(InvalidConfig, match="threads is -5"):
         WorkerConfig(threads=-5)
 

@@ -89,7 +89,12 @@ def test_every_way_in_samples_as_the_model_recommends(chat_model):
     with serving(chat_model, "--served-model-name", "tiny") as server:
         (model,) = json.loads(server.get("/v1/models"))["data"]
         assert model["sampling_defaults"] == RECOMMENDED
-        assert json.loads(server.get("/config"))["model"]["sampling_defaults"] == RECOMMENDED
+        config = json.loads(server.get("/config"))
+        assert config["model"]["sampling_defaults"] == RECOMMENDED
+        sizes = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "prefill_tokens_beside_decodes": 128, "decode_gap_ms": 25}
+        assert {name: config["serve"][name] for name in sizes} == sizes, "what was chosen for the device"
+        assert config["plan"]["chosen_for_device"] == ", ".join(sizes)
+        assert "--max-num-seqs 64, --max-num-batched-tokens 512" in server.text
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12, "seed": 5, "logit_bias": {"257": -100}}
         unsaid = server.post("/v1/chat/completions", body)["choices"][0]["message"]["content"]
         said_so = server.post("/v1/chat/completions", {**body, **RECOMMENDED})["choices"][0]["message"]["content"]

@@ -26,6 +26,8 @@ class ServedModel:
     "What clients call it."
     aliases: tuple[str, ...] = ()
     "Other names that are taken for it; answers use `name`."
+    any_name: bool = False
+    "Every other name is taken for it too (--served-model-name '*')."
     context_tokens: int
     "Prompt and output together."
     head_width: int
@@ -50,6 +52,9 @@ class ServedModel:
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name, *self.aliases)
+
+    def is_called(self, name: object) -> bool:
+        return name in self.names or (self.any_name and isinstance(name, str))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

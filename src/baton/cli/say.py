@@ -11,12 +11,14 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
+
+from baton.config import ANY_NAME
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -162,6 +164,12 @@ def served_name(model: str) -> str:
     if not path.exists():
         return model
     return path.stem if path.suffix == ".gguf" else path.resolve().name
+
+
+def served_names(given: Sequence[str], model: str) -> tuple[str, ...]:
+    """Those that were given, and the model's own where there is none. '*' comes last: no answer has it as a name."""
+    names = tuple(name for name in given if name != ANY_NAME) or (served_name(model),)
+    return (*names, ANY_NAME) if ANY_NAME in given else names
 
 
 def print_json(answer: object) -> None:

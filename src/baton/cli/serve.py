@@ -27,9 +27,10 @@ import typer
 from baton.cli.banner import api_rows, banner, base_url, model_rows, try_row
 from baton.cli.key_files import with_key_files
 from baton.cli.progress import open_stages
-from baton.cli.say import INTERRUPTED, ServerLines, complaints, end_unhurried, require_packages, resolve_model, served_name
+from baton.cli.say import INTERRUPTED, ServerLines, complaints, end_unhurried, require_packages, resolve_model, served_names
 from baton.cli.settings import parameters, read_config
 from baton.config import NODE_NAME_CHARACTERS_MAX, ServeConfig, lowered_context
+from baton.config.schema import flag_of
 
 if TYPE_CHECKING:
     from baton.protocol.control import InstanceReady, LoadProgress
@@ -59,7 +60,7 @@ def serve(*, quiet: bool, until_stdin_ends: bool, **given: Any) -> None:
         if config.routers and not config.name:
             config = replace(config, name=node_name(config.port))
         path = resolve_model(config.model, config.revision, command="serve", quiet=quiet)
-        config = replace(config, model=str(path), served_model_name=config.served_model_name or (served_name(asked.model),))
+        config = replace(config, model=str(path), served_model_name=served_names(config.served_model_name, asked.model))
         if not run_server(config, quiet=quiet, until_stdin_ends=until_stdin_ends):
             raise typer.Exit(INTERRUPTED)
 
@@ -203,11 +204,18 @@ def ready_text(config: ServeConfig, ready: InstanceReady, seconds: float) -> str
         *([("health", f"{base_url(config, config.host, config.port)}/health")] if member else api_rows(config)),
         *([("admin", f"{admin}/metrics")] if admin else ()),
         *model_rows(config, ready),
+        *([("chosen", chosen_text(ready.plan))] if ready.plan.get("chosen_for_device") else ()),
         *([("tiers", tiers_text(ready.plan))] if "kv_host_blocks" in ready.plan else ()),
         *([("plan", plan_text(ready))] if ready.plan and config.log_level == "debug" else ()),
         *([] if member else [try_row(config)]),
     ]
     return banner(f"serves {', '.join(config.served_model_name)}, ready in {seconds:.1f} s", rows, config)
+
+
+def chosen_text(plan: dict[str, int | float | str]) -> str:
+    """Sizes of steps that were not given, for the device that computes."""
+    named = [f"{flag_of(name)} {plan[name]:g}" for name in str(plan["chosen_for_device"]).split(", ")]
+    return f"{', '.join(named)}, for device {plan.get('device', 'cpu')}"
 
 
 def tiers_text(plan: dict[str, int | float | str]) -> str:

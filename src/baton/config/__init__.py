@@ -13,6 +13,7 @@ from baton.config.instance import InstanceConfig, KVConfig, QueueConfig, Schedul
 from baton.config.router import HandoffPolicy, PlacementPolicy, RouterConfig
 from baton.config.serve import ServeConfig, lowered_context, shown, without_password
 from baton.config.values import (
+    ANY_NAME,
     API_KEY_CHARACTERS_MAX,
     NODE_NAME_CHARACTERS_MAX,
     Device,
@@ -29,6 +30,7 @@ from baton.config.values import (
 from baton.config.wire import WireConfig, wire_config
 
 __all__ = [
+    "ANY_NAME",
     "API_KEY_CHARACTERS_MAX",
     "NODE_NAME_CHARACTERS_MAX",
     "CacheConfig",

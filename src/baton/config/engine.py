@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from baton.config.device_defaults import CPU
 from baton.config.instance import InstanceConfig, KVConfig, SchedulerConfig, TierConfig
 from baton.config.values import (
     Blocks,
@@ -79,9 +80,11 @@ class WorkerConfig:
     memory_reserved_gib: Annotated[float, Range(0, 1_000_000)] = 0.0
     "Memory that is taken after the KV pool: of memory_utilization the pool leaves so much."
     block_size: BlockSize = _KV.block_size
-    slots: Slots = 64
-    tokens_per_step: StepTokens = 512
+    slots: Slots = CPU.slots
+    tokens_per_step: StepTokens = CPU.tokens_per_step
     "The largest step that is ever run."
+    by_device: tuple[str, ...] = ()
+    "Sizes of steps that the worker chooses for its device (device_defaults.py): these are not given."
     pool: PoolAccess = "private"
     "Whose the KV pool is; the engine says it by its row of core/startup.py."
     start_seconds_max: Seconds = _SCHEDULER.worker_start_seconds_max

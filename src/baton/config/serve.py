@@ -10,6 +10,7 @@ from math import ceil
 from typing import Annotated, Literal
 
 from baton.addresses import parse_address, parse_listening
+from baton.config.device_defaults import BY_DEVICE, CPU, OPTIONS
 from baton.config.engine import EngineConfig, TiersConfig, WorkerConfig
 from baton.config.instance import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig
 from baton.config.values import (
@@ -65,7 +66,8 @@ class ServeConfig:
     revision: str = ""
     "Branch, tag or commit of a Hugging Face id. Without it: the main branch. Also behind the model: owner/model@REVISION."
     served_model_name: tuple[str, ...] = ()
-    "The name clients use. Without it: the model's own. Give the option again for more names; answers have the first one."
+    """The name clients use. Without it: the model's own. Give the option again for more names; answers have the first one. '*':
+    any other name is accepted too, for clients with a built-in one."""
     host: str = "127.0.0.1"
     "Address to listen on. 0.0.0.0: every address of this machine; then set an api_key too."
     port: Annotated[int, Range(0, 65_535)] = 8000
@@ -188,18 +190,20 @@ class ServeConfig:
     preempted_kv: Literal["auto", "storage", "host", "drop"] = _TIERS.preempted
     """Where the KV of a preempted request goes, to be found when it continues. auto: the lowest tier there is. drop: it is
     computed again, unless it is still in the KV cache."""
-    max_num_seqs: Slots = _WORKER.slots
-    "Sequences that run at once, at most."
-    max_num_batched_tokens: StepTokens = _WORKER.tokens_per_step
-    "Tokens per step, prompt and decode together, at most."
+    max_num_seqs: Slots | None = None
+    """Sequences that run at once, at most. Without it: by the device, 64 on a CPU, 64 to 256 on a GPU by its memory. GET
+    /config shows what was chosen."""
+    max_num_batched_tokens: StepTokens | None = None
+    "Tokens per step, prompt and decode together, at most. Without it: by the device, 512 on a CPU, 2,048 to 8,192 on a GPU."
     chunk_tokens_max: StepTokens | None = _SCHEDULER.chunk_tokens_max
     "Prompt tokens of one sequence per step, at most. Without it: all that the step has, and half of it while others wait."
-    prefill_tokens_beside_decodes: StepTokens | None = 128
-    "Prompt tokens per step while other sequences decode, at most. Smaller: steadier streams, later first tokens."
-    decode_gap_ms: Annotated[float, Range(0, 3_600_000)] = 25.0
+    prefill_tokens_beside_decodes: Annotated[int, Range(0, 1_048_576)] | None = None
+    """Prompt tokens per step while other sequences decode, at most. Smaller: steadier streams, later first tokens. Without it:
+    by the device, 128 on a CPU, 512 to 2,048 on a GPU. 0: no bound but that of the step."""
+    decode_gap_ms: Annotated[float, Range(0, 3_600_000)] | None = None
     """Prompts are computed in pieces that keep the time between two tokens of running streams near this, in milliseconds; or
     near three times what decoding alone takes (beyond 90 ms: twice), if that is longer. 0: only prefill_tokens_beside_decodes
-    bounds the pieces."""
+    bounds the pieces. Without it: by the device, 25 on all of them today."""
     steps_in_flight: Annotated[int, Range(1, 64)] = _SCHEDULER.steps_in_flight
     "Steps sent to the worker before the result of the oldest is back."
     order: Literal["priority", "arrival"] = _SCHEDULER.order
@@ -319,7 +323,20 @@ class ServeConfig:
     def url(self) -> str:
         return f"{self.scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
+    @property
+    def by_device(self) -> tuple[str, ...]:
+        """Sizes of steps that were not given: the worker takes those of its device (device_defaults.py)."""
+        return tuple(field for field, option in zip(BY_DEVICE, OPTIONS, strict=True) if getattr(self, option) is None)
+
     def engine(self) -> EngineConfig:
+        # What was not given is a CPU's until the worker says what it took.
+        slots = CPU.slots if self.max_num_seqs is None else self.max_num_seqs
+        tokens = CPU.tokens_per_step if self.max_num_batched_tokens is None else self.max_num_batched_tokens
+        slots = min(slots, tokens) if self.max_num_seqs is None else slots
+        tokens = max(slots, tokens)
+        beside, gap = self.prefill_tokens_beside_decodes, self.decode_gap_ms
+        beside = CPU.prefill_tokens_beside_decodes if beside is None else beside
+        gap = CPU.decode_gap_seconds * 1000 if gap is None else gap
         worker = WorkerConfig(
             model=self.model,
             device=self.device,
@@ -338,18 +355,19 @@ class ServeConfig:
             kv_memory_gib=self.kv_memory_gib,
             memory_reserved_gib=self._tiers().memory_gib,
             block_size=self.block_size,
-            slots=self.max_num_seqs,
-            tokens_per_step=max(self.max_num_batched_tokens, self.max_num_seqs),
+            slots=slots,
+            tokens_per_step=tokens,
+            by_device=self.by_device,
             start_seconds_max=self.start_seconds_max,
         )
         instance = InstanceConfig(
             kv=KVConfig(block_size=self.block_size, prefix_caching=self.enable_prefix_caching, eviction=self.eviction),
             scheduler=SchedulerConfig(
-                slots=self.max_num_seqs,
-                tokens_per_step=max(self.max_num_batched_tokens, self.max_num_seqs),
+                slots=slots,
+                tokens_per_step=tokens,
                 chunk_tokens_max=self.chunk_tokens_max,
-                prefill_tokens_beside_decodes=self.prefill_tokens_beside_decodes,
-                decode_gap_seconds=self.decode_gap_ms / 1000 or None,
+                prefill_tokens_beside_decodes=beside or None,
+                decode_gap_seconds=gap / 1000 or None,
                 steps_in_flight=self.steps_in_flight,
                 order=self.order,
                 step_seconds_max=self.step_seconds_max,

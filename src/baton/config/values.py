@@ -46,6 +46,8 @@ ReasoningParser = Literal["auto", "qwen3", "deepseek_r1", "mistral", "harmony", 
 
 API_KEY_CHARACTERS_MAX = 1024
 SERVED_NAME_CHARACTERS_MAX = 256
+ANY_NAME = "*"
+"""As a served model name: a request may call the model what it likes."""
 NODE_NAME_CHARACTERS_MAX = 64
 
 

@@ -72,7 +72,7 @@ class LLM:
         from baton.worker.build import build_worker  # brings numpy, and torch where the forward pass needs it
 
         # Nobody watches tokens come: how long one waits for other prompts does not matter here, only when all are done.
-        settings = {"prefill_tokens_beside_decodes": None, "decode_gap_ms": 0.0, **serve_settings(settings)}
+        settings = {"prefill_tokens_beside_decodes": 0, "decode_gap_ms": 0.0, **serve_settings(settings)}
         asked = ServeConfig(model=str(model), **settings)  # refuses bad settings before a model is fetched
         path = str(resolve(model, revision=asked.revision))
         refuse_unsupported(Path(path))  # before its tokenizer is complained of
@@ -89,11 +89,12 @@ class LLM:
         self._identity = built.identity
         if (words := lowered_context(self.config, self.context_tokens, self._runner.config.context_tokens_max)) is not None:
             log.warning(words)
+        steps: dict[str, Any] = built.steps
         # Nobody else is here to be protected: any number of prompts may wait, and no step is given up for being slow.
         self._instance_config = replace(
             engine.instance,
             kv=replace(engine.instance.kv, blocks=self._runner.pool.blocks),
-            scheduler=replace(engine.instance.scheduler, step_seconds_max=inf),
+            scheduler=replace(engine.instance.scheduler, step_seconds_max=inf, **steps),
             queue=QueueConfig(requests_max=sys.maxsize, tokens_max=sys.maxsize),
         )
         self._numbers = count()

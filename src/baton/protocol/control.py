@@ -149,6 +149,8 @@ class WorkerHello(Struct, frozen=True, array_like=True):
     "What `identity` is a digest of, by name, each in a few characters: so that a refusal can name the part that differs."
     pooling: str = "mean"
     "For embeddings that do not say: one of request.POOLINGS, or the name of one that is not there (models/pooling.py)."
+    steps: dict[str, int | float] = {}
+    "Sizes of steps that it chose for its device, by field of SchedulerConfig (config/device_defaults.py)."
 
 
 class CacheHello(Struct, frozen=True, array_like=True):

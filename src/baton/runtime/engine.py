@@ -29,7 +29,8 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
 
-from baton.config import EngineConfig, PoolAccess, TierConfig, TiersConfig, without_password
+from baton.config import EngineConfig, InstanceConfig, PoolAccess, SchedulerConfig, TierConfig, TiersConfig, without_password
+from baton.config.device_defaults import BY_DEVICE, OPTIONS, as_options
 from baton.core.effects import ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, StopWorker, TellCache
 from baton.core.engine.instance import Instance
 from baton.core.events import Event, WorkerReady
@@ -73,6 +74,13 @@ def _resolved_tiers(given: TiersConfig, resolved: TierConfig, block_bytes: int) 
         "kv_write": resolved.write,
         "preempted_kv": resolved.preempted,
     }
+
+
+def _resolved_steps(scheduler: SchedulerConfig, chosen: tuple[str, ...]) -> dict[str, int | float | str]:
+    """Sizes of steps by their options, and which of them were not given."""
+    options = dict(zip(BY_DEVICE, OPTIONS, strict=True))
+    values = as_options({name: getattr(scheduler, name) for name in BY_DEVICE})
+    return {**values, "chosen_for_device": ", ".join(options[name] for name in chosen)}
 
 
 class Engine:
@@ -186,13 +194,16 @@ class Engine:
 
     def _begin(self, hello: WorkerHello) -> None:
         """Everything is started: now the size of the pool is known, and the instance exists."""
-        config = self._given.instance
+        config = self._with_steps(hello)
         kv = replace(config.kv, blocks=hello.blocks, block_size=hello.block_size)
         tiers = config.tiers
         if self._cache.needed:
             tiers = replace(self._given.tiers.machine(hello.block_bytes), peers=self._cache.reads_others)
-        # Successors of this worker have as many blocks, or fail.
-        self._given = replace(self._given, worker=replace(self._given.worker, blocks=hello.blocks))
+        # Successors of this worker have as many blocks and the same sizes of steps, or fail.
+        slots, tokens = config.scheduler.slots, config.scheduler.tokens_per_step
+        worker = replace(self._given.worker, blocks=hello.blocks, slots=slots, tokens_per_step=tokens, by_device=())
+        chosen = self._given.worker.by_device
+        self._given = replace(self._given, worker=worker)
         self._children.start_is_over()
         self._machine.begin(Instance(replace(config, kv=kv, tiers=tiers)), self._ports())
         freeze_gc_heap()
@@ -205,7 +216,10 @@ class Engine:
             hello.model_context_tokens,
             hello.sampling_defaults,
             hello.identity,
-            self._resolved() | _resolved_tiers(self._given.tiers, tiers, hello.block_bytes) | hello.plan,
+            self._resolved()
+            | _resolved_steps(config.scheduler, chosen)
+            | _resolved_tiers(self._given.tiers, tiers, hello.block_bytes)
+            | hello.plan,
             hello.identity_parts,
             hello.pooling,
         )
@@ -216,6 +230,12 @@ class Engine:
         self._cache.on_begun()
         if self._links is not None:
             self._spawn(self._links.run())
+
+    def _with_steps(self, hello: WorkerHello) -> InstanceConfig:
+        """With the sizes of steps that the worker chose, where none were given."""
+        config = self._given.instance
+        steps: dict[str, Any] = {name: size for name, size in hello.steps.items() if name in self._given.worker.by_device}
+        return replace(config, scheduler=replace(config.scheduler, **steps))
 
     def _resolved(self) -> dict[str, int | float | str]:
         """The row of core/startup.py that was carried out, for people."""

@@ -21,7 +21,8 @@ from baton.api.config import ServedModel, api_config_of
 from baton.api.http.server import make_server
 from baton.api.http.shutdown import shutting_down
 from baton.api.http.tls import tls_context
-from baton.config import ServeConfig, shown
+from baton.config import ANY_NAME, ServeConfig, shown
+from baton.config.device_defaults import OPTIONS
 from baton.errors import EngineError, Unavailable
 from baton.observe.logs import configure
 from baton.protocol.control import InstanceReady, StartFailed
@@ -142,7 +143,7 @@ async def until_end(channel: Channel) -> None:
 
 def _app(config: ServeConfig, client: ChannelClient, text: ModelText, ready: InstanceReady) -> Starlette:
     settings = {
-        "serve": shown(config),
+        "serve": shown(config) | {name: ready.plan[name] for name in OPTIONS if name in ready.plan},
         "instance": {"kv_blocks": ready.blocks, "block_size": ready.block_size, "max_num_seqs": ready.slots},
         "plan": ready.plan,
     }
@@ -150,9 +151,11 @@ def _app(config: ServeConfig, client: ChannelClient, text: ModelText, ready: Ins
 
 
 def served_model(config: ServeConfig, ready: InstanceReady) -> ServedModel:
+    names = [name for name in config.served_model_name if name != ANY_NAME] or [config.model]
     return ServedModel(
-        name=config.served_model_name[0] if config.served_model_name else config.model,
-        aliases=config.served_model_name[1:],
+        name=names[0],
+        aliases=tuple(names[1:]),
+        any_name=ANY_NAME in config.served_model_name,
         context_tokens=ready.context_tokens,
         head_width=ready.vocab_size,
         created=int(time.time()),

@@ -102,6 +102,7 @@ def serve(config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -
             layout=runner.pool.layout.fingerprint(),
             identity_parts=built.identity_parts,
             pooling=built.pooling,
+            steps=built.steps,
         )
     )
     StepLoop(runner, channel, progress).run()

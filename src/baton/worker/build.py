@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from baton.config import WorkerConfig
+from baton.config.device_defaults import steps_for
 from baton.errors import InvalidConfig
 from baton.grammar.vocabulary import Vocabulary
 from baton.kvpool.base import Pool
@@ -52,6 +53,8 @@ class BuiltWorker:
     "How the size of the pool was found, for people."
     identity_parts: dict[str, str]
     "KVIdentity.parts()."
+    steps: dict[str, int | float] = field(default_factory=dict)
+    "Sizes of steps that were chosen for the device (config/device_defaults.py)."
     pooling: str = UNSTATED
     "For embeddings that do not say (models/pooling.py)."
 
@@ -111,6 +114,7 @@ def _built_worker(
 ) -> BuiltWorker:
     path = resolve(config.model)
     platform, config = choose(config, path)
+    config, steps = with_steps(platform, config)
     opened = opened_as(config, path)
     defaults = sampling_defaults(opened.recommended, config.generation_config, str(opened.path))
     layout = kv_layout(opened.config, config.block_size, platform.kv_kind(opened.config, config))
@@ -138,8 +142,19 @@ def _built_worker(
         weights,
         pool_plan(config, runner.pool, profile) | {"weights": weights_text(opened.weights.stored(), config)},
         identity.parts(),
+        steps,
         opened.pooling or UNSTATED,
     )
+
+
+def with_steps(platform: Platform, config: WorkerConfig) -> tuple[WorkerConfig, dict[str, int | float]]:
+    """The settings with the sizes of steps that were not given, and these sizes. Instances on one GPU share its memory."""
+    if not config.by_device:
+        return config, {}
+    gib = 0.0 if config.device == "cpu" else platform.memory().total_bytes / config.device_sharers / GIB
+    steps = steps_for(config.device, gib, config.by_device, slots=config.slots, tokens_per_step=config.tokens_per_step)
+    slots, tokens = int(steps.get("slots", config.slots)), int(steps.get("tokens_per_step", config.tokens_per_step))
+    return replace(config, slots=slots, tokens_per_step=tokens, by_device=()), steps
 
 
 def pool_plan(config: WorkerConfig, pool: Pool, profile: MemoryProfile | None) -> dict[str, int | float | str]:

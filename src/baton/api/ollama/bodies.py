@@ -48,7 +48,7 @@ def generate_body(front: Front, body: dict[str, Any]) -> ChatBody | CompletionBo
 
 def model_name(front: Front, name: Any) -> Any:
     """Clients write name:latest for name."""
-    if isinstance(name, str) and name not in front.model.names and name.endswith(":latest"):
+    if isinstance(name, str) and not front.model.is_called(name) and name.endswith(":latest"):
         return name.removesuffix(":latest")
     return name
 

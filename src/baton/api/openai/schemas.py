@@ -165,7 +165,7 @@ class Schema:
 
     def require_model(self, name: Any) -> None:
         """A request without a model means the only one there is."""
-        if name is None or name in self._model.names:
+        if name is None or self._model.is_called(name):
             return
         if not isinstance(name, str):
             raise bad(f"model must be a string, not {shown(name)}", "model")
