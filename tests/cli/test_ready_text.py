@@ -60,6 +60,12 @@ def test_what_is_served_is_told_in_a_user_s_words():
     assert lines[-1] == "Ctrl-C ends it."
 
 
+def test_a_small_pool_has_its_size_in_mib():
+    ready = InstanceReady(100, 16, 64, 258, 512, 512, plan={**ROW, "kv_pool_gib": 0.05})
+    text = ready_text(ServeConfig(model="tiny", served_model_name=["tiny"]), ready, 1.0)
+    assert "8-bit KV cache for 1,600 tokens (51 MiB)" in text
+
+
 def test_details_for_authors_are_told_to_who_asks_for_debug_lines():
     assert not [line for line in said(TiersConfig()) if "worker, cache" in line]
     assert [

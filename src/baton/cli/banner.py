@@ -56,9 +56,13 @@ def model_rows(config: ServeConfig, ready: InstanceReady, *, each: str = "") -> 
     where = ", ".join(str(word) for word in (plan.get("weights", ""), DEVICES.get(str(plan.get("device")), "")) if word)
     context = f"{ready.context_tokens:,} tokens of context"
     bits = KV_BITS.get(str(plan.get("kv_cache_dtype")), "")
-    size = f" ({plan['kv_pool_gib']:.1f} GiB)" if "kv_pool_gib" in plan else ""
+    size = f" ({_size(float(plan['kv_pool_gib']))})" if "kv_pool_gib" in plan else ""
     return [
         ("model", f"{where}; {context}" if where else context),
         ("memory", f"{bits} KV cache for {tokens:,} tokens{size}{each}".strip()),
         ("at once", f"{ready.slots} requests{each}"),
     ]
+
+
+def _size(gib: float) -> str:
+    return f"{gib:.1f} GiB" if gib >= 0.1 else f"{1024 * gib:.0f} MiB"

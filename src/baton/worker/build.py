@@ -104,13 +104,17 @@ def build_worker(
     announce: Callable[[str], None] | None = None,
 ) -> BuiltWorker:
     """What is wrong with the settings is said before any weights are read. `tokenizer`: where it is read already. `announce` is
-    called with a sentence before kernels are compiled."""
+    called with a sentence before kernels are compiled or made ready."""
     with compilation_announced(announce) if announce is not None else nullcontext():
-        return _built_worker(config, progress, pool_source, tokenizer)
+        return _built_worker(config, progress, pool_source, tokenizer, announce or (lambda stage: None))
 
 
 def _built_worker(
-    config: WorkerConfig, progress: Progress | None, pool_source: PoolSource, tokenizer: Tokenizer | None
+    config: WorkerConfig,
+    progress: Progress | None,
+    pool_source: PoolSource,
+    tokenizer: Tokenizer | None,
+    announce: Callable[[str], None],
 ) -> BuiltWorker:
     path = resolve(config.model)
     platform, config = choose(config, path)
@@ -132,6 +136,8 @@ def _built_worker(
         size = fit_pool(config, layout, opened.config.context_tokens_max, blocks)
     pool = pool_source(platform, layout, size.blocks)
     runner = ModelRunner(loaded.with_pool(pool, size.context_tokens), pool, slots=config.slots, grammars=grammars)
+    if config.device == "cuda":
+        announce("preparing kernels for this GPU (the first start takes longer)")
     runner.executor.prepare()
     identity = identity_of(opened, weights.value, config, layout, runner.executor.arithmetic)
     return BuiltWorker(
