@@ -24,7 +24,7 @@ def only_line(*arguments: str | Path, stdin: str = "", **environment: str) -> st
     return ran.stderr.strip()
 
 
-@pytest.mark.parametrize("name", ["Gemma2ForCausalLM", "Phi3ForCausalLM", "BertModel"])
+@pytest.mark.parametrize("name", ["Gemma2ForCausalLM", "MambaForCausalLM", "BertModel"])
 @pytest.mark.parametrize("verb", ["serve", "run", "chat", "up"])
 def test_a_folder_of_another_architecture_without_a_tokenizer(tmp_path, verb, name):
     """Not "has no tokenizer.json": converting that would be in vain."""
@@ -34,7 +34,7 @@ def test_a_folder_of_another_architecture_without_a_tokenizer(tmp_path, verb, na
     ran = baton(verb, tmp_path, *more)
     assert ran.returncode == 1
     last = ran.stderr.strip().splitlines()[-1]
-    supported = "supported are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"
+    supported = "supported are LlamaForCausalLM, "
     assert last.startswith(f"baton {verb}: {tmp_path / 'config.json'}: architecture {name} is not supported; {supported}")
     assert "tokenizer" not in ran.stderr
 
