@@ -7,7 +7,7 @@ ZIG    := ziglang==0.17.0
 # Threads that wait sleep: test processes share the cores, and a spinning one takes its neighbour's time.
 QUIET  := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0
 
-.PHONY: help serve test lint kernels wheel picture bench chaos simulate mutants clean
+.PHONY: help serve fast unit test lint kernels wheel picture bench chaos simulate mutants clean
 
 help:            ## what there is
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,6 +27,13 @@ $(VENV)/.ready: pyproject.toml
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(ZIG)
 	@touch $@
 
+# The core, the protocol and the simulator need one package; the rest are tools of the tests.
+FAST := 'msgspec>=0.20' 'hypothesis>=6.100' 'pytest>=8.3' 'pytest-rerunfailures>=16.7' 'pytest-timeout>=2.3' 'pytest-xdist>=3.6' 'ruff>=0.14'
+$(VENV)/.fast:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(FAST)
+	@touch $@
+
 # What serving needs, and no more. Without a C compiler there is one in a Python package; torch computes only where that fails.
 $(VENV)/.serve: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -41,7 +48,20 @@ serve: $(VENV)/.serve   ## serve the default model
 	$(BIN)/baton serve
 
 # Three processes on two cores: many tests wait for a process to start.
-PYTEST  = $(QUIET) $(BIN)/python -m pytest --rerun-show-tracebacks --dist loadfile --no-loadscope-reorder -n $$(( ($$(nproc) * 3 + 1) / 2 ))
+PYTEST  = $(QUIET) $(BIN)/python -m pytest --durations 10 --rerun-show-tracebacks --dist loadfile --no-loadscope-reorder -n $$(( ($$(nproc) * 3 + 1) / 2 ))
+
+fast: $(VENV)/.fast     ## under a minute, without torch, compiler or model: lint, layers, core, protocol, 20 seeds each of instance and cluster
+	$(BIN)/ruff check src tests bench tools
+	$(BIN)/ruff format --check src tests bench tools
+	BATON_HYPOTHESIS=fast PYTHONPATH=src $(QUIET) $(BIN)/python -m pytest -n $$(nproc) --dist loadfile tests/layers tests/core tests/protocol
+	PYTHONPATH=src $(BIN)/python -m baton.sim 0:20
+	PYTHONPATH=src $(BIN)/python -m baton.sim 0:20 --cluster
+
+# What starts servers, compares kernels or runs campaigns is left to make test.
+UNIT := layers core protocol kvcache kvpool grammar text models observe sim bench hidden
+unit: $(VENV)/.ready    ## under five minutes: lint, types, and every test that starts no server and computes no model
+	$(MAKE) lint
+	BATON_HYPOTHESIS=fast $(PYTEST) $(wildcard $(addprefix tests/,$(UNIT)))
 
 test: $(VENV)/.ready    ## lint, types, unit tests, kept scenarios (one for every mutant), fresh seeds
 	$(MAKE) -j2 lint kernels

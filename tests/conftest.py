@@ -1,6 +1,7 @@
 """Hypothesis here is repeatable: the same examples on every run, and no assert on wall-clock time.
 
-BATON_HYPOTHESIS=explore pytest tests             new examples, ten times as many
+BATON_HYPOTHESIS=explore pytest tests             new examples, 25 times as many
+BATON_HYPOTHESIS=fast pytest tests                a quarter of the examples (make fast)
 BATON_SLOW=1 pytest tests                         also the cases that take long (make chaos)
 """
 
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, settings
 HERE = Path(__file__).parent
 
 settings.register_profile("repeatable", max_examples=40, derandomize=True, deadline=None, print_blob=True)
+settings.register_profile("fast", max_examples=10, derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("explore", max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 settings.load_profile(os.environ.get("BATON_HYPOTHESIS", "repeatable"))
 

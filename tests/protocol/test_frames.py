@@ -33,7 +33,7 @@ def fed(buffer: FrameBuffer, data: bytes, cuts: list[int]) -> list:
     return taken
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=5 * settings.default.max_examples, deadline=None)
 @given(messages=MESSAGES, cuts=st.lists(st.one_of(st.integers(1, 12), st.integers(1, 2 * BUFFER_BYTES)), max_size=60))
 def test_the_same_messages_however_the_bytes_are_cut(messages, cuts):
     assert fed(FrameBuffer(), b"".join(map(encode, messages)), cuts) == messages

@@ -8,6 +8,8 @@ import msgspec
 import pytest
 from msgspec import inspect
 
+pytest.importorskip("xxhash", reason="the messages of the cache's sessions need xxhash (pip install xxhash)")
+
 from baton.kvcache.tcp_session import FROM_PEER, FROM_READER
 from baton.protocol.codec import Message, decode, encode, kinds_of
 from baton.protocol.control import InstanceReady

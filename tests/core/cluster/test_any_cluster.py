@@ -203,6 +203,10 @@ class AnyCluster(RuleBasedStateMachine):
 
 
 AnyCluster.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=settings.default.max_examples * 3 // 2,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 TestAnyCluster = AnyCluster.TestCase

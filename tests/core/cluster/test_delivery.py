@@ -248,7 +248,7 @@ def test_what_no_instance_should_say_is_not_heard():
 ANSWER = list(range(100, 112))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3 // 2, deadline=None)
 @given(
     st.lists(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(1, 4)), min_size=1, max_size=4), max_size=6),
     st.booleans(),

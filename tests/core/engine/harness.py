@@ -40,12 +40,16 @@ VOCAB = 101
 MARKS = 10_007
 
 
-def mark(earlier: Iterable[int], token: int) -> int:
-    """What stands for one position's KV."""
-    value = 17
-    for one in earlier:
+def fold(marks: Iterable[int], value: int = 17) -> int:
+    """All earlier positions in one number. It is carried on from position to position, so that a prompt costs no square."""
+    for one in marks:
         value = (value * 31 + one) % MARKS
-    return (value * 31 + token + 1) % MARKS
+    return value
+
+
+def mark(earlier: int, token: int) -> int:
+    """What stands for one position's KV; `earlier` is the fold of the positions before it."""
+    return (earlier * 31 + token + 1) % MARKS
 
 
 def draw(last_mark: int, sampling: SamplingParams, index: int, position: int) -> int:
@@ -55,13 +59,15 @@ def draw(last_mark: int, sampling: SamplingParams, index: int, position: int) ->
 
 def undisturbed(request: GenerateRequest, index: int = 0) -> list[int]:
     """What any correct instance answers: no batch, no blocks, no cache."""
-    sampling, marks, outputs = request.sampling, [], []
+    sampling, earlier, last, outputs = request.sampling, fold(()), 0, []
     for token in request.prompt:
-        marks.append(mark(marks, token))
+        last = mark(earlier, token)
+        earlier = fold((last,), earlier)
     while len(outputs) < sampling.max_tokens:
-        token = draw(marks[-1], sampling, index, len(outputs))
+        token = draw(last, sampling, index, len(outputs))
         outputs.append(token)
-        marks.append(mark(marks, token))
+        last = mark(earlier, token)
+        earlier = fold((last,), earlier)
         if token in sampling.stop_token_ids and len(outputs) >= sampling.min_tokens:
             break
     return outputs
@@ -124,12 +130,14 @@ class FakeWorker:
     def _compute(self, slot: int, count: int) -> tuple[int, ...]:
         seat = self.seats[slot]
         assert 0 < count <= len(seat.tokens) - seat.computed, "more to run than is known"
+        assert len({*seat.table}) == len(seat.table), "a block twice in one table"
+        others = {block for name, other in self.seats.items() if name != slot for block in other.table}
+        earlier = fold(self.memory[self._place(seat, position)] for position in range(seat.computed))
         for position in range(seat.computed, seat.computed + count):
-            earlier = [self.memory[self._place(seat, p)] for p in range(position)]
             block, offset = self._place(seat, position)
-            others = [other.table for name, other in self.seats.items() if name != slot]
-            assert not any(block in table for table in others), "a shared block is written"
+            assert block not in others, "a shared block is written"
             self.memory[block, offset] = mark(earlier, seat.tokens[position])
+            earlier = fold((self.memory[block, offset],), earlier)
         seat.computed += count
         if seat.computed < len(seat.tokens):
             return ()

@@ -13,7 +13,7 @@ from baton.protocol.moves import BlockMove
 from baton.protocol.output import Emit, Ended, each_token
 from baton.protocol.request import GenerateRequest
 
-from .harness import FakeWorker, freeze, make_request, mark, undisturbed
+from .harness import FakeWorker, fold, freeze, make_request, mark, undisturbed
 from .pair import Node, Pair
 
 LEASE = 10.0
@@ -33,7 +33,7 @@ class Peer:
         self.worker = FakeWorker(SIZE)
         marks: list[int] = []
         for place, token in enumerate(tokens):
-            marks.append(mark(marks, token))
+            marks.append(mark(fold(marks), token))
             self.worker.memory[100 + place // SIZE, place % SIZE] = marks[-1]
 
 

@@ -11,7 +11,7 @@ from baton.protocol.ids import RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.step import RowFailure
 
-from .harness import MARKS, freeze, make_request, mark, stop_at
+from .harness import MARKS, fold, freeze, make_request, mark, stop_at
 from .pair import Node
 
 KEEP = 30.0
@@ -60,7 +60,7 @@ class Prefiller(Node):
 def marks(tokens: tuple[int, ...]) -> list[int]:
     found: list[int] = []
     for token in tokens:
-        found.append(mark(found, token))
+        found.append(mark(fold(found), token))
     assert max(found) < MARKS
     return found
 

@@ -58,7 +58,7 @@ def coldest_naive(cache: PrefixCache, count: int) -> list[int]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings.default.max_examples * 15 // 4, deadline=None)
 @given(HISTORY, st.sampled_from([lru, lfu]), st.integers(1, 20))
 def test_the_coldest_blocks_are_those_of_the_slow_way(history, policy, count):
     cache = cache_after(history, policy)
@@ -70,7 +70,7 @@ def test_the_coldest_blocks_are_those_of_the_slow_way(history, policy, count):
     assert order[:1] == ([] if not order else [coldest_naive(cache, 1)[0]])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=settings.default.max_examples * 5 // 2, deadline=None)
 @given(HISTORY, st.sampled_from([lru, lfu]))
 def test_a_cleared_cache_is_one_from_which_all_was_evicted(history, policy):
     cache = cache_after(history, policy)
@@ -166,7 +166,7 @@ def test_host_blocks_that_storage_has_are_not_looked_at():
 # A part of the proof
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3 // 2, deadline=None)
 @given(HISTORY)
 def test_the_parts_of_a_check_pass_where_the_whole_does(history):
     cache = cache_after(history)
