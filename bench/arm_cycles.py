@@ -105,7 +105,7 @@ def main() -> None:
     analyser = next((name for name in reversed(ANALYSERS) if shutil.which(name)), None)
     if analyser is None or not shutil.which(COMPILER):
         parser.error(f"needs {COMPILER} and llvm-mca")
-    flags = next(each for each in VARIANTS if each.name == options.variant).flags
+    flags = next(each for each in VARIANTS if each.name == options.variant).compiler_flags
     for checkout in filter(None, (options.against, HERE.parent)):
         rows = []
         for loop in loops_of(assembly(checkout, flags)):

@@ -10,14 +10,14 @@ from tiny_models import CASES, PROMPTS, oracle_model
 
 from baton.models.config import ModelConfig, RopeConfig
 from baton.models.dequantise import dequantise
-from baton.models.layers.linear import Linear, QuantisedLinear, rounded_to_int8
+from baton.models.layers.linear import Linear, QuantisedLinear, Wide, rounded_activations
 from baton.models.load import dummy_model, load_model
 from baton.models.loaders.dummy import DummyWeights
 from baton.models.loaders.gguf_reader import GGUFFile
 from baton.models.quantise import to_q4_1, to_q8_0, weights_as
 from baton.models.raw_tensor import RawTensor
 from baton.models.reference import all_logits, greedy_tokens
-from baton.models.tensor_types import Q4_0
+from baton.models.tensor_types import Q4_0, Q8_0
 
 CONFIG = ModelConfig(
     architecture="llama",
@@ -35,35 +35,41 @@ CONFIG = ModelConfig(
 )
 
 
-def naive_rounding(x: np.ndarray) -> np.ndarray:
+def naive_rounding(x: np.ndarray, wide: Wide = Wide.LARGE) -> np.ndarray:
     """One number at a time."""
     out = np.zeros_like(x)
     for row in range(x.shape[0]):
-        for group in range(0, x.shape[1], 32):
-            part = x[row, group : group + 32]
-            largest = np.abs(part).max()
+        sizes = [np.abs(part).max() for part in x[row].reshape(-1, 32)]
+        bits = [int.from_bytes(size.tobytes(), "little") for size in sizes]
+        mean = sum(max(each, max(bits) - 16 * 2**23) for each in bits) // len(bits)
+        for group, largest in enumerate(sizes):
             if largest == 0:
                 continue
-            for i, value in enumerate(part):
-                q = min(127.0, max(-127.0, float(np.rint(value * (np.float32(127.0) / largest)))))
-                out[row, group + i] = np.float32(q) * (largest / np.float32(127.0))
+            large = bits[group] > mean + 9 * 2**19
+            most = np.float32({Wide.NONE: 127.0, Wide.LARGE: 8159.0 if large else 127.0, Wide.ALL: 8159.0}[wide])
+            for i in range(32 * group, 32 * group + 32):
+                q = min(most, max(-most, np.rint(x[row, i] * (most / largest))))
+                out[row, i] = np.float32(q) * (largest / most)
     return out
 
 
-def test_activations_are_rounded_group_by_group():
+@pytest.mark.parametrize("wide", Wide)
+def test_activations_are_rounded_group_by_group(wide):
     x = np.random.default_rng(0).standard_normal((5, 96), np.float32) * np.float32(3.0)
     x[1, 32:64] = 0.0
     x[2, :32] *= 1e-30
     x[3, 5] = 1000.0  # costs its own group, and no other
-    assert np.array_equal(rounded_to_int8(torch.from_numpy(x)).numpy(), naive_rounding(x))
+    ours = rounded_activations(torch.from_numpy(x), wide).numpy()
+    assert np.array_equal(ours, naive_rounding(x, wide))
+    assert (np.abs(ours - x)[3, :32].max() < 0.07) == (wide != Wide.NONE)
 
 
 def test_ties_go_to_the_even_one_and_tiny_groups_become_zeros():
     x = torch.zeros(1, 64)
     x[0, :5] = torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5])
     x[0, 32:] = 1e-40
-    assert rounded_to_int8(x)[0, :5].tolist() == [127.0, 0.0, 2.0, 2.0, 0.0]
-    assert not rounded_to_int8(x)[0, 32:].any()
+    assert rounded_activations(x, Wide.NONE)[0, :5].tolist() == [127.0, 0.0, 2.0, 2.0, 0.0]
+    assert all(not rounded_activations(x, wide)[0, 32:].any() for wide in Wide)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
@@ -84,15 +90,19 @@ def test_the_product_is_that_of_the_rounded_values(quantise):
     rng = np.random.default_rng(3)
     raw = quantise(rng.standard_normal((24, 96), np.float32))
     x, bias = rng.standard_normal((7, 96), np.float32), rng.standard_normal(24).astype(np.float32)
-    exact = naive_rounding(x).astype(np.float64) @ dequantise(raw).astype(np.float64).T + bias
+    exact = (
+        naive_rounding(x, Wide.NONE if raw.type == Q8_0 else Wide.LARGE).astype(np.float64)
+        @ dequantise(raw).astype(np.float64).T
+        + bias
+    )
     ours = QuantisedLinear.of(raw, torch.from_numpy(bias))(torch.from_numpy(x)).numpy()
     assert np.abs(ours - exact).max() < 1e-4
 
 
 def test_a_row_does_not_see_its_neighbours():
     x = torch.randn(6, 64, generator=torch.Generator().manual_seed(1))
-    together = rounded_to_int8(x)
-    assert all(torch.equal(together[i : i + 1], rounded_to_int8(x[i : i + 1])) for i in range(6))
+    together = rounded_activations(x, Wide.LARGE)
+    assert all(torch.equal(together[i : i + 1], rounded_activations(x[i : i + 1], Wide.LARGE)) for i in range(6))
 
 
 # Whole models

@@ -3,7 +3,10 @@
 bytes    (weights of 8 bits) both rows are mixed: times Hadamard's matrix and reflections (`mixing_matrix`). Then each is
          rounded as a whole: scale = largest magnitude / 127, number = rint(value * 127 / largest).
          output = scale * weight scale * (numbers . numbers) / stretch
-groups   (4 bits) a row of activations is rounded in groups of 32: scale and number likewise, both worked out in float32.
+groups   (4 bits, and 8 bits of an output head) a row of activations is rounded in groups of 32: scale and number likewise,
+         both worked out in float32; with 8159 in place of 127 where the bits of the largest magnitude, as an integer, are more
+         than 9 * 2^19 above the mean of the row's groups (which count as no less than 16 octaves below the largest), and in
+         all groups before a head.
          output = sum over groups of  scale * weight scale * (numbers . weights)  [+ minimum * scale * sum]
 wholes   (4 bits, on tiles) a row of activations is rounded as a whole, with 32639 in place of 127, to 256 * high + low. In
          units that are the same for a segment of a weight's row, the weight is  step * (nibble - 8) + centre.
@@ -92,13 +95,21 @@ def weight_groups(raw: RawTensor) -> Groups:
     return Groups(scales, nibbles - (8 if raw.type == Q4_0 else 0), minima)
 
 
-def activation_groups(x: Floats) -> Groups:
+def wide_groups(largest: Floats) -> NDArray[np.bool_]:
+    """Of the largest magnitudes of groups [rows, groups]: which have numbers of two bytes."""
+    bits = np.ascontiguousarray(largest).view(np.int32).astype(np.int64)
+    mean = np.maximum(bits, bits.max(-1, keepdims=True) - (16 << 23)).sum(-1, keepdims=True) // bits.shape[-1]
+    return bits > mean + (9 << 19)
+
+
+def activation_groups(x: Floats, *, all_wide: bool = False) -> Groups:
     groups = x.reshape(len(x), -1, GROUP)
     largest = np.abs(groups).max(-1)
+    most = np.where(wide_groups(largest) | all_wide, np.float32(8159), np.float32(127))
     with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.float32(127) / largest
+        inverse = most / largest
     inverse[~np.isfinite(inverse)] = 0
-    scales, numbers = largest / np.float32(127), np.rint(groups * inverse[:, :, None])
+    scales, numbers = largest / most, np.rint(groups * inverse[:, :, None])
     return Groups(scales.astype(np.float64), numbers.astype(np.float64), np.zeros(scales.shape))
 
 
@@ -175,16 +186,16 @@ def bytes_product(x: Floats, raw: RawTensor, balance: Floats | None = None) -> P
     return Product(values, 64 * UNIT * np.abs(values) + flips * ones)
 
 
-def product(x: Floats, raw: RawTensor, bias: Floats | None = None, *, tiles: bool = False) -> Product:
-    """`tiles`: of a library that has them."""
+def product(x: Floats, raw: RawTensor, bias: Floats | None = None, *, tiles: bool = False, grouped: bool = False) -> Product:
+    """`tiles`: of a library that has them. `grouped`: bytes keep their groups."""
     if raw.type == F32:
         w = raw.data.view(np.float32).astype(np.float64)
         values, magnitudes, links = x.astype(np.float64) @ w.T, np.abs(x).astype(np.float64) @ np.abs(w).T, raw.shape[1]
-    elif raw.type == Q8_0 or tiles:
+    elif (raw.type == Q8_0 and not grouped) or tiles:
         values, errors = (bytes_product if raw.type == Q8_0 else whole_product)(x, raw)
         magnitudes, links = errors / UNIT, 0
     else:
-        a, w = activation_groups(x), weight_groups(raw)
+        a, w = activation_groups(x, all_wide=grouped), weight_groups(raw)
         dots = np.einsum("rgi,ogi->rog", a.numbers, w.numbers) * a.scales[:, None] * w.scales
         offsets = (a.numbers.sum(-1) * a.scales)[:, None] * w.minima
         values, magnitudes = (dots + offsets).sum(-1), (np.abs(dots) + np.abs(offsets)).sum(-1)

@@ -55,13 +55,18 @@ static void say(const char *what, const void *data, int64_t size) {
     printf("%-44s %016llx\n", what, (unsigned long long)checksum(data, size));
 }
 
-static const char *const KINDS[] = {"f32", "int8", "int4", "int4m"};
+static const char *const KINDS[] = {[F32] = "f32", [ROTATED_INT8] = "int8", [Q4_0] = "int4", [Q4_1] = "int4m", [GROUPED_INT8] = "int8 groups"};
+
+static int of_bytes(int kind) { return kind == ROTATED_INT8 || kind == GROUPED_INT8; }
 
 /* ---- matrices ---- */
 
 static int64_t row_bytes(int kind, int64_t inputs) {
-    return kind == F32 ? inputs * 4 : inputs / GROUP * (kind == ROTATED_INT8 ? 34 : kind == Q4_0 ? 18 : 20);
+    return kind == F32 ? inputs * 4 : inputs / GROUP * (of_bytes(kind) ? 34 : kind == Q4_0 ? 18 : 20);
 }
+
+/* What products are tried of. Tiles have none of bytes in groups. */
+static int is_matrix(int kind) { return kind <= Q4_1 || (kind == GROUPED_INT8 && !HAS_AMX); }
 
 /* Rows as a file has them: floats, or GGUF's blocks of 32. */
 static uint8_t *stored_rows(int kind, int64_t outputs, int64_t inputs) {
@@ -72,8 +77,8 @@ static uint8_t *stored_rows(int kind, int64_t outputs, int64_t inputs) {
         f16 scale = to_f16(number() / 64.0f), minimum = to_f16(number());
         memcpy(to, &scale, 2), to += 2;
         if (kind == Q4_1) memcpy(to, &minimum, 2), to += 2;
-        for (int i = 0; i < (kind == ROTATED_INT8 ? GROUP : GROUP / 2); i++) *to++ = (uint8_t)chance();
-        if (kind == ROTATED_INT8 && block % 5 == 0) memset(to - GROUP, block % 2 ? 0x80 : 0x7f, GROUP);  /* the largest products */
+        for (int i = 0; i < (of_bytes(kind) ? GROUP : GROUP / 2); i++) *to++ = (uint8_t)chance();
+        if (of_bytes(kind) && block % 5 == 0) memset(to - GROUP, block % 2 ? 0x80 : 0x7f, GROUP);  /* the largest products */
     }
     return rows;
 }
@@ -87,7 +92,7 @@ static Weight weight_at(int kind, const uint8_t *row, int64_t k) {
     weight.scale = f32_of(f16_at(row));
     if (kind == Q4_1) weight.minimum = f32_of(f16_at(row + 2));
     row += kind == Q4_1 ? 4 : 2;
-    if (kind == ROTATED_INT8) weight.whole = ((const int8_t *)row)[k];
+    if (of_bytes(kind)) weight.whole = ((const int8_t *)row)[k];
     else weight.whole = (k < GROUP / 2 ? row[k] & 15 : row[k - GROUP / 2] >> 4) - (kind == Q4_0 ? 8 : 0);
     return weight;
 }
@@ -103,7 +108,7 @@ static Matrix packed(int kind, const uint8_t *rows, int64_t outputs, int64_t inp
     m.numbers = parts[0], m.scales = parts[1], m.corrections = parts[2];
     for (int64_t i = 0; i < outputs; i++) places[i] = i;
     for (int64_t i = 0; kind == ROTATED_INT8 && i < inputs; i++) ((float *)parts[2])[i] = balance_of(i);
-    baton_pack(&m, kind, rows, row_bytes(kind, inputs), places, outputs, NULL, 2);
+    baton_pack(&m, kind == GROUPED_INT8 ? Q8_0 : kind, rows, row_bytes(kind, inputs), places, outputs, NULL, 2);
     return m;
 }
 
@@ -195,6 +200,27 @@ static Expected expected_whole(int kind, const uint8_t *row, const float *x, int
 }
 #endif
 
+static int32_t bits_of_largest(const float *x) {
+    float largest = 0.0f;
+    int32_t bits;
+    for (int j = 0; j < GROUP; j++) largest = fabsf(x[j]) > largest ? fabsf(x[j]) : largest;
+    memcpy(&bits, &largest, 4);
+    return bits;
+}
+
+/* As matmul_q4.h says: the largest number of a group's activations is 127, and 8159 where the group is larger than the mean of its row by more
+ * than 9/16 of an octave; and always before a matrix of bytes. */
+static float most_of(int kind, const float *row, int64_t inputs, int64_t g) {
+    if (kind == GROUPED_INT8) return 8159.0f;
+    int64_t top = 0, sum = 0, groups = inputs / GROUP;
+    for (int64_t i = 0; i < groups; i++) top = bits_of_largest(row + i * GROUP) > top ? bits_of_largest(row + i * GROUP) : top;
+    for (int64_t i = 0; i < groups; i++) {
+        int64_t bits = bits_of_largest(row + i * GROUP);
+        sum += bits < top - 16 * 8388608 ? top - 16 * 8388608 : bits;
+    }
+    return bits_of_largest(row + g * GROUP) > sum / groups + 9 * 524288 ? 8159.0f : 127.0f;
+}
+
 /* One row as the products see it: float, or whole numbers and a scale for each group. */
 static Expected expected(int kind, const uint8_t *row, const float *x, int64_t inputs) {
     Expected e = {0.0, 0.0, 0.0f};
@@ -210,10 +236,11 @@ static Expected expected(int kind, const uint8_t *row, const float *x, int64_t i
         }
         return e;
     }
+    const float *whole_row = x;
     for (int64_t g = 0; g < inputs / GROUP; g++, x += GROUP) {
-        float largest = 0.0f;
+        float largest = 0.0f, most = most_of(kind, whole_row, inputs, g);
         for (int j = 0; j < GROUP; j++) largest = fabsf(x[j]) > largest ? fabsf(x[j]) : largest;
-        float scale = largest / 127.0f, inverse = largest > 1e-36f ? 127.0f / largest : 0.0f;
+        float scale = largest / most, inverse = largest > 1e-36f ? most / largest : 0.0f;
         int32_t whole = 0, sum = 0;
         Weight weight = {0, 0.0f, 0.0f};
         for (int j = 0; j < GROUP; j++) {
@@ -727,7 +754,8 @@ int main(int count, char **words) {
     dismissal();
     bursts(!threads_alone && !briefly);
     idle_members();
-    for (int kind = F32; kind <= Q4_1 && !threads_alone; kind++) {
+    for (int kind = F32; kind <= GROUPED_INT8 && !threads_alone; kind++) {
+        if (!is_matrix(kind)) continue;
         if (kind == F32) product(decoders, kind, 33, 37, 17);
         product(decoders, kind, 33, 32, briefly ? 20 : 130);
         if (briefly) continue;

@@ -13,6 +13,9 @@ from baton.models.config import Traits
 from baton.models.quantise import ROW_MOST, to_q4_1, to_q8_0
 from baton.models.raw_tensor import RawTensor
 from baton.models.tensor_types import F32, Q4_0, Q4_1, Q8_0, TensorType
+from baton.native.library import GROUPED_INT8
+from baton.native.library import Q8_0 as KIND_Q8_0
+from baton.native.packing import PackedModel
 
 KINDS = pytest.mark.parametrize("kind", [F32, Q8_0, Q4_0, Q4_1], ids=lambda kind: kind.name)
 SHAPES = ((1, 32), (31, 64), (33, 96), (97, 160), (64, 576), (40, 1536))
@@ -115,26 +118,30 @@ def test_the_longest_rows_of_bytes_do_not_overflow(library, sign):
 
 
 def test_how_activations_are_rounded(library):
-    """Seen through a matrix that changes nothing: ties go to the even one, tiny groups become zeros."""
+    """Seen through a matrix that changes nothing: ties go to the even one, tiny groups become zeros, and a group that is larger
+    than its neighbours has numbers of two bytes."""
     blocks = np.full((64, 2, Q4_0.block_bytes), 0x88, np.uint8)
     blocks[:, :, :2] = np.array([1.0], np.float16).view(np.uint8)
     places = np.arange(64)
     blocks[places, places // 32, 2 + places % 16] = np.where(places % 32 < 16, 0x89, 0x98)
     raw = RawTensor(Q4_0, (64, 64), blocks.reshape(64, -1))
     packed = packed_head(library, raw)
-    x = np.zeros((6, 64), np.float32)
-    x[0, :6] = [127.0, 0.5, 1.5, 2.5, -0.5, -1.5]
+    x = np.zeros((7, 64), np.float32)
+    x[0, :6], x[0, 32] = [127.0, 0.5, 1.5, 2.5, -0.5, -1.5], 127.0
     x[1, 32:] = 1e-40
     x[2] = np.linspace(-5, 7, 64)
     x[3, 40] = 3.4e38
     x[4, ::2] = 1e-35
     x[5] = np.nextafter(np.float32(1.0), np.float32(0.0))
+    x[6, :7], x[6, 32:34] = [-8159.0, 0.5, 1.5, 2.5, -0.5, 8000.0, 31.5], [127.0, 0.5]
     groups = activation_groups(x)
     expected = (groups.numbers * groups.scales[:, :, None]).reshape(x.shape).astype(np.float32)
     assert expected[0, :6].tolist() == [127.0, 0.0, 2.0, 2.0, 0.0, -2.0]
+    assert expected[6, :7].tolist() == [-8159.0, 0.0, 2.0, 2.0, 0.0, 8000.0, 32.0]
+    assert expected[6, 32:34].tolist() == [127.0, 0.0]
     assert not expected[1].any()
     with Team(library) as team:
-        for rows in (1, 6):
+        for rows in (1, 7):
             ours = team.product(packed.head, x[:rows], 64)
             if library.has_tiles():  # where no matrix changes nothing
                 assert_near(library, ours, product(x[:rows], raw, tiles=True))
@@ -176,6 +183,63 @@ def test_a_weight_that_is_no_number_shows_in_its_output(library, kind, poison):
             ours = team.product(packed.head, activations(20, 64)[:rows] + np.float32(0.01), 40)
             assert np.flatnonzero(~np.isfinite(ours).all(0)).tolist() == [7]
             assert not np.isfinite(ours[:, 7]).any()
+
+
+# The output head of a model of four bits
+
+
+def grouped_head(library, raw: RawTensor) -> PackedModel:
+    config = small_config(vocab_size=raw.shape[0], hidden_size=raw.shape[1])
+    return pack(library, config, {"lm_head.weight": raw}, "int4")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_head_beside_weights_of_four_bits_keeps_the_groups_of_its_file(library, shape):
+    if library.has_tiles():
+        pytest.skip("on tiles bytes are always rotated")
+    raw, x = random_matrix(np.random.default_rng(0), Q8_0, *shape), activations(ROWS, shape[1])
+    numbers = raw.data.reshape(shape[0], -1, Q8_0.block_bytes)[:, :, 2:]
+    numbers[::3] = 0x80  # the largest products that there are
+    packed = grouped_head(library, raw)
+    assert packed.head.kind == GROUPED_INT8
+    with Team(library, 2) as team:
+        all_rows = team.product(packed.head, x, shape[0])
+        assert_near(library, all_rows, product(x, raw, grouped=True))
+        for first, rows in SLICES:
+            few = team.product(packed.head, x[first : first + rows], shape[0])
+            assert np.array_equal(few, all_rows[first : first + rows]), f"{rows} rows give other bits than {ROWS}"
+
+
+def test_a_head_of_floats_becomes_the_blocks_that_our_own_quantisation_makes(library):
+    if library.has_tiles():
+        pytest.skip("on tiles bytes are always rotated")
+    values = np.random.default_rng(6).standard_normal((50, 128), np.float32)
+    values[3] = 0.0
+    packed, x = [grouped_head(library, raw) for raw in (RawTensor.of_floats(values), to_q8_0(values))], activations(5, 128)
+    with Team(library) as team:
+        of_floats, of_blocks = (team.product(each.head, x, 50) for each in packed)
+    assert np.array_equal(of_floats, of_blocks)
+
+
+def test_a_head_in_a_model_of_bytes_is_rotated(library):
+    raw = random_matrix(np.random.default_rng(0), Q8_0, 64, 96)
+    config = small_config(vocab_size=64, hidden_size=96)
+    kinds = [pack(library, config, {"lm_head.weight": raw}, way).head.kind for way in ("auto", "int8")]
+    assert kinds == [KIND_Q8_0, KIND_Q8_0]
+
+
+def test_a_wide_group_changes_no_bit_of_the_rows_beside_it(library):
+    """A tile reads second bytes for all its rows where one of them has any."""
+    for kind in (Q4_0, Q4_1):
+        raw, x = random_matrix(np.random.default_rng(0), kind, 64, 576), np.ones((24, 576), np.float32)
+        x += np.random.default_rng(1).standard_normal(x.shape, np.float32) * np.float32(0.1)
+        packed, beside = packed_head(library, raw), x.copy()
+        beside[::2, 64:96] *= 100
+        with Team(library) as team:
+            for rows in (1, 2, 3, 4, 6, 8, 24):
+                alone, mixed = team.product(packed.head, x[:rows], 64), team.product(packed.head, beside[:rows], 64)
+                assert np.array_equal(alone[1::2], mixed[1::2])
+                assert not np.array_equal(alone[::2], mixed[::2])
 
 
 # Stacked matrices

@@ -16,7 +16,7 @@ from torch import Tensor
 from baton.models.config import ModelConfig
 from baton.models.layers.attention import AttentionBlock, AttentionContext
 from baton.models.layers.experts import ExpertMixture
-from baton.models.layers.linear import Linear, linear_of
+from baton.models.layers.linear import Linear, head_beside, linear_of
 from baton.models.layers.mlp import MLP
 from baton.models.layers.norm import Norm, norm_of
 from baton.models.layers.rope import Angles, Rope
@@ -58,6 +58,11 @@ class DecoderLayer:
         if not self.parallel:
             hidden += self.mlp_post_norm(self.mlp(self.mlp_norm(hidden)))
 
+    def linears(self) -> list[Linear]:
+        """But for those of experts, which are never quantised."""
+        of_mlp = [self.mlp.gate_up, self.mlp.down] if isinstance(self.mlp, MLP) else []
+        return [self.attention.qkv, self.attention.output, *of_mlp]
+
 
 def _as_it_is(rows: Tensor) -> Tensor:
     return rows
@@ -74,7 +79,8 @@ class Decoder:
         self.embedding = weights.stacked([embedding])
         self.layers = [DecoderLayer(config, weights, layer) for layer in range(config.layers)]
         self.final_norm = norm_of(config, weights, "final_norm")
-        self.head = linear_of(embedding, self.embedding) if config.tied_embeddings else Linear.load(weights, ["lm_head"])
+        head = linear_of(embedding, self.embedding) if config.tied_embeddings else Linear.load(weights, ["lm_head"])
+        self.head = head_beside(head, [linear for layer in self.layers for linear in layer.linears()])
         self.on_layer: Callable[[], None] = lambda: None
         "Called when a layer is done: somebody may watch that it gets on."
         ropes = {layer.rope for layer in self.layers}

@@ -15,7 +15,9 @@ from baton.native.variants import Variant, supported_variants
 log = logging.getLogger(__name__)
 
 F32, Q8_0, Q4_0, Q4_1, F16, BF16, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K = range(11)
-"""How a file may store rows: csrc/gguf_blocks.h. Matrices are of the first four kinds."""
+"""How a file may store rows: csrc/gguf_blocks.h. Matrices are of the first four kinds,"""
+GROUPED_INT8 = 11
+"""or bytes with a scale for every 32, as Q8_0 has them."""
 GATES = {"silu": 1, "gelu_tanh": 2}
 """What a paired matrix does with its gates: csrc/matrix.h."""
 KV_F32, KV_F16, KV_BF16_AMX, KV_INT8 = range(4)

@@ -7,13 +7,14 @@ large pages: a token reads every byte of it once, and with small pages looking u
 The library reads rows as the file has them and all threads pack: nothing becomes an array of floats on the way. Matrices of
 bytes are packed twice: once to see what activations they meet, and once more with a balance for each input (native/balance.py).
 Not so those of a large model that is mostly of four bits: there a balance shows in no figure (docs/internals/quantisation.md),
-and costs a third of the start.
+and costs a third of the start. Nor the output head of a model with weights of four bits, which keeps its groups
+(`keeps_groups`).
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from ctypes import c_int64
 from dataclasses import dataclass
@@ -119,7 +120,7 @@ class PackedModel:
         self._weights: RawWeights | None = weights
         self._quantization = quantization
         planned = plan_model(library, config, weights.stored, quantization)
-        self.large, self._balanced = planned.large, planned.balanced
+        self.large, self._balanced, self._grouped = planned.large, planned.balanced, planned.grouped
         self._arena = Arena(planned.nbytes)
         self._kept: list[Floats] = []
         self.of_bytes: list[Packing] = []
@@ -171,7 +172,9 @@ class PackedModel:
     def _matrix(
         self, raws: Sequence[RawTensor], names: Sequence[str], biases: Sequence[Floats] = (), *, paired: bool = False
     ) -> Matrix:
-        kind, matrix, part_bytes = _planned(self._library, raws, names, self._quantization, paired=paired)
+        matrix, part_bytes = _planned(
+            self._library, raws, names, self._quantization, paired=paired, grouped=self._grouped and names == [LM_HEAD]
+        )
         if paired:
             matrix.paired = GATES[self.config.traits.activation]
         raws = [raw if raw.type in STORED else converted(raw, F32) for raw in raws]
@@ -179,10 +182,11 @@ class PackedModel:
         places = _paired_places(sizes[0]) if paired else np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
         numbers, scales, corrections = (self._arena.take(nbytes) for nbytes in part_bytes)
         matrix.numbers, matrix.scales, matrix.corrections = (part.ctypes.data for part in (numbers, scales, corrections))
-        balance = (corrections if kind == Q8_0 else corrections[:0]).view(np.float32)
+        rotated = matrix.kind == c.Q8_0
+        balance = (corrections if rotated else corrections[:0]).view(np.float32)
         balance.fill(1.0)
         packing = Packing(matrix, raws, places, balance, np.zeros_like(balance))
-        if kind == Q8_0 and self._balanced:
+        if rotated and self._balanced:
             self.of_bytes.append(packing)
         packing.run(self._library, self.threads, sum_squares=self._balanced)
         if biases:
@@ -225,16 +229,30 @@ def _paired_places(width: int) -> list[Places]:
     return [gates, gates + PAIR]
 
 
+def keeps_groups(library: Library, kinds: Iterable[TensorType], quantization: Quantization) -> bool:
+    """Whether the output head, if it is of bytes, keeps a scale for every 32 weights (csrc/matmul_q4.h). It does in models with
+    matrices of four bits (`kinds`: of the layers), which would lose most by rotated bytes with one scale a row
+    (docs/internals/quantisation.md). Not on tiles, which have no such product."""
+    return quantization != "int8" and not library.has_tiles() and not {Q4_0, Q4_1}.isdisjoint(kinds)
+
+
 def _planned(
-    library: Library, tensors: Sequence[TensorFacts], names: Sequence[str], quantization: Quantization, *, paired: bool
-) -> tuple[TensorType, Matrix, tuple[int, ...]]:
-    """The matrix that these become, without its memory, and how many bytes its numbers, scales and corrections take."""
-    kind = _kind_of([type_for(tensor, name, quantization) for tensor, name in zip(tensors, names, strict=True)])
+    library: Library,
+    tensors: Sequence[TensorFacts],
+    names: Sequence[str],
+    quantization: Quantization,
+    *,
+    paired: bool,
+    grouped: bool = False,
+) -> tuple[Matrix, tuple[int, ...]]:
+    """The matrix that these become, without its memory, and how many bytes its numbers, scales and corrections take.
+    `grouped`: bytes keep their groups."""
+    kind = KINDS[_kind_of([type_for(tensor, name, quantization) for tensor, name in zip(tensors, names, strict=True)])]
     outputs = 1 + int(_paired_places(tensors[0].rows)[1][-1]) if paired else sum(tensor.rows for tensor in tensors)
-    matrix = Matrix(KINDS[kind], paired, outputs, tensors[0].row_elements)
+    matrix = Matrix(c.GROUPED_INT8 if grouped and kind == c.Q8_0 else kind, paired, outputs, tensors[0].row_elements)
     sizes = (c_int64 * 3)()
     library.plan(matrix, sizes)
-    return kind, matrix, tuple(sizes)
+    return matrix, tuple(sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +263,9 @@ class PlannedModel:
     "Of all of them."
     weights: int
     of_bytes: int
-    "Weights that are computed on as bytes."
+    "Weights that are computed on as rotated bytes."
+    grouped: bool
+    "Whether the head, if it is of bytes, keeps its groups."
 
     @property
     def large(self) -> bool:
@@ -266,14 +286,24 @@ def plan_model(
         for layer in range(config.layers)
         for names in (ATTENTION_INPUTS, ATTENTION_OUTPUT, MLP_INPUTS, MLP_OUTPUT)
     ]
+    facts = {
+        name: stored[EMBED if name == LM_HEAD and config.tied_embeddings else name]
+        for names, _ in [*every, ([LM_HEAD], False)]
+        for name in names
+    }
+    grouped = keeps_groups(
+        library, (type_for(facts[name], name, quantization) for names, _ in every for name in names), quantization
+    )
     nbytes = weights = of_bytes = 0
     for names, paired in [*every, ([LM_HEAD], False)]:
-        tensors = [stored[EMBED if name == LM_HEAD and config.tied_embeddings else name] for name in names]
-        kind, matrix, part_bytes = _planned(library, tensors, names, quantization, paired=paired)
+        tensors = [facts[name] for name in names]
+        matrix, part_bytes = _planned(
+            library, tensors, names, quantization, paired=paired, grouped=grouped and names == [LM_HEAD]
+        )
         nbytes += sum(map(_whole_lines, part_bytes))
         weights += matrix.outputs * matrix.inputs
-        of_bytes += matrix.outputs * matrix.inputs if kind == Q8_0 else 0
-    return PlannedModel(nbytes, weights, of_bytes)
+        of_bytes += matrix.outputs * matrix.inputs if matrix.kind == c.Q8_0 else 0
+    return PlannedModel(nbytes, weights, of_bytes, grouped)
 
 
 def _whole_lines(nbytes: int) -> int:

@@ -17,18 +17,18 @@ from baton.native.variants import Variant
 
 NATIVE: dict[str, int] = {
     "x86_64 amx": 1,
-    "x86_64 avx512": 1,
-    "x86_64 avxvnni": 1,
-    "x86_64 avx2": 1,
-    "x86_64 plain": 1,
-    "aarch64 i8mm": 1,
-    "aarch64 dotprod": 1,
-    "aarch64 plain": 1,
+    "x86_64 avx512": 2,
+    "x86_64 avxvnni": 2,
+    "x86_64 avx2": 2,
+    "x86_64 plain": 2,
+    "aarch64 i8mm": 2,
+    "aarch64 dotprod": 2,
+    "aarch64 plain": 2,
 }
 """Of native/: csrc, and what prepares weights and angles for it (native/packing.py, native/balance.py, models/rotary.py)."""
 NATIVE_ELSEWHERE = 1
 """Of plain C on a machine that nobody here has."""
-TORCH = 1
+TORCH = 2
 """Of models/decoder.py and its layers."""
 CUDA = 1
 """Of the kernels in worker/cuda/, and of what prepares weights and angles for them. Held by tests/gpu/test_golden_on_gpu.py."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from enum import Enum, auto
 
 import torch
 import torch.nn.functional as F
@@ -10,10 +11,14 @@ from torch import Tensor
 
 from baton.models.dequantise import dequantise
 from baton.models.raw_tensor import RawTensor
+from baton.models.tensor_types import Q8_0
 from baton.models.torch_weights import Weights, is_quantised
 
 GROUP = 32
 """Neighbouring activations that share a scale: as many as a block of weights holds."""
+NARROW_MOST, WIDE_MOST = 127.0, 8159.0
+WIDE_OVER, MEAN_DEPTH = 9 << 19, 16 << 23
+"""As in csrc/matmul_q4.h."""
 
 
 class Linear:
@@ -34,34 +39,75 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
 
-class QuantisedLinear(Linear):
-    """What a kernel that multiplies 8-bit activations with blocks of weights computes, without being one: both sides are
-    rounded as the kernel rounds them, and the product is taken in float32. The oracle of such kernels, and their stand-in."""
+class Wide(Enum):
+    """Which groups of activations have numbers of two bytes."""
 
-    __slots__ = ()
+    NONE = auto()
+    LARGE = auto()
+    "Those that are larger than most groups of their row."
+    ALL = auto()
+
+
+class QuantisedLinear(Linear):
+    """What a kernel that multiplies rounded activations with blocks of weights computes, without being one: both sides are
+    rounded as the kernel rounds them (csrc/matmul_q4.h), and the product is taken in float32. The oracle of such kernels, and
+    their stand-in."""
+
+    __slots__ = ("wide",)
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, wide: Wide = Wide.NONE) -> None:
+        super().__init__(weight, bias)
+        self.wide = wide
 
     @classmethod
     def of(cls, raw: RawTensor, bias: Tensor | None = None) -> QuantisedLinear:
-        return cls(torch.from_numpy(dequantise(raw)), bias)
+        return cls(torch.from_numpy(dequantise(raw)), bias, wide_for(raw))
 
     def __call__(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.float()
-        return F.linear(rounded_to_int8(x.float()), self.weight.float(), bias).to(x.dtype)
+        return F.linear(rounded_activations(x.float(), self.wide), self.weight.float(), bias).to(x.dtype)
+
+
+def wide_for(stored: RawTensor) -> Wide:
+    return Wide.NONE if stored.type == Q8_0 else Wide.LARGE
 
 
 def linear_of(stored: RawTensor, weight: Tensor, bias: Tensor | None = None) -> Linear:
     """`stored`: what the weight was made of. Quantised weights are multiplied with quantised activations."""
-    return QuantisedLinear(weight, bias) if is_quantised(stored) else Linear(weight, bias)
+    return QuantisedLinear(weight, bias, wide_for(stored)) if is_quantised(stored) else Linear(weight, bias)
 
 
-def rounded_to_int8(x: Tensor) -> Tensor:
-    """x: float32 [rows, a multiple of 32]; each group of 32 is rounded to whole multiples, up to 127, of its own scale.
+def head_beside(head: Linear, others: Iterable[Linear]) -> Linear:
+    """An output head of 8 bits in a model with linears of 4 bits meets numbers of two bytes (native/packing.py)."""
+    of_four_bits = any(isinstance(each, QuantisedLinear) and each.wide == Wide.LARGE for each in others)
+    if isinstance(head, QuantisedLinear) and head.wide == Wide.NONE and of_four_bits:
+        return QuantisedLinear(head.weight, head.bias, Wide.ALL)
+    return head
+
+
+def rounded_activations(x: Tensor, wide: Wide) -> Tensor:
+    """x: float32 [rows, a multiple of 32]; each group of 32 is rounded to whole multiples of its own scale: up to 127, or 8159
+    where the group is wide.
 
     Ties go to the even one. A group with a number that is none becomes not-a-number as a whole.
     """
     groups = x.reshape(x.shape[0], -1, GROUP)
     largest = groups.abs().amax(-1, keepdim=True)
-    inverse = 127.0 / largest
+    most = torch.full_like(largest, WIDE_MOST if wide == Wide.ALL else NARROW_MOST)
+    if wide == Wide.LARGE:
+        most[wide_groups(largest[..., 0])] = WIDE_MOST
+    inverse = most / largest
     inverse.masked_fill_(inverse.isinf(), 0.0)  # all zero, or so small that its scale cannot be told from zero
-    whole = (groups * inverse).round_().clamp_(-127.0, 127.0)
-    return whole.mul_(largest / 127.0).flatten(1)
+    whole = torch.minimum(torch.maximum((groups * inverse).round_(), -most), most)
+    return whole.mul_(largest / most).flatten(1)
+
+
+def wide_groups(largest: Tensor) -> Tensor:
+    """Which groups are larger than most groups of their row. largest: [rows, groups].
+
+    The bits of a float count up with its logarithm, nearly: so this compares with about the geometric mean, in integers.
+    """
+    bits = largest.contiguous().view(torch.int32).long()
+    floor = bits.amax(-1, keepdim=True) - MEAN_DEPTH
+    mean = torch.maximum(bits, floor).sum(-1, keepdim=True) // bits.shape[-1]
+    return bits > mean + WIDE_OVER

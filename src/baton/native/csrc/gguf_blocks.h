@@ -11,9 +11,13 @@ typedef enum { F32, Q8_0, Q4_0, Q4_1, F16, BF16, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K } 
 /* Weights of eight bits are never multiplied as they are stored: both sides are rotated first (matmul_int8.h). */
 enum { ROTATED_INT8 = Q8_0 };
 
+/* But for the output head of a model of four bits, which keeps the file's groups of 32 and their scales (matmul_q4.h). */
+enum { GROUPED_INT8 = Q6_K + 1 };
+
 #define SUPER 256          /* numbers of a block of K-quants */
 #define Q4_K_BYTES 144
 #define Q4_1_BYTES 20
+#define Q8_0_BYTES 34
 
 ALWAYS f16 f16_at(const uint8_t *place) {
     f16 x;
@@ -202,4 +206,17 @@ static void q4_1_of_group(const float *restrict x, uint8_t *restrict out) {
 
 static void q4_1_of_floats(const float *x, int64_t width, uint8_t *out) {
     for (int64_t at = 0; at < width; at += GROUP, out += Q4_1_BYTES) q4_1_of_group(x + at, out);
+}
+
+/* As models/quantise.py makes Q8_0: the scale is rounded to a half first, and numbers against that. */
+static void q8_0_of_floats(const float *x, int64_t width, uint8_t *out) {
+    for (int64_t at = 0; at < width; at += GROUP, x += GROUP, out += Q8_0_BYTES) {
+        f16 half = to_f16(largest_of(x, GROUP) / 127.0f);
+        float scale = f32_of(half), divisor = scale == 0.0f ? INFINITY : scale;
+        memcpy(out, &half, 2);
+        for (int j = 0; j < GROUP; j++) {
+            float number = rintf(x[j] / divisor);
+            out[2 + j] = (uint8_t)(int8_t)(number > -127.0f ? number < 127.0f ? number : 127.0f : -127.0f);
+        }
+    }
 }

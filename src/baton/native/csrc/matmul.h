@@ -53,7 +53,7 @@ static void plan(Matrix *m, int64_t sizes[3]) {
 /* A row as this matrix takes it. */
 static void quantize_for(const Matrix *m, const Rows *rows, int64_t row) {
     if (m->kind == ROTATED_INT8) quantize_row_int8(m, rows, row);
-    else if (m->kind != F32) quantize_row_q8(rows, row);
+    else if (m->kind != F32) quantize_row_q8(m, rows, row);
 }
 
 static void panels_times_rows(const Matrix *m, int64_t panel, int64_t last, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,

@@ -17,62 +17,126 @@
 #define SDOT_ROWS 4      /* of a tile at most */
 #define STRIP 8          /* outputs of a tile of squares */
 
-typedef enum { AS_BYTES, AS_NIBBLES } Form;
+/* Of a panel: bytes with scales as floats, nibbles, or bytes with scales as halves. */
+typedef enum { AS_BYTES, AS_NIBBLES, AS_STORED } Form;
 
 /* ---- dots ---- */
 
 /* A panel as a tile of dots reads it. */
 typedef struct {
-    const uint8_t *numbers;         /* packed; or bytes from -8 to 7 (Q4_0), 0 to 15 (Q4_1) */
+    const uint8_t *numbers;         /* packed; or bytes from -8 to 7 (Q4_0), 0 to 15 (Q4_1), any (GROUPED_INT8) */
     const void *scales, *minima;    /* [group][output] halves; of bytes, floats */
 } SdotPanel;
 
-/* `rows` rows times `parts` vectors of outputs of a panel, from `at` on. Of each product, `whole` is the sum of a group and `sum` the
- * one over groups. Conversions have half of one pipe on a Neoverse-N1: so `whole` begins where it is a float (neon_dot.h), and
- * scales of a panel that many rows share were made floats before. */
+/* Sums of a group over one byte of each activation, on top of what is in `whole`. */
+ALWAYS void sdot_group(const int rows, const int parts, const Form form, const uint8_t *w, const int8_t *row, int64_t width,
+                       i32v (*whole)[SDOT_SUMS]) {
+    const int words = form == AS_NIBBLES ? GROUP_WORDS / 2 : GROUP_WORDS;
+    i8v q[2][SDOT_ROWS];
+    UNROLL for (int r = 0; r < rows; r++) q[0][r] = vld1q_s8(row + r * width), q[1][r] = vld1q_s8(row + r * width + 16);
+    UNROLL for (int f = 0; f < words; f++, w += PANEL * 4) {
+        SCHED_FENCE;
+        i8v both[SDOT_SUMS];
+        if (form == AS_BYTES && rows > 2) load_two(w, both);
+        else UNROLL for (int p = 0; p < parts; p++) both[p] = load_bytes(w + p * LANES * 4);
+        UNROLL for (int p = 0; p < parts; p++) {
+            i8v low = low_nibbles(both[p]), high = high_nibbles(both[p]);
+            UNROLL for (int r = 0; r < rows; r++) {
+                if (form != AS_NIBBLES) whole[r][p] = dot_word(whole[r][p], both[p], q[f / 4][r], f % 4);
+                else whole[r][p] = dot_word(dot_word(whole[r][p], low, q[0][r], f), high, q[1][r], f);
+            }
+        }
+    }
+}
+
+/* The same over both bytes at once, output by output: weights are loaded and taken apart once, and few sums are needed beside. */
+ALWAYS void sdot_wide_group(const int rows, const int parts, const Form form, const uint8_t *w, const int8_t *row, const int8_t *upper_row,
+                            int64_t width, i32v (*whole)[SDOT_SUMS]) {
+    const int words = form == AS_NIBBLES ? GROUP_WORDS / 2 : GROUP_WORDS;
+    i8v q[2][SDOT_ROWS], u[2][SDOT_ROWS];
+    UNROLL for (int r = 0; r < rows; r++) {
+        q[0][r] = vld1q_s8(row + r * width), q[1][r] = vld1q_s8(row + r * width + 16);
+        u[0][r] = vld1q_s8(upper_row + r * width), u[1][r] = vld1q_s8(upper_row + r * width + 16);
+    }
+    UNROLL for (int p = 0; p < parts; p++) {
+        MEMORY_FENCE;
+        i32v upper[SDOT_ROWS];
+        UNROLL for (int r = 0; r < rows; r++) upper[r] = broadcast_int(0);
+        UNROLL for (int f = 0; f < words; f++) {
+            i8v both = load_bytes(w + f * PANEL * 4 + p * LANES * 4), low = low_nibbles(both), high = high_nibbles(both);
+            UNROLL for (int r = 0; r < rows; r++) {
+                if (form != AS_NIBBLES) {
+                    whole[r][p] = dot_word(whole[r][p], both, q[f / 4][r], f % 4), upper[r] = dot_word(upper[r], both, u[f / 4][r], f % 4);
+                    continue;
+                }
+                whole[r][p] = dot_word(dot_word(whole[r][p], low, q[0][r], f), high, q[1][r], f);
+                upper[r] = dot_word(dot_word(upper[r], low, u[0][r], f), high, u[1][r], f);
+            }
+        }
+        UNROLL for (int r = 0; r < rows; r++) whole[r][p] = vaddq_s32(whole[r][p], times_64(upper[r]));
+    }
+}
+
+/* Whole numbers as floats: bytes times wide activations may be too large for float_of_sum(). */
+ALWAYS i32v sdot_start(const int kind) { return kind == GROUPED_INT8 ? broadcast_int(0) : loaded_start(); }
+ALWAYS f32v sdot_value(const int kind, i32v whole) { return kind == GROUPED_INT8 ? as_floats(whole) : float_of_sum(whole); }
+
+/* Exact sums of a group. `wide`: a row of the tile has activations of two bytes there. `of`: the first row's group. */
+ALWAYS void sdot_sums(const int rows, const int parts, const Form form, const int kind, const int wide, const uint8_t *w, const Rows *x,
+                      int64_t of, const int8_t *row, const int8_t *upper, i32v (*whole)[SDOT_SUMS]) {
+    const int with_offset = kind == Q4_0 && form == AS_NIBBLES, at_once = rows <= 2, twice = wide && !at_once;
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int p = 0; p < parts; p++) {
+            if (twice) whole[r][p] = kind == GROUPED_INT8 ? broadcast_int(0) : loaded_part();
+            else whole[r][p] = with_offset ? broadcast_int(SUM_START - 8 * x->sums[of + r]) : sdot_start(kind);
+        }
+    if (twice) {
+        sdot_group(rows, parts, form, w, upper, x->width, whole);
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int p = 0; p < parts; p++) {
+                whole[r][p] = times_64(whole[r][p]);
+                if (with_offset) whole[r][p] = vaddq_s32(whole[r][p], broadcast_int(-8 * x->sums[of + r]));
+            }
+        MEMORY_FENCE;
+    }
+    if (wide && at_once) sdot_wide_group(rows, parts, form, w, row, upper, x->width, whole);
+    else sdot_group(rows, parts, form, w, row, x->width, whole);
+}
+
+/* One group of a tile. Of each product, `whole` is the sum of a group and `sum` the one over groups. Conversions have half of one pipe on a
+ * Neoverse-N1: so `whole` begins where it is a float (neon_dot.h), and scales of a panel that many rows share were made floats before. */
+ALWAYS void sdot_step(const int rows, const int parts, const Form form, const int kind, const int wide, const SdotPanel *c, int64_t g, int at,
+                      const Rows *x, int64_t first, f32v (*sum)[SDOT_SUMS]) {
+    const int words = form == AS_NIBBLES ? GROUP_WORDS / 2 : GROUP_WORDS, scale_bytes = form == AS_BYTES ? 4 : 2;
+    const uint8_t *w = c->numbers + (g * words * PANEL + at) * 4, *scales = (const uint8_t *)c->scales + (g * PANEL + at) * scale_bytes;
+    const uint8_t *minima = (const uint8_t *)c->minima + (g * PANEL + at) * scale_bytes;
+    int64_t of = g * x->stride + first, place = first * x->width + g * GROUP;
+    i32v whole[SDOT_ROWS][SDOT_SUMS];
+    sdot_sums(rows, parts, form, kind, wide, w, x, of, x->quantized + place, x->upper + place, whole);
+    /* Rows of a tile lie beside each other, and there is room for more than there are. */
+    f32v row_scales = load(x->scales + of), row_sums = kind == Q4_1 ? load(x->scaled_sums + of) : row_scales;
+    UNROLL for (int p = 0; p < parts; p++) {
+        f32v scale = form == AS_BYTES ? load((const float *)(const void *)scales + p * LANES)
+                                        : load_f16((const f16 *)(const void *)scales + p * LANES);
+        UNROLL for (int r = 0; r < rows; r++)
+            sum[r][p] = fma_lanes(sdot_value(kind, whole[r][p]), of_lane(scale, row_scales, r), sum[r][p]);
+        if (kind != Q4_1) continue;
+        f32v minimum = form == AS_BYTES ? load((const float *)(const void *)minima + p * LANES)
+                                          : load_f16((const f16 *)(const void *)minima + p * LANES);
+        UNROLL for (int r = 0; r < rows; r++) sum[r][p] = fma_lane(minimum, row_sums, r, sum[r][p]);
+    }
+}
+
+/* `rows` rows times `parts` vectors of outputs of a panel, from `at` on. Code of its own for wide groups, to the end of the group: gcc 12
+ * would keep sums in memory where both kinds meet. */
 ALWAYS void sdot_tile(const int rows, const int parts, const Form form, const int kind, const SdotPanel *c, int64_t groups, int at,
                       const Rows *x, int64_t first, float (*out)[PANEL]) {
-    const int words = form == AS_BYTES ? GROUP_WORDS : GROUP_WORDS / 2, scale_bytes = form == AS_BYTES ? 4 : 2;
-    const uint8_t *w = c->numbers + at * 4, *scales = (const uint8_t *)c->scales + at * scale_bytes;
-    const uint8_t *minima = (const uint8_t *)c->minima + at * scale_bytes;
-    const int8_t *row = x->quantized + first * x->width;
     f32v sum[SDOT_ROWS][SDOT_SUMS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int p = 0; p < parts; p++) sum[r][p] = broadcast(0.0f);
-    for (int64_t g = 0; g < groups; g++, scales += PANEL * scale_bytes, minima += PANEL * scale_bytes, row += GROUP) {
-        int64_t of = g * x->stride + first;
-        i32v whole[SDOT_ROWS][SDOT_SUMS];
-        i8v q[2][SDOT_ROWS];
-        UNROLL for (int r = 0; r < rows; r++) {
-            q[0][r] = vld1q_s8(row + r * x->width), q[1][r] = vld1q_s8(row + r * x->width + 16);
-            UNROLL for (int p = 0; p < parts; p++)
-                whole[r][p] = kind == Q4_0 && form == AS_NIBBLES ? broadcast_int(SUM_START - 8 * x->sums[of + r]) : loaded_start();
-        }
-        UNROLL for (int f = 0; f < words; f++, w += PANEL * 4) {
-            SCHED_FENCE;
-            i8v both[SDOT_SUMS];
-            if (form == AS_BYTES && rows > 2) load_two(w, both);
-            else UNROLL for (int p = 0; p < parts; p++) both[p] = load_bytes(w + p * LANES * 4);
-            UNROLL for (int p = 0; p < parts; p++) {
-                i8v low = low_nibbles(both[p]), high = high_nibbles(both[p]);
-                UNROLL for (int r = 0; r < rows; r++) {
-                    if (form == AS_BYTES) whole[r][p] = dot_word(whole[r][p], both[p], q[f / 4][r], f % 4);
-                    else whole[r][p] = dot_word(dot_word(whole[r][p], low, q[0][r], f), high, q[1][r], f);
-                }
-            }
-        }
-        /* Rows of a tile lie beside each other, and there is room for more than there are. */
-        f32v row_scales = load(x->scales + of), row_sums = kind == Q4_1 ? load(x->scaled_sums + of) : row_scales;
-        UNROLL for (int p = 0; p < parts; p++) {
-            f32v scale = form == AS_BYTES ? load((const float *)(const void *)scales + p * LANES)
-                                            : load_f16((const f16 *)(const void *)scales + p * LANES);
-            UNROLL for (int r = 0; r < rows; r++)
-                sum[r][p] = fma_lanes(float_of_sum(whole[r][p]), of_lane(scale, row_scales, r), sum[r][p]);
-            if (kind != Q4_1) continue;
-            f32v minimum = form == AS_BYTES ? load((const float *)(const void *)minima + p * LANES)
-                                              : load_f16((const f16 *)(const void *)minima + p * LANES);
-            UNROLL for (int r = 0; r < rows; r++) sum[r][p] = fma_lane(minimum, row_sums, r, sum[r][p]);
-        }
+    for (int64_t g = 0; g < groups;) {
+        for (; g < groups && !any_wide(rows, x, g * x->stride + first); g++) sdot_step(rows, parts, form, kind, 0, c, g, at, x, first, sum);
+        for (; g < groups && any_wide(rows, x, g * x->stride + first); g++) sdot_step(rows, parts, form, kind, 1, c, g, at, x, first, sum);
     }
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int p = 0; p < parts; p++) store(&out[r][at + p * LANES], sum[r][p]);
@@ -99,6 +163,7 @@ SDOT_OF_PANELS(AS_NIBBLES, Q4_0)
 SDOT_OF_PANELS(AS_NIBBLES, Q4_1)
 SDOT_OF_PANELS(AS_BYTES, Q4_0)
 SDOT_OF_PANELS(AS_BYTES, Q4_1)
+SDOT_OF_PANELS(AS_STORED, GROUPED_INT8)
 
 /* The panel as bytes, its scales and its minima as floats, in `scratch`. */
 static SdotPanel unpack_for_sdot(const Matrix *m, const SdotPanel *packed, uint8_t *scratch) {
@@ -123,8 +188,8 @@ static SdotPanel unpack_for_sdot(const Matrix *m, const SdotPanel *packed, uint8
 static void sdot_panel_times_rows(const Matrix *m, int64_t panel, const uint8_t *w, const Rows *x, int64_t first, int64_t end,
                                  uint8_t *scratch, const Out *out) {
     SdotPanel c = {w, (const f16 *)m->scales + panel * m->groups * PANEL, m->minima + panel * m->groups * PANEL};
-    const SdotOfPanel *kernels = m->kind == Q4_0 ? sdot_AS_NIBBLES_Q4_0 : sdot_AS_NIBBLES_Q4_1;
-    if (end - first >= UNPACK_FROM) {
+    const SdotOfPanel *kernels = m->kind == Q4_0 ? sdot_AS_NIBBLES_Q4_0 : m->kind == Q4_1 ? sdot_AS_NIBBLES_Q4_1 : sdot_AS_STORED_GROUPED_INT8;
+    if (m->kind != GROUPED_INT8 && end - first >= UNPACK_FROM) {
         c = unpack_for_sdot(m, &c, scratch);
         kernels = m->kind == Q4_0 ? sdot_AS_BYTES_Q4_0 : sdot_AS_BYTES_Q4_1;
     }
@@ -153,7 +218,7 @@ ALWAYS void zip_eights(i8v a, i8v b, i8v *out) {
     out[1] = vreinterpretq_s8_s64(vzip2q_s64(vreinterpretq_s64_s8(a), vreinterpretq_s64_s8(b)));
 }
 
-/* The panel as signed bytes, strip by strip: [4][group][4 eights][8 outputs][8]. */
+/* The panel as signed bytes, strip by strip: [4][group][4 eights][8 outputs][8]. `kind`: ROTATED_INT8 for bytes of any kind. */
 ALWAYS void smmla_unpack(const int kind, int64_t groups, const uint8_t *packed, uint8_t *out) {
     const int words = kind == ROTATED_INT8 ? GROUP_WORDS : GROUP_WORDS / 2;
     const i8v eight = vdupq_n_s8(8);
@@ -179,28 +244,42 @@ ALWAYS f32v of_outputs(f32v x, const int high) {
 }
 ALWAYS f32v of_rows(f32v x, const int high) { return high ? vzip2q_f32(x, x) : vzip1q_f32(x, x); }
 
-/* 2 * `pairs` rows times one strip. `q` says where the quantised rows are: what fills up a last pair may be any of them. (Of
- * scales, which lie beside each other, there is room for more than there are rows.) */
-ALWAYS void smmla_tile(const int pairs, const int kind, const Matrix *m, const uint8_t *w, const f16 *scales,
-                         const f16 *minima, const Rows *x, int64_t first, const int8_t *const *q, float (*out)[PANEL], int at) {
+/* Sums of a group over one byte of each activation. `q`: where the rows' bytes are; `at`: of the group. */
+ALWAYS void smmla_group(const int pairs, const uint8_t *w, const int8_t *const *q, int64_t at, i32v (*whole)[STRIP / 2]) {
+    UNROLL for (int h = 0; h < GROUP; h += 16) {
+        i8v eights[2][2];
+        UNROLL for (int i = 0; i < pairs; i++) zip_eights(vld1q_s8(q[2 * i] + at + h), vld1q_s8(q[2 * i + 1] + at + h), eights[i]);
+        UNROLL for (int e = 0; e < 2; e++)
+            UNROLL for (int j = 0; j < STRIP / 2; j++, w += 16) {
+                i8v weights = load_bytes(w);
+                UNROLL for (int i = 0; i < pairs; i++) whole[i][j] = vmmlaq_s32(whole[i][j], eights[i][e], weights);
+            }
+    }
+}
+
+/* Where the bytes of 4 rows are: what fills up a last pair may be any of them. (Of scales, which lie beside each other, there is room for
+ * more than there are rows.) */
+typedef struct { const int8_t *quantized[4], *upper[4]; } SmmlaRows;
+
+/* 2 * `pairs` rows times one strip; `rows` of them are there. */
+ALWAYS void smmla_tile(const int pairs, const int kind, int64_t rows, const Matrix *m, const uint8_t *w, const f16 *scales,
+                         const f16 *minima, const Rows *x, int64_t first, const SmmlaRows *q, float (*out)[PANEL], int at) {
     f32v sum[2][STRIP / 2];
     UNROLL for (int i = 0; i < pairs; i++)
         UNROLL for (int j = 0; j < STRIP / 2; j++) sum[i][j] = broadcast(0.0f);
     const float *row_scales = x->scales + first, *row_sums = x->scaled_sums + first;
-    for (int64_t g = 0; g < m->groups; g++, row_scales += x->stride, row_sums += x->stride, scales += PANEL, minima += PANEL) {
+    for (int64_t g = 0; g < m->groups; g++, row_scales += x->stride, row_sums += x->stride, scales += PANEL, minima += PANEL, w += GROUP * STRIP) {
         i32v whole[2][STRIP / 2];
         UNROLL for (int i = 0; i < pairs; i++)
             UNROLL for (int j = 0; j < STRIP / 2; j++) whole[i][j] = broadcast_int(0);
-        UNROLL for (int h = 0; h < GROUP; h += 16) {
-            i8v eights[2][2];
+        int32_t wide = 0;
+        for (int64_t r = 0; r < rows; r++) wide |= x->wide[g * x->stride + first + r];
+        if (wide) {
+            smmla_group(pairs, w, q->upper, g * GROUP, whole);
             UNROLL for (int i = 0; i < pairs; i++)
-                zip_eights(vld1q_s8(q[2 * i] + g * GROUP + h), vld1q_s8(q[2 * i + 1] + g * GROUP + h), eights[i]);
-            UNROLL for (int e = 0; e < 2; e++)
-                UNROLL for (int j = 0; j < STRIP / 2; j++, w += 16) {
-                    i8v weights = load_bytes(w);
-                    UNROLL for (int i = 0; i < pairs; i++) whole[i][j] = vmmlaq_s32(whole[i][j], eights[i][e], weights);
-                }
+                UNROLL for (int j = 0; j < STRIP / 2; j++) whole[i][j] = times_64(whole[i][j]);
         }
+        smmla_group(pairs, w, q->quantized, g * GROUP, whole);
         f32v row_scale = load(row_scales), row_sum = load(row_sums);
         UNROLL for (int j = 0; j < STRIP / 2; j++) {
             f32v scale = of_outputs(load_f16(scales + j / 2 * LANES), j % 2), minimum = broadcast(0.0f);
@@ -220,28 +299,32 @@ ALWAYS void smmla_tile(const int pairs, const int kind, const Matrix *m, const u
 
 #define SMMLA_TILE(name, kind)                                                                                           \
     static void name(int64_t rows, const Matrix *m, const uint8_t *w, const f16 *s, const f16 *n, const Rows *x,         \
-                     int64_t first, const int8_t *const *q, float (*out)[PANEL], int at) {                                  \
-        if (rows > 2) smmla_tile(2, kind, m, w, s, n, x, first, q, out, at);                                             \
-        else smmla_tile(1, kind, m, w, s, n, x, first, q, out, at);                                                      \
+                     int64_t first, const SmmlaRows *q, float (*out)[PANEL], int at) {                                   \
+        if (rows > 2) smmla_tile(2, kind, rows, m, w, s, n, x, first, q, out, at);                                       \
+        else smmla_tile(1, kind, rows, m, w, s, n, x, first, q, out, at);                                                \
     }
 
-SMMLA_TILE(smmla_q4_0, Q4_0)  /* whose offset is gone by now */
+SMMLA_TILE(smmla_q4_0, Q4_0)  /* whose offset is gone by now; and so GROUPED_INT8 */
 SMMLA_TILE(smmla_q4_1, Q4_1)
 
 static void smmla_panel_times_rows(const Matrix *m, int64_t panel, const uint8_t *packed, const Rows *x, int64_t first,
                                     int64_t end, uint8_t *scratch, const Out *out) {
     const f16 *scales = (const f16 *)m->scales + panel * m->groups * PANEL;
     const f16 *minima = m->minima + panel * m->groups * PANEL;
-    if (m->kind == Q4_0) smmla_unpack(Q4_0, m->groups, packed, scratch);
+    if (m->kind == GROUPED_INT8) smmla_unpack(ROTATED_INT8, m->groups, packed, scratch);
+    else if (m->kind == Q4_0) smmla_unpack(Q4_0, m->groups, packed, scratch);
     else smmla_unpack(Q4_1, m->groups, packed, scratch);
     while (first < end) {
         float results[4][PANEL];
         int64_t rows = min_int(4, end - first);
-        const int8_t *q[4];
-        for (int r = 0; r < 4; r++) q[r] = x->quantized + min_int(first + r, end - 1) * x->width;
+        SmmlaRows q;
+        for (int r = 0; r < 4; r++) {
+            int64_t row = min_int(first + r, end - 1) * x->width;
+            q.quantized[r] = x->quantized + row, q.upper[r] = x->upper + row;
+        }
         for (int at = 0; at < PANEL; at += STRIP)
             (m->kind == Q4_1 ? smmla_q4_1 : smmla_q4_0)(rows, m, scratch + at * m->groups * GROUP, scales + at,
-                                                                minima + at, x, first, q, results, at);
+                                                                minima + at, x, first, &q, results, at);
         finish(m, panel, rows, results, first, out);
         first += rows;
     }

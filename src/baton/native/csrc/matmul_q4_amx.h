@@ -38,7 +38,8 @@
  *   sums, low_sums     [groups][stride] of the bytes
  */
 
-static void quantize_row_q8(const Rows *rows, int64_t row) {
+static void quantize_row_q8(const Matrix *m, const Rows *rows, int64_t row) {
+    (void)m;
     const float *x = rows->plain + row * rows->width;
     int8_t *high = rows->quantized + row * padded(rows), *low = rows->low + row * padded(rows);
     int32_t *sums = rows->sums + row, *low_sums = rows->low_sums + row;

@@ -7,13 +7,14 @@
  *
  *   F32            [panel][input][output]                        float
  *   ROTATED_INT8   [panel][four][output][4]                      bytes
+ *   GROUPED_INT8   [panel][four][output][4]                      bytes
  *   Q4_0, Q4_1     [panel][group][4 pairs of fours][output][4]   two nibbles, fours p and p + 4
  *                  (matmul_q4_amx.h: half of a panel's outputs first)
  *
  * What the numbers mean, how rows are quantized to meet them, and how they are multiplied:
  *
  *   matmul_int8.h     weights of 8 bits: both sides rotated, then bytes with one scale for a row
- *   matmul_q4.h       weights of 4 bits: GGUF's own numbers; activations in 8 bits with a scale for every 32 of them
+ *   matmul_q4.h       GGUF's own numbers: weights of 4 bits, and the head in 8; activations in one or two bytes with a scale for every 32 of them
  *   matmul_q4_amx.h   the same on processors with tiles: activations in two bytes with one scale for a row, integers to the very end
  *
  * In all of them, the bits of an output depend on its row and its weights, and not on the batch, the tile or the thread.
@@ -53,7 +54,9 @@ typedef struct {
 } Matrix;
 
 static int64_t panel_bytes(const Matrix *m) {
-    return m->kind == F32 ? m->inputs * PANEL * 4 : m->kind == ROTATED_INT8 ? m->groups * GROUP * PANEL : m->groups * GROUP * PANEL / 2;
+    if (m->kind == F32) return m->inputs * PANEL * 4;
+    int64_t of_bytes = m->groups * GROUP * PANEL;
+    return m->kind == ROTATED_INT8 || m->kind == GROUPED_INT8 ? of_bytes : of_bytes / 2;
 }
 
 /* ---- what is done with a tile's outputs ---- */

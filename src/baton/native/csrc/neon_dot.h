@@ -47,6 +47,11 @@ static const float SUM_STARTS[LANES] = {12582912.0f, 12582912.0f, 12582912.0f, 1
 
 ALWAYS i32v loaded_start(void) { return vreinterpretq_s32_f32(loaded_again(SUM_STARTS)); }
 
+/* The same for a sum that is multiplied by 64 on its way: SUM_START / 64. */
+static const int32_t SUM_PARTS[LANES] = {SUM_START / 64, SUM_START / 64, SUM_START / 64, SUM_START / 64};
+
+ALWAYS i32v loaded_part(void) { return vreinterpretq_s32_f32(loaded_again((const float *)(const void *)SUM_PARTS)); }
+
 /* a * b[lane], and that added to c in one rounding. */
 ALWAYS f32v of_lane(f32v a, f32v b, const int lane) {
     switch (lane) {

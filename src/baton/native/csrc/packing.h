@@ -33,11 +33,17 @@ typedef struct {
     uint8_t *rows;       /* of a panel, on their way into it */
 } PackingRoom;
 
-/* Of a row on its way: Q4_1, or bytes. Not a power of two: rows that are read side by side would be in each other's place in the cache. */
-static int64_t room_stride(const Matrix *m) { return (m->kind == ROTATED_INT8 ? m->groups * GROUP : m->groups * Q4_1_BYTES) + LINE; }
+/* Of a row on its way: Q4_1, Q8_0, or bytes. Not a power of two: rows that are read side by side would be in each other's place in the cache. */
+static int64_t room_stride(const Matrix *m) {
+    return m->groups * (m->kind == ROTATED_INT8 ? GROUP : m->kind == GROUPED_INT8 ? Q8_0_BYTES : Q4_1_BYTES) + LINE;
+}
 
 static void add_squares(const float *restrict x, int64_t count, float *restrict squares) {
     for (int64_t i = 0; i < count; i++) squares[i] += x[i] * x[i];
+}
+
+static int is_packed_as_stored(int kind, int stored) {
+    return kind == GROUPED_INT8 ? stored == Q8_0 : kind == stored && (kind == Q4_0 || kind == Q4_1);
 }
 
 /* Rows [first, first + count): outputs of one panel. */
@@ -45,7 +51,7 @@ static void pack_panel(const Packing *p, const PackingRoom *own, int64_t first, 
     const Matrix *m = p->matrix;
     const uint8_t *from = p->rows + first * p->row_bytes;
     const int64_t *places = p->places + first;
-    if (m->kind == p->stored && (m->kind == Q4_0 || m->kind == Q4_1)) {
+    if (is_packed_as_stored(m->kind, p->stored)) {
         pack_q4(m, from, p->row_bytes, places, count);
         return;
     }
@@ -58,11 +64,12 @@ static void pack_panel(const Packing *p, const PackingRoom *own, int64_t first, 
         floats_of_row(p->stored, from, m->inputs, own->x);
         if (m->kind == F32) pack_floats(m, own->x, places[r]);
         if (m->kind == Q4_1) q4_1_of_floats(own->x, m->inputs, row);
+        if (m->kind == GROUPED_INT8) q8_0_of_floats(own->x, m->inputs, row);
         if (m->kind != ROTATED_INT8) continue;
         if (squares) add_squares(own->x, m->inputs, squares);
         quantize_weights_int8(m, own->x, own->inverse, places[r], (int8_t *)row);
     }
-    if (m->kind == Q4_1) pack_q4(m, own->rows, room_stride(m), places, count);
+    if (m->kind == Q4_1 || m->kind == GROUPED_INT8) pack_q4(m, own->rows, room_stride(m), places, count);
     if (m->kind == ROTATED_INT8) pack_int8(m, (const int8_t *)own->rows, room_stride(m), places, count);
 }
 

@@ -14,9 +14,11 @@ typedef struct {
     int64_t width, groups;   /* numbers and groups of a row; a width that is no multiple of GROUP is never quantised */
     int64_t stride;          /* rows that there is room for: from one group's numbers to the next group's */
     float *plain;            /* [rows][width] */
-    int8_t *quantized, *low; /* the rest is of quantised rows: see matmul_int8.h, matmul_q4.h and matmul_q4_amx.h */
+    int8_t *quantized;       /* the rest is of quantised rows: see matmul_int8.h, matmul_q4.h and matmul_q4_amx.h */
+    union { int8_t *low, *upper; };
     float *scales, *scaled_sums;
-    int32_t *sums, *low_sums;
+    int32_t *sums;
+    union { int32_t *low_sums, *wide; };
 } Rows;
 
 /* False where there is not enough memory. */

@@ -49,6 +49,7 @@ ALWAYS float max_of_lanes(f32v x) { return _mm512_reduce_max_ps(x); }
 ALWAYS float sum_of_lanes(f32v x) { return _mm512_reduce_add_ps(x); }
 ALWAYS i32v broadcast_int(int32_t x) { return _mm512_set1_epi32(x); }
 ALWAYS i32v sum_of(i32v a, i32v b) { return _mm512_add_epi32(a, b); }
+ALWAYS i32v times_64(i32v x) { return _mm512_slli_epi32(x, 6); }
 ALWAYS i8v load_bytes(const uint8_t *p) { return _mm512_loadu_si512(p); }
 ALWAYS i8v broadcast_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return _mm512_set1_epi32(w); }
 ALWAYS i8v as_weights(i8v x) { return _mm512_xor_si512(x, _mm512_set1_epi8(-128)); }
@@ -85,6 +86,7 @@ ALWAYS float sum_of_lanes(f32v x) {
 }
 ALWAYS i32v broadcast_int(int32_t x) { return _mm256_set1_epi32(x); }
 ALWAYS i32v sum_of(i32v a, i32v b) { return _mm256_add_epi32(a, b); }
+ALWAYS i32v times_64(i32v x) { return _mm256_slli_epi32(x, 6); }
 ALWAYS i8v load_bytes(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 ALWAYS i8v broadcast_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return _mm256_set1_epi32(w); }
 ALWAYS i8v low_nibbles(i8v x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
@@ -112,6 +114,7 @@ ALWAYS i32v dot_full(i32v sum, i8v w, i8v x) { return dot_small(sum, _mm256_abs_
 #define TILE_PARTS 4
 #define ROWS_OUTSIDE 1 /* attention: 24 sums, 4 vectors of keys and one row's number at a time fit into 32 registers */
 #define SCHED_FENCE __asm__ volatile("" ::)  /* gcc would fetch what is needed later, find no room, and keep sums in memory */
+#define MEMORY_FENCE __asm__ volatile("" ::: "memory")  /* the same for loads: none of what follows is begun before */
 typedef float32x4_t f32v;
 typedef int32x4_t i32v;
 typedef int8x16_t i8v;
@@ -126,6 +129,8 @@ ALWAYS f32v min_lanes(f32v a, f32v b) { return vminq_f32(a, b); }
 ALWAYS float max_of_lanes(f32v x) { return vmaxvq_f32(x); }
 ALWAYS float sum_of_lanes(f32v x) { return vaddvq_f32(x); }
 ALWAYS i32v broadcast_int(int32_t x) { return vdupq_n_s32(x); }
+ALWAYS i32v sum_of(i32v a, i32v b) { return vaddq_s32(a, b); }
+ALWAYS i32v times_64(i32v x) { return vshlq_n_s32(x, 6); }
 ALWAYS i8v load_bytes(const uint8_t *p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
 ALWAYS i8v broadcast_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return vreinterpretq_s8_s32(vdupq_n_s32(w)); }
 ALWAYS i8v as_weights(i8v x) { return x; }
@@ -169,6 +174,7 @@ ALWAYS float max_of_lanes(f32v x) {
 ALWAYS float sum_of_lanes(f32v x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 ALWAYS i32v broadcast_int(int32_t x) { return (i32v){x, x, x, x}; }
 ALWAYS i32v sum_of(i32v a, i32v b) { return a + b; }
+ALWAYS i32v times_64(i32v x) { return x * 64; }
 ALWAYS i8v load_bytes(const uint8_t *p) { i8v x; memcpy(&x, p, sizeof x); return x; }
 ALWAYS i8v broadcast_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return (i8v)(i32v){w, w, w, w}; }
 ALWAYS i8v as_weights(i8v x) { return x; }
