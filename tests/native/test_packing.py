@@ -23,7 +23,7 @@ from baton.models.quantise import converted, type_for
 from baton.models.raw_tensor import RawTensor
 from baton.models.tensor_types import F16, F32, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0
 from baton.native.library import load_best, load_variant
-from baton.native.packing import LARGE_PAGE, STORED, Arena, PackedModel, _kind_of, plan_model
+from baton.native.packing import KINDS, LARGE_PAGE, STORED, Arena, PackedModel, _kind_of, plan_model
 from baton.native.variants import VARIANTS
 from baton.worker.forward.native_forward import load_native
 
@@ -209,4 +209,7 @@ def test_a_large_model_that_is_mostly_of_four_bits_gets_no_balance(kind, balance
 
 
 def test_a_small_one_does(library):
-    assert pack(library, small_config(), {}, "int4").of_bytes  # the head
+    given = {f"layers.0.attention.{name}.weight": some(Q4_1, rows, 32) for name, rows in (("q", 32), ("k", 16), ("v", 16))}
+    packed = pack(library, small_config(), given, "auto")
+    assert packed.blocks[0].qkv.kind == KINDS[Q4_1]
+    assert packed.of_bytes
