@@ -31,7 +31,7 @@ class TimedChannel(BlockingChannel):
         return message
 
 
-def build_worker(config: WorkerConfig, progress: Any = None, pool_source: Any = None) -> SimpleNamespace:
+def build_worker(config: WorkerConfig, *_: Any, **__: Any) -> SimpleNamespace:
     built = build_null(config)
     RUNNERS.append(built.runner)
     return built
