@@ -10,7 +10,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 READERS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 """Pages for users."""
-ALL = [*READERS, *sorted((ROOT / "docs" / "internals").rglob("*.md")), ROOT / "bench" / "README.md", ROOT / "CHANGELOG.md"]
+ALL = [
+    *READERS,
+    *sorted((ROOT / "docs" / "internals").rglob("*.md")),
+    ROOT / "bench" / "README.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
+]
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")

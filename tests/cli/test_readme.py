@@ -28,7 +28,7 @@ TRIES = 5
 SMALL = ("--kv-memory-gib", "0.1", "--threads", "1")
 """The tests share a machine. Neither changes an answer."""
 
-INSTALLING = r"pip install |git clone |python3 -m venv |make (serve|test|wheel)$"
+INSTALLING = r"pip install |git clone |python3 -m venv |make (serve|test|wheel|fast)$"
 """In `make chaos`: test_a_fresh_environment. Wheels are built and installed by test_wheel.py."""
 CONTAINERS = r"docker (build|run) "
 """test_dockerfile.py has what can be said without Docker."""
