@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from baton.protocol.grammar import Grammar, grammar_bytes
 from baton.protocol.ids import RequestId
+from baton.protocol.repetition import RepetitionStop
 from baton.protocol.thinking import THINKING_BYTES_MAX, Thinking
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -35,6 +36,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     "No stop id ends the sequence before this many tokens."
     stop_token_ids: tuple[TokenId, ...] = ()
     "Ends of text included, unless the client asked to ignore them."
+    repetition_stop: RepetitionStop | None = None
+    "Ends the sequence when it repeats itself, but not before min_tokens."
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] = 0
     "Always concrete: the front draws one where the client gave none."
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 0.0
@@ -158,6 +161,8 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    REPETITION = "repetition"
+    "Only of requests with a repetition_stop: a build that does not know that field never receives the word."
     ABORT = "abort"
     TIMEOUT = "timeout"
     ERROR = "error"

@@ -25,7 +25,7 @@ from baton.protocol.step import StepPlan, StepResult
 from baton.sim.cache_model import CacheModel, Held
 from baton.sim.line import Line, Place
 from baton.sim.scenario import Scenario
-from baton.sim.trip import Trip
+from baton.sim.trip import COMPLETE, Trip
 
 CLIP_TOKENS = 4096
 """Of what one sequence is expected to grow by; the default, which no scenario changes."""
@@ -87,7 +87,7 @@ class AdmissionModel:
                 self._taken.discard(slot)
 
     def ended(self, trip: Trip, index: int) -> None:
-        if trip.hit[index] is not None and trip.ended[index] in ("stop", "length"):  # it was admitted once, and not cut short
+        if trip.hit[index] is not None and trip.ended[index] in COMPLETE:  # it was admitted once, and not cut short
             used = min(1.0, len(trip.delivered[index]) / trip.client.max_tokens)
             self._ratio += (used - self._ratio) * self._scenario.reserve_learning
         slot = self._slot_of.pop((trip.orders[0][1], index), None)

@@ -49,6 +49,7 @@ SOMETIMES: tuple[str, ...] = (
     # Outputs and ends
     "token 0 was delivered",
     "an end on a block's edge",
+    "an answer that repeats itself ended",
     "a deadline passed in the line",
     "a deadline passed on the worker",
     "one row failed, alone",

@@ -13,7 +13,7 @@ from baton.protocol.request import FinishReason, Refused
 from baton.sim.node import Node
 from baton.sim.scenario import VOCAB, Client, Scenario
 from baton.sim.timeline import Timeline
-from baton.sim.trip import Trip
+from baton.sim.trip import COMPLETE, Trip
 
 FRESH = 3
 """Small requests that come after healing, and must succeed."""
@@ -56,7 +56,7 @@ class Clients:
     def check_fresh(self) -> None:
         """35: whatever happened before, a healthy instance serves."""
         for trip in self._fresh:
-            if trip.refused not in _NEVER and not all(reason in ("stop", "length") for reason in trip.ended):
+            if trip.refused not in _NEVER and not all(reason in COMPLETE for reason in trip.ended):
                 raise InvariantBroken(
                     f"{trip.client.id}: {trip.refused or trip.ended} after everything was healed", invariant=35
                 )

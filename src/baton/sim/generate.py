@@ -13,6 +13,7 @@ from __future__ import annotations
 from random import Random
 from typing import Literal, get_args
 
+from baton.protocol.repetition import RepetitionStop
 from baton.sim.scenario import (
     VOCAB,
     Abortable,
@@ -81,7 +82,20 @@ def generate(seed: int) -> Scenario:
     if kind != "tight":
         _other_weights(scenario, last, stream(seed, "weights"))
     scenario.storage_tokens = storage_wants_tokens(scenario)
+    stop_repetitions(scenario.clients, stream(seed, "repetitions"))
     return scenario
+
+
+def stop_repetitions(clients: list[Client], rng: Random) -> None:
+    """In a quarter of the seeds some answers end when they repeat themselves. They have few words, so that many do."""
+    if rng.random() < 0.25:
+        for client in clients:
+            if rng.random() < 0.6:
+                low, high = sorted((rng.choice((1, 1, 2)), rng.choice((1, 2, 3, 8))))
+                count, tokens = rng.choice((2, 2, 2, 3)), rng.choice((0, 2, 5, 8))
+                client.repetition = RepetitionStop(pattern_min=low, pattern_max=high, count_min=count, tokens_min=tokens)
+                client.vocab, client.min_tokens = rng.choice((1, 2, 2, 3, VOCAB)), rng.choice((client.min_tokens, 0, 4, 8))
+                client.min_tokens = min(client.min_tokens, client.max_tokens)
 
 
 def long_prompts(scenario: Scenario, rng: Random) -> None:

@@ -143,6 +143,15 @@ MUTANTS: tuple[Mutant, ...] = (
            "a chunk's result is counted for a sequence that lost its blocks (FastDeploy 5502)"),
     Mutant("min-tokens-off-by-one", "core.engine.absorb", "length >= sequence.min_length", "length > sequence.min_length",
            "a stop at exactly min_tokens is missed"),
+    # Repetitions
+    Mutant("repetition-looked-for-too-late", "core.engine.request", "self.check_length = min(self.stop_position + 1, length + missing)", "self.check_length = min(self.stop_position + 1, length + missing + 1)",
+           "an answer that repeats itself gets one token too many"),
+    Mutant("repetition-of-the-prompt", "core.engine.request", "tokens_until_repetition(self.tokens, self.prompt_tokens, rule)", "tokens_until_repetition(self.tokens, 0, rule)",
+           "an answer ends because it repeats its prompt"),
+    Mutant("repetition-before-min-tokens", "core.engine.request", "missing = early if early > 0 else tokens", "missing = tokens",
+           "an answer that repeats itself ends before min_tokens"),
+    Mutant("repetition-skips-a-pattern", "core.repetition", "        fewest = min(fewest, missing)\n", "        fewest = missing\n",
+           "the next look is when the longest pattern can be complete, whatever the others need"),
     # The worker's life, deadlines, pause
     Mutant("cache-survives-pool", "core.engine.instance", "elif not pool.is_still(event.pool):", "elif pool.is_still(event.pool):",
            "the cache of a lost pool is believed"),

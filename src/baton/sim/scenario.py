@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from baton.config import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig, TierConfig
 from baton.protocol.ids import RequestId
+from baton.protocol.repetition import RepetitionStop
 from baton.protocol.request import GenerateRequest, SamplingParams
 
 VOCAB = 16
@@ -52,6 +53,9 @@ class Client(Struct, omit_defaults=True, forbid_unknown_fields=True):
     "The worker cannot compute it with this many outputs known; it fails alone."
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    repetition: RepetitionStop | None = None
+    vocab: int = VOCAB
+    "Its answer is drawn from this many tokens. Of few tokens patterns are made."
 
     def request(self) -> GenerateRequest:
         return GenerateRequest(
@@ -61,6 +65,7 @@ class Client(Struct, omit_defaults=True, forbid_unknown_fields=True):
                 max_tokens=self.max_tokens,
                 min_tokens=self.min_tokens,
                 stop_token_ids=tuple(self.stop),
+                repetition_stop=self.repetition,
                 seed=self.seed,
                 logprobs=self.logprobs,
                 prompt_logprobs=self.prompt_logprobs,

@@ -113,10 +113,24 @@ class Oracle:
         self.tokens.append(token)
         if token in sampling.stop_token_ids and len(self.tokens) >= sampling.min_tokens:
             self.reason = FinishReason.STOP
+        elif self._repeats():
+            self.reason = FinishReason.REPETITION
         elif len(self.tokens) >= sampling.max_tokens:
             self.reason = FinishReason.LENGTH
         else:
             self._feed(token)
+
+    def _repeats(self) -> bool:
+        """The definition, word for word and without a shortcut: the core has another way to find the same end."""
+        rule, tokens = self._request.sampling.repetition_stop, self.tokens
+        if rule is None or len(tokens) < self._request.sampling.min_tokens:
+            return False
+        for pattern in range(rule.pattern_min, rule.pattern_max + 1):
+            needed = max(rule.count_min * pattern, rule.tokens_min)
+            tail = tokens[-needed:]
+            if len(tokens) >= needed and all(token == tail[place % pattern] for place, token in enumerate(tail)):
+                return True
+        return False
 
     def _begin(self) -> None:
         for token in self._request.prompt:

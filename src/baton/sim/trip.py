@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from baton.core.engine.request import Sequence
 from baton.protocol.request import FinishReason, GenerateRequest
-from baton.sim.scenario import VOCAB, Client
+from baton.sim.scenario import Client
 from baton.sim.tags import Oracle
 
 Order = tuple[int, int]
 """(priority, arrival): smaller comes first. Unique in a run."""
+COMPLETE = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION)
+"""Ends of an answer that was not cut short."""
 
 
 class Trip:
@@ -69,7 +71,7 @@ class Trip:
     def oracles_of(self, weights: int) -> list[Oracle]:
         found = self._oracles.get(weights)
         if found is None:
-            found = [Oracle(self.request, index, VOCAB, weights) for index in range(self.client.n)]
+            found = [Oracle(self.request, index, self.client.vocab, weights) for index in range(self.client.n)]
             self._oracles[weights] = found
         return found
 

@@ -25,7 +25,7 @@ from baton.sim.reference import Reference
 from baton.sim.rest import check_rest
 from baton.sim.scenario import Client, Scenario
 from baton.sim.tags import identity_of
-from baton.sim.trip import Order, Trip
+from baton.sim.trip import COMPLETE, Order, Trip
 
 PREEMPTIONS_MAX = 24
 """Invariant 33: preemptions of one sequence, none of them forced, without a token in between."""
@@ -151,9 +151,11 @@ class Watch:
         match ended.reason:
             case FinishReason.STOP if self._by_stop_string(trip, index):
                 pass
-            case FinishReason.STOP | FinishReason.LENGTH:
+            case FinishReason.STOP | FinishReason.LENGTH | FinishReason.REPETITION:
                 if delivered != trip.oracles[index].complete() or ended.reason != trip.oracles[index].reason:
                     raise InvariantBroken(f"{ended.request}.{index} ends by {ended.reason} too early or wrongly", invariant=26)
+                if ended.reason is FinishReason.REPETITION:
+                    self.saw("an answer that repeats itself ended")
                 if (len(client.prompt) + len(delivered) - 1) % self._scenario.block_size == 0:
                     self.saw("an end on a block's edge")
                 if any(s.index == index and s in self._preempting for s in trip.sequences):
@@ -362,7 +364,7 @@ class Watch:
             if trip.submitted and trip.refused is None and None in trip.ended:
                 raise InvariantBroken(f"{trip.client.id} was never answered", invariant=22)
             if quiet and trip.client.timeout is None and trip.refused is None:
-                self._expect(all(r in ("stop", "length") for r in trip.ended), 22, f"{trip.client.id} did not succeed")
+                self._expect(all(r in COMPLETE for r in trip.ended), 22, f"{trip.client.id} did not succeed")
 
     def _expect(self, ok: bool, invariant: int, message: str) -> None:
         if not ok:

@@ -21,7 +21,7 @@ from baton.protocol.step import (
     StepResult,
     TokenLogprob,
 )
-from baton.sim.scenario import VOCAB, Client
+from baton.sim.scenario import Client
 from baton.sim.tags import TAG_BYTES, draw, first_tag, logprob, next_tag, tag_bytes
 
 
@@ -145,7 +145,7 @@ class SimWorker:
             raise InvariantBroken(f"step {plan.step}: slot {slot} reads foreign KV (request {seat.client.id})", invariant=12)
         if seat.computed < len(seat.tokens):
             return ()
-        token = draw(crc32(context), seat.sampling.seed, seat.index, seat.computed, VOCAB)
+        token = draw(crc32(context), seat.sampling.seed, seat.index, seat.computed, seat.client.vocab)
         seat.tokens.append(token)
         return (token,)
 

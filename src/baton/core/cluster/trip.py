@@ -15,6 +15,7 @@ from baton.core.cluster.events import Session
 from baton.core.cluster.member import Member, Order
 from baton.core.handoff.table import TripState
 from baton.core.kv.block_hash import BlockHasher
+from baton.core.repetition import ends_by_repetition
 from baton.protocol.ids import BlockKey, Instant
 from baton.protocol.node import Beat
 from baton.protocol.output import Ended
@@ -242,6 +243,8 @@ class Trip:
         told, sampling = self.open[index], self.request.sampling
         if told and len(told) >= sampling.stop_length_min and told[-1] in sampling.stop_token_ids:
             return FinishReason.STOP
+        if ends_by_repetition(told, sampling):
+            return FinishReason.REPETITION
         return FinishReason.LENGTH if len(told) >= sampling.max_tokens else None
 
     def end(self, index: int, reason: FinishReason) -> Ended:

@@ -57,8 +57,8 @@ def _absorb_tokens(board: Board, chunks: dict[Slot, int], rows: Rows) -> None:
             board.out.begin(sequence, board.now)
         if token in sequence.stop_ids and length >= sequence.min_length:
             board.end(sequence, FinishReason.STOP)
-        elif length > sequence.stop_position:
-            board.end(sequence, FinishReason.LENGTH)
+        elif length >= sequence.check_length and (reason := sequence.check_end()) is not None:
+            board.end(sequence, reason)
         elif sequence.leads:
             sequence.leads = False
             board.release_siblings(sequence.group)

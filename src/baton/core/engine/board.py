@@ -33,7 +33,7 @@ from baton.protocol.ids import BlockId, Incarnation, Instant, RequestId, Slot
 from baton.protocol.output import EndError
 from baton.protocol.request import FinishReason
 
-USED_ALL: Final = (FinishReason.STOP, FinishReason.LENGTH)
+USED_ALL: Final = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION)
 """Ends that say how long an answer is. An abort, a timeout or an error cuts it short and teaches the reserve nothing."""
 
 

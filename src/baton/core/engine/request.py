@@ -7,6 +7,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from baton.core.engine.phase import NEXT, Fact, Phase
+from baton.core.repetition import tokens_until_repetition
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId, BlockKey, Incarnation, Instant, Slot
 from baton.protocol.request import FinishReason, GenerateRequest, SamplingParams
@@ -74,6 +75,7 @@ class Sequence:
         "blocks",
         "cached_tokens",
         "capacity",
+        "check_length",
         "computed",
         "declared_tokens",
         "fetched_blocks",
@@ -132,6 +134,11 @@ class Sequence:
         self.min_length = self.prompt_tokens + sampling.stop_length_min
         self.stop_position = self.prompt_tokens + sampling.max_tokens - 1
         "Positions to compute at most. The last token is sampled and never fed back, so it needs no KV."
+        self.check_length = self.stop_position + 1
+        """Length, prompt included, at which the sequence is checked next for an end by length or repetition (check_end).
+        Before it only a stop id ends the sequence."""
+        if sampling.repetition_stop is not None:
+            self.check_length = self.prompt_tokens + 1
         self.queued = request.attempt == 1
         "Not admitted yet, so it counts against the queue bounds. A replay does not: its first attempt was let in."
         self.admissions = 0
@@ -201,7 +208,21 @@ class Sequence:
         """The end that its tokens are, if they are one. Only a replay of a complete answer begins with one."""
         if self.outputs and len(self.tokens) >= self.min_length and self.tokens[-1] in self.stop_ids:
             return FinishReason.STOP
-        return FinishReason.LENGTH if len(self.tokens) > self.stop_position else None
+        return self.check_end() if len(self.tokens) >= self.check_length else None
+
+    def check_end(self) -> FinishReason | None:
+        """The end by length or repetition that its tokens are, if any; else `check_length` says when to ask again. A
+        repetition counts before the length: the length of a prompt that is computed for another instance is not the
+        answer's."""
+        length, sampling = len(self.tokens), self.request.sampling
+        rule = sampling.repetition_stop
+        if rule is not None:
+            early = self.prompt_tokens + sampling.min_tokens - length
+            missing = early if early > 0 else tokens_until_repetition(self.tokens, self.prompt_tokens, rule)
+            if not missing:
+                return FinishReason.REPETITION
+            self.check_length = min(self.stop_position + 1, length + missing)
+        return FinishReason.LENGTH if length > self.stop_position else None
 
     def advance(self, fact: Fact) -> None:
         phase = NEXT.get((self.phase, fact))
@@ -232,8 +253,8 @@ class Group:
         "Name space of its own in the cache. Empty: shared with all of the same salt."
         self.deadline = deadline
         self.sequences: list[Sequence] = []
-        self.settings = replace(request.sampling, max_tokens=SamplingParams().max_tokens)
-        "Without max_tokens, which only the scheduler needs: so all prompts of a list share them on the wire."
+        self.settings = replace(request.sampling, max_tokens=SamplingParams().max_tokens, repetition_stop=None)
+        "Without what only the scheduler needs: so all prompts of a list share them on the wire."
         self.open = len(request.wanted)
         "Sequences that have not ended for the client."
 

@@ -13,7 +13,7 @@ from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.logprob_watch import LogprobWatch
 from baton.sim.scenario import VOCAB, Client, Scenario
 from baton.sim.timeline import Timeline
-from baton.sim.trip import Trip
+from baton.sim.trip import COMPLETE, Trip
 
 FRESH = 4
 AFTERMATH_SECONDS = 10.0
@@ -174,7 +174,7 @@ class ClusterClients:
         match ended.reason:
             case FinishReason.STOP if self._by_stop_string(trip, index):
                 pass
-            case FinishReason.STOP | FinishReason.LENGTH:
+            case FinishReason.STOP | FinishReason.LENGTH | FinishReason.REPETITION:
                 if delivered != trip.oracles[index].complete() or ended.reason != trip.oracles[index].reason:
                     raise InvariantBroken(f"{ended.request}.{index} ends by {ended.reason} too early or wrongly", invariant=26)
             case FinishReason.ABORT if not trip.aborted:
@@ -301,7 +301,7 @@ class ClusterClients:
 
     def check_fresh(self) -> None:
         for trip in self._fresh:
-            if not all(reason in ("stop", "length") for reason in trip.ended):
+            if not all(reason in COMPLETE for reason in trip.ended):
                 raise InvariantBroken(f"{trip.name}: {trip.refused or trip.ended} after everything was healed", invariant=35)
 
     def at_rest(self) -> None:
@@ -310,7 +310,7 @@ class ClusterClients:
             if trip.submitted and not trip.is_answered:
                 raise InvariantBroken(f"{trip.name} was never answered", invariant=22)
             calm = self._quiet and trip.client.timeout is None and trip.refused is None
-            if calm and not all(reason in ("stop", "length") for reason in trip.ended):
+            if calm and not all(reason in COMPLETE for reason in trip.ended):
                 raise InvariantBroken(f"{trip.name} did not succeed", invariant=22)
 
     def unanswered(self) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from random import Random
 from typing import get_args
 
-from baton.sim.generate import PromptTree, long_prompts, step_faults, storage_wants_tokens, stream
+from baton.sim.generate import PromptTree, long_prompts, step_faults, stop_repetitions, storage_wants_tokens, stream
 from baton.sim.scenario import (
     VOCAB,
     WEIGHTS_FAULTS,
@@ -83,6 +83,7 @@ def generate_cluster(seed: int) -> Scenario:
     bounds = stream(seed, "bounds")
     if bounds.random() < 0.2:
         scenario.bound = bounds.choice((1, 2, 4))
+    stop_repetitions(scenario.clients, stream(seed, "repetitions"))
     return scenario
 
 

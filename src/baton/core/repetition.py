@@ -1,0 +1,51 @@
+"""Does an answer repeat itself? Decided from its token ids alone, so every instance ends it at the same token.
+
+Nothing is kept from token to token. A look at the last tokens says whether the answer ends here, and how many tokens must
+follow before it can: until then no look is needed.
+
+    tokens    ... a b c d | a b c d | a b c d | a b       pattern of 4 tokens, 14 covered
+    needed    |---------------- 20 ----------------|      so at least 6 tokens must follow, whatever they are
+
+A replay, a hand-off or a preemption only changes when the looks happen, never what one of them says: a look at or before the
+end finds it. In a text without repetitions a look comes every 80 tokens or so and compares one token per pattern length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.protocol.repetition import RepetitionStop
+from baton.protocol.request import SamplingParams
+
+
+def ends_by_repetition(outputs: Sequence[int], sampling: SamplingParams) -> bool:
+    """Does the answer end with the last of these tokens because it repeats itself?"""
+    rule = sampling.repetition_stop
+    if rule is None or not outputs or len(outputs) < sampling.min_tokens:
+        return False
+    return not tokens_until_repetition(outputs, 0, rule)
+
+
+def tokens_until_repetition(tokens: Sequence[int], start: int, rule: RepetitionStop) -> int:
+    """The fewest tokens that must follow before the answer can end as a repetition. 0: it ends here. The answer is
+    `tokens[start:]`, which has at least one token."""
+    last, answer = len(tokens) - 1, len(tokens) - start
+    newest, fewest = tokens[last], rule.tokens_needed(rule.pattern_max)
+    for pattern in range(rule.pattern_min, rule.pattern_max + 1):
+        needed = rule.tokens_needed(pattern)
+        covered = pattern
+        if pattern < answer and tokens[last - pattern] == newest:  # rarely: most patterns end at this comparison
+            covered += _matching(tokens, max(start + pattern, last + 1 + pattern - needed), pattern)
+        missing = needed - min(covered, answer)
+        if missing <= 0:
+            return 0
+        fewest = min(fewest, missing)
+    return fewest
+
+
+def _matching(tokens: Sequence[int], first: int, pattern: int) -> int:
+    """How many of the last tokens, none of them before `first`, equal the token one pattern before them."""
+    place = last = len(tokens) - 1
+    while place >= first and tokens[place] == tokens[place - pattern]:
+        place -= 1
+    return last - place

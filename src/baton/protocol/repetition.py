@@ -1,0 +1,38 @@
+"""When an answer that repeats itself ends."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+PATTERN_TOKENS_MAX: Final = 256
+"""Longest pattern that a request may ask for: the engine compares every length up to it."""
+COUNT_MAX: Final = 2**31 - 1
+
+
+class RepetitionStop(Struct, frozen=True, kw_only=True, array_like=True):
+    """An answer ends when its last tokens are one pattern, again and again.
+
+    The pattern has pattern_min to pattern_max tokens. Its repetitions follow each other without a gap. There are at least
+    `count_min` of them, and they cover at least `tokens_min` tokens; the last one that `tokens_min` asks for may be cut off.
+    The prompt does not count. So the position of the end follows from the output token ids alone.
+    """
+
+    pattern_max: Annotated[int, Meta(ge=1, le=PATTERN_TOKENS_MAX)] = 128
+    pattern_min: Annotated[int, Meta(ge=1, le=PATTERN_TOKENS_MAX)] = 1
+    count_min: Annotated[int, Meta(ge=2, le=COUNT_MAX)] = 3
+    tokens_min: Annotated[int, Meta(ge=0, le=COUNT_MAX)] = 128
+
+    def __post_init__(self) -> None:
+        if self.pattern_min > self.pattern_max:
+            raise ValueError(f"pattern_min is {self.pattern_min}, which is more than pattern_max ({self.pattern_max})")
+
+    def tokens_needed(self, pattern: int) -> int:
+        """Tokens at the end of an answer that a pattern of this many tokens must cover."""
+        return max(self.count_min * pattern, self.tokens_min)
+
+
+STOP_ON_REPETITION: Final = RepetitionStop()
+"""What `stop_on_repetition` means: a passage of up to 128 tokens three times in a row, and 128 tokens at least. Tables and
+rulers repeat fewer tokens than that."""
