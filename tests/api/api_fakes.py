@@ -72,6 +72,8 @@ class Script:
     "End with ERROR after that many tokens."
     error_detail: str = "row failed: NaN logits"
     end_error: EndError = "row_failed"
+    ends_by: FinishReason = FinishReason.LENGTH
+    "Where no stop token does."
     silent: bool = False
     "Never says anything."
     deaf: bool = False
@@ -137,7 +139,7 @@ class FakeEngine:
                 if ended is not None:
                     now = []
                 elif not rest:
-                    ended = FinishReason.STOP if stopped else FinishReason.LENGTH
+                    ended = FinishReason.STOP if stopped else script.ends_by
                 done[index] += len(now)
                 left[index] = (rest, stopped)
                 logprobs = [] if sampling.logprobs is None else [a_logprob(token, sampling.logprobs) for token in now]

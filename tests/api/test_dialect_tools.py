@@ -17,6 +17,9 @@ from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 from tool_rig import QWEN, TOOLS, call, prompt_of, with_template
 
+from baton.protocol.repetition import STOP_ON_REPETITION
+from baton.protocol.request import FinishReason
+
 ASK = [{"role": "user", "content": "How is Oslo?"}]
 OSLO = call("weather", city="Oslo")
 THOUGHT = "<think>\nHm.\n</think>\n\n"
@@ -207,6 +210,40 @@ def test_responses_a_text_that_is_cut_is_incomplete_in_its_own_event(server, sdk
     server.engine.script = Script(reply=says(text, "Once upon a time there was"))
     events = list(sdk.responses.create(model="smol", input="Hi", max_output_tokens=3, stream=True))
     assert next(event for event in events if event.type == "response.output_item.done").item.status == "incomplete"
+
+
+def test_an_answer_that_repeats_itself_is_a_stop_to_typed_clients(server, sdk, claude, http, text):
+    """Agents ask for more where an answer ended by its length: here there would be more of the same."""
+    server.engine.script = Script(reply=says(text, "word " * 20, then_end=False), ends_by=FinishReason.REPETITION)
+    rule = {"stop_on_repetition": True}
+    for stream in (False, True):
+        chat = sdk.chat.completions.create(model="smol", messages=ASK, stream=stream, extra_body=rule)
+        chat = [*chat][-1].choices[0] if stream else chat.choices[0]
+        assert (chat.finish_reason, chat.ended_by) == ("stop", "repetition")
+    response = sdk.responses.create(model="smol", input="Hi", extra_body=rule)
+    assert (response.status, response.incomplete_details, response.ended_by) == ("completed", None, "repetition")
+    assert response.output[0].status == "completed"
+    message = claude.messages.create(model="smol", max_tokens=300, messages=ASK, extra_body=rule)
+    assert (message.stop_reason, message.ended_by) == ("end_turn", "repetition")
+    line = http.post(server.url + "/api/chat", json={"model": "smol", "messages": ASK, "stream": False, **rule}).json()
+    assert (line["done_reason"], line["ended_by"]) == ("stop", "repetition")
+    assert all(request.sampling.repetition_stop == STOP_ON_REPETITION for request in server.engine.requests)
+    assert server.engine.requests[-1].sampling.repetition_stop is not None
+
+
+def test_a_repetition_inside_a_call_is_not_a_whole_call(server, sdk, claude, text):
+    """Whoever takes it for whole would run half of a call."""
+    begun = OSLO[: OSLO.index("Oslo") + 2]
+    server.engine.script = Script(reply=says(text, begun, then_end=False), ends_by=FinishReason.REPETITION)
+    chat = sdk.chat.completions.create(model="smol", messages=ASK, tools=TOOLS).choices[0]
+    assert (chat.finish_reason, chat.ended_by) == ("length", "repetition")
+    fields = {"model": "smol", "input": "How is Oslo?", "tools": RESPONSES_TOOLS}
+    response = sdk.responses.create(**fields)
+    assert (response.status, response.output[0].status) == ("incomplete", "incomplete")
+    events = list(sdk.responses.create(**fields, stream=True))
+    assert (events[-1].type, events[-1].response.ended_by) == ("response.incomplete", "repetition")
+    message = claude.messages.create(model="smol", max_tokens=300, messages=ASK, tools=ANTHROPIC_TOOLS)
+    assert (message.stop_reason, message.ended_by) == ("max_tokens", "repetition")
 
 
 def test_an_answer_that_was_ended_has_words_that_typed_clients_know(server, sdk, claude, http, text):

@@ -98,6 +98,23 @@ def test_every_open_answer_goes_on_with_another_engine(tiny: Path, tmp_path: Pat
         assert server.wait_ended() == 0
 
 
+def test_an_answer_that_repeats_itself_ends_at_the_same_token_with_another_engine(tiny: Path, tmp_path: Path):
+    """The tokens of the lost engine count: the answer is one token over and over, and ends at the 40th."""
+    rule = {"repetition_detection": {"max_pattern_size": 3, "min_count": 40}}
+    constant = {**PLAIN, "max_tokens": 120, "logit_bias": {"11": 100}, **rule, "stream": True}
+    bodies = {"constant": constant, "passage": {**PLAIN, "max_tokens": 200, "stream": True, "stop_on_repetition": True}}
+    bodies["passage"] |= {"logit_bias": {"11": 100, "12": 100, "13": 100}, "frequency_penalty": 2.0}
+    with Server(tiny, tmp_path, orders={"delay": [1, 0.05]}, slots=16).wait_ready() as server:
+        alone = {name: server.ask("/v1/completions", body) for name, body in bodies.items()}
+        whole = {name: choices(reply)[0] for name, reply in alone.items()}
+        assert (whole["constant"]["tokens"], whole["constant"]["finish"]) == ([11] * 40, "stop")
+        assert (len(set(whole["passage"]["tokens"])), whole["passage"]["finish"]) == (3, "stop")
+        assert 128 <= len(whole["passage"]["tokens"]) < 200
+        for name, reply in killed_in_mid_stream(server, bodies, after=12).items():
+            assert choices(reply)[0] == whole[name], name
+            assert [part["choices"][0].get("ended_by") for part in reply.events if part["choices"]][-1] == "repetition"
+
+
 def test_without_an_engine_new_requests_are_turned_away_and_the_next_one_serves_them(tiny: Path, tmp_path: Path):
     """It is killed again while it is starting: that is no reason to give up."""
     orders = {"gate": {"at": "loading", "folder": str(tmp_path)}}

@@ -38,6 +38,8 @@ class ServedModel:
     "Changes with weights, dtype or layout; clients see it as system_fingerprint."
     sampling_defaults: Mapping[str, int | float] = field(default_factory=lambda: dict(OPENAI_SAMPLING))
     "For requests that do not say. max_tokens, where it is there, is the length of chats alone."
+    stop_on_repetition: bool = False
+    "End answers that repeat themselves, for requests that do not say."
     pooling: str = "mean"
     "Of embeddings, for requests that do not say: one of request.POOLINGS, or the name of one that the engine does not have."
 

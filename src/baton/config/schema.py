@@ -38,6 +38,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "tool_call_parser",
         "reasoning_parser",
         "generation_config",
+        "stop_on_repetition",
         "deterministic",
         "load_format",
         "model_shape",

@@ -159,6 +159,9 @@ class ServeConfig:
     generation_config: GenerationConfig = _WORKER.generation_config
     """Sampling of requests that name none. auto: as the model's generation_config.json (or GGUF metadata) recommends, else
     llama.cpp's defaults (temperature 0.8, top_k 40, top_p 0.95, min_p 0.05). none: OpenAI's defaults (temperature 1)."""
+    stop_on_repetition: bool | None = None
+    """End an answer that repeats itself: a passage of up to 128 tokens, at least three times in a row and over 128 tokens. A
+    request's own stop_on_repetition goes before. Without it: only for the built-in model."""
     max_model_len: ContextTokens | None = _WORKER.context_tokens_max
     """Longest sequence, prompt and output together; it must fit the KV cache. Without it: the model's own limit, or what the
     KV cache holds if that is less."""

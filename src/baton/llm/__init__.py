@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from baton.llm.engine import LLM
 from baton.llm.outputs import Answer, Chunk, Embedding, Output
-from baton.llm.sampling import GuidedDecodingParams, SamplingParams, StructuredOutputsParams
+from baton.llm.sampling import GuidedDecodingParams, RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 from baton.llm.stream import Stream
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "Embedding",
     "GuidedDecodingParams",
     "Output",
+    "RepetitionDetectionParams",
     "SamplingParams",
     "Stream",
     "StructuredOutputsParams",

@@ -37,6 +37,7 @@ from baton.llm.outputs import Answer, Embedding
 from baton.llm.prompts import Chats, Prompts, batch_of, chats_of
 from baton.llm.sampling import SamplingParams, wire_params
 from baton.llm.stream import Stream
+from baton.models.aliases import stops_repetitions
 from baton.models.names import DEFAULT_MODEL, resolve
 from baton.models.support import refuse_unsupported
 from baton.protocol.ids import Instant, PoolIncarnation, RequestId
@@ -85,6 +86,7 @@ class LLM:
         self.context_tokens = built.context_tokens
         "Longest sequence, prompt and output: what the model was made for, or what the KV pool holds if that is less."
         self.sampling_defaults = built.sampling_defaults
+        self._stop_on_repetition = stops_repetitions(Path(path), asked.stop_on_repetition)
         self.pooling = built.pooling
         self._identity = built.identity
         if (words := lowered_context(self.config, self.context_tokens, self._runner.config.context_tokens_max)) is not None:
@@ -266,7 +268,8 @@ class LLM:
         room = self.context_tokens - len(tokens)
         if not tokens or room < 1:
             raise CallerError(f"a prompt of {len(tokens)} tokens; 1 to {self.context_tokens - 1} fit the context")
-        sampling = wire_params(asked, self.sampling_defaults, self._next_seed(), self.tokenizer)
+        stops = self._stop_on_repetition
+        sampling = wire_params(asked, self.sampling_defaults, self._next_seed(), self.tokenizer, stop_on_repetition=stops)
         if sampling.min_tokens > sampling.max_tokens:
             raise CallerError(f"min_tokens is {sampling.min_tokens}, and max_tokens {sampling.max_tokens}")
         sampling = structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))

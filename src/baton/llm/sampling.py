@@ -4,6 +4,7 @@ what a call says      -> else the model's recommendation -> else OpenAI's defaul
 stop, bad_words          are texts here. The engine knows token ids: bad words become ids, stop strings are looked for in the
                          text (outputs.py)
 stop_token_ids           end an answer besides the model's ends of text, which `ignore_eos` turns off
+stop_on_repetition       ends an answer that repeats itself; the default of LLM does not apply beside ignore_eos or a format
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from msgspec import Struct, structs
 
 from baton.errors import CallerError
 from baton.protocol.grammar import Grammar
+from baton.protocol.repetition import STOP_ON_REPETITION, RepetitionStop
 from baton.protocol.request import SamplingParams as WireParams
 from baton.text.tokenizer import Tokenizer
 
@@ -55,6 +57,27 @@ class StructuredOutputsParams(Struct, frozen=True, kw_only=True):
 GuidedDecodingParams = StructuredOutputsParams
 
 
+class RepetitionDetectionParams(Struct, frozen=True):
+    """Ends an answer whose last tokens are one pattern `min_count` times in a row. Names and meanings are vLLM's."""
+
+    max_pattern_size: int = 0
+    "Tokens of the longest pattern. 0: off."
+    min_pattern_size: int = 0
+    "Tokens of the shortest pattern. 0 is 1."
+    min_count: int = 0
+
+    def wire(self) -> RepetitionStop | None:
+        """Raises CallerError."""
+        if not self.max_pattern_size:
+            return None
+        shortest = max(1, self.min_pattern_size)
+        try:
+            rule = {"pattern_max": self.max_pattern_size, "pattern_min": shortest, "count_min": self.min_count, "tokens_min": 0}
+            return RepetitionStop(**rule)
+        except ValueError as error:
+            raise CallerError(f"repetition_detection: {error}") from None
+
+
 class SamplingParams(WireParams, frozen=True, kw_only=True):
     """How tokens are drawn and when to stop. What is None, or left out, is the model's default."""
 
@@ -80,6 +103,10 @@ class SamplingParams(WireParams, frozen=True, kw_only=True):
     "Texts, or token ids, that must not appear in the output."
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = None  # type: ignore[assignment]
 
+    stop_on_repetition: bool | None = None
+    "End answers that repeat themselves. None: as LLM(stop_on_repetition=...) says, else only for the built-in model."
+    repetition_detection: RepetitionDetectionParams | None = None
+    "The same with other numbers."
     structured_outputs: StructuredOutputsParams | None = None
     "What the answers must look like."
     guided_decoding: StructuredOutputsParams | None = None
@@ -90,7 +117,9 @@ class SamplingParams(WireParams, frozen=True, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-def wire_params(asked: WireParams, defaults: Mapping[str, Any], seed: int, tokenizer: Tokenizer) -> WireParams:
+def wire_params(
+    asked: WireParams, defaults: Mapping[str, Any], seed: int, tokenizer: Tokenizer, *, stop_on_repetition: bool = False
+) -> WireParams:
     """Every open choice is made. What has no type of the wire is noticed where it is checked (engine.py)."""
     given: dict[str, Any] = {
         name: value for name in WireParams.__struct_fields__ if (value := getattr(asked, name)) is not None
@@ -107,6 +136,9 @@ def wire_params(asked: WireParams, defaults: Mapping[str, Any], seed: int, token
             del given["seed"]  # as in a server, and in vLLM: another one each time
         if (structured := asked.structured_outputs or asked.guided_decoding) is not None:
             given["grammar"] = structured.wire()
+        free = not asked.ignore_eos and "grammar" not in given
+        if (rule := _repetition_stop(asked, default=free and stop_on_repetition)) is not None:
+            given["repetition_stop"] = rule
     elif not asked.stop_token_ids:
         given["stop_token_ids"] = tuple(tokenizer.eos_ids)
     if (grammar := given.get("grammar")) is not None:
@@ -116,6 +148,12 @@ def wire_params(asked: WireParams, defaults: Mapping[str, Any], seed: int, token
         given["grammar"] = structs.replace(checked(grammar), ends=tokenizer.eos_ids, ends_late=late)
         given["stop_token_ids"] = tuple(dict.fromkeys((*tokenizer.eos_ids, *given["stop_token_ids"])))
     return WireParams(**{"max_tokens": MAX_TOKENS, "seed": seed, **defaults, **given})
+
+
+def _repetition_stop(asked: SamplingParams, *, default: bool) -> RepetitionStop | None:
+    if asked.repetition_detection is not None:
+        return asked.repetition_detection.wire()
+    return STOP_ON_REPETITION if (default if asked.stop_on_repetition is None else asked.stop_on_repetition) else None
 
 
 def _word_ids(words: Sequence[str | Sequence[int]], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

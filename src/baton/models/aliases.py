@@ -47,6 +47,8 @@ class PackagedModel:
     "What people call it. Empty: as the package."
     advice: str = ""
     "One line for whoever serves it."
+    stop_on_repetition: bool = False
+    "The model is so small that some answers never end by themselves. Our own measure, not the authors'."
 
     @property
     def requirement(self) -> str:
@@ -65,20 +67,29 @@ ALIASES: dict[str, PackagedModel] = {
         sampling=MappingProxyType({"temperature": 0.2, "top_p": 0.9}),
         title="SmolLM2-135M",
         advice="a tiny model, to try the server; `baton serve Qwen/Qwen2.5-0.5B-Instruct` answers better",
+        stop_on_repetition=True,
     ),
 }
 
 
 def packaged_model_at(path: Path) -> PackagedModel | None:
     """A built-in model is known by the name and the size of its file."""
-    known = (model for model in ALIASES.values() if model.file == path.name and model.nbytes == path.stat().st_size)
-    return next(known, None)
+    known = (model for model in ALIASES.values() if model.file == path.name)
+    return next((model for model in known if path.is_file() and path.stat().st_size == model.nbytes), None)
 
 
 def recommended_by_authors(path: Path) -> Mapping[str, float]:
     """Sampling of a built-in model."""
     model = packaged_model_at(path)
     return {} if model is None else model.sampling
+
+
+def stops_repetitions(path: Path, asked: bool | None) -> bool:
+    """Whether answers that repeat themselves end, where requests do not say: as asked for, else as the model needs it."""
+    if asked is not None:
+        return asked
+    model = packaged_model_at(path)
+    return model is not None and model.stop_on_repetition
 
 
 def cache_folder() -> Path:

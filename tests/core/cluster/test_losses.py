@@ -11,6 +11,7 @@ from baton.core.handoff.table import TripState
 from baton.protocol.control import InstanceStats, RefusedRequest
 from baton.protocol.handoff import Adopted, AskRelease, Expecting, Forget, Offer, Released
 from baton.protocol.output import Emit
+from baton.protocol.repetition import RepetitionStop
 from baton.protocol.request import FinishReason, Refused, SamplingParams
 
 from .harness import NO_ROOM, Room, Scripted, hello, request, token
@@ -162,6 +163,20 @@ def test_row_10_the_end_alone_was_lost(stop):
     room.kill(only)
     assert room.ends["r", 0].reason is (FinishReason.STOP if stop else FinishReason.LENGTH)
     assert room.ends["r", 0].output_tokens == 3
+    room.at_rest()
+
+
+def test_row_10_the_end_of_a_repetition_alone_was_lost():
+    """The router decides it from the tokens, as an instance does."""
+    room = Room("mixed")
+    (only,) = room.instances
+    rule = RepetitionStop(pattern_max=2, count_min=2, tokens_min=0)
+    room.arrive(request(sampling=SamplingParams(max_tokens=30, repetition_stop=rule)))
+    room.settle()
+    room.say(only, Emit([("r", 1, 0, 0, [7, 4, 9, 4, 9])], []))
+    room.kill(only)
+    assert room.ends["r", 0].reason is FinishReason.REPETITION
+    assert room.ends["r", 0].output_tokens == 5
     room.at_rest()
 
 

@@ -53,8 +53,8 @@ def mark(earlier: int, token: int) -> int:
 
 
 def draw(last_mark: int, sampling: SamplingParams, index: int, position: int) -> int:
-    """The next token; `position` counts outputs."""
-    return (last_mark + sampling.seed + 13 * index + 5 * position) % VOCAB
+    """The next token; `position` counts outputs. With top_k there are so few words that answers repeat themselves."""
+    return (last_mark + sampling.seed + 13 * index + 5 * position) % (VOCAB if sampling.top_k < 0 else sampling.top_k)
 
 
 def undisturbed(request: GenerateRequest, index: int = 0) -> list[int]:
@@ -68,7 +68,7 @@ def undisturbed(request: GenerateRequest, index: int = 0) -> list[int]:
         outputs.append(token)
         last = mark(earlier, token)
         earlier = fold((last,), earlier)
-        if token in sampling.stop_token_ids and len(outputs) >= sampling.min_tokens:
+        if stops(request, outputs) or repeats(request, outputs):
             break
     return outputs
 
@@ -397,7 +397,7 @@ class Driver:
             for index in range(request.n):
                 owed = undisturbed(request, index)
                 assert self.heard(name, index) == owed
-                assert self.reason(name, index) == ("stop" if stops(request, owed) else "length")
+                assert self.reason(name, index) == end_word(request, owed)
 
     def assert_at_rest(self) -> None:
         """Nothing is held, nothing is planned, nothing will happen."""
@@ -427,6 +427,23 @@ def make_request(name: str, prompt: Iterable[int] = (1, 2, 3), **given: Any) -> 
 
 def stops(request: GenerateRequest, outputs: Sequence[int]) -> bool:
     return outputs[-1] in request.sampling.stop_token_ids and len(outputs) >= request.sampling.min_tokens
+
+
+def repeats(request: GenerateRequest, outputs: Sequence[int]) -> bool:
+    """The definition, without any skill."""
+    rule = request.sampling.repetition_stop
+    if rule is None or len(outputs) < request.sampling.min_tokens:
+        return False
+    for pattern in range(rule.pattern_min, rule.pattern_max + 1):
+        needed = max(rule.count_min * pattern, rule.tokens_min)
+        tail = outputs[-needed:]
+        if len(tail) == needed and all(a == b for a, b in zip(tail, tail[pattern:], strict=False)):
+            return True
+    return False
+
+
+def end_word(request: GenerateRequest, outputs: Sequence[int]) -> str:
+    return "stop" if stops(request, outputs) else "repetition" if repeats(request, outputs) else "length"
 
 
 def stop_at(place: int, prompt: Iterable[int] = (1, 2, 3), **given: Any) -> int:

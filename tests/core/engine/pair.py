@@ -29,7 +29,7 @@ from baton.protocol.output import Emit, Ended, each_token
 from baton.protocol.request import GenerateRequest, Refused
 from baton.protocol.step import RowLogprobs
 
-from .harness import make_request, stops, undisturbed
+from .harness import end_word, make_request, undisturbed
 from .tiered import TieredDriver
 
 LEASE = 10.0
@@ -264,7 +264,7 @@ class Pair:
             for index in trip.tokens:
                 owed = undisturbed(trip.request, index)
                 assert trip.tokens[index] == owed, name
-                assert trip.ended[index].reason.value == ("stop" if stops(trip.request, owed) else "length")
+                assert trip.ended[index].reason.value == end_word(trip.request, owed)
 
     def assert_at_rest(self) -> None:
         for node in (self.prefill, self.decode):

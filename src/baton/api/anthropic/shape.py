@@ -111,7 +111,7 @@ class MessageEvents:
 def stop_of(piece: Piece) -> dict[str, Any]:
     """Anthropic's words and no other, as typed clients know no other; `ended_by` says what else ended the answer."""
     reason, sequence = "end_turn", None
-    if piece.finish is FinishReason.LENGTH or piece.ended_by is not None:
+    if piece.known_finish is FinishReason.LENGTH:
         reason = "max_tokens"
     elif isinstance(piece.stop_reason, str):
         reason, sequence = "stop_sequence", piece.stop_reason

@@ -37,6 +37,8 @@ class Piece:
     finish: FinishReason | None = None
     called: bool = False
     "With `finish`: the choice has called a tool."
+    unfinished: bool = False
+    "With `finish`: the choice ends inside a tool call or a format, so nobody may take it for whole."
     stop_reason: str | int | None = None
     "The stop string or stop token id that the client had named and that ended it."
     prompt_logprobs: list[TokenLogprob | None] | None = None
@@ -75,9 +77,17 @@ class Piece:
 
     @property
     def ended_by(self) -> str | None:
-        """What ended the choice before the model did, and no limit on its length: "abort" or "timeout". The enums of typed
-        clients have no such word, so answers say "length" in their place and this beside it."""
-        return self.finish.value if self.finish in (FinishReason.ABORT, FinishReason.TIMEOUT) else None
+        """What ended the choice before the model did, and no limit on its length: "abort", "timeout" or "repetition". The
+        enums of typed clients have no such word, so answers say `known_finish` in their place and this beside it."""
+        return self.finish.value if self.finish in _OUR_OWN else None
+
+    @property
+    def known_finish(self) -> FinishReason | None:
+        """`finish` in the words that typed clients know. A repetition is a stop: clients ask for more where an answer ends by
+        its length, and there would be more of the same."""
+        if self.finish is FinishReason.REPETITION and not self.unfinished:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.finish in _OUR_OWN else self.finish
 
     @property
     def worth_sending(self) -> bool:
@@ -97,7 +107,7 @@ class Piece:
         self.logprobs += later.logprobs
         self.offsets += later.offsets
         self.finish, self.stop_reason, self.usage = later.finish, later.stop_reason, later.usage
-        self.called = later.called
+        self.called, self.unfinished = later.called, later.unfinished
         self.embedding = later.embedding or self.embedding
         self.prompt_logprobs = later.prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs
 
@@ -121,6 +131,7 @@ class Piece:
         return [*pieces, replace(self, parts=last[0], tokens=last[1], logprobs=last[2], offsets=last[3])]
 
 
+_OUR_OWN: Final = (FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.REPETITION)
 _RANKS: Final[dict[type, int]] = {Reasoning: 0, Content: 1, ToolCallDelta: 2}
 
 
@@ -134,6 +145,8 @@ class SequenceOutput:
         )
         self._parser = None if job.parser is None else job.parser()
         self._calls = 0
+        self._in_call = False
+        "The last part of the answer so far is a tool call."
         self._stops = StopStrings(job.stops, include_stop=options.include_stop)
         self._has_stops = bool(job.stops.stops)
         self._min_tokens = request.sampling.min_tokens
@@ -246,6 +259,7 @@ class SequenceOutput:
 
     def _say(self, piece: Piece, part: Part) -> None:
         part.tokens, self._without_part = self._without_part, 0
+        self._in_call = isinstance(part, ToolCallDelta)
         if piece.parts:
             join_parts(piece.parts, (part,))
         else:
@@ -275,6 +289,8 @@ class SequenceOutput:
     def _finish(self, piece: Piece, reason: FinishReason) -> None:
         self.finish = piece.finish = reason
         piece.called = bool(self._calls)
+        by_itself = reason is FinishReason.STOP
+        piece.unfinished = not by_itself and (self._in_call or self._request.sampling.grammar is not None)
 
     def _pushed(self, token: int) -> str:
         text = self._text.push_one(token)

@@ -217,6 +217,7 @@ def _request(
             max_tokens=max_tokens,
             min_tokens=options.min_tokens,
             stop_token_ids=tuple(dict.fromkeys((*ends, *options.stop_token_ids))),
+            repetition_stop=options.repetition_stop,
             seed=seed,
             temperature=options.temperature,
             top_k=options.top_k,

@@ -63,7 +63,7 @@ class OllamaShape(Shape):
         prompt_ns, output_ns = int(usage.prompt_seconds * 1e9), int(usage.output_seconds * 1e9)
         return {
             "done": True,
-            "done_reason": "length" if piece.finish is FinishReason.LENGTH or piece.ended_by else "stop",
+            "done_reason": "length" if piece.known_finish is FinishReason.LENGTH else "stop",
             **({} if piece.ended_by is None else {"ended_by": piece.ended_by}),
             "total_duration": prompt_ns + output_ns,
             "load_duration": 0,

@@ -15,6 +15,8 @@ _BOTH: Final[dict[str, str]] = {
     "include_stop_str_in_output": "boolean",
     "stop_token_ids": "array",
     "ignore_eos": "boolean",
+    "stop_on_repetition": "boolean",
+    "repetition_detection": "object",
     "bad_words": "string or array",
     "bad_words_token_ids": "array",
     "logit_bias": "object",

@@ -152,9 +152,10 @@ class Fields:
         return tuple(left)
 
 
-def whole_number(value: Any, allowed: Range, place: str) -> int:
+def whole_number(value: Any, allowed: Range, place: str, param: str = "") -> int:
+    """`param`: the field that errors are about, where `place` is a part of one."""
     if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
-        raise bad(f"{place} must be {allowed}, not {shown(value)}", place)
+        raise bad(f"{place} must be {allowed}, not {shown(value)}", param or place)
     return value
 
 

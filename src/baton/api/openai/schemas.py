@@ -16,10 +16,12 @@ from baton.api.errors import ApiError, bad
 from baton.api.limits import RANGES
 from baton.api.openai.fields import Fields, checked_token_ids, shown
 from baton.api.openai.known_fields import ALIASES, CHAT_ONLY, HARMLESS, HINTS, INTERNAL, UNSUPPORTED, asks_for_nothing
+from baton.api.openai.repetition import repetition_stop_of
 from baton.api.openai.structured import grammar_of
 from baton.api.openai.thinking import Thinking, read_thinking
 from baton.api.openai.tools import Tools, read_tools
 from baton.protocol.grammar import Grammar
+from baton.protocol.repetition import RepetitionStop
 from baton.protocol.request import OPENAI_SAMPLING
 
 
@@ -65,6 +67,7 @@ class Options:
     timeout_seconds: float
     grammar: Grammar | None = None
     "What the answer must look like. Its `ends` are filled in by prepare.py."
+    repetition_stop: RepetitionStop | None = None
     grammar_field: str = "response_format"
     "The field that says so, for errors."
     ignored: tuple[str, ...] = ()
@@ -251,8 +254,11 @@ class Schema:
             cache_salt=fields.name("cache_salt"),
             timeout_seconds=self._timeout(fields),
         )
-        if (asked := grammar_of(fields, limits)) is not None:
+        asked = grammar_of(fields, limits)
+        if asked is not None:
             options = replace(options, grammar=asked.grammar, grammar_field=asked.field)
+        free = asked is None and not options.ignore_eos
+        options = replace(options, repetition_stop=repetition_stop_of(fields, default=free and self._model.stop_on_repetition))
         if options.max_tokens is not None and options.min_tokens > options.max_tokens:
             raise bad(f"min_tokens ({options.min_tokens}) is more than max_tokens ({options.max_tokens})", "min_tokens")
         if options.stream.stream and options.prompt_logprobs is not None:

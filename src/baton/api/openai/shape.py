@@ -56,8 +56,7 @@ class OpenAIShape(Shape):
 
 def finish_word(piece: Piece) -> str | None:
     """OpenAI's words and no other: the enums of typed clients fail on one that they do not know (`ended_by` has it then)."""
-    if piece.finish is None:
-        return None
-    if piece.finish is FinishReason.STOP and piece.called:
+    word = piece.known_finish
+    if word is FinishReason.STOP and piece.called:
         return "tool_calls"
-    return "length" if piece.ended_by is not None else piece.finish.value
+    return None if word is None else word.value

@@ -92,11 +92,11 @@ class ResponseEvents:
         self._rows.add(piece)
         self._blocks.add(piece)
         if piece.finish is not None:
-            self._whole.finish = piece.finish
+            self._whole.finish, self._whole.unfinished = piece.finish, piece.unfinished
 
     def end(self) -> None:
         self._begin()
-        self._cut = self._whole.finish is not FinishReason.STOP  # the item that is open was not ended by the model
+        self._cut = self._whole.known_finish is not FinishReason.STOP  # the item that is open was not ended by the model
         self._blocks.end()
         if not self._output:  # an empty answer is a message without text
             self.open(Content(""))

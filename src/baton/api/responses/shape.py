@@ -20,8 +20,6 @@ from baton.api.responses.rows import Rows
 from baton.protocol.request import FinishReason
 from baton.text.parsers.base import Content
 
-_STATUS = {FinishReason.STOP: "completed", FinishReason.ABORT: "cancelled"}
-
 
 class ResponseShape(Shape):
     kind = "response"
@@ -46,7 +44,7 @@ class ResponseShape(Shape):
         output: list[Item] = []
         rows = Rows(self.front.tokenizer)
         rows.add(piece)
-        cut = piece.finish is not FinishReason.STOP
+        cut = piece.known_finish is not FinishReason.STOP
         for place, part in enumerate(piece.parts or [Content("")]):  # an empty answer is a message without text
             last = place + 1 >= len(piece.parts)
             output.append(self.items.item(place, part, rows.of(part), cut=cut and last))
@@ -67,7 +65,8 @@ class ResponseShape(Shape):
         """The answer, stored where it shall be."""
         assert self._asked is not None
         assert piece.finish is not None
-        status = _STATUS.get(piece.finish, "incomplete")
+        aborted = piece.finish is FinishReason.ABORT
+        status = "cancelled" if aborted else "completed" if piece.known_finish is FinishReason.STOP else "incomplete"
         why = {"reason": "max_output_tokens"} if status == "incomplete" else None
         ended_by = {} if piece.ended_by is None else {"ended_by": piece.ended_by}
         answer = {**self.response(status, output), **ended_by, "incomplete_details": why, "usage": usage_json(usage)}

@@ -43,10 +43,8 @@ CLUSTER_MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
     # Repetitions
     ("repetition-counted-per-instance", "core.engine.request", "tokens_until_repetition(self.tokens, self.prompt_tokens, rule)", "tokens_until_repetition(self.tokens, self.prompt_tokens + len(self.request.delivered(self.index)), rule)",
      "an instance that continues an answer looks for repetitions only in the tokens of its own"),
-    ("repetition-lost-in-a-replay", "core.engine.request", "        return self.check_end() if len(self.tokens) >= self.check_length else None\n", "        return FinishReason.LENGTH if len(self.tokens) > self.stop_position else None\n",
-     "a replay of an answer that is a whole repetition continues it"),
-    ("handed-over-though-repeating", "core.engine.request", "        if rule is not None:\n", "        if rule is not None and length <= self.stop_position:\n",
-     "prefill computes the last token of a repetition and hands the answer over"),
+    ("repetition-loses-to-length", "core.engine.request", "        if rule is not None:\n", "        if rule is not None and length <= self.stop_position:\n",
+     "a repetition that is complete with the last allowed token ends by length, so a prefill instance hands it over"),
     # The router
     ("denied-as-granted", "core.cluster.coordinator", "Released(trip.id, trip.attempt, kept=False)", "Released(trip.id, trip.attempt, kept=True)",
      "prefill is lost, and decode is told that its copy is good"),
