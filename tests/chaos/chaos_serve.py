@@ -11,6 +11,7 @@ import sys
 
 from baton.config import ServeConfig
 from baton.errors import EngineError
+from baton.llm.keywords import serve_settings
 from baton.runtime.process_table import SUPERVISOR_CHILDREN, with_modules
 from baton.runtime.supervisor import Supervisor
 
@@ -34,7 +35,9 @@ async def serve(config: ServeConfig) -> None:
 
 def main() -> int:
     try:
-        asyncio.run(serve(ServeConfig(**json.loads(sys.argv[1]))))
+        settings = json.loads(sys.argv[1])
+        model = settings.pop("model")
+        asyncio.run(serve(ServeConfig(model=model, **serve_settings(settings))))  # older names of settings too
     except EngineError as error:
         print(f"ERROR {error}", file=sys.stderr, flush=True)
         return 1
