@@ -107,6 +107,7 @@ def test_the_range_of_the_other_routes_number():
 
 def defaults(options: Options) -> Iterator[tuple[str, Any]]:
     renamed = {"include_stop": "include_stop_str_in_output", "timeout_seconds": "timeout"}
+    renamed["repetition_stop"] = "repetition_detection"
     for name in Options.__dataclass_fields__:
         if name not in ("stream", "grammar", "grammar_field", "ignored", "max_tokens", "add_special_tokens"):
             yield renamed.get(name, name), getattr(options, name)

@@ -57,6 +57,7 @@ FORM_8 = {
     "RefusedRequest": "request refused attempt",
     "Released": "request attempt kept",
     "ResumeInstance": "number",
+    "RepetitionStop": "pattern_max pattern_min count_min tokens_min",
     "RouterBeat": "",
     "RouterHello": "router beat_seconds lapse_seconds capabilities build",
     "RowLogprobs": "slot incarnation sampled prompt_from prompt embedding",

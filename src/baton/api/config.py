@@ -39,7 +39,7 @@ class ServedModel:
     sampling_defaults: Mapping[str, int | float] = field(default_factory=lambda: dict(OPENAI_SAMPLING))
     "For requests that do not say. max_tokens, where it is there, is the length of chats alone."
     stop_on_repetition: bool = False
-    "End answers that repeat themselves, for requests that do not say."
+    "It needs answers that repeat themselves to be ended, where neither request nor server says."
     pooling: str = "mean"
     "Of embeddings, for requests that do not say: one of request.POOLINGS, or the name of one that the engine does not have."
 
@@ -83,6 +83,8 @@ class ApiConfig:
     "The most urgent (lowest) priority that a request may name without an admin key."
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
     "Fields of a request that we do not know. Ignored by default: OpenAI's clients send extras. Never passed on either way."
+    stop_on_repetition: bool | None = None
+    "End answers that repeat themselves, of requests that do not say. None: as the model has it."
     tool_call_parser: str = "auto"
     "How the model writes tool calls (text/parsers/styles.py). auto: as its chat template does."
     reasoning_parser: str = "auto"
@@ -140,6 +142,7 @@ def api_config_of(serve: ServeConfig, settings: Mapping[str, Any]) -> ApiConfig:
         allowed_origins=serve.allowed_origins,
         unknown_fields=serve.unknown_fields,
         client_priority_min=serve.client_priority_min,
+        stop_on_repetition=serve.stop_on_repetition,
         tool_call_parser=serve.tool_call_parser,
         reasoning_parser=serve.reasoning_parser,
         chat_page=serve.chat_page and not serve.routers,

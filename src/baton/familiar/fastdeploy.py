@@ -82,6 +82,7 @@ OPTIONS = (
     instead("scheduler_port", _NO_SCHEDULER),
     instead("max_concurrency", "use --limits '{streams: N}'"),
     instead("speculative_config", NO_SPECULATION),
+    instead("early_stop_config", "use --stop-on-repetition"),
     instead("tokenizer", ITS_TOKENIZER),
     instead("enable_mm", TEXT_ONLY, flag=True),
     instead("limit_mm_per_prompt", TEXT_ONLY),

@@ -86,7 +86,9 @@ class LLM:
         self.context_tokens = built.context_tokens
         "Longest sequence, prompt and output: what the model was made for, or what the KV pool holds if that is less."
         self.sampling_defaults = built.sampling_defaults
-        self._stop_on_repetition = stops_repetitions(Path(path), asked.stop_on_repetition)
+        self._stop_on_repetition = (
+            stops_repetitions(Path(path)) if asked.stop_on_repetition is None else asked.stop_on_repetition
+        )
         self.pooling = built.pooling
         self._identity = built.identity
         if (words := lowered_context(self.config, self.context_tokens, self._runner.config.context_tokens_max)) is not None:

@@ -84,10 +84,8 @@ def recommended_by_authors(path: Path) -> Mapping[str, float]:
     return {} if model is None else model.sampling
 
 
-def stops_repetitions(path: Path, asked: bool | None) -> bool:
-    """Whether answers that repeat themselves end, where requests do not say: as asked for, else as the model needs it."""
-    if asked is not None:
-        return asked
+def stops_repetitions(path: Path) -> bool:
+    """Whether answers that repeat themselves end, where neither request nor server says."""
     model = packaged_model_at(path)
     return model is not None and model.stop_on_repetition
 

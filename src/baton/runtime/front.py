@@ -162,7 +162,7 @@ def served_model(config: ServeConfig, ready: InstanceReady) -> ServedModel:
         head_width=ready.vocab_size,
         created=int(time.time()),
         sampling_defaults=ready.sampling_defaults,
-        stop_on_repetition=stops_repetitions(Path(config.model), config.stop_on_repetition),
+        stop_on_repetition=stops_repetitions(Path(config.model)),
         pooling=ready.pooling,
         fingerprint=system_fingerprint(config, ready.identity),
     )

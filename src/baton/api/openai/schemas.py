@@ -110,6 +110,8 @@ class Schema:
         self._config = config
         self._limits = config.limits
         self._defaults = {**OPENAI_SAMPLING, **model.sampling_defaults}
+        asked = config.stop_on_repetition
+        self._stops_repetitions = model.stop_on_repetition if asked is None else asked
         self._defaults["top_k"] = min(self._defaults["top_k"], model.head_width)
 
     def chat(self, body: dict[str, Any]) -> ChatBody:
@@ -258,7 +260,7 @@ class Schema:
         if asked is not None:
             options = replace(options, grammar=asked.grammar, grammar_field=asked.field)
         free = asked is None and not options.ignore_eos
-        options = replace(options, repetition_stop=repetition_stop_of(fields, default=free and self._model.stop_on_repetition))
+        options = replace(options, repetition_stop=repetition_stop_of(fields, default=free and self._stops_repetitions))
         if options.max_tokens is not None and options.min_tokens > options.max_tokens:
             raise bad(f"min_tokens ({options.min_tokens}) is more than max_tokens ({options.max_tokens})", "min_tokens")
         if options.stream.stream and options.prompt_logprobs is not None:
