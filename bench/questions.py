@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 TOKENS_MAX: Final = 300
-DRAWS: Final = 3
-"""Answers for each question where they are drawn at random: 60 in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +62,19 @@ class Marks:
     repeating: int = 0
     "Ended because they repeat themselves."
     tokens: int = 0
-    wrong_answers: list[tuple[str, str]] = field(default_factory=list)
-    endless_answers: list[tuple[str, str]] = field(default_factory=list)
+    wrong: list[tuple[str, str]] = field(default_factory=list)
+    "Questions and the answers that are not right."
 
     def add(self, question: Question, output: Any) -> None:
-        """`output` is one of LLM's: text, token_ids, finish_reason, stop_reason."""
+        """`output` is one of LLM's: text, token_ids, finish_reason."""
         self.asked += 1
         self.tokens += len(output.token_ids)
         if question.is_answered_by(output.text):
             self.right += 1
         else:
-            self.wrong_answers.append((question.text, output.text))
-        if output.finish_reason == "length":
-            self.endless += 1
-            self.endless_answers.append((question.text, output.text))
-        self.repeating += output.stop_reason == "repetition"
+            self.wrong.append((question.text, output.text))
+        self.endless += output.finish_reason == "length"
+        self.repeating += output.finish_reason == "repetition"
 
     def cells(self, name: str) -> list[str]:
         rest = [self.repeating, round(self.tokens / max(1, self.asked))]
@@ -86,6 +82,20 @@ class Marks:
 
 
 HEADINGS: Final = ["weights", "right", "no end within 300 tokens", "ended as repeating", "tokens of an answer, mean"]
+
+
+def greedy_marks(llm: Any) -> Marks:
+    """The likeliest tokens, and no stop on repetition: what the weights alone make of the questions."""
+    from baton.llm import SamplingParams
+
+    return ask(llm, [SamplingParams(temperature=0.0, max_tokens=TOKENS_MAX, stop_on_repetition=False)])
+
+
+def shipped_marks(llm: Any, draws: int) -> Marks:
+    """As a user gets them: sampling and stop on repetition are the defaults of the model. Seeds are fixed."""
+    from baton.llm import SamplingParams
+
+    return ask(llm, [SamplingParams(max_tokens=TOKENS_MAX, seed=seed) for seed in range(draws)])
 
 
 def ask(llm: Any, params: Sequence[Any]) -> Marks:
