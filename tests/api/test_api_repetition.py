@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-from api_fakes import MODEL, serving
+from api_fakes import serving
 
 from baton.api.config import ApiConfig
 from baton.protocol.repetition import STOP_ON_REPETITION, RepetitionStop
@@ -24,7 +22,7 @@ def rule_of(server, http, path, **fields):
 
 @pytest.fixture(scope="module")
 def stopping(text):
-    with serving(text, model=replace(MODEL, stop_on_repetition=True)) as server:
+    with serving(text, ApiConfig(stop_on_repetition=True)) as server:
         yield server
 
 
@@ -35,12 +33,6 @@ def test_a_request_asks_for_it(server, http, path):
     assert rule_of(server, http, path, stop_on_repetition=True) == STOP_ON_REPETITION
     assert rule_of(server, http, path, stop_on_repetition=True, ignore_eos=True) == STOP_ON_REPETITION
     assert rule_of(server, http, path, stop_on_repetition=True, response_format=SCHEMA) == STOP_ON_REPETITION
-
-
-@pytest.mark.parametrize(("model", "option", "wanted"), [(False, True, True), (True, False, False), (True, None, True)])
-def test_the_option_goes_before_the_model_s_own_default(text, http, model, option, wanted):
-    with serving(text, model=replace(MODEL, stop_on_repetition=model), config=ApiConfig(stop_on_repetition=option)) as server:
-        assert (rule_of(server, http, "/v1/completions") is not None) is wanted
 
 
 @pytest.mark.parametrize("path", ROUTES)

@@ -38,8 +38,6 @@ class ServedModel:
     "Changes with weights, dtype or layout; clients see it as system_fingerprint."
     sampling_defaults: Mapping[str, int | float] = field(default_factory=lambda: dict(OPENAI_SAMPLING))
     "For requests that do not say. max_tokens, where it is there, is the length of chats alone."
-    stop_on_repetition: bool = False
-    "It needs answers that repeat themselves to be ended, where neither request nor server says."
     pooling: str = "mean"
     "Of embeddings, for requests that do not say: one of request.POOLINGS, or the name of one that the engine does not have."
 
@@ -84,7 +82,7 @@ class ApiConfig:
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
     "Fields of a request that we do not know. Ignored by default: OpenAI's clients send extras. Never passed on either way."
     stop_on_repetition: bool | None = None
-    "End answers that repeat themselves, of requests that do not say. None: as the model has it."
+    "End answers that repeat themselves, of requests that do not say. None: no."
     tool_call_parser: str = "auto"
     "How the model writes tool calls (text/parsers/styles.py). auto: as its chat template does."
     reasoning_parser: str = "auto"

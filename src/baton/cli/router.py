@@ -13,7 +13,7 @@ import typer
 from baton.cli.banner import api_rows, banner, base_url, model_rows, try_row
 from baton.cli.cluster_options import PlacementOptions, RouterOptions
 from baton.cli.key_files import with_key_files
-from baton.cli.say import INTERRUPTED, Failed, complaints, end_unhurried, require_packages, resolve_model, served_names
+from baton.cli.say import INTERRUPTED, Failed, complaints, end_unhurried, require_packages, resolve_model, with_model
 from baton.cli.serve import checked_port, warn_of_certificate
 from baton.cli.settings import Given, parameters
 from baton.config import ServeConfig
@@ -72,7 +72,7 @@ def router(*, quiet: bool, **given: Any) -> None:
         warn_of_certificate("router", serve, quiet=quiet)
         options = replace(options, cluster_port=checked_cluster_port(options, serve))
         path = resolve_model(serve.model, serve.revision, command="router", quiet=quiet)
-        serve = replace(serve, model=str(path), served_model_name=served_names(serve.served_model_name, asked.model))
+        serve = with_model(serve, path)
         if not run_router(serve, placement, options, quiet=quiet):
             raise typer.Exit(INTERRUPTED)
 

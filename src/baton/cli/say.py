@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,6 +23,8 @@ from baton.config import ANY_NAME
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from baton.config import ServeConfig
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -152,6 +155,15 @@ def resolve_model(name: str, revision: str = "", *, command: str = "", quiet: bo
         path = resolve(name, revision=revision, listener=Listener(shown.announce, shown.advance))
     refuse_unsupported(path)
     return path
+
+
+def with_model(config: ServeConfig, path: Path) -> ServeConfig:
+    """The settings of a server whose model is found: what depends on the model and was left open is decided."""
+    from baton.models.aliases import stops_repetitions
+
+    names = served_names(config.served_model_name, config.model)
+    stops = stops_repetitions(path) if config.stop_on_repetition is None else config.stop_on_repetition
+    return replace(config, model=str(path), served_model_name=names, stop_on_repetition=stops)
 
 
 def stderr_lines(command: str) -> Callable[[str], None]:

@@ -27,7 +27,7 @@ import typer
 from baton.cli.banner import api_rows, banner, base_url, model_rows, try_row
 from baton.cli.key_files import with_key_files
 from baton.cli.progress import open_stages
-from baton.cli.say import INTERRUPTED, ServerLines, complaints, end_unhurried, require_packages, resolve_model, served_names
+from baton.cli.say import INTERRUPTED, ServerLines, complaints, end_unhurried, require_packages, resolve_model, with_model
 from baton.cli.settings import parameters, read_config
 from baton.config import NODE_NAME_CHARACTERS_MAX, ServeConfig, lowered_context
 from baton.config.schema import flag_of
@@ -60,7 +60,7 @@ def serve(*, quiet: bool, until_stdin_ends: bool, **given: Any) -> None:
         if config.routers and not config.name:
             config = replace(config, name=node_name(config.port))
         path = resolve_model(config.model, config.revision, command="serve", quiet=quiet)
-        config = replace(config, model=str(path), served_model_name=served_names(config.served_model_name, asked.model))
+        config = with_model(config, path)
         if not run_server(config, quiet=quiet, until_stdin_ends=until_stdin_ends):
             raise typer.Exit(INTERRUPTED)
 

@@ -21,7 +21,7 @@ import typer
 from baton.cli.banner import api_rows, banner, base_url, model_rows, try_row
 from baton.cli.cluster_options import PlacementOptions, UpOptions
 from baton.cli.key_files import with_key_files
-from baton.cli.say import INTERRUPTED, Failed, complaints, end_unhurried, require_packages, resolve_model, served_names
+from baton.cli.say import INTERRUPTED, Failed, complaints, end_unhurried, require_packages, resolve_model, with_model
 from baton.cli.serve import checked_port, warn_of_certificate
 from baton.cli.settings import MEMBER, Given, parameters
 from baton.config import EngineConfig, Role, ServeConfig
@@ -59,7 +59,7 @@ def up(*, plain: bool, quiet: bool, **given: Any) -> None:
         serve = replace(asked, port=checked_port(asked), log_level="error" if quiet else asked.log_level)
         warn_of_certificate("up", serve, quiet=quiet)
         path = resolve_model(serve.model, serve.revision, command="up", quiet=quiet)
-        serve = replace(serve, model=str(path), served_model_name=served_names(serve.served_model_name, asked.model))
+        serve = with_model(serve, path)
         options = options.or_default(gpus_for(serve))
         require_divisible(options, serve)
         if not run_cluster(serve, placement, engines_of(options, serve), plain=plain, quiet=quiet):

@@ -7,7 +7,8 @@ follow before it can: until then no look is needed.
     needed    |---------------- 20 ----------------|      so at least 6 tokens must follow, whatever they are
 
 A replay, a hand-off or a preemption only changes when the looks happen, never what one of them says: a look at or before the
-end finds it. In a text without repetitions a look comes every 80 tokens or so and compares one token per pattern length.
+end finds it. Of a text without repetitions the first look is at token 128; then one comes every 80 tokens or so and compares
+one token per pattern length: a third of a microsecond per token of an answer.
 """
 
 from __future__ import annotations
@@ -30,16 +31,19 @@ def tokens_until_repetition(tokens: Sequence[int], start: int, rule: RepetitionS
     """The fewest tokens that must follow before the answer can end as a repetition. 0: it ends here. The answer is
     `tokens[start:]`, which has at least one token."""
     last, answer = len(tokens) - 1, len(tokens) - start
-    newest, fewest = tokens[last], rule.tokens_needed(rule.pattern_max)
+    least = max(rule.count_min * rule.pattern_min, rule.tokens_min)
+    if answer < least:
+        return least - answer
+    newest, count, floor = tokens[last], rule.count_min, rule.tokens_min
+    fewest = max(count * rule.pattern_max, floor)
     for pattern in range(rule.pattern_min, rule.pattern_max + 1):
-        needed = rule.tokens_needed(pattern)
+        needed = count * pattern if count * pattern > floor else floor
         covered = pattern
         if pattern < answer and tokens[last - pattern] == newest:  # rarely: most patterns end at this comparison
             covered += _matching(tokens, max(start + pattern, last + 1 + pattern - needed), pattern)
-        missing = needed - min(covered, answer)
-        if missing <= 0:
-            return 0
-        fewest = min(fewest, missing)
+        missing = needed - (covered if covered < answer else answer)
+        if missing < fewest:
+            fewest = missing
     return fewest
 
 

@@ -28,10 +28,6 @@ class RepetitionStop(Struct, frozen=True, kw_only=True, array_like=True):
         if self.pattern_min > self.pattern_max:
             raise ValueError(f"pattern_min is {self.pattern_min}, which is more than pattern_max ({self.pattern_max})")
 
-    def tokens_needed(self, pattern: int) -> int:
-        """Tokens at the end of an answer that a pattern of this many tokens must cover."""
-        return max(self.count_min * pattern, self.tokens_min)
-
 
 STOP_ON_REPETITION: Final = RepetitionStop()
 """What `stop_on_repetition` means: a passage of up to 128 tokens three times in a row, and 128 tokens at least. Tables and

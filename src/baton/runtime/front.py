@@ -11,7 +11,6 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 import uvicorn
@@ -25,7 +24,6 @@ from baton.api.http.tls import tls_context
 from baton.config import ANY_NAME, ServeConfig, shown
 from baton.config.device_defaults import OPTIONS
 from baton.errors import EngineError, Unavailable
-from baton.models.aliases import stops_repetitions
 from baton.observe.logs import configure
 from baton.protocol.control import InstanceReady, StartFailed
 from baton.runtime.build_info import own_build
@@ -162,7 +160,6 @@ def served_model(config: ServeConfig, ready: InstanceReady) -> ServedModel:
         head_width=ready.vocab_size,
         created=int(time.time()),
         sampling_defaults=ready.sampling_defaults,
-        stop_on_repetition=stops_repetitions(Path(config.model)),
         pooling=ready.pooling,
         fingerprint=system_fingerprint(config, ready.identity),
     )

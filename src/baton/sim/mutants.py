@@ -150,7 +150,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "an answer ends because it repeats its prompt"),
     Mutant("repetition-before-min-tokens", "core.engine.request", "missing = early if early > 0 else tokens", "missing = tokens",
            "an answer that repeats itself ends before min_tokens"),
-    Mutant("repetition-skips-a-pattern", "core.repetition", "        fewest = min(fewest, missing)\n", "        fewest = missing\n",
+    Mutant("repetition-skips-a-pattern", "core.repetition", "        if missing < fewest:\n            fewest", "        if missing:\n            fewest",
            "the next look is when the longest pattern can be complete, whatever the others need"),
     # The worker's life, deadlines, pause
     Mutant("cache-survives-pool", "core.engine.instance", "elif not pool.is_still(event.pool):", "elif pool.is_still(event.pool):",

@@ -110,8 +110,7 @@ class Schema:
         self._config = config
         self._limits = config.limits
         self._defaults = {**OPENAI_SAMPLING, **model.sampling_defaults}
-        asked = config.stop_on_repetition
-        self._stops_repetitions = model.stop_on_repetition if asked is None else asked
+        self._stops_repetitions = bool(config.stop_on_repetition)
         self._defaults["top_k"] = min(self._defaults["top_k"], model.head_width)
 
     def chat(self, body: dict[str, Any]) -> ChatBody:
