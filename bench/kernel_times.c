@@ -132,7 +132,7 @@ int main(int count, char **words) {
     for (int i = 0; i < POSITIONS * DIM / 2; i++) turns[i] = 0.7f + (float)(i % 7) / 128.0f;
     for (int i = 0; i < LAYERS; i++)
         blocks[i] = (LayerWeights){
-            .attention_norm = ones, .mlp_norm = ones,
+            .attention_norm = {ones, NULL}, .mlp_norm = {ones, NULL}, .cosines = turns, .sines = turns,
             .qkv = random_matrix(&arena, kind, (HEADS + 2 * KV_HEADS) * DIM, HIDDEN, 0),
             .output = random_matrix(&arena, kind, HIDDEN, HEADS * DIM, 0),
             .gate_up = random_matrix(&arena, kind, 2 * INNER, HIDDEN, 1), .down = random_matrix(&arena, kind, HIDDEN, INNER, 0),
@@ -142,8 +142,8 @@ int main(int count, char **words) {
     Model m = {
         .layers = LAYERS, .hidden = HIDDEN, .vocabulary = WORDS, .inner = INNER,
         .attention = {HEADS, KV_HEADS, DIM, BLOCK, LAYERS * 2 * half_block, half_block, 0.125f},
-        .norm_eps = 1e-5f, .kv_kind = kv, .embedding_kind = F32, .positions = POSITIONS, .cosines = turns, .sines = turns,
-        .embedding = (const uint8_t *)embedding, .embedding_row_bytes = HIDDEN * 4, .final_norm = ones, .blocks = blocks,
+        .norm_eps = 1e-5f, .kv_kind = kv, .embedding_kind = F32, .embedding_scale = 1.0f, .positions = POSITIONS,
+        .embedding = (const uint8_t *)embedding, .embedding_row_bytes = HIDDEN * 4, .final_norm = {ones, NULL}, .blocks = blocks,
         .head = random_matrix(&arena, ROTATED_INT8, WORDS, HIDDEN, 0),
     };
     for (int i = 5; i < count; i++) time_steps(&m, atoi(words[2]), atoi(words[4]), words[i]);

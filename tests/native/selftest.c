@@ -610,7 +610,7 @@ static void model(int kind, int halves) {
     LayerWeights blocks[LAYERS];
     for (int i = 0; i < LAYERS; i++)
         blocks[i] = (LayerWeights){
-            .attention_norm = numbers(HIDDEN), .mlp_norm = numbers(HIDDEN), .q_norm = numbers(DIM), .k_norm = numbers(DIM),
+            .attention_norm = {numbers(HIDDEN), NULL}, .mlp_norm = {numbers(HIDDEN), NULL}, .q_norm = numbers(DIM), .k_norm = numbers(DIM),
             .qkv = packed(kind, stored_rows(kind, (HEADS + 2 * KV) * DIM, HIDDEN), (HEADS + 2 * KV) * DIM, HIDDEN, 0),
             .output = packed(kind, stored_rows(kind, HIDDEN, HEADS * DIM), HIDDEN, HEADS * DIM, 0),
             .gate_up = packed(kind, stored_rows(kind, 2 * INNER, HIDDEN), 2 * INNER, HIDDEN, 1),
@@ -625,10 +625,11 @@ static void model(int kind, int halves) {
         .layers = LAYERS, .hidden = HIDDEN, .vocabulary = WORDS, .inner = INNER,
         .attention = {HEADS, KV, DIM, BLOCK, LAYERS * 2 * half_block, half_block, 0.125f},
         .norm_eps = 1e-5f, .kv_kind = halves ? KV_F16 : KV_F32, .embedding_kind = kind,
-        .positions = TOKENS, .cosines = cosines, .sines = sines, .embedding = embedding, .embedding_row_bytes = row_bytes(kind, HIDDEN),
-        .final_norm = final_norm, .blocks = blocks,
+        .embedding_scale = 1.0f, .positions = TOKENS, .embedding = embedding, .embedding_row_bytes = row_bytes(kind, HIDDEN),
+        .final_norm = {final_norm, NULL}, .blocks = blocks,
         .head = packed(kind, embedding, WORDS, HIDDEN, 0), .pool = pool,
     };
+    for (int i = 0; i < LAYERS; i++) blocks[i].cosines = cosines, blocks[i].sines = sines;
     for (int i = 0; i < TOKENS; i++) ids[i] = (int32_t)below(WORDS), positions[i] = i;
     for (int i = 0; i <= TOKENS / BLOCK; i++) table[i] = (TOKENS / BLOCK) - i;
     for (int64_t chunk = TOKENS; chunk; chunk /= 5) {
@@ -721,7 +722,7 @@ static void idle_members(void) {
     Matrix m = {.kind = F32, .outputs = 64, .inputs = 64, .panels = 2};
     float x[64] = {1.0f};
     Rows shared = {.width = 64};
-    Source from = {x, NULL, &m};
+    Source from = {x, {NULL, NULL}, &m};
     Phase *phase = &decoder->team->phases[0];
     const int64_t chunks = chunks_of(&m, 1, 1);
     for (int way = 0; way < 4; way++) {
