@@ -21,6 +21,8 @@ import pytest
 from command_rig import BATON, ENVIRONMENT, Running, serving
 from pages import ROOT, command_lines, fences, name_of
 
+from baton.native.variants import supported_variants
+
 PAGES = [ROOT / "README.md", ROOT / "docs" / "quickstart.md"]
 ADDRESS = "http://127.0.0.1:8000"
 TRIES = 5
@@ -64,11 +66,28 @@ def says_tokyo(arguments: list[str]) -> None:
     assert any("Tokyo" in run(arguments) for _ in range(3)), arguments
 
 
-def test_the_first_question_of_the_readme_is_answered_right(server):
+def is_answered_right(server: Running) -> None:
     [(path, body)] = re.findall(rf"curl {ADDRESS}(\S+) [^{{]*-d '(.*)'", PAGES[0].read_text())
     answers = [server.post(path, json.loads(body))["choices"][0] for _ in range(TRIES)]
     right = [answer for answer in answers if "Tokyo" in answer["message"]["content"] and answer["finish_reason"] == "stop"]
     assert len(right) >= 3, answers
+
+
+def test_the_first_question_of_the_readme_is_answered_right(server):
+    is_answered_right(server)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", [each.name for each in supported_variants()[1:]])
+def test_it_is_with_every_other_variant_of_the_kernels(variant, server, tmp_path):
+    """Python runs sitecustomize.py first in every process: there is no other variant for any of them. The fingerprint shows that
+    this arithmetic is not that of the best variant."""
+    only = f"v.VARIANTS = tuple(each for each in v.VARIANTS if each.name == {variant!r})"
+    (tmp_path / "sitecustomize.py").write_text(f"import baton.native.variants as v\n{only}\n")
+    with serving(*SMALL, environment={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}) as other:
+        best, found = (json.loads(each.get("/config"))["model"]["fingerprint"] for each in (server, other))
+        assert found != best
+        is_answered_right(other)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
