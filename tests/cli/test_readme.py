@@ -80,7 +80,7 @@ def test_the_first_question_of_the_readme_is_answered_right(server):
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [each.name for each in supported_variants()[1:]])
 def test_it_is_with_every_other_variant_of_the_kernels(variant, server, tmp_path):
-    """Python runs sitecustomize.py first in every process: there is no other variant for any of them. The fingerprint shows that
+    """Python runs sitecustomize.py first in every process: there is no other variant for them. The fingerprint shows that
     this arithmetic is not that of the best variant."""
     only = f"v.VARIANTS = tuple(each for each in v.VARIANTS if each.name == {variant!r})"
     (tmp_path / "sitecustomize.py").write_text(f"import baton.native.variants as v\n{only}\n")
