@@ -21,6 +21,7 @@ OTHERS = {
     "allowed_origins": ("*",), "client_priority_min": -1, "unknown_fields": "refuse", "streams_per_key_max": 3,
     "keep_alive_seconds": 5.0, "retry_after_seconds": 2, "text_threads": 1, "limits": {"streams": 9},
     "router": ("tcp://h:1",), "cluster_secret": "file", "tool_call_parser": "none", "reasoning_parser": "none",
+    "stop_on_repetition": True,
 }  # fmt: skip
 
 
