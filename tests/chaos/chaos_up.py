@@ -16,6 +16,7 @@ from typing import Any
 
 from baton.config import RouterConfig, ServeConfig
 from baton.errors import EngineError
+from baton.llm.keywords import serve_settings
 from baton.protocol.control import InstanceReady
 from baton.runtime.process_table import Restart
 from baton.runtime.router_config import RouterProcessConfig
@@ -32,7 +33,7 @@ class Reporter(UpReporter):
 
 
 async def run(settings: dict[str, Any]) -> None:
-    folder, serve = Path(settings["folder"]), ServeConfig(**settings["serve"])
+    folder, serve = Path(settings["folder"]), ServeConfig(**serve_settings(settings["serve"]))
     secret, address = folder / "cluster.secret", f"unix:{folder / 'router.sock'}"
     create_secret(secret)
     router = RouterProcessConfig(serve=serve, router=RouterConfig(**settings["router"]), listen=address, secret=str(secret))
