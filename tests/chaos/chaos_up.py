@@ -32,8 +32,14 @@ class Reporter(UpReporter):
         print("READY", ready.blocks, flush=True)
 
 
+def _serve_config(given: dict[str, Any]) -> ServeConfig:
+    """Former names of settings too."""
+    model = {"model": given["model"]} if "model" in given else {}
+    return ServeConfig(**model, **serve_settings({name: value for name, value in given.items() if name != "model"}))
+
+
 async def run(settings: dict[str, Any]) -> None:
-    folder, serve = Path(settings["folder"]), ServeConfig(**serve_settings(settings["serve"]))
+    folder, serve = Path(settings["folder"]), _serve_config(settings["serve"])
     secret, address = folder / "cluster.secret", f"unix:{folder / 'router.sock'}"
     create_secret(secret)
     router = RouterProcessConfig(serve=serve, router=RouterConfig(**settings["router"]), listen=address, secret=str(secret))

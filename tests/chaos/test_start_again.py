@@ -97,5 +97,5 @@ def test_no_block_fits(tiny: Path, tmp_path: Path):
     with Server(tiny, tmp_path, kv_blocks=None, memory_utilization=1e-6) as server:
         assert server.wait_ended() == 1
         assert "ERROR no KV block fits: gpu_memory_utilization 1e-06" in server.errors
-        assert "--num-blocks" in server.errors
+        assert "--kv-blocks" in server.errors
         assert "Traceback" not in server.errors

@@ -215,9 +215,8 @@ STEP_TOKEN_BUCKETS: Final = tuple(2**power for power in range(15))
 STEP_TOKEN_SUM: Final = "sum"
 
 
-class InstanceStats(Struct, kw_only=True, omit_defaults=True):
-    """Gauges are of this moment; the others are counters since the engine began (core/engine/stats.py), and never fall. Several
-    go out per second, and most of it is 0 or empty: that is not sent."""
+class InstanceStats(Struct, kw_only=True):
+    """Gauges are of this moment; the others are counters since the engine began (core/engine/stats.py), and never fall."""
 
     mode: str = "serving"
     running: Counter = 0
