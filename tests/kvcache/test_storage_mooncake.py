@@ -197,5 +197,5 @@ def test_a_wrong_address_says_what_to_write(url, words):
 
 def test_without_the_package_it_is_said_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "mooncake.store", None)
-    with pytest.raises(InvalidConfig, match=r"baton\[mooncake\]"):
+    with pytest.raises(InvalidConfig, match=r"baton-serve\[mooncake\]"):
         open_backend("mooncake://host", layout_of())

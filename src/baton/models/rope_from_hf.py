@@ -29,7 +29,7 @@ def rope_from_hf(fields: Fields, kind: str = "") -> RopeConfig:
 
 
 def _dimensions(rope: Fields, fields: Fields) -> int | None:
-    share = rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    share = rope.positive("partial_rotary_factor", fields.positive("partial_rotary_factor", 1.0))
     return None if share == 1.0 else int(head_dim_of(fields) * share)
 
 
