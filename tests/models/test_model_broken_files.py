@@ -274,7 +274,10 @@ class TestConfig:
 WEIRD = [None, 0, -1, 1, 3, 2**40, 1.5, -0.5, float("nan"), float("inf"), "x", "", True, [], [1], ["a"], {}, {"a": 1}]
 
 
-NONSENSE = ["llama-llama3", "llama-yarn", "mistral-window", "qwen2-window", "phi3-longrope", "ernie-moe", "gemma3", "cohere2"]
+NONSENSE = [
+    *("llama-llama3", "mistral-window", "gemma3", "ernie-moe"),
+    *(pytest.param(case, marks=pytest.mark.slow) for case in ("llama-yarn", "qwen2-window", "phi3-longrope", "cohere2")),
+]
 
 
 @pytest.mark.parametrize("case", NONSENSE)

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import inspect
 
+from baton.protocol.repetition import RepetitionStop
 from baton.protocol.request import GenerateRequest
 
 INT = (-(2**63), 2**63 - 1)
@@ -25,11 +26,20 @@ def _consistent(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "indices": indices, "outputs": (values["outputs"] * wanted)[:wanted], "extras": extras}
 
 
+def _ordered(values: dict[str, Any]) -> dict[str, Any]:
+    """The least length of a pattern is not above the most."""
+    least, most = sorted((values["pattern_min"], values["pattern_max"]))
+    return {**values, "pattern_min": least, "pattern_max": most}
+
+
+CONSISTENT = {GenerateRequest: _consistent, RepetitionStop: _ordered}
+
+
 def _values(info: inspect.Type) -> st.SearchStrategy[Any]:
     match info:
         case inspect.StructType(cls=cls, fields=fields):
             given = st.fixed_dictionaries({field.name: _values(field.type) for field in fields})
-            return given.map(lambda values: cls(**(_consistent(values) if cls is GenerateRequest else values)))
+            return given.map(lambda values: cls(**CONSISTENT.get(cls, dict)(values)))
         case inspect.IntType(gt=None, lt=None, ge=low, le=high):
             return st.integers(INT[0] if low is None else low, INT[1] if high is None else high)
         case inspect.FloatType(gt=above, ge=low, le=high, lt=None):

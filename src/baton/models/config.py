@@ -134,6 +134,8 @@ class Traits:
 
 
 Scoring = Literal["softmax", "sigmoid"]
+EXPERTS_MAX = 4096
+"""Bounded, because names are made for every expert before any tensor could contradict the number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,6 +165,7 @@ class Experts:
     def __post_init__(self) -> None:
         ok = 1 <= self.per_token <= self.count and self.inner_size >= 1
         _require(ok, f"{self.per_token} of {self.count} experts of width {self.inner_size} cannot be picked")
+        _require(self.count <= EXPERTS_MAX, f"{self.count} experts; more than {EXPERTS_MAX} are no model")
         _require(self.shared_size >= 0, f"a shared expert of width {self.shared_size}")
 
     @property
