@@ -56,6 +56,7 @@ def test_every_compiler_takes_every_variant_without_a_warning(compiler, variant)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_the_optimiser_warns_of_nothing(tmp_path):
     """Some warnings come only when values are followed through the program."""
     if not installed():
