@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Event, Lock, Thread
+from threading import Event, Thread
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from baton.models.download import size_text
 
@@ -93,20 +93,33 @@ class Bars:
         return self._drawn
 
 
+class Stage(NamedTuple):
+    what: str
+    since: float
+    done: int = 0
+    total: int = 0
+
+    def text(self, now: float) -> str:
+        seconds = f"{now - self.since:.0f} s"
+        if not self.total:
+            return f"{self.what}: {seconds}"
+        share = f"{100 * self.done // self.total} %"
+        return f"{self.what}: {size_text(self.done)} of {size_text(self.total)} ({share}) after {seconds}"
+
+
 class Lines:
-    """In a log. A thread repeats the current stage, so that one that stalls is seen too."""
+    """In a log. A thread repeats the current stage, so that one that stalls is seen too. It reads one value that is replaced as
+    a whole, so it needs no lock."""
 
     def __init__(self, say: Callable[[str], None], seconds: float | None = None) -> None:
         self._say = say
         self._seconds = LINE_SECONDS if seconds is None else seconds
-        self._lock = Lock()
-        self._what, self._since, self._done, self._total = "", 0.0, 0, 0
+        self._stage = Stage("", 0.0)
         self._ended = Event()
         self._thread: Thread | None = None
 
     def announce(self, what: str, *, at_once: bool = True) -> None:
-        with self._lock:
-            self._what, self._since, self._done, self._total = what, monotonic(), 0, 0
+        self._stage = Stage(what, monotonic())
         if at_once:
             self._say(what)
         if self._thread is None:
@@ -114,8 +127,7 @@ class Lines:
             self._thread.start()
 
     def advance(self, done: int, total: int) -> None:
-        with self._lock:
-            self._done, self._total = done, total
+        self._stage = self._stage._replace(done=done, total=total)
 
     def close(self) -> None:
         self._ended.set()
@@ -124,13 +136,4 @@ class Lines:
 
     def _repeat(self) -> None:
         while not self._ended.wait(self._seconds):
-            with self._lock:
-                text = self._text()
-            self._say(text)
-
-    def _text(self) -> str:
-        seconds = f"{monotonic() - self._since:.0f} s"
-        if not self._total:
-            return f"{self._what}: {seconds}"
-        share = f"{100 * self._done // self._total} %"
-        return f"{self._what}: {size_text(self._done)} of {size_text(self._total)} ({share}) after {seconds}"
+            self._say(self._stage.text(monotonic()))

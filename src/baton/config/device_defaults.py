@@ -1,4 +1,4 @@
-"""Sizes of steps that nobody gave, by the device that computes.
+"""Sizes of steps that were not set, by the device that computes.
 
 A CPU is busy with a few hundred tokens at once, and a large step holds up every stream. A GPU is not busy with fewer than some
 thousand, and keeps more sequences. The worker knows the device, so it asks here (worker/build.py) and says in its hello what
@@ -31,8 +31,9 @@ GPU = (
     (16.0, StepDefaults(128, 4096, 1024)),
     (0.0, StepDefaults(64, 2048, 512)),
 )
-"""By the least memory of the GPU in GiB. The first row is measured (docs/internals/gpu.md). The others keep what a step needs
-(activations, logits of every sequence, tables of samplers) at about the same share of a smaller memory."""
+"""By the least memory of the GPU in GiB. bench/gpu_serving.py measures an H200 with the sizes of the first row, though without
+a decode gap. The other rows are estimates: they keep what a step needs (activations, logits of every sequence, tables of
+samplers) at about the same share of a smaller memory."""
 
 
 def defaults_for(device: str, memory_gib: float) -> StepDefaults:

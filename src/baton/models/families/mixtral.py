@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from types import MappingProxyType
 
+from baton.errors import ModelUnsupported
 from baton.models.architecture import Architecture
 from baton.models.config import Experts, Traits
 from baton.models.config_fields import Fields
@@ -32,4 +33,4 @@ class Mixtral(Architecture):
 
     @classmethod
     def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
-        raise NotImplementedError("no GGUF file has this name")
+        raise ModelUnsupported(f"{fields.origin}: GGUF files of {cls.name} are of the architecture llama")

@@ -30,7 +30,7 @@ from baton.models.tensor_types import F32, SCALE_BLOCK
 TURNED = re.compile(r"layers\.(\d+)\.attention\.([qk])(_norm)?\.(weight|bias)")
 NORM = re.compile(r"(layers\.\d+\..*norm|final_norm)\.weight")
 ALL_EXPERTS = re.compile(r"(layers\.\d+\.mlp\.)all_experts\.(gate|up|down)\.weight")
-FUSED = re.compile(r"(layers\.\d+\.)(attention\.qkv|mlp\.gate_up|mlp\.shared\.gate_up)\.(weight|bias)")
+FUSED = re.compile(r"(layers\.\d+\.)(attention\.qkv|mlp\.gate_up)\.(weight|bias)")
 
 Order = NDArray[np.int64]
 
@@ -96,7 +96,7 @@ class ArrangedWeights:
         return cuts
 
     def _parts(self, whole: str) -> list[tuple[str, int]]:
-        """Our names of what is stored as one, each with its number of rows. None: it is not fused."""
+        """Our names of what is stored as one, each with its number of rows. Empty: it is not fused."""
         config, experts = self._config, self._config.experts
         match = ALL_EXPERTS.fullmatch(whole)
         if match is not None and experts is not None:
@@ -107,8 +107,7 @@ class ArrangedWeights:
             return []
         prefix, fused, kind = match.groups()
         owner = f"{prefix}{fused.rpartition('.')[0]}."
-        inner = experts.shared_size if experts is not None and "shared" in fused else config.intermediate_size
-        sizes = {"q": config.q_size, "k": config.kv_size, "v": config.kv_size}
+        inner, sizes = config.intermediate_size, {"q": config.q_size, "k": config.kv_size, "v": config.kv_size}
         parts = sizes if fused.endswith("qkv") else {"gate": inner, "up": inner}
         return [(f"{owner}{part}.{kind}", rows) for part, rows in parts.items()]
 
