@@ -1,7 +1,7 @@
 # docker build -t baton .
 # docker run -p 8000:8000 -v baton-cache:/cache baton                          the default model, on this machine's CPU
 # docker run -p 8000:8000 -v baton-cache:/cache baton serve --host 0.0.0.0 owner/repo:Q4_K_M --api-key-file /run/secrets/keys
-# As process 1 baton waits for orphans of processes that were killed (runtime/orphans.py), so --init is not needed, nor is a pod's shareProcessNamespace.
+# As process 1 baton waits for orphans of processes that were killed (runtime/processes/orphans.py), so --init is not needed, nor is a pod's shareProcessNamespace.
 # docker stop -t 40 ...                                                        running requests have 30 s to finish (--drain-seconds-max)
 FROM python:3.12-slim AS build
 # A C compiler in a Python package; the wheel has the kernels of every processor of this architecture.

@@ -19,7 +19,7 @@ from statistics import median
 from time import process_time
 
 from baton.config import InstanceConfig, KVConfig, TierConfig
-from baton.core.engine.instance import Instance
+from baton.core.instance import Instance
 from baton.core.kv.prefix_cache import NO_PARENT
 from baton.protocol.ids import BlockKey
 

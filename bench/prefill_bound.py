@@ -19,8 +19,8 @@ from typing import Any
 
 from baton.config import InstanceConfig, KVConfig, SchedulerConfig
 from baton.core.effects import RunStep
-from baton.core.engine.instance import Instance
 from baton.core.events import Event, StepDone, Submit, WorkerReady
+from baton.core.instance import Instance
 from baton.protocol.ids import Instant, PoolIncarnation, RequestId
 from baton.protocol.output import Emit
 from baton.protocol.request import GenerateRequest, SamplingParams

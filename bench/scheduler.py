@@ -15,8 +15,8 @@ from time import perf_counter
 
 from baton.config import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig
 from baton.core.effects import RunStep
-from baton.core.engine.instance import Instance
 from baton.core.events import Event, LossCause, StepDone, Submit, WorkerLost, WorkerReady
+from baton.core.instance import Instance
 from baton.protocol.ids import Instant, PoolIncarnation, RequestId
 from baton.protocol.output import Emit
 from baton.protocol.request import GenerateRequest, SamplingParams

@@ -85,7 +85,7 @@ def copy_sources(tree: Path) -> None:
 
 
 def current_commit() -> str:
-    """Of this checkout. An installed wheel has no other way to know it (runtime/build_info.py)."""
+    """Of this checkout. An installed wheel has no other way to know it (runtime/processes/build_info.py)."""
     git = shutil.which("git")
     if git is None:
         return ""

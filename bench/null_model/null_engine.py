@@ -1,7 +1,7 @@
 """The engine process as it is, with the null worker."""
 
-from baton.runtime.engine import Engine, main
-from baton.runtime.process_table import ENGINE_CHILDREN, with_modules
+from baton.runtime.engine.process import Engine, main
+from baton.runtime.processes.process_table import ENGINE_CHILDREN, with_modules
 
 
 class NullEngine(Engine):

@@ -7,7 +7,7 @@ import json
 import sys
 
 from baton.config import ServeConfig
-from baton.runtime.process_table import SUPERVISOR_CHILDREN, with_modules
+from baton.runtime.processes.process_table import SUPERVISOR_CHILDREN, with_modules
 from baton.runtime.supervisor import Supervisor
 
 

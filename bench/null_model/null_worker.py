@@ -13,8 +13,8 @@ from null_runner import NullRunner, build_null
 from baton.config import WorkerConfig
 from baton.protocol.codec import Message
 from baton.protocol.step import StepPlan
-from baton.runtime import worker
-from baton.runtime.channel import BlockingChannel
+from baton.runtime.wire.channel import BlockingChannel
+from baton.runtime.worker import process as worker
 
 RUNNERS: list[NullRunner] = []
 

@@ -132,7 +132,7 @@ unread      the peer does not read
 
 
 class LinkFailed(PeerError):
-    """A session over the network (runtime/link.py)."""
+    """A session over the network (runtime/wire/link.py)."""
 
     def __init__(self, reason: LinkReason, message: str) -> None:
         super().__init__(message)

@@ -126,7 +126,7 @@ def test_an_admin_key_alone_leaves_the_rest_open(text, http):
 
 @contextlib.contextmanager
 def two_ports(text, **settings):
-    """Public and admin listener of one server, as runtime/front.py makes them."""
+    """Public and admin listener of one server, as runtime/front/process.py makes them."""
     sockets = [socket.socket() for _ in range(2)]
     for sock in sockets:
         sock.bind(("127.0.0.1", 0))

@@ -17,11 +17,12 @@ from baton.api.anthropic.fields import MESSAGES
 from baton.api.app import PAGE, ROUTES
 from baton.api.config import ApiConfig, ServedModel
 from baton.api.embeddings import fields as embeddings
+from baton.api.fields import Fields
+from baton.api.generate.options import Options
 from baton.api.limits import RANGES, Limits, Range
 from baton.api.ollama.fields import CHAT, GENERATE, OPTIONS
-from baton.api.openai.fields import Fields
 from baton.api.openai.known_fields import CHAT_ONLY, HARMLESS, UNSUPPORTED
-from baton.api.openai.schemas import Options, Schema
+from baton.api.openai.schemas import Schema
 from baton.api.responses.fields import RESPONSES
 from baton.api.routes.cluster import cluster_route
 from baton.api.translate import ONE_ANSWER, Table

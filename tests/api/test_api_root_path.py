@@ -13,7 +13,7 @@ from baton.config import ServeConfig
 from baton.config.serve import OWN_PATHS
 from baton.errors import InvalidConfig
 from baton.protocol.control import InstanceReady
-from baton.runtime.front import served_model
+from baton.runtime.front.process import served_model
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from api_fakes import MODEL
 
 from baton.api.app import ROUTES
 from baton.api.config import ApiConfig
-from baton.api.openai.fields import Fields
+from baton.api.fields import Fields
 from baton.api.openai.known_fields import CHAT_ONLY, HARMLESS, INTERNAL, UNSUPPORTED
 from baton.api.openai.schemas import Schema
 from baton.api.routes.openapi import BODIES, CHAT, COMPLETION

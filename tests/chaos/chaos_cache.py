@@ -14,7 +14,7 @@ from baton.kvcache.tcp_session import TcpSession
 from baton.protocol.codec import Message
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.moves import BlockMove
-from baton.runtime import cache
+from baton.runtime.cache import process as cache
 
 
 class ChaosCache(cache.CacheProcess):

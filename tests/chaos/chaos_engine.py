@@ -1,7 +1,7 @@
 """The engine with the disturbed worker."""
 
-from baton.runtime.engine import Engine, main
-from baton.runtime.process_table import ENGINE_CHILDREN, with_modules
+from baton.runtime.engine.process import Engine, main
+from baton.runtime.processes.process_table import ENGINE_CHILDREN, with_modules
 
 
 class ChaosEngine(Engine):

@@ -9,8 +9,8 @@ from typing import Any
 from chaos_gates import POLL_SECONDS, Gate
 
 from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
-from baton.runtime.engine import Engine, main
-from baton.runtime.process_table import ENGINE_CHILDREN, with_modules
+from baton.runtime.engine.process import Engine, main
+from baton.runtime.processes.process_table import ENGINE_CHILDREN, with_modules
 
 
 class ChaosNode(Engine):

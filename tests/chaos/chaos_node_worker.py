@@ -10,8 +10,8 @@ from chaos_gates import ORDERS, Gate
 
 from baton.protocol.codec import Message
 from baton.protocol.step import StepPlan, StepResult
-from baton.runtime import worker
-from baton.runtime.channel import BlockingChannel
+from baton.runtime.wire.channel import BlockingChannel
+from baton.runtime.worker import process as worker
 
 
 class ChaosChannel(BlockingChannel):

@@ -12,7 +12,7 @@ import sys
 from baton.config import ServeConfig
 from baton.errors import EngineError
 from baton.llm.keywords import serve_settings
-from baton.runtime.process_table import SUPERVISOR_CHILDREN, with_modules
+from baton.runtime.processes.process_table import SUPERVISOR_CHILDREN, with_modules
 from baton.runtime.supervisor import Supervisor
 
 

@@ -21,8 +21,8 @@ from baton.config import WorkerConfig
 from baton.protocol.codec import Message
 from baton.protocol.control import LoadProgress
 from baton.protocol.step import StepPlan, StepResult
-from baton.runtime import worker
-from baton.runtime.channel import BlockingChannel
+from baton.runtime.wire.channel import BlockingChannel
+from baton.runtime.worker import process as worker
 
 ORDERS = json.loads(os.environ.get("BATON_CHAOS", "{}"))
 EXIT_STATUS = 86

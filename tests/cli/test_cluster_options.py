@@ -17,7 +17,7 @@ from baton.cli.settings import Given
 from baton.config import RouterConfig, ServeConfig
 from baton.config.schema import GROUPS, all_settings
 from baton.errors import InvalidConfig
-from baton.runtime.router_config import RouterProcessConfig
+from baton.runtime.router.router_config import RouterProcessConfig
 from baton.runtime.up import UpConfig
 from baton.worker.platforms import visible
 

@@ -9,7 +9,7 @@ import subprocess
 from command_rig import BATON, ENVIRONMENT, baton, serving
 
 from baton.cli.ps import duration_text
-from baton.runtime.build_info import _built_commit
+from baton.runtime.processes.build_info import _built_commit
 
 SMALL = ("--kv-memory-gib", "0.05", "--threads", "1")
 

@@ -12,7 +12,7 @@ from baton.models.aliases import ALIASES
 from baton.models.loaders.weights import StoredTensor
 from baton.models.tensor_types import BF16, F8_E4M3, F32, Q4_1, Q4_K, Q6_K
 from baton.protocol.control import InstanceReady
-from baton.runtime.engine import _resolved_tiers
+from baton.runtime.engine.process import _resolved_tiers
 from baton.worker.weights_text import weights_text
 
 ROW = {

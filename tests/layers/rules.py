@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import baton
@@ -181,12 +182,35 @@ def module_of(path: Path) -> str:
 def circles(modules: dict[str, str]) -> list[str]:
     """Modules that come back to themselves by imports, however many steps it takes. Those for types count too: a reader who
     must know both files to understand either does not care when they are loaded. `modules`: source by dotted name."""
+    return _ways_back(_imported_modules(modules))
+
+
+def folder_circles(modules: dict[str, str]) -> list[str]:
+    """Folders with the same parent that come back to themselves by imports of their files. A folder's own files may use its
+    subfolders and be used by them: they are the floor below or the roof above."""
+    imported: dict[str, set[str]] = {}
+    for module, names in _imported_modules(modules).items():
+        for name in names:
+            ours, theirs = module.split("."), name.split(".")
+            shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
+            if shared < min(len(ours), len(theirs)) - 1:  # neither side is a file of the shared folder
+                folder, other = ".".join(ours[: shared + 1]), ".".join(theirs[: shared + 1])
+                imported.setdefault(folder, set()).add(other)
+                imported.setdefault(other, set())
+    return _ways_back({folder: sorted(others) for folder, others in imported.items()})
+
+
+def _imported_modules(modules: dict[str, str]) -> dict[str, list[str]]:
     imported: dict[str, list[str]] = {}
     for module, source in modules.items():
         names = {name for _, name in imports(ast.parse(source), module.rpartition(".")[0])}
         names |= {name.rpartition(".")[0] for name in names}
-        imported[module] = sorted(names & modules.keys() - {module})
-    return sorted({" -> ".join(way) for module in imported if (way := _way_back(module, imported)) is not None})
+        imported[module] = sorted(name for name in names & modules.keys() - {module} if not module.startswith(f"{name}."))
+    return imported
+
+
+def _ways_back(imported: dict[str, list[str]]) -> list[str]:
+    return sorted({" -> ".join(way) for start in imported if (way := _way_back(start, imported)) is not None})
 
 
 def _way_back(module: str, imported: dict[str, list[str]]) -> list[str] | None:

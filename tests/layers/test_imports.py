@@ -6,7 +6,19 @@ import sys
 
 import pytest
 
-from .rules import SRC, circles, imports, layer_of, module_of, set_iterations, sources, wrong_calls, wrong_layers, wrong_modules
+from .rules import (
+    SRC,
+    circles,
+    folder_circles,
+    imports,
+    layer_of,
+    module_of,
+    set_iterations,
+    sources,
+    wrong_calls,
+    wrong_layers,
+    wrong_modules,
+)
 
 BASE = {"protocol", "config", "errors"}
 
@@ -116,6 +128,20 @@ def test_core_never_iterates_a_set(name):
 @pytest.mark.parametrize("layer", sorted(layer for layer in ALLOWED if (SRC / layer).is_dir()))
 def test_no_file_imports_itself_by_way_of_others(layer):
     assert not circles({module_of(path): path.read_text() for path in sources(layer)})
+
+
+def test_no_folder_imports_itself_by_way_of_its_neighbours():
+    assert not folder_circles({module_of(path): path.read_text() for path in sources()})
+
+
+def test_a_circle_of_folders_is_found():
+    files = {
+        "baton.core.kv.pool": "",
+        "baton.core.kv.tiers": "from baton.core.engine.board import Board",
+        "baton.core.engine.board": "from baton.core.kv.pool import Pool",
+        "baton.core.instance": "from baton.core.engine.board import Board",
+    }
+    assert folder_circles(files) == ["baton.core.engine -> baton.core.kv -> baton.core.engine"]
 
 
 @pytest.mark.parametrize("layer", ["core", "protocol"])

@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 from baton.protocol.control import StartFailed
-from baton.runtime.channel import BlockingChannel
-from baton.runtime.children import begin_child
+from baton.runtime.processes.children import begin_child
+from baton.runtime.wire.channel import BlockingChannel
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ from baton.protocol.control import InstanceReady, Ping, Pong
 from baton.protocol.ids import RequestId
 from baton.protocol.output import Ended
 from baton.protocol.request import FinishReason, GenerateRequest, SamplingParams
-from baton.runtime.channel import Channel
-from baton.runtime.client import ChannelClient
+from baton.runtime.front.client import ChannelClient
+from baton.runtime.wire.channel import Channel
 
 READY = InstanceReady(1, 2, 3, 4, 5)
 A, B = RequestId("a"), RequestId("b")

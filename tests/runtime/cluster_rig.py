@@ -12,8 +12,8 @@ from baton.core.cluster.router import Router
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceReady, InstanceStats, ModelChanged, OrderAnswer, WakeInstance
 from baton.protocol.node import Beat, NodeHello, NodeRefused, Role, RouterBeat, RouterHello
-from baton.runtime.channel import Channel
-from baton.runtime.router_client import RouterClient
+from baton.runtime.router.router_client import RouterClient
+from baton.runtime.wire.channel import Channel
 
 MessageT = TypeVar("MessageT")
 READY = InstanceReady(64, 16, 8, 300, 512, 512, identity=b"weights")

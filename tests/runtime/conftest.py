@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 import sys
@@ -13,6 +12,8 @@ import pytest
 HERE = Path(__file__).parent
 sys.path += [str(HERE), str(HERE.parent / "chaos")]  # the workers that the tests start, and chaos_model.py
 
+from descriptor_check import no_descriptor_is_kept  # noqa: E402, F401
+
 
 @pytest.fixture
 def pair():
@@ -20,14 +21,6 @@ def pair():
     yield one, other
     one.close()
     other.close()
-
-
-@pytest.fixture(autouse=True)
-def no_descriptor_is_kept():
-    before = len(os.listdir("/proc/self/fd"))
-    yield
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= before + 2, "file descriptors are left open"
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from baton.protocol.control import InstanceReady, InstanceStats, RefusedRequest
 from baton.protocol.ids import RequestId
 from baton.protocol.output import Emit, Ended, each_token
 from baton.protocol.request import GenerateRequest, SamplingParams
-from baton.runtime.channel import Channel
-from baton.runtime.child import Child
-from baton.runtime.engine import Engine
-from baton.runtime.process_table import ENGINE_CHILDREN, with_modules
+from baton.runtime.engine.process import Engine
+from baton.runtime.processes.child import Child
+from baton.runtime.processes.process_table import ENGINE_CHILDREN, with_modules
+from baton.runtime.wire.channel import Channel
 
 
 class FakeWorkerEngine(Engine):

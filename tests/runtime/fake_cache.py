@@ -16,7 +16,7 @@ from baton.errors import EngineError
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.pool import KVPool
 from baton.protocol.pool import CreatePool, PoolReady
-from baton.runtime import cache
+from baton.runtime.cache import process as cache
 
 
 class FakeCache(cache.CacheProcess):

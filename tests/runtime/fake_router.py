@@ -19,8 +19,8 @@ from baton.protocol.ids import RequestId
 from baton.protocol.node import Beat, NodeHello, NodeRefused, RouterBeat, RouterHello
 from baton.protocol.output import Emit, Ended, each_token
 from baton.protocol.request import GenerateRequest, SamplingParams
-from baton.runtime.link import Link
-from baton.runtime.link_server import LinkServer, listen_at
+from baton.runtime.wire.link import Link
+from baton.runtime.wire.link_server import LinkServer, listen_at
 from baton.trust.secret import Secret, read_secret
 
 

@@ -21,11 +21,11 @@ from baton.protocol.control import Ping, Pong, ProgressShared, WorkerHello
 from baton.protocol.ids import WorkerEpoch
 from baton.protocol.progress import ProgressWord
 from baton.protocol.step import PREEMPTED_TOKEN_ID, StepPlan, StepResult
-from baton.runtime.channel import BlockingChannel
-from baton.runtime.children import begin_child
-from baton.runtime.descriptors import send_descriptor
-from baton.runtime.process_table import CONTROL, DESCRIPTORS
-from baton.runtime.worker import WorkerPool
+from baton.runtime.processes.children import begin_child
+from baton.runtime.processes.process_table import CONTROL, DESCRIPTORS
+from baton.runtime.wire.channel import BlockingChannel
+from baton.runtime.wire.descriptors import send_descriptor
+from baton.runtime.worker.process import WorkerPool
 
 LAYOUT_FIELDS: dict[str, Any] = {"layers": 1, "kv_heads": 1, "head_dim": 4, "dtype": "float32"}
 POOLS: list[Any] = []

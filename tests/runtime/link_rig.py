@@ -10,8 +10,8 @@ from typing import Any
 
 from baton.addresses import Address
 from baton.config import WireConfig
-from baton.runtime.link import Link, dial
-from baton.runtime.link_server import LinkServer, listen_at
+from baton.runtime.wire.link import Link, dial
+from baton.runtime.wire.link_server import LinkServer, listen_at
 from baton.trust.secret import Secret
 
 SECRET = Secret(b"s" * 32)

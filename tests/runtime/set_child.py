@@ -16,9 +16,9 @@ import time
 from typing import Any
 
 from baton.protocol.control import LoadProgress, StartFailed
-from baton.runtime.channel import BlockingChannel
-from baton.runtime.children import begin_child
-from baton.runtime.descriptors import take_descriptor
+from baton.runtime.processes.children import begin_child
+from baton.runtime.wire.channel import BlockingChannel
+from baton.runtime.wire.descriptors import take_descriptor
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ from run_loop import finish
 
 from baton.protocol.control import Ping
 from baton.protocol.ids import Instant
-from baton.runtime.channel import Channel
 from baton.runtime.driver import Driver
+from baton.runtime.wire.channel import Channel
 
 
 class Alarm:

@@ -7,8 +7,8 @@ from collections import deque
 import pytest
 
 from baton.config import InstanceConfig, KVConfig, SchedulerConfig, TierConfig
-from baton.core.engine.instance import Instance
 from baton.core.engine.loading import Load
+from baton.core.instance import Instance
 from baton.errors import InvariantBroken
 from baton.sim.rest import BOUNDED, check_rest, containers
 

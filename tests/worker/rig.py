@@ -13,8 +13,8 @@ import pytest
 
 from baton.config import InstanceConfig, KVConfig, Quantization, SchedulerConfig, WorkerConfig
 from baton.core.effects import Refuse, RestartWorker, RunStep
-from baton.core.engine.instance import Instance
 from baton.core.events import Event, StepDone, Submit, WorkerLost, WorkerReady
+from baton.core.instance import Instance
 from baton.grammar.vocabulary import Vocabulary
 from baton.kvpool.base import Pool
 from baton.kvpool.pool import KVPool

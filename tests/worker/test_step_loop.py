@@ -18,9 +18,9 @@ from baton.protocol.codec import encode
 from baton.protocol.control import Ping, Pong
 from baton.protocol.progress import ProgressWord
 from baton.protocol.request import SamplingParams
-from baton.runtime import step_loop
-from baton.runtime.channel import BlockingChannel
-from baton.runtime.step_loop import StepLoop, Waiter
+from baton.runtime.wire.channel import BlockingChannel
+from baton.runtime.worker import step_loop
+from baton.runtime.worker.step_loop import StepLoop, Waiter
 from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
 

@@ -10,7 +10,6 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
-from baton.api.anthropic.count import count_tokens
 from baton.api.anthropic.dialect import ANTHROPIC
 from baton.api.anthropic.shape import MessageShape
 from baton.api.config import ApiConfig, ServedModel
@@ -31,6 +30,7 @@ from baton.api.responses.routes import stored_input, stored_response
 from baton.api.responses.shape import ResponseShape
 from baton.api.routes import admin, models, tokens
 from baton.api.routes.chat_page import chat_page
+from baton.api.routes.count_tokens import count_tokens
 from baton.api.routes.openapi import openapi
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer

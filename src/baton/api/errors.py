@@ -161,3 +161,12 @@ def _listed(value: Any, otherwise: Callable[[Any], Any] | None = None) -> Any:
     if otherwise is None:
         raise TypeError(f"no JSON for {type(value).__name__}")
     return otherwise(value)
+
+
+def too_long(tokens: int, context_tokens: int) -> ApiError:
+    return bad(
+        f"the prompt has {tokens} tokens; the context is {context_tokens} tokens, prompt and output together, "
+        f"so a prompt may have at most {context_tokens - 1}",
+        "prompt",
+        code="context_length_exceeded",
+    )

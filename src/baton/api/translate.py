@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeVar
 
 from baton.api.errors import ApiError, bad
+from baton.api.generate.options import ChatBody, CompletionBody
 from baton.api.openai.known_fields import asks_for_nothing
-from baton.api.openai.schemas import ChatBody, CompletionBody
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def version() -> None:
 
 def version_text() -> str:
     """What a bug report should name."""
-    from baton.runtime.build_info import commit
+    from baton.runtime.processes.build_info import commit
 
     return f"baton {__version__}" + (f" (commit {commit()})" if commit() else "")
 

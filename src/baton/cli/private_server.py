@@ -76,7 +76,7 @@ def models_at(server: Server) -> list[str] | str:
 
 
 def _start(config: dict[str, Any], said: IO[bytes]) -> subprocess.Popen[bytes]:
-    from baton.runtime.children import nameless_file
+    from baton.runtime.processes.children import nameless_file
 
     settings = nameless_file(json.dumps(config).encode())  # JSON is YAML
     try:

@@ -99,7 +99,7 @@ def require_secret(options: RouterOptions) -> None:
 
 
 def checked_cluster_port(options: RouterOptions, serve: ServeConfig) -> int:
-    from baton.runtime.listener import usable_port
+    from baton.runtime.wire.listener import usable_port
 
     if options.cluster_port and options.cluster_port in (serve.port, serve.admin_port):
         raise Failed(f"--cluster-port {options.cluster_port} is the port of the API: give another one")
@@ -110,7 +110,7 @@ def run_router(serve: ServeConfig, placement: PlacementOptions, options: RouterO
     """Until Ctrl-C. False: it came before an instance was there."""
     from baton.addresses import Address
     from baton.cli.cluster_view import PlainReporter
-    from baton.runtime.router_config import RouterProcessConfig
+    from baton.runtime.router.router_config import RouterProcessConfig
     from baton.runtime.up import UpConfig, UpGroup
 
     address = str(Address(host=options.cluster_host.strip("[]"), port=options.cluster_port))

@@ -102,7 +102,7 @@ def answer_all(
 def quiet_waiting() -> None:
     """Before torch is there: threads that wait sleep, as in the server's worker. On few cores a spinning one takes its
     neighbour's time (7 times slower beside one busy process, measured)."""
-    from baton.runtime.process_table import QUIET_WAITING
+    from baton.runtime.processes.process_table import QUIET_WAITING
 
     for name, value in QUIET_WAITING.items():
         os.environ.setdefault(name, value)

@@ -85,7 +85,7 @@ def checked_port(config: ServeConfig) -> int:
     from baton.api.config import api_config_of
     from baton.api.http.tls import tls_context
     from baton.kvcache.storage.open import check_address
-    from baton.runtime.listener import usable_port
+    from baton.runtime.wire.listener import usable_port
     from baton.text.loading import read_template
     from baton.trust.secret import read_secret
 

@@ -155,8 +155,8 @@ def run_cluster(
     """Until Ctrl-C. False: it came before everything was ready."""
     from baton.cli.cluster_table import LiveReporter
     from baton.cli.cluster_view import PlainReporter
-    from baton.runtime.private_folder import PrivateFolder
-    from baton.runtime.router_config import RouterProcessConfig
+    from baton.runtime.processes.private_folder import PrivateFolder
+    from baton.runtime.router.router_config import RouterProcessConfig
     from baton.runtime.up import UpConfig, UpGroup
     from baton.trust.secret import create_secret
 

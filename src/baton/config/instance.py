@@ -185,7 +185,7 @@ class TierConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceConfig:
-    """Everything the instance machine (core/engine/instance.py) is told."""
+    """Everything the instance machine (core/instance.py) is told."""
 
     kv: KVConfig = field(default_factory=KVConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

@@ -26,7 +26,7 @@ DETACHED: Final = "detached"
 
 
 class Pulls:
-    """The counters are of one life of the cache service; the engine adds its lives up (runtime/cache_keeper.py)."""
+    """The counters are of one life of the cache service; the engine adds its lives up (runtime/engine/cache_keeper.py)."""
 
     def __init__(self) -> None:
         self._repeats = Repeats()

@@ -28,8 +28,8 @@ from msgspec import ValidationError, msgpack, structs
 
 from baton.config import QueueConfig, ServeConfig, lowered_context
 from baton.core.effects import Effect, Refuse, RestartWorker, RunStep
-from baton.core.engine.instance import Instance
 from baton.core.events import Abort, StepDone, Submit, WorkerReady
+from baton.core.instance import Instance
 from baton.errors import CallerError, InvalidConfig, RequestRefused, Unavailable
 from baton.llm.call import Call
 from baton.llm.keywords import serve_settings

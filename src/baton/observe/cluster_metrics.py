@@ -19,7 +19,7 @@ class ClusterCollector(Collector):
     """In place of EngineCollector. `view` is asked when someone scrapes."""
 
     def __init__(self, view: Callable[[], ClusterView], sessions: Callable[[], Mapping[str, int]] = dict) -> None:
-        """`sessions`: what the router's door counts (runtime/link_server.py)."""
+        """`sessions`: what the router's door counts (runtime/wire/link_server.py)."""
         self._view = view
         self._sessions = sessions
         self.handoff_seconds = Histogram(

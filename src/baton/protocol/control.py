@@ -247,7 +247,7 @@ class InstanceStats(Struct, kw_only=True):
     "Sessions with routers that are open."
 
     router_sessions: dict[str, Counter] = {}
-    "Sessions with routers that began (opened), and by how they ended or why they did not begin (runtime/router_links.py)."
+    "Sessions with routers that began (opened), and by how they ended or why none began (runtime/engine/router_links.py)."
     handoffs: dict[str, Counter] = {}
     "Prompts of hand-offs, by which end this instance was and what became of them."
     pulls: dict[str, Counter] = {}

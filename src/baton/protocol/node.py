@@ -4,8 +4,8 @@
     router    RouterHello -> instance    you are in; or NodeRefused, which says why not
     both      Beat, RouterBeat           several a second, also when there is nothing else to say
 
-A session is one connection. In it messages come in order and once, or it is over (runtime/link.py). What was under way in a
-session ends with it: the instance aborts the router's requests, the router replays them elsewhere.
+A session is one connection. Its messages come in order and once, or the session ends (runtime/wire/link.py). Requests end with
+their session: the instance aborts the router's requests, the router replays them elsewhere.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from dataclasses import replace
 from baton.config import ServeConfig
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceReady, LoadProgress, ModelChanged
-from baton.runtime.child import Child, Loss
-from baton.runtime.process_group import ProcessGroup
-from baton.runtime.process_table import SUPERVISOR_CHILDREN
+from baton.runtime.processes.child import Child, Loss
+from baton.runtime.processes.process_group import ProcessGroup
+from baton.runtime.processes.process_table import SUPERVISOR_CHILDREN
 
 
 class Supervisor(ProcessGroup[ServeConfig]):

@@ -19,10 +19,10 @@ from baton.errors import InvalidConfig
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceReady, LoadProgress, ModelChanged
 from baton.protocol.node import ClusterView
-from baton.runtime.child import Child, Loss
-from baton.runtime.process_group import ProcessGroup
-from baton.runtime.process_table import KILL_SECONDS, ChildRow, Restart
-from baton.runtime.router_config import RouterProcessConfig
+from baton.runtime.processes.child import Child, Loss
+from baton.runtime.processes.process_group import ProcessGroup
+from baton.runtime.processes.process_table import KILL_SECONDS, ChildRow, Restart
+from baton.runtime.router.router_config import RouterProcessConfig
 
 ROUTER = "router"
 

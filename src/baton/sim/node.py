@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from baton.core.effects import Effect, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, TellCache
-from baton.core.engine.instance import Instance
 from baton.core.events import Event, Resume, StepDone, Tick, WorkerLost, WorkerProgressed
+from baton.core.instance import Instance
 from baton.errors import InvariantBroken
 from baton.protocol.ids import Instant, WorkerEpoch
 from baton.protocol.output import Emit

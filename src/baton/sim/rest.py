@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum
 from typing import Any, Final, get_args
 
-from baton.core.engine.instance import Instance
 from baton.core.engine.stats import HeldBack
 from baton.core.events import Event
+from baton.core.instance import Instance
 from baton.errors import InvariantBroken
 from baton.protocol.moves import MoveKind
 from baton.protocol.request import FinishReason, RefusalReason

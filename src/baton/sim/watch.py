@@ -8,10 +8,10 @@ public questions only (core/engine/view.py). Numbers are those of docs/internals
 from __future__ import annotations
 
 from baton.core.effects import Mode, Refuse
-from baton.core.engine.instance import Instance
 from baton.core.engine.phase import Phase
 from baton.core.engine.request import Sequence
 from baton.core.events import Event, EvictSome, LossCause, PreemptSome, WorkerReady
+from baton.core.instance import Instance
 from baton.errors import InvariantBroken
 from baton.protocol.ids import RequestId
 from baton.protocol.output import OTHER_WEIGHTS, Emit, Ended, each_token

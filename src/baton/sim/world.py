@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from baton.core.engine.instance import Instance
 from baton.core.events import EvictSome, ForgetCache, Pause, PreemptSome, Resume
+from baton.core.instance import Instance
 from baton.errors import InvariantBroken
 from baton.sim.clients import Clients
 from baton.sim.node import Node

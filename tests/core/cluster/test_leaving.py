@@ -19,7 +19,7 @@ def drain(room, instance):
 
 
 def end_all(room, instance):
-    """Its time is over: it ends what it has, as core/engine/instance.py does."""
+    """Its time is over: it ends what it has, as core/instance.py does."""
     for leg in [leg for leg in instance.legs.values() if leg.kind != "kept"]:
         room.say(instance, Emit([], [instance._end(leg, index, FinishReason.ABORT) for index in list(leg.outputs)]))
 

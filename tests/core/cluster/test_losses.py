@@ -7,7 +7,7 @@ import pytest
 
 from baton.config import RouterConfig
 from baton.core.cluster.events import Part, Say
-from baton.core.handoff.table import TripState
+from baton.core.cluster.handoff_table import TripState
 from baton.protocol.control import InstanceStats, RefusedRequest
 from baton.protocol.handoff import Adopted, AskRelease, Expecting, Forget, Offer, Released
 from baton.protocol.output import Emit

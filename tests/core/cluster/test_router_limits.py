@@ -7,8 +7,8 @@ import pytest
 from baton.config import RouterConfig
 from baton.core.cluster.alarms import Alarms
 from baton.core.cluster.events import CloseDoor, Tick
+from baton.core.cluster.handoff_table import TripState
 from baton.core.cluster.trip import Trip
-from baton.core.handoff.table import TripState
 from baton.protocol.control import InstanceStats
 from baton.protocol.handoff import Adopted, Expect, Expecting, Offer, Prefill
 from baton.protocol.ids import Instant, RequestId
@@ -213,7 +213,7 @@ def test_an_instance_may_say_first_that_time_is_over():
 
 
 def test_a_timeout_that_an_instance_calls_an_abort_is_told_as_a_timeout():
-    """Instances know no other word for a withdrawal (runtime/callers.py). Found by the rehearsal."""
+    """Instances know no other word for a withdrawal (runtime/engine/callers.py). Found by the rehearsal."""
     trip = Trip(request(timeout_seconds=4.0), (0, 0.0, 1), Instant(0.0))
     trip.withdrawn[0] = FinishReason.TIMEOUT
     told = trip.end_as_told(Ended(RequestId("r"), 0, FinishReason.ABORT, len(trip.request.prompt), 0, 0, 0))

@@ -6,7 +6,7 @@ import pytest
 
 from baton.config import RouterConfig
 from baton.core.cluster.events import Tick
-from baton.core.handoff.table import TripState
+from baton.core.cluster.handoff_table import TripState
 from baton.protocol.handoff import Forget
 from baton.protocol.node import Beat
 from baton.protocol.request import FinishReason

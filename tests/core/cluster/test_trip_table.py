@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.core.handoff.table import LATE, NEXT, TOLD, TripAction, TripFact, TripState, draw
+from baton.core.cluster.handoff_table import LATE, NEXT, TOLD, TripAction, TripFact, TripState, draw
 
 S, F, A = TripState, TripFact, TripAction
 DOCS = Path(__file__).parents[3] / "docs" / "internals" / "handoff.md"
@@ -77,7 +77,7 @@ def test_done_is_reached_from_everywhere():
 
 
 def test_drawing_in_the_docs_is_current():
-    """Otherwise: python -c 'from baton.core.handoff.table import draw; print(draw())', between the markers."""
+    """Otherwise: python -c 'from baton.core.cluster.handoff_table import draw; print(draw())', between the markers."""
     text = DOCS.read_text()
     shown = text.split("<!-- trip: begin -->")[1].split("<!-- trip: end -->")[0]
     assert shown.strip() == f"```mermaid\n{draw()}\n```"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.core.handoff.table import TripState
+from baton.core.cluster.handoff_table import TripState
 from baton.protocol.control import AbortRequest
 from baton.protocol.handoff import Forget
 from baton.protocol.output import Emit

@@ -24,10 +24,10 @@ from typing import Any
 
 from baton.config import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig, TierConfig
 from baton.core.effects import Mode, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, StopWorker, TellCache
-from baton.core.engine.instance import Instance
 from baton.core.engine.phase import Phase
 from baton.core.engine.request import Sequence as Scheduled
 from baton.core.events import Abort, Event, LossCause, PreemptSome, StepDone, Submit, Tick, WorkerLost, WorkerReady
+from baton.core.instance import Instance
 from baton.protocol.control import OrderAnswer
 from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
 from baton.protocol.ids import Instant, PoolIncarnation, RequestId

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from baton.core.effects import RunStep
-from baton.core.engine.instance import Instance
 from baton.core.events import Event, LossCause, StepDone, Submit, WorkerLost, WorkerReady
+from baton.core.instance import Instance
 from baton.protocol.ids import Instant, PoolIncarnation
 from baton.protocol.output import Emit
 from baton.protocol.step import PREEMPTED_TOKEN_ID, StepPlan, StepResult

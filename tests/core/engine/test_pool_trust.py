@@ -10,8 +10,8 @@ from baton.errors import InvariantBroken
 from baton.protocol.handoff import Adopted, Expecting
 from baton.protocol.ids import PoolIncarnation
 
+from ..handoff.test_handoff_destination import PROMPT, Decoder, handed
 from .harness import make_request
-from .test_handoff_destination import PROMPT, Decoder, handed
 from .tiered import TieredDriver
 
 CHAT = range(1, 22)  # five whole blocks of four, and a token

@@ -5,10 +5,10 @@ import gc
 import pytest
 
 from baton.config import SchedulerConfig
-from baton.core.engine.instance import Instance
 from baton.core.engine.phase import Phase
 from baton.core.engine.request import Group, Sequence
 from baton.core.engine.reserve import GrowthReserve
+from baton.core.instance import Instance
 
 from .harness import Driver
 from .stub_line import StubLine

@@ -13,9 +13,9 @@ from typing import Any
 from baton.api.anthropic.fields import MESSAGES
 from baton.api.anthropic.tools import choose_tool, openai_tools, unused_edits
 from baton.api.errors import ApiError, bad
+from baton.api.fields import shown
 from baton.api.front import Front
-from baton.api.openai.fields import shown
-from baton.api.openai.schemas import ChatBody
+from baton.api.generate.options import ChatBody
 from baton.api.translate import also_ignored, errors_named_by, format_named, translated
 
 Message = dict[str, Any]

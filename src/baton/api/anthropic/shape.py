@@ -16,8 +16,8 @@ from baton.api.generate.generation import Generation, Usage
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, chat_job
 from baton.api.generate.shape import Events, Put, Shape
+from baton.api.generate.usage import preemptions_json
 from baton.api.http.auth import Caller
-from baton.api.openai.usage import preemptions_json
 from baton.protocol.request import FinishReason
 from baton.text.parsers.base import Content, Part, ToolCallDelta
 

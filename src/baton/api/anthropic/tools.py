@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from baton.api.errors import bad
-from baton.api.openai.fields import shown
+from baton.api.fields import shown
 
 Json = dict[str, Any]
 

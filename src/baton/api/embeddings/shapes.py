@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final
 
 from baton.api.embeddings.fields import OLLAMA, OLLAMA_OLDER, OPENAI
 from baton.api.errors import ApiError, JsonRows, bad
+from baton.api.fields import shown, whole_number
 from baton.api.front import Front
 from baton.api.generate.generation import Generation, Usage
 from baton.api.generate.output import Piece
@@ -20,7 +21,6 @@ from baton.api.generate.shape import Events, Put, Shape
 from baton.api.http.auth import Caller
 from baton.api.limits import Range
 from baton.api.ollama.bodies import model_name
-from baton.api.openai.fields import shown, whole_number
 from baton.api.translate import Table, errors_named_by, translated
 from baton.protocol.request import POOLINGS, Pooling
 

@@ -15,7 +15,7 @@ from typing import Final
 from baton.api.errors import bad
 from baton.api.front import Front
 from baton.api.generate.channel_parts import channel_grammar, channel_parser, channel_prompt
-from baton.api.openai.schemas import ChatBody
+from baton.api.generate.options import ChatBody
 from baton.protocol.grammar import Grammar
 from baton.protocol.thinking import Thinking
 from baton.text.parsers.base import MakeParser, Parser, PlainParser

@@ -10,7 +10,7 @@ from typing import Final
 
 from baton.api.errors import bad
 from baton.api.front import Front
-from baton.api.openai.schemas import ChatBody
+from baton.api.generate.options import ChatBody
 from baton.protocol.grammar import Grammar
 from baton.text.parsers.base import MakeParser
 from baton.text.parsers.call_grammar import ANY_OBJECT

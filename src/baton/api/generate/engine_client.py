@@ -1,4 +1,4 @@
-"""All that the front knows of an engine. runtime/client.py implements it over a process channel; tests script it.
+"""All that the front knows of an engine. runtime/front/client.py implements it over a process channel; tests script it.
 
 What an implementation promises:
 

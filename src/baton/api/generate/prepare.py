@@ -10,11 +10,11 @@ from typing import Any
 
 from msgspec import structs
 
-from baton.api.errors import bad
+from baton.api.errors import bad, too_long
 from baton.api.front import Front
 from baton.api.generate.answer_parts import answer_parts, call_grammar, thinking_rules, without_thought
+from baton.api.generate.options import ChatBody, CompletionBody, Options, Prompt
 from baton.api.http.auth import Caller
-from baton.api.openai.schemas import ChatBody, CompletionBody, Options, Prompt, too_long
 from baton.errors import BadGrammar
 from baton.protocol.grammar import Grammar
 from baton.protocol.ids import RequestId

@@ -13,10 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-from baton.api.errors import ApiError, bad
+from baton.api.errors import ApiError, bad, too_long
 from baton.api.http.json_body import parse_object
 from baton.api.limits import Limits
-from baton.api.openai.schemas import too_long
 from baton.text.helper_child import Answer, run
 
 NICENESS: Final = 10

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from starlette.datastructures import MutableHeaders
@@ -25,9 +25,6 @@ from baton.api.errors import ApiError, as_api_error, error_response, not_found
 from baton.api.front import Front, front_of, logger
 from baton.api.limits import Limits
 
-if TYPE_CHECKING:
-    from baton.api.generate.generation import Usage
-
 IGNORED_HEADER = "x-baton-ignored"
 _IGNORED_NAMES_MAX = 32
 _IGNORED_CHARACTERS_MAX = 64
@@ -35,12 +32,25 @@ _CLOSED = 499
 "The client left before there was a status."
 
 
+class TokenCounts(Protocol):
+    """Tokens of a request so far, for its line in the log."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int | None: ...
+    @property
+    def output_tokens(self) -> int: ...
+    @property
+    def preemptions(self) -> int: ...
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """What the line in the log tells of a request beyond its status. Filled in by whoever answers it."""
 
     request_id: str
-    usage: Callable[[], Usage] | None = None
+    usage: Callable[[], TokenCounts] | None = None
     "Tokens so far, where something is generated."
     ended: Callable[[], str] | str = ""
     "A finish reason, or the code of an error, or how the client left."

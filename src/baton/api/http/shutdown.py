@@ -1,8 +1,8 @@
 """How a request ends that is still open when the server ends.
 
-The front first ends what runs in the engine (runtime/front.py): streams with an error event, whole answers with 503. What is
-left then waits for its client (a slow body, a reader that does not read), and its task is cancelled. Without this it would be
-a plain-text 500 and a traceback in the log.
+The front first ends what runs in the engine (runtime/front/process.py): streams with an error event, whole answers with 503.
+A request that is still open then waits for its client (a slow body, a reader that does not read), and its task is cancelled.
+Without this file it would end with a plain-text 500 and a traceback in the log.
 """
 
 from __future__ import annotations

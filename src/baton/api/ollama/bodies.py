@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 from baton.api.errors import bad
+from baton.api.fields import shown
 from baton.api.front import Front
+from baton.api.generate.options import ChatBody, CompletionBody
 from baton.api.ollama.fields import CHAT, GENERATE, OPTIONS
-from baton.api.openai.fields import shown
-from baton.api.openai.schemas import ChatBody, CompletionBody
 from baton.api.translate import Table, errors_named_by, format_named, translated
 
 

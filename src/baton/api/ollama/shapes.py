@@ -9,12 +9,12 @@ from typing import Any
 from baton.api.dialect import line, one_line, text_frame
 from baton.api.front import Front
 from baton.api.generate.generation import Generation, Usage
+from baton.api.generate.options import ChatBody
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, chat_job, completion_job
 from baton.api.generate.shape import Events, NothingToGenerate, Put, Shape
 from baton.api.http.auth import Caller
 from baton.api.ollama.bodies import chat_body, generate_body
-from baton.api.openai.schemas import ChatBody
 from baton.protocol.request import FinishReason
 from baton.text.parsers.base import Content, ToolCallDelta
 

@@ -9,7 +9,7 @@ from baton.api.generate.generation import Generation
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job
 from baton.api.generate.shape import Put
-from baton.api.openai.usage import usage_json
+from baton.api.generate.usage import usage_json
 
 DONE = b"data: [DONE]\n\n"
 

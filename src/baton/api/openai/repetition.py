@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from baton.api.errors import bad
+from baton.api.fields import Fields, shown, whole_number
 from baton.api.limits import Range
-from baton.api.openai.fields import Fields, shown, whole_number
 from baton.protocol.repetition import COUNT_MAX, PATTERN_TOKENS_MAX, STOP_ON_REPETITION, RepetitionStop
 
 _DETECTION: Final = {

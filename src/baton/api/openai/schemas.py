@@ -8,96 +8,20 @@ top_p 0 (the likeliest token), and an empty stop string (none).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from baton.api.config import ApiConfig, ServedModel
-from baton.api.errors import ApiError, bad
+from baton.api.errors import ApiError, bad, too_long
+from baton.api.fields import Fields, checked_token_ids, shown
+from baton.api.generate.options import ChatBody, CompletionBody, Options, Prompt, StreamOptions
+from baton.api.generate.thinking import Thinking, read_thinking
+from baton.api.generate.tools import Tools, read_tools
 from baton.api.limits import RANGES
-from baton.api.openai.fields import Fields, checked_token_ids, shown
 from baton.api.openai.known_fields import ALIASES, CHAT_ONLY, HARMLESS, HINTS, INTERNAL, UNSUPPORTED, asks_for_nothing
 from baton.api.openai.repetition import repetition_stop_of
 from baton.api.openai.structured import grammar_of
-from baton.api.openai.thinking import Thinking, read_thinking
-from baton.api.openai.tools import Tools, read_tools
-from baton.protocol.grammar import Grammar
-from baton.protocol.repetition import RepetitionStop
 from baton.protocol.request import OPENAI_SAMPLING
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamOptions:
-    stream: bool
-    include_usage: bool = False
-    continuous_usage: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """What both endpoints share."""
-
-    stream: StreamOptions
-    n: int
-    max_tokens: int | None
-    "None: as many as the model recommends, or the context has room for (prepare.py)."
-    min_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    seed: int | None
-    stop: tuple[str, ...]
-    include_stop: bool
-    stop_token_ids: tuple[int, ...]
-    ignore_eos: bool
-    bad_words: tuple[str, ...]
-    bad_words_token_ids: tuple[int, ...]
-    "Each of them is a bad word."
-    logit_bias: tuple[tuple[int, float], ...]
-    logprobs: int | None
-    prompt_logprobs: int | None
-    return_token_ids: bool
-    skip_special_tokens: bool
-    add_special_tokens: bool
-    priority: int
-    cache_salt: str
-    timeout_seconds: float
-    grammar: Grammar | None = None
-    "What the answer must look like. Its `ends` are filled in by prepare.py."
-    repetition_stop: RepetitionStop | None = None
-    grammar_field: str = "response_format"
-    "The field that says so, for errors."
-    ignored: tuple[str, ...] = ()
-    "Fields that we do not know. The client is told their names."
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChatBody:
-    options: Options
-    messages: list[Any]
-    "Checked by text/chat_messages.py."
-    add_generation_prompt: bool
-    continue_final_message: bool
-    template_kwargs: Mapping[str, Any] | None
-    "What is said of thinking is among them."
-    tools: Tools | None = None
-    thinking: Thinking = field(default_factory=Thinking)
-
-
-Prompt = str | tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CompletionBody:
-    options: Options
-    prompts: tuple[Prompt, ...]
-    echo: bool
-    prompt_only: bool = False
-    "max_tokens 0 with echo: the prompt comes back, with its log-probabilities, and nothing follows it."
-
 
 _REFUSED_OUTSIDE_OF_CHATS: Final = {**UNSUPPORTED, **CHAT_ONLY}
 
@@ -286,15 +210,6 @@ class Schema:
         if seconds > longest:
             raise bad(f"timeout must be above 0 and at most {longest:g} seconds, not {shown(seconds)}", "timeout")
         return seconds
-
-
-def too_long(tokens: int, context_tokens: int) -> ApiError:
-    return bad(
-        f"the prompt has {tokens} tokens; the context is {context_tokens} tokens, prompt and output together, "
-        f"so a prompt may have at most {context_tokens - 1}",
-        "prompt",
-        code="context_length_exceeded",
-    )
 
 
 def _max_tokens(fields: Fields, default: int | None) -> int | None:

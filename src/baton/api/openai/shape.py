@@ -10,8 +10,8 @@ from baton.api.generate.generation import Generation, Usage
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job
 from baton.api.generate.shape import Events, Put, Shape
+from baton.api.generate.usage import usage_json
 from baton.api.openai.chunks import Chunks
-from baton.api.openai.usage import usage_json
 from baton.protocol.request import FinishReason
 
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from baton.api.errors import bad
+from baton.api.fields import Fields, shown
 from baton.api.limits import Limits
-from baton.api.openai.fields import Fields, shown
 from baton.protocol.grammar import Grammar
 
 

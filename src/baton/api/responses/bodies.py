@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.api.errors import ApiError, bad
+from baton.api.fields import shown
 from baton.api.front import Front
-from baton.api.openai.fields import shown
-from baton.api.openai.schemas import ChatBody
+from baton.api.generate.options import ChatBody
 from baton.api.responses.fields import RESPONSES
 from baton.api.responses.items import Message, messages_of
 from baton.api.responses.stored_items import StoredItems

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from baton.api.errors import ApiError, bad
-from baton.api.openai.fields import shown
+from baton.api.fields import shown
 from baton.api.responses.tools import qualified
 from baton.text.chat_messages import TEXT_PARTS
 

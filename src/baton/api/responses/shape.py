@@ -11,8 +11,8 @@ from baton.api.generate.generation import Generation, Usage
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, chat_job
 from baton.api.generate.shape import Events, Put, Shape
+from baton.api.generate.usage import preemptions_json
 from baton.api.http.auth import Caller
-from baton.api.openai.usage import preemptions_json
 from baton.api.responses.bodies import Asked, responses_body
 from baton.api.responses.events import ResponseEvents
 from baton.api.responses.output_items import RESPONSE_PREFIX, Item, OutputItems

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from baton.api.errors import bad
+from baton.api.generate.options import Options
 from baton.api.limits import Limits
-from baton.api.openai.schemas import Options
 from baton.api.openai.structured import grammar_of_format
 
 OURS: Final = "text.format"

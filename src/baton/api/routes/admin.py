@@ -17,10 +17,10 @@ from starlette.responses import Response
 from baton import __version__
 from baton.api.admin_orders import Order
 from baton.api.errors import ApiError, JsonResponse, bad
+from baton.api.fields import Fields
 from baton.api.front import Front, caller_of, front_of
 from baton.api.http.json_body import parse_object, read_body
 from baton.api.http.request_log import record_of
-from baton.api.openai.fields import Fields
 from baton.observe.metrics import CONTENT_TYPE
 
 _PAUSE_SECONDS_MAX = 3600.0

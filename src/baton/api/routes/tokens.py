@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from baton.api.errors import JsonRows, bad
+from baton.api.fields import Fields, checked_token_ids, shown
 from baton.api.front import Front, caller_of, front_of
 from baton.api.http.json_body import read_body
 from baton.api.http.json_parts import send_json
 from baton.api.http.request_log import record_of
 from baton.api.http.streaming import ClientGone, drop_connection, while_connected
-from baton.api.openai.fields import Fields, checked_token_ids, shown
 from baton.text.chat_prompt import render_chat
 
 

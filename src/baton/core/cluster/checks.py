@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from baton.config import RouterConfig
 from baton.core.cluster.coordinator import TO_COMPUTE, Coordinator
+from baton.core.cluster.handoff_table import TripState
 from baton.core.cluster.roster import STEPS
 from baton.core.cluster.trip import Trip
-from baton.core.handoff.table import TripState
 from baton.errors import InvariantBroken
 
 LEGS = {

@@ -15,8 +15,8 @@ from typing import Final
 
 from baton.config import RouterConfig
 from baton.core.cluster.alarms import Alarms
+from baton.core.cluster.handoff_table import TripFact, TripState
 from baton.core.cluster.trip import Trip
-from baton.core.handoff.table import TripFact, TripState
 from baton.protocol.ids import Instant
 
 BEGUN: Final = (TripState.PREFILLING, TripState.HANDING, TripState.SERVING)

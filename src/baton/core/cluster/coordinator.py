@@ -1,4 +1,4 @@
-"""Carries out the table of a trip (core/handoff/table.py): who has which part of it, what they are told, and when to look.
+"""Carries out the table of a trip (handoff_table.py): who has which part of it, what they are told, and when to look.
 
 `advance(trip, fact)` is the only way a trip's state changes. Books that go with a state are kept here too: the line, the
 legs of each instance and what it was charged; clocks.py has the deadlines.
@@ -13,13 +13,13 @@ from baton.config import RouterConfig
 from baton.core.cluster.choice import Choice
 from baton.core.cluster.clocks import Clocks
 from baton.core.cluster.events import BreakOff, ClusterEffect, Deliver, Tell, ToInstance, TurnAway
+from baton.core.cluster.handoff_table import HANDED_OFF, LATE, NEXT, OUTCOMES, TripAction, TripFact, TripState
 from baton.core.cluster.line import Line
 from baton.core.cluster.member import Member
 from baton.core.cluster.membership import Membership
 from baton.core.cluster.placement import Placement
 from baton.core.cluster.stats import RouterStats
 from baton.core.cluster.trip import Trip
-from baton.core.handoff.table import HANDED_OFF, LATE, NEXT, OUTCOMES, TripAction, TripFact, TripState
 from baton.errors import InvariantBroken
 from baton.protocol.handoff import AskRelease, Expect, Forget, Offer, PeerOffer, Prefill, Released
 from baton.protocol.ids import Instant, RequestId

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from baton.core.cluster.coordinator import Coordinator
 from baton.core.cluster.events import Deliver
+from baton.core.cluster.handoff_table import TripFact, TripState
 from baton.core.cluster.member import Member
 from baton.core.cluster.placement import Placement
 from baton.core.cluster.trip import Trip
-from baton.core.handoff.table import TripFact, TripState
 from baton.protocol.ids import RequestId
 from baton.protocol.output import RETRYABLE, Begun, Emit, Ended, TokenRow, tokens_of
 from baton.protocol.request import FinishReason

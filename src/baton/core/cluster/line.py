@@ -19,9 +19,9 @@ from heapq import heappop, heappush
 from typing import Final, Literal, NamedTuple
 
 from baton.config import RouterConfig
+from baton.core.cluster.handoff_table import TripState
 from baton.core.cluster.member import Order
 from baton.core.cluster.trip import Trip
-from baton.core.handoff.table import TripState
 from baton.protocol.ids import BlockKey, Instant
 from baton.protocol.request import GenerateRequest, Refused
 

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from baton.config import RouterConfig
 from baton.core.cluster.coordinator import Coordinator
+from baton.core.cluster.handoff_table import TripFact, TripState
 from baton.core.cluster.member import Member
 from baton.core.cluster.trip import Trip
 from baton.core.cluster.withdrawal import Withdrawal
-from baton.core.handoff.table import TripFact, TripState
 from baton.protocol.control import InstanceStats, RefusedRequest
 from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
 from baton.protocol.ids import Instant, RequestId

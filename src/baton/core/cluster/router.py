@@ -3,7 +3,7 @@
     Arrive -> line -> placed on one instance, or on a pair -> Say(Emit) ... -> Deliver ... last end
               (line.py)  (placement.py)                       (delivery.py)
 
-Who is there is membership.py; what becomes of a request is the table (core/handoff/table.py), carried out by coordinator.py.
+Who is there is membership.py; what becomes of a request is the table (handoff_table.py), carried out by coordinator.py.
 This file turns events into facts of that table.
 """
 
@@ -34,6 +34,7 @@ from baton.core.cluster.events import (
     TurnAway,
     Withdraw,
 )
+from baton.core.cluster.handoff_table import TripState
 from baton.core.cluster.member import Member
 from baton.core.cluster.membership import Membership
 from baton.core.cluster.placement import Placement
@@ -41,7 +42,6 @@ from baton.core.cluster.reports import Reports
 from baton.core.cluster.stats import RouterStats
 from baton.core.cluster.trip import Trip
 from baton.core.cluster.withdrawal import Withdrawal
-from baton.core.handoff.table import TripState
 from baton.protocol.ids import BlockKey, Instant, RequestId
 from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateRequest, Refused

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from baton.core.handoff.table import OUTCOMES
+from baton.core.cluster.handoff_table import OUTCOMES
 
 
 class RouterStats:

@@ -12,8 +12,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from baton.core.cluster.events import Session
+from baton.core.cluster.handoff_table import TripState
 from baton.core.cluster.member import Member, Order
-from baton.core.handoff.table import TripState
 from baton.core.kv.block_hash import BlockHasher
 from baton.core.repetition import ends_by_repetition
 from baton.protocol.ids import BlockKey, Instant

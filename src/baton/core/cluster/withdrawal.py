@@ -12,8 +12,8 @@ from __future__ import annotations
 from baton.config import RouterConfig
 from baton.core.cluster.coordinator import Coordinator
 from baton.core.cluster.events import Tell
+from baton.core.cluster.handoff_table import TripFact, TripState
 from baton.core.cluster.trip import Trip
-from baton.core.handoff.table import TripFact, TripState
 from baton.protocol.control import AbortRequest
 from baton.protocol.ids import Instant
 from baton.protocol.request import FinishReason

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from baton.config import InstanceConfig
 from baton.core.effects import Effect, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, TellCache
-from baton.core.engine.instance import Instance
 from baton.core.engine.progress_watch import ProgressWatch
 from baton.core.events import Event, Resume, StepDone, Submit, Tick, WorkerReady
+from baton.core.instance import Instance
 from baton.errors import InvariantBroken
 from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Offer, Prefill, Released
 from baton.protocol.ids import Instant
@@ -257,7 +257,7 @@ class Engine:
     # Questions
 
     def look_at_progress(self) -> bool:
-        """Does the worker stand still, though there is work? To be asked with every beat (runtime/worker_health.py)."""
+        """Does the worker stand still, though there is work? To be asked with every beat (runtime/engine/worker_health.py)."""
         now = self._clock.now()
         self._word += self.process.computes
         ready = self.instance.worker.state.value == "ready"

@@ -1,8 +1,8 @@
 """A node of a cluster as its routers see it: it dials, beats, passes on what its instance says, and aborts for the lost ones.
 
-This models runtime/callers.py and router_links.py: to the instance a request's id is that of its router behind the tag of the
-session ("3|r1"), and a session that is over takes its requests with it. An engine process lives, freezes, dies and is started
-again; each life has an instance of its own (engine.py).
+This models callers.py and router_links.py of runtime/engine: to the instance, a request's id is the router's id behind the tag
+of the session ("3|r1"), and a session that ends takes its requests with it. An engine process lives, freezes, dies and is
+started again; each life has an instance of its own (engine.py).
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ class ClusterNode:
             self._timeline.at(again, self._redial, (self.engine, router))
 
     def _meet_routers_anew(self) -> None:
-        """They have promised our blocks to instances that compute with what we had (runtime/router_links.py)."""
+        """They have promised our blocks to instances that compute with what we had (runtime/engine/router_links.py)."""
         self._watch.saw("a worker came back with other weights")
         for router, link in enumerate(self.links):
             if link.wire is not None:

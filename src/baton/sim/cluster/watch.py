@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from baton.core.engine.instance import Instance
+from baton.core.instance import Instance
 from baton.errors import InvariantBroken
 from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Offer, PeerOffer, Prefill, Released
 from baton.protocol.ids import BlockId, RequestId

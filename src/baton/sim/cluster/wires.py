@@ -1,4 +1,4 @@
-"""Sessions between nodes and routers, as runtime/link.py gives them: messages come in order and once, or it is over.
+"""Sessions between nodes and routers, as runtime/wire/link.py gives them: messages come in order and once, or it is over.
 
     node  --up-->    router        each direction is a queue; a message takes its time, and never overtakes another
           <--down--

@@ -1,0 +1,87 @@
+"""A request for text, typed and complete, whatever dialect it came in. openai/schemas.py reads it from a JSON object; the other
+dialects translate theirs to that object first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.api.generate.thinking import Thinking
+from baton.api.generate.tools import Tools
+from baton.protocol.grammar import Grammar
+from baton.protocol.repetition import RepetitionStop
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamOptions:
+    stream: bool
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What both endpoints share."""
+
+    stream: StreamOptions
+    n: int
+    max_tokens: int | None
+    "None: as many as the model recommends, or the context has room for (prepare.py)."
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int | None
+    stop: tuple[str, ...]
+    include_stop: bool
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    bad_words: tuple[str, ...]
+    bad_words_token_ids: tuple[int, ...]
+    "Each of them is a bad word."
+    logit_bias: tuple[tuple[int, float], ...]
+    logprobs: int | None
+    prompt_logprobs: int | None
+    return_token_ids: bool
+    skip_special_tokens: bool
+    add_special_tokens: bool
+    priority: int
+    cache_salt: str
+    timeout_seconds: float
+    grammar: Grammar | None = None
+    "What the answer must look like. Its `ends` are filled in by prepare.py."
+    repetition_stop: RepetitionStop | None = None
+    grammar_field: str = "response_format"
+    "The field that says so, for errors."
+    ignored: tuple[str, ...] = ()
+    "Fields that we do not know. The client is told their names."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatBody:
+    options: Options
+    messages: list[Any]
+    "Checked by text/chat_messages.py."
+    add_generation_prompt: bool
+    continue_final_message: bool
+    template_kwargs: Mapping[str, Any] | None
+    "What is said of thinking is among them."
+    tools: Tools | None = None
+    thinking: Thinking = field(default_factory=Thinking)
+
+
+Prompt = str | tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompletionBody:
+    options: Options
+    prompts: tuple[Prompt, ...]
+    echo: bool
+    prompt_only: bool = False
+    "max_tokens 0 with echo: the prompt comes back, with its log-probabilities, and nothing follows it."

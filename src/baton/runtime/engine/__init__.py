@@ -1,0 +1,1 @@
+"""The engine process: the instance machine, its children, its callers."""

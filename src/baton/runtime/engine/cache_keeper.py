@@ -1,0 +1,173 @@
+"""The engine's cache service in all of its lives: what it says of itself must be what the books of the instance say.
+
+The directory in which other instances find our pool, and the port for those of other machines, are made here and not by the
+service, which may be killed at any moment: they outlive it, and the service's successor serves the same addresses.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Final
+
+from baton.config import EngineConfig, TiersConfig
+from baton.core.effects import RestartCache, TellCache
+from baton.core.events import CacheLost, CacheReady
+from baton.core.startup import StartupPlan
+from baton.errors import InvalidConfig, PeerError
+from baton.kvpool.memory import GIB, main_memory
+from baton.protocol.control import CacheHello, CacheStats, InstanceStats
+from baton.protocol.pool import ReadersSocket
+from baton.runtime.engine.instance_loop import InstanceLoop
+from baton.runtime.engine.startup import Startup
+from baton.runtime.engine.transfer_port import TransferPort
+from baton.runtime.processes.child import Child
+from baton.runtime.processes.child_set import ChildSet
+from baton.runtime.processes.private_folder import PrivateFolder, peer_folder
+from baton.runtime.wire.descriptors import send_descriptor
+
+logger = logging.getLogger("baton.engine")
+
+CACHE = "cache"
+TRANSFER_COUNTERS: Final = ("pulls", "pull_bytes", "pull_microseconds", "readers")
+"""Of CacheStats, and of InstanceStats by the same names."""
+
+
+class CacheKeeper:
+    def __init__(self, plan: StartupPlan, children: ChildSet[EngineConfig], machine: InstanceLoop, startup: Startup) -> None:
+        self._plan = plan
+        self._children = children
+        self._machine = machine
+        self._startup = startup
+        self._folder: PrivateFolder | None = None
+        self._port: TransferPort | None = None
+        self._early: CacheHello | None = None
+        "It was quicker than the rest of the start."
+        self.counters: dict[str, int] = {}
+        "Of its storage, as it told them last."
+        self._transfers = CacheStats({})
+        "Of the present life, as it told them last."
+        self._losses = 0
+        self._earlier: dict[str, Counter[str]] = {name: Counter() for name in TRANSFER_COUNTERS}
+        "Of the lives before."
+        self._totals: dict[str, dict[str, int]] = {}
+        "Of all lives: added up when the service reports, which is less often than they are asked for."
+        self._failing: set[str] = set()
+        "The ways (read, write) in which storage is left alone, as the log says."
+
+    @property
+    def needed(self) -> bool:
+        """Whether there is a cache service at all."""
+        return CACHE in self._plan.processes
+
+    @property
+    def peer(self) -> str:
+        """Where other instances may read our pool, the best way first: the same in all lives of the service, but for the port,
+        which may be opened later. Empty: nowhere."""
+        return " ".join(place.address for place in (self._folder, self._port) if place is not None and place.address)
+
+    def make_folder(self) -> None:
+        if self.needed:
+            self._folder = peer_folder(needed=self._plan.creator == "messenger")
+
+    def open_port(self, given: EngineConfig) -> None:
+        if self.needed and given.cluster_secret:
+            self._port = TransferPort(given.transfer_address, given.routers)
+
+    @property
+    def reads_others(self) -> bool:
+        """There is a messenger: prompts can be handed over."""
+        return self.needed and (self._port is not None or bool(self.peer))
+
+    def reached(self, host: str, *, on_gpu: bool) -> bool:
+        """A session with a router leaves from this address of ours. Is our pool announced at another address from now on?"""
+        port = self._port
+        if port is None or not port.reached(host, on_gpu=on_gpu):
+            return False
+        logger.info("other instances may read our KV pool at %s", port.address)
+        if (cache := self._children.get(CACHE)) is not None:
+            self.on_started(cache)
+        return True
+
+    def on_started(self, child: Child) -> None:
+        """The first thing that it is handed."""
+        port = self._port
+        if child.name == CACHE and port is not None and port.sock is not None and child.descriptors is not None:
+            send_descriptor(child.descriptors, ReadersSocket(port.address), port.sock.fileno())
+
+    def refuse_more_than_memory(self, tiers: TiersConfig) -> None:
+        """Before anything is started. The service says it too, of what is free then; but books about so many blocks would fill
+        the memory before it does."""
+        total = main_memory().total_bytes / GIB
+        if self.needed and tiers.host_gib > total:
+            raise InvalidConfig(f"kv_host_gib is {tiers.host_gib:g}, and this machine has {total:.1f} GiB of memory: lower it")
+
+    def close(self) -> None:
+        """The service is gone."""
+        if self._folder is not None:
+            self._folder.remove()
+        if self._port is not None:
+            self._port.close()
+
+    def on_hello(self, hello: CacheHello) -> None:
+        instance = self._machine.instance
+        if instance is None:
+            self._early = hello
+            self._startup.reach("ready", CACHE)
+            return
+        books = instance.board.tiers.host.total
+        if hello.host_blocks != books:
+            raise PeerError(f"the cache service has {hello.host_blocks} host blocks, and the books are about {books}")
+        if not set(hello.peer.split()) <= set(self.peer.split()):  # it may not have been told of the port yet
+            raise PeerError("the cache service lets others read our pool elsewhere than it was told")
+        self._machine.tell(CacheReady(hello.kept, hello.wants_tokens))
+
+    def on_begun(self) -> None:
+        """There is an instance now."""
+        if self._early is not None:
+            self.on_hello(self._early)
+
+    def on_stats(self, stats: CacheStats) -> None:
+        self.counters = stats.counters
+        self._transfers = stats
+        self._totals = {name: dict(self._earlier[name] + Counter(getattr(stats, name))) for name in TRANSFER_COUNTERS}
+
+    def add_counters(self, stats: InstanceStats) -> None:
+        """What was copied between instances, in all lives of the service: counters never fall."""
+        stats.cache_losses = self._losses
+        stats.cache_loop_lag_microseconds = self._transfers.loop_lag_microseconds
+        for name, total in self._totals.items():
+            setattr(stats, name, total)
+
+    def on_lost(self) -> None:
+        """There is an instance: a loss before that ends the start."""
+        self._losses += 1
+        for name in TRANSFER_COUNTERS:
+            self._earlier[name].update(getattr(self._transfers, name))
+        self._transfers = CacheStats({})
+        self._machine.tell(CacheLost())
+
+    def look_at_storage(self) -> None:
+        """Says when storage is left alone, and when it is used again. Nobody else notices: a request computes what it must."""
+        if (instance := self._machine.instance) is None:
+            return
+        tiers = instance.board.tiers
+        for way, circuit in (("read", tiers.read_circuit), ("write", tiers.write_circuit)):
+            if circuit.state == "open" and way not in self._failing:
+                self._failing.add(way)
+                logger.warning("KV storage is left alone for a while, to %s: %s", way, circuit.fault)
+            elif circuit.state == "closed" and way in self._failing:
+                self._failing.remove(way)
+                logger.warning("KV storage is used again, to %s", way)
+
+    # What the instance wants done
+
+    def send(self, effect: TellCache) -> None:
+        if (cache := self._children.get(CACHE)) is not None:
+            cache.control.send(effect.message)
+
+    def restart(self, effect: RestartCache) -> None:
+        """Its end is noticed like any other, and another one is started."""
+        logger.warning("the cache service is killed: %s", effect.reason)
+        if (cache := self._children.get(CACHE)) is not None:
+            cache.process.kill()

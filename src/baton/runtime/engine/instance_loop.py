@@ -1,0 +1,80 @@
+"""The instance machine on the engine's loop: events in, effects to their ports, and what is looked at after every event.
+
+tell(event) --> Instance.handle --> effects, each to its port (driver.py)
+            `-> is the worker lost for good? do the books of an idle instance add up? what are others told? (reporting.py)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from baton.core.effects import Effect
+from baton.core.engine.worker_watch import WorkerState
+from baton.core.events import Event, Tick
+from baton.core.instance import Instance
+from baton.errors import EngineError, InvariantBroken
+from baton.runtime.driver import Driver
+
+logger = logging.getLogger("baton.engine")
+
+CHECK_SECONDS: Final = 10.0
+"""An idle engine checks its books at most this often."""
+
+
+class InstanceLoop:
+    def __init__(self, on_over: Callable[[BaseException], None]) -> None:
+        """`on_over`: the engine must not go on, and this is why."""
+        self.instance: Instance | None = None
+        "Until the start is over nobody knows how many blocks there are, and there is none."
+        self.after: Callable[[Event], None] = lambda event: None
+        "Called after each event."
+        self._on_over = on_over
+        self._driver: Driver[Event, Effect] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._check_due = 0.0
+
+    @property
+    def begun(self) -> bool:
+        return self.instance is not None
+
+    def begin(self, instance: Instance, ports: Mapping[type[Any], Callable[[Any], None]]) -> None:
+        self.instance = instance
+        self._driver = Driver(instance, ports, self._on_due)
+
+    def close(self) -> None:
+        if self._driver is not None:
+            self._driver.close()
+
+    def tell(self, event: Event) -> None:
+        if self._driver is None or self.instance is None:
+            return
+        self._driver.tell(event)
+        if self.instance.worker.state is WorkerState.GONE:  # its requests have their error; who runs us may start us again
+            losses = self.instance.worker.losses
+            self._on_over(EngineError(f"the worker was lost {losses} time(s) in a row: the server ends"))
+        if not self.instance.board.groups and self.instance.idle:
+            self._check_when_due(self.instance)
+        self.after(event)
+
+    def _on_due(self) -> None:
+        self.tell_from_loop(Tick())
+
+    def tell_from_loop(self, event: Event) -> None:
+        """For what the loop itself calls: asyncio would only log an error there."""
+        try:
+            self.tell(event)
+        except Exception as error:
+            self._on_over(error)
+
+    def _check_when_due(self, instance: Instance) -> None:
+        """Nobody waits for us now: prove that nothing leaked. An engine whose state is impossible must not go on."""
+        if self._loop.time() >= self._check_due:
+            self._check_due = self._loop.time() + CHECK_SECONDS
+            try:
+                instance.check_part()
+            except InvariantBroken as broken:
+                logger.error("the engine found its own state impossible: %s", broken)
+                self._on_over(broken)

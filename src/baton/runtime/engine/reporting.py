@@ -1,0 +1,152 @@
+"""What an engine tells about itself: to its front and its supervisor, and to every router that it has a session with.
+
+front        InstanceReady once, numbers while it works and when it comes to rest, ModelChanged
+supervisor   InstanceReady, ModelChanged: the next engine begins with these weights
+routers      NodeHello, Beat, numbers (router_links.py asks for them)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+from msgspec.structs import replace
+
+from baton.config import EngineConfig, TierConfig
+from baton.core.events import Event, Pause, Resume, WorkerLost, WorkerReady
+from baton.protocol.codec import Message
+from baton.protocol.control import InstanceReady, InstanceStats, ModelChanged, WorkerHello
+from baton.protocol.node import NodeHello
+from baton.protocol.versions import CAPABILITIES
+from baton.runtime.engine.callers import Caller
+from baton.runtime.engine.instance_loop import InstanceLoop
+from baton.runtime.engine.preemption_log import PreemptionLog
+from baton.runtime.engine.router_links import RouterLinks
+from baton.runtime.engine.snapshot import snapshot
+from baton.runtime.processes.build_info import own_build
+from baton.runtime.processes.loop_lag import LoopLag
+from baton.runtime.wire.channel import Channel
+
+STATS_SECONDS: Final = 0.2
+"""While there is work the front's numbers are at most this old; when there is none they are told at once."""
+
+FAULT_EVENTS: Final = (WorkerReady, WorkerLost, Pause, Resume)
+"""After these something may be wrong, or well again. What shows only in time goes with the next beat."""
+
+
+class Reporting:
+    def __init__(self, front: Channel | None, supervisor: Channel, machine: InstanceLoop) -> None:
+        self._front = front
+        self._supervisor = supervisor
+        self._machine = machine
+        self._loop = asyncio.get_running_loop()
+        self._preemptions = PreemptionLog()
+        self._lag = LoopLag()
+        self._timer: asyncio.TimerHandle | None = None
+        self._incarnation = secrets.randbits(63)
+        self._layout = b""
+        self.ready: InstanceReady | None = None
+        "As it was told, with the identity of the present weights."
+        self.links: RouterLinks | None = None
+        "None: there is no router."
+        self.storage_counters: Callable[[], dict[str, int]] = dict
+        self.add_counters: Callable[[InstanceStats], None] = lambda stats: None
+        "Of the cache service."
+        self.look: Callable[[], None] = lambda: None
+        "Called while plans are in flight, several times per second: somebody has to look whether the worker gets on."
+        machine.after = self._after_event
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def send_front(self, message: Message) -> None:
+        if self._front is not None:
+            self._front.send(message)
+
+    # The model
+
+    def begin(self, ready: InstanceReady, layout: bytes) -> None:
+        self.ready, self._layout = ready, layout
+        self.send_front(ready)
+        self._supervisor.send(ready)
+
+    def on_next_worker(self, hello: WorkerHello) -> None:
+        if self.ready is not None:
+            self.ready = replace(self.ready, identity=hello.identity, identity_parts=hello.identity_parts)
+            self._layout = hello.layout
+
+    def weights_changed(self, changed: ModelChanged, ordered_by: Caller | None) -> None:
+        """By order."""
+        self.send_front(changed)
+        self._supervisor.send(changed)
+        if self.links is not None:
+            self.links.identity_changed(changed, ordered_by)
+
+    def files_changed(self, changed: ModelChanged) -> None:
+        """Nobody has ordered that. Another engine reads the same files: the supervisor need not know."""
+        self.send_front(changed)
+        if self.links is not None:
+            self.links.identity_changed(changed)
+
+    # Routers
+
+    def hello(self, config: EngineConfig) -> NodeHello:
+        assert self.ready is not None
+        instance = self._machine.instance
+        tiers = TierConfig() if instance is None else instance.config.tiers
+        adopt_seconds = tiers.adopt_seconds_max if tiers.peers else 0.0
+        return NodeHello(
+            config.name,
+            self._incarnation,
+            config.role,
+            self.ready,
+            self._layout,
+            peers=(config.peer,) if config.peer else (),
+            health_url=config.health_url,
+            pid=os.getpid(),
+            adopt_seconds_max=adopt_seconds,
+            model=config.worker.model,
+            capabilities=CAPABILITIES,
+            build=own_build(),
+            step_tokens=0 if instance is None else instance.config.scheduler.tokens_per_step,
+        )
+
+    # Numbers
+
+    def stats(self) -> InstanceStats:
+        assert self._machine.instance is not None
+        block_bytes = 0 if self.ready is None else int(self.ready.plan.get("kv_block_bytes", 0))
+        stats = snapshot(self._machine.instance, self.storage_counters(), block_bytes)
+        self.add_counters(stats)
+        stats.loop_lag_microseconds = self._lag.microseconds
+        if self.links is not None:
+            stats.routers, stats.router_sessions = self.links.open_sessions, {**self.links.counts}
+        return stats
+
+    def _after_event(self, event: Event) -> None:
+        instance = self._machine.instance
+        if instance is not None and instance.stats.preemptions != self._preemptions.seen:
+            self._preemptions.look(instance, self._loop.time())
+        if self.links is not None and type(event) in FAULT_EVENTS:
+            self.links.look_at_fault()
+        if instance is not None and not instance.in_flight:
+            self._send_stats()
+        elif self._timer is None:
+            self.look()
+            self._timer = self._loop.call_later(STATS_SECONDS, self._send_stats)
+
+    def _send_stats(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        instance = self._machine.instance
+        if instance is None:
+            return
+        self.look()
+        self.send_front(self.stats())
+        if instance.in_flight:  # also while nothing happens: that is when somebody has to look
+            self._timer = self._loop.call_later(STATS_SECONDS, self._send_stats)

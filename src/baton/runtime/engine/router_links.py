@@ -1,0 +1,302 @@
+"""The instance's side of the cluster: a session to every router that it was given, for as long as the engine lives.
+
+    dial --> NodeHello --> RouterHello: open --> Beat, RouterBeat, requests, tokens ... --> over --> dial again, forever
+                      `--> NodeRefused: said why, tried again, slowly
+
+A session is over when its connection is, when the router says something that it may not, and when nothing was heard of it for
+as long as it said (lapse_seconds). Then all that it asked for is aborted here; the router, or another one, begins it anew.
+Nothing of another session is touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Literal, Protocol
+
+from msgspec.structs import replace
+
+from baton.addresses import Address, parse_address, reachable_url
+from baton.config import WireConfig
+from baton.errors import LinkFailed
+from baton.protocol.codec import Message
+from baton.protocol.control import InstanceStats, ModelChanged
+from baton.protocol.node import Beat, NodeHello, NodeRefused, RouterBeat, RouterHello
+from baton.repeats import printable
+from baton.runtime.engine.callers import Caller, Callers
+from baton.runtime.wire.link import WIRE, Link, dial
+from baton.trust.secret import Secret
+
+logger = logging.getLogger("baton.cluster")
+
+SessionEvent = Literal["opened", "unreachable", "refused", "lapsed", "failed", "ended", "unknown_kind"]
+"""opened: a router took us. unreachable: nobody listens there, or the handshake failed. refused: it does not take us. Of those
+that were open, lapsed: nothing was heard for too long; failed: something came that may not; ended: by either side.
+unknown_kind: a message of a newer router was skipped."""
+
+BEAT_SECONDS: Final = 0.25
+"""How often we look after our sessions, and beat where no router asks for more."""
+BEAT_SECONDS_MIN: Final = 0.02
+"""A router that asks for more is asking for nothing else (config/router.py refuses it too)."""
+STATS_SECONDS: Final = 1.0
+"""An InstanceStats goes with a beat this often."""
+EARLY_SECONDS: Final = 0.005
+"""A beat that is due so soon goes now, and not at the next look."""
+STALL_SECONDS: Final = 0.5
+"""A beat of ours that is so late means that we were stopped ourselves."""
+LAPSE_SECONDS_MIN: Final = 0.5
+"""A router that asks for less is a router that asks for no sessions."""
+RETRY_SECONDS: Final = 0.1
+RETRY_SECONDS_MAX: Final = 5.0
+REFUSED_SECONDS: Final = 10.0
+"""A router that does not take us will not change its mind soon. With jitter, like all of them."""
+STEADY_SECONDS: Final = 5.0
+"""A session that lasted so long: the next dial is quick again."""
+SAY_AGAIN_SECONDS: Final = 60.0
+"""The same trouble with the same router is logged this often."""
+
+
+class Member(Protocol):
+    """What of the engine routers are told."""
+
+    def reached(self, host: str) -> bool:
+        """A connection to a router leaves from this address of ours; empty: a unix socket. Does the hello change by that?"""
+        ...
+
+    def hello(self) -> NodeHello: ...
+
+    def beat(self) -> Beat: ...
+
+    def stats(self) -> InstanceStats: ...
+
+
+class RouterSession:
+    """One connection to one router."""
+
+    __slots__ = (
+        "beat_due",
+        "beat_seconds",
+        "begun",
+        "caller",
+        "heard",
+        "lapse_seconds",
+        "link",
+        "opened",
+        "over",
+        "router",
+        "stats_due",
+    )
+
+    def __init__(self, link: Link, caller: Caller, now: float) -> None:
+        self.link = link
+        self.caller = caller
+        self.router = ""
+        self.begun = self.heard = now
+        self.opened: float | None = None
+        "When the router took us."
+        self.lapse_seconds = 0.0
+        self.beat_seconds = BEAT_SECONDS
+        "As the router asks for."
+        self.beat_due = self.stats_due = now
+        self.over = ""
+        "Why, for people. Empty: it is not."
+
+    def own(self, beat: Beat) -> Beat:
+        """As this router may hear it: nothing of requests of others."""
+        return replace(beat, preempted=self.caller.theirs(beat.preempted)) if beat.preempted else beat
+
+
+class RouterLinks:
+    def __init__(
+        self, routers: Sequence[str], secret: Secret, member: Member, callers: Callers, wire: WireConfig = WIRE
+    ) -> None:
+        self._wire = wire
+        self._addresses = [parse_address(router) for router in routers]
+        self._secret = secret
+        self._member = member
+        self._callers = callers
+        self._sessions: dict[RouterSession, None] = {}
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._broken: asyncio.Future[None] = self._loop.create_future()
+        "Something of ours failed in a timer."
+        self._ticked = 0.0
+        self._fault = ""
+        "As told last."
+        self.on_alone: Callable[[], None] = lambda: None
+        "No session is open any more."
+        self.counts: Counter[str] = Counter()
+        "By SessionEvent."
+
+    @property
+    def open_sessions(self) -> int:
+        return sum(session.opened is not None for session in self._sessions)
+
+    async def run(self) -> None:
+        """Until it is cancelled. What fails here is ours, and ends the engine."""
+        keeping = [asyncio.create_task(self._keep(address)) for address in self._addresses]
+        self._ticked = self._loop.time()
+        self._arm()
+        try:
+            done, _ = await asyncio.wait([*keeping, self._broken], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            for task in keeping:
+                task.cancel()
+            for session in self._sessions:
+                session.link.close()
+
+    # One router
+
+    async def _keep(self, address: Address) -> None:
+        delay, said, refused = RETRY_SECONDS, Said(str(address)), False
+        while True:
+            try:
+                link = await dial(address, self._secret, self._wire)
+            except (LinkFailed, OSError) as error:
+                lasted, why = 0.0, str(error) or type(error).__name__  # and we are who we were: refused, or not
+                self.counts["unreachable"] += 1
+            else:
+                lasted, why, refused = await self._one_session(link, said, refused=refused)
+            said.trouble(why, self._loop.time())
+            delay = RETRY_SECONDS if lasted >= STEADY_SECONDS else min(2 * delay, RETRY_SECONDS_MAX)
+            await asyncio.sleep((REFUSED_SECONDS if refused else delay) * random.uniform(0.5, 1.0))
+
+    async def _one_session(self, link: Link, said: Said, *, refused: bool) -> tuple[float, str, bool]:
+        """How long it was open, why it ended, and whether we were refused; `refused`: whether we were before."""
+        if self._member.reached(link.own_host):
+            for other in list(self._sessions):  # which has announced less
+                self._end(other, "our KV pool can be read at another address now")
+        session = RouterSession(link, self._callers.add(link.send), self._loop.time())
+        self._sessions[session] = None
+        link.on_unknown_kind(lambda kind: self.counts.update(unknown_kind=1))
+        try:
+            hello = self._member.hello()
+            link.send(replace(hello, refused=refused, health_url=reachable_url(hello.health_url, link.own_host)))
+            await link.listen(lambda message: self._on_message(session, message, said))
+        except LinkFailed as failed:
+            self._end(session, str(failed), "failed")
+        finally:
+            self._end(session, "the router ended the session")
+        lasted = 0.0 if session.opened is None else self._loop.time() - session.opened
+        return lasted, session.over, session.opened is None and (refused or session.over.startswith(REFUSED))
+
+    def _end(self, session: RouterSession, why: str, how: SessionEvent = "ended") -> None:
+        """At once, however long the connection takes to close."""
+        if not session.over:
+            session.over = why
+            self.counts[how] += 1
+            del self._sessions[session]
+            session.link.close()
+            self._callers.remove(session.caller)
+            if not self.open_sessions:
+                self.on_alone()
+
+    def _on_message(self, session: RouterSession, message: Message, said: Said) -> None:
+        if session.over:
+            return
+        session.heard = self._loop.time()
+        match message:
+            case RouterBeat():
+                pass
+            case RouterHello(router, beat_seconds, lapse_seconds):
+                session.router, session.opened = router, session.heard
+                self.counts["opened"] += 1
+                session.lapse_seconds = max(lapse_seconds, LAPSE_SECONDS_MIN)
+                session.beat_seconds = max(beat_seconds, BEAT_SECONDS_MIN)
+                said.well(f"joined router {printable(router)}")
+                session.beat_due = session.stats_due = session.heard
+                self._send_beats([session])
+                self._arm()
+            case NodeRefused(reason):
+                if session.opened is None:
+                    self._end(session, f"{REFUSED}{printable(reason)}", "refused")
+                else:
+                    self._end(session, f"the router has given us up: {printable(reason)}")
+            case _ if session.opened is None:
+                self._end(session, f"a {type(message).__name__} came before the router's hello", "failed")
+            case _:
+                self._callers.on_message(session.caller, message)
+
+    # All routers
+
+    @property
+    def _tick_seconds(self) -> float:
+        return min([BEAT_SECONDS, *(session.beat_seconds for session in self._sessions)])
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(self._tick_seconds, self._tick)
+
+    def _tick(self) -> None:
+        try:
+            now = self._loop.time()
+            stalled, self._ticked = now - self._ticked > BEAT_SECONDS + STALL_SECONDS, now
+            for session in list(self._sessions):
+                if stalled:  # we were: a machine that stops us stops routers too, and what they said is perhaps not read yet
+                    session.begun = session.heard = now
+                elif session.opened is None and now - session.begun > self._wire.session_hello_seconds:  # whatever else it says
+                    self._end(session, f"the router said no hello within {self._wire.session_hello_seconds:g} s", "lapsed")
+                elif session.opened is not None and now - session.heard > session.lapse_seconds:
+                    self._end(session, f"nothing was heard for {now - session.heard:.1f} s", "lapsed")
+            self._send_beats([session for session in self._sessions if session.beat_due <= now + EARLY_SECONDS])
+            self._arm()
+        except Exception as error:  # the loop would only log it
+            if not self._broken.done():
+                self._broken.set_exception(error)
+
+    def _send_beats(self, sessions: Iterable[RouterSession]) -> None:
+        opened = [session for session in sessions if session.opened is not None]
+        if not opened:
+            return
+        now, beat, stats = self._loop.time(), self._member.beat(), None
+        self._fault = beat.fault
+        for session in opened:
+            session.beat_due = now + session.beat_seconds
+            session.link.send(session.own(beat))
+            if session.stats_due <= now:
+                session.stats_due = now + STATS_SECONDS - EARLY_SECONDS
+                stats = self._member.stats() if stats is None else stats
+                session.link.send(stats)
+
+    def look_at_fault(self) -> None:
+        """Something may be wrong, or well again: routers hear of it now and not with the next beat."""
+        if self._sessions and self._member.beat().fault != self._fault:
+            self._send_beats(self._sessions)
+
+    def identity_changed(self, changed: ModelChanged, ordered_by: Caller | None = None) -> None:
+        """A router that ordered other weights expects them. Every other one has promised our blocks to instances that compute
+        with the old ones: it meets us anew."""
+        for session in list(self._sessions):
+            if session.caller is ordered_by:
+                session.link.send(changed)
+            else:
+                self._end(session, "we compute with other weights now")
+
+
+REFUSED: Final = "the router refuses us: "
+
+
+class Said:
+    """What was logged about a router, so that it is not said ten times a minute."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._trouble = ""
+        self._again = 0.0
+
+    def trouble(self, why: str, now: float) -> None:
+        if why != self._trouble or now >= self._again:
+            self._trouble, self._again = why, now + SAY_AGAIN_SECONDS
+            logger.warning("router %s: %s; dialling again", self._address, why)
+
+    def well(self, what: str) -> None:
+        self._trouble = ""
+        logger.info("router %s: %s", self._address, what)

@@ -1,0 +1,90 @@
+"""The instance's numbers, as one message; and the few that a router places requests by."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from baton.core.engine.worker_watch import WorkerState
+from baton.core.instance import Instance
+from baton.core.kv.tiers import Tiers
+from baton.protocol.control import InstanceStats
+from baton.protocol.node import Beat
+
+HANDOFF_COUNTERS: Final = ("handed_over", "not_kept", "adopted", "not_adopted")
+PREEMPTED_TOLD: Final = 64
+"""Preempted requests that a beat names."""
+
+
+MOVED: Final = ("stored", "loaded", "put", "fetched", "pulled")
+"""Counters of blocks, which are told in bytes too."""
+
+
+def snapshot(instance: Instance, storage: dict[str, int] | None = None, block_bytes: int = 0) -> InstanceStats:
+    board, stats, pool = instance.board, instance.stats, instance.board.cache.pool
+    tiers = board.tiers
+    return InstanceStats(
+        running=len(board.running),
+        waiting=len(board.waiting) - board.waiting.returned,
+        preempted=len(board.preempting) + board.waiting.returned,
+        blocks_total=pool.total,
+        blocks_free=pool.free,
+        blocks_cached=pool.idle,
+        blocks_held=pool.total - pool.free - pool.idle,
+        slots_taken=board.slots.taken,
+        requests_open=len(board.groups),
+        steps_in_flight=len(instance.in_flight),
+        loading=board.loading,
+        host_blocks=tiers.host.total,
+        host_blocks_cached=len(tiers.host),
+        cache_service=tiers.up,
+        storage_circuit=tiers.read_circuit.state if tiers.config.storage else "",
+        storage_write_circuit=tiers.write_circuit.state if tiers.config.storage else "",
+        handoffs={name: getattr(stats, name) for name in HANDOFF_COUNTERS},
+        tiers=_tier_counters(tiers, block_bytes) if tiers.enabled else {},
+        storage=storage or {},
+        steps=stats.steps,
+        prompt_tokens=stats.prompt_tokens,
+        cached_tokens=stats.cached_tokens,
+        output_tokens=stats.output_tokens,
+        preemptions=stats.preemptions,
+        folded_blocks=stats.folded_blocks,
+        evicted_blocks=board.cache.evicted,
+        stale_rows=stats.stale_rows,
+        stale_results=stats.stale_results,
+        worker_losses=stats.worker_losses,
+        crash_ends=stats.crash_ends,
+        ended={reason.value: count for reason, count in stats.ended.items()},
+        refused={str(reason): count for reason, count in stats.refused.items()},
+        held_back={str(reason): count for reason, count in stats.held_back.items()},
+        mode=mode_of(instance),
+    )
+
+
+def _tier_counters(tiers: Tiers, block_bytes: int) -> dict[str, int]:
+    counters = {name: getattr(tiers.stats, name) for name in tiers.stats.__slots__}
+    counters |= {f"{name}_bytes": counters[name] * block_bytes for name in MOVED}
+    circuits = {
+        "read_circuit_opened": tiers.read_circuit.opened_total,
+        "write_circuit_opened": tiers.write_circuit.opened_total,
+    }
+    return counters | (circuits if tiers.config.storage else {})
+
+
+def mode_of(instance: Instance) -> str:
+    return "asleep" if instance.worker.state is WorkerState.ASLEEP else instance.mode.value
+
+
+def beat_of(instance: Instance, fault: str) -> Beat:
+    """`fault`: of its worker. One that is told to take no requests says so too. A worker that is lost is being replaced; one
+    that is there and has a fault stands still."""
+    board, pool, mode = instance.board, instance.board.cache.pool, mode_of(instance)
+    return Beat(
+        fault=fault or ("" if mode == "serving" else f"it is {mode}"),
+        token_seconds=instance.prompt_token_seconds,
+        blocks_available=pool.free + pool.idle,
+        slots_free=instance.config.scheduler.slots - board.slots.taken,
+        waiting_tokens=board.queued_tokens,
+        decoding=len(board.running),
+        stalled=bool(fault) and instance.worker.state is WorkerState.READY,
+        preempted=tuple(instance.view.preempted_requests(PREEMPTED_TOLD)),
+    )

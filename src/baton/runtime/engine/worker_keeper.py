@@ -1,0 +1,177 @@
+"""The engine's worker in all of its lives: plans go to it, its health is watched, it is restarted, put to sleep and woken.
+
+RestartWorker   the pool that it made is given back by everybody, then another one is started
+StopWorker      the same, and none follows until the instance wakes
+Wake, weights   the next worker loads others; where it cannot, the one after it loads the old ones (weight_reload.py)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from baton.config import EngineConfig
+from baton.core.effects import RestartWorker, RunStep, StopWorker
+from baton.core.engine.worker_watch import WorkerState
+from baton.core.events import Wake, WorkerLost, WorkerProgressed, WorkerReady, WorkerStopped
+from baton.protocol.control import ModelChanged, OrderAnswer, Ping, Pong, WorkerHello
+from baton.protocol.ids import WorkerEpoch
+from baton.runtime.engine.callers import Callers
+from baton.runtime.engine.instance_loop import InstanceLoop
+from baton.runtime.engine.pool_holder import PoolHolder
+from baton.runtime.engine.reporting import Reporting
+from baton.runtime.engine.step_tokens import StepTokens
+from baton.runtime.engine.weight_reload import WeightReload
+from baton.runtime.engine.worker_health import PROBE, IdleProbe, WorkerHealth
+from baton.runtime.processes.child import Child, Loss
+from baton.runtime.processes.child_set import ChildSet
+
+logger = logging.getLogger("baton.engine")
+
+WORKER = "worker"
+
+
+class WorkerKeeper:
+    def __init__(
+        self,
+        model: str,
+        children: ChildSet[EngineConfig],
+        pool: PoolHolder,
+        machine: InstanceLoop,
+        callers: Callers,
+        reporting: Reporting,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self.model = model
+        "Where the weights are that the next worker loads."
+        self.health = WorkerHealth()
+        self.step_tokens = StepTokens()
+        self._children = children
+        self._pool = pool
+        self._machine = machine
+        self._callers = callers
+        self._reporting = reporting
+        self._spawn = spawn
+        self._probe = IdleProbe()
+        self._reload: WeightReload | None = None
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def child(self) -> Child | None:
+        return self._children.get(WORKER)
+
+    # Its lives
+
+    def on_hello(self, worker: Child, hello: WorkerHello) -> None:
+        """Of every life but the first."""
+        instance, served, reload = self._machine.instance, self._reporting.ready, self._reload
+        if reload is not None and served is not None and reload.does_not_fit(hello, served):
+            worker.process.kill()  # its end is noticed like any other, and another one is started
+            return
+        changed = hello.identity != (None if instance is None else instance.fingerprint) and reload is None
+        if changed:
+            logger.warning("the model's files have changed: the next worker computes with others, and the cache begins anew")
+        self._reporting.on_next_worker(hello)
+        self._machine.tell(WorkerReady(WorkerEpoch(worker.life), hello.pool, hello.identity))
+        if changed:
+            self._reporting.files_changed(ModelChanged(self.model, hello.identity, hello.identity_parts))
+
+    def on_lost(self, worker: Child, loss: Loss) -> None:
+        self.health.detach()
+        self._machine.tell(WorkerLost(WorkerEpoch(worker.life), loss.text, loss.cause))
+
+    def restart(self, effect: RestartWorker) -> None:
+        if self._reload is not None and not self._reload.worker_starts(effect.reason, effect.cause):
+            self.model = self._reload.old
+        logger.warning("starting another worker (%s)", effect.reason)
+        self._probe = IdleProbe()
+        self._callers.answer_pings("the worker was lost and is being started again")
+
+        async def wanted() -> bool:
+            await self._pool.release(WORKER)
+            await asyncio.sleep(effect.delay_seconds)
+            instance = self._machine.instance
+            return instance is not None and instance.worker.epoch == effect.epoch  # else it is lost already
+
+        self._children.replace(WORKER, int(effect.epoch), wanted)
+
+    def stop(self, effect: StopWorker) -> None:
+        async def stop(worker: Child | None) -> None:
+            await self._pool.release(WORKER)  # importers unmap first
+            if worker is not None:
+                await self._children.stop(worker)
+            self.health.detach()
+            self._callers.answer_pings("")
+            self._machine.tell(WorkerStopped())
+
+        self._spawn(stop(self.child))
+
+    # What it is asked
+
+    def run_step(self, effect: RunStep) -> None:
+        if (worker := self.child) is not None:
+            self.step_tokens.observe(sum(effect.plan.run.counts))
+            worker.control.send(effect.plan)
+
+    def ping(self, number: int) -> None:
+        """Of a caller. A worker that computes shows that it does; only one that has nothing to do is asked."""
+        instance, worker = self._machine.instance, self.child
+        if instance is None:
+            return
+        fault = self.health.fault(instance, self._loop.time())
+        if worker is not None and not fault and not (instance.in_flight and self.health.known):
+            worker.control.send(Ping(number))
+        else:
+            self._callers.pong(Pong(number, fault))
+
+    def on_pong(self, pong: Pong) -> None:
+        if pong.number == PROBE:
+            self._probe.answered(self._loop.time())
+        else:
+            self._callers.pong(pong)
+
+    def look(self) -> None:
+        """At its progress, while plans are in flight."""
+        if self._machine.instance is not None:
+            self.health.look(self._machine.instance, self._loop.time())
+            if self._machine.instance.in_flight and self.health.progressed():
+                progressed = WorkerProgressed(self._machine.instance.worker.epoch)
+                self._loop.call_soon(self._machine.tell_from_loop, progressed)  # we may be within an event
+
+    def fault(self) -> str:
+        """What is wrong with it, for beats: several times per second. Empty: nothing."""
+        instance, worker, now = self._machine.instance, self.child, self._loop.time()
+        assert instance is not None
+        fault = self.health.fault(instance, now)
+        if not fault and worker is not None:
+            idle = instance.worker.state is WorkerState.READY and not instance.in_flight
+            fault = self._probe.look(now, idle=idle, ask=lambda: worker.control.send(Ping(PROBE)))
+        return fault
+
+    # Other weights
+
+    def wake(self, number: int, model: str) -> None:
+        """`model`: with these weights. Empty: with those that it had."""
+        if model and (instance := self._machine.instance) is not None:
+            if self._reload is not None or instance.worker.state is not WorkerState.ASLEEP:
+                self._callers.answer(OrderAnswer(number, "refused", "weights are loaded where it is asleep, one set at a time"))
+                return
+            self._reload = WeightReload(number, self.model, model)
+            self.model = model
+        self._machine.tell(Wake(number))
+
+    def answer_order(self, answer: OrderAnswer) -> None:
+        """Of the instance. Whether the weights were loaded only we know."""
+        reload = self._reload
+        if reload is not None and answer.number == reload.number:
+            self._reload = None
+            if reload.failure:
+                answer = OrderAnswer(answer.number, "refused", reload.failure)
+            elif answer.outcome == "done" and self._machine.instance is not None:
+                ready = self._reporting.ready
+                parts = {} if ready is None else ready.identity_parts
+                changed = ModelChanged(reload.new, self._machine.instance.fingerprint, parts)
+                self._reporting.weights_changed(changed, self._callers.who_ordered(answer.number))
+        self._callers.answer(answer)

@@ -1,0 +1,1 @@
+"""The process that answers HTTP, and its client of the engine."""

@@ -1,0 +1,182 @@
+"""The front process: HTTP, tokenizer and chat template on one side, the engine's channel on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import signal
+import socket
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+import uvicorn
+from starlette.applications import Starlette
+
+from baton.api.app import make_app
+from baton.api.config import ServedModel, api_config_of
+from baton.api.http.server import make_server
+from baton.api.http.shutdown import shutting_down
+from baton.api.http.tls import tls_context
+from baton.config import ANY_NAME, ServeConfig, shown
+from baton.config.device_defaults import OPTIONS
+from baton.errors import EngineError, Unavailable
+from baton.observe.logs import configure
+from baton.protocol.control import InstanceReady, StartFailed
+from baton.runtime.front.client import ChannelClient
+from baton.runtime.front.fingerprint import system_fingerprint
+from baton.runtime.processes.build_info import own_build
+from baton.runtime.processes.children import begin_child, freeze_gc_heap
+from baton.runtime.processes.loop_lag import LoopLag
+from baton.runtime.processes.process_table import CONTROL, DESCRIPTORS
+from baton.runtime.wire.channel import Channel
+from baton.runtime.wire.descriptors import receive_descriptor
+from baton.runtime.wire.listener import bind, listen
+from baton.text.loading import ModelText, load_model_text, read_template
+
+ANSWER_SECONDS = 2.0
+"""How long clients have to take the last words of requests that are ended."""
+FILES_MAX = 16_384
+
+
+async def serve(config: ServeConfig, sockets: dict[str, socket.socket]) -> None:
+    engine_channel, supervisor = await Channel.open(sockets["engine"]), await Channel.open(sockets[CONTROL])
+    client = ChannelClient(engine_channel)
+    # Where the start fails for another reason nobody waits for this one, and its error is not worth a word.
+    client.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
+    engine_gone = asyncio.create_task(client.read(partial(_next_engine, sockets[DESCRIPTORS]), config.start_seconds_max))
+    try:
+        tls = tls_context(config)
+        listeners = listen_on(config)  # before the model is loaded: a port that is taken is reported at once
+        template = read_template(config.chat_template) if config.chat_template else None
+        text = await asyncio.to_thread(load_text, config.model, template)
+        ready = await _ready(client, config.start_seconds_max)
+        app = _app(config, client, text, ready)
+        lag = LoopLag()
+        app.state.front.metrics.about_process("front", lambda: lag.seconds, own_build())
+
+        def on_identity(identity: bytes) -> None:
+            front = app.state.front
+            front.model = replace(front.model, fingerprint=system_fingerprint(config, identity))
+
+        client.on_identity = on_identity
+        # Without lifespan: a forced end would cancel it, with a traceback; closed below.
+        server = make_server(app, lifespan="off", tls=tls, root_path=config.root_path)
+        for sock in listeners:
+            listen(sock, server.config.backlog)  # from here on nobody is refused, so it may be told
+    except (EngineError, OSError, ValueError) as error:
+        supervisor.send(StartFailed(str(error) or type(error).__name__))
+        await supervisor.finish()
+        sys.exit(1)
+    serving = asyncio.create_task(server.serve(sockets=listeners))
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: (hurry if stop.is_set() else stop).set())
+    stopping = asyncio.create_task(stop.wait())
+    supervisor_gone = asyncio.create_task(until_end(supervisor))
+    freeze_gc_heap()
+    supervisor.send(ready)
+    await asyncio.wait([serving, engine_gone, stopping, supervisor_gone], return_when=asyncio.FIRST_COMPLETED)
+    await drain(server, serving, client, 0.0 if engine_gone.done() else config.drain_seconds_max, hurry)
+    app.state.front.close()
+    if engine_gone.done():
+        try:
+            engine_gone.result()
+        except EngineError as error:  # no other engine came; anything else is a bug, and shows as one
+            supervisor.send(StartFailed(str(error)))
+            await supervisor.finish()
+        sys.exit(1)
+    await client.finish()
+
+
+async def _next_engine(link: socket.socket) -> Channel | None:
+    """The channel to the engine that follows a lost one. The supervisor starts it, and hands its socket over."""
+    received = await receive_descriptor(link)
+    return None if received is None else await Channel.open(socket.socket(fileno=received[1]))
+
+
+def load_text(model: str, template: str | None) -> ModelText:
+    text = load_model_text(model, chat_template=template)
+    text.tokenizer.prepare_plain()  # now, and not in the first request that needs it: it takes a fifth of a second
+    return text
+
+
+def listen_on(config: ServeConfig) -> list[socket.socket]:
+    """One app for both: api/http/access.py tells by the port what a connection may reach."""
+    listeners = [bind(config.host, config.port)]
+    if config.admin_port is not None:
+        listeners.append(bind(config.admin_host, config.admin_port))
+    return listeners
+
+
+async def _ready(client: ChannelClient, seconds: float) -> InstanceReady:
+    try:
+        return await asyncio.wait_for(client.ready, seconds)
+    except TimeoutError:
+        raise Unavailable(f"the model was not ready within {seconds:g} s (start_seconds_max)") from None
+
+
+class EndsRequests(Protocol):
+    def end_requests(self, why: Exception) -> None: ...
+
+
+async def drain(
+    server: uvicorn.Server, serving: asyncio.Task[None], client: EndsRequests, seconds: float, hurry: asyncio.Event
+) -> None:
+    """Running requests may finish, so long at most or until the second signal. Then they end with an error that says why."""
+    server.should_exit = True
+    hurried = asyncio.create_task(hurry.wait())
+    await asyncio.wait({serving, hurried}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()
+    client.end_requests(shutting_down())
+    await asyncio.wait({serving}, timeout=ANSWER_SECONDS)
+    server.force_exit = True  # what is left waits for its client; the end of the loop cancels it (api/http/shutdown.py)
+    await asyncio.wait({serving}, timeout=ANSWER_SECONDS)
+
+
+async def until_end(channel: Channel) -> None:
+    while await channel.receive() is not None:
+        pass
+
+
+def _app(config: ServeConfig, client: ChannelClient, text: ModelText, ready: InstanceReady) -> Starlette:
+    settings = {
+        "serve": shown(config) | {name: ready.plan[name] for name in OPTIONS if name in ready.plan},
+        "instance": {"kv_blocks": ready.blocks, "block_size": ready.block_size, "max_num_seqs": ready.slots},
+        "plan": ready.plan,
+    }
+    return make_app(client, text.tokenizer, text.chat_template, served_model(config, ready), api_config_of(config, settings))
+
+
+def served_model(config: ServeConfig, ready: InstanceReady) -> ServedModel:
+    names = [name for name in config.served_model_name if name != ANY_NAME] or [config.model]
+    return ServedModel(
+        name=names[0],
+        aliases=tuple(names[1:]),
+        any_name=ANY_NAME in config.served_model_name,
+        context_tokens=ready.context_tokens,
+        head_width=ready.vocab_size,
+        created=int(time.time()),
+        sampling_defaults=ready.sampling_defaults,
+        pooling=ready.pooling,
+        fingerprint=system_fingerprint(config, ready.identity),
+    )
+
+
+def allow_many_files() -> None:
+    """Every connection is a file. Many systems allow a process 1024 of them until it asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def main() -> None:
+    config, sockets = begin_child(ServeConfig)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    configure("front", config.log_level, config.log_format)
+    allow_many_files()
+    asyncio.run(serve(config, sockets))

@@ -1,0 +1,268 @@
+"""The children of one process, as their table says (process_table.py): started, watched, started again, ended.
+
+One code for supervisor and engine; neither knows anything about a child but what its row says and what its messages are.
+
+A child that ends before the start is over ends the start. One that is lost later is started again as its row says, or its
+parent ends; where two that have a channel to each other end, the one that did not end well is to blame.
+
+How a descriptor gets to a child that has a descriptor socket: the parent calls
+`send_descriptor(child.descriptors, message, fd)`, in `on_started` for one that must have it from the beginning, and the child
+takes it with `receive_descriptor` or `wait_for_descriptor` (descriptors.py). What the child sends comes to `on_descriptor`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Generic, Protocol
+
+from baton.errors import ChildKilled, EngineError, PeerError, Unavailable
+from baton.protocol.codec import Message
+from baton.protocol.control import StartFailed
+from baton.protocol.pool import PeerSocket
+from baton.runtime.processes.child import KILL_SECONDS, Child, Loss
+from baton.runtime.processes.children import has_ended, start_child
+from baton.runtime.processes.memory_kills import MemoryKillLog
+from baton.runtime.processes.process_table import CONTROL, DESCRIPTORS, KILLED_BELOW, ChildRow, ParentConfig, Restart
+from baton.runtime.processes.restarts import Restarts
+from baton.runtime.wire.channel import Channel
+from baton.runtime.wire.descriptors import send_descriptor, take_descriptor
+
+OTHER_SECONDS = 2.0
+"""When one of two that talk to each other has ended the other follows; whose fault it was shows when both have."""
+
+
+class Parent(Protocol):
+    """What the owner of a ChildSet is told. An error that it raises ends it: on_over."""
+
+    def on_message(self, child: Child, message: Message) -> None: ...
+
+    def on_descriptor(self, child: Child, message: Message, fd: int) -> None:
+        """The descriptor is the parent's from now on."""
+        ...
+
+    def on_started(self, child: Child) -> None: ...
+
+    def on_lost(self, child: Child, loss: Loss) -> None:
+        """It is dead, and another comes as its row says."""
+        ...
+
+    def on_over(self, error: BaseException) -> None:
+        """A child was lost for good, or something of ours failed: the parent ends."""
+        ...
+
+
+class ChildSet(Generic[ParentConfig]):
+    def __init__(
+        self,
+        rows: Sequence[ChildRow[ParentConfig]],
+        config: Callable[[], ParentConfig],
+        parent: Parent,
+        *,
+        restarts_max: int,
+        backoff_seconds_max: float,
+    ) -> None:
+        self._rows = {row.name: row for row in rows}
+        self._config = config
+        self._parent = parent
+        self._restarts = {
+            row.name: Restarts(None if row.restart is Restart.ALWAYS else restarts_max, backoff_seconds_max) for row in rows
+        }
+        self._living: dict[str, Child] = {}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        "All that may still be there, those that are being replaced included."
+        self._lives = dict.fromkeys(self._rows, 0)
+        self._unclaimed: dict[tuple[str, str], socket.socket] = {}
+        "Ends of channels for children that do not exist yet: (whose, to whom)."
+        self._lost: dict[str, Exception] = {}
+        "Children that do not come back, and why."
+        self._starting = True
+        self._memory = MemoryKillLog()
+        self._replacing = asyncio.Lock()
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
+
+    def get(self, name: str) -> Child | None:
+        return self._living.get(name)
+
+    def process_ids(self) -> list[int]:
+        """Of all that we wait for ourselves."""
+        return [process.pid for process in self._processes]
+
+    def start_is_over(self) -> None:
+        """From now on lost children are started again, as their rows say."""
+        self._starting = False
+        self._spawn(self._memory.keep())
+
+    async def start(self, name: str, life: int | None = None) -> Child:
+        row = self._rows[name]
+        self._lives[name] = self._lives[name] + 1 if life is None else life
+        with contextlib.ExitStack() as undo:
+            pairs = {other: socket.socketpair() for other in self._sockets_of(row)}
+            ours = {other: undo.enter_context(pair[0]) for other, pair in pairs.items()}
+            theirs = {other: pair[1] for other, pair in pairs.items()}
+            theirs |= {peer: self._unclaimed.pop((name, peer)) for peer in row.peers}
+            process = start_child(row.module, row.config(self._config(), self._lives[name]), theirs, row.environment)
+            undo.pop_all()
+        self._processes = [*(old for old in self._processes if old.poll() is None), process]
+        control, link = ours.pop(CONTROL), ours.pop(DESCRIPTORS, None)
+        for other, sock in ours.items():
+            self._hand_over(other, name, sock)
+        child = self._living[name] = Child(row, self._lives[name], process, await Channel.open(control), link, self._memory)
+        if link is not None:
+            link.setblocking(False)
+            asyncio.get_running_loop().add_reader(link, self._read_descriptor, child)
+        self._watches[name] = self._spawn(self._watch(child))
+        self._parent.on_started(child)
+        return child
+
+    def _sockets_of(self, row: ChildRow[ParentConfig]) -> list[str]:
+        """What pairs a new child needs. Those that name it as a peer get an end each."""
+        wanting = [other.name for other in self._rows.values() if row.name in other.peers]
+        return [CONTROL, *([DESCRIPTORS] if row.descriptors else []), *wanting]
+
+    def _hand_over(self, whose: str, to: str, sock: socket.socket) -> None:
+        owner = self._living.get(whose)
+        if owner is not None and owner.descriptors is not None:
+            with sock:
+                send_descriptor(owner.descriptors, PeerSocket(to), sock.fileno())
+        else:
+            self._unclaimed[whose, to] = sock
+
+    def replace(self, name: str, life: int, wanted: Callable[[], Awaitable[bool]]) -> None:
+        """By order: the present one, if any, is dead before the next one lives. `wanted` is asked in between."""
+        old = self._living.pop(name, None)
+        if old is not None:
+            old.unwanted = True
+        self._spawn(self._replace(old, name, life, wanted))
+
+    async def _replace(self, old: Child | None, name: str, life: int, wanted: Callable[[], Awaitable[bool]]) -> None:
+        async with self._replacing:
+            if old is not None:
+                await old.end()
+            if await wanted():
+                await self.start(name, life)
+
+    async def stop(self, child: Child) -> None:
+        """By order: dead when this returns, and none follows until one is started."""
+        child.unwanted = True
+        if self._living.get(child.name) is child:
+            del self._living[child.name]
+        async with self._replacing:
+            await child.end()
+
+    # Watching
+
+    async def _watch(self, child: Child) -> None:
+        def take(message: Message) -> None:
+            if type(message) is StartFailed:
+                child.last_words = message.message
+            else:
+                self._parent.on_message(child, message)
+
+        broken = False
+        try:
+            await child.control.listen(take)
+        except PeerError as error:
+            child.last_words, broken = str(error), True
+        if child.unwanted:
+            return
+        loss = await child.end(child.row.exit_seconds)
+        if self._living.get(child.name) is child:
+            del self._living[child.name]
+        self._on_end(child, loss._replace(cause="protocol") if broken else loss)
+
+    def _read_descriptor(self, child: Child) -> None:
+        assert child.descriptors is not None
+        try:
+            received = take_descriptor(child.descriptors)
+            if received is None:
+                child.close_descriptors()
+            else:
+                self._parent.on_descriptor(child, *received)
+        except PeerError as error:
+            child.last_words = str(error)
+            child.close()
+        except Exception as error:
+            self._parent.on_over(error)
+
+    def _on_end(self, child: Child, loss: Loss) -> None:
+        when = " before it was ready" if self._starting else ""
+        told = loss._replace(text=child.last_words or f"the {child.name} process {loss.text}{when}")
+        rule, killed = child.row.restart, (loss.code or 0) < 0 or loss.code == KILLED_BELOW
+        ended_well = rule is Restart.IF_FAILED and loss.code == 0
+        if self._starting or self._lost or rule is Restart.NEVER or (rule is Restart.IF_KILLED and not killed) or ended_well:
+            self._lose(child, told)
+        elif rule is Restart.ORDERED:
+            self._parent.on_lost(child, told)
+        elif (delay := self._restarts[child.name].next_delay(child.ready_seconds)) is None:
+            self._lose(child, told)
+        else:
+            self._parent.on_lost(child, told)
+            self._spawn(self._start_again(child.name, delay))
+
+    async def _start_again(self, name: str, delay_seconds: float) -> None:
+        await asyncio.sleep(delay_seconds)
+        try:
+            await self.start(name)
+        except OSError as error:
+            raise Unavailable(f"the {name} was lost, and another cannot be started: {error}") from None
+
+    def _lose(self, child: Child, loss: Loss) -> None:
+        """For good: its parent ends."""
+        first = not self._lost
+        if child.last_words:
+            self._lost[child.name] = EngineError(child.last_words)
+        elif loss.code == 0:
+            self._lost[child.name] = _EndedWell(loss.text)
+        else:
+            self._lost[child.name] = (ChildKilled if loss.cause == "killed" else Unavailable)(loss.text)
+        if first:
+            self._spawn(self._conclude(child.row))
+
+    async def _conclude(self, first: ChildRow[ParentConfig]) -> None:
+        for child in self._living.values():
+            child.close_descriptors()  # no peer is started again: nobody need wait for one
+        peers = [row.name for row in self._rows.values() if row.name in first.peers or first.name in row.peers]
+        watches = [self._watches[name] for name in peers if name in self._living]
+        if watches:
+            await asyncio.wait(watches, timeout=OTHER_SECONDS)
+        errors = [self._lost[name] for name in self._rows if name in self._lost]
+        self._parent.on_over(next((error for error in errors if not isinstance(error, _EndedWell)), errors[-1]))
+
+    # The end
+
+    async def end(self, hurried: Callable[[], bool] = lambda: False) -> None:
+        """The last row first. Nothing is started any more, and nothing is left when this returns."""
+        for task in self._tasks:
+            task.cancel()
+        for child in self._living.values():
+            child.close_descriptors()
+        for row in reversed(self._rows.values()):
+            if row.name in self._living:
+                await self._living[row.name].finish(row.end_seconds(self._config()), hurried)
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+                await has_ended(process, KILL_SECONDS)
+        for sock in self._unclaimed.values():
+            sock.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task whose failure ends the parent: nothing of ours fails unseen."""
+        task = asyncio.create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._parent.on_over(error)
+
+
+class _EndedWell(Unavailable):
+    """A child ended without being asked to, and without an error of its own."""

@@ -1,0 +1,1 @@
+"""The router process: instances, their sessions, requests that it sends to them."""

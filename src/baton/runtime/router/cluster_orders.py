@@ -1,0 +1,189 @@
+"""Orders to a whole cluster: each goes to all of its instances, and is done when all have done it.
+
+The router itself drains first. It takes nothing new, waits for what is open (hand-offs included, for which both instances must
+be at work), and only then are instances paused. One that joins while the cluster is paused is paused too.
+
+Weights: all instances sleep, all wake with the new ones, and the cluster's identity is the new one when all have them. Where
+one of them cannot load them, those that could are given again what each had, and the order is refused. An instance that can
+load neither, or is lost on the way, has other weights than the rest when it comes back: then it is refused as unfit until it
+is started with the right ones.
+
+An instance that does not answer an order in time (orders.py) is given up: its session ends, the order goes on with the others,
+and it is judged anew when it dials again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+from baton.errors import CallerError, EngineError, Unavailable
+from baton.protocol.request import Refused
+from baton.repeats import printable
+from baton.runtime.front.orders import OrderLate
+from baton.runtime.router.node import Node
+from baton.runtime.router.node_set import NodeSet
+
+logger = logging.getLogger("baton.router")
+
+ALL_LOST: Final = "every instance was lost on the way: try again later"
+
+
+class Streams(Protocol):
+    """The requests of the cluster's clients."""
+
+    @property
+    def streams_open(self) -> int: ...
+
+    def withdraw_all(self) -> None: ...
+
+
+class ClusterOrders:
+    def __init__(self, streams: Streams, instances: NodeSet) -> None:
+        self._streams = streams
+        self._instances = instances
+        self.mode = "serving"
+        self.on_identity: Callable[[bytes], None] = lambda identity: None
+        "Told when other weights are served."
+        self._stream_ended = asyncio.Event()
+        instances.on_joined = self.on_joined
+
+    @property
+    def refusal(self) -> Refused | None:
+        """What a new request is told while the cluster does not serve."""
+        if self.mode == "serving":
+            return None
+        return Refused("draining" if self.mode == "draining" else "paused")
+
+    def on_joined(self, node: Node) -> None:
+        if self.mode not in ("serving", "draining"):
+            node.orders.pause_again()
+
+    def on_stream_ended(self) -> None:
+        self._stream_ended.set()
+
+    async def pause(self, drain_seconds: float | None) -> None:
+        if self.mode == "serving":
+            self.mode = "draining"
+        left = drain_seconds
+        try:
+            async with asyncio.timeout(drain_seconds):
+                await self._drained()
+        except TimeoutError:
+            self._streams.withdraw_all()
+            left = 0.0
+        self._require_not_resumed()
+        await self._there(lambda node: node.orders.pause(left))
+        self._require_not_resumed()
+        if self.mode == "draining":
+            self.mode = "paused"
+
+    async def _drained(self) -> None:
+        while self._streams.streams_open and self.mode != "serving":
+            self._stream_ended.clear()
+            await self._stream_ended.wait()
+
+    def _require_not_resumed(self) -> None:
+        if self.mode == "serving":
+            raise Unavailable("the cluster was resumed before it was paused")
+
+    async def resume(self) -> None:
+        self.mode = "serving"
+        self._stream_ended.set()  # whoever waits for the drain looks again
+        await self._there(lambda node: node.orders.resume())
+
+    async def clear_cache(self, *, device: bool, host: bool) -> None:
+        await self._all(lambda node: node.orders.clear_cache(device=device, host=host))
+
+    async def sleep(self, drain_seconds: float | None) -> None:
+        await self.pause(drain_seconds)
+        await self._all(lambda node: node.orders.sleep())
+        self.mode = "asleep"
+
+    async def wake(self) -> None:
+        await self._all(lambda node: node.orders.wake())
+        await self.resume()
+
+    async def load_weights(self, model: str, drain_seconds: float | None) -> None:
+        """Whatever becomes of it, the cluster serves afterwards. CallerError: they cannot be loaded; it serves the old ones."""
+        try:
+            await self.sleep(drain_seconds)
+        except EngineError:
+            await self._serve_again()
+            raise
+        self._instances.reloading = True
+        try:
+            await self._reload(model)
+        finally:
+            self._instances.reloading = False
+
+    async def _reload(self, model: str) -> None:
+        """All are asleep."""
+        nodes = self._instances.nodes
+        before = {node: node.hello.model for node in nodes}
+        outcomes = await self._outcomes(nodes, lambda node: node.orders.wake_with(model))
+        refused = [(node, error) for node, error in zip(nodes, outcomes, strict=True) if isinstance(error, CallerError)]
+        if refused:
+            await self._give_back({node: before[node] for node, error in zip(nodes, outcomes, strict=True) if error is None})
+        self._rejoin(nodes)
+        await self.resume()
+        if refused:
+            raise CallerError("; ".join(f"{node.hello.name}: {error}" for node, error in refused))
+        if None not in outcomes:
+            raise Unavailable(ALL_LOST)
+
+    async def _serve_again(self) -> None:
+        """What was paused, and in part asleep, for an order that has failed."""
+        await self._outcomes(self._instances.nodes, lambda node: node.orders.wake())
+        with contextlib.suppress(EngineError):  # of one; the others serve
+            await self.resume()
+
+    async def _give_back(self, models: Mapping[Node, str]) -> None:
+        """To those that have the new weights what each had before. A path is of one machine."""
+
+        async def give_back(node: Node) -> None:
+            await node.orders.sleep()
+            await node.orders.wake_with(models[node])
+
+        changed = list(models)
+        for node, error in zip(changed, await self._outcomes(changed, give_back), strict=True):
+            if error is not None:
+                logger.warning("instance %s does not get its old weights again: %s", printable(node.hello.name), error)
+
+    def _rejoin(self, nodes: Sequence[Node]) -> None:
+        """First all leave: while one with the old identity is there, none with another fits."""
+        self._instances.rejoin(nodes)
+        there = self._instances.nodes
+        if there:
+            self.on_identity(there[0].hello.ready.identity)
+
+    async def _all(self, order: Callable[[Node], Awaitable[None]]) -> None:
+        """Somebody must be there to do it."""
+        if not self._instances.nodes:
+            raise Unavailable("no instance is connected: try again later")
+        await self._there(order)
+        if not self._instances.nodes:
+            raise Unavailable(ALL_LOST)
+
+    async def _there(self, order: Callable[[Node], Awaitable[None]]) -> None:
+        """One that is lost on the way has nothing left to do. What another one answers is what all answer."""
+        nodes = self._instances.nodes
+        for node, error in zip(nodes, await self._outcomes(nodes, order), strict=True):
+            if error is not None and node in self._instances.nodes:
+                raise error
+
+    async def _outcomes(self, nodes: Sequence[Node], order: Callable[[Node], Awaitable[None]]) -> list[EngineError | None]:
+        async def outcome(node: Node) -> EngineError | None:
+            try:
+                await order(node)
+            except OrderLate as late:
+                self._instances.give_up(node, str(late))
+                return late
+            except EngineError as error:
+                return error
+            return None
+
+        return list(await asyncio.gather(*map(outcome, nodes)))

@@ -1,0 +1,116 @@
+"""One instance as the router's process has it: its session, what it told last, and the orders it was given."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from msgspec.structs import fields
+
+from baton.core.cluster.events import Session
+from baton.protocol.codec import Message
+from baton.protocol.control import InstanceStats
+from baton.protocol.node import Beat, InstanceView, NodeHello, NodeRefused, RouterHello
+from baton.protocol.numbers import Counter
+from baton.runtime.front.orders import Orders
+from baton.runtime.wire.channel import Channel
+
+
+class Node:
+    def __init__(self, session: Session, hello: NodeHello, channel: Channel, suspect_seconds: float) -> None:
+        """`suspect_seconds`: one that says nothing for so long is not counted on (core/cluster/membership.py)."""
+        self.session = session
+        self.hello = hello
+        self.channel = channel
+        self.orders = Orders(self.send)
+        self._suspect_seconds = suspect_seconds
+        self.stats = InstanceStats()
+        self.beat = Beat()
+        self.heard_at = asyncio.get_running_loop().time()
+        self._unsent: list[Message] | None = []
+        "Before it was welcomed. None: it was."
+
+    def send(self, message: Message) -> None:
+        if self._unsent is None:
+            self.channel.send(message)
+        else:
+            self._unsent.append(message)
+
+    def welcome(self, hello: RouterHello) -> None:
+        """The first thing that it hears. What the router machine had to say to it meanwhile follows."""
+        unsent, self._unsent = self._unsent or [], None
+        for message in (hello, *unsent):
+            self.channel.send(message)
+
+    @property
+    def welcomed(self) -> bool:
+        return self._unsent is None
+
+    def hang_up(self, reason: str) -> None:
+        self.channel.send(NodeRefused(reason))
+        self.channel.close()  # when that has gone out
+        self.orders.fail(f"the instance {self.hello.name} is gone")
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with it now. Empty: nothing."""
+        silent = asyncio.get_running_loop().time() - self.heard_at
+        return self.beat.fault or (f"nothing heard for {silent:.1f} s" if silent > self._suspect_seconds else "")
+
+    def view(self) -> InstanceView:
+        hello, fault = self.hello, self.fault
+        return InstanceView(
+            hello.name,
+            hello.role,
+            "suspect" if fault else "alive",
+            fault,
+            hello.health_url,
+            hello.pid,
+            self.stats,
+            hello.build,
+            hello.peers,
+        )
+
+
+GAUGES = frozenset(
+    [
+        "running",
+        "waiting",
+        "preempted",
+        "blocks_total",
+        "blocks_free",
+        "blocks_cached",
+        "blocks_held",
+        "slots_taken",
+        "requests_open",
+        "steps_in_flight",
+        "loading",
+        "host_blocks",
+        "host_blocks_cached",
+        "routers",
+        "loop_lag_microseconds",
+        "cache_loop_lag_microseconds",
+    ]
+)
+NUMBERS = tuple(field.name for field in fields(InstanceStats) if field.type == Counter)
+TABLES = tuple(field.name for field in fields(InstanceStats) if field.type == dict[str, Counter])
+
+
+def summed(all_stats: Iterable[InstanceStats]) -> InstanceStats:
+    """Of all instances together. Words (mode, circuit) are left as they are by default."""
+    total = InstanceStats()
+    for stats in all_stats:
+        for name in NUMBERS:
+            setattr(total, name, getattr(total, name) + getattr(stats, name))
+        for name in TABLES:
+            column = dict(getattr(total, name))
+            for key, count in getattr(stats, name).items():
+                column[key] = column.get(key, 0) + count
+            setattr(total, name, column)
+    return total
+
+
+def counters_of(stats: InstanceStats) -> InstanceStats:
+    """What stays in the sum when the instance is gone: counters never fall."""
+    names = (*(name for name in NUMBERS if name not in GAUGES), *TABLES)
+    return InstanceStats(**{name: getattr(stats, name) for name in names})

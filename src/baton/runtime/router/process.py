@@ -1,0 +1,198 @@
+"""The router process: a front without an instance of its own. HTTP and tokenizer on one side, instances on the other.
+
+    clients --HTTP--> ROUTER <--sessions (link.py)-- instances, which dial
+
+Until the first instance is there it only says that it is not ready: what is served (context, vocabulary, sampling defaults) it
+learns from that one. When all are lost it goes on: /health and /ready are red, requests wait a while and then get 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from dataclasses import asdict, replace
+from random import Random
+from typing import Any
+
+from starlette.applications import Starlette
+
+from baton.addresses import parse_address
+from baton.api.app import make_app
+from baton.api.config import api_config_of, limits_of
+from baton.api.http.reception import Reception
+from baton.api.http.server import make_server
+from baton.api.http.tls import tls_context
+from baton.api.routes.cluster import cluster_route
+from baton.config import shown, wire_config
+from baton.core.cluster.events import CloseDoor
+from baton.core.cluster.router import Router
+from baton.errors import EngineError
+from baton.observe.cluster_metrics import ClusterCollector
+from baton.observe.logs import configure
+from baton.protocol.control import StartFailed
+from baton.protocol.node import NodeHello
+from baton.runtime.front.fingerprint import system_fingerprint
+from baton.runtime.front.process import allow_many_files, drain, listen_on, load_text, served_model, until_end
+from baton.runtime.processes.build_info import own_build
+from baton.runtime.processes.children import begin_child, freeze_gc_heap
+from baton.runtime.processes.loop_lag import LoopLag
+from baton.runtime.processes.process_table import CONTROL
+from baton.runtime.router.router_client import RouterClient
+from baton.runtime.router.router_config import RouterProcessConfig
+from baton.runtime.wire.channel import Channel
+from baton.runtime.wire.link import Link
+from baton.runtime.wire.link_server import LinkServer, listen_at
+from baton.runtime.wire.listener import listen
+from baton.text.loading import ModelText, read_template
+from baton.trust.secret import read_secret
+
+logger = logging.getLogger("baton.router")
+
+SESSIONS_BEYOND_MAX = 16
+"""Sessions beyond the instances that may join: one too many is refused in words, and not only closed."""
+VIEW_SECONDS = 0.5
+"""How often whoever started the router is told what it sees."""
+
+
+class RouterProcess:
+    def __init__(self, config: RouterProcessConfig, supervisor: Channel) -> None:
+        self._config = config
+        self._supervisor = supervisor
+        self._wire = wire_config(config.serve.wire)
+        self._client = RouterClient(Router(config.router, Random()), config.router, wire=self._wire)
+        self._links: LinkServer | None = None
+        self._lag = LoopLag()
+        self._sessions: dict[asyncio.Task[None], None] = {}
+        self._view_timer: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        """Raises what was wrong, where it cannot start or go on."""
+        serve, client = self._config.serve, self._client
+        tls = tls_context(serve)
+        listeners = listen_on(serve)  # before anything is loaded: a port that is taken is reported at once
+        links = self._links = LinkServer(
+            listen_at(parse_address(self._config.listen)),
+            read_secret(self._config.secret),
+            self._on_link,
+            sessions_max=self._config.router.instances_max + SESSIONS_BEYOND_MAX,
+            wire=self._wire,
+        )
+        template = read_template(serve.chat_template) if serve.chat_template else None
+        reception = Reception("no instance has joined yet: try again later")
+        server = make_server(reception, limits=limits_of(serve), lifespan="off", tls=tls, root_path=serve.root_path)
+        for sock in listeners:
+            listen(sock, server.config.backlog)
+        serving = asyncio.create_task(server.serve(sockets=listeners))
+        meeting = asyncio.create_task(links.serve())
+        stop, hurry = asyncio.Event(), asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: (hurry if stop.is_set() else stop).set())
+        stopping = asyncio.create_task(stop.wait())
+        gone = asyncio.create_task(until_end(self._supervisor))
+        starting = asyncio.create_task(self._start(reception, template))
+        ends: set[asyncio.Future[Any]] = {serving, meeting, stopping, gone, client.over}
+        try:
+            done, _ = await asyncio.wait({*ends, starting}, return_when=asyncio.FIRST_COMPLETED)
+            if starting in done:
+                starting.result()
+                done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for task in (client.over, meeting):
+                if task in done:
+                    task.result()
+            client.tell(CloseDoor())
+            await drain(server, serving, client, serve.drain_seconds_max, hurry)
+        finally:
+            starting.cancel()
+            meeting.cancel()
+            stopping.cancel()
+            gone.cancel()
+            server.should_exit = server.force_exit = True
+            if self._view_timer is not None:
+                self._view_timer.cancel()
+            client.close()
+            if isinstance(reception.app, Starlette):
+                reception.app.state.front.close()
+            for task in self._sessions:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, EngineError):
+                await meeting
+
+    async def _start(self, reception: Reception, template: str | None) -> None:
+        """From now on there is something to serve."""
+        serve, seconds = self._config.serve, self._config.serve.start_seconds_max
+        text = await asyncio.to_thread(load_text, serve.model, template)
+        first = self._client.instances.first
+        done, _ = await asyncio.wait([first], timeout=seconds)
+        if not done:  # an instance may load, or download, for longer than that: until then /live is green and the rest is 503
+            logger.warning("no instance has joined within %g s (start_seconds_max): still waiting", seconds)
+        hello = await asyncio.shield(first)
+        reception.app = self._app(text, hello)
+        freeze_gc_heap()
+        self._supervisor.send(hello.ready)
+        self._send_view()
+
+    def _app(self, text: ModelText, hello: NodeHello) -> Starlette:
+        config, client = self._config, self._client
+        settings = {"serve": shown(config.serve), "router": {**asdict(config.router), "name": client.name}}
+        collector = ClusterCollector(client.view, self._session_counts)
+        client.on_handoff = collector.handoff_seconds.observe
+        model = served_model(config.serve, hello.ready)
+        app = make_app(
+            client,
+            text.tokenizer,
+            text.chat_template,
+            model,
+            api_config_of(config.serve, settings),
+            routes=[cluster_route(client.view)],
+            collector=collector,
+        )
+
+        def on_identity(identity: bytes) -> None:
+            front = app.state.front
+            front.model = replace(front.model, fingerprint=system_fingerprint(config.serve, identity))
+
+        def on_changed() -> None:
+            front, context = app.state.front, client.instances.context_tokens
+            if context is not None and context != front.model.context_tokens:
+                front.model = replace(front.model, context_tokens=context)
+
+        lag = self._lag
+        app.state.front.metrics.about_process("router", lambda: lag.seconds, own_build())
+        client.orders.on_identity = on_identity
+        client.instances.on_changed = on_changed
+        on_changed()  # others may have joined since the first
+        return app
+
+    def _session_counts(self) -> dict[str, int]:
+        counts = {} if self._links is None else {**self._links.counts}
+        return counts | {"malformed": counts.get("malformed", 0) + self._client.instances.malformed}
+
+    def _on_link(self, link: Link, peer: str) -> None:
+        task = asyncio.create_task(self._client.serve_instance(link))
+        self._sessions[task] = None
+        task.add_done_callback(lambda task: self._sessions.pop(task, None))
+
+    def _send_view(self) -> None:
+        self._supervisor.send(self._client.view())
+        self._view_timer = asyncio.get_running_loop().call_later(VIEW_SECONDS, self._send_view)
+
+
+async def serve(config: RouterProcessConfig, sockets: dict[str, socket.socket]) -> None:
+    supervisor = await Channel.open(sockets[CONTROL])
+    try:
+        await RouterProcess(config, supervisor).run()
+    except (EngineError, OSError, ValueError) as error:
+        supervisor.send(StartFailed(str(error) or type(error).__name__))
+        await supervisor.finish()
+        sys.exit(1)
+
+
+def main() -> None:
+    config, sockets = begin_child(RouterProcessConfig)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    configure("router", config.serve.log_level, config.serve.log_format)
+    allow_many_files()
+    asyncio.run(serve(config, sockets))

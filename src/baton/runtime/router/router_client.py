@@ -1,0 +1,343 @@
+"""The cluster as the API sees it: one engine. Requests go to the router machine, which places them on instances.
+
+    API --generate, abort--> RouterClient --Arrive, Withdraw--> router machine --Tell--> instance
+        <-------- deltas ---              <-- Deliver, TurnAway --             <--Say---
+
+Instances dial. The first thing in a session is a NodeHello, the answer a RouterHello or a NodeRefused. Orders (pause, sleep,
+weights) go to all instances, beside the machine (cluster_orders.py).
+
+A request has another name on the wire: that of its router stands before it, so that two routers never mean the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from baton.api.generate.engine_client import Delta, EngineRefused
+from baton.config import RouterConfig, WireConfig
+from baton.core.cluster.events import (
+    Arrive,
+    BreakOff,
+    ClusterEffect,
+    ClusterEvent,
+    Deliver,
+    HangUp,
+    Join,
+    Part,
+    RunPass,
+    Say,
+    SchedulePass,
+    Tell,
+    Tick,
+    TurnAway,
+    Withdraw,
+)
+from baton.core.cluster.router import Router
+from baton.errors import EngineError, InvariantBroken, Unavailable
+from baton.protocol.codec import Message
+from baton.protocol.control import InstanceStats
+from baton.protocol.handoff import Adopted, Offer, request_of
+from baton.protocol.ids import RequestId
+from baton.protocol.node import ClusterView, PathView
+from baton.protocol.output import Ended
+from baton.protocol.request import FinishReason, GenerateRequest, Refused
+from baton.repeats import printable
+from baton.runtime.driver import Driver
+from baton.runtime.front.deltas import deliver
+from baton.runtime.front.stream import Stream
+from baton.runtime.router.cluster_orders import ClusterOrders
+from baton.runtime.router.node import Node
+from baton.runtime.router.node_set import NodeSet
+from baton.runtime.wire.channel import Channel
+
+logger = logging.getLogger("baton.router")
+
+CHECK_SECONDS: Final = 10.0
+"""An idle router checks its books at most this often."""
+HANDOFFS_SHOWN: Final = 100
+"""So many of the last ones are shown to people, as a mean."""
+PATHS_SHOWN: Final = 100
+
+
+class RoutedStream(Stream):
+    """The router machine has sorted out attempts and positions: whatever attempt a token is of, it is the next one."""
+
+    __slots__ = ("offered_at",)
+
+    def __init__(self, request: GenerateRequest, take: Callable[[Delta], None], now: float) -> None:
+        super().__init__(request, take, now)
+        self.offered_at: float | None = None
+        "When all of its prompt was computed, on the way from one instance to another."
+
+    def takes(self, attempt: int, index: int, position: int, tokens: list[int]) -> list[int]:
+        self.attempt = attempt
+        return super().takes(attempt, index, position, tokens)
+
+    def ends(self, ended: Ended) -> bool:
+        return ended.index in self.open
+
+
+class RouterClient:
+    """Satisfies api.engine_client.EngineClient."""
+
+    def __init__(
+        self, machine: Router, config: RouterConfig, *, name: str | None = None, wire: WireConfig | None = None
+    ) -> None:
+        self.name = name or secrets.token_hex(8)
+        self._prefix = f"{self.name}."
+        ports: dict[type[Any], Callable[[Any], None]] = {
+            Tell: self._send_to_instance,
+            Deliver: lambda effect: deliver(effect.emit, self._streams),
+            TurnAway: self._turn_away,
+            BreakOff: self._break_off,
+            HangUp: lambda effect: self.instances.lose(effect.session, effect.reason),
+            SchedulePass: self._schedule_pass,
+        }
+        self._machine = machine
+        self._driver: Driver[ClusterEvent, ClusterEffect] = Driver(machine, ports, lambda: self.tell(Tick()))
+        self._events: deque[ClusterEvent] = deque()
+        self._telling = False
+        self._check_due = 0.0
+        self._streams: dict[RequestId, RoutedStream] = {}
+        "By the name on the wire."
+        self._loop = asyncio.get_running_loop()
+        self.instances = NodeSet(self.name, config, self, wire)
+        self.orders = ClusterOrders(self, self.instances)
+        self._handoffs: deque[float] = deque(maxlen=HANDOFFS_SHOWN)
+        "What the last ones took, in seconds."
+        self.on_handoff: Callable[[float], None] = lambda seconds: None
+        self.over: asyncio.Future[None] = self._loop.create_future()
+        "Nothing but a failure of our own ends it."
+        self._ended: Exception | None = None
+        "Why no request is taken any more."
+
+    # Instances
+
+    @property
+    def nodes(self) -> list[Node]:
+        return self.instances.nodes
+
+    async def serve_instance(self, channel: Channel) -> None:
+        """One session, from its hello to its end."""
+        await self.instances.serve(channel)
+
+    def on_message(self, message: Message) -> None:
+        """What instances say, on its way to the machine: how long hand-offs take is measured here."""
+        if type(message) is Adopted:
+            stream = self._streams.get(message.request)
+            if stream is not None and stream.offered_at is not None:
+                seconds, stream.offered_at = self._loop.time() - stream.offered_at, None
+                self._handoffs.append(seconds)
+                self.on_handoff(seconds)
+        elif type(message) is Offer and message.last and (stream := self._streams.get(message.request)) is not None:
+            stream.offered_at = self._loop.time()
+
+    # What the machine wants done
+
+    def _send_to_instance(self, effect: Tell) -> None:
+        message = effect.message
+        try:
+            self.instances.send(effect.session, message)
+        except EngineError as error:  # with its outputs it is too large for a frame
+            request = request_of(message)
+            if request is not None and (stream := self._streams.get(request.id)) is not None:
+                stream.lose(error)
+                self.tell(Withdraw(request.id))
+
+    def _schedule_pass(self, effect: SchedulePass) -> None:
+        """Behind all that is ready in this turn of the loop: one pass for however many heartbeats and requests."""
+        self._loop.call_soon(self.tell, RunPass())
+
+    def _turn_away(self, effect: TurnAway) -> None:
+        if (stream := self._streams.get(effect.request)) is not None:
+            stream.lose(EngineRefused(effect.refused, effect.retry_seconds))
+
+    def _break_off(self, effect: BreakOff) -> None:
+        stream = self._streams.get(effect.request)
+        if stream is None:
+            return
+        if effect.error == "worker_gone":
+            stream.lose(Unavailable(effect.detail))
+            return
+        for index, told in list(stream.open.items()):
+            prompt = len(stream.request.prompt)
+            ended = Ended(effect.request, index, FinishReason.ERROR, prompt, 0, len(told), 0, effect.error, effect.detail)
+            stream.tell(Delta(index, ended=ended))
+
+    def tell(self, event: ClusterEvent) -> None:
+        """One after the other: who is told a token may at once withdraw its request. A machine whose state is impossible must
+        not go on."""
+        self._events.append(event)
+        if self._telling or self.over.done():
+            return
+        self._telling = True
+        try:
+            while self._events:
+                self._handle(self._events.popleft())
+            if self._machine.idle and self._loop.time() >= self._check_due:
+                self._check_due = self._loop.time() + CHECK_SECONDS
+                self._machine.check()  # nobody waits for us now
+        except Exception as error:
+            self.fail(error)
+        finally:
+            self._telling = False
+
+    def _handle(self, event: ClusterEvent) -> None:
+        """A message of one session that the machine cannot handle ends that session and nothing else, if the machine's state is
+        sound all the same."""
+        try:
+            effects = self._driver.decide(event)
+        except InvariantBroken:
+            raise
+        except Exception as error:
+            if not isinstance(event, Say | Join):
+                raise
+            self._machine.check()
+            self.instances.end_malformed(event.session, error)
+            self._events.appendleft(Part(event.session, "malformed"))
+        else:
+            self._driver.carry_out(effects)
+
+    def fail(self, error: Exception) -> None:
+        if not self.over.done():
+            self.over.set_exception(error)
+        self.end_requests(Unavailable("the router failed"))
+
+    def close(self) -> None:
+        """Sessions end; instances abort what they have of us."""
+        self._driver.close()
+        self.instances.close()
+        if not self.over.done():
+            self.over.set_result(None)
+        self.over.exception()
+
+    def end_requests(self, why: Exception) -> None:
+        """Ends every open request with this error. One that comes later gets it too."""
+        self._ended = why
+        for stream in self._streams.values():
+            stream.lose(why)
+
+    # What the API asks for
+
+    async def generate(self, request: GenerateRequest, take: Callable[[Delta], None]) -> None:
+        if self._ended is not None:
+            raise self._ended
+        if (refused := self.orders.refusal) is not None:
+            raise EngineRefused(refused)
+        name = RequestId(self._prefix + request.id)
+        if name in self._streams:
+            raise EngineRefused(Refused("duplicate_id"))
+
+        def take_named(delta: Delta) -> None:
+            if delta.ended is not None:
+                delta.ended = replace(delta.ended, request=request.id)
+            take(delta)
+
+        renamed = replace(request, id=name)
+        stream = self._streams[name] = RoutedStream(renamed, take_named, self._loop.time())
+        try:
+            self.tell(Arrive(renamed))
+            await stream.done
+        finally:
+            del self._streams[name]
+            if stream.open and not stream.lost:
+                self.tell(Withdraw(name))
+            self.orders.on_stream_ended()
+
+    def abort(self, request: RequestId, index: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
+        name = RequestId(self._prefix + request)
+        if name in self._streams:
+            self.tell(Withdraw(name, index, reason))
+
+    def withdraw_all(self) -> None:
+        for name in list(self._streams):
+            self.tell(Withdraw(name))
+
+    @property
+    def streams_open(self) -> int:
+        return len(self._streams)
+
+    async def ping(self, timeout_seconds: float) -> None:
+        """Instances say by themselves, several times a second, whether they get on: nobody need be asked."""
+        if self.over.done():
+            raise Unavailable("the router failed")
+        faults = [f"{node.hello.name}: {node.fault}" for node in self.nodes if node.fault]
+        if len(faults) == len(self.nodes):
+            raise Unavailable("; ".join(faults) or NO_INSTANCE)
+
+    def stats(self) -> InstanceStats:
+        total = self.instances.stats()
+        total.mode = self.orders.mode
+        return total
+
+    async def pause(self, drain_seconds: float | None) -> None:
+        await self.orders.pause(drain_seconds)
+
+    async def resume(self) -> None:
+        await self.orders.resume()
+
+    async def clear_cache(self, *, device: bool, host: bool) -> None:
+        await self.orders.clear_cache(device=device, host=host)
+
+    async def sleep(self, drain_seconds: float | None) -> None:
+        await self.orders.sleep(drain_seconds)
+
+    async def wake(self) -> None:
+        await self.orders.wake()
+
+    async def load_weights(self, model: str, drain_seconds: float | None) -> None:
+        await self.orders.load_weights(model, drain_seconds)
+
+    # For people
+
+    def view(self) -> ClusterView:
+        stats, took = self._machine.stats, self._handoffs
+        counters = {
+            "requests": stats.arrived,
+            "whole": stats.whole,
+            "handoffs": stats.handoffs,
+            "replays": stats.retries,
+            "moved": stats.moved,
+            "left": stats.left,
+            "paths_given_up": stats.paths_given_up,
+            "broken": stats.broken,
+            "broken_off": sum(stats.broken_off.values()),
+            "instances_joined": self.instances.joined,
+            "instances_lost": stats.instances_lost,
+            "instances_refused": stats.instances_refused,
+            "sessions_malformed": self.instances.malformed,
+            **{f"refused_{reason}": count for reason, count in stats.turned_away.items()},
+            **{f"handoff_{outcome}": count for outcome, count in stats.handoff_ends.items()},
+            **{f"lost_{how}": count for how, count in stats.losses.items()},
+        }
+        return ClusterView(
+            router=self.name,
+            mode=self.orders.mode,
+            queued=self._machine.queued,
+            open=len(self._streams),
+            instances=tuple(node.view() for node in self.nodes),
+            counters=counters,
+            handoff_seconds=sum(took) / len(took) if took else 0.0,
+            failed_paths=self._failed_paths(),
+        )
+
+    def _failed_paths(self) -> tuple[PathView, ...]:
+        members = self._machine.membership.members
+        failed = (
+            PathView(printable(reader.name), printable(members[source].name), path.failures, printable(path.fault))
+            for reader in members.values()
+            for source, path in reader.paths.failed().items()
+            if source in members
+        )
+        return tuple(islice(failed, PATHS_SHOWN))
+
+
+NO_INSTANCE: Final = "no instance is connected: try again later"

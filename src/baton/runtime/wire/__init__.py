@@ -1,0 +1,1 @@
+"""Sockets between processes: channels of one server, sessions between router and instance, descriptors."""

@@ -1,0 +1,235 @@
+"""Framed messages over a stream socket between two processes of one instance.
+
+The socket is one half of a socketpair that the parent made and the child inherited: nobody else can reach it, it has no name
+to collide or to be left behind, and the other side's death is an end of file at once, not a time-out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, cast
+
+from baton.errors import PeerError, ProtocolError, Unavailable
+from baton.protocol.codec import Message, encode
+from baton.protocol.frames import FrameBuffer
+
+OFFER_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Over this much unread by the peer, what can be refused is refused. With the largest frame on top it stays below the next."""
+
+BACKLOG_BYTES_MAX: Final = 256 * 1024 * 1024
+"""A peer that lets this much pile up is not reading any more."""
+
+UNREAD_SECONDS_MAX: Final = 120.0
+"""A peer that takes not one byte for so long is not reading any more. Longer than any step."""
+
+LAST_WORDS_SECONDS: Final = 2.0
+"""How long the end of a process waits for the other side to take what was said last."""
+
+INBOX_MAX: Final = 256
+"""Messages that wait for `receive`; over it the socket is not read."""
+
+
+class Channel:
+    """The asyncio end. `send` never waits; what is not read by the other side piles up, within a bound.
+
+    Whose fault an error is: bytes of the peer that are no message are a PeerError, and end the channel. A message of ours
+    that cannot be sent is an error for its sender, and the channel goes on.
+
+    Messages are taken one by one with `receive`, or told to a function with `listen`: that one is called straight from the
+    loop, with no task or queue between the socket and it, because a token passes here.
+    """
+
+    def __init__(self, frames: FrameProtocol) -> None:
+        self._frames = frames
+
+    @classmethod
+    async def open(cls, sock: socket.socket) -> Channel:
+        sock.setblocking(False)
+        channel = Channel(FrameProtocol(FrameBuffer()))
+        await asyncio.get_running_loop().create_unix_connection(lambda: channel._frames, sock=sock)
+        return channel
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that were sent and that the kernel has not taken yet: the peer is behind."""
+        return self._frames.backlog
+
+    def send(self, message: Message) -> None:
+        """To a peer that is gone: nothing happens, `receive` tells of the end. MessageTooLarge: nothing was sent."""
+        self._frames.write(encode(message))
+
+    def offer(self, message: Message) -> None:
+        """Like `send`, for what can be refused: Unavailable where the peer is far behind."""
+        if self.backlog > OFFER_BYTES_MAX:
+            raise Unavailable("the engine is too far behind to take more requests; try again later")
+        self.send(message)
+
+    async def receive(self) -> Message | None:
+        """The next message, None at the end. Bytes that are not ours end it too, with an error."""
+        frames = self._frames
+        while not frames.inbox:
+            if frames.ended.done():
+                frames.ended.result()
+                return None
+            frames.news.clear()
+            await frames.news.wait()
+        message = frames.inbox.popleft()
+        if len(frames.inbox) == INBOX_MAX - 1 and not frames.transport.is_closing():
+            frames.transport.resume_reading()
+        return message
+
+    async def listen(self, take: Callable[[Message], None]) -> None:
+        """Tells `take` every message as it comes, until the end. An error of `take` ends it, and is raised here."""
+        frames = self._frames
+        while frames.inbox:
+            take(frames.inbox.popleft())
+        if not frames.transport.is_closing():
+            frames.transport.resume_reading()
+        frames.take = take
+        try:
+            await asyncio.shield(frames.ended)
+        finally:
+            frames.take = frames.keep  # nothing is told to one who has left
+
+    def close(self) -> None:
+        self._frames.close()
+
+    async def finish(self) -> None:
+        """Close when the other side has taken everything, or does not take it any more."""
+        self.close()
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            await asyncio.wait_for(asyncio.shield(self._frames.lost), LAST_WORDS_SECONDS)
+
+
+class FrameProtocol(asyncio.BufferedProtocol):
+    """Reads into one buffer that is used again and again; a wake-up takes in every whole frame that is there.
+
+    runtime/wire/link.py has another one, whose frames are sealed."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, buffer: FrameBuffer) -> None:
+        loop = asyncio.get_running_loop()
+        self.inbox: deque[Message] = deque()
+        self.take: Callable[[Message], None] = self.keep
+        self.news = asyncio.Event()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        "No message comes any more; with what was wrong, if anything was."
+        self.ended.add_done_callback(lambda ended: ended.exception())  # seen, even if nobody asks
+        self.lost: asyncio.Future[None] = loop.create_future()
+        "The socket is closed: what was written has gone out, or never will."
+        self._buffer = buffer
+        self._written = 0
+        self._unread_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one, though not by descent
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.ended.done():
+            return
+        messages = self._buffer.filled(nbytes)
+        while (message := self._next(messages)) is not None and not self.ended.done():
+            try:
+                self.take(message)
+            except Exception as error:
+                self._end(error)
+
+    def _next(self, messages: Iterator[Message]) -> Message | None:
+        try:
+            return next(messages, None)
+        except ProtocolError as error:
+            self._end(error if isinstance(error, PeerError) else PeerError(str(error)))
+            self.transport.close()
+            return None
+
+    @property
+    def backlog(self) -> int:
+        return self.transport.get_write_buffer_size()
+
+    def close(self) -> None:
+        self.transport.close()
+
+    def write(self, frame: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._written += len(frame)
+        self.transport.write(frame)
+        unread = self.transport.get_write_buffer_size()
+        if unread > self.backlog_bytes_max():
+            self._drop_unread(unread)
+        elif unread and self._unread_timer is None:
+            self._watch_unread()
+
+    def _watch_unread(self) -> None:
+        """Again and again until all is taken; aborts when nothing was taken in between."""
+        taken = self._written - self.transport.get_write_buffer_size()
+
+        def look() -> None:
+            self._unread_timer = None
+            unread = self.transport.get_write_buffer_size()
+            if unread and not self.transport.is_closing():
+                self._watch_unread() if self._written - unread > taken else self._drop_unread(unread)
+
+        self._unread_timer = asyncio.get_running_loop().call_later(UNREAD_SECONDS_MAX, look)
+
+    def backlog_bytes_max(self) -> int:
+        return BACKLOG_BYTES_MAX
+
+    def _drop_unread(self, unread: int) -> None:
+        """The peer does not read any more."""
+        self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+        self._end(None)
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def keep(self, message: Message) -> None:
+        self.inbox.append(message)
+        self.news.set()
+        if len(self.inbox) == INBOX_MAX:
+            self.transport.pause_reading()
+
+    def _end(self, error: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error) if error is not None else self.ended.set_result(None)
+        self.news.set()
+
+
+class BlockingChannel:
+    """The plain end, for a process that does one thing at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        self._socket = sock
+        self._buffer = FrameBuffer()
+        self._inbox: deque[Message] = deque()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def has_message(self) -> bool:
+        """Whether receive() has one at hand, and need not look at the socket."""
+        return bool(self._inbox)
+
+    def send(self, message: Message) -> None:
+        self._socket.sendall(encode(message))
+
+    def receive(self) -> Message | None:
+        while not self._inbox:
+            count = self._socket.recv_into(self._buffer.room())
+            if not count:
+                return None
+            self._inbox.extend(self._buffer.filled(count))
+        return self._inbox.popleft()

@@ -1,0 +1,172 @@
+"""A session between a router and an instance: a channel (channel.py) over a network that is not trusted.
+
+    instance  dial(address, secret) ------------> LinkServer  router
+              Link  <== sealed frames, both ways ==>  Link
+
+Messages come in order and once, from somebody who knows the cluster's secret (trust/); or the session is over.
+`send` gathers: all messages of one turn of the loop go out in one sealed frame, for the price of one MAC. A peer that does not
+read is given up when too much has piled up. Whether it lives is for others to say: the end of a TCP connection can stay
+unseen for hours, so both sides beat (protocol/node.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from typing import Final, Literal
+
+from baton.addresses import Address
+from baton.config import WireConfig
+from baton.errors import LinkFailed
+from baton.protocol.codec import Message, encode
+from baton.protocol.directions import FROM_INSTANCE, FROM_ROUTER
+from baton.protocol.versions import VERSIONS, Versions
+from baton.runtime.wire.channel import LAST_WORDS_SECONDS, Channel, FrameProtocol
+from baton.trust.dialling import connected
+from baton.trust.handshake import LINK, SessionKeys
+from baton.trust.seal import CONTENT_BYTES_MAX, SealedBuffer, Sealer
+from baton.trust.secret import Secret
+from baton.trust.session import prove_as_dialler, prove_as_listener
+
+Side = Literal["router", "instance"]
+
+BATCH_BYTES: Final = 256 * 1024
+"""What has gathered goes out at once beyond this: the peer need not wait for a large frame to be whole."""
+WIRE: Final = WireConfig()
+"""What holds where nobody says otherwise."""
+
+
+class Link(Channel):
+    """Used like a Channel. What is wrong with the peer is a LinkFailed, with a reason."""
+
+    _frames: SealedFrames
+
+    def __init__(self, frames: SealedFrames, version: int = VERSIONS.newest) -> None:
+        """`version`: of messages, as both sides have agreed."""
+        super().__init__(frames)
+        self.version = version
+
+    def send(self, message: Message) -> None:
+        self._frames.write(encode(message, self.version))
+
+    def on_unknown_kind(self, call: Callable[[int], None]) -> None:
+        """`call` gets the kind of every message that is skipped because this build does not know it."""
+        self._frames.on_unknown_kind(call)
+
+    @property
+    def failure(self) -> LinkFailed | None:
+        """Why it was ended, if something was wrong with the peer."""
+        return self._frames.failure
+
+    @property
+    def own_host(self) -> str:
+        """The address of this machine that the connection leaves from. Empty: it is a unix socket."""
+        place = self._frames.transport.get_extra_info("sockname")
+        return str(place[0]) if isinstance(place, tuple) else ""
+
+    async def wait_ended(self) -> None:
+        """Until nothing more comes. Raises nothing: `failure` says what was wrong, if something was."""
+        await asyncio.wait({self._frames.ended})
+
+
+class SealedFrames(FrameProtocol):
+    def __init__(self, keys: SessionKeys, side: Side, wire: WireConfig = WIRE) -> None:
+        """`side`: which one we are."""
+        self._backlog_bytes_max = wire.session_backlog_bytes_max
+        ours, theirs = keys if side == "router" else reversed(keys)
+        self._sealed = SealedBuffer(theirs, FROM_INSTANCE if side == "router" else FROM_ROUTER)
+        super().__init__(self._sealed)
+        self._sealer = Sealer(ours)
+        self._gathered: list[bytes] = []
+        self._gathered_bytes = 0
+        self._closing: asyncio.TimerHandle | None = None
+
+    def on_unknown_kind(self, call: Callable[[int], None]) -> None:
+        self._sealed.unsealer.on_unknown = call
+
+    @property
+    def failure(self) -> LinkFailed | None:
+        error = self.ended.exception() if self.ended.done() else None
+        return error if isinstance(error, LinkFailed) else None
+
+    @property
+    def backlog(self) -> int:
+        return super().backlog + self._gathered_bytes
+
+    def write(self, frame: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._gathered_bytes + len(frame) > CONTENT_BYTES_MAX:
+            self._flush()
+        if not self._gathered:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._gathered.append(frame)
+        self._gathered_bytes += len(frame)
+        if self._gathered_bytes > BATCH_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._gathered:
+            gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+            super().write(self._sealer.seal(gathered))
+
+    def close(self) -> None:
+        """A peer that does not take the last words keeps no descriptor of ours for that."""
+        self._flush()
+        super().close()
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().call_later(LAST_WORDS_SECONDS, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._gathered, self._gathered_bytes = [], 0
+        if self._closing is not None:
+            self._closing.cancel()
+
+    def backlog_bytes_max(self) -> int:
+        return self._backlog_bytes_max
+
+    def _drop_unread(self, unread: int) -> None:
+        self._end(LinkFailed("unread", f"the peer does not read: {unread} bytes wait for it"))
+        super()._drop_unread(unread)
+
+
+# The beginning of a session
+
+
+async def dial(address: Address, secret: Secret, wire: WireConfig = WIRE, versions: Versions = VERSIONS) -> Link:
+    """To a router, as an instance. Raises LinkFailed, or OSError where nobody listens."""
+    limit = wire.session_handshake_seconds
+    try:
+        async with asyncio.timeout(limit):
+            return await _open(await connected(address), secret, "instance", wire, versions)
+    except TimeoutError:
+        raise LinkFailed("timeout", f"no router answered within {limit:g} s: is it the cluster port?") from None
+
+
+async def welcome(sock: socket.socket, secret: Secret, wire: WireConfig = WIRE) -> Link:
+    """Whoever has dialled us, a router. The socket is ours: closed where this raises LinkFailed."""
+    limit = wire.session_handshake_seconds
+    try:
+        async with asyncio.timeout(limit):
+            return await _open(sock, secret, "router", wire)
+    except TimeoutError:
+        raise LinkFailed("timeout", f"the handshake took more than {limit:g} s") from None
+
+
+async def _open(
+    sock: socket.socket, secret: Secret, side: Side, wire: WireConfig = WIRE, versions: Versions = VERSIONS
+) -> Link:
+    with contextlib.ExitStack() as undo:
+        undo.callback(sock.close)
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        prove = prove_as_listener if side == "router" else prove_as_dialler
+        keys, version = await prove(sock, secret, LINK, versions)
+        frames = SealedFrames(keys, side, wire)
+        await asyncio.get_running_loop().create_connection(lambda: frames, sock=sock)
+        undo.pop_all()
+    return Link(frames, version)

@@ -1,0 +1,173 @@
+"""The router's door: accepts connections of instances, lets them prove themselves, and hands over sessions (link.py).
+
+Who has proved nothing yet holds a descriptor and a timer, nothing else, and there are few such places. When all are taken the
+one that has held its place longest loses it: an honest instance needs milliseconds, so it gets in even while somebody opens
+connections and says nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import stat
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from baton.addresses import Address
+from baton.config import WireConfig
+from baton.errors import InvalidConfig, LinkFailed
+from baton.repeats import printable
+from baton.runtime.wire.link import WIRE, Link, welcome
+from baton.runtime.wire.listener import bind, listen
+from baton.trust.secret import Secret
+
+logger = logging.getLogger("baton.link")
+
+LOG_SECONDS: Final = 10.0
+"""The same kind of failure is logged at most this often: whoever reaches the port could fill the disk."""
+ACCEPT_RETRY_SECONDS: Final = 0.5
+
+
+class LinkServer:
+    """`on_link(link, peer)` is called on the loop with every new session; `peer` is its address, for people."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        secret: Secret,
+        on_link: Callable[[Link, str], None],
+        *,
+        sessions_max: int = 1024,
+        wire: WireConfig = WIRE,
+    ) -> None:
+        """The socket is bound; it is ours from now on, and listened on when `serve` runs."""
+        self._sessions_max = sessions_max
+        self._wire = wire
+        self._sock = sock
+        self._secret = secret
+        self._on_link = on_link
+        self._handshakes: dict[asyncio.Task[None], socket.socket] = {}
+        "The oldest first."
+        self._sessions: dict[Link, asyncio.Task[None]] = {}
+        self._failed: asyncio.Future[None] | None = None
+        self._logged: dict[str, float] = {}
+        self.counts: Counter[str] = Counter()
+        "Sessions that began (opened), and by LinkReason those that did not, or ended because of their peer."
+
+    @property
+    def sessions(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def handshakes(self) -> int:
+        return len(self._handshakes)
+
+    async def serve(self) -> None:
+        """Until it is cancelled. An error of `on_link` is raised here."""
+        self._sock.setblocking(False)
+        listen(self._sock, 128, "cluster-")
+        loop = asyncio.get_running_loop()
+        self._failed = loop.create_future()
+        accepting = asyncio.create_task(self._accept())
+        try:
+            await asyncio.wait({accepting, self._failed}, return_when=asyncio.FIRST_COMPLETED)
+            if self._failed.done():
+                self._failed.result()
+            accepting.result()
+        finally:
+            accepting.cancel()
+            self._sock.close()
+            tasks = [accepting, *self._handshakes, *self._sessions.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._failed.cancel()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, place = await loop.sock_accept(self._sock)
+            except OSError as error:  # it was gone before we came to it, or this process has no descriptors left
+                self._note("accept", "", f"a connection cannot be accepted: {error.strerror}")
+                await asyncio.sleep(ACCEPT_RETRY_SECONDS)
+                continue
+            most = self._wire.session_handshakes_max
+            if sum(not task.cancelling() for task in self._handshakes) >= most:
+                next(task for task in self._handshakes if not task.cancelling()).cancel()
+                self._note("crowded", "", f"{most} connections prove nothing: the oldest is closed")
+            peer = "a unix socket" if sock.family == socket.AF_UNIX else f"{place[0]}:{place[1]}"
+            task = asyncio.create_task(self._begin(sock, peer))
+            self._handshakes[task] = sock
+            task.add_done_callback(self._handshake_over)
+            await asyncio.sleep(0)  # one a turn: those that wait in the backlog must not hold up the streams of this loop
+
+    async def _begin(self, sock: socket.socket, peer: str) -> None:
+        try:
+            link = await welcome(sock, self._secret, self._wire)
+        except LinkFailed as failed:
+            self._note(failed.reason, peer, str(failed))
+            return
+        if len(self._sessions) >= self._sessions_max:
+            self._note("crowded", peer, f"{self._sessions_max} sessions are open already")
+            link.close()
+            return
+        self.counts["opened"] += 1
+        link.on_unknown_kind(lambda kind: self._note("unknown_kind", peer, f"a message of kind {kind} is skipped"))
+        self._sessions[link] = asyncio.create_task(self._watch(link, peer))
+        self._on_link(link, peer)
+
+    async def _watch(self, link: Link, peer: str) -> None:
+        try:
+            await link.wait_ended()
+        finally:
+            self._sessions.pop(link, None)
+            link.close()
+            if link.failure is not None:
+                self._note(link.failure.reason, peer, str(link.failure))
+
+    def _handshake_over(self, task: asyncio.Task[None]) -> None:
+        sock = self._handshakes.pop(task)
+        if task.cancelled():
+            sock.close()  # perhaps before it was begun
+        elif (error := task.exception()) is not None and self._failed is not None and not self._failed.done():
+            self._failed.set_exception(error)
+
+    def _note(self, reason: str, peer: str, text: str) -> None:
+        self.counts[reason] += 1
+        now = asyncio.get_running_loop().time()
+        if now >= self._logged.get(reason, now):
+            self._logged[reason] = now + LOG_SECONDS
+            logger.warning("%s%s (%s, %d so far)", f"{peer}: " if peer else "", printable(text), reason, self.counts[reason])
+
+
+def listen_at(address: Address) -> socket.socket:
+    """Bound, for LinkServer. A unix socket that nobody listens on any more is replaced; only our user may connect to ours."""
+    if not address.path:
+        return bind(address.host, address.port, "cluster-")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(address.path)
+        sock.bind(address.path)
+        os.chmod(address.path, 0o600)
+    except OSError as error:
+        sock.close()
+        raise InvalidConfig(f"cannot listen on {address} ({error.strerror}): give another path") from None
+    return sock
+
+
+def _remove_stale(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            return
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+        except BlockingIOError:
+            pass

@@ -1,0 +1,1 @@
+"""The worker process: receives plans, computes steps."""

@@ -1,0 +1,129 @@
+"""The worker process: loads the model, says hello, then runs plans (step_loop.py) until the engine closes the channel.
+
+Whatever goes wrong in here ends the process: the engine sees the end of the channel at once, and the core takes it from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from baton.config import WorkerConfig
+from baton.errors import EngineError, ProtocolError
+from baton.protocol.control import LoadProgress, ProgressShared, StartFailed, WorkerHello
+from baton.protocol.ids import WorkerEpoch
+from baton.protocol.pool import PoolAttached, PoolReady, PoolSized
+from baton.protocol.progress import ProgressWord
+from baton.runtime.processes.children import begin_child, freeze_gc_heap
+from baton.runtime.processes.process_table import CONTROL, DESCRIPTORS
+from baton.runtime.wire.channel import BlockingChannel
+from baton.runtime.wire.descriptors import send_descriptor, wait_for_descriptor
+from baton.runtime.worker.step_loop import StepLoop
+from baton.worker.platforms.visible import use_only
+
+if TYPE_CHECKING:  # numpy comes with the model
+    from baton.kvpool.base import Pool
+    from baton.kvpool.layout import KVLayout
+    from baton.worker.platforms.base import Platform
+
+
+class _Progress:
+    """Tells the engine in steps of about a hundredth."""
+
+    def __init__(self, channel: BlockingChannel) -> None:
+        self._channel = channel
+        self._told = -1
+
+    def __call__(self, done: int, total: int) -> None:
+        share = 100 * done // max(total, 1)
+        if share != self._told:
+            self._told = share
+            self._channel.send(LoadProgress(done, total))
+
+    def announce(self, stage: str) -> None:
+        """Something else that takes a while begins."""
+        self._told = -1
+        self._channel.send(LoadProgress(0, 0, stage))
+
+
+class WorkerPool:
+    """How this worker comes to its KV pool (core/startup.py): makes it, announces it, or is handed it."""
+
+    def __init__(self, config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -> None:
+        self._config = config
+        self._channel = channel
+        self._link = link
+
+    def __call__(self, platform: Platform, layout: KVLayout, blocks: int) -> Pool:
+        if self._config.blocks is None:
+            self._channel.send(PoolSized(blocks, layout.encode()))
+        if self._config.pool == "attached":
+            return self._attach(platform, layout, blocks)
+        pool = platform.create_pool(layout, blocks)
+        if self._config.pool == "announced":
+            send_descriptor(self._link, pool.announcement(), pool.fd)
+        return pool
+
+    def _attach(self, platform: Platform, layout: KVLayout, blocks: int) -> Pool:
+        ready, fd = wait_for_descriptor(self._link, self._config.start_seconds_max, "the KV pool")
+        if type(ready) is not PoolReady or (ready.fingerprint, ready.blocks) != (layout.fingerprint(), blocks):
+            raise ProtocolError(f"the KV pool that was handed over is not one of {blocks} blocks with {layout}")
+        pool = platform.attach_pool(fd, ready)
+        self._channel.send(PoolAttached(ready.incarnation))
+        return pool
+
+
+def serve(config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -> None:
+    from baton.worker.build import build_worker
+
+    progress = ProgressWord.create()
+    send_descriptor(link, ProgressShared(WorkerEpoch(config.epoch)), progress.fd)
+    reported = _Progress(channel)
+    built = build_worker(config, reported, WorkerPool(config, channel, link), announce=reported.announce)
+    runner, model = built.runner, built.runner.config
+    runner.report_progress(progress)
+    freeze_gc_heap()
+    channel.send(
+        WorkerHello(
+            WorkerEpoch(config.epoch),
+            runner.pool.blocks,
+            config.block_size,
+            model.vocab_size,
+            built.context_tokens,
+            built.identity,
+            runner.pool.incarnation,
+            model_context_tokens=model.context_tokens_max,
+            sampling_defaults=built.sampling_defaults,
+            block_bytes=runner.pool.layout.block_bytes,
+            digest_seconds=built.weights_digest.seconds if built.weights_digest.read_bytes else 0.0,
+            plan=built.pool_plan,
+            layout=runner.pool.layout.fingerprint(),
+            identity_parts=built.identity_parts,
+            pooling=built.pooling,
+            steps=built.steps,
+        )
+    )
+    StepLoop(runner, channel, progress).run()
+
+
+def main() -> None:
+    config, sockets = begin_child(WorkerConfig)
+    use_only(config.device_index)
+    channel = BlockingChannel(sockets[CONTROL])
+    try:
+        serve(config, channel, sockets[DESCRIPTORS])
+    except (BrokenPipeError, ConnectionResetError):
+        sys.exit(0)  # the engine is gone
+    except EngineError as error:
+        _report_error(channel, str(error))
+        sys.exit(1)
+    except Exception as error:
+        _report_error(channel, f"{type(error).__name__}: {error}")
+        raise
+
+
+def _report_error(channel: BlockingChannel, why: str) -> None:
+    with contextlib.suppress(OSError):
+        channel.send(StartFailed(why))

@@ -1,0 +1,131 @@
+"""The worker's loop: plans in, results out, in order.
+
+                 plan N+1            result N
+    engine  -----------------> loop -----------> engine
+                               |  ^
+              launch N+1       |  | eventfd: step N is done
+                               v  |
+                              device -- waiter thread
+
+As many plans are submitted as the runner may have under way. With one (a CPU) a plan is computed when it comes. With more (a
+GPU) the loop waits for the channel and for the oldest step at once. Only a thread that waits for the device is told that a step
+is done, so there is one: it waits, writes to the eventfd, and shares nothing else with the loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections import deque
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Final
+
+from baton.protocol.codec import Message
+from baton.protocol.control import Ping, Pong
+from baton.protocol.progress import ProgressWord
+from baton.protocol.step import StepPlan
+from baton.runtime.wire.channel import BlockingChannel
+
+if TYPE_CHECKING:  # numpy comes with the model
+    from baton.worker.model_runner import ModelRunner
+    from baton.worker.ticket import Ticket
+
+END_SECONDS_MAX: Final = 5.0
+"""How long the end waits for a step that is under way. A device that hangs is left to the kernel."""
+
+
+class StepLoop:
+    def __init__(self, runner: ModelRunner, channel: BlockingChannel, progress: ProgressWord) -> None:
+        self._runner = runner
+        self._channel = channel
+        self._progress = progress
+        self._tickets: deque[Ticket] = deque()
+
+    def run(self) -> None:
+        """Until the engine closes the channel."""
+        if self._runner.steps_ahead == 1:
+            while (message := self._channel.receive()) is not None:
+                self._take(message)
+                self._finish_all()
+            return
+        with Waiter() as waiter:
+            while (message := self._next(waiter)) is not None:
+                self._take(message, waiter)
+
+    def _take(self, message: Message, waiter: Waiter | None = None) -> None:
+        if type(message) is StepPlan:
+            if self._runner.must_wait(message):
+                self._finish_all(waiter)
+            ticket = self._runner.submit(message)
+            self._tickets.append(ticket)
+            if waiter is not None:
+                waiter.watch(ticket)
+        elif type(message) is Ping:
+            self._channel.send(Pong(message.number))
+
+    def _next(self, waiter: Waiter) -> Message | None:
+        """The next message, None at the end. Meanwhile the results of steps that are done are sent."""
+        while self._tickets:
+            full = len(self._tickets) >= self._runner.steps_ahead
+            if not full and self._channel.has_message:
+                break
+            ready = waiter.poll(None if full else self._channel.fileno())
+            if waiter.fd in ready:
+                self._finish(waiter)
+            else:
+                break
+        return self._channel.receive()
+
+    def _finish_all(self, waiter: Waiter | None = None) -> None:
+        while self._tickets:
+            self._finish(waiter)
+
+    def _finish(self, waiter: Waiter | None) -> None:
+        """The oldest step: its result is sent."""
+        if waiter is not None:
+            waiter.pass_one()
+        ticket = self._tickets.popleft()
+        self._channel.send(self._runner.collect(ticket))
+        self._progress.advance()
+
+
+class Waiter:
+    """A thread that waits for one ticket after the other, and counts in an eventfd those that are done."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
+        self._queue: SimpleQueue[Ticket | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="step waiter", daemon=True)
+        self._thread.start()
+
+    def watch(self, ticket: Ticket) -> None:
+        self._queue.put(ticket)
+
+    def poll(self, other: int | None) -> list[int]:
+        """Waits until a ticket is done, or `other` can be read: those descriptors of the two that say so."""
+        poller = select.poll()  # select() itself knows only descriptors below 1024
+        poller.register(self.fd, select.POLLIN)
+        if other is not None:
+            poller.register(other, select.POLLIN)
+        return [fd for fd, _ in poller.poll()]
+
+    def pass_one(self) -> None:
+        """Takes one off the count; waits until there is one."""
+        os.eventfd_read(self.fd)
+
+    def __enter__(self) -> Waiter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._queue.put(None)
+        self._thread.join(END_SECONDS_MAX)
+        if not self._thread.is_alive():
+            os.close(self.fd)
+
+    def _run(self) -> None:
+        while (ticket := self._queue.get()) is not None:
+            with contextlib.suppress(Exception):  # whoever collects the step gets the same error
+                ticket.wait()
+            os.eventfd_write(self.fd, 1)

@@ -1,0 +1,69 @@
+"""A worker without work is asked whether it is there: what counts as an answer, and what as a fault."""
+
+from __future__ import annotations
+
+import os
+
+from baton.protocol.progress import ProgressWord
+from baton.runtime.engine.worker_health import ANSWER_SECONDS, PROBE_SECONDS, IdleProbe, WorkerHealth
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.probe = IdleProbe()
+        self.asked = 0
+
+    def look(self, now: float, idle: bool = True) -> str:
+        return self.probe.look(now, idle=idle, ask=self._ask)
+
+    def _ask(self) -> None:
+        self.asked += 1
+
+
+def test_it_is_asked_once_at_a_time_and_about_once_a_second():
+    rig = Rig()
+    for now in (0.0, 0.3, 0.6):
+        assert rig.look(now) == ""
+    assert rig.asked == 1
+    rig.probe.answered(0.7)
+    rig.look(0.8)
+    rig.look(0.7 + PROBE_SECONDS - 0.01)
+    assert rig.asked == 1
+    rig.look(0.7 + PROBE_SECONDS)
+    assert rig.asked == 2
+
+
+def test_one_that_does_not_answer_is_at_fault_until_it_does():
+    rig = Rig()
+    rig.look(0.0)
+    assert rig.look(ANSWER_SECONDS) == ""
+    assert rig.look(ANSWER_SECONDS + 0.5) == "the worker has not answered for 1.5 s"
+    rig.probe.answered(3.0)
+    assert rig.look(3.1) == ""
+
+
+def test_a_question_of_before_its_work_is_forgotten():
+    """While it works its progress is watched, and pings wait behind a long step."""
+    rig = Rig()
+    rig.look(0.0)
+    assert rig.look(5.0, idle=False) == ""
+    assert rig.look(9.0) == ""
+    assert rig.asked == 2
+
+
+def test_progress_is_a_change_since_the_last_look_and_the_word_of_the_last_worker_is_closed():
+    before = len(os.listdir("/proc/self/fd"))
+    health = WorkerHealth()
+    assert not health.progressed()
+    for _ in range(3):  # lives
+        word = ProgressWord.create()
+        health.attach(os.dup(word.fd))
+        word.advance()
+        assert health.progressed()
+        assert not health.progressed()
+        word.advance()
+        assert health.progressed()
+        word.close()
+    health.detach()
+    assert not health.known
+    assert len(os.listdir("/proc/self/fd")) == before
